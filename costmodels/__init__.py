@@ -26,9 +26,9 @@ from costmodels.memory import (
     peak_memory,
     usable_memory,
 )
+from costmodels.offload import PLACES, Visit, away_seconds, offloaded_bytes, visit_pace, visit_seconds, visits_time
 from costmodels.optimizer import optimizer_time
 from costmodels.orders import SCHEDULES, Orders, Schedule, ends, most_in_flight, schedule_orders
-from costmodels.parking import PLACES, Visit, away_seconds, parked_bytes, visit_pace, visit_seconds, visits_time
 from costmodels.rank_ends import RankEnd, rank_ends
 from costmodels.rates import best_rate
 from costmodels.schedules import (
@@ -114,7 +114,7 @@ __all__ = [
     "order_1f1b",
     "order_interleaved_1f1b",
     "parameter_bytes",
-    "parked_bytes",
+    "offloaded_bytes",
     "peak_memory",
     "percentage_error",
     "rank_ends",

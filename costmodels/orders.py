@@ -60,8 +60,10 @@ def _zb_h1(stage: int, stages: int, micro_batches: int) -> tuple[Turn, ...]:
         turns.append(Turn("input_gradient", turn.micro_batch))
         if turn.micro_batch >= stage:
             turns.append(Turn("weight_gradient", turn.micro_batch - stage))
-    put_off = min(stage, micro_batches)
-    turns += [Turn("weight_gradient", index) for index in range(micro_batches - put_off, micro_batches)]
+    deferred_weight_gradients = min(stage, micro_batches)
+    turns += [
+        Turn("weight_gradient", index) for index in range(micro_batches - deferred_weight_gradients, micro_batches)
+    ]
     return tuple(turns)
 
 

@@ -37,9 +37,9 @@ class Observer:
         return nullcontext()
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Memory that is parked outside of the device was given back, or has been taken again."""
+        """Memory that is offloaded was given back, or has been taken again."""
 
-    def put_off(self, instruction: "Instruction", start: torch.Tensor) -> None:
+    def deferred_weight_gradients(self, instruction: "Instruction", start: torch.Tensor) -> None:
         """The gradients of its weights wait for a turn of their own, which begins with the gradient of `start`."""
 
 

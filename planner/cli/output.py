@@ -81,7 +81,7 @@ def plan_content(plan: "Plan", found: "Roles", prediction: "Prediction") -> dict
         "mesh": [{"axis": axis.axis, "size": axis.size, "role": axis.role} for axis in found.axes],
         "time_seconds": dict(prediction.time),
         "memory_bytes": dict(prediction.memory),
-        "parked_bytes": dict(prediction.parked),
+        "offloaded_bytes": dict(prediction.offloaded),
     }
 
 

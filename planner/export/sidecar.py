@@ -22,7 +22,7 @@ Running = tuple[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class Sidecar:
     """What is told beside a file. `blocks` has how many blocks are run alike, how, and the names of what they keep."""
 
     sequence_length: int | None
@@ -51,7 +51,7 @@ class Beside:
         return tuple(found)
 
 
-def beside_content(plan: Plan) -> dict[str, Any]:
+def sidecar_content(plan: Plan) -> dict[str, Any]:
     """As `export.json` has it."""
     return {
         "sequence_length": plan.model.sequence_length,
@@ -66,8 +66,8 @@ def beside_content(plan: Plan) -> dict[str, Any]:
     }
 
 
-def beside_of(content: Mapping[str, Any]) -> Beside:
-    """The inverse of `beside_content`. Raises ExportError for what it does not write."""
+def sidecar_of(content: Mapping[str, Any]) -> Sidecar:
+    """The inverse of `sidecar_content`. Raises ExportError for what it does not write."""
     try:
         training = parse_training(content.get("training"))
     except PlanFileError as error:
@@ -80,7 +80,7 @@ def beside_of(content: Mapping[str, Any]) -> Beside:
         or not (length is None or type(length) is int)
     ):
         raise ExportError("export.json: sequence_length, schedule or slices are none of a plan; export again")
-    return Beside(
+    return Sidecar(
         sequence_length=length,
         training=training,
         schedule=schedule,

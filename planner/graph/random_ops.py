@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chance:
+class RandomOps:
     """Position and name of the probability with which a call drops elements, and of the argument that switches that
     on; None for the latter where nothing does. A switch that is not given, or is None, is on."""
 
@@ -30,10 +30,10 @@ def _argument(place: tuple[int, str], arguments: Sequence[object], keywords: Map
     return arguments[position] if position < len(arguments) else keywords.get(name)
 
 
-CHANCES: Mapping[str, Chance] = {
-    "aten.dropout.default": Chance(probability=(1, "p"), switch=(2, "train")),
-    "aten.feature_dropout.default": Chance(probability=(1, "p"), switch=(2, "train")),
-    "aten.native_dropout.default": Chance(probability=(1, "p"), switch=(2, "train")),
-    "aten.scaled_dot_product_attention.default": Chance(probability=(4, "dropout_p")),
+CHANCES: Mapping[str, RandomOps] = {
+    "aten.dropout.default": RandomOps(probability=(1, "p"), switch=(2, "train")),
+    "aten.feature_dropout.default": RandomOps(probability=(1, "p"), switch=(2, "train")),
+    "aten.native_dropout.default": RandomOps(probability=(1, "p"), switch=(2, "train")),
+    "aten.scaled_dot_product_attention.default": RandomOps(probability=(4, "dropout_p")),
 }
 """Operators that drop elements, by name."""

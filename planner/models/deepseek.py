@@ -44,8 +44,8 @@ class DeepseekConfig:
 
     Positions have the frequencies of `rope_theta`, unless `rope_frequencies` has one for each pair of `rotary_size`.
     What is rotated is multiplied with `rope_magnitude`, and scores with `score_scale`, beside one over the root of the
-    size of a key. These stretch a model to sequences that are longer than those of its training (Peng et al. 2023,
-    arXiv 2309.00071).
+    size of a key. These range of blocks a model to sequences that are longer than those of its training (Peng et al.
+    2023, arXiv 2309.00071).
     """
 
     num_layers: int

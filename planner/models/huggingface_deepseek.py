@@ -113,8 +113,8 @@ def _routing(config: Any, architecture: str, path: Path) -> dict[str, Any]:
 
 
 def _positions(config: Any, path: Path, stretched: Stretched) -> dict[str, Any]:
-    """Frequencies by which parts of heads are rotated, and the scale of the scores: YaRN stretches the ones and changes
-    the other (Peng et al. 2023, arXiv 2309.00071, section 3)."""
+    """Frequencies by which parts of heads are rotated, and the scale of the scores: YaRN ranges of blocks the ones and
+    changes the other (Peng et al. 2023, arXiv 2309.00071, section 3)."""
     rope = config.rope_parameters
     kind = rope.get("rope_type", "default")
     if kind not in _STILL:

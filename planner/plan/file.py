@@ -155,7 +155,7 @@ class _Prediction(_Strict):
     time: dict[str, float]
     memory: dict[str, float]
     stages: list[_StagePrediction]
-    parked: dict[str, float] = {}
+    offloaded: dict[str, float] = {}
 
 
 class _Provenance(_Strict):
@@ -239,15 +239,15 @@ def training_content(training: Training) -> dict[str, Any]:
 
 
 def _prediction_content(prediction: Prediction) -> dict[str, Any]:
-    """Nothing is said of what is parked outside of the devices where that is nothing, as in files older than that."""
+    """Nothing is said of what is offloaded where that is nothing, as in files older than that."""
     found = {
         **_fields(prediction),
         "time": dict(prediction.time),
         "memory": dict(prediction.memory),
         "stages": [_fields(stage) for stage in prediction.stages],
-        "parked": dict(prediction.parked),
+        "offloaded": dict(prediction.offloaded),
     }
-    return found if prediction.parked else {name: value for name, value in found.items() if name != "parked"}
+    return found if prediction.offloaded else {name: value for name, value in found.items() if name != "offloaded"}
 
 
 def _cluster_content(cluster: ClusterReference) -> dict[str, Any]:
@@ -273,8 +273,8 @@ def _group_content(group: Group) -> dict[str, Any]:
         "parameters": {
             name: {
                 **{kind: format_layout(getattr(stored, kind)) for kind in ("weight", "gradient", "state")},
-                **({"state_home": stored.state_home} if stored.parked else {}),
-                **({"weight_home": stored.weight_home} if stored.weight_parked else {}),
+                **({"state_home": stored.state_home} if stored.offloaded else {}),
+                **({"weight_home": stored.weight_home} if stored.weight_offloaded else {}),
             }
             for name, stored in group.parameters
         },
@@ -456,7 +456,7 @@ def _plan_of(file: _PlanFile) -> Plan:
                 "objective_seconds": prediction["objective_seconds"] or prediction["step_seconds"],
                 "time": tuple(prediction["time"].items()),
                 "memory": tuple(prediction["memory"].items()),
-                "parked": tuple(prediction["parked"].items()),
+                "offloaded": tuple(prediction["offloaded"].items()),
                 "stages": tuple(StagePrediction(**stage.model_dump()) for stage in file.prediction.stages),
             }
         ),

@@ -160,7 +160,7 @@ class StagePrediction:
 class Prediction:
     """What the cost model says. The parts of `time` sum to `step_seconds`, the parts of `memory` to `peak_bytes`.
 
-    `parked` has the bytes that a device keeps outside of itself, by where, on the rank with the most of them.
+    `offloaded` has the bytes that a device keeps outside of itself, by where, on the rank with the most of them.
 
     `step_seconds` is the time of the step as its schedule runs it (`planner.plan.prediction.step`), `objective_seconds`
     the sum that the search minimises and proves something about; files older than that have one number for both. Time
@@ -182,7 +182,7 @@ class Prediction:
     stages: tuple[StagePrediction, ...] = ()
     low_seconds: float | None = None
     high_seconds: float | None = None
-    parked: tuple[tuple[str, float], ...] = ()
+    offloaded: tuple[tuple[str, float], ...] = ()
 
     @staticmethod
     def unknown() -> "Prediction":

@@ -24,7 +24,7 @@ def orders(schedule: str, ranks: int, turns: int, virtual: int = 1, slices: int 
     return schedule_orders(schedule, ranks, turns, virtual=virtual, slices=slices)
 
 
-def put_off_at_most(plan: Plan, rank: int) -> int:
+def most_deferred(plan: Plan, rank: int) -> int:
     """Micro-batches between the two turns of their backward pass at most."""
     waiting = most = 0
     for turn in orders_of(plan)[rank]:

@@ -46,7 +46,8 @@ def recomputation_words(plan: Plan) -> str:
 
 
 def activations_words(plan: Plan) -> str:
-    """How blocks are run and, where some are parked, where their activations wait: `4 none; 2 blocks on the host`."""
+    """How blocks are run and, where some are offloaded, where their activations wait: `4 none; 2 blocks on the
+    host`."""
     homes: dict[str, int] = {}
     for group in plan.groups:
         homes[group.activations_home] = homes.get(group.activations_home, 0) + group.blocks

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels import operator_time, optimizer_time, parameter_bytes, parked_bytes, visit_pace, visit_seconds
+from costmodels import offloaded_bytes, operator_time, optimizer_time, parameter_bytes, visit_pace, visit_seconds
 from hardware_profiles import Cluster, Home, Software
 from planner.graph.operator_graph import TensorType
 from planner.pricing.redistribution_price import Pricers
@@ -42,10 +42,11 @@ class ParameterPrices:
     """Prices of one parameter, (K,) each: seconds per micro-batch for adding up gradients; seconds once a step for
     gradient sync, update and gathering; bytes kept.
 
-    A state that is `parked` outside of the device, so many bytes, is not in `state`. `offload` are the seconds by which
-    its update takes longer in a row of such, with all that is hidden; by itself it would take `fetch` and `store`, too.
-    A weight that is parked, `weight_parked` bytes, is not in `weight`. `weight_fetch` are the seconds in which it comes
-    for one pass through its block, `weight_store` those in which a new one goes back, once a step.
+    A state that is `offloaded` outside of the device, so many bytes, is not in `state`. `offload` are the seconds by
+    which its update takes longer in a row of such, with all that is hidden; by itself it would take `fetch` and
+    `store`, too. A weight that is offloaded, `weight_offloaded` bytes, is not in `weight`. `weight_fetch` are the
+    seconds in which it comes for one pass through its block, `weight_store` those in which a new one goes back, once a
+    step.
     """
 
     accumulation: Array
@@ -55,28 +56,28 @@ class ParameterPrices:
     weight: Array
     gradient: Array
     state: Array
-    parked: Array
+    offloaded: Array
     fetch: Array
     store: Array
     offload: Array
-    weight_parked: Array
+    weight_offloaded: Array
     weight_fetch: Array
     weight_store: Array
 
     @property
     def fetches(self) -> Array:
-        """Seconds of a micro-batch in which a parked weight comes: for its forward and for its backward pass."""
+        """Seconds of a micro-batch in which an offloaded weight comes: for its forward and for its backward pass."""
         return 2 * self.weight_fetch
 
     @property
     def visiting(self) -> Array:
-        """Bytes of the device that a parked weight takes while its block runs: with those of the next block."""
-        return parked_bytes(self.weight_parked)
+        """Bytes of the device that an offloaded weight takes while its block runs: with those of the next block."""
+        return offloaded_bytes(self.weight_offloaded)
 
     @property
     def transient(self) -> Array:
-        """Bytes in which parked states pass through the device."""
-        return parked_bytes(self.parked)
+        """Bytes in which offloaded states pass through the device."""
+        return offloaded_bytes(self.offloaded)
 
 
 def price_parameter(
@@ -98,7 +99,7 @@ def price_parameter(
     weight = np.array([local_fraction(s.weight, sizes) for s in stored]) * tensor.numel
     weight = weight / (pieces if software.flat > 2 else 1.0) * per.weight
     cluster, zeros = pricers.parameters.cluster, np.zeros(len(stored))
-    apart = np.array([one.weight_parked for one in stored])
+    apart = np.array([one.weight_offloaded for one in stored])
     weight_fetch, weight_store = _visits(weight, [one.weight_home for one in stored], cluster)
     if not trainable:
         return ParameterPrices(
@@ -109,11 +110,11 @@ def price_parameter(
             weight=np.where(apart, 0.0, weight),
             gradient=zeros,
             state=zeros,
-            parked=zeros,
+            offloaded=zeros,
             fetch=zeros,
             store=zeros,
             offload=zeros,
-            weight_parked=np.where(apart, weight, 0.0),
+            weight_offloaded=np.where(apart, weight, 0.0),
             weight_fetch=weight_fetch,
             weight_store=zeros,
         )
@@ -122,7 +123,7 @@ def price_parameter(
     gradient = gradient / (pieces if software.flat > 1 else 1.0)
     accumulated = summed(tensor, update)
     # an fp32 weight is its own master copy where the state cuts it finer; elsewhere the piece of the state is a copy,
-    # and that of a parked weight, too
+    # and that of an offloaded weight, too
     weights, gradients, states = ([getattr(s, kind) for s in stored] for kind in ("weight", "gradient", "state"))
     own = (tensor.element_bytes == _FP32 or not update.master_weights) and not software.offloaded
     copies = np.where(apart, 1.0, pricers.parameters.pairs(tensor, weights, states).sends) if own else zeros
@@ -130,7 +131,7 @@ def price_parameter(
     device = cluster.device
     kept = state * (per.state + tensor.element_bytes * copies)
     updated = np.asarray(optimizer_time(state, precision, optimizer, device, update.variant))
-    away = np.array([s.parked for s in stored])
+    away = np.array([s.offloaded for s in stored])
     fetch, store = _visits(kept, [one.state_home for one in stored], cluster)
     passed = operator_time(op_class="copy", flops=0.0, bytes_moved=added, dtype="fp32", device=device)
     return ParameterPrices(
@@ -141,11 +142,11 @@ def price_parameter(
         weight=np.where(apart, 0.0, weight),
         gradient=gradient * per.gradient,
         state=np.where(away, 0.0, kept),
-        parked=np.where(away, kept, 0.0),
+        offloaded=np.where(away, kept, 0.0),
         fetch=fetch,
         store=store,
         offload=np.where(away, visit_pace(fetch, updated, store) - updated, 0.0),
-        weight_parked=np.where(apart, weight, 0.0),
+        weight_offloaded=np.where(apart, weight, 0.0),
         weight_fetch=weight_fetch,
         weight_store=weight_store,
     )

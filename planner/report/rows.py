@@ -99,5 +99,5 @@ def figure_rows(plan: Plan, prediction: Prediction) -> Rows:
     peak = f"{bytes_text(prediction.peak_bytes)} of {bytes_text(prediction.capacity_bytes)} ({percent_text(share)})"
     fullest = next((one for one in group_runs(plan) if prediction.peak_bytes in one.peaks(prediction)), None)
     where = "" if fullest is None else f", on {fullest.group}"
-    outside = tuple((f"kept on the {home}", bytes_text(nbytes)) for home, nbytes in prediction.parked)
+    outside = tuple((f"kept on the {home}", bytes_text(nbytes)) for home, nbytes in prediction.offloaded)
     return (*rows, ("peak memory", peak + where), *outside)

@@ -137,16 +137,17 @@ class Rule:
 
     `op_class` names the cost class; `work` the forward floating point operations; `gradient_work` how many times that
     the gradient of each operand takes, `repeated_work` how many times that the backward pass does over again. `addends`
-    are operands that join a reduction's sum once; `looked_up` are operands of which only some rows are read. `put_off`
-    are the weights of a linear layer: their gradients are products of their own, which can be had later. Autograd
-    keeps operand i for the gradients of operands J where `saves` has (i, J), the results in `saved_results`, and
-    `saved_extra` bytes beside them; `scratch` bytes live only while it runs, and `inner_scratch` where it sends any of
-    `inner`. `local_form` ("reshape", "expand", ...) is what an operator that spells out its shape becomes on shards:
-    that operator of the tensor and its local result shape. `mean_over` lists reductions that average instead of sum.
-    `roles` names the factors whose product is each extent that the time of the op's kernel depends on, where the
-    operands do not tell, `causal` says that half of its work is masked, and `unfused` that attention has its scores in
-    memory. `passes` says that the gradient of an operand of the same type is that of the result itself, and of a copy
-    that none is made where nothing would change. `outside` is what it gets of a table that is not on the devices.
+    are operands that join a reduction's sum once; `looked_up` are operands of which only some rows are read.
+    `deferred_weight_gradients` are the weights of a linear layer: their gradients are products of their own, which can
+    be had later. Autograd keeps operand i for the gradients of operands J where `saves` has (i, J), the results in
+    `saved_results`, and `saved_extra` bytes beside them; `scratch` bytes live only while it runs, and `inner_scratch`
+    where it sends any of `inner`. `local_form` ("reshape", "expand", ...) is what an operator that spells out its shape
+    becomes on shards: that operator of the tensor and its local result shape. `mean_over` lists reductions that average
+    instead of sum. `roles` names the factors whose product is each extent that the time of the op's kernel depends on,
+    where the operands do not tell, `causal` says that half of its work is masked, and `unfused` that attention has its
+    scores in memory. `passes` says that the gradient of an operand of the same type is that of the result itself, and
+    of a copy that none is made where nothing would change. `outside` is what it gets of a table that is not on the
+    devices.
     """
 
     op: str
@@ -160,7 +161,7 @@ class Rule:
     addends: tuple[int, ...] = ()
     saves: tuple[tuple[int, tuple[int, ...]], ...] = ()
     looked_up: tuple[int, ...] = ()
-    put_off: tuple[int, ...] = ()
+    deferred_weight_gradients: tuple[int, ...] = ()
     saved_results: tuple[int, ...] = ()
     saved_extra: tuple[Work, ...] = ()
     scratch: tuple[Work, ...] = ()

@@ -12,9 +12,9 @@ Per mesh axis, one of
 
 Rajbhandari et al. 2020 (ZeRO); Xu et al. 2020 (weight update sharding).
 
-Apart from how they are cut, a state and a weight have a home: on the device, or parked in the memory of the host or on
-a disk. From there a state comes to the device for the update of its parameter, and the weight of a block for each pass
-through its block (Rajbhandari et al. 2021, ZeRO-Infinity).
+Apart from how they are cut, a state and a weight have a home: on the device, or offloaded in the memory of the host or
+on a disk. From there a state comes to the device for the update of its parameter, and the weight of a block for each
+pass through its block (Rajbhandari et al. 2021, ZeRO-Infinity).
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,12 +42,12 @@ class StoredParameter:
     weight_home: Home = "device"
 
     @property
-    def parked(self) -> bool:
+    def offloaded(self) -> bool:
         """Whether the state is kept outside of the device."""
         return self.state_home != "device"
 
     @property
-    def weight_parked(self) -> bool:
+    def weight_offloaded(self) -> bool:
         """Whether the weight is kept outside of the device."""
         return self.weight_home != "device"
 
@@ -55,7 +55,7 @@ class StoredParameter:
     def weight_words(self) -> str:
         """Layout and home of the weight: `S0`, `S0 host`."""
         layout = format_layout(self.weight)
-        return f"{layout} {self.weight_home}".strip() if self.weight_parked else layout
+        return f"{layout} {self.weight_home}".strip() if self.weight_offloaded else layout
 
     @property
     def on_device(self) -> "StoredParameter":
@@ -66,7 +66,7 @@ class StoredParameter:
     def state_words(self) -> str:
         """Layout and home of the state: `S0`, `S0 host`."""
         layout = format_layout(self.state)
-        return f"{layout} {self.state_home}".strip() if self.parked else layout
+        return f"{layout} {self.state_home}".strip() if self.offloaded else layout
 
     def on(self, axis: int) -> Option:
         """What one axis does."""
@@ -122,7 +122,7 @@ def with_homes(
 
 
 def offload_fault(optimizer: str, schedule: str | None) -> str | None:
-    """Why states cannot be parked outside of the device, or weights, for which `optimizer` is ""; None where they
+    """Why states cannot be offloaded, or weights, for which `optimizer` is ""; None where they
     can."""
     if optimizer == "lamb":
         return "LAMB knows the length of a step only when the states of all weights have been read"

@@ -249,13 +249,13 @@ def _engine(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
     template = fold(prepared, blocks, request.cluster.software, repeated)
     if "device" not in request.offload.weights and not template.every_own_parameter:
         raise RequestError(
-            "offload: the weights of repeated blocks are parked, and this model has no blocks of which each is like the"
-            " one before; leave weights out of --offload"
+            "offload: the weights of repeated blocks are offloaded, and this model has no blocks of which each is"
+            " like the one before; leave weights out of --offload"
         )
     if "device" not in request.offload.saved and not template.blocks.count:
         raise RequestError(
-            "offload: what repeated blocks save is parked, and this model has no blocks of which each is like the one"
-            " before; leave saved out of --offload"
+            "offload: what repeated blocks save is offloaded, and this model has no blocks of which each is like the"
+            " one before; leave saved out of --offload"
         )
     asked = (request.precision, request.optimizer, request.update, request.offload)
     limits = tuple(bounds(template, request.batch, group, *asked) for group in parts_of(request.cluster))
@@ -347,7 +347,7 @@ class _Search:
             return
         self._tell("refining")
         best = found[0]
-        whole = assembly(best.lineup.chain, best.outcome.ranks, best.configuration.virtual_stages)
+        whole = assembly(best.pipeline_of_kinds.chain, best.outcome.ranks, best.configuration.virtual_stages)
         refined = self.engine.refined(best.configuration, whole, best.objective)
         if refined is not None:
             adopted = self.engine.adopt(best.configuration, refined)
@@ -467,8 +467,10 @@ class _Search:
         _LOG.info("%s: %s", _words(configuration), _fate(outcome, self.cutoff))
         self.proved = min(self.proved, bound)
         if outcome.ranks and outcome.seconds < self.cutoff:
-            lineup = self.engine.lineup(configuration)
-            self.contenders.add(Contender(configuration=configuration, outcome=outcome, lineup=lineup))
+            pipeline_of_kinds = self.engine.pipeline_of_kinds(configuration)
+            self.contenders.add(
+                Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pipeline_of_kinds)
+            )
         self._tell()
 
     def _tell(self, phase: str = "searching") -> None:

@@ -94,7 +94,7 @@ class Ledger(TorchDispatchMode, Observer):
         """Write down rows that cross the link between host and device."""
         self.crossed[phase, operator, nbytes] += 1
 
-    def put_off(self, instruction: "Instruction", start: torch.Tensor) -> None:
+    def deferred_weight_gradients(self, instruction: "Instruction", start: torch.Tensor) -> None:
         self._mark([start])
 
     def _mark(self, results: Sequence[torch.Tensor]) -> None:

@@ -37,7 +37,7 @@ class _Product:
     gradient: torch.Tensor | None = None
 
 
-class PutOff:
+class DeferredGradients:
     """The weight gradients of one micro-batch through a chunk that wait for their turn."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class PutOff:
             start = _WeightGradients.apply(product, *weights)  # type: ignore[no-untyped-call]
             product.start = get_gradient_edge(start)
             if observer is not None:
-                observer.put_off(instruction, start)
+                observer.deferred_weight_gradients(instruction, start)
         detached = [weight.detach() for weight in weights]
         return (_Apart.apply(product, call, given, *detached),)  # type: ignore[no-untyped-call]
 

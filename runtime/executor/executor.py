@@ -10,7 +10,7 @@ and optimizer parallelism are all just layouts here.
 
 A value is dropped after its last use. A block that is recomputed runs under a checkpoint: what it computes is dropped
 after the forward pass and computed again, communication included, when its gradient is needed. Under "selective" the
-results of some of its operators are kept instead (see `runtime.ops.kept_results`). What flows into it may be parked
+results of some of its operators are kept instead (see `runtime.ops.kept_results`). What flows into it may be offloaded
 outside of the device (see `runtime.offload.activations`), and so may what any other block saves (see
 `runtime.offload.saved_tensors`), and the weights of any block (see `runtime.offload.weights`). Weights that a plan
 gathers block by block are values of their block (see `runtime.executor.block_gathers`, `runtime.executor.prefetch`).
@@ -30,7 +30,7 @@ from torch.utils.checkpoint import checkpoint
 
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.block_gathers import block_gathers
-from planner.plan.layout.deferred_weight_gradients import put_off
+from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
 from planner.plan.layout.stage_cut import StageCut, promised_layouts, runs_of
 from planner.plan.prediction.charges import Phase
 from planner.pricing.liveness import replays
@@ -39,16 +39,16 @@ from planner.sharding.rule import Duplex
 from runtime.comm.async_collectives import Groups
 from runtime.comm.device_mesh import RankMesh
 from runtime.comm.redistribute import Transfer, transfer
-from runtime.executor.deferred_weight_gradients import PutOff
+from runtime.executor.deferred_weight_gradients import DeferredGradients
 from runtime.executor.instruction import Copy, Instruction, Operand, Values, compute
 from runtime.executor.interleaving import Departed, depart, take_turns
 from runtime.executor.lowering.programs import Body, Programs, in_turns
-from runtime.executor.prefetch import GatherTrip
+from runtime.executor.prefetch import Prefetch
 from runtime.executor.sections import Section, sections_of
 from runtime.observer import Observer, Told, teller
-from runtime.offload.activations import ParkedReads, Trail, alone
+from runtime.offload.activations import OffloadedActivations, Trail, alone
 from runtime.offload.saved_tensors import SavedMemory
-from runtime.offload.weights import ParkedWeights, Visits
+from runtime.offload.weights import OffloadedWeights, Visits
 from runtime.ops.kept_results import KeptResults
 from runtime.ops.local_ops import local_call
 from runtime.ops.randomness import FIRST, Draw
@@ -66,9 +66,9 @@ class Executor:
     loss: str | None
     last: Transfer | None = field(default=None)
     updates: tuple[tuple[str, str], ...] = ()
-    parking: ParkedReads | None = None
+    activation_offload: OffloadedActivations | None = None
     programs: Programs | None = None
-    weights: ParkedWeights | None = None
+    weights: OffloadedWeights | None = None
     lanes: Groups | None = None
 
     def __call__(
@@ -93,30 +93,30 @@ class Executor:
         inputs: Sequence[Mapping[str, torch.Tensor]],
         draws: Sequence[Draw],
         observers: Sequence[Observer | None],
-        put_off: Sequence[PutOff | None] = (),
+        deferred: Sequence[DeferredGradients | None] = (),
     ) -> list[dict[str, torch.Tensor]]:
         """What the stage makes of several micro-batches that take turns, one after the other in each operator. Weight
-        gradients that the plan puts off gather in `put_off`; without it they come with the others."""
+        gradients that the plan puts off gather in `deferred`; without it they come with the others."""
         pieces = {name: parameter.piece for name, parameter in parameters.items()}
         stubs = {name: stub for name, parameter in parameters.items() if (stub := parameter.stub) is not None}
         tensors = {**pieces, **buffers}
         copies = [
-            Copy(tensors=tensors, stubs=stubs, draw=draw, observer=observer, values={**given}, put_off=later)
+            Copy(tensors=tensors, stubs=stubs, draw=draw, observer=observer, values={**given}, deferred=later)
             for given, draw, observer, later in zip(
-                inputs, draws, observers, put_off or [None] * len(inputs), strict=True
+                inputs, draws, observers, deferred or [None] * len(inputs), strict=True
             )
         ]
-        trail = Trail(self.parking) if self.parking is not None else None
+        trail = Trail(self.activation_offload) if self.activation_offload is not None else None
         visits = self._visits(teller(copies[0].observer))
         gathers = self._gathers(copies[0], parameters)
         for number, section in enumerate(self.sections):
-            if trail is not None and not section.parking:
+            if trail is not None and not section.offloading:
                 trail.let_go()
             if visits is not None:
                 visits.enter(number)
             if section.recomputed and torch.is_grad_enabled():
                 self._recomputed(number, copies, gathers, trail)
-            elif trail is not None and section.parking and torch.is_grad_enabled():
+            elif trail is not None and section.offloading and torch.is_grad_enabled():
                 self._saving(number, copies, trail)
             else:
                 gathered = gathers.enter(number, copies[0], "forward") if gathers is not None else ()
@@ -133,18 +133,18 @@ class Executor:
         return [self._made(copy.values) for copy in copies]
 
     def _visits(self, told: Told) -> Visits | None:
-        """The comings of parked weights in a pass; None where none are parked."""
+        """The comings of offloaded weights in a pass; None where none are offloaded."""
         runs = [section.visit for section in self.sections]
         return Visits(self.weights, runs, told) if self.weights is not None and any(runs) else None
 
-    def _gathers(self, copy: Copy, parameters: Mapping[str, LocalParameter | Version]) -> GatherTrip | None:
+    def _gathers(self, copy: Copy, parameters: Mapping[str, LocalParameter | Version]) -> Prefetch | None:
         """The gathers of a pass; None where no weights go together."""
         if not any(section.bundles for section in self.sections):
             return None
-        return GatherTrip(
+        return Prefetch(
             bundles=[section.bundles for section in self.sections],
             recomputed=[section.recomputed and torch.is_grad_enabled() for section in self.sections],
-            copy=replace(copy, values={}, put_off=None),
+            copy=replace(copy, values={}, deferred=None),
             parameters=parameters,
             place=self.place,
             lanes=self.lanes,
@@ -157,18 +157,18 @@ class Executor:
         return made
 
     def _saving(self, number: int, copies: Sequence[Copy], trail: Trail) -> None:
-        """A section that parks what it saves, which comes back with the first gradient of what it has made."""
+        """A section that offloads what it saves, which comes back with the first gradient of what it has made."""
         section, saved = self.sections[number], SavedMemory()
         staying = [copy.piece(name) for copy in copies for name in section.reads]
         with saved.watching():
             self._run(section, [replace(copy, saved=saved) for copy in copies])
         made = [copy.values[name] for copy in copies for name in section.writes]
-        back = trail.park(number, saved.take((*staying, *made)), section.home, teller(copies[0].observer))
+        back = trail.offload(number, saved.take((*staying, *made)), section.home, teller(copies[0].observer))
         for tensor in made:
             if tensor.requires_grad:
                 tensor.register_hook(lambda _: back())  # type: ignore[no-untyped-call]
 
-    def _recomputed(self, number: int, copies: Sequence[Copy], gathers: GatherTrip | None, trail: Trail | None) -> None:
+    def _recomputed(self, number: int, copies: Sequence[Copy], gathers: Prefetch | None, trail: Trail | None) -> None:
         section = self.sections[number]
         kept = [KeptResults() for _ in copies]
         count = len(section.reads)
@@ -200,9 +200,9 @@ class Executor:
 
         reads = [copy.values[name] for copy in copies for name in section.reads]
         made = checkpoint(block, *reads, use_reentrant=False, preserve_rng_state=False)
-        if trail is not None and section.parks:
-            parked = [copy.values[name] for copy in copies for name in section.parks]
-            back = trail.park(number, alone(parked, made), section.home, teller(copies[0].observer))
+        if trail is not None and section.offloads:
+            offloaded = [copy.values[name] for copy in copies for name in section.offloads]
+            back = trail.offload(number, alone(offloaded, made), section.home, teller(copies[0].observer))
         del reads
         writes = iter(made)
         for copy in copies:
@@ -261,22 +261,22 @@ class Executor:
 
 
 def _nothing() -> None:
-    """What a block that parks nothing waits for."""
+    """What a block that offloads nothing waits for."""
 
 
 def build_executor(
     bound: BoundPlan,
     place: RankMesh,
     cut: StageCut,
-    parking: ParkedReads | None = None,
+    activation_offload: OffloadedActivations | None = None,
     tables: PlacedTables | None = None,
     programs: Programs | None = None,
-    weights: ParkedWeights | None = None,
+    weights: OffloadedWeights | None = None,
     lanes: Groups | None = None,
 ) -> Executor:
-    """The program of this rank for its stage of a plan, with room for what it parks, the `tables` that are not on the
-    devices, the parked `weights` of the rank, and the process groups on which weights come ahead, where they do. Raises
-    ModelError for an operator that cannot run yet."""
+    """The program of this rank for its stage of a plan, with room for what it offloads, the `tables` that are not on
+    the devices, the offloaded `weights` of the rank, and the process groups on which weights come ahead, where they do.
+    Raises ModelError for an operator that cannot run yet."""
     graph, mesh = bound.graph, place.mesh
     promised = promised_layouts(bound)
     results = (*cut.sends, *((graph.loss,) if cut.last else ()))
@@ -310,14 +310,14 @@ def build_executor(
             last=tuple(sorted(ended - set(outlive))),
             kept=bound.is_kept(index),
             repeated=block is None or bound.place_of(index) < again[blocks.kinds[block]].works,
-            put_off=bool(put_off(bound, index)),
+            deferred=bool(deferred_weight_gradients(bound, index)),
         )
     everywhere = Duplex(forward=replicated(len(mesh.axes)), gradient=replicated(len(mesh.axes)))
     end = transfer(graph.types[graph.loss].shape, mesh, promised[graph.loss], everywhere, differentiable=True)
     return Executor(
         place=place,
         sections=sections_of(bound, instructions, outlive),
-        parking=parking if bound.parked_blocks else None,
+        activation_offload=activation_offload if bound.offloaded_blocks else None,
         programs=programs,
         weights=weights,
         lanes=lanes,

@@ -17,7 +17,7 @@ from planner.plan.binding.bind import BoundOperator
 from planner.sharding.rule import strategy_names
 from runtime.comm.device_mesh import RankMesh
 from runtime.comm.redistribute import Transfer
-from runtime.executor.deferred_weight_gradients import Call, PutOff
+from runtime.executor.deferred_weight_gradients import Call, DeferredGradients
 from runtime.observer import Observer
 from runtime.offload.regather import Gathered, gather_again, memory_of
 from runtime.offload.saved_tensors import SavedMemory
@@ -41,7 +41,7 @@ class Operand:
 class Instruction:
     """Operator number `index` of the graph, ready to run. `results` has names and promised local shapes, None for what
     is not a tensor; `last` the values that nothing after it reads; `kept` says whether its results outlive a recomputed
-    block, `repeated` whether a recomputed block computes them again, `put_off` whether the gradients of its weights
+    block, `repeated` whether a recomputed block computes them again, `deferred` whether the gradients of its weights
     wait for a turn of their own."""
 
     index: int
@@ -52,7 +52,7 @@ class Instruction:
     last: tuple[str, ...]
     kept: bool = False
     repeated: bool = False
-    put_off: bool = False
+    deferred: bool = False
 
     def broken_promise(self, slot: int, result: torch.Tensor) -> StrategyError:
         """What to raise where the result number `slot` has another shape than its rule promises."""
@@ -71,16 +71,16 @@ class Instruction:
 class Copy:
     """One micro-batch on its way through the program: what is there before the first operator (weights and buffers, the
     leaves of weights that are none), what random numbers depend on, who looks on, and the values that are alive. `kept`
-    has what a recomputed block keeps, None where nothing is recomputed, `put_off` weight gradients that wait, if any
-    do, `saved` the memory of what a block saves that parks it, `watched` whether results are compared with what their
-    rules promise, None where that is the program's choice."""
+    has what a recomputed block keeps, None where nothing is recomputed, `deferred` weight gradients that wait, if any
+    do, `saved` the memory of what a block saves that offloads it, `watched` whether results are compared with what
+    their rules promise, None where that is the program's choice."""
 
     tensors: Mapping[str, torch.Tensor]
     stubs: Mapping[str, torch.Tensor]
     draw: Draw
     observer: Observer | None
     values: Values
-    put_off: PutOff | None = None
+    deferred: DeferredGradients | None = None
     kept: KeptResults | None = None
     saved: SavedMemory | None = None
     watched: bool | None = None
@@ -103,8 +103,8 @@ def called(instruction: Instruction, copy: Copy, operands: Sequence[torch.Tensor
         if copy.kept is None and operand.weight and operand.transfer is not None and operand.transfer.gathers
     }
     call: Call = functools.partial(instruction.call, draw=copy.draw)
-    if copy.put_off is not None and instruction.put_off:
-        call = functools.partial(copy.put_off.run, instruction, call, copy.observer)
+    if copy.deferred is not None and instruction.deferred:
+        call = functools.partial(copy.deferred.run, instruction, call, copy.observer)
     if gathered:
         with gather_again(gathered) if copy.saved is None else gather_again(gathered, copy.saved.note):
             return call(operands)

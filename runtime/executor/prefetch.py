@@ -29,7 +29,7 @@ class Collects(Protocol):
 
 
 @dataclass(kw_only=True, eq=False)
-class GatherTrip:
+class Prefetch:
     """The `bundles` of each section of a stage for one pass forward and one back; `recomputed` says of each whether it
     is computed again. `copy` has what is there before the first operator, and no values: these hold their nodes of
     autograd, which hold the trip. `parameters` take the gradients that are late. With `lanes`, process groups of their
@@ -146,7 +146,7 @@ class _Gather(torch.autograd.Function):
     """A bundle is gathered forward, and its gradients, when the last of them is there, are reduced backward."""
 
     @staticmethod
-    def forward(ctx: Any, trip: GatherTrip, way: Gathered, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, trip: Prefetch, way: Gathered, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.trip, ctx.way = trip, way
         return tuple(way.bring())
 

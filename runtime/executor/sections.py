@@ -1,7 +1,7 @@
-"""The operators of a stage in sections: blocks that are recomputed, or park their weights, by themselves, and what lies
-between them.
+"""The operators of a stage in sections: blocks that are recomputed, or offload their weights, by themselves, and what
+lies between them.
 
-    before | block 0 | block 1 | ... | after     each with what flows into it, what it makes for others, what it parks
+    before | block 0 | block 1 | ... | after     with what flows into it, what it makes for others, what it offloads
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from hardware_profiles import Home
 from planner.plan.binding.bind import BoundPlan
-from planner.plan.layout.activation_offload import parked_reads
+from planner.plan.layout.activation_offload import offloaded_activations
 from planner.plan.layout.saved_tensor_offload import home_of_saved
 from planner.plan.layout.stage_cut import runs_of
-from planner.plan.layout.weight_offload import parked_weights
+from planner.plan.layout.weight_offload import offloaded_weights
 from planner.pricing.liveness import replays
 from runtime.executor.block_gathers import Bundle, bundles_of
 from runtime.executor.instruction import Instruction
@@ -21,24 +21,25 @@ from runtime.executor.instruction import Instruction
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
     """Consecutive instructions. `recomputed` ones run under a checkpoint, from the values `reads` to the values
-    `writes`; the first `again` of them are all that the backward pass needs anything of. What of the `reads` it `parks`
-    has a `home` outside of the device until then; others `park` what autograd saves of them, beside what they read and
-    write. The weights that `visit` are on the device while it runs, `bundles` are gathered together when it begins."""
+    `writes`; the first `again` of them are all that the backward pass needs anything of. What of the `reads` it
+    `offloads` has a `home` outside of the device until then; others `offload` what autograd saves of them, beside what
+    they read and write. The weights that `visit` are on the device while it runs, `bundles` are gathered together when
+    it begins."""
 
     instructions: tuple[Instruction, ...]
     recomputed: bool = False
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     again: int = 0
-    parks: tuple[str, ...] = ()
+    offloads: tuple[str, ...] = ()
     visit: tuple[str, ...] = ()
     bundles: tuple[Bundle, ...] = ()
     home: Home = "device"
 
     @property
-    def parking(self) -> bool:
-        """Whether it parks any activations."""
-        return self.home != "device" and (bool(self.parks) or not self.recomputed)
+    def offloading(self) -> bool:
+        """Whether it offloads any activations."""
+        return self.home != "device" and (bool(self.offloads) or not self.recomputed)
 
 
 def sections_of(
@@ -52,7 +53,7 @@ def sections_of(
             instructions=tuple(instructions[at] for at in run),
             reads=_reads(instructions, run),
             writes=_writes(bound, instructions, run, results),
-            visit=parked_weights(bound, run),
+            visit=offloaded_weights(bound, run),
             bundles=bundles_of(bound, run),
             home=home_of_saved(bound, bound.blocks.block_of(run[0])),
         )
@@ -76,10 +77,10 @@ def _recomputed_section(
         reads=reads,
         writes=_writes(bound, instructions, run, results),
         again=again,
-        parks=parked_reads(bound, block),
-        visit=parked_weights(bound, run),
+        offloads=offloaded_activations(bound, block),
+        visit=offloaded_weights(bound, run),
         bundles=bundles_of(bound, run),
-        home=bound.parked_blocks.get(block, "device"),
+        home=bound.offloaded_blocks.get(block, "device"),
     )
 
 

@@ -1,13 +1,13 @@
-"""What flows into recomputed blocks, and what others save, parked outside of the device between their two passes.
+"""What flows into recomputed blocks, and what others save, offloaded between their two passes.
 
-    forward     block 0 ─┐ block 1 ─┐ block 2       what a block parks is copied out while the next one computes,
+    forward     block 0 ─┐ block 1 ─┐ block 2       what a block offloads is copied out while the next one computes,
                   copied out   copied out           and its memory is given back when that one is done
     backward    block 2 <─ block 1 <─ block 0       memory is taken again, and filled, while the block behind computes
 
 Nothing is replaced: tensors stay where autograd, the pipeline and the checkpoint have them, and only the memory behind
 them is given back and taken again (`UntypedStorage.resize_`). So it does not matter who else holds one, as long as
 nobody reads it meanwhile; that nobody does is known from the plan (`planner.plan.layout.activation_offload`,
-`parked_saved`). Memory that a tensor shares with others, or with what the block hands on, stays.
+`offloaded_saved`). Memory that a tensor shares with others, or with what the block hands on, stays.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -23,7 +23,7 @@ from runtime.offload.storage import Outside
 
 
 @dataclass(eq=False, kw_only=True)
-class _Parked:
+class _Offloaded:
     """One tensor's memory, `nbytes` of it, and the row outside of the device that has its content."""
 
     storage: torch.UntypedStorage
@@ -36,20 +36,20 @@ class _Parked:
 
 
 @dataclass(kw_only=True)
-class ParkedReads:
+class OffloadedActivations:
     """The lanes and rows of one rank; `nbytes` are those of all rows, as many as were ever used at a time."""
 
     device: torch.device
     outside: Outside
     nbytes: int = 0
     _rows: dict[tuple[str, int], list[torch.Tensor]] = field(default_factory=dict)
-    _leaving: list[_Parked] = field(default_factory=list)
+    _leaving: list[_Offloaded] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         lanes = [Lane(self.device, pretended=self.outside.pretended) for _ in range(2)]
         self._inward, self._outward = lanes
 
-    def send(self, storages: Sequence[torch.UntypedStorage], home: Home, told: Told) -> list[_Parked]:
+    def send(self, storages: Sequence[torch.UntypedStorage], home: Home, told: Told) -> list[_Offloaded]:
         """Begin to copy these out; the memory of what is leaving already is given back."""
         self.let_go()
         sent = [self._send(storage, home, told) for storage in storages]
@@ -64,10 +64,10 @@ class ParkedReads:
             one.told(one.storage)
         self._leaving = []
 
-    def fetch(self, parked: Sequence[_Parked]) -> None:
+    def fetch(self, offloaded: Sequence[_Offloaded]) -> None:
         """Begin to bring these back, unless they are on their way."""
-        self._leaving = [one for one in self._leaving if one not in parked]  # what has not left need not come
-        for one in parked:
+        self._leaving = [one for one in self._leaving if one not in offloaded]  # what has not left need not come
+        for one in offloaded:
             if one.back is None:
                 if one.storage.nbytes() == 0:
                     one.storage.resize_(one.nbytes)
@@ -77,18 +77,18 @@ class ParkedReads:
                 else:
                     one.back = one.left
 
-    def arrive(self, parked: Sequence[_Parked]) -> None:
+    def arrive(self, offloaded: Sequence[_Offloaded]) -> None:
         """Wait until these are back; their rows are free again."""
-        self.fetch(parked)
-        for one in parked:
+        self.fetch(offloaded)
+        for one in offloaded:
             assert one.back is not None
             one.back.wait()
             self._rows.setdefault((one.home, one.nbytes), []).append(one.row)
 
-    def _send(self, storage: torch.UntypedStorage, home: Home, told: Told) -> _Parked:
+    def _send(self, storage: torch.UntypedStorage, home: Home, told: Told) -> _Offloaded:
         nbytes = storage.nbytes()
         row = self._row(home, nbytes)
-        one = _Parked(storage=storage, nbytes=nbytes, row=row, home=home, told=told, left=Mark(None))
+        one = _Offloaded(storage=storage, nbytes=nbytes, row=row, home=home, told=told, left=Mark(None))
         one.left = self._outward.run(partial(_copy, row, self._memory(one)), after=(here(self.device),))
         return one
 
@@ -99,22 +99,24 @@ class ParkedReads:
         self.nbytes += nbytes
         return self.outside.room(home, 0 if self.outside.pretended else nbytes, self.device)
 
-    def _memory(self, one: _Parked) -> torch.Tensor:
+    def _memory(self, one: _Offloaded) -> torch.Tensor:
         """All of a storage, as bytes."""
         whole = torch.empty(0, dtype=torch.uint8, device=self.device)
         return whole if self.outside.pretended else whole.set_(one.storage, 0, (one.nbytes,))  # type: ignore[call-overload]
 
 
 class Trail:
-    """What one pass of a micro-batch through a stage has parked, block by block, for its backward pass."""
+    """What one pass of a micro-batch through a stage has offloaded, block by block, for its backward pass."""
 
-    def __init__(self, reads: ParkedReads) -> None:
+    def __init__(self, reads: OffloadedActivations) -> None:
         self._reads = reads
-        self._stops: dict[int, Sequence[_Parked]] = {}
+        self._stops: dict[int, Sequence[_Offloaded]] = {}
 
-    def park(self, number: int, storages: Sequence[torch.UntypedStorage], home: Home, told: Told) -> Callable[[], None]:
-        """Park this memory of section `number`, and return what brings it back, and with it begins to bring back what
-        the section before it has parked."""
+    def offload(
+        self, number: int, storages: Sequence[torch.UntypedStorage], home: Home, told: Told
+    ) -> Callable[[], None]:
+        """Offload this memory of section `number`, and return what brings it back, and with it begins to bring back
+        what the section before it has offloaded."""
         self._stops[number] = self._reads.send(storages, home, told)
 
         def back() -> None:

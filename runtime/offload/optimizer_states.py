@@ -1,13 +1,13 @@
-"""The update of parameters whose states are parked outside of the device, one after the other.
+"""The update of parameters whose states are offloaded, one after the other.
 
     room outside   [ moments | master ] of every parameter: one row of bytes each, on the host or a disk
     places         two rows on the device, as long as the longest: one is updated, the other arrives or leaves
 
     fetch 0, fetch 1;  for each i:  wait for i ─ update ─ publish the weight ─ store i ─ fetch i + 2 into its place
 
-which is the row of visits that `costmodels.parking` prices. Between steps the tensors of a parked state have no memory
-on the device. The update itself is that of `runtime.optimizers.optimizers`, a parameter at a time, so that nothing but
-the place of the state is different.
+which is the row of visits that `costmodels.offload` prices. Between steps the tensors of an offloaded state have no
+memory on the device. The update itself is that of `runtime.optimizers.optimizers`, a parameter at a time, so that
+nothing but the place of the state is different.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,11 +24,11 @@ MASTER = "master"
 
 
 @dataclass(kw_only=True)
-class ParkedState:
+class OffloadedState:
     """The state of one parameter.
 
-    `weight` is what the optimizer updates; where it is the state's `own`, not a view of the kept weight, it is parked,
-    too. `row` has the bytes outside of the device.
+    `weight` is what the optimizer updates; where it is the state's `own`, not a view of the kept weight, it is
+    offloaded, too. `row` has the bytes outside of the device.
     """
 
     name: str
@@ -74,12 +74,12 @@ def _inside(tensor: torch.Tensor, place: torch.Tensor) -> bool:
     return bool(held._cdata == row._cdata)
 
 
-class ParkedStates:
-    """All parked states of a rank."""
+class OffloadedStates:
+    """All offloaded states of a rank."""
 
     def __init__(self, moments: tuple[str, ...], device: torch.device, outside: Outside) -> None:
         self._moments, self._device, self._outside = moments, device, outside
-        self._members: dict[str, ParkedState] = {}
+        self._members: dict[str, OffloadedState] = {}
         self._left: list[Mark] = []  # what the last step has written back
         lanes = [Lane(device, pretended=outside.pretended) for _ in range(2)]
         self._inward, self._outward = lanes
@@ -99,10 +99,10 @@ class ParkedStates:
     def optimizers(self) -> tuple[Optimizer, ...]:
         return tuple(member.optimizer for member in self._members.values())
 
-    def park(self, name: str, weight: torch.Tensor, optimizer: Optimizer, home: str, *, own: bool) -> None:
-        """Take over a state that no update has been made with; its `weight` is parked at once."""
+    def offload(self, name: str, weight: torch.Tensor, optimizer: Optimizer, home: str, *, own: bool) -> None:
+        """Take over a state that no update has been made with; its `weight` is offloaded at once."""
         each = wide_dtype(weight.dtype).itemsize * len(self._moments) + (weight.dtype.itemsize if own else 0)
-        member = ParkedState(
+        member = OffloadedState(
             name=name,
             weight=weight,
             own=own,
@@ -117,7 +117,7 @@ class ParkedStates:
         self._members[name] = member
 
     def parts(self, name: str) -> dict[str, torch.Tensor]:
-        """What is parked of one parameter, by kind: its own memory outside of the device, for the host to read and
+        """What is offloaded of one parameter, by kind: its own memory outside of the device, for the host to read and
         write."""
         while self._left:
             self._left.pop().finish()
@@ -162,11 +162,11 @@ class ParkedStates:
         for mark in left:
             mark.wait()
 
-    def _fetch(self, member: ParkedState, place: torch.Tensor, *after: Mark) -> Mark:
+    def _fetch(self, member: OffloadedState, place: torch.Tensor, *after: Mark) -> Mark:
         row, into = member.row, place[: member.row.numel()]
         return self._inward.run(lambda: _copy(into, row), after=(here(self._device), *after))
 
-    def _store(self, member: ParkedState, place: torch.Tensor) -> Mark:
+    def _store(self, member: OffloadedState, place: torch.Tensor) -> Mark:
         row = member.row
         return self._outward.run(lambda: _copy(row, place), after=(here(self._device),))
 

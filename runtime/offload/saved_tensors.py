@@ -1,4 +1,4 @@
-"""What autograd saves of a block that is not recomputed, seen while the block runs, so that it can be parked.
+"""What autograd saves of a block that is not recomputed, seen while the block runs, so that it can be offloaded.
 
     operator ──saves──> tensor ──pack──> the same memory, noted down        nothing is replaced: only the memory behind
                                                                             what was saved leaves, and comes back

@@ -20,7 +20,7 @@ from planner.errors import RequestError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
-    """Where a rank parks what is not needed at the moment.
+    """Where a rank offloads what is not needed at the moment.
 
     Attributes:
         folder: where files are made; that of temporary files where not given.
@@ -45,7 +45,7 @@ class Outside:
                 mapped = mmap.mmap(file.fileno(), nbytes)
         except OSError as error:
             raise RequestError(
-                f"{folder}: cannot keep {nbytes / 2**30:.3f} GiB of what the plan parks on a disk:"
+                f"{folder}: cannot keep {nbytes / 2**30:.3f} GiB of what the plan offloads on a disk:"
                 f" {error.strerror}; name another folder for it"
             ) from error
         return torch.frombuffer(mapped, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Weights of blocks that are parked outside of the device while their block does not run.
+"""Weights of blocks that are offloaded while their block does not run.
 
     forward   [fetch 0] block 0 | block 1 | block 2     the weights of a block come while the one before it computes,
                         [fetch 1] [fetch 2]             and their memory is given back when it is done
@@ -27,7 +27,7 @@ from runtime.offload.storage import Outside
 
 
 @dataclass(eq=False, kw_only=True)
-class ParkedWeight:
+class OffloadedWeight:
     """One weight: the piece whose memory comes and goes, and the bytes outside of the device."""
 
     piece: torch.Tensor
@@ -44,13 +44,13 @@ class ParkedWeight:
         return self.row.view(self.piece.dtype).view(self.piece.shape)
 
 
-class ParkedWeights:
-    """All parked weights of a rank, and which of them are on the device."""
+class OffloadedWeights:
+    """All offloaded weights of a rank, and which of them are on the device."""
 
     def __init__(self, device: torch.device, outside: Outside) -> None:
         self._device, self._outside = device, outside
-        self._weights: dict[str, ParkedWeight] = {}
-        self._there: dict[str, ParkedWeight] = {}
+        self._weights: dict[str, OffloadedWeight] = {}
+        self._there: dict[str, OffloadedWeight] = {}
         self._leaving: tuple[torch.Tensor, Mark] | None = None
         lanes = [Lane(device, pretended=outside.pretended) for _ in range(2)]
         self._inward, self._outward = lanes
@@ -68,10 +68,10 @@ class ParkedWeights:
         """Names of those that are on the device, or under way to it."""
         return tuple(self._there)
 
-    def park(self, name: str, piece: torch.Tensor, home: Home) -> ParkedWeight:
+    def offload(self, name: str, piece: torch.Tensor, home: Home) -> OffloadedWeight:
         """Take over a weight, whose memory on the device is given back at once."""
         row = self._outside.room(home, piece.nbytes, self._device)
-        weight = self._weights[name] = ParkedWeight(piece=piece, nbytes=piece.nbytes, row=row)
+        weight = self._weights[name] = OffloadedWeight(piece=piece, nbytes=piece.nbytes, row=row)
         weight.content.copy_(piece.detach())
         piece.untyped_storage().resize_(0)
         return weight
@@ -88,7 +88,7 @@ class ParkedWeights:
         for name in now:
             self._there[name].arrived.wait()
 
-    def write(self, weight: ParkedWeight, new: torch.Tensor) -> None:
+    def write(self, weight: OffloadedWeight, new: torch.Tensor) -> None:
         """Bring a new weight, which nobody else writes to, out to its row. The one before has left by then."""
         self.let_go()
         into = weight.row.view(new.dtype).view(new.shape)
@@ -101,7 +101,7 @@ class ParkedWeights:
             self._leaving[1].wait()
             self._leaving = None
 
-    def _fetch(self, weight: ParkedWeight, told: Told) -> ParkedWeight:
+    def _fetch(self, weight: OffloadedWeight, told: Told) -> OffloadedWeight:
         storage = weight.piece.untyped_storage()
         storage.resize_(weight.nbytes)
         told(storage)
@@ -109,7 +109,7 @@ class ParkedWeights:
         weight.arrived = self._inward.run(work, after=(here(self._device), weight.written))
         return weight
 
-    def _release(self, weight: ParkedWeight, told: Told) -> None:
+    def _release(self, weight: OffloadedWeight, told: Told) -> None:
         weight.arrived.wait()  # perhaps it came for nothing
         storage = weight.piece.untyped_storage()
         storage.resize_(0)
@@ -124,7 +124,7 @@ class ParkedWeights:
 class Visits:
     """One pass of a turn through a stage: for each of its runs of operators the weights that come for it."""
 
-    def __init__(self, weights: ParkedWeights, runs: Sequence[Sequence[str]], told: Told) -> None:
+    def __init__(self, weights: OffloadedWeights, runs: Sequence[Sequence[str]], told: Told) -> None:
         self._weights, self._runs, self._told = weights, runs, told
         self._differentiating: int | None = None
 
@@ -145,7 +145,7 @@ class Visits:
             self._weights.hold(self._runs[number], self._ahead(number, number - 1), self._told)
 
     def _ahead(self, number: int, neighbour: int) -> Sequence[str]:
-        """What a run fetches for the next: nothing where it has no parked weights itself
+        """What a run fetches for the next: nothing where it has no offloaded weights itself
         (`planner.plan.layout.weight_offload`)."""
         return self._runs[neighbour] if self._runs[number] and 0 <= neighbour < len(self._runs) else ()
 

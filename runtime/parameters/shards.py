@@ -11,7 +11,8 @@ a stub, which has the shape of the cut gradient and no memory, and the weight st
     stub (a piece) ─┐                                      forward: the weight, the stub is not looked at
     weight (whole) ─┴─> transfer ─> operator               backward: the gradient, reduced and cut, goes to the stub
 
-A weight that the plan parks has memory on the device while its block runs, and no longer (`runtime.offload.weights`).
+A weight that the plan offloads has memory on the device while its block runs, and no longer
+(`runtime.offload.weights`).
 """
 
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from planner.sharding.stored import StoredParameter
 from runtime.comm.collectives import all_reduce
 from runtime.comm.device_mesh import RankMesh
 from runtime.comm.redistribute import local_piece, whole_tensor
-from runtime.offload.weights import ParkedWeight, ParkedWeights
+from runtime.offload.weights import OffloadedWeight, OffloadedWeights
 from runtime.parameters.initial_values import from_first
 
 
@@ -57,7 +58,7 @@ class LocalParameter:
     `shape` is that of the whole parameter. `gradient` has the dtype `sums` and is None before the first; `arrival` is
     told of every micro-batch that was added. `local` parameters are each rank's own.
     `twins` are the processes of other pipeline stages that hold the same piece of a parameter which their stages share.
-    `parked` is where the weight is while its block does not run, where the plan has it outside of the device.
+    `offloaded` is where the weight is while its block does not run, where the plan has it outside of the device.
     """
 
     name: str
@@ -70,17 +71,19 @@ class LocalParameter:
     arrival: Callable[[str], None] | None = None
     gradient: torch.Tensor | None = None
     twins: dist.ProcessGroup | None = None
-    parked: ParkedWeight | None = None
+    offloaded: OffloadedWeight | None = None
 
     @property
     def content(self) -> torch.Tensor:
-        """The piece for the host to read and write: where the weight is parked, memory outside of the device."""
-        return self.piece.detach() if self.parked is None else self.parked.content
+        """The piece for the host to read and write: where the weight is offloaded, memory outside of the device."""
+        return self.piece.detach() if self.offloaded is None else self.offloaded.content
 
     @property
     def present(self) -> torch.Tensor:
-        """The piece on the device, to be read: of a parked weight a copy."""
-        return self.piece.detach() if self.parked is None else self.parked.content.to(self.piece.device, copy=True)
+        """The piece on the device, to be read: of an offloaded weight a copy."""
+        return (
+            self.piece.detach() if self.offloaded is None else self.offloaded.content.to(self.piece.device, copy=True)
+        )
 
     @property
     def trainable(self) -> bool:
@@ -145,10 +148,14 @@ class LocalParameter:
 
 
 def local_parameters(
-    module: nn.Module, bound: BoundPlan, place: RankMesh, held: frozenset[str], parking: ParkedWeights | None = None
+    module: nn.Module,
+    bound: BoundPlan,
+    place: RankMesh,
+    held: frozenset[str],
+    weight_offload: OffloadedWeights | None = None,
 ) -> dict[str, LocalParameter]:
     """This rank's pieces of the real weights of `module` that its stage holds, copied to its device, or to where they
-    are parked; those of rank 0 where the plan broadcasts them. Raises ModelError for weights on meta."""
+    are offloaded; those of rank 0 where the plan broadcasts them. Raises ModelError for weights on meta."""
     weights, update = dict(module.named_parameters(remove_duplicate=False)), bound.plan.training.update
     found = {}
     for parameter in bound.graph.parameters:
@@ -180,9 +187,9 @@ def local_parameters(
         if leaf.requires_grad:
             leaf.grad_dtype = getattr(torch, update.reduced_in(dtype))
             leaf.register_post_accumulate_grad_hook(kept.accumulate)  # type: ignore[no-untyped-call]
-        if stored.weight_parked:
-            assert parking is not None, parameter.name
-            kept.parked = parking.park(parameter.name, piece, stored.weight_home)
+        if stored.weight_offloaded:
+            assert weight_offload is not None, parameter.name
+            kept.offloaded = weight_offload.offload(parameter.name, piece, stored.weight_home)
         found[parameter.name] = kept
     return found
 

@@ -15,7 +15,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hardware_profiles.foreign import ForeignTextError, parse_json, read_text
-from runtime.processes.wait_diagnosis import Whereabouts, is_library
+from runtime.processes.wait_diagnosis import WaitDiagnosis, is_library
 
 _TAIL_LINES = 5
 _LARGEST = 2**20  # bytes of a note
@@ -62,20 +62,20 @@ def _note(path: Path) -> _Note:
         return _Note(code=1, message=f"rank {path.stem.removeprefix('rank')} ended while it wrote why ({error!s:.200})")
 
 
-def standstill(ranks: Mapping[int, tuple[str, int]], said: Mapping[int, Whereabouts]) -> str:
+def standstill(ranks: Mapping[int, tuple[str, int]], said: Mapping[int, WaitDiagnosis]) -> str:
     """Which ranks do something else than wait for others, from the trace and the process of each, and for what the
     others wait, as far as they have `said` it themselves."""
     found = {}
     for rank, (trace, process) in ranks.items():
         place, own = _place(trace, process), said.get(rank)
         known = own is not None and (own.waits or not place)
-        found[rank] = own if known and own is not None else Whereabouts(waits=not place, text=place)
+        found[rank] = own if known and own is not None else WaitDiagnosis(waits=not place, text=place)
     return report(found)
 
 
-def report(ranks: Mapping[int, Whereabouts]) -> str:
+def report(ranks: Mapping[int, WaitDiagnosis]) -> str:
     """Where all ranks are, those first that wait for nobody; ranks at the same place together."""
-    groups: dict[Whereabouts, list[int]] = {}
+    groups: dict[WaitDiagnosis, list[int]] = {}
     for rank, where in sorted(ranks.items()):
         groups.setdefault(where, []).append(rank)
     busy = [_at(them, where.text) for where, them in groups.items() if not where.waits]

@@ -25,7 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hardware_profiles.foreign import ForeignTextError, parse_json
 from runtime.processes.breakdown import report
-from runtime.processes.wait_diagnosis import Whereabouts, whereabouts
+from runtime.processes.wait_diagnosis import WaitDiagnosis, wait_diagnosis
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store as C10dStore
@@ -49,7 +49,7 @@ class Board(Protocol):
 
     def asked(self) -> bool: ...
 
-    def say(self, where: Whereabouts) -> None: ...
+    def say(self, where: WaitDiagnosis) -> None: ...
 
 
 class Folder:
@@ -61,16 +61,16 @@ class Folder:
     def asked(self) -> bool:
         return self._asked.exists()
 
-    def say(self, where: Whereabouts) -> None:
+    def say(self, where: WaitDiagnosis) -> None:
         self._write(WHERE, json.dumps(asdict(where)))
 
 
-def answer_of(text: str) -> Whereabouts:
+def answer_of(text: str) -> WaitDiagnosis:
     """What a rank has said; of one that ended while it wrote, that it did."""
     try:
-        return TypeAdapter(Whereabouts).validate_python(parse_json(text))
+        return TypeAdapter(WaitDiagnosis).validate_python(parse_json(text))
     except (ForeignTextError, ValidationError) as error:
-        return Whereabouts(waits=False, text=f"its own words cannot be read ({error!s:.200})")
+        return WaitDiagnosis(waits=False, text=f"its own words cannot be read ({error!s:.200})")
 
 
 class Store:
@@ -89,10 +89,10 @@ class Store:
     def ask(self) -> None:
         self._within(lambda: self._store.set(ASKED, ""))
 
-    def say(self, where: Whereabouts) -> None:
+    def say(self, where: WaitDiagnosis) -> None:
         self._within(lambda: self._store.set(f"{WHERE}{self.rank}", json.dumps(asdict(where))))
 
-    def said(self) -> dict[int, Whereabouts]:
+    def said(self) -> dict[int, WaitDiagnosis]:
         """What all ranks have said so far."""
         keys = {rank: f"{WHERE}{rank}" for rank in range(self.world)}
         there = {rank: key for rank, key in keys.items() if self._within(lambda key=key: self._store.check([key]))}  # type: ignore[misc]
@@ -173,7 +173,7 @@ class HangWatch:
         try:
             asked = board is not None and board.asked()
             if asked and not self._answered and board is not None:
-                board.say(whereabouts())
+                board.say(wait_diagnosis())
                 self._answered = True
             if isinstance(board, Store) and late:
                 self._report(board)
@@ -190,7 +190,7 @@ class HangWatch:
     def _report(self, board: Store) -> None:
         """Ask all ranks, wait until those that can have answered, and end; one of them with the report."""
         board.ask()
-        board.say(whereabouts())
+        board.say(wait_diagnosis())
         wait = threading.Event().wait
         ends = time.monotonic() + self.patience
         while time.monotonic() < ends and len(board.said()) < board.world:
@@ -200,7 +200,7 @@ class HangWatch:
             self._end(None)
             return
         said = board.said()
-        silent = Whereabouts(waits=False, text="does not answer")
+        silent = WaitDiagnosis(waits=False, text="does not answer")
         self._end(f"{self._words()}: {report({rank: said.get(rank, silent) for rank in range(board.world)})}")
 
     def _words(self) -> str:
@@ -208,7 +208,7 @@ class HangWatch:
 
     def _own(self) -> str:
         own = int(os.environ.get("RANK", "0"))
-        return report({own: whereabouts()}).removeprefix("all ranks wait for each other; ")
+        return report({own: wait_diagnosis()}).removeprefix("all ranks wait for each other; ")
 
 
 def end_process(said: str | None) -> None:

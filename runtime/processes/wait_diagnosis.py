@@ -41,7 +41,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Whereabouts:
+class WaitDiagnosis:
     """Where a rank is: whether it waits for others there, and the words."""
 
     waits: bool
@@ -115,10 +115,10 @@ ROWS: Mapping[tuple[str, str], Row] = {
         part="of", reads=(), say=_constant("a weight that is gathered again")
     ),
     ("runtime.executor.block_gathers", "Gathered.bring"): Row(part="of", reads=("self",), say=_bundle),
-    ("runtime.executor.prefetch", "GatherTrip.returned"): Row(
+    ("runtime.executor.prefetch", "Prefetch.returned"): Row(
         part="of", reads=("way",), say=lambda way: f"gradients of {_bundle(way)}"
     ),
-    ("runtime.executor.prefetch", "GatherTrip._land"): Row(
+    ("runtime.executor.prefetch", "Prefetch._land"): Row(
         part="of", reads=("way",), say=lambda way: f"gradients of {_bundle(way)}"
     ),
     ("runtime.ops.ring_attention", "_forward"): Row(part="action", reads=("ring",), say=_ring),
@@ -147,7 +147,7 @@ ROWS: Mapping[tuple[str, str], Row] = {
 }
 
 
-def whereabouts() -> Whereabouts:
+def wait_diagnosis() -> WaitDiagnosis:
     """Where the main thread of this process is, and with it the thread of a device in which autograd runs."""
     frames = sys._current_frames()
     main, own = threading.main_thread().ident, threading.get_ident()
@@ -161,8 +161,8 @@ def whereabouts() -> Whereabouts:
     action = collective or parts.get("action")
     rest = ", ".join(parts[part] for part in ("of", "turn") if part in parts)
     if action is not None:
-        return Whereabouts(waits=True, text=f"waits for {action}{f': {rest}' if rest else ''}")
-    return Whereabouts(waits=False, text=f"is {_place(stacks[0])}{f': {rest}' if rest else ''}")
+        return WaitDiagnosis(waits=True, text=f"waits for {action}{f': {rest}' if rest else ''}")
+    return WaitDiagnosis(waits=False, text=f"is {_place(stacks[0])}{f': {rest}' if rest else ''}")
 
 
 def _stack(frame: FrameType | None) -> list[FrameType]:

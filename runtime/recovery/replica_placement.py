@@ -9,7 +9,9 @@ Cell = tuple[str, int]
 """A tensor of the state, and the number of one of its cells."""
 
 
-def keepers(found: Sequence[Spread], mesh: Mesh, stages: int, hosts: Sequence[int]) -> dict[Cell, tuple[int, ...]]:
+def replica_holders(
+    found: Sequence[Spread], mesh: Mesh, stages: int, hosts: Sequence[int]
+) -> dict[Cell, tuple[int, ...]]:
     """For every cell the ranks that keep it: one that holds it, and one on another host where there is another, which
     holds it too if there is such a one, else on the next host. Of several the one with the least to keep so far.
 

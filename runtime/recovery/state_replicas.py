@@ -39,7 +39,7 @@ from runtime.checkpoint.tensor_files import Entry, check_file, dtype_name, dtype
 from runtime.checkpoint.together import rank_number, together
 from runtime.comm.exchange import gather
 from runtime.recovery.replica_folder import delete_replicas, open_replicas, sweep
-from runtime.recovery.replica_placement import Cell, keepers
+from runtime.recovery.replica_placement import Cell, replica_holders
 from runtime.recovery.transfers import Transfer, transfer
 from runtime.run_folder.identity import Origin
 from runtime.run_folder.private import opener
@@ -98,7 +98,7 @@ class Copies:
         rank, mesh, own = step.rank, step.rank.place.mesh, rank_number()
         found = {spread.name: spread for spread in spreads(rank, rank.optimizer.updates)}
         if self._kept_by is None or self._kept_by[0] != found:  # as long as it is not, nobody needs to look again
-            self._kept_by = (found, keepers(list(found.values()), mesh, rank.place.stages, self.hosts))
+            self._kept_by = (found, replica_holders(list(found.values()), mesh, rank.place.stages, self.hosts))
         kept_by = self._kept_by[1]
         live = live_tensors(rank)
         sent = [

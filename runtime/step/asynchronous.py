@@ -25,7 +25,7 @@ from planner.errors import NonFiniteError
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.schedule import orders
 from runtime.comm.device_mesh import RankMesh
-from runtime.executor.deferred_weight_gradients import PutOff
+from runtime.executor.deferred_weight_gradients import DeferredGradients
 from runtime.observer import Observer
 from runtime.parameters.shards import LocalParameter, Version
 from runtime.step.checking import LayoutCheck
@@ -95,7 +95,7 @@ class Asynchronous:
         if check is not None:
             check.weights(rank.parameters)
 
-        def forward(turn: Turn, received: Sequence[Values], _: Sequence[PutOff | None]) -> Sequence[Values]:
+        def forward(turn: Turn, received: Sequence[Values], _: Sequence[DeferredGradients | None]) -> Sequence[Values]:
             batch, part = divmod(turn.micro_batch, self._parts)
             looking = None if check is None or batch else check.micro_batch
             own = replace(turn, micro_batch=part)

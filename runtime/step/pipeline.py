@@ -25,12 +25,12 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from costmodels import Turn, ends
 from runtime.comm.collectives import all_reduce
-from runtime.executor.deferred_weight_gradients import PutOff
+from runtime.executor.deferred_weight_gradients import DeferredGradients
 from runtime.step.stage_links import Chunk, Crossing
 from runtime.waiting import waiting_for
 
 Values = Mapping[str, torch.Tensor]
-Forward = Callable[[Turn, Sequence[Values], Sequence[PutOff | None]], Sequence[Values]]
+Forward = Callable[[Turn, Sequence[Values], Sequence[DeferredGradients | None]], Sequence[Values]]
 """Computes the stage of a turn's chunk on its micro-batch, or on several that it takes at a time (copies): from the
 values received for each, the values to send, or the loss on the last stage. Weight gradients that are put off gather in
 the third argument."""
@@ -46,7 +46,7 @@ class Passed:
 
     received: Sequence[Values]
     edges: Sequence[Edges]
-    put_off: Sequence[PutOff | None]
+    deferred: Sequence[DeferredGradients | None]
 
 
 @dataclass(kw_only=True)
@@ -95,8 +95,8 @@ class Pipeline:
         turns = (max(turn.micro_batch for turn in order) + 1) // batches
         for turn in order:
             if turn.kind == "forward":
-                put_off = [PutOff() if apart else None for _ in range(self.copies)]
-                loss = self._forward(forward, turn, put_off)
+                deferred = [DeferredGradients() if apart else None for _ in range(self.copies)]
+                loss = self._forward(forward, turn, deferred)
                 if loss is not None:
                     before, part = totals[turn.micro_batch // turns], loss / losses
                     totals[turn.micro_batch // turns] = part if before is None else before + part
@@ -125,16 +125,18 @@ class Pipeline:
             waiting_for(work.wait)
         self._sent.clear()
 
-    def _forward(self, forward: Forward, turn: Turn, put_off: Sequence[PutOff | None]) -> torch.Tensor | None:
+    def _forward(
+        self, forward: Forward, turn: Turn, deferred: Sequence[DeferredGradients | None]
+    ) -> torch.Tensor | None:
         """The copies of a turn through a chunk; the sum of their losses, None on all stages but the last. What they
         have made is nobody's any more when this returns, but for what is being sent."""
         chunk = self.chunks[turn.chunk]
         received = [self._arrived(chunk) for _ in range(self.copies)]
-        made = forward(turn, received, put_off)
+        made = forward(turn, received, deferred)
         for values in made:
             self._hand_on(chunk, values)
         edges = [self._edges(chunk, values) for values in made]
-        self._live[_key(turn)] = Passed(received=received, edges=edges, put_off=put_off)
+        self._live[_key(turn)] = Passed(received=received, edges=edges, deferred=deferred)
         self.most_live = max(self.most_live, self.copies * len(self._live))
         if not chunk.cut.last:
             return None
@@ -163,11 +165,11 @@ class Pipeline:
         chunk, key = self.chunks[turn.chunk], _key(turn)
         passed = self._live[key]
         if turn.kind == "weight_gradient":
-            for products in passed.put_off:
+            for products in passed.deferred:
                 assert products is not None, turn
                 products.finish()
         else:
-            self._live[key] = Passed(received=(), edges=(), put_off=passed.put_off)
+            self._live[key] = Passed(received=(), edges=(), deferred=passed.deferred)
             gradients = [given for _ in range(self.copies) for given in self._returned(chunk, seed)]
             self._differentiate(chunk, passed, gradients)
         if ends(turn):

@@ -25,16 +25,16 @@ from planner.plan.schedule import orders_of
 from planner.sharding.update import sample_pieces
 from runtime.comm.device_mesh import RankMesh, axis_lines
 from runtime.comm.exchange import gather_tensors
-from runtime.executor.deferred_weight_gradients import PutOff
+from runtime.executor.deferred_weight_gradients import DeferredGradients
 from runtime.executor.executor import Executor, build_executor
 from runtime.executor.lowering.compiled import Compiled
 from runtime.executor.lowering.programs import Programs
 from runtime.executor.slices import Slices
 from runtime.guard_settings import GuardSettings
 from runtime.observer import Observer, teller
-from runtime.offload.activations import ParkedReads
+from runtime.offload.activations import OffloadedActivations
 from runtime.offload.storage import Outside
-from runtime.offload.weights import ParkedWeights
+from runtime.offload.weights import OffloadedWeights
 from runtime.ops.randomness import Draw
 from runtime.optimizers.optimizers import OptimizerSettings
 from runtime.parameters.after_step import step_ends
@@ -58,7 +58,7 @@ class RankStep:
     `batched` are the inputs whose leading dim is the samples; `pieces` into how many parts the plan cuts those.
     `seed` is that of what is drawn at random while training: dropout. `check_layouts` holds for the next step, and is
     off after it; `check_gradients` for every step. `observer` looks on at every operator. `outside` is where what the
-    plan parks goes. `guard` says what becomes of steps whose loss or gradients are not finite, or whose loss leaps.
+    plan offloads goes. `guard` says what becomes of steps whose loss or gradients are not finite, or whose loss leaps.
     `servers` are where those are that have tables of the plan. Not `lowered`, the general executor runs every operator;
     `compiled`, chains of elementwise operators are fused.
     """
@@ -92,8 +92,10 @@ class RankStep:
         check_updates(bound, self.cuts)
         own = self.cuts[place.stage :: place.stages]
         outside = outside or Outside()
-        self.weights = ParkedWeights(place.device, outside)
-        self.activations = ParkedReads(device=place.device, outside=outside) if bound.parked_blocks else None
+        self.weights = OffloadedWeights(place.device, outside)
+        self.activations = (
+            OffloadedActivations(device=place.device, outside=outside) if bound.offloaded_blocks else None
+        )
         self.tables = PlacedTables(module, bound, place, settings, servers, imagined=outside.pretended)
         chains = Compiled(bound=bound) if compiled else None
         self.programs = Programs(bound=bound, place=place, compiled=chains) if lowered else None
@@ -201,12 +203,12 @@ class RankStep:
         loss."""
         if not self.check_layouts:
             return self.pipeline.run(
-                lambda turn, received, put_off: self.compute(turn, received, inputs, put_off=put_off), self.scale
+                lambda turn, received, deferred: self.compute(turn, received, inputs, deferred=deferred), self.scale
             )
         check = LayoutCheck(bound=self.bound, place=self.place)
         check.weights(self.parameters)
         total = self.pipeline.run(
-            lambda turn, received, put_off: self.compute(turn, received, inputs, check.micro_batch, put_off=put_off),
+            lambda turn, received, deferred: self.compute(turn, received, inputs, check.micro_batch, deferred=deferred),
             self.scale,
         )
         check.gradients(self.parameters)
@@ -223,7 +225,7 @@ class RankStep:
         held: Mapping[str, LocalParameter | Version] | None = None,
         ahead: int = 0,
         first: int | None = None,
-        put_off: Sequence[PutOff | None] = (),
+        deferred: Sequence[DeferredGradients | None] = (),
     ) -> list[dict[str, torch.Tensor]]:
         """A stage of this rank of the micro-batches of a turn, from their inputs and what has been received. `looking`
         gives who looks on at each; `held` are the weights, where they are not the newest, `ahead` how many steps after
@@ -239,7 +241,7 @@ class RankStep:
             observers.append(self.observer if looking is None else looking(number))
         tables = self.slices.tables(turn.slice) if self.slices is not None else {}
         buffers = {**self.buffers, **tables} if tables else self.buffers
-        return self.executors[turn.chunk].together(held or self.parameters, buffers, given, draws, observers, put_off)
+        return self.executors[turn.chunk].together(held or self.parameters, buffers, given, draws, observers, deferred)
 
     def _draw(self, part: int, number: int, inputs: Inputs, ahead: int = 0) -> Draw:
         draw = Draw(seed=self.seed, step=self.steps + ahead, micro_batch=part)

@@ -292,7 +292,7 @@ def parallelize(
     once. `traced` is its graph where that is known, `known` has the process groups of an earlier step. `seed`, the same
     on every rank, decides which elements are dropped where the model has dropout, whatever the plan; with
     `check_layouts` the first step checks that every tensor lies as the plan promises, with `check_gradients` every step
-    that gradients are finite. `offload_folder` is where the plan's files are that keep what it parks on a disk, the
+    that gradients are finite. `offload_folder` is where the plan's files are that keep what it offloads on a disk, the
     folder of temporary files where it is not given. `guard` says what becomes of a step whose loss or gradients are not
     finite or whose loss leaps; where that is to roll back, `rollback`, called on every rank, brings weights, states and
     buffers back to what they were at some earlier step. `servers` is where the parameter

@@ -10,10 +10,10 @@ reduced says `runtime.update.reduction`, how they are clipped `runtime.update.no
 The update is that of `runtime.optimizers.optimizers`, element by element, or by norms of whole weights, so it is exact
 on pieces. What it updates is the *master*: the weight in the layout of the state and in float32, or, where the plan
 wants no master weights, in its own dtype. Where the weight is float32 and the state just cuts it finer (or not at all),
-the master is a view of the weight and costs no memory. A weight that is parked outside of the device has a master of
-its own, and is written to where it is parked (`runtime.offload.weights`).
+the master is a view of the weight and costs no memory. A weight that is offloaded has a master of
+its own, and is written to where it is offloaded (`runtime.offload.weights`).
 
-States that the plan parks outside of the device come to it one after the other, each for its update and the gathering
+States that the plan offloads come to it one after the other, each for its update and the gathering
 of its weight (`runtime.offload.optimizer_states`); those that stay are updated while the first of them arrive.
 """
 
@@ -30,9 +30,9 @@ from planner.sharding.redistribute import COLLECTIVES, Step, redistribution
 from runtime.comm.async_collectives import Flight
 from runtime.comm.device_mesh import RankMesh
 from runtime.comm.redistribute import apply_steps, convert
-from runtime.offload.optimizer_states import MASTER, ParkedStates
+from runtime.offload.optimizer_states import MASTER, OffloadedStates
 from runtime.offload.storage import Outside
-from runtime.offload.weights import ParkedWeights
+from runtime.offload.weights import OffloadedWeights
 from runtime.optimizers.optimizers import (
     OptimizerSettings,
     kept_of,
@@ -71,7 +71,7 @@ class ShardedOptimizer:
         place: RankMesh,
         arrivals: Mapping[str, int],
         outside: Outside | None = None,
-        parking: ParkedWeights | None = None,
+        weight_offload: OffloadedWeights | None = None,
     ) -> None:
         training = bound.plan.training
         self._place, self._update = place, training.update
@@ -81,26 +81,26 @@ class ShardedOptimizer:
         self._renews = not bound.plan.schedule_kind.flushes  # somebody still computes with the weight from before
         self.moments = moments_of(training.optimizer, settings)  # what is kept of every element, after an update
         self.updates = 0  # that were made
-        self._parked = ParkedStates(self.moments, place.device, outside or Outside())
-        self._outward = parking  # of new weights
+        self._offloaded = OffloadedStates(self.moments, place.device, outside or Outside())
+        self._outward = weight_offload  # of new weights
         self._visiting = visiting_order(bound, self._trainable)
         self._masters = [
             _master(p, place, training.update.master_weights, apart=self._renews)
             for p in self._trainable.values()
-            if not p.stored.parked
+            if not p.stored.offloaded
         ]
-        self._visitors = {name: self._park(self._trainable[name], bound, settings) for name in self._visiting}
+        self._visitors = {name: self._offload(self._trainable[name], bound, settings) for name in self._visiting}
         self._gathered = gathering_buckets(bound, self._trainable.keys())
         weights = [master.weight for master in self._masters]
         total = whole_squares(list(self._trainable.values()), place)
         self._optimizer = make_optimizer(training.optimizer, weights, settings, total) if weights else None
 
-    def _park(self, parameter: LocalParameter, bound: BoundPlan, settings: OptimizerSettings) -> _Master:
-        """A master whose state is parked at once, so that no two of them are on the device together."""
+    def _offload(self, parameter: LocalParameter, bound: BoundPlan, settings: OptimizerSettings) -> _Master:
+        """A master whose state is offloaded at once, so that no two of them are on the device together."""
         training, stored = bound.plan.training, parameter.stored
         master = _master(parameter, self._place, training.update.master_weights, apart=self._renews)
         optimizer = make_optimizer(training.optimizer, [master.weight], settings)
-        self._parked.park(parameter.name, master.weight, optimizer, stored.state_home, own=not master.view)
+        self._offloaded.offload(parameter.name, master.weight, optimizer, stored.state_home, own=not master.view)
         return master
 
     def states(self) -> tuple[torch.Tensor, ...]:
@@ -112,7 +112,7 @@ class ShardedOptimizer:
         return (*masters, *(moment for moment in moments if moment.dim()))
 
     def kept(self) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """The same with what it is and the parameter that it belongs to, and what is parked, where that is; of the
+        """The same with what it is and the parameter that it belongs to, and what is offloaded, where that is; of the
         masters only those that are wider than their weights, as the others can be derived."""
         for master in self._masters:
             if not master.derived:
@@ -121,7 +121,7 @@ class ShardedOptimizer:
             for master, kept in zip(self._masters, kept_of(self._optimizer), strict=True):
                 yield from ((kind, master.parameter.name, kept[kind]) for kind in self.moments)
         for name, visitor in self._visitors.items():
-            for kind, tensor in self._parked.parts(name).items():
+            for kind, tensor in self._offloaded.parts(name).items():
                 if not visitor.derived if kind == MASTER else self.updates:
                     yield kind, name, tensor
 
@@ -131,7 +131,7 @@ class ShardedOptimizer:
         if self._optimizer is not None:
             weights = [master.weight for master in self._masters]
             start_moments(self._optimizer, weights, self.moments, updates)
-        self._parked.start(updates)
+        self._offloaded.start(updates)
 
     @torch.no_grad()
     def settle(self, every: bool = False) -> None:
@@ -141,14 +141,14 @@ class ShardedOptimizer:
             if (every or master.derived) and not master.view:
                 master.weight.copy_(_in_layout_of_state(master.parameter, self._place))
         for name, visitor in self._visitors.items():
-            own = self._parked.parts(name).get(MASTER)
+            own = self._offloaded.parts(name).get(MASTER)
             if (every or visitor.derived) and own is not None:
                 own.copy_(_in_layout_of_state(visitor.parameter, self._place))
 
     @property
     def rows(self) -> tuple[torch.Tensor, ...]:
-        """Bytes of parked states outside of the device."""
-        return self._parked.rows
+        """Bytes of offloaded states outside of the device."""
+        return self._offloaded.rows
 
     @property
     def norm(self) -> float | None:
@@ -158,7 +158,7 @@ class ShardedOptimizer:
     def set_learning_rate(self, rate: float) -> None:
         """The learning rate from the next step on."""
         own = () if self._optimizer is None else (self._optimizer,)
-        for optimizer in (*own, *self._parked.optimizers):
+        for optimizer in (*own, *self._offloaded.optimizers):
             for group in optimizer.param_groups:
                 group["lr"] = rate
 
@@ -189,14 +189,14 @@ class ShardedOptimizer:
             for master in self._masters:
                 master.weight.grad = None
 
-        if not self._parked:
+        if not self._offloaded:
             stayed()
         else:
             wide = {
                 name: lambda name=name: gradients.pop(name).to(wide_dtype(self._trainable[name].piece.dtype))
                 for name in self._visiting
             }
-            self._parked.step(self._visiting, wide, lambda name: publication.visited(self._visitors[name]), stayed)
+            self._offloaded.step(self._visiting, wide, lambda name: publication.visited(self._visitors[name]), stayed)
         publication.end(self._masters)
         return True
 
@@ -205,7 +205,7 @@ class _Publication:
     """The way of the updated masters into the kept weights of every rank: those of a bucket together, the others one by
     one. Collective, in the same order on every rank."""
 
-    def __init__(self, buckets: Sequence[Bucket], place: RankMesh, outward: ParkedWeights | None) -> None:
+    def __init__(self, buckets: Sequence[Bucket], place: RankMesh, outward: OffloadedWeights | None) -> None:
         self._place, self._outward = place, outward
         self._waiting = {name: bucket for bucket in buckets for name in bucket.names}
         self._updated: dict[str, tuple[_Master, torch.Tensor]] = {}
@@ -239,15 +239,15 @@ class _Publication:
         parameter, stored = master.parameter, master.parameter.stored
         if master.view and stored.state == stored.weight:
             return
-        updated = master.weight.to(parameter.piece.dtype, copy=parameter.parked is not None)
+        updated = master.weight.to(parameter.piece.dtype, copy=parameter.offloaded is not None)
         self._write(parameter, convert(updated, parameter.shape, stored.state, stored.weight, self._place))
 
     def _write(self, parameter: LocalParameter, weight: torch.Tensor) -> None:
-        if parameter.parked is None:
+        if parameter.offloaded is None:
             parameter.piece.detach().copy_(weight)
         else:
             assert self._outward is not None, parameter.name
-            self._outward.write(parameter.parked, weight.contiguous())
+            self._outward.write(parameter.offloaded, weight.contiguous())
 
     def _give(self, master: _Master, *, copied: bool) -> None:
         self._updated[master.parameter.name] = master, master.weight.to(master.parameter.piece.dtype, copy=copied)
@@ -265,7 +265,7 @@ class _Publication:
 def _master(parameter: LocalParameter, place: RankMesh, widened: bool, *, apart: bool) -> _Master:
     weight, steps = _in_layout_of_state(parameter, place), _to_state(parameter, place)
     wide = wide_dtype(weight.dtype) if widened else weight.dtype
-    apart = apart or parameter.parked is not None
+    apart = apart or parameter.offloaded is not None
     view = not apart and wide == weight.dtype and not any(step.kind in COLLECTIVES for step in steps)
     weight = weight.detach() if view else weight.to(wide, copy=True).contiguous()
     weight.grad_dtype = wide_dtype(weight.dtype)

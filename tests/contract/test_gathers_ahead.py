@@ -19,10 +19,10 @@ from planner.plan.plan import Plan
 from planner.plan.prediction import live_memory
 from planner.sharding.update import Update
 from runtime.comm.async_collectives import Flight
-from runtime.executor.block_gathers import Gathered
 from runtime.executor import executor
+from runtime.executor.block_gathers import Gathered
 from runtime.executor.instruction import Instruction
-from runtime.executor.prefetch import GatherTrip
+from runtime.executor.prefetch import Prefetch
 from runtime.observer import Observer
 from tests.contract.one_rank import one_rank
 from tests.distributed import plans
@@ -51,7 +51,7 @@ def block_of(way: Gathered) -> str:
 def written_down() -> Iterator[list[str]]:
     """The order in which weights set out and land, gradients set out and land, and blocks run."""
     events: list[str] = []
-    start, bring, send, land = Gathered.start, Gathered.bring, Gathered.send_back, GatherTrip._land
+    start, bring, send, land = Gathered.start, Gathered.bring, Gathered.send_back, Prefetch._land
 
     def starting(way: Gathered) -> None:
         if way._coming is None:
@@ -67,7 +67,7 @@ def written_down() -> Iterator[list[str]]:
         events.append(f"reduce {block_of(way)}")
         return send(way, gradients)
 
-    def landing(trip: GatherTrip) -> None:
+    def landing(trip: Prefetch) -> None:
         events.extend(f"reduced {block_of(way)}" for way, _ in trip._returning)
         land(trip)
 
@@ -75,7 +75,7 @@ def written_down() -> Iterator[list[str]]:
         patch.object(Gathered, "start", starting),
         patch.object(Gathered, "bring", bringing),
         patch.object(Gathered, "send_back", sending),
-        patch.object(GatherTrip, "_land", landing),
+        patch.object(Prefetch, "_land", landing),
     ):
         yield events
 
@@ -135,14 +135,14 @@ def test_all_gradients_of_a_block_are_on_their_way_while_the_one_before_it_is_di
 
 @pytest.mark.parametrize("gathers", ["block", "ahead"])
 def test_nothing_is_left_of_a_micro_batch(gathers: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = list[weakref.ref[GatherTrip]]()
+    made = list[weakref.ref[Prefetch]]()
 
-    class Noted(GatherTrip):
+    class Noted(Prefetch):
         def __init__(self, **given: Any) -> None:
             super().__init__(**given)
             made.append(weakref.ref(self))
 
-    monkeypatch.setattr(executor, "GatherTrip", Noted)
+    monkeypatch.setattr(executor, "Prefetch", Noted)
     plan = plan_of(gathers, stages=(2, 2), micro_batches=2)
     with one_rank("llama4", plan, plans.traced("llama4"), 0) as (step, _):
         step.accumulate(*plans.inputs("llama4"))

@@ -1,4 +1,4 @@
-"""Plans that park states, activations and weights outside of the device."""
+"""Plans that offload states, activations and weights outside of the device."""
 
 import re
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def of_blocks(home: Home, pattern: str = "") -> Homes:
     return lambda name: home if re.search(r"\.\d+\.", name) and re.search(pattern, name) else "device"
 
 
-def parked(
+def offloaded(
     plan: Plan, homes: Homes, activations: Home = "device", weights: Homes = staying, saved: Home = "device"
 ) -> Plan:
     """The same plan with the state and the weight of every parameter where `homes` and `weights` say, what flows into

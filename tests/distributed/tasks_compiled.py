@@ -7,11 +7,11 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import torch
+from tests.distributed.offloading import everywhere, offloaded
 
 from planner.sharding.update import Update
 from runtime.step.training_step import parallelize
 from tests.distributed import plans, tasks
-from tests.distributed.parking import everywhere, parked
 
 
 def as_written(function: Callable[..., object], **settings: object) -> Callable[..., object]:
@@ -23,14 +23,14 @@ def compared(
     model: str, kind: int | str, sizes: tuple[int, ...], settings: dict[str, object], how: dict[str, object]
 ) -> tuple[float, int]:
     """How far losses, gradients and new weights of two steps are, relatively, from those without chains, and how many
-    distinct chains there are. `how` has what else the plan says: "gathers" of weights, "parked" for all that can be
+    distinct chains there are. `how` has what else the plan says: "gathers" of weights, "offloaded" for all that can be
     outside of the device; and the "backend" that compiles, None where chains run as they are written."""
     plan = tasks.plan_of(model, plans.mesh_of(*sizes), kind, optimizer="sgd", **settings)
     plan = replace(
         plan, training=replace(plan.training, update=Update(buckets="none", gathers=str(how.get("gathers", "each"))))
     )
-    if how.get("parked"):
-        plan = parked(plan, everywhere("host"), "host", everywhere("device"), "host")
+    if how.get("offloaded"):
+        plan = offloaded(plan, everywhere("host"), "host", everywhere("device"), "host")
     backend = how["backend"]
     compiler = as_written if backend is None else functools.partial(torch.compile, backend=str(backend))
     batches = [plans.inputs(model, samples=plan.training.global_batch) for _ in range(3)]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from tests.distributed.offloading import mixed, of_blocks, offloaded, staying
 
 from planner.errors import CheckpointError
 from planner.graph.trace import trace
@@ -18,17 +19,17 @@ from runtime.checkpoint.state import live_tensors
 from runtime.optimizers.optimizers import OptimizerSettings
 from runtime.step.training_step import TrainingStep, parallelize
 from tests.distributed import plans
-from tests.distributed.parking import mixed, of_blocks, parked, staying
 from tests.distributed.tasks import CPU, SEED, known
 
 Settings = dict[str, object]
 
 
 def plan_for(model: str, kind: int | str, sizes: tuple[int, ...], settings: Settings) -> Plan:
-    """A plan by hand or at random; `half` has weights in bfloat16, `update` changes what becomes of gradients, `parked`
-    says that some states are on the host and some on a disk, `weights` that those of blocks are on the host."""
+    """A plan by hand or at random; `half` has weights in bfloat16, `update` changes what becomes of gradients,
+    `offloaded` says that some states are on the host and some on a disk, `weights` that those of blocks are on the
+    host."""
     given = dict(settings)
-    half, update, away = given.pop("half", False), given.pop("update", {}), given.pop("parked", False)
+    half, update, away = given.pop("half", False), given.pop("update", {}), given.pop("offloaded", False)
     weights = of_blocks("host") if given.pop("weights", False) else staying
     if half:
         given["graph"] = trace(plans.build(model).bfloat16(), plans.inputs(model))
@@ -40,7 +41,7 @@ def plan_for(model: str, kind: int | str, sizes: tuple[int, ...], settings: Sett
     else:
         plan = plans.random_plan(model, mesh, kind, **given)
     training = replace(plan.training, update=replace(plan.training.update, **update))
-    return parked(replace(plan, training=training), mixed if away else staying, weights=weights)
+    return offloaded(replace(plan, training=training), mixed if away else staying, weights=weights)
 
 
 def _own_norms(name: str, shape: tuple[int, ...], mesh: Mesh) -> StoredParameter:

@@ -17,7 +17,7 @@ SELECTIVE = {"recomputation": "selective", "kept": KEPT}
 PIPELINE = {"stages": (2, 2), "micro_batches": 4, "global_batch": 8}
 COPIES = {**PIPELINE, "copies": 2, "micro_batches": 2, "global_batch": 16}
 BLOCK = {"gathers": "block"}
-PARKED = {"parked": True}
+OFFLOADED = {"offloaded": True}
 
 INTERLEAVED = {**PIPELINE, "schedule": "interleaved_1f1b", "stages": (1,) * 4, "virtual_stages": 2}
 
@@ -25,13 +25,13 @@ CASES = [
     ("llama4", "megatron", (1, 2), {**COPIES, **FULL}, {}),
     ("llama", "zero3", (4,), {**FULL, "micro_batches": 2}, BLOCK),
     ("llama4", "zero2", (2,), {**PIPELINE, **SELECTIVE, "schedule": "zb_h1"}, {}),
-    ("llama", "megatron", (2, 2), {}, PARKED),
+    ("llama", "megatron", (2, 2), {}, OFFLOADED),
     ("llama", "zero3", (4,), {"micro_batches": 2}, BLOCK),
     ("llama", "zero3", (4,), {"micro_batches": 2}, {}),
     ("mixture4", "zero2", (2,), {**PIPELINE, **FULL}, {}),
     ("mixture", "zero3", (2, 2), {**SELECTIVE, "micro_batches": 2}, BLOCK),
     ("resnet64", "zero1", (4,), {**FULL, "micro_batches": 2}, {}),
-    ("llama", "zero1", (4,), FULL, PARKED),
+    ("llama", "zero1", (4,), FULL, OFFLOADED),
     ("llama4", "zero3", (2,), INTERLEAVED, {}),
     ("llama4", "zero1", (2,), {**PIPELINE, "schedule": "seqpipe", "slices": 2}, {}),
     ("deepseek", 2, (2, 2), FULL, {}),

@@ -30,13 +30,13 @@ CASES = {
     "tied over stages": ("llama-one", 9, (2,), {"stages": (1, 1), "micro_batches": 2}),
     "narrow with masters": ("llama", "zero1", (4,), {"half": True}),
     "narrow without masters": ("llama", "zero3", (4,), {"half": True, "update": {"master_weights": False}}),
-    "parked": ("llama", "zero1", (4,), {"parked": True, "half": True}),
-    "parked without masters": (
+    "offloaded": ("llama", "zero1", (4,), {"offloaded": True, "half": True}),
+    "offloaded without masters": (
         "llama4", 6, (2,),
-        {"parked": True, "stages": (2, 2), "half": True, "optimizer": "sgd", "update": {"master_weights": False}},
+        {"offloaded": True, "stages": (2, 2), "half": True, "optimizer": "sgd", "update": {"master_weights": False}},
     ),
-    "parked weights": ("llama4", "zero1", (4,), {"parked": True, "weights": True, "half": True}),
-    "parked weights of stages": ("llama4", "zero3", (2,), {"weights": True, "stages": (2, 2), "micro_batches": 2}),
+    "offloaded weights": ("llama4", "zero1", (4,), {"offloaded": True, "weights": True, "half": True}),
+    "offloaded weights of stages": ("llama4", "zero3", (2,), {"weights": True, "stages": (2, 2), "micro_batches": 2}),
     "own parameters": ("llama", "own norms", (4,), {"update": {"local_parameters": ("*norm*",)}}),
     "stale weights": ("llama4", 6, (2,), {"stages": (2, 2), "schedule": "pipedream_2bw", "micro_batches": 4}),
     "stashed weights": ("llama4", 6, (2,), {"stages": (2, 2), "schedule": "pipedream", "micro_batches": 4}),
@@ -68,9 +68,9 @@ MOVES = {
         "llama4", ("zero1", (4,), {"optimizer": "sgd"}),
         (6, (2,), {"stages": (2, 2), "optimizer": "sgd", "micro_batches": 2}),
     ),
-    "parked to device": ("llama", ("zero1", (4,), {"parked": True}), ("zero3", (2, 2), {})),
-    "parked weights to device": ("llama4", ("zero1", (4,), {"weights": True}), ("zero3", (2, 2), {})),
-    "parked weights from device": ("llama4", ("zero3", (2, 2), {}), ("zero1", (4,), {"weights": True})),
+    "offloaded to device": ("llama", ("zero1", (4,), {"offloaded": True}), ("zero3", (2, 2), {})),
+    "offloaded weights to device": ("llama4", ("zero1", (4,), {"weights": True}), ("zero3", (2, 2), {})),
+    "offloaded weights from device": ("llama4", ("zero3", (2, 2), {}), ("zero1", (4,), {"weights": True})),
     "with masters": ("llama", ("zero1", (4,), {"half": True}), ("zero3", (2, 2), {"half": True})),
 }  # fmt: skip
 

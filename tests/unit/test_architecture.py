@@ -42,8 +42,9 @@ LAYER_OF = {house: number for number, layer in enumerate(LAYERS) for house in la
 # in the house itself, outside of its rooms, is for all of them (settings, folders, signals) or uses all of them.
 ROOMS = {
     "runtime": (
-        "launchers", "run_folder", "comm", "optimizers", "servers", "tables", "offload", "ops", "parameters", "executor", "update",
-        "processes", "step", "data", "checkpoint", "reference", "recovery", "profiling", "auditing", "launch",
+        "launchers", "run_folder", "comm", "optimizers", "servers", "tables", "offload", "ops", "parameters",
+        "executor", "update", "processes", "step", "data", "checkpoint", "reference", "recovery", "profiling",
+        "auditing", "launch",
     ),
     "planner.plan": ("binding", "layout", "prediction", "compare"),
     "planner.strategy_search": ("request", "solvers", "tables", "decomposition", "engine", "fixed", "analysis"),

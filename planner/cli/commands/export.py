@@ -124,7 +124,7 @@ def _export_operators(
     plan_file: Path, target: "OperatorTarget", output: Path, given: str | None, as_json: bool
 ) -> None:
     """Write the strategies of a plan as they are."""
-    from planner.export.sidecar import beside_content
+    from planner.export.sidecar import sidecar_content
     from planner.plan.binding.bind import bind
     from planner.plan.file import load_plan
 
@@ -133,7 +133,7 @@ def _export_operators(
         model = traced_again(plan, given)
         files = target.write(bind(plan, model.graph, model.batch))
     content = {"schema_version": OUTPUT_SCHEMA_VERSION, "engine": target.name, "about": target.about}
-    content |= {"model": plan.model.reference, "devices": plan.cluster.devices, **beside_content(plan)}
+    content |= {"model": plan.model.reference, "devices": plan.cluster.devices, **sidecar_content(plan)}
     write_folder(output, files, MARKER, content)
     names = sorted((*files, MARKER))
     if as_json:

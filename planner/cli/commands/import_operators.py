@@ -16,7 +16,7 @@ from planner.cli.texts import say, text_of
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
-    from planner.export.sidecar import Beside
+    from planner.export.sidecar import Sidecar
     from planner.export.target import OperatorReading, OperatorTarget
     from planner.plan.binding.bind import BoundPlan
     from planner.plan.plan import Training
@@ -153,10 +153,10 @@ def _assumed(bound: "BoundPlan", layouts: bool) -> str:
     )
 
 
-def _beside(path: Path, engine: str) -> "Beside | None":
+def _beside(path: Path, engine: str) -> "Sidecar | None":
     """What `plan export` wrote beside a file; None where it did not."""
     from planner.export.description import ExportError
-    from planner.export.sidecar import beside_of
+    from planner.export.sidecar import sidecar_of
 
     if not path.is_file():
         return None
@@ -167,6 +167,6 @@ def _beside(path: Path, engine: str) -> "Beside | None":
     if not isinstance(content, dict) or content.get("engine") != engine:
         return None
     try:
-        return beside_of(content)
+        return sidecar_of(content)
     except ExportError as error:
         raise ExportError(f"{path.parent}: {error}") from error

@@ -65,7 +65,7 @@ class BoundPlan:
     parameters: Mapping[str, StoredParameter]
     inputs: Mapping[str, Layout]
     recomputed: Mapping[int, frozenset[int]]
-    parked_blocks: Mapping[int, Home]
+    offloaded_blocks: Mapping[int, Home]
     sequences: Sequences
 
     def recompute_of(self, block: int | None) -> frozenset[int] | None:
@@ -137,8 +137,8 @@ def bind_prepared(plan: Plan, whole: OperatorGraph, blocks: Blocks) -> BoundPlan
         _check_stored(plan.mesh, graph, name, parameter)
         check_parameter(name, parameter, plan.mesh, sequences)
     _check_local(plan, stored)
-    _check_parked(plan, stored)
-    _check_parked_weights(plan, graph, blocks, stored)
+    _check_offloaded(plan, stored)
+    _check_offloaded_weights(plan, graph, blocks, stored)
     inputs = dict(plan.inputs)
     for name in graph.inputs:
         if name not in inputs:
@@ -162,7 +162,7 @@ def bind_prepared(plan: Plan, whole: OperatorGraph, blocks: Blocks) -> BoundPlan
         parameters=stored,
         inputs=inputs,
         recomputed=_recomputed(plan, graph, blocks),
-        parked_blocks=_parked_blocks(plan),
+        offloaded_blocks=_offloaded_blocks(plan),
         sequences=sequences,
     )
     stages = stage_of_operators(whole_plan)
@@ -271,8 +271,8 @@ def _recomputed(plan: Plan, graph: OperatorGraph, blocks: Blocks) -> dict[int, f
     return found
 
 
-def _parked_blocks(plan: Plan) -> dict[int, Home]:
-    """The blocks that park what flows into them, or what they save, and where."""
+def _offloaded_blocks(plan: Plan) -> dict[int, Home]:
+    """The blocks that offload what flows into them, or what they save, and where."""
     found: dict[int, Home] = {}
     for group in plan.groups:
         if group.activations_home == "device":
@@ -445,7 +445,7 @@ def _parameter_twins(graph: OperatorGraph, blocks: Blocks, group: Group, place: 
 
 
 def _check_stored(mesh: Mesh, graph: OperatorGraph, name: str, stored: StoredParameter) -> None:
-    if stored.parked and name not in graph.differentiable:
+    if stored.offloaded and name not in graph.differentiable:
         raise StrategyError(
             f"parameter '{name}': is frozen, so that it has no state to keep on the {stored.state_home}"
         )
@@ -472,23 +472,23 @@ def _check_local(plan: Plan, stored: Mapping[str, StoredParameter]) -> None:
                 )
 
 
-def _check_parked(plan: Plan, stored: Mapping[str, StoredParameter]) -> None:
-    """States are parked only where the update of one parameter waits for no other, and happens once a step."""
+def _check_offloaded(plan: Plan, stored: Mapping[str, StoredParameter]) -> None:
+    """States are offloaded only where the update of one parameter waits for no other, and happens once a step."""
     fault = offload_fault(plan.training.optimizer, plan.schedule)
     for name, one in stored.items() if fault is not None else ():
-        if one.parked:
+        if one.offloaded:
             raise PlanFileError(
                 f"parameter '{name}': its state is kept on the {one.state_home}, but {fault}; keep it on the device"
             )
 
 
-def _check_parked_weights(
+def _check_offloaded_weights(
     plan: Plan, graph: OperatorGraph, blocks: Blocks, stored: Mapping[str, StoredParameter]
 ) -> None:
-    """Weights are parked where one block alone reads them, and where they change once a step."""
+    """Weights are offloaded where one block alone reads them, and where they change once a step."""
     fault = offload_fault("", plan.schedule)
     for name, one in stored.items():
-        if not one.weight_parked:
+        if not one.weight_offloaded:
             continue
         if fault is not None:
             raise PlanFileError(

@@ -14,8 +14,8 @@ from planner.graph.operator_graph import OperatorGraph
 
 
 def uniform_blocks(graph: OperatorGraph, blocks: Blocks) -> Blocks:
-    """The longest stretch of `blocks` in which those of a kind need the same gradients; none where what follows reads
-    more than the last block."""
+    """The longest range of blocks of `blocks` in which those of a kind need the same gradients; none where what follows
+    reads more than the last block."""
     if not blocks.count:
         return NO_BLOCKS
     found = _longest(blocks, [_gradients(graph, blocks, block) for block in range(blocks.count)])
@@ -25,7 +25,8 @@ def uniform_blocks(graph: OperatorGraph, blocks: Blocks) -> Blocks:
 
 
 def _longest(blocks: Blocks, signs: list[object], *, alike: bool = False) -> Blocks:
-    """The longest stretch, the first of equals, in which blocks of one kind have one sign; all blocks, if `alike`."""
+    """The longest range of blocks, the first of equals, in which blocks of one kind have one sign; all blocks, if
+    `alike`."""
     best = (0, 0)
     for first in range(blocks.count):
         known: dict[int, object] = {}

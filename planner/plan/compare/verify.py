@@ -14,7 +14,7 @@ from planner.errors import PlanFileError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundPlan, bind
 from planner.plan.carried import carried_graph, graph_text
-from planner.plan.layout.offloaded import parked_fault
+from planner.plan.layout.offloaded import offloaded_fault
 from planner.plan.outline import outline
 from planner.plan.plan import ModelReference, Plan, Prediction
 from planner.plan.prediction.predict import predict
@@ -36,7 +36,7 @@ _TOLERANCE = 1e-9  # relative: sums of the same terms in the same order
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """A bound plan, its price computed anew, and what does not hold (nothing: the plan is good); `outside` says where
-    more is parked outside of a device than there is room."""
+    more is offloaded than there is room."""
 
     bound: BoundPlan
     prediction: Prediction
@@ -45,7 +45,7 @@ class Verdict:
 
     @property
     def fits(self) -> bool:
-        """Whether a device has room for what is on it, and outside of it for what is parked there."""
+        """Whether a device has room for what is on it, and outside of it for what is offloaded there."""
         inside = self.prediction.peak_bytes <= self.prediction.capacity_bytes * (1 + _TOLERANCE)
         return inside and self.outside is None
 
@@ -74,7 +74,7 @@ def verify(plan: Plan, traced: OperatorGraph, batch: int, cluster: Machine) -> V
         if not math.isclose(found.get(name, math.nan), said.get(name, math.nan), rel_tol=_TOLERANCE)
     ]
     remarks = [*_model_remarks(plan.model, traced, batch), *remarks]
-    outside = parked_fault(prediction, cluster)
+    outside = offloaded_fault(prediction, cluster)
     return Verdict(bound=bound, prediction=prediction, remarks=tuple(remarks), outside=outside)
 
 
@@ -113,7 +113,7 @@ def _figures(prediction: Prediction) -> dict[str, float]:
         **{name: value for name in _ENDS if (value := getattr(prediction, name)) is not None},
         **{f"time of {name}": value for name, value in prediction.time},
         **{f"memory of {name}": value for name, value in prediction.memory},
-        **{f"bytes kept on the {home}": value for home, value in prediction.parked},
+        **{f"bytes kept on the {home}": value for home, value in prediction.offloaded},
         **{
             f"stage {index}: {name}": getattr(stage, name)
             for index, stage in enumerate(prediction.stages)

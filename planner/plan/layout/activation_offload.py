@@ -1,10 +1,10 @@
-"""What recomputed blocks park outside of the device between forward and backward pass: what flows into them.
+"""What recomputed blocks offload between forward and backward pass: what flows into them.
 
     forward     block 0 | block 1 | block 2 ...       what flowed into a block leaves while the next one computes
     backward    ... block 2 | block 1 | block 0       and comes back while the block behind it is differentiated
 
 A recomputed block keeps nothing but what flows into it (and what its kept operators have made, which stays on the
-device). Parked is of that what nobody but this block reads; what every block reads is there once, and stays.
+device). Offloaded is of that what nobody but this block reads; what every block reads is there once, and stays.
 """
 
 from hardware_profiles import Home
@@ -12,9 +12,9 @@ from planner.errors import PlanFileError
 from planner.plan.binding.bind import BoundPlan
 
 
-def parked_reads(bound: BoundPlan, block: int | None) -> tuple[str, ...]:
-    """The values that a block parks, in the order in which it reads them."""
-    if block is None or block not in bound.parked_blocks or bound.recompute_of(block) is None:
+def offloaded_activations(bound: BoundPlan, block: int | None) -> tuple[str, ...]:
+    """The values that a block offloads, in the order in which it reads them."""
+    if block is None or block not in bound.offloaded_blocks or bound.recompute_of(block) is None:
         return ()
     graph, blocks = bound.graph, bound.blocks
     names = dict.fromkeys(name for at in blocks.operators(block) for name in graph.operators[at].operands)
@@ -22,8 +22,8 @@ def parked_reads(bound: BoundPlan, block: int | None) -> tuple[str, ...]:
 
 
 def home_of(bound: BoundPlan, block: int) -> Home:
-    """Where a block that parks keeps what flows into it."""
-    return bound.parked_blocks[block]
+    """Where a block that offloads keeps what flows into it."""
+    return bound.offloaded_blocks[block]
 
 
 def _flows(bound: BoundPlan, name: str, block: int) -> bool:
@@ -36,7 +36,7 @@ def _flows(bound: BoundPlan, name: str, block: int) -> bool:
     readers = {blocks.block_of(use) for use in graph.consumers[name]}
     if readers == {block, None}:
         raise PlanFileError(
-            f"block {block} cannot park '{name}': what stands outside of the blocks reads it, too; set its"
+            f"block {block} cannot offload '{name}': what stands outside of the blocks reads it, too; set its"
             " activations_home to device"
         )
     return readers == {block}

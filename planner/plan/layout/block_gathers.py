@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.plan.binding.bind import BoundOperator, BoundPlan
-from planner.plan.layout.deferred_weight_gradients import put_off
+from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
 from planner.plan.layout.stage_cut import cut_stage, runs_of
 from planner.pricing.parameter_price import reduced
 from planner.sharding.buckets import Bucket, Traveller, traveller
@@ -96,10 +96,10 @@ def _goes_along(bound: BoundPlan, at: int, place: int) -> bool:
         and tuple(graph.consumers[name]) == (at,)
         and op.operator.operands.count(name) == 1
         and op.rule.op_class not in ("view", "copy")  # whose results may be the memory of the weight
-        and not bound.parameters[name].weight_parked
+        and not bound.parameters[name].weight_offloaded
         and not bound.plan.training.update.is_local(name)
         and not bound.sequences.get(name)
-        and place not in put_off(bound, at)
+        and place not in deferred_weight_gradients(bound, at)
     )
 
 

@@ -4,9 +4,9 @@
     weight_gradient    what was kept of it  ─> gradients of the weights of products            nobody waits
 
 Put off are the products that make gradients of weights, where the rule of the operator says that they can be had by
-themselves (`Rule.put_off`): half of the work of a backward pass, near enough. Whatever else makes gradients of
-parameters is a pass over elements, made in one kernel with the gradient of the input, and is not put off. Until its
-turn a product keeps what the operator was given and the gradient of what it has made.
+themselves (`Rule.deferred_weight_gradients`): half of the work of a backward pass, near enough. Whatever else makes
+gradients of parameters is a pass over elements, made in one kernel with the gradient of the input, and is not put off.
+Until its turn a product keeps what the operator was given and the gradient of what it has made.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from planner.plan.layout.stage_cut import StageCut
 from planner.sharding.rule import Rule
 
 
-def put_off(bound: BoundPlan, at: int) -> tuple[int, ...]:
+def deferred_weight_gradients(bound: BoundPlan, at: int) -> tuple[int, ...]:
     """Places of the operands of an operator whose gradients are put off; none where a plan's schedule puts off
     nothing."""
     return _places(bound.graph, at, bound.operators[at].rule) if bound.plan.schedule_kind.splits_backward else ()
@@ -26,7 +26,7 @@ def put_off(bound: BoundPlan, at: int) -> tuple[int, ...]:
 def _places(graph: OperatorGraph, at: int, rule: Rule) -> tuple[int, ...]:
     operands = graph.operators[at].operands
     graded = [place for place, name in enumerate(operands) if name in graph.differentiable]
-    found = tuple(place for place in rule.put_off if place in graded)
+    found = tuple(place for place in rule.deferred_weight_gradients if place in graded)
     activations = set(graded) - set(found)
     return found if activations and all(operands[place] in graph.parameter_names for place in found) else ()
 
@@ -37,7 +37,7 @@ def arrivals(bound: BoundPlan, cut: StageCut) -> Counter[str]:
     found: Counter[str] = Counter()
     others: set[str] = set()
     for at in cut.operators:
-        later = put_off(bound, at)
+        later = deferred_weight_gradients(bound, at)
         for place, name in enumerate(bound.graph.operators[at].operands):
             if place in later:
                 found[name] += 1

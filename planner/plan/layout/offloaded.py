@@ -1,4 +1,4 @@
-"""What a plan parks outside of the devices: in which order it comes to them, and whether there is room for it."""
+"""What a plan offloads: in which order it comes to them, and whether there is room for it."""
 
 from collections.abc import Collection
 
@@ -12,10 +12,10 @@ _MOMENTS = {"adamw": 2}
 """Of a row of a table, beside itself."""
 
 
-def parked_fault(prediction: Prediction, cluster: Machine) -> str | None:
-    """What is parked outside of a device in excess of the room that it has there, in words; None where all fits. Of
+def offloaded_fault(prediction: Prediction, cluster: Machine) -> str | None:
+    """What is offloaded in excess of the room that it has there, in words; None where all fits. Of
     several kinds of devices each must have the room."""
-    for home, nbytes in prediction.parked:
+    for home, nbytes in prediction.offloaded:
         least = min(parts_of(cluster), key=lambda part: part.store(home).capacity)
         room = least.store(home).capacity
         if nbytes > room * (1 + _TOLERANCE):
@@ -40,12 +40,12 @@ def tables_on_hosts(bound: BoundPlan) -> Bytes:
 
 
 def visiting_order(bound: BoundPlan, held: Collection[str]) -> tuple[str, ...]:
-    """Of the parameters that a rank holds those whose states are parked, in the order of their updates: members of a
+    """Of the parameters that a rank holds those whose states are offloaded, in the order of their updates: members of a
     bucket of new weights one after the other, so that it soon is complete, then the others as the model has them."""
-    parked = [name for name in bound.parameters if name in held and bound.parameters[name].parked]
-    if not parked:
+    offloaded = [name for name in bound.parameters if name in held and bound.parameters[name].offloaded]
+    if not offloaded:
         return ()
     together = [name for bucket in gathering_buckets(bound, held) for name in bucket.names]
     first = {name: at for at, name in enumerate(together)}
     places = {parameter.name: at for at, parameter in enumerate(bound.graph.parameters)}
-    return tuple(sorted(parked, key=lambda name: (first.get(name, len(first)), places[name])))
+    return tuple(sorted(offloaded, key=lambda name: (first.get(name, len(first)), places[name])))

@@ -210,7 +210,7 @@ def _recomputation(bound: BoundPlan) -> str:
 
 
 def _offload(bound: BoundPlan) -> str:
-    """`none`, or what is parked outside of the devices: `optimizer states on the host`, `38% of the optimizer states on
+    """`none`, or what is offloaded: `optimizer states on the host`, `38% of the optimizer states on
     the host`."""
     states: Counter[str] = Counter()
     weights: Counter[str] = Counter()
@@ -219,8 +219,10 @@ def _offload(bound: BoundPlan) -> str:
         if name in bound.graph.differentiable:
             states[stored.state_home] += bound.graph.types[name].numel
     words = [*_shares(states, "optimizer states"), *_shares(weights, "weights")]
-    parked = Counter(bound.parked_blocks.values())
-    words += [f"activations of {parked[home]} of {bound.blocks.count} blocks on the {home}" for home in sorted(parked)]
+    offloaded = Counter(bound.offloaded_blocks.values())
+    words += [
+        f"activations of {offloaded[home]} of {bound.blocks.count} blocks on the {home}" for home in sorted(offloaded)
+    ]
     return ", ".join(words) or "none"
 
 

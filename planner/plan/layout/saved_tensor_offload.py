@@ -1,31 +1,31 @@
-"""What blocks that are not recomputed park outside of the device between their two passes: what autograd saves.
+"""What blocks that are not recomputed offload between their two passes: what autograd saves.
 
     forward     block 0 | block 1 | block 2 ...       what a block saves leaves while the next one computes
     backward    ... block 2 | block 1 | block 0       and comes back while the block behind it is differentiated
 
-Parked is what the block has made itself and nobody else reads: results of its operators, what these save beside them,
-and copies of what flows in that have another layout. What flows into a block or out of it stays on the device, and so
-do weights. It is known by memory: what shares the memory of something that stays, stays with it.
+Offloaded is what the block has made itself and nobody else reads: results of its operators, what these save beside
+them, and copies of what flows in that have another layout. What flows into a block or out of it stays on the device,
+and so do weights. It is known by memory: what shares the memory of something that stays, stays with it.
 
-A block begins to bring back what the one before it has parked. Behind the last block of a row of them nobody does: the
-backward pass waits for what it has parked, and the forward pass waits until it has left.
+A block begins to bring back what the one before it has offloaded. Behind the last block of a row of them nobody does:
+the backward pass waits for what it has offloaded, and the forward pass waits until it has left.
 """
 
 from hardware_profiles import Home
 from planner.plan.binding.bind import BoundPlan
-from planner.plan.layout.activation_offload import parked_reads
+from planner.plan.layout.activation_offload import offloaded_activations
 
 
 def home_of_saved(bound: BoundPlan, block: int | None) -> Home:
     """Where a block keeps what it saves; blocks that are recomputed save nothing."""
     if block is None or bound.recompute_of(block) is not None:
         return "device"
-    return bound.parked_blocks.get(block, "device")
+    return bound.offloaded_blocks.get(block, "device")
 
 
-def parks_values(bound: BoundPlan, block: int | None) -> bool:
-    """Whether a block parks activations of whatever kind."""
-    return home_of_saved(bound, block) != "device" or bool(parked_reads(bound, block))
+def offloads_values(bound: BoundPlan, block: int | None) -> bool:
+    """Whether a block offloads activations of whatever kind."""
+    return home_of_saved(bound, block) != "device" or bool(offloaded_activations(bound, block))
 
 
 def read_elsewhere(bound: BoundPlan, name: str, block: int) -> bool:

@@ -9,7 +9,7 @@ from hardware_profiles import Bytes
 from planner.plan.binding.bind import BoundOperator, BoundPlan
 from planner.plan.layout.block_gathers import BlockGather, block_gathers
 from planner.plan.layout.stage_cut import StageCut, promised_layouts, runs_of
-from planner.plan.layout.weight_offload import parked_weights, parks_weights
+from planner.plan.layout.weight_offload import offloaded_weights, offloads_weights
 from planner.pricing.operator_price import inner_messages
 from planner.sharding.layout import Layout, local_shape
 from planner.sharding.redistribute import COLLECTIVES, Step, is_view, redistribution
@@ -58,8 +58,8 @@ class StageTensors:
         return frozenset(name for section in self.gathers for one in section for name in one.names)
 
     def visit(self, number: int) -> Mapping[str, Bytes]:
-        """Bytes of the parked weights that come for a section."""
-        names = parked_weights(self.bound, self.sections[number][1]) if self._parks else ()
+        """Bytes of the offloaded weights that come for a section."""
+        names = offloaded_weights(self.bound, self.sections[number][1]) if self._offloads else ()
         return {name: self.bytes(name, self.shape(name, self.bound.parameters[name].weight)) for name in names}
 
     def ahead(self, number: int, neighbour: int) -> Mapping[str, Bytes]:
@@ -69,8 +69,8 @@ class StageTensors:
         return self.visit(neighbour)
 
     @cached_property
-    def _parks(self) -> bool:
-        return parks_weights(self.bound)
+    def _offloads(self) -> bool:
+        return offloads_weights(self.bound)
 
     def move(self, at: int, place: int) -> Move:
         """How an operand comes to its operator, if not with others."""

@@ -23,11 +23,11 @@ from costmodels import PLACES, Turn
 from hardware_profiles import Bytes
 from planner.graph.operator_graph import DTYPE_BYTES
 from planner.plan.binding.bind import BoundOperator, BoundPlan
-from planner.plan.layout.activation_offload import parked_reads
+from planner.plan.layout.activation_offload import offloaded_activations
 from planner.plan.layout.block_gathers import BlockGather
-from planner.plan.layout.deferred_weight_gradients import put_off
+from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
 from planner.plan.layout.offloaded import visiting_order
-from planner.plan.layout.saved_tensor_offload import parks_values
+from planner.plan.layout.saved_tensor_offload import offloads_values
 from planner.plan.layout.stage_cut import StageCut, cut_stage
 from planner.plan.layout.stage_tensors import StageTensors
 from planner.plan.prediction.memory_account import MemoryAccount, Piece, Storage, moved
@@ -87,7 +87,7 @@ class _Section:
     reads: Values = field(default_factory=dict)
     results: dict[int, list[Storage]] = field(default_factory=dict)
     again: bool = False
-    parked: list[Storage] = field(default_factory=list)
+    offloaded: list[Storage] = field(default_factory=list)
     number: int = 0
     gathered: dict[str, Storage] = field(default_factory=dict)
 
@@ -110,7 +110,7 @@ class _Sent:
 
 @dataclass(kw_only=True)
 class _Held:
-    """What the chunks of a rank have together: the account, what is parked, the gradients of the step, what is being
+    """What the chunks of a rank have together: the account, what is offloaded, the gradients of the step, what is being
     sent."""
 
     account: MemoryAccount
@@ -120,7 +120,7 @@ class _Held:
     visiting: dict[str, Storage] = field(default_factory=dict)
 
     def visit(self, weights: Mapping[str, Bytes]) -> None:
-        """Have these parked weights on the device, and no others."""
+        """Have these offloaded weights on the device, and no others."""
         for name in self.visiting.keys() - weights.keys():
             self.account.release(self.visiting.pop(name))
         for name in weights.keys() - self.visiting.keys():
@@ -186,13 +186,13 @@ class _Chunk:
         found = []
         leaving: list[Storage] = []
         for number, (again, operators) in enumerate(self.tensors.sections):
-            parks = parks_values(self.bound, self.bound.blocks.block_of(operators[0]))
-            if not parks:
+            offloads = offloads_values(self.bound, self.bound.blocks.block_of(operators[0]))
+            if not offloads:
                 self._leave(leaving)
                 leaving = []
             self.held.visit({**self.tensors.visit(number), **self.tensors.ahead(number, number + 1)})
             section = _Section(operators, {}, again=again, number=number)
-            flowing = [values[name].storage for name in self.tensors.read(operators)] if parks else []
+            flowing = [values[name].storage for name in self.tensors.read(operators)] if offloads else []
             if again:
                 self._checkpoint(section, values)
             else:
@@ -203,9 +203,9 @@ class _Chunk:
                     section.kept[at] = self._compute(at, values)
                     self._drop(at, values)
                 self._leave([*section.gathered.values()])
-            if parks:
+            if offloads:
                 self._leave(leaving)
-                leaving = section.parked = self._parked(section, values, flowing)
+                leaving = section.offloaded = self._offloaded(section, values, flowing)
             found.append(section)
             self.held.visit(self.tensors.ahead(number, number + 1))
         self._leave(leaving)
@@ -340,12 +340,12 @@ class _Chunk:
         for at in section.operators:
             self._drop(at, values)
 
-    def _parked(self, section: _Section, values: Values, flowing: Sequence[Storage]) -> list[Storage]:
-        """Memory of what a block parks, as soon as the next one is done: of what is `flowing` into it where it is
+    def _offloaded(self, section: _Section, values: Values, flowing: Sequence[Storage]) -> list[Storage]:
+        """Memory of what a block offloads, as soon as the next one is done: of what is `flowing` into it where it is
         recomputed, otherwise of what it keeps beside that and what it hands on."""
         block = self.bound.blocks.block_of(section.operators[0])
         if section.again:
-            names = parked_reads(self.bound, block)
+            names = offloaded_activations(self.bound, block)
             found = [section.reads[name].storage for name in names if name in section.reads]
         else:
             staying = {id(storage) for storage in (*flowing, *(piece.storage for piece in values.values()))}
@@ -473,9 +473,9 @@ class _Chunk:
             section.kept.setdefault(at, _Kept())
 
     def _come(self, section: _Section, sections: Sequence[_Section]) -> None:
-        """What a block has parked comes back, and with it what the block before it has."""
-        before = sections[-1].parked if sections and section.parked else ()
-        for storage in (*section.parked, *before):
+        """What a block has offloaded comes back, and with it what the block before it has."""
+        before = sections[-1].offloaded if sections and section.offloaded else ()
+        for storage in (*section.offloaded, *before):
             if storage.lent:
                 self.account.take_back(storage)
 
@@ -483,11 +483,11 @@ class _Chunk:
         """The backward pass of one operator: gradients of its operands, in the layouts that their makers want."""
         op, kept = self.bound.operators[at], section.kept.pop(at, _Kept())
         given = [gradients.pop(name) for name in self.tensors.results(at) if name in gradients]
-        later = put_off(self.bound, at)
+        later = deferred_weight_gradients(self.bound, at)
         graded = [place for place in self.tensors.graded(op) if place not in later]
         made: dict[int, Piece] = {}
         if given and later:
-            self._put_off(at, section.again, later, kept, given)
+            self._defer(at, section.again, later, kept, given)
         if given and graded:
             gathered = [] if section.again else self._gathered_again(at)
             self.account.brief(self.tensors.inner_scratch(op), OTHER)
@@ -507,7 +507,7 @@ class _Chunk:
             if name in gradients and not self.pending[name]:
                 self._arrive(name, gradients)
 
-    def _put_off(self, at: int, again: bool, later: Sequence[int], kept: _Kept, given: Sequence[Storage]) -> None:
+    def _defer(self, at: int, again: bool, later: Sequence[int], kept: _Kept, given: Sequence[Storage]) -> None:
         """Hold what the weight gradients of an operator are made of until their turn."""
         op = self.bound.operators[at]
         places = [place for place in self.tensors.saved(op) if again or not self.tensors.gathered(at, place)]
@@ -519,7 +519,10 @@ class _Chunk:
         """The turn of the weight gradients of a micro-batch, from the last product to the first."""
         for product in products:
             op = self.bound.operators[product.at]
-            made = {place: self._gradient(op, place, (), _Kept()) for place in put_off(self.bound, product.at)}
+            made = {
+                place: self._gradient(op, place, (), _Kept())
+                for place in deferred_weight_gradients(self.bound, product.at)
+            }
             self._release(product.kept)
             for place, piece in made.items():
                 name = op.operator.operands[place]
@@ -607,25 +610,25 @@ class _Chunk:
             steps = () if self.update.is_local(name) else steps
             pieces[name] = moved(self.account, piece, steps, mesh, self.coordinate, element)
             self.account.release(gradient)
-        parked = visiting_order(self.bound, pieces)
-        places = self._places(parked)
-        for name in pieces.keys() - set(parked):
+        offloaded = visiting_order(self.bound, pieces)
+        places = self._places(offloaded)
+        for name in pieces.keys() - set(offloaded):
             self.account.brief(_UPDATED * pieces[name].storage.nbytes, OTHER)
-        for name in parked:
+        for name in offloaded:
             self.account.brief(_UPDATED * pieces[name].storage.nbytes, OTHER)
             self.account.release(pieces[name].storage)
             self._publish(name, pieces[name])
         self._release(places)
-        self._release([piece.storage for name, piece in pieces.items() if name not in parked])
+        self._release([piece.storage for name, piece in pieces.items() if name not in offloaded])
         for name, piece in pieces.items():
-            if name not in parked:
+            if name not in offloaded:
                 self._publish(name, piece)
         self.held.let_go()
 
-    def _places(self, parked: Sequence[str]) -> list[Storage]:
-        """Where parked states are updated: one, and the next or the last."""
-        longest = max((self.held.rows[name] for name in parked), default=0.0)
-        return [self.account.new(longest, OTHER) for _ in parked[:PLACES]]
+    def _places(self, offloaded: Sequence[str]) -> list[Storage]:
+        """Where offloaded states are updated: one, and the next or the last."""
+        longest = max((self.held.rows[name] for name in offloaded), default=0.0)
+        return [self.account.new(longest, OTHER) for _ in offloaded[:PLACES]]
 
     def _publish(self, name: str, piece: Piece) -> None:
         """Bring the new weight, which has the shape of this piece where it was updated, to where it is kept."""
@@ -633,7 +636,7 @@ class _Chunk:
         steps = redistribution(tensor.shape, self.bound.plan.mesh, stored.state, stored.weight)
         narrow = Piece(self.account.new(self.tensors.bytes(name, piece.shape), OTHER), piece.shape)
         new = self._moved(narrow, steps, name).storage
-        if stored.weight_parked:
+        if stored.weight_offloaded:
             self.held.send(new)
         self.account.release(new)
         self.account.release(narrow.storage)

@@ -39,7 +39,7 @@ def _group(bound: BoundPlan, block: int, parameters: Mapping[str, StoredParamete
         blocks=1,
         recomputation="none" if places is None else "selective" if kept else "full",
         kept=kept,
-        activations_home=bound.parked_blocks.get(block, "device"),
+        activations_home=bound.offloaded_blocks.get(block, "device"),
         operators=_strategies(bound, inside),
         parameters=tuple(parameters.items()),
     )

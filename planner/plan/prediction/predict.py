@@ -96,7 +96,7 @@ def _assemble(
     peaks = [_peak(cost, own) for cost, own in zip(costs, clusters, strict=True)]
     fullest = max(range(len(costs)), key=lambda rank: (peaks[rank] / clusters[rank].device.memory, wanted[rank]))
     memory = [*costs[fullest].memory.items(), ("allocator slack and reserved", peaks[fullest] - wanted[fullest])]
-    outside = max(costs, key=lambda cost: sum(cost.parked.values())).parked
+    outside = max(costs, key=lambda cost: sum(cost.offloaded.values())).offloaded
     spreads = [spread_of(part.name, experts) for part in parts_of(cluster)]
     peak_flops = [own.device.peak(plan.training.precision) for own in clusters]
     flops = flops_per_part * m
@@ -113,7 +113,7 @@ def _assemble(
         high_seconds=step.seconds * max(spread.high for spread in spreads),
         time=tuple(time),
         memory=tuple(memory),
-        parked=tuple((home, outside[home]) for home in HOMES if outside[home]),
+        offloaded=tuple((home, outside[home]) for home in HOMES if outside[home]),
         stages=tuple(
             StagePrediction(micro_batch_seconds=part, once_seconds=once, peak_bytes=bytes_)
             for part, once, bytes_ in zip(per_part, per_step, peaks, strict=True)

@@ -25,16 +25,17 @@ TIME_PER_MICRO_BATCH = (
 )
 TIME_PER_STEP = ("gradient reduction", "optimizer", "weight gathering")
 OFFLOAD = "offload"
-"""What optimizer states that are parked take beside their updates, once a step; in plans that park any."""
+"""What optimizer states that are offloaded take beside their updates, once a step; in plans that offload any."""
 
 ACTIVATIONS = "activation offload"
-"""What it takes to park what flows into recomputed blocks, or what others save, and to bring it back, a micro-batch."""
+"""What it takes to offload what flows into recomputed blocks, or what others save, and to bring it back, a
+micro-batch."""
 
 FETCHED = "weight offload"
-"""What it takes to bring parked weights for the two passes of a micro-batch."""
+"""What it takes to bring offloaded weights for the two passes of a micro-batch."""
 
 RETURNED = "weights going back"
-"""What it takes to bring new weights to where they are parked, once a step."""
+"""What it takes to bring new weights to where they are offloaded, once a step."""
 
 MEMORY = ("weights", "gradients", "optimizer state", "activations", "transient")
 
@@ -48,10 +49,10 @@ class StageCost:
     `messages` counts what the seconds of communication stand for, once a micro-batch or, in an update, once a step.
     `chunks` has the seconds once more, by the passes through each chunk, and what software hides. `beyond` is what
     buckets and norms take once a step beyond the additive sums (see `planner.plan.layout.per_step_communication`), and
-    the row of parked states (`visits`, see `costmodels.parking`); `together` what weights that are gathered together
-    take beyond them once a micro-batch (see `planner.plan.layout.block_gathers`). `parked` are the bytes outside of the
-    device by where they are, `rows` those of each parameter. `fetched` are the seconds in which the weights of each
-    block come that parks any, `away` those in which its activations come back and leave, by chunk and block.
+    the row of offloaded states (`visits`, see `costmodels.offload`); `together` what weights that are gathered together
+    take beyond them once a micro-batch (see `planner.plan.layout.block_gathers`). `offloaded` are the bytes outside of
+    the device by where they are, `rows` those of each parameter. `fetched` are the seconds in which the weights of each
+    block come that offloads any, `away` those in which its activations come back and leave, by chunk and block.
     """
 
     chunks: list[ChunkCost]
@@ -63,7 +64,7 @@ class StageCost:
     launches: defaultdict[tuple[int, int | None, str], Launches] = field(default_factory=lambda: defaultdict(Launches))
     ahead: float = 0.0
     together: float = 0.0
-    parked: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    offloaded: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     visits: dict[str, Visit] = field(default_factory=dict)
     rows: dict[str, float] = field(default_factory=dict)
     fetched: dict[int, float] = field(default_factory=dict)
@@ -79,19 +80,19 @@ class StageCost:
         """Seconds once a micro-batch, with what no single operator is charged for."""
         return {**self.micro_batch, GATHERING: self.micro_batch[GATHERING] + self.together}
 
-    def park(self, name: str, prices: ParameterPrices, home: str) -> None:
-        """Count a parameter whose state is parked."""
+    def offload(self, name: str, prices: ParameterPrices, home: str) -> None:
+        """Count a parameter whose state is offloaded."""
         self.once[OFFLOAD] = self.once.get(OFFLOAD, 0.0) + float(prices.offload[0])
-        self.parked[home] += float(prices.parked[0])
-        self.rows[name] = float(prices.parked[0])
+        self.offloaded[home] += float(prices.offloaded[0])
+        self.rows[name] = float(prices.offloaded[0])
         self.visits[name] = Visit(float(prices.fetch[0]), float(prices.update[0]), float(prices.store[0]))
         self.memory["transient"] = max(self.memory["transient"], float(prices.transient[0]))
 
-    def park_values(self, key: tuple[int, int], home: str, nbytes: Bytes, seconds: tuple[Seconds, Seconds]) -> None:
-        """Count activations that a block of a chunk parks of every micro-batch in flight, `nbytes` in all: they come
+    def offload_values(self, key: tuple[int, int], home: str, nbytes: Bytes, seconds: tuple[Seconds, Seconds]) -> None:
+        """Count activations that a block of a chunk offloads of every micro-batch in flight, `nbytes` in all: they come
         back, and leave, in so many seconds."""
         self.micro_batch[ACTIVATIONS] = self.micro_batch.get(ACTIVATIONS, 0.0) + sum(seconds)
-        self.parked[home] += nbytes
+        self.offloaded[home] += nbytes
         fetch, store = self.away.get(key, (0.0, 0.0))
         self.away[key] = fetch + seconds[0], store + seconds[1]
 
@@ -104,23 +105,23 @@ class StageCost:
             chunk.forward.bring(store, waits=waits)
             chunk.backward.bring(fetch, waits=waits)
 
-    def park_weight(self, block: int, prices: ParameterPrices, home: str) -> None:
-        """Count a weight of a block that is parked."""
+    def offload_weight(self, block: int, prices: ParameterPrices, home: str) -> None:
+        """Count a weight of a block that is offloaded."""
         self.micro_batch[FETCHED] = self.micro_batch.get(FETCHED, 0.0) + float(prices.fetches[0])
         self.once[RETURNED] = self.once.get(RETURNED, 0.0) + float(prices.weight_store[0])
-        self.parked[home] += float(prices.weight_parked[0])
+        self.offloaded[home] += float(prices.weight_offloaded[0])
         self.fetched[block] = self.fetched.get(block, 0.0) + float(prices.weight_fetch[0])
 
     def end_fetches(self, chunk: ChunkCost, blocks: Collection[int]) -> None:
-        """The weights of these blocks of a chunk, which are all of it that park any, come under the work of a pass, but
-        for those that it waits for."""
+        """The weights of these blocks of a chunk, which are all of it that offload any, come under the work of a pass,
+        but for those that it waits for."""
         for block in blocks:
             for one, backward in ((chunk.forward, False), (chunk.backward, True)):
                 waits = waited_for(blocks, block, backward=backward)
                 one.bring(self.fetched[block], waits=waits)
 
     def end_visits(self, order: Sequence[str]) -> None:
-        """What parked states take in this order, more or less than the sum of their paces."""
+        """What offloaded states take in this order, more or less than the sum of their paces."""
         if self.visits:
             visits = [self.visits[name] for name in order]
             seconds = visits_time(visits, before=self.once["optimizer"] - sum(visit.update for visit in visits))

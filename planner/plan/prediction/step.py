@@ -53,7 +53,7 @@ COVERED = "covered by other copies"
 """Communication of one copy while another computes; negative."""
 
 BESIDE = "offload under computation"
-"""Parked activations and weights that leave and come while other blocks compute; negative."""
+"""Offloaded activations and weights that leave and come while other blocks compute; negative."""
 
 GATHERED_AHEAD = "gathering under computation"
 """Weights that come, and gradients that go, while other blocks compute; negative."""
@@ -88,7 +88,7 @@ class PassCost:
     what of `waits` other copies may compute under; `operators` has for each what it sends and what else it takes, where
     the plan has several copies. `grows` is what a slice takes more than the one before it, `transfers` what of `waits`
     comes from the stage before, or back from the one behind. Charged all the same are of `hidden` so many seconds
-    `beside`, parked activations and weights on their way, and `gathered`, weights and gradients of a block on
+    `beside`, offloaded activations and weights on their way, and `gathered`, weights and gradients of a block on
     theirs."""
 
     work: float = 0.0
@@ -108,7 +108,7 @@ class PassCost:
         self.sent += sent
 
     def bring(self, seconds: float, *, waits: bool) -> None:
-        """Something parked leaves or comes: the pass waits for it, or computes meanwhile."""
+        """Something offloaded leaves or comes: the pass waits for it, or computes meanwhile."""
         self.add(waits=seconds if waits else 0.0, hidden=0.0 if waits else seconds)
         self.beside += 0.0 if waits else seconds
 

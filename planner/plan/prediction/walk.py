@@ -9,24 +9,24 @@ backward pass of a block begins: it counts as one more such block.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from costmodels import away_seconds, parked_bytes
+from costmodels import away_seconds, offloaded_bytes
 from hardware_profiles import Bytes, Cluster, Group, Hidden, Home, Machine, Seconds, clusters_of_ranks, links_of_ranks
 from planner.graph.blocks import IDENTITY, Blocks
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.binding.slices import earlier_keys
-from planner.plan.layout.activation_offload import home_of, parked_reads
-from planner.plan.layout.deferred_weight_gradients import put_off
+from planner.plan.layout.activation_offload import home_of, offloaded_activations
+from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
 from planner.plan.layout.offloaded import tables_on_hosts, visiting_order
 from planner.plan.layout.per_step_communication import once_of
 from planner.plan.layout.saved_tensor_offload import home_of_saved, read_elsewhere
 from planner.plan.layout.stage_cut import crossing_values
-from planner.plan.layout.weight_offload import block_of_parked
+from planner.plan.layout.weight_offload import block_of_offloaded
 from planner.plan.prediction.charges import UNCHARGED, Phase, Times, charge
 from planner.plan.prediction.coalesced_collectives import Together
 from planner.plan.prediction.stage_cost import GATHERING, StageCost, tied_seconds, transfer_seconds
 from planner.plan.prediction.step import ChunkCost, PassCost
-from planner.plan.schedule import in_flight_of, put_off_at_most, updates_of, weight_versions, whole_in_flight
+from planner.plan.schedule import in_flight_of, most_deferred, updates_of, weight_versions, whole_in_flight
 from planner.pricing import (
     OperatorPrices,
     ParameterPrices,
@@ -89,10 +89,10 @@ class Walk:
     def begin(self, bound: BoundPlan) -> None:
         """Start over, perhaps with the same plan under another schedule."""
         self.bound = bound
-        self.put_off = {
+        self.deferred_weight_gradients = {
             op.operator.operands[place]
             for at, op in enumerate(self.bound.operators)
-            for place in put_off(self.bound, at)
+            for place in deferred_weight_gradients(self.bound, at)
         }
         self.waiting = 0
         self.flops = 0.0
@@ -121,7 +121,7 @@ class Walk:
                 for stage in held
             ]
         )
-        self.waiting = put_off_at_most(plan, rank) if plan.schedule_kind.splits_backward else 0
+        self.waiting = most_deferred(plan, rank) if plan.schedule_kind.splits_backward else 0
         live = in_flight_of(plan, rank) if live is None else live
         seen: set[str] = set()  # what flows into blocks
         at_once: dict[int, float] = {}
@@ -142,7 +142,7 @@ class Walk:
         used = {name: self._chunk(at) for at in reversed(own) for name in operators[at].operator.operands}
         for stage in range(rank, len(plan.stages), plan.pipeline):
             self.together.end_stage(cost, cost.chunks[stage // plan.pipeline], stage)
-        blocks = block_of_parked(self.bound, [name for name in used if name in self.bound.parameters])
+        blocks = block_of_offloaded(self.bound, [name for name in used if name in self.bound.parameters])
         for parameter in self.bound.graph.parameters:  # in a fixed order: sums must not depend on hashes
             if parameter.name in used:
                 nbytes = self._parameter(
@@ -156,7 +156,7 @@ class Walk:
         cost.end_values()
         cost.end_visits(visiting_order(self.bound, used))
         if nbytes := tables_on_hosts(self.bound):
-            cost.parked["host"] += nbytes
+            cost.offloaded["host"] += nbytes
         once = once_of(self.bound, used, self.cluster, self.pricers, self._machine)
         for part, seconds in once.seconds.items():
             cost.beyond[part] += seconds
@@ -192,7 +192,7 @@ class Walk:
         own = [] if pieces else [i for i, name in enumerate(results) if name in self.alive.kept]
         kept = 0.0 if at in self.alive.piecewise else float(prices.saved_extra[0])
         kept += sum(float(prices.results[i][0]) for i in own)
-        home, away = home_of_saved(self.bound, block), []  # bytes that are parked
+        home, away = home_of_saved(self.bound, block), []  # bytes that are offloaded
         if block is not None and home != "device":
             others = (i for i in own if read_elsewhere(self.bound, results[i], block))
             away.append(kept - sum(float(prices.results[i][0]) for i in others))
@@ -215,9 +215,9 @@ class Walk:
         chunk.backward.add(work=float(prices.backward[0]), waits=back)
         if works and forward > 0:
             chunk.backward.add(work=forward - waits, waits=waits)
-        later = put_off(self.bound, at)
+        later = deferred_weight_gradients(self.bound, at)
         if later:
-            self._put_off(cost, chunk, at, prices, later, seen)
+            self._defer(cost, chunk, at, prices, later, seen)
         if self.bound.plan.slices > 1 and bound.rule.op_class == "attention":
             self._earlier_slices(cost, chunk, bound, at, works=works and not self.bound.is_kept(at))
         if self._hosted:
@@ -267,9 +267,9 @@ class Walk:
                     kept += self._checkpoint(cost, at, name, made.forward, live, seen, block)
         if block is not None and away:
             kept -= sum(away)
-            at_once[block] = at_once.get(block, 0.0) + parked_bytes(sum(away))
+            at_once[block] = at_once.get(block, 0.0) + offloaded_bytes(sum(away))
             for nbytes in away:
-                self._park(cost, at, block, home, live, nbytes)
+                self._offload(cost, at, block, home, live, nbytes)
         brief = at >= self.ending  # the backward pass of what follows the blocks comes first, and frees what it kept
         if again or brief:
             where = block if block is not None else AFTER
@@ -279,14 +279,14 @@ class Walk:
             cost.memory["activations"] += kept * live
         cost.memory["transient"] = max(cost.memory["transient"], transient)
 
-    def _park(self, cost: StageCost, at: int, block: int, home: Home, live: int, nbytes: Bytes) -> None:
-        """Charge for what a block parks of a micro-batch, of which so many are `live`."""
+    def _offload(self, cost: StageCost, at: int, block: int, home: Home, live: int, nbytes: Bytes) -> None:
+        """Charge for what a block offloads of a micro-batch, of which so many are `live`."""
         if nbytes > 0:
             latency = self.cluster.device.launch_latency
             fetch, store = away_seconds(nbytes, self.cluster.store(home), latency)
-            cost.park_values((self._chunk(at), block), home, live * nbytes, (float(fetch), float(store)))
+            cost.offload_values((self._chunk(at), block), home, live * nbytes, (float(fetch), float(store)))
 
-    def _put_off(
+    def _defer(
         self,
         cost: StageCost,
         chunk: ChunkCost,
@@ -389,18 +389,18 @@ class Walk:
         seen: set[str],
         block: int | None,
     ) -> float:
-        """A recomputed block keeps what flows into it; returns the bytes of what it parks that are on the device at a
-        time, its own and those of a neighbour."""
+        """A recomputed block keeps what flows into it; returns the bytes of what it offloads that are on the device at
+        a time, its own and those of a neighbour."""
         key = f"{block}<-{name}"
         if key in seen:
             return 0.0
         seen.add(key)
         nbytes = self.bound.graph.types[name].nbytes * local_fraction(layout, self.bound.plan.mesh.sizes)
-        if block is None or name not in parked_reads(self.bound, block):
+        if block is None or name not in offloaded_activations(self.bound, block):
             cost.memory["activations"] += live * nbytes
             return 0.0
-        self._park(cost, at, block, home_of(self.bound, block), live, nbytes)
-        return float(parked_bytes(nbytes))
+        self._offload(cost, at, block, home_of(self.bound, block), live, nbytes)
+        return float(offloaded_bytes(nbytes))
 
     def _move(
         self,
@@ -484,7 +484,7 @@ class Walk:
         self._move(cost, chunk, owner, GATHERING, moved, tensor, source, target, times, later, beyond)
 
     def _parameter(self, cost: StageCost, name: str, chunk: ChunkCost, block: int | None) -> float:
-        """A parameter of a rank, whose weight is parked where its `block` is given; returns the bytes of what visits
+        """A parameter of a rank, whose weight is offloaded where its `block` is given; returns the bytes of what visits
         the device while this block runs."""
         plan, graph = self.bound.plan, self.bound.graph
         tensor, stored, trainable = graph.types[name], self.bound.parameters[name], name in graph.differentiable
@@ -507,15 +507,15 @@ class Walk:
             chunk.weights += below
             self._tied(cost, name)
         cost.micro_batch["gradient accumulation"] += float(prices.accumulation[0])
-        chunk.pass_of(later=name in self.put_off).add(work=float(prices.accumulation[0]))
+        chunk.pass_of(later=name in self.deferred_weight_gradients).add(work=float(prices.accumulation[0]))
         cost.once["optimizer"] += float(prices.update[0])
         cost.memory["weights"] += float(prices.weight[0])
         cost.memory["gradients"] += float(prices.gradient[0])
         cost.memory["optimizer state"] += float(prices.state[0])
-        if stored.parked and trainable:
-            cost.park(name, prices, stored.state_home)
+        if stored.offloaded and trainable:
+            cost.offload(name, prices, stored.state_home)
         if block is not None:
-            cost.park_weight(block, prices, stored.weight_home)
+            cost.offload_weight(block, prices, stored.weight_home)
         if not plan.schedule_kind.flushes and trainable and tensor.dtype == "float32":  # no master is a view there
             cost.memory["optimizer state"] += tensor.nbytes * local_fraction(stored.state, plan.mesh.sizes)
         return float(prices.visiting[0])

@@ -8,7 +8,7 @@ from typing import final
 from planner.errors import RuleError
 from planner.graph.call import Call
 from planner.graph.operator_graph import TensorType
-from planner.graph.random_ops import Chance
+from planner.graph.random_ops import RandomOps
 from planner.sharding.rule import Dims, FactorKind, InnerCollective, Rule, Work
 from planner.sharding.rules.masked import masked, without_mask
 from planner.sharding.rules.spec import FactorTable, RuleSpec, Saves, broadcast_dims, leading_names, present
@@ -75,7 +75,7 @@ class Einsum(RuleSpec):
     repeated_work: float = 0.0
     addends: tuple[int, ...] = ()
     looked_up: tuple[int, ...] = ()
-    put_off: tuple[int, ...] = ()
+    deferred_weight_gradients: tuple[int, ...] = ()
     saves: Saves = ()
     saved_results: tuple[int, ...] = ()
     saved_extra: tuple[tuple[float, str], ...] = ()
@@ -84,7 +84,7 @@ class Einsum(RuleSpec):
     inner: tuple[InnerPattern, ...] = field(default=())
     inner_elements: tuple[tuple[float, str], ...] = ()
     inner_wide: tuple[tuple[float, str], ...] = ()
-    chance: Chance | None = None
+    chance: RandomOps | None = None
     unfused_extra: tuple[tuple[float, str], ...] = ()
     unfused_elements: tuple[tuple[float, str], ...] = ()
     causal_argument: tuple[int, str] | None = None
@@ -157,7 +157,7 @@ class Einsum(RuleSpec):
             addends=tuple(index for index in self.addends if index < len(operands)),
             saves=present(self.saves, len(operands)),
             looked_up=self.looked_up,
-            put_off=tuple(index for index in self.put_off if index < len(operands)),
+            deferred_weight_gradients=tuple(index for index in self.deferred_weight_gradients if index < len(operands)),
             saved_results=() if unfused else self.saved_results,
             saved_extra=tuple(_work(coefficient, text, names) for coefficient, text in saved),
             scratch=tuple(_work(element * count, text, names) for count, text in scratch),

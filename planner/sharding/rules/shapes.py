@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 from planner.graph.call import Call
-from planner.graph.random_ops import Chance
+from planner.graph.random_ops import RandomOps
 from planner.sharding.rule import FactorKind, Rule, Work
 from planner.sharding.rules.spec import (
     FactorTable,
@@ -29,7 +29,7 @@ class Elementwise(RuleSpec):
     work: float = 1.0
     saves: Saves = ()
     saved_results: tuple[int, ...] = ()
-    chance: Chance | None = None
+    chance: RandomOps | None = None
     dropped_bytes: float = 0.0
     blocked_dims: tuple[int, str, int] | None = (
         None  # position, name and default of an argument that names blocked dims

@@ -32,7 +32,7 @@ _LINEAR = Einsum(
     op_class="matmul",
     work=((2.0, ""),),
     addends=(2,),
-    put_off=(1, 2),
+    deferred_weight_gradients=(1, 2),
     saves=_BOTH,
 )
 _ADDMM = Einsum(

@@ -133,7 +133,7 @@ def _priced(text: str, request: SearchRequest, cancelled: Callable[[], bool]) ->
 def _ladders(request: SearchRequest, needed: float | None, retrace: Retrace | None) -> Iterator[Sequence[Step]]:
     """Changes by degrees; the first that fits of each counts."""
     yield from _decisions(request)
-    yield _parked(request)
+    yield _offloaded(request)
     yield _placed(request)
     yield _more_devices(request)
     if retrace is not None and request.model.sequence_length is not None:
@@ -147,7 +147,7 @@ def _ladders(request: SearchRequest, needed: float | None, retrace: Retrace | No
         yield [("16-bit compute (--precision bf16)", lambda: replace(request, precision="bf16"))]
 
 
-def _parked(request: SearchRequest) -> list[Step]:
+def _offloaded(request: SearchRequest) -> list[Step]:
     """ "States of the optimizer, and more, outside of the devices: on the host, then on disks, where there are."""
     if request.offload != NOTHING:
         return []

@@ -20,7 +20,8 @@ from planner.strategy_search.search import search
 
 
 def request_for(plan: Plan, graph: OperatorGraph, batch: int, cluster: Machine) -> SearchRequest:
-    """What a plan is an answer to, with nothing decided, but where it parks something that may be parked again."""
+    """What a plan is an answer to, with nothing decided, but where it offloads something that may be offloaded
+    again."""
     training = plan.training
     return SearchRequest(
         graph=graph,

@@ -143,7 +143,7 @@ def _links(machine: Machine) -> Iterator[tuple[str, str, Machine]]:
 def _host_links(world: World) -> Iterator[tuple[str, Cluster]]:
     """The machine with a faster and a slower link between hosts and devices, where the plan uses it."""
     plan, machine = world.plan, world.cluster
-    used = plan.training.update.placed or plan.prediction.parked
+    used = plan.training.update.placed or plan.prediction.offloaded
     if used and isinstance(machine, Cluster) and machine.host is not None:
         for factor, words in ((2.0, "x 2"), (0.5, "/ 2")):
             yield words, replace(machine, host=replace(machine.host, link=machine.host.link * factor))

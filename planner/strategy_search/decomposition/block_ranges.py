@@ -1,10 +1,10 @@
-"""Blocks in a row, of one kind or of several, and every stretch of them that a stage can hold.
+"""Blocks in a row, of one kind or of several, and every range of blocks of them that a stage can hold.
 
     kinds       0 0 0 1 1 1 1 ...           first dense blocks, then blocks with experts
-    stretches   -   0   1   00   01   11   000   001 ...        equal ones are one, whatever place they stand at
+    ranges of blocks   -   0   1   00   01   11   000   001 ...        equal ones are one, whatever place they stand at
 
 What a stage costs depends on which blocks it holds, not on where they stand. Of n equal blocks there are n + 1
-stretches, numbered by their length; of a blocks of one kind before b of another a + b + a b.
+ranges of blocks, numbered by their length; of a blocks of one kind before b of another a + b + a b.
 """
 
 from dataclasses import dataclass, replace
@@ -19,9 +19,10 @@ Numbers = NDArray[np.intp]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Stretches:
-    """`kinds` of all blocks; `number[i, j]` is that of the stretch of blocks i ... j - 1, or -1; for every stretch
-    where one like it starts, how long it is, and how many blocks of each kind (kinds, stretches) it has."""
+class BlockRanges:
+    """`kinds` of all blocks; `number[i, j]` is that of the range of blocks i ... j - 1, or -1; for every range of
+    blocks where one like it starts, how long it is, and how many blocks of each kind (kinds, ranges of blocks) it
+    has."""
 
     kinds: tuple[int, ...]
     number: Numbers
@@ -42,12 +43,13 @@ class Stretches:
 
     @cached_property
     def before(self) -> NDArray[np.float64]:
-        """How many blocks of each kind stand before where a stretch like each starts, (kinds, stretches)."""
+        """How many blocks of each kind stand before where a range of blocks like each starts, (kinds, ranges of
+        blocks)."""
         found: NDArray[np.float64] = self.along[:, self.starts]
         return found
 
-    def only(self, some: Numbers) -> "Stretches":
-        """These stretches alone, to be priced; `number` still has those of all."""
+    def only(self, some: Numbers) -> "BlockRanges":
+        """These ranges of blocks alone, to be priced; `number` still has those of all."""
         return replace(self, starts=self.starts[some], lengths=self.lengths[some], counts=self.counts[:, some])
 
     @property
@@ -57,7 +59,7 @@ class Stretches:
 
     @property
     def whole(self) -> int:
-        """Number of the stretch of all blocks."""
+        """Number of the range of all blocks."""
         return int(self.number[0, -1])
 
     @property
@@ -66,23 +68,23 @@ class Stretches:
         return tuple(self.counts[:, self.whole].tolist())
 
     def of(self, start: int, count: int) -> int:
-        """Number of the stretch of `count` blocks from one on."""
+        """Number of the range of blocks of `count` blocks from one on."""
         return int(self.number[start, start + count])
 
     def wider(self, start: int, count: int) -> int | None:
-        """Number of the stretch with one block more, at its end or else before it; None where there is none."""
+        """Number of the range of blocks with one block more, at its end or else before it; None where there is none."""
         if start + count < self.blocks:
             return self.of(start, count + 1)
         return self.of(start - 1, count + 1) if start else None
 
 
 @lru_cache(maxsize=64)
-def stretches_of(kinds: tuple[int, ...]) -> Stretches:
-    """All stretches of some blocks, shorter ones first."""
+def block_ranges_of(kinds: tuple[int, ...]) -> BlockRanges:
+    """All ranges of blocks of some blocks, shorter ones first."""
     blocks = len(kinds)
-    room(2 * 8 * (blocks + 1) ** 2, f"the stretches of {blocks} blocks")
+    room(2 * 8 * (blocks + 1) ** 2, f"the block_ranges of {blocks} blocks")
     if blocks and not any(kinds):
-        return _stretches_alike(blocks)
+        return _ranges_alike(blocks)
     number = np.full((blocks + 1, blocks + 1), -1, dtype=np.intp)
     known: dict[tuple[int, ...], int] = {}
     starts: list[int] = []
@@ -95,7 +97,7 @@ def stretches_of(kinds: tuple[int, ...]) -> Stretches:
             number[start, start + length] = known[held]
     count = max(kinds, default=-1) + 1
     counts = np.array([[held.count(kind) for held in known] for kind in range(count)], dtype=np.intp)
-    return Stretches(
+    return BlockRanges(
         kinds=kinds,
         number=number,
         starts=np.array(starts, dtype=np.intp),
@@ -104,11 +106,11 @@ def stretches_of(kinds: tuple[int, ...]) -> Stretches:
     )
 
 
-def _stretches_alike(blocks: int) -> Stretches:
-    """All stretches of blocks of one kind: those of a length are one."""
+def _ranges_alike(blocks: int) -> BlockRanges:
+    """All ranges of blocks of one kind: those of a length are one."""
     ends = np.arange(blocks + 1, dtype=np.intp)
     number = ends[None, :] - ends[:, None]
-    return Stretches(
+    return BlockRanges(
         kinds=(0,) * blocks,
         number=np.where(number < 0, -1, number),
         starts=np.zeros(blocks + 1, dtype=np.intp),

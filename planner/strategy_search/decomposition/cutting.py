@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels import away_seconds, parked_bytes
+from costmodels import away_seconds, offloaded_bytes
 from hardware_profiles import Cluster, Group, Home, Machine, MixedCluster, links_of_ranks
 from planner.limits import check, room
 from planner.plan.prediction.stage_cost import tied_seconds, transfer_seconds
@@ -142,18 +142,18 @@ class _Cutter:
 
     def _ways(self) -> list[tuple[Running, Home]]:
         """Ways to run a block that need a piece of their own: keeping nothing is a choice of a "selective" piece. What
-        flows into a recomputed one may be parked, and what another one saves."""
+        flows into a recomputed one may be offloaded, and what another one saves."""
         ways: list[tuple[Running, Home]] = []
         if "none" in self.recomputation:
             ways += [("none", home) for home in self.saved]
-        homes: tuple[Home, ...] = self.activations if self._parks() else ("device",)
+        homes: tuple[Home, ...] = self.activations if self._offloads() else ("device",)
         if "selective" in self.recomputation:
             ways += [("selective", home) for home in homes]
         elif "full" in self.recomputation:
             ways += [("full", home) for home in homes]
         return ways
 
-    def _parks(self) -> bool:
+    def _offloads(self) -> bool:
         """Whether nothing but blocks reads what flows into them, as `planner.plan.layout.activation_offload` wants
         it."""
         entering = {table.edge.name for table in self.tables.edges if table.edge.kind == "enter"}
@@ -397,8 +397,8 @@ class _PieceMaker:
         brief = self.share.last and not self.share.blocks and not self.whole and index >= self.template.stop
         return "replay" if brief or self._again(index) else "live"
 
-    def _parked(self, index: int) -> bool:
-        """Whether an operator stands in a block that parks what it saves."""
+    def _offloaded(self, index: int) -> bool:
+        """Whether an operator stands in a block that offloads what it saves."""
         return self.way == "none" and self.home != "device" and self.template.in_block(index)
 
     def _away(self, nbytes: Array) -> Array:
@@ -422,8 +422,8 @@ class _PieceMaker:
         forward = prices.forward + prices.inner_forward
         self._add(key, part=forward * (2 if works else 1) + prices.backward + prices.inner_backward)
         self._add(key, **{self._held(index): table.kept})
-        if self._parked(index):
-            self._add(key, part=self._away(table.own), live=-table.own, replay=parked_bytes(table.own))
+        if self._offloaded(index):
+            self._add(key, part=self._away(table.own), live=-table.own, replay=offloaded_bytes(table.own))
         at = self.place[key]
         self.columns["transient"][at] = np.maximum(self.columns["transient"][at], table.transient)
         if works and self.way == "selective":
@@ -441,8 +441,8 @@ class _PieceMaker:
                 self._add(key, **{"replay" if again else "live": self.tables.result_bytes[name]})
 
     def _checkpoints(self, inside: set[int]) -> None:
-        """A recomputed block keeps what flows into it; what it parks is on the device while it leaves and comes back,
-        beside that of a neighbour. The transfers are charged in full."""
+        """A recomputed block keeps what flows into it; what it offloads is on the device while it leaves and comes
+        back, beside that of a neighbour. The transfers are charged in full."""
         if self.way == "none" or not any(self.template.in_block(index) for index in inside):
             return
         held = bool(self.share.first and self.share.blocks)
@@ -459,16 +459,16 @@ class _PieceMaker:
                 else:
                     store, latency = self.cutter.cluster.store(self.home), self.cutter.cluster.device.launch_latency
                     seconds = 2 * latency + nbytes / store.read + nbytes / store.write
-                    self._add(key, part=seconds, replay=parked_bytes(nbytes))
+                    self._add(key, part=seconds, replay=offloaded_bytes(nbytes))
 
     def _edge(self, table: EdgeTable) -> None:
         edge = table.edge
         part = table.forward * (2 if self._moves(edge.consumer) else 1) + table.backward
         where = self._held(edge.consumer)
         keys = self._key(edge.producer), self._key(edge.consumer)
-        if self._parked(edge.consumer):
+        if self._offloaded(edge.consumer):
             part = part + self._away(table.own)
-            self._join(*keys, np.zeros_like(part), "replay", parked_bytes(table.own))
+            self._join(*keys, np.zeros_like(part), "replay", offloaded_bytes(table.own))
             self._join(*keys, part, where, table.kept - table.own)
         else:
             self._join(*keys, part, where, table.kept)

@@ -1,13 +1,13 @@
 """From ways to run a block to whole stages, and from stages to a pipeline.
 
 A stage of n blocks runs some of them one way (fast) and the rest another (lean), just as many lean ones as its memory
-asks for. So every stretch of blocks has a price on every stage, and the blocks are divided by dynamic programming:
+asks for. So every range of blocks has a price on every stage, and the blocks are divided by dynamic programming:
 
     blocks      0 ..... j-n ... j ..... N         done_s(j) = min over n of done_{s-1}(j-n) + part_s(j-n ... j)
     stages      |  s-1  |   s   |                 over the n that keep stage s busy no longer than a given time
 
-Blocks may be of several kinds: a way then says how to run a block of each, and stretches that hold the same kinds in
-the same order cost the same (`planner.strategy_search.decomposition.block_ranges`).
+Blocks may be of several kinds: a way then says how to run a block of each, and ranges of blocks that hold the same
+kinds in the same order cost the same (`planner.strategy_search.decomposition.block_ranges`).
 
 The step lasts (m - 1/v) max t + sum t / v + max u (costmodels.schedules), so the longest busy time that is allowed is
 raised from the least possible until the sum can no longer make up for it.
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.limits import checked
-from planner.strategy_search.decomposition.block_ranges import Stretches
+from planner.strategy_search.decomposition.block_ranges import BlockRanges
 from planner.strategy_search.decomposition.pieces import Amounts, Column
 
 Array = NDArray[np.float64]
@@ -79,7 +79,7 @@ class Filling:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Filled:
-    """The best fillings of a rank for every stretch of inner blocks a chunk.
+    """The best fillings of a rank for every range of blocks of inner blocks a chunk.
 
     Seconds per micro-batch, per step and busy in a whole step, bytes at the peak and, of them, `beside` the columns for
     what other blocks hand over; infinite where nothing fits.
@@ -96,12 +96,14 @@ class Filled:
     lean: NDArray[np.intp]
     pairs: tuple[tuple[int, int], ...]
 
-    def filling(self, stretch: int) -> Filling:
-        first, second = self.pairs[int(self.pair[stretch])]
-        return Filling(variant=int(self.variant[stretch]), first=first, second=second, lean=int(self.lean[stretch]))
+    def filling(self, block_range: int) -> Filling:
+        first, second = self.pairs[int(self.pair[block_range])]
+        return Filling(
+            variant=int(self.variant[block_range]), first=first, second=second, lean=int(self.lean[block_range])
+        )
 
     def among(self, some: NDArray[np.intp], count: int) -> "Filled":
-        """The same, of so many stretches of which it has some; the others take for ever."""
+        """The same, of so many ranges of blocks of which it has some; the others take for ever."""
         spread: dict[str, Any] = {}
         for name in (*_SECONDS_AND_BYTES, "least", *_CHOICES):
             spread[name] = np.zeros(count, dtype=np.intp) if name in _CHOICES else np.full(count, math.inf)
@@ -109,7 +111,7 @@ class Filled:
         return replace(self, **spread)
 
     def or_else(self, other: "Filled", variant: int) -> "Filled":
-        """For every stretch the faster of the two."""
+        """For every range of blocks the faster of the two."""
         better = other.busy < self.busy
         fields = (*_SECONDS_AND_BYTES, "pair", "lean")
         taken = {name: np.where(better, getattr(other, name), getattr(self, name)) for name in fields}
@@ -125,13 +127,13 @@ _CHOICES = ("variant", "pair", "lean")
 def fill_best(
     ranks: Sequence[Sequence[Rank]],
     pool: Sequence[Way],
-    stretches: Stretches,
+    block_ranges: BlockRanges,
     weight: float,
     capacity: float,
     some: NDArray[np.intp] | None = None,
 ) -> list[Filled]:
     """`fill`, each rank with the best of several choices for what it holds beside its inner blocks."""
-    every = iter(fill([rank for variants in ranks for rank in variants], pool, stretches, weight, capacity, some))
+    every = iter(fill([rank for variants in ranks for rank in variants], pool, block_ranges, weight, capacity, some))
     found = []
     for variants in ranks:
         best = next(every)
@@ -144,42 +146,42 @@ def fill_best(
 def fill(
     ranks: Sequence[Rank],
     pool: Sequence[Way],
-    stretches: Stretches,
+    block_ranges: BlockRanges,
     weight: float,
     capacity: float,
     some: NDArray[np.intp] | None = None,
 ) -> list[Filled]:
-    """Price every stretch of inner blocks on every rank, or `some` of them and infinity for the others, with the ways
-    of the pool, at most two at a time.
+    """Price every range of blocks of inner blocks on every rank, or `some` of them and infinity for the others, with
+    the ways of the pool, at most two at a time.
 
     A rank is busy for `weight` (the number of micro-batches) times its seconds for one, and once those per step.
 
     The lean ones come first in a stage: where they are recomputed, nothing received needs to be kept. An empty pool
     stands for a model without inner blocks.
     """
-    priced = stretches if some is None else stretches.only(some)
+    priced = block_ranges if some is None else block_ranges.only(some)
     at_once = max(1, _CELLS // (max(1, len(pool) * (len(pool) + 1) // 2) * len(priced.lengths)))
     found: list[Filled] = []
     for start in checked(range(0, len(ranks), at_once)):
         found += _filled(ranks[start : start + at_once], pool, priced, weight, capacity)
-    return found if some is None else [filled.among(some, len(stretches.lengths)) for filled in found]
+    return found if some is None else [filled.among(some, len(block_ranges.lengths)) for filled in found]
 
 
 def _filled(
-    ranks: Sequence[Rank], pool: Sequence[Way], stretches: Stretches, weight: float, capacity: float
+    ranks: Sequence[Rank], pool: Sequence[Way], block_ranges: BlockRanges, weight: float, capacity: float
 ) -> list[Filled]:
-    mixed, outer = _Mixed(ranks, pool, stretches, weight), _Ends(ranks, weight)
+    mixed, outer = _Mixed(ranks, pool, block_ranges, weight), _Ends(ranks, weight)
     at_once = np.maximum(mixed.largest("replay"), outer.replay) + np.maximum(
         mixed.largest("transient"), outer.transient
     )
-    some = stretches.lengths > 0
+    some = block_ranges.lengths > 0
     beside = np.where(some, mixed.beside(), outer.handed)
     held = outer.memory + beside + np.where(some, at_once, outer.replay + outer.transient)
     all_fast = mixed.total("memory")
     over = held + all_fast - capacity
     same = (mixed.fast == mixed.lean)[:, None]
     lean = np.where(same, 0, mixed.saving(over))
-    fits = np.where(same, over <= FITS * capacity, lean <= stretches.lengths - 1) & mixed.pays[:, :, None]
+    fits = np.where(same, over <= FITS * capacity, lean <= block_ranges.lengths - 1) & mixed.pays[:, :, None]
     lean = np.where(fits, lean, 0)
     busy = outer.busy + mixed.total("busy") + mixed.change("busy", lean)
     busy = np.where(fits, busy, math.inf)
@@ -215,12 +217,13 @@ def _filled(
 
 
 class _Mixed:
-    """What every stretch comes to where the blocks at its beginning run in one way of the pool, `lean`, and the others
-    in another, `fast`; arrays are of ranks, pairs of ways and stretches. `pays` says whether a pair does, on a rank."""
+    """What every range of blocks comes to where the blocks at its beginning run in one way of the pool, `lean`, and the
+    others in another, `fast`; arrays are of ranks, pairs of ways and block_ranges. `pays` says whether a pair does, on
+    a rank."""
 
-    def __init__(self, ranks: Sequence[Rank], pool: Sequence[Way], stretches: Stretches, weight: float) -> None:
-        self.ranks, self.stretches = ranks, stretches
-        kinds = len(stretches.counts)
+    def __init__(self, ranks: Sequence[Rank], pool: Sequence[Way], block_ranges: BlockRanges, weight: float) -> None:
+        self.ranks, self.block_ranges = ranks, block_ranges
+        kinds = len(block_ranges.counts)
         pool = pool or [()]
         amounts = np.array(
             [[[getattr(column.amounts, name) for name in _AMOUNTS] for column in way] for way in pool], dtype=np.float64
@@ -252,32 +255,33 @@ class _Mixed:
         return fast, lean, found[:, fast, lean]
 
     def total(self, field: str) -> Array:
-        """Of stretches whose blocks all run in the first way."""
-        found: Array = (self.costs[field] @ self.stretches.numbers)[:, self.fast]
+        """Of ranges of blocks whose blocks all run in the first way."""
+        found: Array = (self.costs[field] @ self.block_ranges.numbers)[:, self.fast]
         return found
 
     def change(self, field: str, lean: NDArray[np.intp]) -> Array:
         """What `lean` blocks in the second way add."""
         more = self.costs[field][:, self.lean] - self.costs[field][:, self.fast]
         found = np.zeros(lean.shape)
-        for kind, (along, start) in enumerate(zip(self.stretches.along, self.stretches.before, strict=True)):
-            found += more[:, :, kind, None] * (along[self.stretches.starts + lean] - start)
+        for kind, (along, start) in enumerate(zip(self.block_ranges.along, self.block_ranges.before, strict=True)):
+            found += more[:, :, kind, None] * (along[self.block_ranges.starts + lean] - start)
         return found
 
     def mixture(self, field: str, pair: NDArray[np.intp], lean: NDArray[np.intp]) -> Array:
-        """Of every stretch in one of the pairs, with so many in the second way; all are (ranks, stretches)."""
+        """Of every range of blocks in one of the pairs, with so many in the second way; all are (ranks, ranges of
+        blocks)."""
         costs = np.broadcast_to(self.costs[field], (len(self.ranks), *self.costs[field].shape[1:]))
         rank = np.arange(len(self.ranks))[:, None]
-        fast = costs[rank, self.fast[pair]]  # (ranks, stretches, kinds)
+        fast = costs[rank, self.fast[pair]]  # (ranks, ranges of blocks, kinds)
         more = costs[rank, self.lean[pair]] - fast
-        changed = more * (self.stretches.along.T[self.stretches.starts + lean] - self.stretches.before.T)
-        total: Array = (fast * self.stretches.numbers.T).sum(axis=-1) + changed.sum(axis=-1)
+        changed = more * (self.block_ranges.along.T[self.block_ranges.starts + lean] - self.block_ranges.before.T)
+        total: Array = (fast * self.block_ranges.numbers.T).sum(axis=-1) + changed.sum(axis=-1)
         return total
 
     def saving(self, over: Array) -> NDArray[np.intp]:
         """The fewest blocks in the second way that save so many bytes, 1 at least; more than there are if none do."""
         saved = self.costs["memory"][:, self.fast] - self.costs["memory"][:, self.lean]
-        sums, starts = saved @ self.stretches.along, self.stretches.starts
+        sums, starts = saved @ self.block_ranges.along, self.block_ranges.starts
         wanted = sums[:, :, starts] + over - 1e-9 * saved.max(axis=-1, initial=0.0)[:, :, None]
         found = np.ones(over.shape, dtype=np.intp)
         for row in zip(*np.nonzero(self.pays & (self.fast != self.lean)), strict=True):
@@ -285,10 +289,10 @@ class _Mixed:
         return np.maximum(found, 1)
 
     def largest(self, field: str) -> Array:
-        """The most that a block of a kind in the stretch comes to, in either way."""
+        """The most that a block of a kind in the range of blocks comes to, in either way."""
         rows = np.maximum(self.costs[field][:, self.fast], self.costs[field][:, self.lean])
-        found = np.zeros((*rows.shape[:2], len(self.stretches.lengths)))
-        for kind, number in enumerate(self.stretches.numbers):
+        found = np.zeros((*rows.shape[:2], len(self.block_ranges.lengths)))
+        for kind, number in enumerate(self.block_ranges.numbers):
             np.maximum(found, np.where(number > 0, rows[:, :, kind, None], 0.0), out=found)
         return found
 
@@ -298,10 +302,10 @@ class _Mixed:
         ways, which = np.unique(
             np.concatenate([self.recompute[self.fast], self.recompute[self.lean]], axis=1), axis=0, return_inverse=True
         )
-        kinds = len(self.stretches.counts)
+        kinds = len(self.block_ranges.counts)
         sides = {(rank.before, rank.after) for rank in self.ranks}
         times = {side: np.stack([self._handed(*side, way[:kinds], way[kinds:]) for way in ways]) for side in sides}
-        held = np.stack([times[rank.before, rank.after] for rank in self.ranks])  # (ranks, ways, 3, stretches)
+        held = np.stack([times[rank.before, rank.after] for rank in self.ranks])  # (ranks, ways, 3, ranges of blocks)
         received, ending, outliving = (
             np.array([getattr(rank, name) for rank in self.ranks])[:, None, None]
             for name in ("received", "ending", "outliving")
@@ -312,9 +316,9 @@ class _Mixed:
     def _handed(
         self, before: bool | None, after: bool | None, fast: NDArray[np.bool_], lean: NDArray[np.bool_]
     ) -> Array:
-        """How often a stretch holds what it receives, what it ends with, and what a recomputed block hands to another,
-        (3, stretches), for one pair, whose ways recompute these kinds of blocks."""
-        held = self.stretches
+        """How often a range of blocks holds what it receives, what it ends with, and what a recomputed block hands to
+        another, (3, ranges of blocks), for one pair, whose ways recompute these kinds of blocks."""
+        held = self.block_ranges
         some = np.flatnonzero(held.lengths)
         found = np.zeros((3, len(held.lengths)))
         if not some.size:
@@ -343,7 +347,7 @@ FITS = 1e-9
 
 
 _CELLS = 2**17
-"""Cells of an array over ranks, pairs and stretches that are priced at once: a few of them stay in a cache."""
+"""Cells of an array over ranks, pairs and ranges of blocks that are priced at once: a few of them stay in a cache."""
 
 
 class _Ends:
@@ -364,17 +368,17 @@ class _Ends:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """Inner blocks of a chunk of every rank, the stretches that they are, and the seconds of a step."""
+    """Inner blocks of a chunk of every rank, the ranges of blocks that they are, and the seconds of a step."""
 
     blocks: tuple[int, ...]
-    stretches: tuple[int, ...]
+    block_ranges: tuple[int, ...]
     seconds: float
 
 
 def divide(
     ranks: Sequence[Filled],
     least: Sequence[int],
-    stretches: Stretches,
+    block_ranges: BlockRanges,
     *,
     micro_batches: int,
     chunks: int,
@@ -384,31 +388,31 @@ def divide(
     """The fastest division of the inner blocks over the ranks; None if none fits.
 
     Args:
-        ranks: prices of every stretch of inner blocks, of each rank.
+        ranks: prices of every range of blocks of inner blocks, of each rank.
         least: the fewest inner blocks of each rank.
-        stretches: of the inner blocks.
+        ranges of blocks: of the inner blocks.
         equal: blocks of a chunk, if that is given already, the same for each rank, and only its price is asked for.
         cutoff: divisions that take longer are of no interest.
     """
     if len(ranks) == 1 and equal is None:
-        equal = stretches.blocks
+        equal = block_ranges.blocks
     if equal is not None:
-        return _priced(ranks, (equal,) * len(ranks), stretches, micro_batches, chunks)
+        return _priced(ranks, (equal,) * len(ranks), block_ranges, micro_batches, chunks)
     slowest = np.unique(np.concatenate([rank.busy[np.isfinite(rank.busy)] for rank in ranks]))
-    low = int(np.searchsorted(slowest, _least_pace(ranks, least, stretches, slowest)))
+    low = int(np.searchsorted(slowest, _least_pace(ranks, least, block_ranges, slowest)))
     best: Division | None = None
     floor = math.inf
     for pace in slowest[low : low + PACES].tolist():
-        blocks = _within(ranks, least, stretches, pace)
-        found = None if blocks is None else _priced(ranks, blocks, stretches, micro_batches, chunks)
+        blocks = _within(ranks, least, block_ranges, pace)
+        found = None if blocks is None else _priced(ranks, blocks, block_ranges, micro_batches, chunks)
         if found is None:
             continue
         if best is None or found.seconds < best.seconds:
             best = found
         if floor == math.inf:
-            free = _within(ranks, least, stretches, math.inf)
+            free = _within(ranks, least, block_ranges, math.inf)
             assert free is not None
-            held = _stretches(free, stretches)
+            held = _block_ranges(free, block_ranges)
             floor = math.fsum(rank.part[n] for rank, n in zip(ranks, held, strict=True)) / chunks
         if pace * (1 - 1 / (micro_batches * chunks)) + floor >= min(best.seconds, cutoff):
             break
@@ -416,64 +420,66 @@ def divide(
 
 
 def _priced(
-    ranks: Sequence[Filled], blocks: tuple[int, ...], stretches: Stretches, micro_batches: int, chunks: int
+    ranks: Sequence[Filled], blocks: tuple[int, ...], block_ranges: BlockRanges, micro_batches: int, chunks: int
 ) -> Division | None:
-    held = _stretches(blocks, stretches)
+    held = _block_ranges(blocks, block_ranges)
     seconds = step_seconds(ranks, held, micro_batches, chunks)
-    return Division(blocks=blocks, stretches=held, seconds=seconds) if seconds < math.inf else None
+    return Division(blocks=blocks, block_ranges=held, seconds=seconds) if seconds < math.inf else None
 
 
-def _stretches(blocks: Sequence[int], stretches: Stretches) -> tuple[int, ...]:
-    """Which stretches so many blocks for each rank are, one after the other."""
+def _block_ranges(blocks: Sequence[int], block_ranges: BlockRanges) -> tuple[int, ...]:
+    """Which ranges of blocks so many blocks for each rank are, one after the other."""
     start, found = 0, []
     for count in blocks:
-        found.append(stretches.of(start, count))
+        found.append(block_ranges.of(start, count))
         start += count
     return tuple(found)
 
 
 def step_seconds(ranks: Sequence[Filled], held: Sequence[int], micro_batches: int, chunks: int) -> float:
-    """Seconds of a step in which every rank holds a stretch of blocks (costmodels.schedules.step_time)."""
+    """Seconds of a step in which every rank holds a range of blocks (costmodels.schedules.step_time)."""
     parts = [float(rank.part[n]) for rank, n in zip(ranks, held, strict=True)]
     steps = [float(rank.step[n]) for rank, n in zip(ranks, held, strict=True)]
     return (micro_batches - 1 / chunks) * max(parts) + math.fsum(parts) / chunks + max(steps)
 
 
-def _least_pace(ranks: Sequence[Filled], least: Sequence[int], stretches: Stretches, paces: Array) -> float:
+def _least_pace(ranks: Sequence[Filled], least: Sequence[int], block_ranges: BlockRanges, paces: Array) -> float:
     """The least busy time that leaves room for all blocks; infinite where none does."""
     low, high = 0, len(paces)
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if _room(ranks, least, stretches, paces[middle]) else (middle + 1, high)
+        low, high = (low, middle) if _room(ranks, least, block_ranges, paces[middle]) else (middle + 1, high)
     return float(paces[low]) if low < len(paces) else math.inf
 
 
-def _room(ranks: Sequence[Filled], least: Sequence[int], stretches: Stretches, pace: float) -> bool:
+def _room(ranks: Sequence[Filled], least: Sequence[int], block_ranges: BlockRanges, pace: float) -> bool:
     """Whether the ranks have room for all blocks where none is busy longer than `pace`: each takes as many as it can,
     but for those that later ones must have."""
     start, later = 0, sum(least)
     for rank, fewest in zip(ranks, least, strict=True):
         later -= fewest
-        held = stretches.number[start, start : stretches.blocks - later + 1]
+        held = block_ranges.number[start, start : block_ranges.blocks - later + 1]
         fitting = np.flatnonzero(rank.busy[held] <= pace)
         if not fitting.size or fitting[-1] < fewest:
             return False
         start += int(fitting[-1])
-    return start == stretches.blocks
+    return start == block_ranges.blocks
 
 
-def _within(ranks: Sequence[Filled], least: Sequence[int], stretches: Stretches, pace: float) -> tuple[int, ...] | None:
+def _within(
+    ranks: Sequence[Filled], least: Sequence[int], block_ranges: BlockRanges, pace: float
+) -> tuple[int, ...] | None:
     """The division of the least sum of seconds per micro-batch in which no rank is busy longer than `pace`."""
-    blocks = stretches.blocks
+    blocks = block_ranges.blocks
     done = np.full(blocks + 1, math.inf)
     done[0] = 0.0
     taken = []
     at = np.arange(blocks + 1)
     before = at[:, None] - at[None, :]  # blocks on earlier ranks, given blocks so far (rows) and here (columns)
     start = np.maximum(before, 0)
-    held = stretches.number[start, np.minimum(start + at[None, :], blocks)]
+    held = block_ranges.number[start, np.minimum(start + at[None, :], blocks)]
     for rank, fewest in zip(ranks, least, strict=True):
-        price = np.where((rank.busy <= pace) & (stretches.lengths >= fewest), rank.part, math.inf)
+        price = np.where((rank.busy <= pace) & (block_ranges.lengths >= fewest), rank.part, math.inf)
         sums = np.where(before >= 0, done[start], math.inf) + price[held]
         taken.append(sums.argmin(axis=1))
         done = sums[at, taken[-1]]

@@ -15,7 +15,7 @@ for which the pace may have to be slower:
 where c_k are the least seconds of a micro-batch in a block on kind k. lone falls with T, so between two times it is no
 less than at the later one: the minimum is bounded from below on a grid that is finest at the pace.
 
-With one kind of devices `Duals.bounds` says the same, and more where micro-batches are few. Not good for: virtual
+With one kind of devices `Multipliers.bounds` says the same, and more where micro-batches are few. Not good for: virtual
 stages, which hold equal blocks on every rank.
 """
 
@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.strategy_search.decomposition.lagrangian import Duals, Lines, Setting
+from planner.strategy_search.decomposition.lagrangian import Lines, Multipliers, Setting
 from planner.strategy_search.decomposition.pieces import Chain
 
 Array = NDArray[np.float64]
@@ -36,7 +36,7 @@ _GRID = (0.0, *(1e-7 * 1.5**step for step in range(44)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Lineup:
+class HeterogeneousPipeline:
     """The pieces of a template for every kind of devices, the kind of every pipeline rank, and the bytes that a device
     of each kind may fill. The chains differ in their prices only."""
 
@@ -53,9 +53,9 @@ class Lineup:
         )
 
     @staticmethod
-    def alike(chain: Chain, setting: Setting) -> "Lineup":
+    def alike(chain: Chain, setting: Setting) -> "HeterogeneousPipeline":
         """All ranks on the same devices."""
-        return Lineup(chains=(chain,), kinds=(0,) * setting.ranks, capacities=(setting.capacity,))
+        return HeterogeneousPipeline(chains=(chain,), kinds=(0,) * setting.ranks, capacities=(setting.capacity,))
 
     @property
     def chain(self) -> Chain:
@@ -75,23 +75,27 @@ class Lineup:
         return tuple(rank for rank, own in enumerate(self.kinds) if own == kind)
 
 
-def step_bounds(lineup: Lineup, duals: Sequence[Duals], setting: Setting) -> Array:
-    """Least seconds of a step for every state of the boundary, from what the duals of every kind prove."""
-    if len(duals) == 1:
-        return duals[0].bounds(setting)
-    return _Mixed(lineup, duals, setting).bounds()
+def step_bounds(
+    pipeline_of_kinds: HeterogeneousPipeline, multipliers: Sequence[Multipliers], setting: Setting
+) -> Array:
+    """Least seconds of a step for every state of the boundary, from what the multipliers of every kind prove."""
+    if len(multipliers) == 1:
+        return multipliers[0].bounds(setting)
+    return _Mixed(pipeline_of_kinds, multipliers, setting).bounds()
 
 
 class _Mixed:
     """What several kinds of devices prove together."""
 
-    def __init__(self, lineup: Lineup, duals: Sequence[Duals], setting: Setting) -> None:
+    def __init__(
+        self, pipeline_of_kinds: HeterogeneousPipeline, multipliers: Sequence[Multipliers], setting: Setting
+    ) -> None:
         assert setting.chunks == 1
-        self.lineup, self.duals = lineup, duals
-        self.settings = [replace(setting, capacity=capacity) for capacity in lineup.capacities]
-        self.alone = [one.alone().values for one in duals]  # head, inner (kinds of blocks, *states), tail
-        first, last = lineup.kinds[0], lineup.kinds[-1]
-        crossings = duals[0].crossings(setting)
+        self.pipeline_of_kinds, self.multipliers = pipeline_of_kinds, multipliers
+        self.settings = [replace(setting, capacity=capacity) for capacity in pipeline_of_kinds.capacities]
+        self.alone = [one.alone().values for one in multipliers]  # head, inner (kinds of blocks, *states), tail
+        first, last = pipeline_of_kinds.kinds[0], pipeline_of_kinds.kinds[-1]
+        crossings = multipliers[0].crossings(setting)
         self.ends: Array = self.alone[first][0] + self.alone[last][2] + crossings
         self.possible: NDArray[np.bool_] = np.isfinite(self.ends)
         for _, inner, _ in self.alone:
@@ -99,24 +103,24 @@ class _Mixed:
 
     def bounds(self) -> Array:
         best = np.zeros(self.possible.shape)
-        for units in [found for one in self.duals for found in one.units(self.possible)]:
+        for units in [found for one in self.multipliers for found in one.units(self.possible)]:
             best = np.maximum(best, self._in_units(units))
         return np.where(self.possible, best, math.inf)
 
     def _in_units(self, units: Array) -> Array:
         """What is proved where blocks are measured in some units; rules out states in which they do not fit."""
-        total = self.duals[0].whole(units)
+        total = self.multipliers[0].whole(units)
         lines = [
-            one.lines(setting, self.possible, units, self.lineup.ranks_of(kind))
-            for kind, (one, setting) in enumerate(zip(self.duals, self.settings, strict=True))
+            one.lines(setting, self.possible, units, self.pipeline_of_kinds.ranks_of(kind))
+            for kind, (one, setting) in enumerate(zip(self.multipliers, self.settings, strict=True))
         ]
         every = [line for own in lines for line in own]
         self.possible &= np.min([line.room for line in every], axis=0) >= 0
         room = sum(np.maximum(line.room, 0.0) * line.ranks for line in every)
         self.possible &= room >= total * (1 - 1e-12)
-        share = 1 / len(self.lineup.kinds)
+        share = 1 / len(self.pipeline_of_kinds.kinds)
         equal: Array = np.max([line.busy(share) for line in every], axis=0)
-        pace = self.duals[0].pace(every, equal, total)
+        pace = self.multipliers[0].pace(every, equal, total)
         times = [pace * (1 + more) for more in _GRID]
         lone = [self._lone(lines, units, total, time) for time in (*times[1:], None)]
         found: Array = np.min([time + rest for time, rest in zip(times, lone, strict=True)], axis=0)
@@ -146,6 +150,6 @@ class _Mixed:
         most = line.room
         if time is not None:
             within = ((time - line.ends) / line.slopes).min(axis=0)
-            most = np.minimum(most, self.duals[0].whole_blocks(within + 1e-9))
+            most = np.minimum(most, self.multipliers[0].whole_blocks(within + 1e-9))
         room: Array = np.maximum(most, 0.0) * line.ranks
         return room

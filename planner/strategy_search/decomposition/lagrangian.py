@@ -140,7 +140,7 @@ class _Question:
     numbers: list[int]
 
 
-class Duals:
+class Multipliers:
     """The pieces of a chain solved for any number of prices.
 
     `weight`: how often a micro-batch counts (see `Setting.weight`). `parts`: how many of those micro-batches one of the
@@ -160,8 +160,8 @@ class Duals:
         self.chain, self.weight, self.parts, self.columns = chain, weight, parts, columns
         pieces = (*chain.head, *chain.inner, *chain.tail)
         self.banned = {id(piece): piece.banned(allowed) for piece in pieces} if allowed else {}
-        self.blocks = chain.stretches.blocks
-        self.counts = chain.stretches.totals
+        self.blocks = chain.block_ranges.blocks
+        self.counts = chain.block_ranges.totals
         self.priced: list[Priced] = []
         self._alone: Priced | None = None
         self._averaged: Array | None = None
@@ -438,32 +438,36 @@ class Duals:
         return total
 
 
-def first_bounds(members: Sequence[tuple[Duals, Setting]]) -> list[float]:
+def first_bounds(members: Sequence[tuple[Multipliers, Setting]]) -> list[float]:
     """Least seconds of a step in which memory is free and all ranks are as quick as the average one, of each; all are
     solved at once."""
     asked = [
-        (duals, duals._average(setting) if setting.ranks > 1 else duals._priced(0.0, 0.0)) for duals, setting in members
+        (multipliers, multipliers._average(setting) if setting.ranks > 1 else multipliers._priced(0.0, 0.0))
+        for multipliers, setting in members
     ]
     found = []
-    for (duals, setting), priced in zip(members, _answers(asked), strict=True):
-        duals.priced.append(priced)
+    for (multipliers, setting), priced in zip(members, _answers(asked), strict=True):
+        multipliers.priced.append(priced)
         if setting.ranks > 1:
-            duals._note_average(setting)
-            assert duals._averaged is not None
-            found.append(float(duals._averaged.min()))
+            multipliers._note_average(setting)
+            assert multipliers._averaged is not None
+            found.append(float(multipliers._averaged.min()))
         else:
-            found.append(float(duals.bounds(setting).min()))
+            found.append(float(multipliers.bounds(setting).min()))
     return found
 
 
-def _answers(asked: Sequence[tuple[Duals, _Question]]) -> list[Priced]:
+def _answers(asked: Sequence[tuple[Multipliers, _Question]]) -> list[Priced]:
     """All questions solved at once."""
     solved = iter(solve([one for _, question in asked for one in question.asked]))
-    return [duals._answer(question, list(itertools.islice(solved, len(question.asked)))) for duals, question in asked]
+    return [
+        multipliers._answer(question, list(itertools.islice(solved, len(question.asked))))
+        for multipliers, question in asked
+    ]
 
 
 def _worth(pieces: Sequence[Piece], price: float) -> Sequence[Piece]:
-    """Neither recomputation nor parking pays where memory is free."""
+    """Neither recomputation nor offloading pays where memory is free."""
     if price == 0.0 and pieces and not pieces[0].recompute and pieces[0].home == "device":
         return pieces[:1]
     return pieces

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from hardware_profiles import Home
 from planner.limits import room
-from planner.strategy_search.decomposition.block_ranges import Stretches, stretches_of
+from planner.strategy_search.decomposition.block_ranges import BlockRanges, block_ranges_of
 from planner.strategy_search.solvers.elimination.improving import improved
 from planner.strategy_search.solvers.elimination.messages import backtrack, eliminate_together, remainder
 from planner.strategy_search.solvers.elimination.order import Schedule
@@ -318,16 +318,16 @@ class Chain:
     ending: Array  # bytes that the last block keeps more, or less, than the others, of each state
 
     @cached_property
-    def stretches(self) -> Stretches:
+    def block_ranges(self) -> BlockRanges:
         """The inner blocks, and what of them a stage may hold."""
         blocks = self.tables.template.blocks
         kinds = blocks.kinds[self.blocks_in_head : blocks.count - self.blocks_in_tail] if self.inner else ()
         order = {kind: number for number, kind in enumerate(dict.fromkeys(piece.kind for piece in self.inner))}
-        return stretches_of(tuple(order[kind] for kind in kinds))
+        return block_ranges_of(tuple(order[kind] for kind in kinds))
 
     @cached_property
     def kinds(self) -> tuple[tuple[Piece, ...], ...]:
-        """The inner pieces by kind, in the order of `stretches`."""
+        """The inner pieces by kind, in the order of `block_ranges`."""
         order = dict.fromkeys(piece.kind for piece in self.inner)
         return tuple(tuple(piece for piece in self.inner if piece.kind == kind) for kind in order)
 

@@ -17,8 +17,8 @@ import math
 from dataclasses import dataclass
 
 from costmodels import SCHEDULES, least_step_time
-from planner.strategy_search.decomposition.heterogeneous_pipeline import Lineup
-from planner.strategy_search.decomposition.lagrangian import Duals, setting_of
+from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
+from planner.strategy_search.decomposition.lagrangian import Multipliers, setting_of
 from planner.strategy_search.engine.evaluation import Outcome
 from planner.strategy_search.request.space import Configuration
 
@@ -35,7 +35,7 @@ class Contender:
 
     configuration: Configuration
     outcome: Outcome
-    lineup: Lineup
+    pipeline_of_kinds: HeterogeneousPipeline
 
     @property
     def objective(self) -> float:
@@ -51,11 +51,11 @@ class Contender:
         """No step of what was found takes less, but for what its hosts save by launching ahead; in `any_order` of turns
         none takes less than its ranks work."""
         setting = setting_of(self.configuration, math.inf)
-        duals, parts, steps = Duals(self.lineup.chain, setting.weight, columns=False), [], []
+        multipliers, parts, steps = Multipliers(self.pipeline_of_kinds.chain, setting.weight, columns=False), [], []
         for rank, filling in enumerate(self.outcome.ranks):
             ends = [column.amounts for column in (filling.head, filling.tail) if column is not None]
             inner = [column.amounts for column in filling.inner]
-            crossing = float(duals.crossing_seconds(setting, rank)[self.outcome.state])
+            crossing = float(multipliers.crossing_seconds(setting, rank)[self.outcome.state])
             sums = [sum(a.part for a in ends), sum(a.step for a in ends)]
             parts.append(sums[0] + setting.chunks * sum(a.part for a in inner) + crossing)
             steps.append(sums[1] + setting.chunks * sum(a.step for a in inner))

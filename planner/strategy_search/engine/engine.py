@@ -15,8 +15,8 @@ from planner.sharding.rescale import rescale_batch
 from planner.sharding.rule import pieces_of
 from planner.sharding.rules import rule_of
 from planner.strategy_search.decomposition.cutting import cut
-from planner.strategy_search.decomposition.heterogeneous_pipeline import Lineup, step_bounds
-from planner.strategy_search.decomposition.lagrangian import Duals, Setting, first_bounds, setting_of
+from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline, step_bounds
+from planner.strategy_search.decomposition.lagrangian import Multipliers, Setting, first_bounds, setting_of
 from planner.strategy_search.engine.assemble import Assembly
 from planner.strategy_search.engine.evaluation import Evaluation, Outcome, check_virtual_stages
 from planner.strategy_search.engine.propagation import fixed_of, propagated
@@ -35,50 +35,51 @@ class Family:
     bound those of its k-th parts: under the strategies that are legal for them.
     """
 
-    def __init__(self, lineup: Lineup, micro_batches: int, scaling: "Scaling") -> None:
-        self.lineup, self.micro_batches, self.scaling = lineup, micro_batches, scaling
+    def __init__(self, pipeline_of_kinds: HeterogeneousPipeline, micro_batches: int, scaling: "Scaling") -> None:
+        self.pipeline_of_kinds, self.micro_batches, self.scaling = pipeline_of_kinds, micro_batches, scaling
         self.hint = 0.0  # a price of memory that mattered to a member
-        self._duals: dict[tuple[int, float], list[Duals]] = {}
+        self._duals: dict[tuple[int, float], list[Multipliers]] = {}
         self._known: set[tuple[int, float, float, float]] = set()
 
     def step_seconds(self, members: Sequence[Configuration]) -> list[float]:
         """Least step time of each member, whatever the memory; to be asked once."""
         known = [self._of(configuration) for configuration in members]
-        if len(self.lineup.chains) == 1:
-            return first_bounds([(duals[0], setting) for duals, setting in known])
+        if len(self.pipeline_of_kinds.chains) == 1:
+            return first_bounds([(multipliers[0], setting) for multipliers, setting in known])
         found = []
-        for duals, setting in known:
-            for one in duals:
+        for multipliers, setting in known:
+            for one in multipliers:
                 one.solve(0.0, 0.0)
-            found.append(float(step_bounds(self.lineup, duals, setting).min()))
+            found.append(float(step_bounds(self.pipeline_of_kinds, multipliers, setting).min()))
         return found
 
     def priced_seconds(self, configuration: Configuration, price: float) -> float:
         """Least step time of a member with memory at a price; infinite where even the leanest choice does not fit."""
-        duals, setting = self._of(configuration)
+        multipliers, setting = self._of(configuration)
         flights = sorted({setting.flights(0), setting.flights(setting.ranks // 2)})
         tries = [(0.0, 0.0), (math.inf, flights[-1]), *((float(f"{price:.3g}"), number) for number in flights if price)]
-        known = {(duals[0].parts, duals[0].weight, *one): one for one in tries}
-        for each in duals:
+        known = {(multipliers[0].parts, multipliers[0].weight, *one): one for one in tries}
+        for each in multipliers:
             each.solve_all([one for key, one in known.items() if key not in self._known])
         self._known |= known.keys()
-        return float(step_bounds(self.lineup, duals, setting).min())
+        return float(step_bounds(self.pipeline_of_kinds, multipliers, setting).min())
 
     def least_bytes(self, configuration: Configuration) -> float:
         """About the least bytes that a member needs; never more."""
-        duals, setting = self._of(configuration)
-        duals[0].solve(math.inf, setting.flights(setting.ranks - 1))
-        return duals[0].least_bytes(setting)
+        multipliers, setting = self._of(configuration)
+        multipliers[0].solve(math.inf, setting.flights(setting.ranks - 1))
+        return multipliers[0].least_bytes(setting)
 
-    def _of(self, configuration: Configuration) -> tuple[list[Duals], Setting]:
+    def _of(self, configuration: Configuration) -> tuple[list[Multipliers], Setting]:
         """What is known of a member, with micro-batches in flight counted in those of the family's chain."""
         ratio = configuration.micro_batches // self.micro_batches
-        setting = setting_of(configuration, self.lineup.capacities[0])
+        setting = setting_of(configuration, self.pipeline_of_kinds.capacities[0])
         key = (ratio, setting.weight)
         if key not in self._duals:
             allowed = self.scaling.allowed(ratio)
             self._duals[key] = [
-                Duals(chain, setting.weight, ratio, allowed, columns=False) for chain in self.lineup.chains
+                Multipliers(chain, setting.weight, ratio, allowed, columns=False)
+                for chain in self.pipeline_of_kinds.chains
             ]
         flights = tuple(tuple(number / ratio for number in chunks) for chunks in setting.in_flight)
         return self._duals[key], replace(setting, in_flight=flights)
@@ -95,7 +96,7 @@ class Engine:
     def __post_init__(self) -> None:
         self._builders: dict[tuple[Cluster, tuple[int, ...], frozenset[int]], TableBuilder] = {}
         self._tables: tuple[object, tuple[CostTables, ...]] | None = None
-        self._lineup: tuple[object, Lineup] | None = None
+        self._lineup: tuple[object, HeterogeneousPipeline] | None = None
         self._scaled: dict[int, Template] = {}
         self.groups = parts_of(self.request.cluster)
         self.capacities = tuple(self._capacity(group) for group in self.groups)
@@ -207,11 +208,11 @@ class Engine:
 
         Raises NothingAgreesError where what is decided, or virtual stages, cannot be had on this mesh.
         """
-        lineup, setting = self.lineup(configuration), self.setting(configuration)
-        check_virtual_stages(lineup.chain, setting)
-        return Evaluation(lineup, setting, cutoff=cutoff, enough=enough, hint=hint).run()
+        pipeline_of_kinds, setting = self.pipeline_of_kinds(configuration), self.setting(configuration)
+        check_virtual_stages(pipeline_of_kinds.chain, setting)
+        return Evaluation(pipeline_of_kinds, setting, cutoff=cutoff, enough=enough, hint=hint).run()
 
-    def lineup(self, configuration: Configuration) -> Lineup:
+    def pipeline_of_kinds(self, configuration: Configuration) -> HeterogeneousPipeline:
         """The pieces of a configuration; those of the last one asked for are kept."""
         key = (configuration.family, configuration.micro_batches)
         if self._lineup is None or self._lineup[0] != key:
@@ -219,7 +220,9 @@ class Engine:
             self._lineup = (key, self._cut(configuration, tables))
         return self._lineup[1]
 
-    def _cut(self, configuration: Configuration, tables: tuple[CostTables, ...], free: Collection[int] = ()) -> Lineup:
+    def _cut(
+        self, configuration: Configuration, tables: tuple[CostTables, ...], free: Collection[int] = ()
+    ) -> HeterogeneousPipeline:
         """Tables, one for every group of devices in the order of the pipeline, cut into pieces."""
         machine, ranks = self.machine(configuration), configuration.pipeline
         chains = tuple(
@@ -239,7 +242,7 @@ class Engine:
         if isinstance(machine, MixedCluster):
             kinds = tuple(machine.group_of_rank(rank, ranks) for rank in range(ranks))
             capacities = tuple(self.capacities[at] for at in configuration.order)
-        return Lineup(chains=chains, kinds=kinds, capacities=capacities)
+        return HeterogeneousPipeline(chains=chains, kinds=kinds, capacities=capacities)
 
     def tables(self, configuration: Configuration) -> tuple[CostTables, ...]:
         """The cost tables of a configuration, for every group of devices in the order of the pipeline; those of the

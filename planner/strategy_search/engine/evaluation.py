@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from planner.errors import LimitError
 from planner.strategy_search.decomposition.division import Division, Filled, Filling, Rank, Way, divide, fill_best
-from planner.strategy_search.decomposition.heterogeneous_pipeline import Lineup, step_bounds
-from planner.strategy_search.decomposition.lagrangian import Duals, Priced, Setting, State
+from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline, step_bounds
+from planner.strategy_search.decomposition.lagrangian import Multipliers, Priced, Setting, State
 from planner.strategy_search.decomposition.pieces import Chain, Column, Piece
 from planner.strategy_search.decomposition.stage_problem import Part, parts_problem
 from planner.strategy_search.request.constraints import NothingAgreesError
@@ -99,7 +99,7 @@ class Evaluation:
 
     def __init__(
         self,
-        chain: Chain | Lineup,
+        chain: Chain | HeterogeneousPipeline,
         setting: Setting,
         *,
         cutoff: float = math.inf,
@@ -109,12 +109,14 @@ class Evaluation:
     ) -> None:
         self.rounds = rounds
         self.setting, self.cutoff, self.enough, self.hint = setting, cutoff, enough, hint
-        self.lineup = chain if isinstance(chain, Lineup) else Lineup.alike(chain, setting)
-        self.chain = self.lineup.chain
-        self.duals = [Duals(one, setting.weight) for one in self.lineup.chains]
-        self.stretches = self.chain.stretches
-        self.blocks = self.stretches.blocks
-        self.pools: list[list[Way]] = [[] for _ in self.duals]
+        self.pipeline_of_kinds = (
+            chain if isinstance(chain, HeterogeneousPipeline) else HeterogeneousPipeline.alike(chain, setting)
+        )
+        self.chain = self.pipeline_of_kinds.chain
+        self.multipliers = [Multipliers(one, setting.weight) for one in self.pipeline_of_kinds.chains]
+        self.block_ranges = self.chain.block_ranges
+        self.blocks = self.block_ranges.blocks
+        self.pools: list[list[Way]] = [[] for _ in self.multipliers]
         self.tried: set[tuple[int, float, float]] = set()
         self.least, self.fullest = math.inf, 0
         self.price = 0.0
@@ -125,13 +127,15 @@ class Evaluation:
         """Try prices until the best result is proved, or nothing more can be learnt."""
         best: tuple[float, State, tuple[RankFilling, ...]] | None = None
         setting = self.setting
-        for duals in self.duals:
-            duals.solve_all([(0.0, 0.0)], average=setting if setting.ranks > 1 and len(self.duals) == 1 else None)
+        for multipliers in self.multipliers:
+            multipliers.solve_all(
+                [(0.0, 0.0)], average=setting if setting.ranks > 1 and len(self.multipliers) == 1 else None
+            )
         proved = self._bounds()
         if self.hint and proved.min() < self.cutoff and not self._roomy(proved):
             hinted = [(self.hint, flights) for flights in sorted({self._flights(0), self._flights(setting.ranks // 2)})]
-            for kind, duals in enumerate(self.duals):
-                duals.solve_all([one for one in hinted if self._new(kind, *one)])
+            for kind, multipliers in enumerate(self.multipliers):
+                multipliers.solve_all([one for one in hinted if self._new(kind, *one)])
             proved = np.maximum(proved, self._bounds())
         closed = np.zeros(self.chain.shape, dtype=bool)
         try:
@@ -150,21 +154,26 @@ class Evaluation:
                     closed[state] = True
                     continue
                 asked = self._next(ranks, division)
-                if asked is None or len(self.duals[asked[0]].priced) >= self.rounds:
+                if asked is None or len(self.multipliers[asked[0]].priced) >= self.rounds:
                     closed[state] = True
                     continue
                 kind, price, flights = asked
-                self.duals[kind].solve(price, flights)
+                self.multipliers[kind].solve(price, flights)
                 share = max(self.share, CAPS[1]) if price == math.inf else self.share
                 if share:
-                    self.duals[kind].solve(price, flights, cap=self.lineup.capacities[kind] / share)
+                    self.multipliers[kind].solve(price, flights, cap=self.pipeline_of_kinds.capacities[kind] / share)
                 proved = np.where(proved == math.inf, proved, np.maximum(proved, self._bounds()))
         except (LimitError, MemoryError):
             if best is None:
                 raise
             return self._outcome(best[0], min(float(proved.min()), best[0]), best[1], best[2])
         bound = float(proved.min())
-        if best is None and setting.ranks == 1 and bound < self.cutoff and len(self.duals[0].priced) < self.rounds:
+        if (
+            best is None
+            and setting.ranks == 1
+            and bound < self.cutoff
+            and len(self.multipliers[0].priced) < self.rounds
+        ):
             best, bound = self._settled(bound)
         if best is None:
             self._look_at_the_leanest()
@@ -172,28 +181,28 @@ class Evaluation:
         return self._outcome(best[0], min(bound, best[0]), best[1], best[2])
 
     def _bounds(self) -> Array:
-        return step_bounds(self.lineup, self.duals, self.setting)
+        return step_bounds(self.pipeline_of_kinds, self.multipliers, self.setting)
 
     def _look_at_the_leanest(self) -> None:
         """Compose where the boundary takes the least memory, to know how much is missing."""
         flights = self._flights(0)
-        for kind, duals in enumerate(self.duals):
+        for kind, multipliers in enumerate(self.multipliers):
             if self._new(kind, math.inf, flights):
-                duals.solve(math.inf, flights)
-        for duals in self.duals:
-            for known in [known for known in duals.priced if math.isinf(known.price)]:
-                total = duals.value(known)
+                multipliers.solve(math.inf, flights)
+        for multipliers in self.multipliers:
+            for known in [known for known in multipliers.priced if math.isinf(known.price)]:
+                total = multipliers.value(known)
                 self._compose(tuple(int(i) for i in np.unravel_index(int(total.argmin()), total.shape)))
 
     def _roomy(self, proved: Array) -> bool:
         """Whether the fastest way to run the first rank fits without a price, so that no hint is needed."""
-        if len(self.duals) > 1:
+        if len(self.multipliers) > 1:
             return False
         state = tuple(int(i) for i in np.unravel_index(int(proved.argmin()), proved.shape))
         flights, ends = self._flights(0), self.setting.in_flight
-        free, chain = self.duals[0].priced[0], self.chain
+        free, chain = self.multipliers[0].priced[0], self.chain
         sides = [(free.best_column(free.head, state, chain), 1.0, ends[0][0])]
-        for solved, count in zip(free.inner, self.stretches.totals, strict=True):
+        for solved, count in zip(free.inner, self.block_ranges.totals, strict=True):
             sides.append((free.best_column(solved, state, chain), count / self.setting.ranks, flights))
         sides.append((free.best_column(free.tail, state, chain), float(self.setting.ranks == 1), ends[0][-1]))
         needed = sum(
@@ -215,7 +224,7 @@ class Evaluation:
         fits = False
         sides = [pieces or (None,) for pieces in (chain.head, *chain.kinds, chain.tail)]
         for ways in itertools.product(*sides):
-            counts = (chain.blocks_in_head, *self.stretches.totals, chain.blocks_in_tail)
+            counts = (chain.blocks_in_head, *self.block_ranges.totals, chain.blocks_in_tail)
             interiors: list[Piece | None] = [
                 piece
                 for piece, n in zip(ways, counts, strict=True)
@@ -235,7 +244,7 @@ class Evaluation:
         """The best choice for head, one block of each kind and tail where the interior of one counts, if it fits;
         whether any may."""
         chain, setting, flights = self.chain, self.setting, self._flights(0)
-        times = (1, *self.stretches.totals, 1)
+        times = (1, *self.block_ranges.totals, 1)
         parts = [
             Part(piece=p, times=number, flights=flights, interior=p is counted)
             for p, number in zip(ways, times, strict=True)
@@ -258,8 +267,8 @@ class Evaluation:
         state = tuple(columns[0].candidates[key] for key in chain.boundary)
         head, tail = columns[0], columns[-1] if chain.tail else None
         self.pools = [[tuple(columns[1 : 1 + len(chain.kinds)])] if self.blocks else []]
-        rank, whole = self._rank(0, state, head, tail), self.stretches.whole
-        filled = fill_best([[rank]], self.pools[0], self.stretches, setting.micro_batches, setting.capacity)[0]
+        rank, whole = self._rank(0, state, head, tail), self.block_ranges.whole
+        filled = fill_best([[rank]], self.pools[0], self.block_ranges, setting.micro_batches, setting.capacity)[0]
         if math.isinf(filled.busy[whole]):
             return None, True
         return (float(filled.busy[whole]), state, (self._filling(0, filled, [(head, tail)], whole),)), True
@@ -273,7 +282,7 @@ class Evaluation:
             least=self.least,
             fullest=self.fullest,
             price=self.price,
-            solved=sum(len(duals.priced) for duals in self.duals),
+            solved=sum(len(multipliers.priced) for multipliers in self.multipliers),
         )
 
     # Composing
@@ -285,8 +294,8 @@ class Evaluation:
         setting = self.setting
         chain, last = self.chain, setting.ranks - 1
         self.pools = [
-            _distinct([way for priced in duals.priced for way in self._ways(duals.chain, priced, state)])
-            for duals in self.duals
+            _distinct([way for priced in multipliers.priced for way in self._ways(multipliers.chain, priced, state)])
+            for multipliers in self.multipliers
         ]
         described: list[tuple[Rank, ...]] = []
         variants = []
@@ -295,14 +304,14 @@ class Evaluation:
         alone = self.blocks if setting.ranks == 1 else None
         equal = self.blocks // (setting.ranks * setting.chunks) if even else alone
         for rank in range(setting.ranks):
-            duals = self.duals[self.lineup.kinds[rank]]
+            multipliers = self.multipliers[self.pipeline_of_kinds.kinds[rank]]
             chosen = _distinct_ends(
                 [
                     (
-                        priced.best_column(priced.head, state, duals.chain) if rank == 0 else None,
-                        priced.best_column(priced.tail, state, duals.chain) if rank == last else None,
+                        priced.best_column(priced.head, state, multipliers.chain) if rank == 0 else None,
+                        priced.best_column(priced.tail, state, multipliers.chain) if rank == last else None,
                     )
-                    for priced in (duals.priced if rank in (0, last) else duals.priced[:1])
+                    for priced in (multipliers.priced if rank in (0, last) else multipliers.priced[:1])
                 ]
             )
             described.append(tuple(self._rank(rank, state, head, tail) for head, tail in chosen))
@@ -317,8 +326,10 @@ class Evaluation:
                 self.least, self.fullest = wanted[fullest], fullest
             return None, ranks, None
         fillings = tuple(
-            self._filling(rank, filled, chosen, stretch)
-            for rank, (filled, chosen, stretch) in enumerate(zip(ranks, variants, division.stretches, strict=True))
+            self._filling(rank, filled, chosen, block_range)
+            for rank, (filled, chosen, block_range) in enumerate(
+                zip(ranks, variants, division.block_ranges, strict=True)
+            )
         )
         return (division.seconds, state, fillings), ranks, division
 
@@ -327,24 +338,25 @@ class Evaluation:
     ) -> tuple[list[Filled], Division | None]:
         """What every rank comes to, and the best division of the blocks, if any fits.
 
-        Only stretches of about as many blocks as a rank holds on average are priced, and longer ones where those do not
-        prove that they are of no use: where a rank would be busy with them for no longer than the step found takes.
+        Only ranges of blocks of about as many blocks as a rank holds on average are priced, and longer ones where those
+        do not prove that they are of no use: where a rank would be busy with them for no longer than the step found
+        takes.
         """
-        setting, lengths = self.setting, self.stretches.lengths
-        kinds = self.lineup.kinds
+        setting, lengths = self.setting, self.block_ranges.lengths
+        kinds = self.pipeline_of_kinds.kinds
         longest = 2 * math.ceil(self.blocks / setting.ranks) + 1 if equal is None else equal + 1
         while True:
             some = np.flatnonzero(lengths <= longest if equal is None else (lengths == equal) | (lengths == longest))
             known: dict[tuple[int, tuple[Rank, ...]], Filled] = {}
-            for kind, (pool, capacity) in enumerate(zip(self.pools, self.lineup.capacities, strict=True)):
+            for kind, (pool, capacity) in enumerate(zip(self.pools, self.pipeline_of_kinds.capacities, strict=True)):
                 own = list(dict.fromkeys(each for each, home in zip(described, kinds, strict=True) if home == kind))
-                filled = fill_best(own, pool, self.stretches, setting.micro_batches, capacity, some)
+                filled = fill_best(own, pool, self.block_ranges, setting.micro_batches, capacity, some)
                 known.update(((kind, each), found) for each, found in zip(own, filled, strict=True))
             ranks = [known[home, each] for home, each in zip(kinds, described, strict=True)]
             division = divide(
                 ranks,
                 self._fewest(),
-                self.stretches,
+                self.block_ranges,
                 micro_batches=setting.micro_batches,
                 chunks=setting.chunks,
                 equal=equal,
@@ -355,15 +367,16 @@ class Evaluation:
             longest *= 2
 
     def _proves(self, division: Division | None, longest: int) -> bool:
-        """Whether no division with a longer stretch than that is faster: it would hold one of just that length."""
+        """Whether no division with a longer range of blocks than that is faster: it would hold one of just that
+        length."""
         if division is None or max(division.blocks) >= longest:
             return False
         m = self.setting.micro_batches
         busy = [
             min(m * way[kind].amounts.part + way[kind].amounts.step for pool in self.pools for way in pool)
-            for kind in range(len(self.stretches.counts))
+            for kind in range(len(self.block_ranges.counts))
         ]
-        held = self.stretches.numbers[:, self.stretches.lengths == longest]
+        held = self.block_ranges.numbers[:, self.block_ranges.lengths == longest]
         return float((np.array(busy) @ held).min()) * self.setting.chunks >= division.seconds
 
     def _filling(
@@ -371,17 +384,17 @@ class Evaluation:
         rank: int,
         filled: Filled,
         ends: Sequence[tuple[Column | None, Column | None]],
-        stretch: int,
+        block_range: int,
     ) -> RankFilling:
-        taken: Filling = filled.filling(stretch)
+        taken: Filling = filled.filling(block_range)
         head, tail = ends[taken.variant]
-        start, count = int(self.stretches.starts[stretch]), int(self.stretches.lengths[stretch])
-        pool = self.pools[self.lineup.kinds[rank]]
+        start, count = int(self.block_ranges.starts[block_range]), int(self.block_ranges.lengths[block_range])
+        pool = self.pools[self.pipeline_of_kinds.kinds[rank]]
         inner = tuple(
             pool[taken.second if at < taken.lean else taken.first][kind]
-            for at, kind in enumerate(self.stretches.kinds[start : start + count])
+            for at, kind in enumerate(self.block_ranges.kinds[start : start + count])
         )
-        peak, beside = float(filled.peak[stretch]), float(filled.beside[stretch])
+        peak, beside = float(filled.peak[block_range]), float(filled.beside[block_range])
         return RankFilling(head=head, inner=inner, tail=tail, peak=peak, beside=beside)
 
     def _ways(self, chain: Chain, priced: Priced, state: State) -> list[Way]:
@@ -399,10 +412,10 @@ class Evaluation:
         return found
 
     def _shared(self, share: int) -> list[int]:
-        """For every rank the stretch of so many blocks about where it stands."""
+        """For every rank the range of blocks of so many blocks about where it stands."""
         setting, last = self.setting, self.blocks - share
         starts = [min(last, rank * self.blocks // setting.ranks) for rank in range(setting.ranks)]
-        return [self.stretches.of(start, share) for start in starts]
+        return [self.block_ranges.of(start, share) for start in starts]
 
     def _rank(self, rank: int, state: State, head: Column | None, tail: Column | None) -> Rank:
         setting, chain = self.setting, self.chain
@@ -421,7 +434,7 @@ class Evaluation:
             outliving=float(chain.handed[state]) * math.fsum(flights),
             before=head.recompute if head is not None and chain.blocks_in_head else None,
             after=tail.recompute if tail is not None and chain.blocks_in_tail else None,
-            seconds=float(self.duals[0].crossing_seconds(self.setting, rank)[state]),
+            seconds=float(self.multipliers[0].crossing_seconds(self.setting, rank)[state]),
         )
 
     def _fewest(self) -> list[int]:
@@ -439,7 +452,7 @@ class Evaluation:
     def _next(self, ranks: Sequence[Filled], division: Division | None) -> tuple[int, float, float] | None:
         """A price of memory, for which kind of devices, and the micro-batches in flight for which it matters; None
         where nothing is left to try."""
-        setting, kinds = self.setting, self.lineup.kinds
+        setting, kinds = self.setting, self.pipeline_of_kinds.kinds
         if division is None:
             shares = self._shared(self.blocks // (setting.ranks * setting.chunks))
             wanted = [float(filled.least[share]) for filled, share in zip(ranks, shares, strict=True)]
@@ -452,14 +465,14 @@ class Evaluation:
                 return None
             self.share = self.shares.pop(0)
             return kinds[order[0]], math.inf, self._flights(order[0])
-        held = division.stretches
-        busy = [float(filled.busy[stretch]) for filled, stretch in zip(ranks, held, strict=True)]
+        held = division.block_ranges
+        busy = [float(filled.busy[block_range]) for filled, block_range in zip(ranks, held, strict=True)]
         slowest = max(range(setting.ranks), key=lambda rank: busy[rank])
         self.price = self._crossing_price(slowest, ranks[slowest], held[slowest]) or 0.0
         probes = dict.fromkeys((slowest, *(setting.ranks * part // _PROBES for part in range(_PROBES)), -1))
         for rank in sorted((probe % setting.ranks for probe in probes), key=lambda probe: -busy[probe]):
             start = sum(division.blocks[:rank])
-            wider = self.stretches.wider(start, division.blocks[rank]) if setting.chunks == 1 else None
+            wider = self.block_ranges.wider(start, division.blocks[rank]) if setting.chunks == 1 else None
             idle = busy[rank] < _IDLE * busy[slowest] and wider is not None
             if idle and math.isinf(ranks[rank].busy[wider]):
                 price: float | None = math.inf
@@ -480,12 +493,12 @@ class Evaluation:
         return self.setting.flights(rank)
 
     def _capacity(self, rank: int) -> float:
-        return self.lineup.capacities[self.lineup.kinds[rank]]
+        return self.pipeline_of_kinds.capacities[self.pipeline_of_kinds.kinds[rank]]
 
-    def _crossing_price(self, rank: int, filled: Filled, stretch: int) -> float | None:
+    def _crossing_price(self, rank: int, filled: Filled, block_range: int) -> float | None:
         """The price of memory at which the two ways to run blocks in a rank cost the same."""
-        flights, pool = self._flights(rank), self.pools[self.lineup.kinds[rank]]
-        m, counts = self.setting.micro_batches, self.stretches.counts[:, stretch].tolist()
+        flights, pool = self._flights(rank), self.pools[self.pipeline_of_kinds.kinds[rank]]
+        m, counts = self.setting.micro_batches, self.block_ranges.counts[:, block_range].tolist()
         counts = counts if sum(counts) > 1 and len(counts) > 1 else [1] * len(counts)
 
         def cost(way: Way) -> tuple[float, float]:
@@ -495,7 +508,7 @@ class Evaluation:
 
         if not pool:
             return self._ends_price(flights)
-        taken = filled.filling(stretch)
+        taken = filled.filling(block_range)
         memory, busy = cost(pool[taken.second])
         if taken.lean:
             rich, fast = cost(pool[taken.first])
@@ -507,7 +520,7 @@ class Evaluation:
     def _ends_price(self, flights: float) -> float | None:
         """The same for a model without repeated blocks, between the leanest and the fastest way known."""
         m = self.setting.micro_batches
-        columns = [p.columns(p.head, (), self.chain)[0].amounts for p in self.duals[0].priced]
+        columns = [p.columns(p.head, (), self.chain)[0].amounts for p in self.multipliers[0].priced]
         points = sorted({(a.fixed + flights * a.live, m * a.part + a.step) for a in columns})
         if len(points) < 2:
             return None

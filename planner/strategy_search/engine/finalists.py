@@ -14,7 +14,7 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.limits import reached
 from planner.plan.binding.bind import BoundPlan, bind_prepared
 from planner.plan.binding.machine import cluster_reference, placed
-from planner.plan.layout.offloaded import parked_fault
+from planner.plan.layout.offloaded import offloaded_fault
 from planner.plan.layout.per_step_communication import shares_buckets
 from planner.plan.plan import PLANNER_VERSION, Plan, Prediction, Provenance, Training
 from planner.plan.prediction.predict import predict
@@ -119,7 +119,7 @@ class Finalists:
         fitting = [ranked for ranked in plans if self._fits(ranked.configuration, ranked.plan.prediction)]
         if not fitting:
             raise _overfull(plans, self.limits[0])
-        faults = [parked_fault(ranked.plan.prediction, self.request.cluster) for ranked in fitting]
+        faults = [offloaded_fault(ranked.plan.prediction, self.request.cluster) for ranked in fitting]
         if all(faults):
             raise InfeasibleError(
                 f"{self.request.model.reference} does not fit beside the devices: {faults[0]}; take --offload"
@@ -159,14 +159,14 @@ class Finalists:
         """A result as a plan, bound to its graph and priced by the judge."""
         request, configuration = self.request, found.configuration
         setting = self.engine.setting(configuration)
-        ranks, busy, certificate = settle_and_certify(request, found.lineup, setting, found.outcome)
+        ranks, busy, certificate = settle_and_certify(request, found.pipeline_of_kinds, setting, found.outcome)
         priced: BoundPlan | None = None
         if ranks != found.outcome.ranks:
             settled = self._priced(found, ranks)
             prediction = settled.plan.prediction
             # settled, another block's interior may be the largest; less per step may not make up for more per part, and
             # is not told from messages in smaller buckets than those that the objective assumes
-            smaller_buckets = settled.plan.training.update != found.lineup.chain.tables.update
+            smaller_buckets = settled.plan.training.update != found.pipeline_of_kinds.chain.tables.update
             faster = smaller_buckets or prediction.objective_seconds < found.objective
             if self._fits(configuration, prediction) and faster:
                 priced = settled
@@ -183,7 +183,7 @@ class Finalists:
     def _priced(self, found: Contender, ranks: tuple[RankFilling, ...]) -> BoundPlan:
         """What ranks run as a plan, bound and priced."""
         request, configuration = self.request, found.configuration
-        chain, machine = found.lineup.chain, self.engine.machine(configuration)
+        chain, machine = found.pipeline_of_kinds.chain, self.engine.machine(configuration)
         whole = assembly(chain, ranks, configuration.virtual_stages)
         blocks = self.engine.template.blocks
         plan = Plan(

@@ -68,7 +68,7 @@ class Task:
     Attributes:
         template: the graph with the batch of one micro-batch.
         configuration: ranks, virtual stages, micro-batches; and the mesh, where it is `given`.
-        offload: what may be parked outside of the device.
+        offload: what may be offloaded.
         recomputation: ways to run a block.
         decided: what the user has decided about operators.
         sweeps: how often at most all axes are decided once more at the end.

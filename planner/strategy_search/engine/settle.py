@@ -20,7 +20,7 @@ from typing import Any
 
 from planner.errors import LimitError, RequestError
 from planner.limits import seconds_left
-from planner.strategy_search.decomposition.heterogeneous_pipeline import Lineup
+from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
 from planner.strategy_search.decomposition.lagrangian import Setting, State
 from planner.strategy_search.decomposition.pieces import Chain, Column, Piece
 from planner.strategy_search.decomposition.stage_problem import Part, PartsProblem, parts_problem
@@ -78,7 +78,7 @@ class Certificate:
 
 
 def settle_and_certify(
-    request: SearchRequest, lineup: Lineup, setting: Setting, outcome: Outcome
+    request: SearchRequest, pipeline_of_kinds: HeterogeneousPipeline, setting: Setting, outcome: Outcome
 ) -> tuple[tuple[RankFilling, ...], float, Certificate | None]:
     """The slowest rank solved exactly by the solver of the request's algorithm, its division into groups given; how
     long it is busy then; and, where asked for, what the integer program says of it as it was planned."""
@@ -87,12 +87,18 @@ def settle_and_certify(
     for rank, filling in enumerate(ranks):
         runs = tuple(map(id, (filling.head, *filling.inner, filling.tail)))
         if runs not in planned:
-            own = rank_problem(lineup.chain_of(rank), lineup.setting_of(setting, rank), rank, filling, outcome.state)
+            own = rank_problem(
+                pipeline_of_kinds.chain_of(rank),
+                pipeline_of_kinds.setting_of(setting, rank),
+                rank,
+                filling,
+                outcome.state,
+            )
             planned[runs] = own.problem.evaluate(own.choice).time
         if planned[runs] > busy:
             slowest, busy = rank, planned[runs]
-    own_setting = lineup.setting_of(setting, slowest)
-    found = rank_problem(lineup.chain_of(slowest), own_setting, slowest, ranks[slowest], outcome.state)
+    own_setting = pipeline_of_kinds.setting_of(setting, slowest)
+    found = rank_problem(pipeline_of_kinds.chain_of(slowest), own_setting, slowest, ranks[slowest], outcome.state)
     solver = request.algorithm if request.algorithm in SOLVERS else "dynamic_programming"
     answer = _certificate(solver, found, busy, request)
     least = busy

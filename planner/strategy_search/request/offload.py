@@ -1,4 +1,4 @@
-"""What may be parked outside of the device, as it is asked for: for each kind the homes to choose from.
+"""What may be offloaded, as it is asked for: for each kind the homes to choose from.
 
 --offload optimizer                 the states of the optimizer in the memory of the host
 --offload optimizer:disk            ... on a disk
@@ -16,7 +16,7 @@ from hardware_profiles import Home
 from planner.errors import RequestError, unknown_name
 from planner.plan.plan import Plan
 
-_PARKED: tuple[Home, ...] = ("host", "disk")
+_OFFLOADED: tuple[Home, ...] = ("host", "disk")
 _EITHER: tuple[Home, ...] = ("device", "host")
 _CHOICES: dict[str, tuple[Home, ...]] = {"host": ("host",), "disk": ("disk",), "auto": _EITHER}
 
@@ -36,7 +36,7 @@ class Offload:
     def stores(self) -> tuple[Home, ...]:
         """Homes outside of the device that may be chosen."""
         asked = {home for kind in fields(self) for home in getattr(self, kind.name)}
-        return tuple(home for home in _PARKED if home in asked)
+        return tuple(home for home in _OFFLOADED if home in asked)
 
 
 NOTHING = Offload()
@@ -51,14 +51,14 @@ WORDS = ("none", "auto", *KINDS, *(f"{kind}:{home}" for kind in KINDS for home i
 
 
 def offload_of(plan: Plan) -> Offload:
-    """What a plan parks, as a request that may park the same, or keep it on the device."""
+    """What a plan offloads, as a request that may offload the same, or keep it on the device."""
     stored = [one for group in plan.groups for _, one in group.parameters]
     states, weights = {one.state_home for one in stored}, {one.weight_home for one in stored}
     activations = {group.activations_home for group in plan.groups if group.recomputation != "none"}
     saved = {group.activations_home for group in plan.groups if group.recomputation == "none"}
 
     def among(used: set[Home]) -> tuple[Home, ...]:
-        return ("device", *(home for home in _PARKED if home in used))
+        return ("device", *(home for home in _OFFLOADED if home in used))
 
     return Offload(optimizer=among(states), activations=among(activations), saved=among(saved), weights=among(weights))
 

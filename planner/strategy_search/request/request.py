@@ -162,7 +162,7 @@ class SearchRequest:
                 f"virtual_stages {where}: virtual stages hold equal blocks on every device; leave them at 1"
             )
         if pinned.offload != NOTHING:
-            raise RequestError(f"offload {where}: nothing is parked there; leave it out")
+            raise RequestError(f"offload {where}: nothing is offloaded there; leave it out")
         if pinned.even:
             raise RequestError(f"even {where}: stages are sized to their devices; leave it out")
         if self.update.placed:
@@ -170,7 +170,7 @@ class SearchRequest:
 
 
 def _check_offload(request: SearchRequest) -> None:
-    """Raise RequestError where what may be parked cannot be, `UnknownKeyError` where the profile has no place for
+    """Raise RequestError where what may be offloaded cannot be, `UnknownKeyError` where the profile has no place for
     it."""
     asked = request.pinned.offload
     for home in asked.stores:
@@ -188,7 +188,7 @@ def _check_offload(request: SearchRequest) -> None:
 
 
 def _check_activations(pinned: Pinned, update: Update) -> None:
-    """Raise RequestError where activations shall be parked that there are not."""
+    """Raise RequestError where activations shall be offloaded that there are not."""
     offload, recompute = pinned.offload, pinned.recompute
     if "device" not in offload.saved and _sliced(pinned):
         raise RequestError(
@@ -197,7 +197,7 @@ def _check_activations(pinned: Pinned, update: Update) -> None:
         )
     if "device" not in offload.saved and update.by_block:
         raise RequestError(
-            "offload: what blocks save is not parked where weights are gathered block by block; leave saved out of"
+            "offload: what blocks save is not offloaded where weights are gathered block by block; leave saved out of"
             " --offload, or gather them one by one"
         )
     for word, homes, lacking in (

@@ -114,7 +114,7 @@ class Pinned:
         repeated: classes of operators (`hardware_profiles.OP_CLASSES`) whose results a recomputed block never keeps;
             ("attention",) is selective recomputation as in Korthikanti et al. 2022.
         even: whether all ranks of a pipeline hold equally many blocks, where they divide.
-        offload: what may be parked outside of the device.
+        offload: what may be offloaded.
     """
 
     pipeline: int | None = None
@@ -364,7 +364,7 @@ def bounds(
     update: Update = PLAIN,
     offload: Offload = NOTHING,
 ) -> Bounds:
-    """Bounds of a model whose template graph has `batch` samples; what of them may be parked takes no
+    """Bounds of a model whose template graph has `batch` samples; what of them may be offloaded takes no
     memory."""
     graph = template.graph
     forward = recomputed = backward = 0.0
@@ -377,11 +377,11 @@ def bounds(
         recomputed += seconds * count if template.works(index) else 0.0
         backward += seconds * count * rule.backward_work(graded)
     per = parameter_bytes(precision, optimizer, cluster.software, update.variant)
-    parked = frozenset[str]() if offload.weights == NOTHING.weights else template.every_own_parameter
+    offloaded = frozenset[str]() if offload.weights == NOTHING.weights else template.every_own_parameter
     held = per.total - per.weight - (0.0 if offload.optimizer == NOTHING.optimizer else per.state)
     sizes = (
         graph.types[p.name].numel
-        * ((held if p.name in graph.differentiable else 0.0) + (0.0 if p.name in parked else per.weight))
+        * ((held if p.name in graph.differentiable else 0.0) + (0.0 if p.name in offloaded else per.weight))
         * template.parameter_times(p.name)
         for p in graph.parameters
     )

@@ -62,7 +62,7 @@ def special(bound: BoundPlan, instruction: Instruction, *, recomputed: bool) -> 
     gathers = any(o.weight and o.transfer is not None and o.transfer.gathers for o in instruction.operands)
     return (
         call.code is not None
-        or instruction.put_off
+        or instruction.deferred
         or (call.sliced is not None and bound.plan.slices > 1)
         or (instruction.kept if recomputed else gathers)
     )

@@ -87,7 +87,7 @@ class PlanContent(Choices):
     mesh: list[Axis]
     time_seconds: dict[str, float]
     memory_bytes: dict[str, float]
-    parked_bytes: dict[str, float]
+    offloaded_bytes: dict[str, float]
 
 
 class Certificate(Strict):

@@ -162,7 +162,7 @@ def test_the_main_job_as_json(folder: Path) -> None:
         "tokens_per_second_per_device", "samples_per_second", "model_flops_utilisation", "degrees",
         "virtual_stages", "schedule", "slices", "copies", "sequence_parallel", "optimizer_sharding", "micro_batches",
         "recomputation", "offload", "mesh",
-        "time_seconds", "memory_bytes", "parked_bytes", "objective", "search", "plans", "explanation", "plan_file",
+        "time_seconds", "memory_bytes", "offloaded_bytes", "objective", "search", "plans", "explanation", "plan_file",
     ]  # fmt: skip
     assert content["schema_version"] == 2
     assert (content["model"], content["hardware"], content["devices"]) == ("llama-tiny", "cpu", 4)

@@ -81,9 +81,9 @@ def test_a_description_is_drawn_from_its_plan(name: str) -> None:
 def test_states_outside_of_the_devices_are_not_left_out_in_silence() -> None:
     model, devices, description = CASES["data"]
     bound = plan_of(subject(model, "cpu", devices), description)
-    parked = {name: replace(stored, state_home="host") for name, stored in bound.parameters.items()}
+    offloaded = {name: replace(stored, state_home="host") for name, stored in bound.parameters.items()}
     with refused(ExportError, "host", "--offload none"):
-        describe(replace(bound, parameters=parked))
+        describe(replace(bound, parameters=offloaded))
 
 
 @pytest.mark.cases(0, 1)

@@ -8,12 +8,12 @@ import pytest
 from costmodels import SCHEDULES, Turn, most_in_flight, schedule_orders, simulate
 from planner.errors import PlanFileError
 from planner.plan.binding.bind import bind
-from planner.plan.layout.deferred_weight_gradients import arrivals, put_off
+from planner.plan.layout.deferred_weight_gradients import arrivals, deferred_weight_gradients
 from planner.plan.layout.stage_cut import cut_stage
 from planner.plan.plan import Plan
 from planner.plan.prediction.predict import predict, stage_costs
 from planner.plan.prediction.step import rank_seconds
-from planner.plan.schedule import orders_of, put_off_at_most
+from planner.plan.schedule import most_deferred, orders_of
 from planner.plan.schedule_checks import check_schedule
 from tests.contract.test_priced_is_emitted import cluster_of
 from tests.distributed import plans
@@ -47,8 +47,8 @@ def most_held(turns: Sequence[Turn]) -> int:
 
 
 def test_what_zero_bubble_defers() -> None:
-    assert [put_off_at_most(plan_of("zb_h1"), rank) for rank in range(4)] == [1, 2, 3, 4]
-    assert put_off_at_most(plan_of(), 3) == 0
+    assert [most_deferred(plan_of("zb_h1"), rank) for rank in range(4)] == [1, 2, 3, 4]
+    assert most_deferred(plan_of(), 3) == 0
 
 
 @pytest.mark.parametrize(
@@ -102,13 +102,13 @@ def test_taking_apart_moves_seconds_and_adds_none() -> None:
 
 def test_linear_layers_are_put_off_and_nothing_else() -> None:
     bound = bind(plan_of("zb_h1"), plans.traced("llama4"), plans.BATCH)
-    later = {at: places for at in range(len(bound.operators)) if (places := put_off(bound, at))}
+    later = {at: places for at in range(len(bound.operators)) if (places := deferred_weight_gradients(bound, at))}
     kinds = {bound.operators[at].operator.op for at in later}
     assert (kinds, set(later.values())) == ({"aten.linear.default"}, {(1,)})
     linear = [op for op in bound.operators if op.operator.op == "aten.linear.default"]
     assert len(later) == len(linear)
     plain = replace(bound, plan=replace(bound.plan, schedule="1f1b"))
-    assert not any(put_off(plain, at) for at in later)
+    assert not any(deferred_weight_gradients(plain, at) for at in later)
 
 
 def test_a_tied_weight_arrives_once_for_each_turn() -> None:

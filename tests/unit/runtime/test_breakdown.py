@@ -8,7 +8,7 @@ import pytest
 
 from runtime.processes.breakdown import failure_of, report, standstill
 from runtime.processes.rank import in_one_line
-from runtime.processes.wait_diagnosis import Whereabouts
+from runtime.processes.wait_diagnosis import WaitDiagnosis
 
 
 def note(folder: Path, rank: int, code: int, message: str, age: int) -> None:
@@ -74,7 +74,7 @@ HEAD = "Thread 0x1 (most recent call first):\n"
 def test_those_that_wait_are_victims(trace: str, words: str) -> None:
     waiting = f'{HEAD}  File "{TORCH}/distributed/c10d.py", line 9 in recv\n  File "/x/pipeline.py", line 3 in run\n'
     assert standstill({0: (waiting, os.getpid()), 1: (trace, os.getpid())}, {}) == words
-    said = Whereabouts(waits=True, text="waits for all_reduce among ranks 0, 1: 'x'")
+    said = WaitDiagnosis(waits=True, text="waits for all_reduce among ranks 0, 1: 'x'")
     asked = standstill({0: (waiting, os.getpid()), 1: (trace, os.getpid())}, {0: said})
     assert "rank 0 waits for all_reduce among ranks 0, 1: 'x'" in asked
     assert asked.partition(";")[0] == words.partition(";")[0], "whoever waits for nobody is named all the same"
@@ -85,7 +85,7 @@ def test_a_rank_without_an_answer() -> None:
 
 
 def test_ranks_at_one_place_are_named_together() -> None:
-    waits, silent = Whereabouts(waits=True, text="waits for x"), Whereabouts(waits=False, text="does not answer")
+    waits, silent = WaitDiagnosis(waits=True, text="waits for x"), WaitDiagnosis(waits=False, text="does not answer")
     assert report({3: waits, 0: waits, 1: silent, 2: silent}) == "ranks 1, 2 do not answer; ranks 0, 3 wait for x"
 
 

@@ -6,8 +6,8 @@ import torch
 from planner.errors import StrategyError
 from planner.plan.binding.bind import bind
 from runtime.comm.device_mesh import Communicators, rank_mesh
-from runtime.step.checking import LayoutCheck, checksum
 from runtime.step import checking
+from runtime.step.checking import LayoutCheck, checksum
 from tests.distributed import plans
 from tests.refusals import refused
 

@@ -10,7 +10,7 @@ import torch
 
 from hardware_profiles import Home
 from planner.errors import RequestError
-from runtime.offload.activations import ParkedReads, Trail, alone
+from runtime.offload.activations import OffloadedActivations, Trail, alone
 from runtime.offload.copy_streams import Lane, Mark, here
 from runtime.offload.storage import Outside
 from tests.refusals import refused
@@ -73,13 +73,14 @@ def test_where_nothing_is_real_nothing_is_done() -> None:
 def test_memory_is_given_back_and_taken_again(home: Home) -> None:
     """The first block's when the second is done, the last one's at the end; and one ahead on the way back."""
     sizes: list[int] = []
-    reads = ParkedReads(device=CPU, outside=Outside())
+    reads = OffloadedActivations(device=CPU, outside=Outside())
     trail = Trail(reads)
     tensors = [torch.arange(8.0) + number for number in range(3)]
     whole = [tensor.clone() for tensor in tensors]
     told = lambda storage: sizes.append(storage.nbytes())  # noqa: E731
     backs = [
-        trail.park(number, alone([tensor], []), home, told) for number, tensor in zip((4, 5, 6), tensors, strict=True)
+        trail.offload(number, alone([tensor], []), home, told)
+        for number, tensor in zip((4, 5, 6), tensors, strict=True)
     ]
     assert [tensor.untyped_storage().nbytes() for tensor in tensors] == [0, 0, 32]
     trail.let_go()
@@ -93,11 +94,11 @@ def test_memory_is_given_back_and_taken_again(home: Home) -> None:
     assert sizes == [0, 0, 0, 32, 32, 32]
 
 
-def test_behind_a_section_that_parks_nothing_nothing_comes_ahead() -> None:
-    trail = Trail(ParkedReads(device=CPU, outside=Outside()))
+def test_behind_a_section_that_offloads_nothing_nothing_comes_ahead() -> None:
+    trail = Trail(OffloadedActivations(device=CPU, outside=Outside()))
     tensors = [torch.ones(8) for _ in range(2)]
     backs = [
-        trail.park(number, alone([tensor], []), "host", lambda storage: None)
+        trail.offload(number, alone([tensor], []), "host", lambda storage: None)
         for number, tensor in zip((1, 3), tensors, strict=True)
     ]
     trail.let_go()

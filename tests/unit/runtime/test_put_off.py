@@ -14,13 +14,15 @@ def instruction(index: int, shape: tuple[int, ...]) -> SimpleNamespace:
     return SimpleNamespace(index=index, repeated=True, results=(("y", shape),))
 
 
-def network(put_off: PutOff | None, x: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
+def network(deferred_weight_gradients: PutOff | None, x: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
     for index, weight in enumerate(weights):
         operands = [x, weight, weight.sum(1)]
-        if put_off is None:
+        if deferred_weight_gradients is None:
             x = F.linear(*operands)
         else:
-            (x,) = put_off.run(instruction(index, (3, 4)), lambda given: (F.linear(*given),), None, operands)
+            (x,) = deferred_weight_gradients.run(
+                instruction(index, (3, 4)), lambda given: (F.linear(*given),), None, operands
+            )
         x = torch.tanh(x)
     return x.sum()
 
@@ -37,21 +39,25 @@ def test_the_turns_of_a_backward_pass(again: bool) -> None:
     network(None, x, weights).backward()
     wanted = [x.grad, *(weight.grad for weight in weights)]
     x, weights = leaves()
-    put_off = PutOff()
-    loss = checkpoint(network, put_off, x, weights, use_reentrant=False) if again else network(put_off, x, weights)
+    deferred_weight_gradients = PutOff()
+    loss = (
+        checkpoint(network, deferred_weight_gradients, x, weights, use_reentrant=False)
+        if again
+        else network(deferred_weight_gradients, x, weights)
+    )
     loss.backward()
     assert all(weight.grad is None for weight in weights)
     torch.testing.assert_close(x.grad, wanted[0])
-    put_off.finish()
+    deferred_weight_gradients.finish()
     for weight, gradient in zip(weights, wanted[1:], strict=True):
         torch.testing.assert_close(weight.grad, gradient)
-    put_off.finish()  # nothing waits any more
+    deferred_weight_gradients.finish()  # nothing waits any more
     torch.testing.assert_close(weights[0].grad, wanted[1])
 
 
 def test_a_product_without_a_gradient_leaves_none() -> None:
     x, weights = leaves()
-    put_off = PutOff()
-    network(put_off, x, weights)
-    put_off.finish()
+    deferred_weight_gradients = PutOff()
+    network(deferred_weight_gradients, x, weights)
+    deferred_weight_gradients.finish()
     assert all(weight.grad is None for weight in weights)

@@ -11,7 +11,7 @@ from types import CodeType
 import pytest
 
 from runtime.processes.hang import ASKED, Folder, HangWatch, answer_of
-from runtime.processes.wait_diagnosis import ROWS, whereabouts
+from runtime.processes.wait_diagnosis import ROWS, wait_diagnosis
 
 
 @pytest.mark.parametrize(("module", "name"), list(ROWS), ids=[" ".join(row) for row in ROWS])
@@ -30,9 +30,9 @@ def test_what_is_read_of_a_function_is_there(module: str, name: str) -> None:
 
 
 def test_a_place_that_is_no_collective_is_told_by_its_line() -> None:
-    found = whereabouts()
+    found = wait_diagnosis()
     assert not found.waits
-    assert found.text.startswith("is in whereabouts (at "), found.text
+    assert found.text.startswith("is in wait_diagnosis (at "), found.text
 
 
 def test_a_rank_answers_when_it_is_asked_and_not_before(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ from planner.sharding.mesh import build_mesh
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.update import PLAIN, Update
 from planner.strategy_search.decomposition.cutting import cut
-from planner.strategy_search.decomposition.heterogeneous_pipeline import Lineup
-from planner.strategy_search.decomposition.lagrangian import Duals, Setting, State
+from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
+from planner.strategy_search.decomposition.lagrangian import Multipliers, Setting, State
 from planner.strategy_search.decomposition.pieces import Chain, Column, Key, Piece
 from planner.strategy_search.engine.assemble import assembly, groups_of, input_layouts, stages_of
 from planner.strategy_search.engine.engine import setting_of
@@ -366,11 +366,11 @@ class Case:
     optimizer: str
     chain: Chain
     setting: Setting
-    mixed: Lineup | None = None
+    mixed: HeterogeneousPipeline | None = None
 
     @property
-    def lineup(self) -> Lineup:
-        return Lineup.alike(self.chain, self.setting) if self.mixed is None else self.mixed
+    def pipeline_of_kinds(self) -> HeterogeneousPipeline:
+        return HeterogeneousPipeline.alike(self.chain, self.setting) if self.mixed is None else self.mixed
 
     @property
     def inner_blocks(self) -> int:
@@ -438,7 +438,7 @@ def make_mixed(
     """A model on several kinds of devices."""
     pinned = Pinned(recompute=recomputation, repeated=repeated)
     engine, _ = engine_of_request(request_of(model, machine, global_batch, pinned=pinned))
-    lineup = engine.lineup(configuration)
+    pipeline_of_kinds = engine.pipeline_of_kinds(configuration)
     return Case(
         model=model,
         cluster=engine.machine(configuration),
@@ -446,9 +446,9 @@ def make_mixed(
         global_batch=global_batch,
         precision="fp32",
         optimizer="adamw",
-        chain=lineup.chain,
+        chain=pipeline_of_kinds.chain,
         setting=engine.setting(configuration),
-        mixed=lineup,
+        mixed=pipeline_of_kinds,
     )
 
 
@@ -504,8 +504,8 @@ def random_ranks(case: Case, draw: random.Random, state: State) -> tuple[RankFil
     ranks: list[RankFilling] = []
     done = 0
     for rank, count in enumerate(random_counts(case, draw)):
-        chain = case.lineup.chain_of(rank)
-        kinds = chain.stretches.kinds[done : done + count]
+        chain = case.pipeline_of_kinds.chain_of(rank)
+        kinds = chain.block_ranges.kinds[done : done + count]
         done = done + count if case.setting.chunks == 1 else 0
         lean, fast = (
             {kind: random_column(case, chain.kinds[kind], state, draw) for kind in sorted(set(kinds))} for _ in range(2)
@@ -573,9 +573,9 @@ def bytes_of(case: Case, state: State, ranks: Sequence[RankFilling], rank: int) 
 
 def seconds_of(case: Case, state: State, ranks: Sequence[RankFilling]) -> float:
     """A step by the prices of the pieces."""
-    duals = Duals(case.chain, case.setting.weight)
+    multipliers = Multipliers(case.chain, case.setting.weight)
     numbers = range(case.setting.ranks)
-    crossing = [float(duals.crossing_seconds(case.setting, rank)[state]) for rank in numbers]
+    crossing = [float(multipliers.crossing_seconds(case.setting, rank)[state]) for rank in numbers]
     parts = [total(columns_of(case, ranks, rank), "part") + crossing[rank] for rank in numbers]
     steps = [total(columns_of(case, ranks, rank), "step") for rank in numbers]
     return float(step_time(parts, steps, case.setting.micro_batches, case.setting.chunks))

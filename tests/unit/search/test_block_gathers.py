@@ -15,7 +15,7 @@ from planner.plan.prediction.predict import predict, stage_costs
 from planner.pricing.message import Message, message_seconds
 from planner.sharding.buckets import Bucket
 from planner.sharding.update import GATHERS, Update
-from planner.strategy_search.decomposition.lagrangian import Duals
+from planner.strategy_search.decomposition.lagrangian import Multipliers
 from planner.strategy_search.engine.finalists import OPTIMAL, Ranked
 from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.search import search
@@ -51,14 +51,14 @@ def test_the_pieces_and_the_judge_agree(
     draw, update = random.Random(model), Update(buckets="none", gathers=gathers, gradient_dtype=dtype)
     configuration = Configuration(pipeline=pipeline, mesh=mesh, micro_batches=4)
     case = make_case(model, "h100-80gb", configuration, 16, "bf16", update=update)
-    duals, beyond = Duals(case.chain, case.setting.weight), []
+    multipliers, beyond = Multipliers(case.chain, case.setting.weight), []
     for _ in range(6):
         state = random_state(case, draw)
         ranks = random_ranks(case, draw, state)
         bound = bind(plan_of(case, ranks), traced(model), BATCH)
         for rank, cost in enumerate(stage_costs(bound, case.cluster)):
             columns = columns_of(case, ranks, rank)
-            part = total(columns, "part") + float(duals.crossing_seconds(case.setting, rank)[state])
+            part = total(columns, "part") + float(multipliers.crossing_seconds(case.setting, rank)[state])
             assert same(part, math.fsum(cost.micro_batch.values()))
             check_bytes(case, state, ranks, rank, cost, model)
             beyond.append(cost.together)

@@ -15,7 +15,7 @@ import pytest
 
 from planner.plan.binding.bind import bind
 from planner.plan.prediction.predict import stage_costs
-from planner.strategy_search.decomposition.lagrangian import Duals, State
+from planner.strategy_search.decomposition.lagrangian import Multipliers, State
 from planner.strategy_search.decomposition.pieces import Column, Piece
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.evaluation import Evaluation, RankFilling
@@ -108,11 +108,11 @@ def test_no_plan_at_all_beats_the_bounds(model: str, ranks: int, chunks: int, mi
         assert outcome.bound <= outcome.seconds * ALL
         assert peak_of(case, state, outcome.ranks) <= setting.capacity * ALL
         assert outcome.seconds <= best * (1.1 if len(plans) < 1500 else 1.5)
-        duals = Duals(case.chain, setting.weight)
+        multipliers = Multipliers(case.chain, setting.weight)
         for price in (0.0, 1e-12, 1e-10, 1e-9, 1e-8, 1e-6, math.inf):
             for flights in sorted({setting.flights(rank) for rank in range(setting.ranks)}):
-                duals.solve(price, flights)
-                assert float(duals.bounds(setting)[state]) <= best * ALL, (price, flights)
+                multipliers.solve(price, flights)
+                assert float(multipliers.bounds(setting)[state]) <= best * ALL, (price, flights)
 
 
 def changed(case: Case, ranks: tuple[RankFilling, ...], draw: random.Random) -> tuple[RankFilling, ...]:

@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.strategy_search.decomposition.block_ranges import Stretches, stretches_of
+from planner.strategy_search.decomposition.block_ranges import BlockRanges, block_ranges_of
 from planner.strategy_search.decomposition.division import Filled, Rank, Way, divide, fill, fill_best, step_seconds
 from planner.strategy_search.decomposition.pieces import Amounts, Column
 
 BLOCKS = 6
-ALIKE = stretches_of((0,) * BLOCKS)
+ALIKE = block_ranges_of((0,) * BLOCKS)
 WEIGHT = 3.5
 
 
@@ -149,7 +149,7 @@ def test_blocks_are_divided_as_well_as_by_trying_all_divisions(seed: int, steps:
     number, blocks, micro_batches = draw.randint(1, 4), draw.randint(4, 8), draw.choice((1, 2, 8))
     ranks = [random_filled(draw, blocks, micro_batches - (1 if number > 1 else 0), steps=steps) for _ in range(number)]
     least = [draw.choice((0, 1)) if number > 1 else 0 for _ in range(number)]
-    found = divide(ranks, least, stretches_of((0,) * blocks), micro_batches=micro_batches, chunks=1)
+    found = divide(ranks, least, block_ranges_of((0,) * blocks), micro_batches=micro_batches, chunks=1)
     expected = best_division(ranks, least, blocks, micro_batches)
     if found is None:
         assert expected == math.inf
@@ -167,7 +167,7 @@ def test_equal_chunks_have_one_price(chunks: int) -> None:
     draw = random.Random(chunks)
     ranks = [random_filled(draw, 3, 8 - 1 / chunks, steps=True) for _ in range(2)]
     ranks = [rank for rank in ranks if math.isfinite(float(rank.busy[1]))]
-    found = divide(ranks, [0, 0], stretches_of((0,) * 3), micro_batches=8, chunks=chunks, equal=1)
+    found = divide(ranks, [0, 0], block_ranges_of((0,) * 3), micro_batches=8, chunks=chunks, equal=1)
     assert found is not None
     assert found.blocks == (1,) * len(ranks)
     parts, steps = [float(r.part[1]) for r in ranks], [float(r.step[1]) for r in ranks]
@@ -179,7 +179,7 @@ ROWS = ((0, 0, 1, 1, 1, 1), (0, 1, 0, 1, 0, 1), (0, 1, 1, 1), (0, 0, 1, 1, 2), (
 
 
 def mixtures(ways: list[Way], kinds: tuple[int, ...]) -> Iterator[list[Column]]:
-    """All fillings of one stretch: so many blocks at its beginning in one way, the others in another."""
+    """All fillings of one range of blocks: so many blocks at its beginning in one way, the others in another."""
     for first, second in itertools.product(ways, repeat=2):
         for lean in range(len(kinds) + 1):
             yield [(second if at < lean else first)[kind] for at, kind in enumerate(kinds)]
@@ -197,11 +197,11 @@ def test_stages_of_several_kinds_are_filled_as_well_as_by_trying_all_mixtures(
     ways = [
         tuple(column(random_amounts(draw, lean, scale), lean > 0.0) for scale in scales) for lean in (0.0, 0.5, 0.9)
     ]
-    stretches = stretches_of(kinds)
+    block_ranges = block_ranges_of(kinds)
     capacity = draw.uniform(10.0, 250.0)
-    filled = fill([rank], ways, stretches, WEIGHT, capacity)[0]
+    filled = fill([rank], ways, block_ranges, WEIGHT, capacity)[0]
     for start, stop in itertools.combinations(range(len(kinds) + 1), 2):
-        number, held = stretches.of(start, stop - start), kinds[start:stop]
+        number, held = block_ranges.of(start, stop - start), kinds[start:stop]
         fitting = [
             (busy, peak)
             for columns in mixtures(ways, held)
@@ -219,11 +219,11 @@ def test_stages_of_several_kinds_are_filled_as_well_as_by_trying_all_mixtures(
         assert busy >= min(fitting)[0] * (1 - 1e-12)
 
 
-def priced_by_kinds(draw: random.Random, stretches: Stretches, weight: float) -> Filled:
+def priced_by_kinds(draw: random.Random, block_ranges: BlockRanges, weight: float) -> Filled:
     """Prices that are sums over blocks, each kind with its own; perhaps not everything fits."""
-    part = 0.1 + np.array([draw.uniform(0.3, 2.0) for _ in stretches.counts]) @ stretches.counts
-    room = draw.choice((10**6, 10**6, stretches.blocks // 2 + 1))
-    fits = stretches.lengths <= room
+    part = 0.1 + np.array([draw.uniform(0.3, 2.0) for _ in block_ranges.counts]) @ block_ranges.counts
+    room = draw.choice((10**6, 10**6, block_ranges.blocks // 2 + 1))
+    fits = block_ranges.lengths <= room
     nothing, places = np.zeros(len(fits)), np.zeros(len(fits), dtype=np.intp)
     priced = np.where(fits, part, math.inf)
     return Filled(
@@ -236,13 +236,13 @@ def priced_by_kinds(draw: random.Random, stretches: Stretches, weight: float) ->
 @pytest.mark.parametrize("seed", range(12))
 def test_blocks_of_several_kinds_are_divided_at_the_best_borders(kinds: tuple[int, ...], seed: int) -> None:
     draw = random.Random(f"{kinds} {seed}")
-    stretches, number, micro_batches = stretches_of(kinds), draw.randint(2, 4), draw.choice((2, 8))
-    ranks = [priced_by_kinds(draw, stretches, micro_batches - 1) for _ in range(number)]
-    found = divide(ranks, [1] * number, stretches, micro_batches=micro_batches, chunks=1)
+    block_ranges, number, micro_batches = block_ranges_of(kinds), draw.randint(2, 4), draw.choice((2, 8))
+    ranks = [priced_by_kinds(draw, block_ranges, micro_batches - 1) for _ in range(number)]
+    found = divide(ranks, [1] * number, block_ranges, micro_batches=micro_batches, chunks=1)
     tried = []
     for borders in itertools.combinations(range(1, len(kinds)), number - 1):
         edges = (0, *borders, len(kinds))
-        held = [stretches.of(a, b - a) for a, b in itertools.pairwise(edges)]
+        held = [block_ranges.of(a, b - a) for a, b in itertools.pairwise(edges)]
         tried.append(step_seconds(ranks, held, micro_batches, 1))
     best = min(tried, default=math.inf)
     if found is None:
@@ -256,9 +256,11 @@ def test_blocks_of_several_kinds_are_divided_at_the_best_borders(kinds: tuple[in
 def test_any_number_of_blocks_is_divided_over_any_number_of_stages(blocks: int, stages: int) -> None:
     """Equal ranks hold as many as they can, but for one."""
     draw = random.Random(0)
-    stretches = stretches_of((0,) * blocks)
-    rank = priced_by_kinds(draw, stretches, 31.0)
-    rank = replace(rank, part=0.1 + stretches.lengths, step=np.zeros(blocks + 1), busy=31.0 * (0.1 + stretches.lengths))
-    found = divide([rank] * stages, [1] * stages, stretches, micro_batches=32, chunks=1)
+    block_ranges = block_ranges_of((0,) * blocks)
+    rank = priced_by_kinds(draw, block_ranges, 31.0)
+    rank = replace(
+        rank, part=0.1 + block_ranges.lengths, step=np.zeros(blocks + 1), busy=31.0 * (0.1 + block_ranges.lengths)
+    )
+    found = divide([rank] * stages, [1] * stages, block_ranges, micro_batches=32, chunks=1)
     assert found is not None
     assert (sum(found.blocks), max(found.blocks)) == (blocks, -(-blocks // stages))

@@ -19,7 +19,7 @@ import planner.strategy_search.decomposition.pieces
 from planner.errors import LimitError
 from planner.limits import Limits, limited, resident_bytes
 from planner.sharding.update import PLAIN
-from planner.strategy_search.decomposition.block_ranges import stretches_of
+from planner.strategy_search.decomposition.block_ranges import block_ranges_of
 from planner.strategy_search.search import SearchResult, search
 from planner.strategy_search.solvers.elimination.improving import improved
 from planner.strategy_search.solvers.elimination.messages import backtrack, eliminate_together, remainder
@@ -95,8 +95,8 @@ def test_messages_are_asked_for_before_they_are_made() -> None:
 
 
 ASKED_WITHIN = 50_000
-"""Calls of functions between two questions of a search; the longest stretches are those that prepare the graph and
-price a plan that was found. A call takes less than a microsecond or two, so that this is a tenth of a second."""
+"""Calls of functions between two questions of a search; the longest ranges of blocks are those that prepare the graph
+and price a plan that was found. A call takes less than a microsecond or two, so that this is a tenth of a second."""
 
 
 class Calls:
@@ -182,9 +182,9 @@ def test_nothing_is_read_of_a_machine_without_limits(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 7])
-def test_stretches_of_equal_blocks_are_those_that_all_kinds_have(blocks: int) -> None:
+def test_block_ranges_of_equal_blocks_are_those_that_all_kinds_have(blocks: int) -> None:
     """What is said for one kind at once is what is counted one by one for several, of which one stands alone."""
-    alike, several = stretches_of((0,) * blocks), stretches_of((0,) * blocks + (1,))
+    alike, several = block_ranges_of((0,) * blocks), block_ranges_of((0,) * blocks + (1,))
     inside = several.number[: blocks + 1, : blocks + 1]
     assert (alike.number >= 0).tolist() == (inside >= 0).tolist()
     for first, last in zip(*np.nonzero(alike.number >= 0), strict=True):
@@ -197,7 +197,7 @@ def test_stretches_of_equal_blocks_are_those_that_all_kinds_have(blocks: int) ->
 
 def test_blocks_without_number_are_refused_before_their_stretches_are_made() -> None:
     with limited(memory=2.0**30, resident=lambda: 0.0), refused(LimitError, 1000000, "14901.2 GiB", "1.0 GiB"):
-        stretches_of((0,) * 1_000_000)
+        block_ranges_of((0,) * 1_000_000)
 
 
 @pytest.mark.slow

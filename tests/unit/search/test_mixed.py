@@ -83,10 +83,11 @@ def test_tables_and_judge_agree_and_bounds_hold(model: str) -> None:
         bound = bind(plan_of(case, ranks), traced(case.model), 2)
         assert predict(bound, case.cluster).objective_seconds == pytest.approx(found[-1][0], rel=1e-9)
         for _, peaks in found[:4]:
-            lineup = replace(
-                case.lineup, capacities=tuple(peaks[case.lineup.kinds.index(at)] for at in range(len(peaks)))
+            pipeline_of_kinds = replace(
+                case.pipeline_of_kinds,
+                capacities=tuple(peaks[case.pipeline_of_kinds.kinds.index(at)] for at in range(len(peaks))),
             )
-            outcome = Evaluation(lineup, case.setting).run()
+            outcome = Evaluation(pipeline_of_kinds, case.setting).run()
             for seconds, needed in found:
                 if all(bytes_ <= room for bytes_, room in zip(needed, peaks, strict=True)):
                     assert outcome.bound <= seconds * ALL
@@ -106,7 +107,7 @@ def every_filling(case: Case) -> Iterator[tuple[RankFilling, ...]]:
 def filling_of(case: Case, counts: Sequence[int], lean: Sequence[bool]) -> tuple[RankFilling, ...]:
     done, found = 0, []
     for rank, count in enumerate(counts):
-        chain = case.lineup.chain_of(rank)
+        chain = case.pipeline_of_kinds.chain_of(rank)
         inner: list[Column] = []
         for again in lean[done : done + count]:
             piece = next(piece for piece in chain.inner if piece.recompute == again)
@@ -129,7 +130,7 @@ def by_brute_force(case: Case) -> tuple[float, tuple[RankFilling, ...]]:
     """The least objective of what fits by the words of the pieces, and what that is, as the judge confirms; infinite
     where nothing does."""
     state = (0,) * len(case.chain.shape)
-    rooms = [case.lineup.capacities[kind] for kind in case.lineup.kinds]
+    rooms = [case.pipeline_of_kinds.capacities[kind] for kind in case.pipeline_of_kinds.kinds]
     best, found = math.inf, tuple[RankFilling, ...]()
     for ranks in every_filling(case):
         if all(bytes_of(case, state, ranks, rank)[0] <= room * ALL for rank, room in enumerate(rooms)):
@@ -175,7 +176,7 @@ def test_search_finds_what_brute_force_finds(model: str) -> None:
                 )
                 case = make_mixed(model, machine, configuration, BATCH, repeated=OP_CLASSES)
                 least, ranks = by_brute_force(case)
-                outcome = Evaluation(case.lineup, case.setting).run()
+                outcome = Evaluation(case.pipeline_of_kinds, case.setting).run()
                 assert outcome.seconds == pytest.approx(least, rel=1e-9), (shares, slow, fast, order)
                 assert outcome.bound <= least * ALL, (shares, slow, fast, order)
                 best = min(best, least)

@@ -1,4 +1,5 @@
-"""States that may be parked: priced by the search as by the judge, and parked where that is faster and nowhere else."""
+"""States that may be offloaded: priced by the search as by the judge, and offloaded where that is faster and nowhere
+else."""
 
 import itertools
 import math
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from tests.distributed.offloading import of_blocks, offloaded, staying
 
 from hardware_profiles import Home, UnknownKeyError
 from planner.errors import InfeasibleError, PlanFileError, RequestError
@@ -18,12 +20,11 @@ from planner.plan.plan import Plan
 from planner.plan.prediction.loosening import loosened
 from planner.plan.prediction.predict import predict, stage_costs
 from planner.sharding.update import Update
-from planner.strategy_search.decomposition.lagrangian import Duals
+from planner.strategy_search.decomposition.lagrangian import Multipliers
 from planner.strategy_search.request.offload import ANYTHING, NOTHING, Offload, parse_offload
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.search import find_fitting, search
-from tests.distributed.parking import of_blocks, parked, staying
 from tests.refusals import refused
 from tests.unit.search.cases import (
     BATCH,
@@ -67,21 +68,26 @@ def test_the_pieces_and_the_judge_agree(model: str, mesh: tuple[int, ...], pipel
     draw = random.Random(model)
     configuration = Configuration(pipeline=pipeline, mesh=mesh, micro_batches=4)
     case = make_case(model, "h100-80gb", configuration, 16, "bf16", update=update, offload=ALL_HOMES)
-    duals, homes, parking, away = Duals(case.chain, case.setting.weight), set[str](), set[str](), set[str]()
+    multipliers, homes, offloading, away = (
+        Multipliers(case.chain, case.setting.weight),
+        set[str](),
+        set[str](),
+        set[str](),
+    )
     for _ in range(8):
         state = random_state(case, draw)
         ranks = random_ranks(case, draw, state)
         bound = bind(plan_of(case, ranks), traced(model), BATCH)
         homes |= {stored.state_home for stored in bound.parameters.values()}
-        parking |= {
+        offloading |= {
             f"{home} {'saved' if bound.recompute_of(block) is None else 'reads'}"
-            for block, home in bound.parked_blocks.items()
+            for block, home in bound.offloaded_blocks.items()
         }
         away |= {stored.weight_home for stored in bound.parameters.values()}
         parts, steps = [], []
         for rank, cost in enumerate(stage_costs(bound, case.cluster)):
             columns = columns_of(case, ranks, rank)
-            parts.append(total(columns, "part") + float(duals.crossing_seconds(case.setting, rank)[state]))
+            parts.append(total(columns, "part") + float(multipliers.crossing_seconds(case.setting, rank)[state]))
             steps.append(total(columns, "step"))
             assert same(parts[-1], math.fsum(cost.micro_batch.values()))
             assert same(steps[-1], math.fsum(cost.once.values()))
@@ -93,7 +99,7 @@ def test_the_pieces_and_the_judge_agree(model: str, mesh: tuple[int, ...], pipel
         assert parse_plan(dump_plan(plan)) == plan
     assert homes == {"device", "host", "disk"}
     words = {f"{home} {what}" for home in ("host", "disk") for what in ("saved", "reads")}
-    assert parking == (words if case.chain.inner else set())
+    assert offloading == (words if case.chain.inner else set())
     assert away == ({"device", "host", "disk"} if case.chain.tables.template.every_own_parameter else {"device"})
 
 
@@ -108,17 +114,17 @@ def small(model: str, memory: float | None = None, offload: Offload = ANYTHING) 
 def in_every_home(plan: Plan, graph: OperatorGraph) -> Iterator[Plan]:
     names, two = sorted(graph.parameter_names), (ANYTHING.optimizer,)
     for homes in itertools.product(*(two * len(names))):
-        yield parked(plan, dict(zip(names, homes, strict=True)).__getitem__)
+        yield offloaded(plan, dict(zip(names, homes, strict=True)).__getitem__)
 
 
 @pytest.mark.parametrize("model", ["perceptron", "single-2"])
-def test_nothing_is_faster_than_what_is_parked(model: str) -> None:
-    """Every way to park the states of a small model, under limits between the least memory and that of all of it."""
+def test_nothing_is_faster_than_what_is_offloaded(model: str) -> None:
+    """Every way to offload the states of a small model, under limits between the least memory and that of all of it."""
     graph = traced(model)
     rich = search(small(model)).plan
     every = [predict(bind(plan, graph, BATCH), small(model).cluster) for plan in in_every_home(rich, graph)]
     least = min(every, key=lambda one: one.peak_bytes).peak_bytes
-    assert not any(stored.parked for group in rich.groups for _, stored in group.parameters)
+    assert not any(stored.offloaded for group in rich.groups for _, stored in group.parameters)
     assert least < rich.prediction.peak_bytes
     for share in (0.0, 0.3, 0.6, 0.9):
         limit = least + share * (rich.prediction.peak_bytes - least)
@@ -126,12 +132,12 @@ def test_nothing_is_faster_than_what_is_parked(model: str) -> None:
         found = search(small(model, limit * (1 + 1e-12)))
         assert found.plan.prediction.objective_seconds == pytest.approx(best, rel=1e-9)
         assert found.bound_seconds <= best * (1 + 1e-9)
-        assert found.plan.prediction.parked
+        assert found.plan.prediction.offloaded
         with pytest.raises(InfeasibleError):
             search(small(model, limit, NOTHING))
 
 
-def test_what_does_not_fit_otherwise_is_parked_in_some_blocks() -> None:
+def test_what_does_not_fit_otherwise_is_offloaded_in_some_blocks() -> None:
     """Between all on the device and all on the host: as many blocks as need be."""
     model = "llama-4"
     request = request_of(model, bare(cluster_of("h100-80gb", 8).with_devices(1)), 4)
@@ -141,27 +147,27 @@ def test_what_does_not_fit_otherwise_is_parked_in_some_blocks() -> None:
     found = search(replace(request, memory_limit=middle, pinned=Pinned(recompute="none", offload=ANYTHING))).plan
     homes = {stored.state_home for group in found.groups for _, stored in group.parameters}
     assert homes == {"device", "host"}
-    assert 0 < dict(found.prediction.parked)["host"] < dict(hosted.parked)["host"]
+    assert 0 < dict(found.prediction.offloaded)["host"] < dict(hosted.offloaded)["host"]
     assert dict(found.prediction.time)["offload"] > 0
 
 
 @pytest.mark.parametrize("pipeline", [1, 2])
-def test_activations_are_parked_where_they_do_not_fit(pipeline: int) -> None:
+def test_activations_are_offloaded_where_they_do_not_fit(pipeline: int) -> None:
     """Below what recomputation alone can do; and nowhere where there is room."""
     cluster = bare(cluster_of("h100-80gb", 8).with_devices(pipeline))
     request = request_of("residual-8", cluster, 256, pinned=Pinned(pipeline=pipeline, micro_batches=8))
-    parking = replace(request.pinned, offload=Offload(activations=("device", "host")))
-    roomy = search(replace(request, pinned=parking))
+    offloading = replace(request.pinned, offload=Offload(activations=("device", "host")))
+    roomy = search(replace(request, pinned=offloading))
     assert roomy.plan.prediction.objective_seconds == search(request).plan.prediction.objective_seconds
-    assert not roomy.bound.parked_blocks
+    assert not roomy.bound.offloaded_blocks
 
     low, high = 0.0, roomy.plan.prediction.peak_bytes  # where recomputation alone is no more enough
     while high > 1.01 * low:
         middle = (low + high) / 2
         low, high = (low, middle) if find_fitting(replace(request, memory_limit=middle)) else (middle, high)
-    found = search(replace(request, memory_limit=0.98 * low, pinned=parking))
-    assert found.bound.parked_blocks
-    assert set(found.bound.parked_blocks.values()) == {"host"}
+    found = search(replace(request, memory_limit=0.98 * low, pinned=offloading))
+    assert found.bound.offloaded_blocks
+    assert set(found.bound.offloaded_blocks.values()) == {"host"}
     assert found.plan.prediction.peak_bytes <= 0.98 * low * (1 + 1e-9)
     time = dict(found.plan.prediction.time)
     assert time["activation offload"] > 0
@@ -169,7 +175,7 @@ def test_activations_are_parked_where_they_do_not_fit(pipeline: int) -> None:
     assert found.bound_seconds <= found.plan.prediction.objective_seconds * (1 + 1e-9)
 
 
-def test_what_blocks_save_is_parked_where_it_does_not_fit() -> None:
+def test_what_blocks_save_is_offloaded_where_it_does_not_fit() -> None:
     """Between all on the device and all on the host: that of some blocks; and nowhere where there is room."""
     cluster = bare(cluster_of("h100-80gb", 8).with_devices(1))
     pinned = Pinned(micro_batches=8, recompute="none")
@@ -178,13 +184,13 @@ def test_what_blocks_save_is_parked_where_it_does_not_fit() -> None:
     alone = search(request).plan.prediction
     roomy = search(replace(request, pinned=either))
     assert roomy.plan.prediction.objective_seconds == alone.objective_seconds
-    assert not roomy.bound.parked_blocks
+    assert not roomy.bound.offloaded_blocks
     every = search(replace(request, pinned=always))
-    assert sorted(every.bound.parked_blocks) == list(range(every.bound.blocks.count))
+    assert sorted(every.bound.offloaded_blocks) == list(range(every.bound.blocks.count))
     assert every.plan.prediction.peak_bytes < alone.peak_bytes
     middle = (every.plan.prediction.peak_bytes + alone.peak_bytes) / 2
     found = search(replace(request, memory_limit=middle, pinned=either))
-    assert 0 < len(found.bound.parked_blocks) < found.bound.blocks.count
+    assert 0 < len(found.bound.offloaded_blocks) < found.bound.blocks.count
     assert alone.objective_seconds < found.plan.prediction.objective_seconds
     assert found.plan.prediction.objective_seconds < every.plan.prediction.objective_seconds
     assert found.bound_seconds <= found.plan.prediction.objective_seconds * (1 + 1e-9)
@@ -193,11 +199,11 @@ def test_what_blocks_save_is_parked_where_it_does_not_fit() -> None:
 
 
 def test_what_is_saved_comes_beside_the_work() -> None:
-    """Behind the last of a row of blocks that park, both passes wait."""
+    """Behind the last of a row of blocks that offload, both passes wait."""
     pinned = Pinned(recompute="none")
     request = request_of("llama-4", bare(cluster_of("h100-80gb", 8).with_devices(1)), 4, pinned=pinned)
     graph = traced("llama-4")
-    every = parked(loosened(bind(search(request).plan, graph, BATCH)), staying, saved="host")
+    every = offloaded(loosened(bind(search(request).plan, graph, BATCH)), staying, saved="host")
     stays = (replace(group, activations_home="device") if group.first_block == 1 else group for group in every.groups)
     others = replace(every, groups=(every.groups[0], *tuple(stays)[1:]))
     for plan, blocks, waits in ((every, [0, 1, 2, 3], 1), (others, [0, 2, 3], 2)):
@@ -210,7 +216,7 @@ def test_what_is_saved_comes_beside_the_work() -> None:
         assert chunk.backward.beside == pytest.approx(fetch * (len(blocks) - waits))
 
 
-def test_weights_are_parked_where_they_do_not_fit() -> None:
+def test_weights_are_offloaded_where_they_do_not_fit() -> None:
     """Between states on the host and the weights of all blocks, too: those of some blocks."""
     pinned = Pinned(micro_batches=1, recompute="none", offload=HOST)
     request = request_of("llama-4", bare(cluster_of("h100-80gb", 8).with_devices(1)), 4, pinned=pinned)
@@ -220,10 +226,12 @@ def test_weights_are_parked_where_they_do_not_fit() -> None:
     middle = (every.peak_bytes + hosted.peak_bytes) / 2
     either = replace(pinned, offload=replace(HOST, weights=("device", "host")))
     found = search(replace(request, memory_limit=middle, pinned=either))
-    away = {name for name, stored in found.bound.parameters.items() if stored.weight_parked}
+    away = {name for name, stored in found.bound.parameters.items() if stored.weight_offloaded}
     assert away
     assert all(found.bound.blocks.block_of(found.bound.graph.consumers[name][0]) is not None for name in away)
-    assert dict(hosted.parked)["host"] < dict(found.plan.prediction.parked)["host"] < dict(every.parked)["host"]
+    assert (
+        dict(hosted.offloaded)["host"] < dict(found.plan.prediction.offloaded)["host"] < dict(every.offloaded)["host"]
+    )
     time = dict(found.plan.prediction.time)
     assert time["weight offload"] > 0
     assert time["weights going back"] > 0
@@ -237,7 +245,7 @@ def test_what_comes_beside_the_work_and_what_is_waited_for() -> None:
     request = request_of("llama-4", bare(cluster_of("h100-80gb", 8).with_devices(1)), 4)
     graph, homes = traced("llama-4"), ("", r"\.[02]\.")
     loose = loosened(bind(search(request).plan, graph, BATCH))
-    plans = (parked(loose, staying, weights=of_blocks("host", which)) for which in homes)
+    plans = (offloaded(loose, staying, weights=of_blocks("host", which)) for which in homes)
     every, others = (stage_costs(bind(plan, graph, BATCH), request.cluster)[0] for plan in plans)
     assert sorted(every.fetched) == [0, 1, 2, 3]
     for cost, waits in ((every, 1), (others, 2)):
@@ -262,7 +270,7 @@ def test_the_host_may_be_full_too() -> None:
         search(replace(request, cluster=scarce))
 
 
-def test_what_cannot_be_parked_is_refused() -> None:
+def test_what_cannot_be_offloaded_is_refused() -> None:
     cluster = cluster_of("cpu", 2)
     with refused(RequestError, "offload", "LAMB", "--offload"):
         request_of("llama-2", cluster, 4, optimizer="lamb", pinned=Pinned(offload=HOST))
@@ -290,10 +298,10 @@ def test_what_cannot_be_parked_is_refused() -> None:
     outside = (replace(group, activations_home="host") if not group.blocks else group for group in plan.groups)
     with refused(PlanFileError, "activations", "host"):
         bind(replace(plan, groups=tuple(outside)), traced("llama-2"), BATCH)
-    lamb = replace(parked(plan, lambda _: "host"), training=replace(plan.training, optimizer="lamb"))
+    lamb = replace(offloaded(plan, lambda _: "host"), training=replace(plan.training, optimizer="lamb"))
     with refused(PlanFileError, "host", "LAMB"):
         bind(lamb, traced("llama-2"), BATCH)
-    text = dump_plan(parked(plan, lambda _: "host"))
+    text = dump_plan(offloaded(plan, lambda _: "host"))
     with refused(
         PlanFileError, "groups.0.parameters.model.embed_tokens.weight.state_home", "moon", "device", "host", "disk"
     ):

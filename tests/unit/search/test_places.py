@@ -53,8 +53,8 @@ def test_tables_elsewhere_take_no_memory_of_the_devices(kaggle: tuple[OperatorGr
     every = sum(graph.types[p.name].nbytes for p in graph.parameters)
     assert memory["weights"] + memory["gradients"] + memory["optimizer state"] <= 4 * (every - tables)
     assert every - tables < tables / 100
-    parked = dict(plan.prediction.parked)
-    assert parked == ({"host": pytest.approx(3 * tables / 2)} if placed is HOST else {})  # weight and two moments
+    offloaded = dict(plan.prediction.offloaded)
+    assert offloaded == ({"host": pytest.approx(3 * tables / 2)} if placed is HOST else {})  # weight and two moments
 
 
 @pytest.mark.parametrize("placed", [HOST, SERVERS, (("tables.2.*", "host"), *SERVERS)], ids=["host", "servers", "both"])

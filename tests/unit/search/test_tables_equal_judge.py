@@ -19,7 +19,7 @@ from planner.plan.prediction.predict import predict, stage_costs
 from planner.plan.prediction.stage_cost import StageCost
 from planner.pricing.bucket_size import flat_bytes
 from planner.sharding.update import Update
-from planner.strategy_search.decomposition.lagrangian import Duals, State
+from planner.strategy_search.decomposition.lagrangian import Multipliers, State
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.evaluation import Outcome, RankFilling
 from planner.strategy_search.request.space import Configuration, Pinned, configurations
@@ -79,11 +79,11 @@ def check(case: Case, state: State, ranks: tuple[RankFilling, ...]) -> None:
     assert same(math.fsum(value for _, value in prediction.time), prediction.step_seconds)
     assert same(math.fsum(value for _, value in prediction.memory), prediction.peak_bytes)
     parts, steps, ahead = [], [], 0.0
-    duals = Duals(case.chain, case.setting.weight)
+    multipliers = Multipliers(case.chain, case.setting.weight)
     for rank, cost in enumerate(stage_costs(bound, case.cluster)):
         where = f"rank {rank} of {case.configuration} on {case.cluster.name}"
         columns = columns_of(case, ranks, rank)
-        parts.append(total(columns, "part") + float(duals.crossing_seconds(case.setting, rank)[state]))
+        parts.append(total(columns, "part") + float(multipliers.crossing_seconds(case.setting, rank)[state]))
         steps.append(total(columns, "step"))
         assert same(parts[-1], math.fsum(cost.micro_batch.values())), where
         assert same(steps[-1], math.fsum(cost.once.values())), where
@@ -98,7 +98,7 @@ def check(case: Case, state: State, ranks: tuple[RankFilling, ...]) -> None:
         outcome=Outcome(
             seconds=prediction.objective_seconds, bound=0.0, state=state, ranks=ranks, least=0.0, price=0.0, solved=0
         ),
-        lineup=case.lineup,
+        pipeline_of_kinds=case.pipeline_of_kinds,
     )
     in_turn = prediction.step_seconds + case.setting.micro_batches * ahead
     assert contender.least_step() <= in_turn * (1 + TOLERANCE), case.configuration
@@ -194,7 +194,7 @@ def test_updates_are_priced_alike(update: Update, model: str, mesh: tuple[int, .
     draw = random.Random(model)
     configuration = Configuration(pipeline=pipeline, mesh=mesh, micro_batches=4)
     case = make_case(model, "h100-80gb", configuration, 16, "bf16", "lamb", update=update)
-    duals = Duals(case.chain, case.setting.weight)
+    multipliers = Multipliers(case.chain, case.setting.weight)
     for _ in range(4):
         state = random_state(case, draw)
         ranks = random_ranks(case, draw, state)
@@ -202,7 +202,7 @@ def test_updates_are_priced_alike(update: Update, model: str, mesh: tuple[int, .
         parts, steps = [], []
         for rank, cost in enumerate(stage_costs(bound, case.cluster)):
             columns = columns_of(case, ranks, rank)
-            parts.append(total(columns, "part") + float(duals.crossing_seconds(case.setting, rank)[state]))
+            parts.append(total(columns, "part") + float(multipliers.crossing_seconds(case.setting, rank)[state]))
             steps.append(total(columns, "step"))
             assert same(parts[-1], math.fsum(cost.micro_batch.values()))
             assert same(steps[-1], math.fsum(cost.once.values()))

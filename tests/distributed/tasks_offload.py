@@ -1,9 +1,10 @@
-"""What the worker processes do where states are parked: the same training with and without."""
+"""What the worker processes do where states are offloaded: the same training with and without."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
+from tests.distributed.offloading import homes_of, of_blocks, offloaded, staying
 
 from hardware_profiles import Home
 from planner.plan.plan import Plan
@@ -11,7 +12,6 @@ from planner.sharding.update import Update
 from runtime.optimizers.optimizers import OptimizerSettings
 from runtime.step.training_step import TrainingStep
 from tests.distributed import plans
-from tests.distributed.parking import homes_of, of_blocks, parked, staying
 from tests.distributed.tasks import build_step, plan_of, relative
 
 STEPS = 3
@@ -28,14 +28,14 @@ def same_training(
     weights: tuple[Home, str] | None = None,
     saved: Home = "device",
 ) -> tuple[float, int, int]:
-    """Largest difference of losses and weights after some steps with states and activations parked, and the `weights`
-    of blocks where a home is given and which of them, relatively; bytes outside of the device; and bytes of states that
-    are on it."""
+    """Largest difference of losses and weights after some steps with states and activations offloaded, and the
+    `weights` of blocks where a home is given and which of them, relatively; bytes outside of the device; and bytes of
+    states that are on it."""
     plan = plan_of(model, plans.mesh_of(*sizes), kind, **settings)
     plan = replace(plan, training=replace(plan.training, update=update))
     plain_losses, plain, _ = _trained(model, plan)
     away = staying if weights is None else of_blocks(*weights)
-    losses, found, step = _trained(model, parked(plan, homes_of(home), activations, away, saved))
+    losses, found, step = _trained(model, offloaded(plan, homes_of(home), activations, away, saved))
     worst = max(relative(found[name].double(), plain[name].double()) for name in plain)
     differ = max(abs(one - other) / abs(other) for one, other in zip(losses, plain_losses, strict=True))
     optimizer = step.rank.optimizer

@@ -1,4 +1,4 @@
-"""Optimizer states that are parked outside of the device, and travel there and back around their update.
+"""Optimizer states that are offloaded, and travel there and back around their update.
 
     fetch     f0 f1 .. f2 .. f3          from the host or a disk, over the link towards the device
     update       u0 u1 .  u2 .  u3       on the device, one parameter after the other
@@ -62,7 +62,7 @@ def visit_pace(fetch: Array, update: Array, store: Array) -> Array:
 
 
 def visits_time(visits: Iterable[Visit], before: Seconds = 0.0) -> Seconds:
-    """Seconds of an optimizer's step over parked states in this order, where the updates of those that are on the
+    """Seconds of an optimizer's step over offloaded states in this order, where the updates of those that are on the
     device come first and take `before`: fetching begins with them."""
     fetched = stored = last = 0.0
     updated = before
@@ -74,6 +74,6 @@ def visits_time(visits: Iterable[Visit], before: Seconds = 0.0) -> Seconds:
     return max(updated, stored)
 
 
-def parked_bytes(nbytes: QuantityT) -> QuantityT:
+def offloaded_bytes(nbytes: QuantityT) -> QuantityT:
     """Bytes of a device in which states of at most so many bytes each pass through."""
     return PLACES * nbytes

@@ -1,4 +1,4 @@
-"""What is parked outside of the device is gone from it: an audit finds the live memory that was predicted, and less
+"""What is offloaded is gone from it: an audit finds the live memory that was predicted, and less
 than that of the same plan with everything on the device."""
 
 from dataclasses import replace
@@ -11,7 +11,7 @@ from planner.sharding.update import Update
 from runtime import StageAudit, audit
 from runtime.auditing.audit import audit as auditing
 from tests.contract.test_priced_is_emitted import FULL, KEEPING, Hand, cluster_of
-from tests.distributed import parking, plans
+from tests.distributed import offload, plans
 from tests.long_lists import first
 
 CASES = (
@@ -30,10 +30,10 @@ def audited(plan: Plan, model: str) -> list[StageAudit]:
     return list(audit(plan, plans.traced(model), plans.BATCH, cluster_of(plan)))
 
 
-def check_falls(model: str, plan: Plan, parked: Plan) -> None:
-    """The parked plan is as predicted on every rank, and needs no more than the other anywhere, less somewhere."""
+def check_falls(model: str, plan: Plan, offloaded: Plan) -> None:
+    """The offloaded plan is as predicted on every rank, and needs no more than the other anywhere, less somewhere."""
     falls = []
-    for before, stage in zip(audited(plan, model), audited(parked, model), strict=True):
+    for before, stage in zip(audited(plan, model), audited(offloaded, model), strict=True):
         assert stage.unequal == ()
         near = abs(stage.peak / stage.predicted_peak - 1)
         assert near < auditing.MEMORY_TOLERANCE, (stage.live, stage.predicted_live)
@@ -63,8 +63,8 @@ SAVED = (
 @pytest.mark.parametrize("make", first(1, SAVED), ids=str)
 def test_what_blocks_save_leaves_the_device(make: Hand) -> None:
     """All of it but for two blocks at a time."""
-    plan, home = make(), parking.everywhere("device")
-    check_falls(make.model, plan, parking.parked(plan, home, "host", saved="host"))
+    plan, home = make(), offload.everywhere("device")
+    check_falls(make.model, plan, offload.offloaded(plan, home, "host", saved="host"))
 
 
 ACTIVATIONS = (
@@ -84,8 +84,8 @@ ACTIVATIONS = (
 @pytest.mark.slow
 @pytest.mark.parametrize("make", first(1, ACTIVATIONS), ids=str)
 def test_what_flows_into_blocks_leaves_the_device(make: Hand) -> None:
-    plan, home = make(), parking.everywhere("device")
-    check_falls(make.model, plan, parking.parked(plan, home, "host"))
+    plan, home = make(), offload.everywhere("device")
+    check_falls(make.model, plan, offload.offloaded(plan, home, "host"))
 
 
 @pytest.mark.cases(0, 1)
@@ -97,7 +97,7 @@ def test_live_memory_falls_as_predicted(make: Hand, home: str, update: Update) -
     plan = replace(plan, training=replace(plan.training, update=update))
     tolerance = BUCKETS if update.bucketed else auditing.MEMORY_TOLERANCE
     for before, stage in zip(
-        audited(plan, make.model), audited(parking.parked(plan, parking.homes_of(home)), make.model), strict=True
+        audited(plan, make.model), audited(offload.offloaded(plan, offload.homes_of(home)), make.model), strict=True
     ):
         assert stage.unequal == ()
         assert stage.live["optimizer state"] == stage.predicted_live["optimizer state"] < before.live["optimizer state"]
@@ -123,8 +123,8 @@ WEIGHTS = (
 def test_weights_leave_the_device(make: Hand, states: Home, pattern: str) -> None:
     """Those of no more than two blocks are there at a time."""
     falls = []
-    kept = parking.parked(make(), parking.everywhere(states))
-    plan = parking.parked(make(), parking.everywhere(states), weights=parking.of_blocks("host", pattern))
+    kept = offload.offloaded(make(), offload.everywhere(states))
+    plan = offload.offloaded(make(), offload.everywhere(states), weights=offload.of_blocks("host", pattern))
     for before, stage in zip(audited(kept, make.model), audited(plan, make.model), strict=True):
         assert stage.unequal == ()
         assert abs(stage.peak / stage.predicted_peak - 1) < auditing.MEMORY_TOLERANCE, (

@@ -1,4 +1,4 @@
-"""Optimizer states parked outside of the device change nothing but where they are: training is equal, bit for bit."""
+"""Optimizer states offloaded change nothing but where they are: training is equal, bit for bit."""
 
 from dataclasses import replace
 
@@ -21,9 +21,9 @@ CASES = (
 
 @pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(("model", "kind", "sizes", "home", "settings", "update"), first(2, CASES), ids=str)
-def test_parked_states_change_nothing(pool, model, kind, sizes, home, settings, update) -> None:  # type: ignore[no-untyped-def]
+def test_offloaded_states_change_nothing(pool, model, kind, sizes, home, settings, update) -> None:  # type: ignore[no-untyped-def]
     for difference, outside, inside in pool.run(
-        "tasks_parking", "same_training", model, kind, sizes, home, settings, update
+        "tasks_offload", "same_training", model, kind, sizes, home, settings, update
     ):
         assert difference == 0
         assert outside > 0
@@ -58,10 +58,10 @@ ACTIVATIONS = (
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("model", "kind", "sizes", "home", "settings", "activations"), first(2, ACTIVATIONS), ids=str)
-def test_parked_activations_change_nothing(pool, model, kind, sizes, home, settings, activations) -> None:  # type: ignore[no-untyped-def]
+def test_offloaded_activations_change_nothing(pool, model, kind, sizes, home, settings, activations) -> None:  # type: ignore[no-untyped-def]
     """What flows into recomputed blocks is on the host or a disk until their backward pass."""
     for difference, outside, _ in pool.run(
-        "tasks_parking", "same_training", model, kind, sizes, home, settings, PLAIN, activations
+        "tasks_offload", "same_training", model, kind, sizes, home, settings, PLAIN, activations
     ):
         assert difference == 0
         assert outside > 0
@@ -87,7 +87,7 @@ def test_what_is_saved_elsewhere_changes_nothing(pool, model, kind, sizes, home,
     """What blocks that are not recomputed save is on the host or a disk until their backward pass; where some are, what
     flows into those."""
     for difference, outside, _ in pool.run(
-        "tasks_parking", "same_training", model, kind, sizes, home, settings, PLAIN, saved, (weights, ""), saved
+        "tasks_offload", "same_training", model, kind, sizes, home, settings, PLAIN, saved, (weights, ""), saved
     ):
         assert difference == 0
         assert outside > 0
@@ -124,10 +124,10 @@ WEIGHTS = (
 @pytest.mark.parametrize(
     ("model", "kind", "sizes", "home", "settings", "update", "weights"), first(2, WEIGHTS), ids=str
 )
-def test_parked_weights_change_nothing(pool, model, kind, sizes, home, settings, update, weights) -> None:  # type: ignore[no-untyped-def]
+def test_offloaded_weights_change_nothing(pool, model, kind, sizes, home, settings, update, weights) -> None:  # type: ignore[no-untyped-def]
     """Those of blocks are on the host or a disk but while their block runs."""
     for difference, outside, _ in pool.run(
-        "tasks_parking", "same_training", model, kind, sizes, home, settings, update, "device", weights
+        "tasks_offload", "same_training", model, kind, sizes, home, settings, update, "device", weights
     ):
         assert difference == 0
         assert outside > 0

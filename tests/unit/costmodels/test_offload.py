@@ -1,4 +1,4 @@
-"""Parked states on their way to the device and back: a flow shop of three machines with two places."""
+"""Offloaded states on their way to the device and back: a flow shop of three machines with two places."""
 
 import numpy as np
 import pytest

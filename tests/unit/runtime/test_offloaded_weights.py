@@ -1,4 +1,4 @@
-"""Parked weights are on the device while their block runs, and come before it does."""
+"""Offloaded weights are on the device while their block runs, and come before it does."""
 
 import threading
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.distributed.offloading import of_blocks
 
 import runtime
 from hardware_profiles import Home
@@ -14,8 +15,7 @@ from planner.plan.plan import Plan
 from planner.sharding.stored import StoredParameter
 from runtime.offload.copy_streams import Lane
 from runtime.offload.storage import Outside
-from runtime.offload.weights import ParkedWeights, Visits
-from tests.distributed.parking import of_blocks
+from runtime.offload.weights import OffloadedWeights, Visits
 from tests.refusals import refused
 from tests.unit.runtime.test_step import batch, build, plan
 
@@ -23,20 +23,20 @@ CPU = torch.device("cpu")
 
 
 def scaled_down(runs: Sequence[str]) -> tuple[list[str], list[torch.Tensor]]:
-    """A product with each weight in turn, whose run parks it where its name is there ("" parks nothing), forward and
-    backward; what happened in which order, and the gradients."""
-    parking, done = ParkedWeights(CPU, Outside()), list[str]()
+    """A product with each weight in turn, whose run offloads it where its name is there ("" offloads nothing), forward
+    and backward; what happened in which order, and the gradients."""
+    offload, done = OffloadedWeights(CPU, Outside()), list[str]()
     pieces = [torch.full((3,), 2.0 + at, requires_grad=True) for at in range(len(runs))]
     names = {piece.untyped_storage()._cdata: name for piece, name in zip(pieces, runs, strict=True)}
     for piece, name in zip(pieces, runs, strict=True):
         if name:
-            parking.park(name, piece, "host")
+            offload.offload(name, piece, "host")
             assert piece.untyped_storage().nbytes() == 0
 
     def told(storage: torch.UntypedStorage) -> None:
         done.append(f"{'+' if storage.nbytes() else '-'}{names[storage._cdata]}")
 
-    visits = Visits(parking, [(name,) if name else () for name in runs], told)
+    visits = Visits(offload, [(name,) if name else () for name in runs], told)
     value = torch.ones(3, requires_grad=True)
     for number, piece in enumerate(pieces):
         visits.enter(number)
@@ -46,7 +46,7 @@ def scaled_down(runs: Sequence[str]) -> tuple[list[str], list[torch.Tensor]]:
         value.register_hook(lambda _, number=number: done.append(f"back {number}"))  # type: ignore[no-untyped-call]
     done.append("loss")
     value.sum().backward()  # type: ignore[no-untyped-call]
-    parking.hold((), (), told)
+    offload.hold((), (), told)
     return done, [piece.grad for piece in pieces if piece.grad is not None]
 
 
@@ -58,7 +58,7 @@ def test_weights_come_before_their_block_and_leave_after_it() -> None:
     assert [gradient.tolist() for gradient in gradients] == [[12.0] * 3, [8.0] * 3, [6.0] * 3]
 
 
-def test_beside_a_block_that_parks_nothing_no_weights_are_there() -> None:
+def test_beside_a_block_that_offloads_nothing_no_weights_are_there() -> None:
     done, gradients = scaled_down(["a", "", "c", "d"])
     forward = ["+a", "run 0", "-a", "run 1", "+c", "+d", "run 2", "-c", "run 3", "-d"]
     backward = ["+d", "+c", "back 3", "-d", "back 2", "-c", "back 1", "+a", "back 0", "-a"]
@@ -68,17 +68,17 @@ def test_beside_a_block_that_parks_nothing_no_weights_are_there() -> None:
 
 def test_a_new_weight_is_there_for_whoever_reads_it_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though its way out takes long."""
-    parking, piece = ParkedWeights(CPU, Outside()), torch.ones(3)
-    weight = parking.park("a", piece, "host")
+    offload, piece = OffloadedWeights(CPU, Outside()), torch.ones(3)
+    weight = offload.offload("a", piece, "host")
     late = Lane(CPU)
     gate = threading.Event()
     late.run(lambda: assert_set(gate))
-    monkeypatch.setattr(parking, "_outward", late)
-    parking.write(weight, torch.tensor([1.0, 2.0, 3.0]))
+    monkeypatch.setattr(offload, "_outward", late)
+    offload.write(weight, torch.tensor([1.0, 2.0, 3.0]))
     threading.Timer(0.05, gate.set).start()
-    parking.hold(("a",), (), lambda _: None)
+    offload.hold(("a",), (), lambda _: None)
     assert piece.tolist() == weight.content.tolist() == [1.0, 2.0, 3.0]
-    parking.hold((), (), lambda _: None)
+    offload.hold((), (), lambda _: None)
     assert piece.untyped_storage().nbytes() == 0
 
 
@@ -97,14 +97,14 @@ def away(home: Home, pattern: str) -> Plan:
 @pytest.mark.parametrize(("home", "pattern"), [("host", r"\.[123]\."), ("disk", r"\.[13]\.")])
 def test_one_device_trains_alike(home: Home, pattern: str) -> None:
     """Bit for bit, and what is written to the weights from outside is what it trains on."""
-    plain, parked = (
+    plain, offloaded = (
         runtime.parallelize(build(), one, example=batch(2), device=CPU) for one in (plan(), away(home, pattern))
     )
     for _ in range(3):
-        assert parked(*batch()) == plain(*batch())
-    assert len(parked.rank.weights.rows) == (6 if home == "host" else 4)
-    assert parked.rank.weights.there == ()
-    for name, weight in parked.full_parameters().items():
+        assert offloaded(*batch()) == plain(*batch())
+    assert len(offloaded.rank.weights.rows) == (6 if home == "host" else 4)
+    assert offloaded.rank.weights.there == ()
+    for name, weight in offloaded.full_parameters().items():
         assert torch.equal(weight, plain.full_parameters()[name])
 
 
