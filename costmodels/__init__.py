@@ -10,10 +10,10 @@ from costmodels.attention import (
 from costmodels.bounds import collective_lower_bound
 from costmodels.collectives import COLLECTIVES, affine_pieces, collective_time
 from costmodels.compute import FREE_OP_CLASS, operator_time
-from costmodels.copies import backward_slots_of, interleaved_time, slots_of
 from costmodels.errors import CostModelError
 from costmodels.experts import BALANCED, ExpertsShape, experts_backward_time, experts_time
 from costmodels.fit import fit_attention, fit_matmul, percentage_error
+from costmodels.interleaving import backward_slots_of, interleaved_time, slots_of
 from costmodels.matmul import element_bytes, matmul_rate, matmul_time
 from costmodels.memory import (
     PLAIN_UPDATE,

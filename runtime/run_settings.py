@@ -3,11 +3,15 @@ least value and its default. Both command lines are made from the fields, and ra
 
 import argparse
 import dataclasses
+import logging
 import re
+import sys
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+
+from planner.old_words import with_new_options
 
 if TYPE_CHECKING:
     from runtime.guard_settings import GuardSettings
@@ -46,7 +50,7 @@ class RunSettings:
             metavar="NAME",
         ),
     ] = None
-    data: Annotated[
+    dataset: Annotated[
         str | None,
         Flag(
             "[bold]package.module:factory[/bold] of a dataset whose items are what the model takes, one sample each;"
@@ -54,12 +58,12 @@ class RunSettings:
             metavar="NAME",
         ),
     ] = None
-    shuffle: Annotated[bool, Flag("Shuffle the samples of --data.")] = False
+    shuffle: Annotated[bool, Flag("Shuffle the samples of --dataset.")] = False
     full_batch: Annotated[
         bool,
-        Flag("Every rank reads the whole batch of --data, or only its own samples.", off="--own-samples"),
+        Flag("Every rank reads the whole batch of --dataset, or only its own samples.", off="--own-samples"),
     ] = True
-    workers: Annotated[int, Flag("Processes that read --data, per rank.", least=0)] = 0
+    workers: Annotated[int, Flag("Processes that read --dataset, per rank.", least=0)] = 0
     save: Annotated[str | None, Flag("Checkpoint folder. Any plan can resume from it.", metavar="DIR")] = None
     save_every: Annotated[int, Flag("Steps between checkpoints (or rollback points).", least=1)] = 100
     keep: Annotated[int, Flag("Checkpoints to keep.", least=1)] = 3
@@ -89,9 +93,9 @@ class RunSettings:
             metavar="MIN:MAX",
         ),
     ] = None
-    copies: Annotated[bool, Flag("Keep state replicas in host memory, so that a failure loses at most one step.")] = (
-        False
-    )
+    state_replicas: Annotated[
+        bool, Flag("Keep state replicas in host memory, so that a failure loses at most one step.")
+    ] = False
     cast: Annotated[bool, Flag("Cast --weights to the precision of the plan.")] = False
     timeout: Annotated[float, Flag("End the run after this many seconds without progress of any rank.")] = TIMEOUT
     listen: Annotated[
@@ -192,7 +196,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> Arguments:
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.add_argument("--settings", help=argparse.SUPPRESS)
     parser.add_argument("--notes", help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
+    words, said = with_new_options("run", sys.argv[1:] if arguments is None else arguments)
+    for line in said:
+        logging.getLogger(__name__).warning("python -m runtime: %s", line)
+    given = parser.parse_args(words)
     return Arguments(plan=given.plan, settings=_settings(given), as_json=given.json, notes=given.notes)
 
 

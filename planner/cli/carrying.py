@@ -79,7 +79,7 @@ def plan_of(subject: Subject, description: "Description") -> "BoundPlan":
             stages=description.layers,
             virtual_stages=description.virtual_stages,
             schedule=description.schedule,
-            copies=description.copies,
+            interleave=description.interleave,
             slices=description.slices,
             vocabulary=description.vocabulary_parallel,
             full=description.full,

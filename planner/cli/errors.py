@@ -1,7 +1,6 @@
 """Errors on the command line: one line on stderr, an exit code, and never a traceback for what a user can mend."""
 
 import contextlib
-import json
 import sys
 import tempfile
 import traceback
@@ -16,7 +15,7 @@ from hardware_profiles.foreign import printable
 from planner.cli.texts import say
 from planner.errors import InfeasibleError, LimitError, PlannerError, RunError
 
-OUTPUT_SCHEMA_VERSION = 2  # of everything that --json prints, results and errors
+OUTPUT_SCHEMA_VERSION = 3  # of everything that --json prints, results and errors
 FAULT = 70
 """Exit code of a fault of the planner itself (EX_SOFTWARE of sysexits.h)."""
 
@@ -52,7 +51,9 @@ def _say(kind: str, message: str, as_json: bool, details: Mapping[str, Any] | No
     if as_json:
         error = {"kind": kind, "message": message, **(details or {})}
         content = {"schema_version": OUTPUT_SCHEMA_VERSION, "error": error}
-        sys.stdout.write(json.dumps(content) + "\n")  # one line, as of `plan run` each object is
+        from planner.cli.schemas import answer_text
+
+        sys.stdout.write(answer_text("error", content, indent=None) + "\n")  # one line, as of `plan run` each object is
     say(f"plan: {message}", err=True)
 
 

@@ -208,7 +208,7 @@ class Options:
             known=completion.schedules,
         ),
     ] = None
-    copies: Annotated[
+    interleave: Annotated[
         str | None,
         _word(HAND, "N|auto", "Interleaved micro-batches: one computes while another communicates.", "1"),
     ] = None

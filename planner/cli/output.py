@@ -1,6 +1,5 @@
 """The machine-readable results of `--json`, documented in docs/json.md. Seconds and bytes are plain numbers."""
 
-import json
 import math
 import sys
 from collections.abc import Mapping
@@ -20,9 +19,11 @@ if TYPE_CHECKING:
     from planner.strategy_search.engine.settle import Certificate
 
 
-def write_json(content: Mapping[str, Any]) -> None:
-    """One object on stdout."""
-    sys.stdout.write(json.dumps(content, indent=1, allow_nan=False) + "\n")
+def write_json(command: str, content: Mapping[str, Any]) -> None:
+    """The answer of a command, one object on stdout, in the form that `planner.cli.schemas` states."""
+    from planner.cli.schemas import answer_text
+
+    sys.stdout.write(answer_text(command, content) + "\n")
 
 
 def answer_content(answer: Answer) -> dict[str, Any]:
@@ -114,7 +115,7 @@ def _choices(plan: "Plan", found: "Roles") -> dict[str, Any]:
         "virtual_stages": plan.virtual_stages,
         "schedule": plan.schedule,
         "slices": plan.slices,
-        "copies": plan.training.copies,
+        "interleave": plan.training.interleave,
         "sequence_parallel": found.sequence_parallel,
         "optimizer_sharding": found.zero,
         "micro_batches": plan.training.micro_batches,

@@ -190,7 +190,7 @@ def pinned_of(options: Options) -> "Pinned":
         virtual_stages=None
         if options.virtual_stages is None
         else parse_count("virtual-stages", options.virtual_stages),
-        copies=None if options.copies is None else parse_count("copies", options.copies),
+        interleave=None if options.interleave is None else parse_count("interleave", options.interleave),
         slices=None if options.slices is None else parse_count("slices", options.slices),
         schedule=options.schedule,
         data=options.data,

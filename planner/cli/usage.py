@@ -14,7 +14,9 @@ import typer
 from typer.core import TyperGroup
 
 from planner.cli.errors import reporting
+from planner.cli.texts import say
 from planner.errors import RequestError, StoppedError, unknown_name
+from planner.old_words import OPTIONS, with_new_options
 
 _ParserError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if issubclass(base, Exception) and base.__name__ == "ClickException"
@@ -50,6 +52,10 @@ class Commands(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
     def _called(self, given: list[str], *rest: Any, **settings: Any) -> Any:
+        command = next((word for word in given if word in self.commands), "")
+        given[:], said = with_new_options(command if command in OPTIONS else "plan", given)
+        for line in said:
+            say(f"plan: {line}", err=True)
         try:
             return super().main(given, *rest, **settings)
         except _ParserError as error:
@@ -66,8 +72,8 @@ class Commands(TyperGroup):
             if _has_enough(error):
                 raise
             raise RequestError(
-                f"the Python code of --model or --data ended the process (exit code {error.code}); take the exit out of"
-                " it"
+                f"the Python code of --model or --dataset ended the process (exit code {error.code}); take the exit out"
+                " of it"
             ) from error
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

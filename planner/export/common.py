@@ -30,8 +30,8 @@ def refuse_other_training(description: Description, engine: str, optimizers: tup
 
 
 def give_up_copies(giving: Giving) -> None:
-    if giving.description.copies > 1:
-        giving.up("micro-batches at a time (copies)", giving.description.copies, 1, copies=1)
+    if giving.description.interleave > 1:
+        giving.up("interleaved micro-batches", giving.description.interleave, 1, interleave=1)
 
 
 def give_up_cut_hidden(giving: Giving) -> None:

@@ -60,7 +60,7 @@ def describe(bound: BoundPlan) -> Description:
         vocabulary_parallel=found.tensor == 1 or _cuts_words(bound),
         micro_batch=training.part // data,
         micro_batches=training.micro_batches,
-        copies=training.copies,
+        interleave=training.interleave,
         full=full,
         selective=selective,
         kept=kept,

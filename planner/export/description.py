@@ -62,7 +62,7 @@ class Description:
             between them (hybrid sharding, HSDP). They divide `data`.
         vocabulary_parallel: whether tensor parallel devices cut the embedding and the head along the vocabulary.
         micro_batch: samples of a micro-batch on each of the `data` devices; `micro_batches` of them make a step.
-        copies: micro-batches that a stage takes at a time.
+        interleave: micro-batches that a stage takes at a time.
         slices: parts of the sequence that a stage takes one after the other.
         full, selective: blocks of every stage that are recomputed whole, and but for what `kept` says.
         sequence_length: tokens of a sample; None where samples are no sequences, or it is the model's own.
@@ -88,7 +88,7 @@ class Description:
     vocabulary_parallel: bool = True
     micro_batch: int = 1
     micro_batches: int = 1
-    copies: int = 1
+    interleave: int = 1
     full: tuple[int, ...]
     selective: tuple[int, ...]
     kept: Kept = field(default_factory=Kept)
@@ -124,7 +124,7 @@ class Description:
             "copies of what is shared out": self.replicas,
             "samples of a micro-batch": self.micro_batch,
             "micro-batches": self.micro_batches,
-            "micro-batches at a time": self.copies,
+            "micro-batches at a time": self.interleave,
             "slices of the sequence": self.slices,
             "stages on each pipeline rank": self.virtual_stages,
             **{name: count for name, count in given.items() if count is not None},

@@ -10,7 +10,7 @@
     HSDP                           parallel_optimizer_config.optimizer_weight_shard_size: devices that share out
     stages                         model_config.offset: layers more or less than an equal part, a row for each of
                                    pp_interleave_num; parallel.pipeline_config has the scheduler
-    copies                         model_config.fine_grain_interleave: parts of runner_config.batch_size samples
+    interleave                         model_config.fine_grain_interleave: parts of runner_config.batch_size samples
     slices                         parallel_config.seq_split_num with scheduler seqpipe
     micro-batches                  micro_batch_num, with one stage runner_config.gradient_accumulation_steps
     recomputation                  recompute_config.recompute: layers of each stage; select_recompute: those whose
@@ -67,8 +67,8 @@ def _give_up_splits(giving: Giving) -> None:
     d = giving.description
     if d.ring > 1 and d.zigzag:
         giving.up("order of the ring", "zigzag", "contiguous", zigzag=False)
-    if d.copies > 1 and not (d.tensor > 1 and d.sequence_parallel):
-        giving.up("copies without sequence parallelism", d.copies, 1, copies=1)
+    if d.interleave > 1 and not (d.tensor > 1 and d.sequence_parallel):
+        giving.up("interleaved micro-batches without sequence parallelism", d.interleave, 1, interleave=1)
     common.give_up_cut_hidden(giving)
 
 
@@ -98,8 +98,8 @@ def write(job: Job) -> Mapping[str, str]:
 
 
 def _runner(d: Description) -> dict[str, object]:
-    turns = d.micro_batches // d.copies
-    found: dict[str, object] = {"batch_size": d.micro_batch * d.copies}
+    turns = d.micro_batches // d.interleave
+    found: dict[str, object] = {"batch_size": d.micro_batch * d.interleave}
     return found if d.pipeline > 1 else {**found, "gradient_accumulation_steps": turns}
 
 
@@ -114,7 +114,7 @@ def _parallel_config(d: Description) -> dict[str, object]:
         "data_parallel": d.data,
         "model_parallel": d.tensor,
         "pipeline_stage": d.pipeline,
-        "micro_batch_num": d.micro_batches // d.copies if d.pipeline > 1 else 1,
+        "micro_batch_num": d.micro_batches // d.interleave if d.pipeline > 1 else 1,
         "use_seq_parallel": d.sequence_parallel,
         "vocab_emb_dp": d.tensor == 1 or not d.vocabulary_parallel,
         "gradient_aggregation_group": _FUSION,
@@ -197,7 +197,7 @@ def _model(d: Description, a: Architecture | None) -> dict[str, object]:
     found["param_init_type"] = "float32"
     found["offset"] = _offset(d)
     found["pp_interleave_num"] = d.virtual_stages
-    found["fine_grain_interleave"] = d.copies
+    found["fine_grain_interleave"] = d.interleave
     if d.ring > 1 and d.heads == 1:
         found["use_ring_attention"] = True
     architecture = {"arch": {"type": "LlamaForCausalLM"}} if "type" in found else {}
@@ -247,7 +247,7 @@ def _read(settings: Settings, facts: Facts, notes: list[str]) -> Description:
     layers = _read_layers(settings, facts.layers, pipeline, virtual)
     ring, heads = _read_context(settings, context, notes)
     full, selective, kept = _read_recomputation(settings, layers, pipeline, notes)
-    micro_batch, micro_batches, copies = _read_batches(settings, pipeline, notes)
+    micro_batch, micro_batches, interleave = _read_batches(settings, pipeline, notes)
     expert = settings.degree(f"{of}.expert_parallel")
     has_experts = expert > 1 or (facts.architecture is not None and facts.architecture.experts is not None)
     extended = settings.truth("moe_config.ep_extend_tp", True) and expert > 1 and expert % tensor == 0
@@ -275,7 +275,7 @@ def _read(settings: Settings, facts: Facts, notes: list[str]) -> Description:
         vocabulary_parallel=not whole,
         micro_batch=micro_batch,
         micro_batches=micro_batches,
-        copies=copies,
+        interleave=interleave,
         full=full,
         selective=selective,
         kept=kept,
@@ -401,16 +401,16 @@ def _read_batches(settings: Settings, pipeline: int, notes: list[str]) -> tuple[
     if pipeline > 1 and steps > 1:
         notes.append("batches accumulated around the pipeline are read as more micro-batches in it")
     parallel = settings.degree("micro_batch_interleave_num")
-    copies = settings.degree("model.model_config.fine_grain_interleave")
+    interleave = settings.degree("model.model_config.fine_grain_interleave")
     if parallel > 1:
         return samples, turns * parallel, parallel
-    if copies == 1:
+    if interleave == 1:
         return samples, turns, 1
-    if samples % copies == 0:
-        return samples // copies, turns * copies, copies
+    if samples % interleave == 0:
+        return samples // interleave, turns * interleave, interleave
     notes.append(
-        f"fine_grain_interleave: {copies} parts of {samples} {'sample' if samples == 1 else 'samples'} are priced as"
-        " one, whose communication hides behind nothing"
+        f"fine_grain_interleave: {interleave} parts of {samples} {'sample' if samples == 1 else 'samples'} are"
+        " priced as one, whose communication hides behind nothing"
     )
     return samples, turns, 1
 

@@ -1,8 +1,8 @@
 """What a person names as `package.module:factory`: the one place where a name is imported.
 
-The name is the word of whoever typed the command or wrote the call: `--model`, `--data`. Importing runs code, with the
-current folder first on the path, so no name that was read from a file may come here: not from a plan, a manifest of a
-checkpoint, a config or the settings of an engine. `planner.plan.binding.model_of` decides what a plan may have built.
+The name is the word of whoever typed the command or wrote the call: `--model`, `--dataset`. Importing runs code, with
+the current folder first on the path, so no name that was read from a file may come here: not from a plan, a manifest of
+a checkpoint, a config or the settings of an engine. `planner.plan.binding.model_of` decides what a plan may have built.
 """
 
 import importlib

@@ -7,6 +7,7 @@ place and the reason, and nothing in a file is ever executed.
 
 import errno
 import json
+import logging
 import os
 import tempfile
 from pathlib import Path
@@ -23,6 +24,7 @@ from planner.graph.expert_load import EVEN, imbalance_fault
 from planner.graph.operator_graph import WrittenRule
 from planner.models.overrides import canonical_reference
 from planner.nearest import divisors, nearest_words
+from planner.old_words import rename_keys
 from planner.plan.binding.machine import groups_of_ranks
 from planner.plan.carried import LONGEST
 from planner.plan.plan import (
@@ -47,6 +49,7 @@ from planner.sharding.mesh import ORDERS, Mesh, MeshAxis
 from planner.sharding.stored import StoredParameter
 from planner.sharding.update import AUTO_BUCKETS, AUTO_GATHERS, GATHERS, Buckets, Update, update_fault, update_words
 
+_LOG = logging.getLogger(__name__)
 LARGEST = 2**31  # of any count in a plan
 _A_PLAN = "give a plan file, as plan --model ... -o FILE writes"
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
@@ -82,7 +85,7 @@ class _Training(_Strict):
     micro_batches: Count
     precision: str
     optimizer: str
-    copies: Count = 1
+    interleave: Count = 1
     gradients: str = "mean"
     gradient_dtype: str = "mixed"
     master_weights: bool = True
@@ -233,8 +236,8 @@ def training_content(training: Training) -> dict[str, Any]:
     own = {name: value for name, value in _fields(training).items() if name != "update"}
     if training.imbalance == EVEN:
         del own["imbalance"]
-    if training.copies == 1:
-        del own["copies"]
+    if training.interleave == 1:
+        del own["interleave"]
     return {**own, **update_words(training.update)}
 
 
@@ -375,8 +378,13 @@ def parse_plan(text: str) -> Plan:
             f"schema_version is {content['schema_version']!r}, this planner reads the versions 1 and "
             f"{SCHEMA_VERSION}; plan again with this version"
         )
-    if content["schema_version"] == 1:
-        text = json.dumps(_from_version_1(content))
+    if old := content["schema_version"] == 1:
+        content = _from_version_1(content)
+    for line in rename_keys(content):
+        _LOG.warning("plan file: %s; plans are written with the new word", line)
+        old = True
+    if old:
+        text = json.dumps(content)
     return _plan_of(_validated(_PlanFile, text))
 
 
@@ -500,7 +508,7 @@ def _training(training: _Training) -> Training:
     content = training.model_dump()
     own = {
         name: content.pop(name)
-        for name in ("global_batch", "micro_batches", "precision", "optimizer", "copies", "imbalance")
+        for name in ("global_batch", "micro_batches", "precision", "optimizer", "interleave", "imbalance")
     }
     uneven = imbalance_fault(training.imbalance)
     if uneven is not None:

@@ -63,22 +63,22 @@ class ModelReference:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """`global_batch` samples per optimizer step, in `micro_batches` equal parts one after the other; `update` is what
-    becomes of their gradients. A stage takes `copies` micro-batches at a time, operator by operator in turn, so that
-    one computes while another communicates; they divide `micro_batches`. `imbalance` is assumed of routers: rows of the
-    device with the most of them over the average (see `planner.graph.expert_load`)."""
+    becomes of their gradients. A stage takes `interleave` micro-batches at a time, operator by operator in turn, so
+    that one computes while another communicates; they divide `micro_batches`. `imbalance` is assumed of routers: rows
+    of the device with the most of them over the average (see `planner.graph.expert_load`)."""
 
     global_batch: int
     micro_batches: int
     precision: str
     optimizer: str
     update: Update = PLAIN
-    copies: int = 1
+    interleave: int = 1
     imbalance: float = EVEN
 
     @property
     def turns(self) -> int:
         """How often a stage takes its micro-batches, forward and backward, in a step."""
-        return self.micro_batches // self.copies
+        return self.micro_batches // self.interleave
 
     @property
     def part(self) -> int:

@@ -37,7 +37,7 @@ def in_flight_of(plan: Plan, rank: int) -> tuple[int, ...]:
     """Micro-batches, or slices of them, of which each chunk of a pipeline rank holds at most all that its backward pass
     needs: of one that is taken apart, until its first turn."""
     in_flight = plan.schedule_kind.in_flight(rank, plan.pipeline, plan.training.turns, plan.virtual_stages, plan.slices)
-    return tuple(plan.training.copies * number for number in in_flight)
+    return tuple(plan.training.interleave * number for number in in_flight)
 
 
 def weight_versions(plan: Plan, rank: int) -> int:
@@ -58,18 +58,18 @@ def whole_in_flight(plan: Plan, rank: int) -> int:
     for turn in orders_of(plan)[rank]:
         begun += (turn.kind == "forward" and turn.slice == 0) - (ends(turn) and turn.slice == 0)
         most = max(most, begun)
-    return most * plan.training.copies
+    return most * plan.training.interleave
 
 
 def telling_micro_batches(plan: Plan) -> int:
     """As many micro-batches of a step as tell what all of them hold and send: as many as are ever in flight, and one
     more."""
-    ranks, turns, copies = plan.pipeline, plan.training.turns, plan.training.copies
+    ranks, turns, interleave = plan.pipeline, plan.training.turns, plan.training.interleave
     if plan.schedule_kind.holds_all:
-        return turns * copies
+        return turns * interleave
     if plan.virtual_stages > 1:  # a cycle of the order after its warm-up, in whole rounds
-        return min(turns, 3 * ranks) * copies
-    return min(turns, max(2, (2 * ranks if plan.schedule_kind.splits_backward else ranks) + 1)) * copies
+        return min(turns, 3 * ranks) * interleave
+    return min(turns, max(2, (2 * ranks if plan.schedule_kind.splits_backward else ranks) + 1)) * interleave
 
 
 def check_stale(plan: Plan, graph: OperatorGraph, tied: Iterable[str]) -> None:

@@ -10,7 +10,11 @@ from planner.plan.plan import INTERLEAVED, SLICED, Plan
 PASSES = 2**18
 """Passes of micro-batches through the ranks of a pipeline, in one step, that are followed one by one: some seconds."""
 
-_PLACES = {"copies": "training.copies", "micro_batches": "training.micro_batches", "clip_norm": "training.clip_norm"}
+_PLACES = {
+    "interleave": "training.interleave",
+    "micro_batches": "training.micro_batches",
+    "clip_norm": "training.clip_norm",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +25,7 @@ class Turns:
     pipeline: int | None
     virtual_stages: int | None
     slices: int | None
-    copies: int | None
+    interleave: int | None
     micro_batches: int | None
     global_batch: int | None
     clip_norm: float | None
@@ -76,16 +80,18 @@ def _slices_fault(turns: Turns) -> tuple[str, str] | None:
 
 
 def _copies_fault(turns: Turns) -> tuple[str, str] | None:
-    schedule, copies, parts = turns.schedule, turns.copies, turns.micro_batches
-    if copies in (None, 1):
+    schedule, interleave, parts = turns.schedule, turns.interleave, turns.micro_batches
+    if interleave in (None, 1):
         return None
     if turns.kind and (turns.kind.splits_backward or not turns.kind.flushes):
         why = "takes its backward pass apart" if turns.kind.splits_backward else "has no flush"
-        return "copies", (
-            f"{copies} is not for schedule = {schedule}, which {why}; take copies = 1, or 1f1b, gpipe or seqpipe"
+        return "interleave", (
+            f"{interleave} is not for schedule = {schedule}, which {why};"
+            " take interleave = 1, or 1f1b, gpipe or seqpipe"
         )
-    if parts is not None and parts % copies:
-        return "copies", f"{copies} does not divide micro_batches = {parts}; {nearest_words(copies, divisors(parts))}"
+    if parts is not None and parts % interleave:
+        near = nearest_words(interleave, divisors(parts))
+        return "interleave", f"{interleave} does not divide micro_batches = {parts}; {near}"
     return None
 
 
@@ -127,11 +133,12 @@ def _rounds_fault(turns: Turns) -> tuple[str, str] | None:
             f"{parts} with pipeline = {ranks}: two versions of the weights are enough from {ranks} micro-batches on; of"
             f" a global batch of {turns.global_batch} {near}"
         )
-    copies = turns.copies or 1
-    if turns.virtual_stages is not None and turns.virtual_stages > 1 and parts % (copies * ranks):
-        near = nearest_words(parts, [number for number in legal if number % (copies * ranks) == 0])
+    interleave = turns.interleave or 1
+    if turns.virtual_stages is not None and turns.virtual_stages > 1 and parts % (interleave * ranks):
+        near = nearest_words(parts, [number for number in legal if number % (interleave * ranks) == 0])
         return "micro_batches", (
-            f"{parts} is no multiple of {copies * ranks}, the pipeline ranks{f' x {copies} copies' * (copies > 1)} that"
+            f"{parts} is no multiple of {interleave * ranks}, the pipeline ranks"
+            f"{f' x {interleave} interleaved micro-batches' * (interleave > 1)} that"
             f" virtual stages take in rounds; of a global batch of {turns.global_batch} {near}; or take"
             " virtual_stages = 1"
         )
@@ -146,7 +153,7 @@ def check_schedule(plan: Plan) -> None:
         pipeline=plan.pipeline,
         virtual_stages=plan.virtual_stages,
         slices=plan.slices,
-        copies=training.copies,
+        interleave=training.interleave,
         micro_batches=training.micro_batches,
         global_batch=training.global_batch,
         clip_norm=training.update.clip_norm,

@@ -28,7 +28,7 @@ def plan_words(bound: BoundPlan, roles: Roles) -> dict[str, str]:
         "schedule": plan.schedule if plan.pipeline > 1 else "none",
         "slices": str(plan.slices),
         "micro-batches": f"{plan.training.micro_batches} of {plan.training.part}",
-        "copies": str(plan.training.copies),
+        "interleave": str(plan.training.interleave),
         "sequence parallel": "yes" if roles.sequence_parallel else "no",
         "ZeRO": roles.zero.partition(" ")[0] + (f" in {roles.replicas} copies" if roles.replicas > 1 else ""),
         "recomputation": recomputation_words(plan),

@@ -33,7 +33,7 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
         rows.append(("sequence parallel", "yes" if roles.sequence_parallel else "no"))
     copies = f", in {roles.replicas} copies" if roles.replicas > 1 else ""
     rows.append(("optimizer sharding", f"ZeRO {roles.zero}{copies}" if roles.zero != "off" else "off"))
-    together = f", {plan.training.copies} at a time" if plan.training.copies > 1 else ""
+    together = f", {plan.training.interleave} at a time" if plan.training.interleave > 1 else ""
     rows.append(("micro-batches", f"{plan.training.micro_batches} of {plan.training.part} samples{together}"))
     if roles.pipeline > 1:
         blocks = ", ".join(sorted({str(stage.blocks) for stage in plan.stages}))

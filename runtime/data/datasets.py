@@ -75,8 +75,8 @@ def dataset_batches(
     Floating point values become `dtype`, as those of the example did. Raises RequestError for a factory that gives no
     dataset, for a dataset that makes no batch, and for a position in other data.
     """
-    assert settings.data is not None
-    dataset = load_dataset(settings.data, step.plan.model.sequence_length)
+    assert settings.dataset is not None
+    dataset = load_dataset(settings.dataset, step.plan.model.sequence_length)
     own = _opened(dataset, settings, step, dtype, full_batch=settings.full_batch)
     full = None
     if whole and own.own is not None:
@@ -125,20 +125,20 @@ def load_dataset(reference: str, sequence_length: int | None = None) -> Dataset[
     file of tokens. Raises RequestError."""
     if Path(reference).suffix in SUFFIXES:
         if sequence_length is None:
-            raise RequestError(f"--data {reference}: the model of the plan has no sequences, and takes no tokens")
+            raise RequestError(f"--dataset {reference}: the model of the plan has no sequences, and takes no tokens")
         return TokensDataset(reference, sequence_length)
     if ":" not in reference or "/" in reference or reference.partition(":")[0].endswith(".py"):
         raise RequestError(
-            f"--data {reference}: write package.module:factory, with dots and without .py, or a file of"
+            f"--dataset {reference}: write package.module:factory, with dots and without .py, or a file of"
             " tokens, .npy or .bin"
         )
-    factory = imported_factory(reference, "--data", RequestError)
+    factory = imported_factory(reference, "--dataset", RequestError)
     try:
         dataset = factory()
     except Exception as error:
-        raise RequestError(f"--data {reference} raised {type(error).__name__}: {error}") from error
+        raise RequestError(f"--dataset {reference} raised {type(error).__name__}: {error}") from error
     if not (isinstance(dataset, IterableDataset) or hasattr(dataset, "__getitem__")):
-        raise RequestError(f"--data {reference} must return a dataset; it returned {type(dataset).__name__}")
+        raise RequestError(f"--dataset {reference} must return a dataset; it returned {type(dataset).__name__}")
     return dataset  # type: ignore[no-any-return]
 
 

@@ -13,7 +13,7 @@ from runtime.checkpoint.saving import Checkpoints
 from runtime.checkpoint.source import Readable
 from runtime.checkpoint.state_names import read_name, saved_ties
 from runtime.processes.rank import At
-from runtime.recovery.state_replicas import Copies
+from runtime.recovery.state_replicas import StateReplicas
 from runtime.reference.unsharded import UnshardedStep
 from runtime.run_settings import RunSettings
 from runtime.step.step import RankStep
@@ -24,9 +24,9 @@ Position = Mapping[str, Any] | None
 
 
 class RunCheckpoints:
-    """Those of one run, and its copies in memory where it has some. Every method is collective. `resumed` and `saved`
-    name what it went on from, and the last that it has saved; `position` is where in its data it then was; `notes` is
-    what whoever looks after the run should know."""
+    """Those of one run, and its state replicas in memory where it has some. Every method is collective. `resumed` and
+    `saved` name what it went on from, and the last that it has saved; `position` is where in its data it then was;
+    `notes` is what whoever looks after the run should know."""
 
     def __init__(self, settings: RunSettings, at: At) -> None:
         self._settings, self._at = settings, at
@@ -39,8 +39,8 @@ class RunCheckpoints:
             at("opening the checkpoints")
             self._own = Checkpoints(settings.save, keep=settings.keep, timeout=settings.timeout, lock=settings.lock)
         self._copies = None
-        if settings.copies and self._own is not None:
-            self._copies = Copies(self._own.origin)
+        if settings.state_replicas and self._own is not None:
+            self._copies = StateReplicas(self._own.origin)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ class RunCheckpoints:
         return (*found, f"going on from {self.resumed}") if going_on else found
 
     def restore(self, step: TrainingStep) -> Readable | None:
-        """Load what the run starts from, and return it; None where that is nothing, or copies in memory.
+        """Load what the run starts from, and return it; None where that is nothing, or state replicas in memory.
 
         Raises CheckpointError for what cannot be loaded, RequestError for a checkpoint behind the last step, of another
         seed, or without a state to go on from.
@@ -83,7 +83,8 @@ class RunCheckpoints:
         return source
 
     def _from_copies(self, step: TrainingStep, path: Path | None) -> bool:
-        """Go on from copies in memory, where they are not older than the checkpoint that there is; drop all others."""
+        """Go on from state replicas in memory, where they are not older than the checkpoint that there is; drop all
+        others."""
         if self._copies is None:
             return False
         left = self._copies.left() if self._settings.go_on else None
@@ -91,10 +92,10 @@ class RunCheckpoints:
         if left is None or not saved <= left.progress.step <= self._settings.steps:
             self._copies.forget()
             return False
-        self._at(f"loading copies of step {left.progress.step} in memory")
+        self._at(f"loading state replicas of step {left.progress.step} in memory")
         self.position = self._copies.restore(step, left).data
         self._copies.forget(but=left.progress.step)
-        self.resumed = f"copies in memory, step {left.progress.step}"
+        self.resumed = f"state replicas in memory, step {left.progress.step}"
         return True
 
     def _check(self, source: Readable) -> None:

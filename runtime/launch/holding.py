@@ -29,5 +29,5 @@ def holding_folder(settings: RunSettings, tell: Callable[[Report], None]) -> Ite
         origin = opened.folder.record.origin
         for note in (*opened.notes, *sweep(origin)):
             tell(NoticeReport(text=note))
-        with holding(origin, wanted=settings.copies):
+        with holding(origin, wanted=settings.state_replicas):
             yield replace(settings, lock=opened.token)

@@ -166,7 +166,11 @@ def _check(settings: RunSettings) -> None:
             "--continue: goes on from the newest checkpoint in --save; give --save DIR, or --resume PATH"
         )
     given = [("--resume", settings.resume), ("--continue", settings.go_on), ("--weights", settings.weights)]
-    wants = (("--restarts", settings.restarts), ("--elastic", settings.elastic), ("--copies", settings.copies))
+    wants = (
+        ("--restarts", settings.restarts),
+        ("--elastic", settings.elastic),
+        ("--state-replicas", settings.state_replicas),
+    )
     if settings.save is None and (asked := [flag for flag, value in wants if value]):
         raise RequestError(f"{asked[0]}: needs a folder of checkpoints to go on from; give --save DIR")
     usual = RunSettings()
@@ -174,8 +178,10 @@ def _check(settings: RunSettings) -> None:
         raise RequestError(f"--keep {settings.keep}: nothing is saved; give --save DIR")
     if settings.save is None and settings.save_every != usual.save_every and not settings.guard().rolls_back:
         raise RequestError(f"--save-every {settings.save_every}: nothing is saved; give --save DIR")
-    if settings.copies and settings.check:
-        raise RequestError("--copies: the unsharded model beside the run cannot go on from them; give --no-check")
+    if settings.state_replicas and settings.check:
+        raise RequestError(
+            "--state-replicas: the unsharded model beside the run cannot go on from them; give --no-check"
+        )
     if settings.compile and settings.general:
         raise RequestError("--compile: the general executor runs operators one by one; leave out --general")
     _check_folder(settings)
@@ -183,9 +189,9 @@ def _check(settings: RunSettings) -> None:
         raise RequestError(f"{' and '.join(both)}: say one place to start from")
     if settings.cast and settings.weights is None:
         raise RequestError("--cast: converts what --weights PATH loads; a run goes on in the precision that it has")
-    if settings.data is None and (settings.shuffle or settings.workers or not settings.full_batch):
+    if settings.dataset is None and (settings.shuffle or settings.workers or not settings.full_batch):
         flag = "--shuffle" if settings.shuffle else "--workers" if settings.workers else "--own-samples"
-        raise RequestError(f"{flag}: synthetic data is drawn, not read; give --data package.module:factory")
+        raise RequestError(f"{flag}: synthetic data is drawn, not read; give --dataset package.module:factory")
 
 
 def _check_folder(settings: RunSettings) -> None:
@@ -205,14 +211,14 @@ def _check_folder(settings: RunSettings) -> None:
 def _check_tables(plan: Plan, settings: RunSettings, *, started_here: bool) -> None:
     """No copies are kept of tables outside of the devices, and servers on several nodes must be there before."""
     placed = plan.training.update.placed
-    if placed and settings.copies:
+    if placed and settings.state_replicas:
         raise RequestError(
-            f"--copies: the plan has tables outside of its devices ({placed[0][0]}), of which no copies are kept in"
-            " memory; leave it out, checkpoints have them"
+            f"--state-replicas: the plan has tables outside of its devices ({placed[0][0]}), of which no replicas are"
+            " kept in memory; leave it out, checkpoints have them"
         )
     if placed and settings.save is None and settings.guard().rolls_back:
         raise RequestError(
-            f"rollback: the plan has tables outside of its devices ({placed[0][0]}), of which no copies are kept in"
+            f"rollback: the plan has tables outside of its devices ({placed[0][0]}), of which no replicas are kept in"
             " memory; give --save DIR, checkpoints have them"
         )
     served = any(place == "servers" for _, place in placed)

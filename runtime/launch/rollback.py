@@ -8,8 +8,8 @@ The state is the last checkpoint (`--save`), else a copy in the memory of each r
 `--save-every` steps, and where training starts. The position in the data does not go back: batches that came before a
 spike are suspects too, and with them left out the same computation cannot fail in the same way. That is what was done
 for PaLM (Chowdhery et al. 2022, arXiv 2204.02311, section 5.1), which went back about 100 steps and left out 200 to 500
-batches. What follows is bit by bit what training without these batches gives. Copies of every step (`--copies`) are no
-way back: they are the state that the bad batch met, which a step that was not made has left as it was.
+batches. What follows is bit by bit what training without these batches gives. State replicas (`--state-replicas`) are
+no way back: they are the state that the bad batch met, which a step that was not made has left as it was.
 
 A rollback counts as one *in a row* until a step is made beyond the furthest one.
 """

@@ -104,9 +104,9 @@ def _trained(
         way_back.begin(step, plain)
     run = _Run(plan=plan, settings=settings, step=step, plain=plain, checkpoints=checkpoints, way_back=way_back)
     at("opening the data")
-    if settings.data is None and checkpoints.position is not None:
+    if settings.dataset is None and checkpoints.position is not None:
         raise RequestError(
-            f"{checkpoints.resumed} was trained on a dataset, and synthetic data would follow; give its --data, or"
+            f"{checkpoints.resumed} was trained on a dataset, and synthetic data would follow; give its --dataset, or"
             " start from its model alone with --weights"
         )
     data = _data(built, step, settings, checkpoints.position)
@@ -182,7 +182,7 @@ def _is_first(place: RankMesh) -> bool:
 
 def _data(built: BuiltModel, step: TrainingStep, settings: RunSettings, position: Position) -> "_Data":
     """What the run is trained on, from a position in its dataset on."""
-    if settings.data is None:
+    if settings.dataset is None:
         used = step.rank.samples // step.plan.training.global_batch
         return _Data(batches=((one, one) for one in synthetic_batches(built, step.plan, settings.seed, used)))
     wanted = _compares(step.plan, settings) and _is_first(step.place)
@@ -265,7 +265,7 @@ class _Run:
             steps=len(seconds),
             resumed=self.checkpoints.resumed,
             saved=self.checkpoints.saved,
-            data="synthetic, there is nothing to learn" if self.settings.data is None else self.settings.data,
+            data="synthetic, there is nothing to learn" if self.settings.dataset is None else self.settings.dataset,
             seconds=usual,
             samples=plan.training.global_batch,
             tokens=None if length is None else plan.training.global_batch * length,

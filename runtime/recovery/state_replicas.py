@@ -76,7 +76,7 @@ class Left:
     places: Mapping[Cell, tuple[tuple[int, str], ...]]
 
 
-class Copies:
+class StateReplicas:
     """The copies of a run's state. Building it is collective. `notes` is what was found in memory beside them."""
 
     def __init__(self, origin: Origin) -> None:
@@ -233,7 +233,7 @@ class Copies:
                 json.dump(asdict(replace(note, file=written)), file)
             fresh.replace(self.folder / f"{name}.json")
         except OSError as error:
-            raise CheckpointError(f"{path}: copies cannot be kept in memory: {error.strerror}") from error
+            raise CheckpointError(f"{path}: state replicas cannot be kept in memory: {error.strerror}") from error
 
 
 @dataclass(kw_only=True)

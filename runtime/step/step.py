@@ -137,7 +137,7 @@ class RankStep:
             everyone=everyone(place),
             loss=whole_value(bound, bound.graph.loss),
             device=place.device,
-            copies=bound.plan.training.copies,
+            copies=bound.plan.training.interleave,
             passed=self._passed,
         )
 
@@ -230,7 +230,7 @@ class RankStep:
         """A stage of this rank of the micro-batches of a turn, from their inputs and what has been received. `looking`
         gives who looks on at each; `held` are the weights, where they are not the newest, `ahead` how many steps after
         this one the batch is for; `first` is the first of the micro-batches, where the turn does not say it."""
-        first = turn.micro_batch * self.bound.plan.training.copies if first is None else first
+        first = turn.micro_batch * self.bound.plan.training.interleave if first is None else first
         slices = self.bound.plan.slices
         given, draws, observers = [], [], []
         for part, values in enumerate(received, first):

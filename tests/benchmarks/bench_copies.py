@@ -37,7 +37,7 @@ def main() -> None:
     print(f"{'link':12}{'one at a time':>16}{'two at a time':>16}{'ratio':>8}")
     with tempfile.TemporaryDirectory() as folder:
         for copies in (1, 2):
-            training = replace(plan.training, copies=copies)
+            training = replace(plan.training, interleave=copies)
             save_plan(replace(plan, training=training), Path(folder) / f"{copies}.json")
         for link, bandwidth in LINKS.items():
             one, two = measured(folder, bandwidth)

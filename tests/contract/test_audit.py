@@ -43,7 +43,7 @@ SCHEDULED = tuple(
         ("skipping", "zero1", (2,), {}),
     )
 )
-TOGETHER = {"micro_batches": 4, "global_batch": 16, "copies": 2}
+TOGETHER = {"micro_batches": 4, "global_batch": 16, "interleave": 2}
 COPIES = (
     Hand(model="llama4", kind="megatron", mesh=(1, 2), settings={**TOGETHER, "stages": (2, 2)}),
     Hand(model="llama4", kind="zero3", mesh=(2,), settings={**TOGETHER, **FULL}),

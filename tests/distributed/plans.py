@@ -352,7 +352,7 @@ def make_plan(
     schedule: str = "1f1b",
     virtual_stages: int = 1,
     slices: int = 1,
-    copies: int = 1,
+    interleave: int = 1,
     graph: OperatorGraph | None = None,
     samples: int = BATCH,
     global_batch: int = BATCH,
@@ -397,7 +397,7 @@ def make_plan(
         model=model_reference(original, name=model, sequence_length=SEQUENCE, batch=samples),
         training=Training(
             global_batch=global_batch, micro_batches=micro_batches, precision="fp32", optimizer=optimizer,
-            copies=copies, update=Update(buckets="none", placed=placed),
+            interleave=interleave, update=Update(buckets="none", placed=placed),
         ),
         cluster=ClusterReference(profile="cpu", digest="", devices=mesh.size * max(1, len(stages) // virtual_stages)),
         mesh=mesh,

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from runtime.recovery.replica_folder import FOLDER
-from runtime.recovery.state_replicas import Copies
+from runtime.recovery.state_replicas import StateReplicas
 from runtime.run_folder.identity import Origin
 from tests.distributed.tasks_saving import Settings, losses, plan_for, step_of, unequal
 
@@ -26,7 +26,7 @@ def goes_on(
     """
     os.environ[FOLDER] = f"{folder}/host-{dist.get_rank() // per_host}"
     whole = step_of(model, plan_for(model, *first), first[2])
-    copies = Copies(ORIGIN)
+    copies = StateReplicas(ORIGIN)
     for number in range(3):
         losses(model, whole, number, 1)
         copies.take(whole, data={"step": number + 1})
@@ -36,7 +36,7 @@ def goes_on(
     dist.barrier()
     case = first if then is None else then
     again = step_of(model, plan_for(model, *case), case[2], seed=99)
-    fresh = Copies(ORIGIN)
+    fresh = StateReplicas(ORIGIN)
     left = fresh.left()
     if left is None:
         return None, [], [], []

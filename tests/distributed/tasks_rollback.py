@@ -33,7 +33,7 @@ def model() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
 
 
 def data() -> TensorDataset:
-    """A factory for `--data`: batches that differ, with the offsets that the environment says."""
+    """A factory for `--dataset`: batches that differ, with the offsets that the environment says."""
     drawn = torch.Generator().manual_seed(SEED)
     offsets = [tuple(map(float, word.split(":"))) for word in os.environ[_OFFSETS].split()]
     tokens, levels = [], []

@@ -191,17 +191,21 @@ def ranks(folder: Path, case: str) -> dict[str, int]:
 
 FAILURES = {
     "construction": ([], 2, "the factory breaking:make raised OSError: the disk of rank 1 is broken"),
-    "forward": (["--data", "breaking:rows", "--own-samples"], 1, "rank 1: IndexError: index out of range in self (at"),
+    "forward": (
+        ["--dataset", "breaking:rows", "--own-samples"],
+        1,
+        "rank 1: IndexError: index out of range in self (at",
+    ),
     "backward": ([], 1, "rank 1: ArithmeticError: a gradient is broken (at"),
     "worker": (
-        ["--data", "breaking:rows", "--workers", "1", "--own-samples"],
+        ["--dataset", "breaking:rows", "--workers", "1", "--own-samples"],
         1,
         "rank 1: Caught ValueError in DataLoader worker process 0: ValueError: sample 9 is broken",
     ),
     "exit": ([], 1, "rank 1 ended before its work was done"),
     "larger": ([], 2, "parameter 'rows.weight' is float32 9x4, the plan has float32 8x4"),
-    "short": (["--data", "breaking:rows"], 2, "the 3 samples of Rows make no global batch: the plan takes 4"),
-    "stream": (["--data", "breaking:stream"], 2, "Stream gave no batch in epoch 0"),
+    "short": (["--dataset", "breaking:rows"], 2, "the 3 samples of Rows make no global batch: the plan takes 4"),
+    "stream": (["--dataset", "breaking:stream"], 2, "Stream gave no batch in epoch 0"),
 }
 REFUSED = ("larger", "short", "stream")
 """Errors of the planner in a rank, as "construction" is one."""
@@ -262,7 +266,7 @@ def test_a_rank_that_does_nothing_is_named(folder: Path) -> None:
         "stopped": ("does not answer, as it was stopped by a signal", ["--steps", "100000"]),
         "loop": (
             "waits for the workers of its data",
-            ["--steps", "500", "--data", "breaking:rows", "--own-samples", "--workers", "1"],
+            ["--steps", "500", "--dataset", "breaking:rows", "--own-samples", "--workers", "1"],
         ),
     }
     runs = {case: start(folder, case, *options, "--timeout", str(PATIENCE)) for case, (_, options) in cases.items()}

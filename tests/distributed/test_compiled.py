@@ -15,7 +15,7 @@ KEPT = ("linear", "scaled_dot_product_attention", "gelu")
 FULL = {"recomputation": "full"}
 SELECTIVE = {"recomputation": "selective", "kept": KEPT}
 PIPELINE = {"stages": (2, 2), "micro_batches": 4, "global_batch": 8}
-COPIES = {**PIPELINE, "copies": 2, "micro_batches": 2, "global_batch": 16}
+COPIES = {**PIPELINE, "interleave": 2, "micro_batches": 2, "global_batch": 16}
 BLOCK = {"gathers": "block"}
 OFFLOADED = {"offloaded": True}
 

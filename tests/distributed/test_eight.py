@@ -28,7 +28,7 @@ PLANS: dict[str, tuple[str, Pinned]] = {
     "experts and heads": ("deepseek", Pinned(data=4, tensor=2, expert=4, zero=2, micro_batches=2)),
     "ring of eight": ("llama", Pinned(context=8, context_by="ring", zigzag=False)),
     "heads inside of a ring": ("llama", Pinned(context=8, context_by="hybrid", ulysses=4)),
-    "copies": ("llama", Pinned(data=2, tensor=4, copies=2, micro_batches=4)),
+    "two at a time": ("llama", Pinned(data=2, tensor=4, interleave=2, micro_batches=4)),
     "slices": ("llama4", Pinned(pipeline=4, data=2, zero=1, schedule="seqpipe", slices=4, micro_batches=2)),
     "ZeRO 3": ("gpt", Pinned(data=8, zero=3, recompute="selective")),
 }
@@ -39,7 +39,7 @@ def planned(name: str) -> Plan:
     return searched_plan(model, 8, pinned=pinned, global_batch=8)
 
 
-ALSO_ON_FOUR = ("taken apart", "experts in a pipeline", "copies", "slices", "ZeRO 3")
+ALSO_ON_FOUR = ("taken apart", "experts in a pipeline", "two at a time", "slices", "ZeRO 3")
 """Eight of them show little that four do not."""
 
 
@@ -73,4 +73,4 @@ def test_the_plans_are_what_they_are_called() -> None:
     assert planned("ring of eight").mesh.sizes == (8,)
     assert planned("heads inside of a ring").mesh.sizes == (2, 4)
     assert [len(planned(name).stages) for name in ("pipeline of eight", "interleaved", "slices")] == [8, 8, 4]
-    assert planned("copies").training.copies == 2
+    assert planned("interleave").training.interleave == 2

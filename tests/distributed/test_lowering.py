@@ -11,7 +11,7 @@ PIPELINE = {"stages": (2, 2), "micro_batches": 4, "global_batch": 8}
 
 CASES = [
     ("llama", "megatron", (2, 2), {}),
-    ("llama4", "megatron", (1, 2), {**PIPELINE, "copies": 2, "micro_batches": 2, "global_batch": 16}),
+    ("llama4", "megatron", (1, 2), {**PIPELINE, "interleave": 2, "micro_batches": 2, "global_batch": 16}),
     ("mixture4", "zero2", (2,), {**PIPELINE, **SELECTIVE, "schedule": "zb_h1"}),
     ("dropping", 3, (2, 2), {"micro_batches": 2, **FULL}),
     ("resnet64", 1, (2, 2), {"micro_batches": 2, **FULL}),

@@ -97,7 +97,7 @@ PIPELINES = {
     "virtual stages": ("llama4", (1, 1, 1, 1), (2,), WORDS, {"virtual_stages": 2, "schedule": "interleaved_1f1b"}),
     "gradients put off": ("llama4", (2, 2), (2,), WORDS, {"schedule": "zb_h1"}),
     "what all stages read": ("skipping", (2, 2), (2,), (("memory.*", "host"),), {"optimizer": "sgd"}),
-    "two at a time": ("llama4", (3, 1), (2,), WORDS, {"copies": 2}),
+    "two at a time": ("llama4", (3, 1), (2,), WORDS, {"interleave": 2}),
 }  # fmt: skip
 
 

@@ -75,7 +75,7 @@ class Run:
 @pytest.mark.thorough
 def test_a_killed_launcher_a_second_run_and_a_copy(two: Path, memory: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs"
-    first = Run(two, folder, ENDLESS, "--save-every", "5", "--copies")
+    first = Run(two, folder, ENDLESS, "--save-every", "5", "--state-replicas")
     try:
         first.until(lambda: newest(folder) is not None)
         second = Run(two, folder, ENDLESS, "--continue")
@@ -93,7 +93,7 @@ def test_a_killed_launcher_a_second_run_and_a_copy(two: Path, memory: Path, tmp_
     assert "copied: is a copy of the folder of run" in copied.said()
 
     last = max(first.steps())
-    then = Run(two, folder, last + 4, "--save-every", "1000", "--continue", "--copies")
+    then = Run(two, folder, last + 4, "--save-every", "1000", "--continue", "--state-replicas")
     assert then.ended() == 0, then.said()
     assert f"was locked by process {first.process.pid} on " in then.notices()[0]
     (went_on,) = [note for note in then.notices() if note.startswith("going on from copies in memory, step ")]
@@ -114,7 +114,7 @@ def test_a_killed_launcher_a_second_run_and_a_copy(two: Path, memory: Path, tmp_
 @pytest.mark.parametrize("how", ["SIGTERM", "a rank is killed"])
 def test_a_run_that_is_stopped_leaves_no_memory_and_no_lock(how: str, two: Path, memory: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs"
-    run = Run(two, folder, ENDLESS, "--save-every", "1000", "--copies")
+    run = Run(two, folder, ENDLESS, "--save-every", "1000", "--state-replicas")
     try:
         run.until(lambda: len(list(run.events("step"))) >= 3)
         if how == "SIGTERM":

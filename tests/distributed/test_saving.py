@@ -142,7 +142,7 @@ def interrupted(tmp_path: Path) -> tuple[Path, tuple[str, ...], list[float]]:
     return folder, saving, losses
 
 
-RUN = ("run", "two.json", "--data", "reading:tokens", "--shuffle", "--seed", "3", "--json")
+RUN = ("run", "two.json", "--dataset", "reading:tokens", "--shuffle", "--seed", "3", "--json")
 
 
 @pytest.mark.slow
@@ -173,7 +173,7 @@ def test_what_cannot_be_resumed_is_said(interrupted: tuple[Path, tuple[str, ...]
     assert "nothing is left to do: runs/a/step-000005 is of step 5, the last one of --steps" in over.stderr
     forgotten = _plan(folder, "run", "two.json", "--seed", "3", "--steps", "6", "--resume", "runs/a", "--no-check")
     assert forgotten.returncode == 2
-    assert "was trained on a dataset, and synthetic data would follow; give its --data" in forgotten.stderr
+    assert "was trained on a dataset, and synthetic data would follow; give its --dataset" in forgotten.stderr
     with open(folder / "runs/a/step-000005/rank-00001.safetensors", "r+b") as file:
         file.seek(-1, os.SEEK_END)
         last = file.read(1)[0]

@@ -104,7 +104,7 @@ RELAYS = [
 
 def copied(model: str, kind: int | str, mesh: tuple[int, ...], **settings: object) -> Hand:
     """Two micro-batches of a turn, operator by operator."""
-    given = {"micro_batches": 4, "global_batch": 8, "copies": 2, **settings}
+    given = {"micro_batches": 4, "global_batch": 8, "interleave": 2, **settings}
     return Hand(model=model, kind=kind, mesh=mesh, settings=given)
 
 
@@ -118,7 +118,7 @@ COPIES = some(
             copied(model, "zero3", (4,), **FULL),
             copied(model, 8, (2, 2), **FULL),
             copied(model, 9, (2, 2), **SELECTIVE),
-            copied(model, 10, (4,), copies=4),
+            copied(model, 10, (4,), interleave=4),
             copied(model, 11, (2,), stages=(2, 2), schedule="gpipe", **SELECTIVE),
             copied(model, 12, (2,), stages=(1, 1, 1, 1), schedule="interleaved_1f1b", virtual_stages=2, **FULL),
             copied(model, "zero2", (), stages=(1, 1, 1, 1), **FULL),
@@ -144,7 +144,7 @@ SLICES = some(
             sliced(model, "zero3", (2,), 4),
             sliced(model, "zero2", (2,), 2, **FULL),
             sliced(model, "zero1", (), 4, stages=(1, 1, 1, 1), micro_batches=4),
-            sliced(model, "zero1", (), 2, stages=(1, 1, 1, 1), micro_batches=4, copies=2),
+            sliced(model, "zero1", (), 2, stages=(1, 1, 1, 1), micro_batches=4, interleave=2),
             sliced(model, 15, (2,), 2, micro_batches=1),
         )
     )
@@ -166,7 +166,7 @@ def compare(case: Hand, answers: list[tuple[float, list[Turn], int]]) -> None:
             if (event.rank, event.stream) == (stage, "computation") and event.kind != "optimizer"
         ]
         assert turns == simulated
-        assert live == timeline.ranks[stage].live * plan.training.copies
+        assert live == timeline.ranks[stage].live * plan.training.interleave
 
 
 @pytest.mark.cases(1, 2)
@@ -184,7 +184,7 @@ def test_schedules_on_two_processes(pair, case: Hand) -> None:
 
 
 @pytest.mark.cases(1, 1)
-@pytest.mark.parametrize("more", [{"schedule": "seqpipe", "slices": 2}, {"copies": 2}], ids=str)
+@pytest.mark.parametrize("more", [{"schedule": "seqpipe", "slices": 2}, {"interleave": 2}], ids=str)
 def test_summed_gradients_are_those_of_all_micro_batches_and_pieces(pool, more: dict[str, object]) -> None:
     """Two pieces of each of two micro-batches, however a stage takes them."""
     settings = {"micro_batches": 2, "global_batch": 8, "stages": (2, 2), **more}

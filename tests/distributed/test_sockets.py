@@ -151,7 +151,17 @@ def test_a_run_listens_on_loopback_and_unpickles_nothing(folder: Path, tmp_path:
         assert not any(planted), "a store takes what anybody writes"
         return True
 
-    words = ("run", "plan.json", "--model", "waiting:make", "--steps", "1000", "--data", "waiting:rows", "--no-check")
+    words = (
+        "run",
+        "plan.json",
+        "--model",
+        "waiting:make",
+        "--steps",
+        "1000",
+        "--dataset",
+        "waiting:rows",
+        "--no-check",
+    )
     listens_on_loopback(folder, *words, until=attacked)
 
 
@@ -159,7 +169,7 @@ def test_a_run_listens_on_loopback_and_unpickles_nothing(folder: Path, tmp_path:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [("--restarts", "1", "--save", "restarted"), ("--elastic", "1:2", "--copies", "--save", "elastic")],
+    [("--restarts", "1", "--save", "restarted"), ("--elastic", "1:2", "--state-replicas", "--save", "elastic")],
     ids=["restarts", "elastic"],
 )
 def test_a_run_that_goes_on_listens_on_loopback(folder: Path, options: tuple[str, ...]) -> None:

@@ -318,7 +318,7 @@ def _option_readers() -> Mapping[str, Callable[[str], object]]:
         "hardware": load_machine,
         "mesh": parse_mesh,
         "memory": parse_memory,
-        "count": lambda text: parse_count("copies", text),
+        "count": lambda text: parse_count("interleave", text),
         "buckets": parse_buckets,
         "place": lambda text: (placing_of([text]), parse_places([text])),
         "shard": lambda text: parse_shards([text]),

@@ -92,7 +92,7 @@ COMMANDS = (
     f"{TINY} --recompute half",
     f"{TINY} --top 0",
     f"{TINY} --memory-limit much",
-    f"{TINY} --copies -1",
+    f"{TINY} --interleave -1",
     f"{TINY} --cluster node=2x",
     f"{TINY} --shard nothing",
     f"{TINY} --micro-batch 1 --micro-batches 2",

@@ -32,7 +32,7 @@ LAYERS = (
     ("planner.sharding",),
     ("planner.graph", "planner.models"),
     ("planner.limits",),
-    ("planner.errors", "planner.matching", "planner.nearest"),
+    ("planner.errors", "planner.matching", "planner.nearest", "planner.old_words"),
     ("costmodels",),
     ("hardware_profiles",),
 )
@@ -73,6 +73,7 @@ HOMES = {
     "plotly": ("planner.report.html",),
     "pydantic": (
         "hardware_profiles",
+        "planner.cli.schemas",  # the form of answers
         "planner.export.torch_script",
         "planner.models.huggingface_config",
         "planner.plan",
@@ -118,6 +119,7 @@ MAY_PARSE = {
 }
 VALIDATING_TEXT = ("model_validate_json", "validate_json")
 MAY_VALIDATE_TEXT = (
+    "planner.cli.schemas",  # what is about to be written
     "planner.plan.carried",  # text that was parsed within limits, for strictness as in JSON
     "planner.plan.file",  # the same
     "planner.sharding.discover",

@@ -46,7 +46,7 @@ def audit(
                 _print(stage)
         agrees = all(stage.agrees for stage in found)
         if as_json:
-            write_json(_content(found, agrees))
+            write_json("plan audit", _content(found, agrees))
         else:
             _print_verdict(found)
         raise typer.Exit(0 if agrees else 1)

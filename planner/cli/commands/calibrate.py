@@ -102,7 +102,7 @@ def _fit(measurements: "Measurements", times: Path, output: Path, as_json: bool)
     )
     write_atomically(output, dump_profile(fitted.cluster, fitted.origins, comment))
     if as_json:
-        write_json(_content(fitted, times, output))
+        write_json("plan calibrate", _content(fitted, times, output))
         return
     _print_residuals(fitted)
     if not measurements.collectives:

@@ -61,7 +61,7 @@ def inspect(
 
         opened, notes = _opened(source), incomplete(source)
         if as_json:
-            write_json({**_content(opened), "incomplete": notes})
+            write_json("plan checkpoint inspect", {**_content(opened), "incomplete": notes})
             return
         _print(opened, None if every else _SHOWN, notes)
 
@@ -85,7 +85,7 @@ def verify(source: SRC, as_json: AsJson = False) -> None:
         total = opened.manifest.bytes
         if as_json:
             found = {"checkpoint": str(opened.path), "files": len(opened.files), "bytes": total, "whole": True}
-            write_json({"schema_version": OUTPUT_SCHEMA_VERSION, **found})
+            write_json("plan checkpoint verify", {"schema_version": OUTPUT_SCHEMA_VERSION, **found})
         else:
             say(f"{opened.path}: whole; {_files(opened.files)}, {bytes_text(total)}, all as they were written")
 
@@ -109,7 +109,7 @@ def adopt(
         record, count = adopt_run(folder), len(whole(folder))
         if as_json:
             found = {"folder": str(folder), "run": record.run, "identity": record.folder, "checkpoints": count}
-            write_json({"schema_version": OUTPUT_SCHEMA_VERSION, **found})
+            write_json("plan checkpoint adopt", {"schema_version": OUTPUT_SCHEMA_VERSION, **found})
         else:
             several = f"{count} checkpoint{'s' if count > 1 else ''}"
             say(f"{folder}: is the folder of run {record.run[:8]} now, with {several}; go on with --continue")
@@ -261,6 +261,7 @@ def _answer(manifest: "Manifest", folder: Path, as_json: bool) -> None:
     count = len(manifest.files)
     if as_json:
         write_json(
+            "plan checkpoint convert",
             {
                 "schema_version": OUTPUT_SCHEMA_VERSION,
                 "checkpoint": str(folder),
@@ -269,7 +270,7 @@ def _answer(manifest: "Manifest", folder: Path, as_json: bool) -> None:
                 "bytes": manifest.bytes,
                 "tensors": len(manifest.tensors),
                 "names": manifest.names,
-            }
+            },
         )
     else:
         say(

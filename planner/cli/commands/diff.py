@@ -44,7 +44,7 @@ def diff(
             with stoppable(lambda: wait.phase("stopping")) as stopped:
                 found = compare(*plans, graphs, partial(wait.phase, "pricing the plans on the way"), stopped)
         if as_json:
-            write_json({**_content((first, second), found), "stopped": stopped()})
+            write_json("plan diff", {**_content((first, second), found), "stopped": stopped()})
         else:
             _print((first, second), plans, found)
             if stopped():

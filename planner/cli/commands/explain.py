@@ -207,7 +207,7 @@ def _show_sensitivities(bound: "BoundPlan", rows: "tuple[Sensitivity, ...]", end
         next_best=None,
     )
     if as_json:
-        write_json(_sensitivity_content(bound, found, rows, ended))
+        write_json("plan explain PLAN", _sensitivity_content(bound, found, rows, ended))
         return
     from planner.report.alternatives import ABOUT, binding_lines, sensitivity_table
     from planner.report.explanation import explanation_table
@@ -224,7 +224,9 @@ def _show_sensitivities(bound: "BoundPlan", rows: "tuple[Sensitivity, ...]", end
 
 def _show_choices(found: list[Found], bound: "BoundPlan", ended: _Ended, as_json: bool) -> None:
     if as_json:
-        write_json({**_head(bound, ended), "subjects": [_subject_content(one) for one in found]})
+        write_json(
+            "plan explain PLAN NAME", {**_head(bound, ended), "subjects": [_subject_content(one) for one in found]}
+        )
         return
     from planner.report.alternatives import alternatives_table
 

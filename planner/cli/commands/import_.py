@@ -157,7 +157,7 @@ def _print_json(bound: "BoundPlan", notes: Sequence[str], output: Path | None) -
     content["fits"] = prediction.peak_bytes <= prediction.capacity_bytes
     content["notes"] = list(notes)
     content["plan_file"] = None if output is None else str(output)
-    write_json(content)
+    write_json("plan import", content)
 
 
 def _print(bound: "BoundPlan", notes: Sequence[str], output: Path | None) -> None:

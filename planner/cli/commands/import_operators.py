@@ -85,7 +85,7 @@ def imported_operators(file: Path, target: "OperatorTarget", given: Given) -> "t
         virtual_stages=virtual,
         schedule=beside.schedule if beside else _schedule(reading.pipeline, virtual),
         slices=beside.slices if beside else 1,
-        copies=training.copies,
+        interleave=training.interleave,
     )
     request = SearchRequest(
         graph=graph,

@@ -33,7 +33,10 @@ def models(
         names = tuple(ZOO) if name is None else (name,)
         if as_json:
             found = [_model_content(one) for one in names]
-            write_json({"schema_version": SCHEMA_VERSION, **({"models": found} if name is None else found[0])})
+            content = {"models": found} if name is None else found[0]
+            write_json(
+                "plan models" if name is None else "plan models NAME", {"schema_version": SCHEMA_VERSION, **content}
+            )
         elif name is None:
             _print_models(names)
         else:
@@ -128,7 +131,8 @@ def profiles(
             content = _content(clusters[0])
             content |= fit_content(clusters[0]) if fit else {"facts": [asdict(fact) for fact in clusters[0].facts]}
         if as_json:
-            write_json({"schema_version": SCHEMA_VERSION, **content})
+            command = "plan profiles" if name is None else "plan profiles NAME --fit" if fit else "plan profiles NAME"
+            write_json(command, {"schema_version": SCHEMA_VERSION, **content})
         elif fit:
             print_fit(clusters[0])
         else:
@@ -151,7 +155,8 @@ def stacks(
             content: dict[str, Any] = {"stacks": [asdict(one) for one in known]}
             if name is not None:
                 content = {**asdict(known[0]), "facts": [asdict(fact) for fact in software_facts(name)]}
-            write_json({"schema_version": SCHEMA_VERSION, **content})
+            command = "plan stacks" if name is None else "plan stacks NAME"
+            write_json(command, {"schema_version": SCHEMA_VERSION, **content})
         else:
             _print_stacks(known, None if name is None else software_facts(name))
 

@@ -48,7 +48,7 @@ def make_plan(options: Options) -> None:
 def show(answer: Answer) -> None:
     """Show an answer in the form that was asked for."""
     if answer.options.as_json:
-        write_json(answer_content(answer))
+        write_json("plan", answer_content(answer))
     elif answer.options.speaks:
         print_answer(answer)
 

@@ -114,7 +114,7 @@ def _write(found: "Reported", page_file: Path | None, trace: Path | None, as_jso
             trace, json.dumps(trace_events(found.report.job, found.timeline), separators=(",", ":")) + "\n"
         )
     if as_json:
-        write_json({**content_of(found), "page": _name(page_file), "trace": _name(trace)})
+        write_json("plan report", {**content_of(found), "page": _name(page_file), "trace": _name(trace)})
         return
     if page_file is not None:
         say(f"Report written to {page_file}")

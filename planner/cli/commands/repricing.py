@@ -89,7 +89,7 @@ def _print_json(bound: "BoundPlan", before: "Plan", options: Options) -> None:
     content = plan_content(bound.plan, roles(bound), bound.plan.prediction)
     content["step_seconds_in_file"] = before.prediction.step_seconds
     content["plan_file"] = options.output
-    write_json(content)
+    write_json("plan estimate PLAN", content)
 
 
 def _print(bound: "BoundPlan", before: "Plan", options: Options) -> None:

@@ -39,11 +39,11 @@ def run(
 
     [bold]plan run tiny.json --steps 5[/bold]
 
-    [bold]plan run tiny.json --steps 100 --data package.module:dataset --shuffle --no-check[/bold]
+    [bold]plan run tiny.json --steps 100 --dataset package.module:dataset --shuffle --no-check[/bold]
 
     [bold]plan run tiny.json --steps 1000 --save runs/tiny --save-every 50 --continue --no-check[/bold]
 
-    [bold]plan run tiny.json --steps 1000 --save runs/tiny --elastic 2:4 --copies --no-check[/bold]
+    [bold]plan run tiny.json --steps 1000 --save runs/tiny --elastic 2:4 --state-replicas --no-check[/bold]
     """
     from runtime.launch.launch import launch
 

@@ -111,13 +111,13 @@ def show(
         if rank is not None:
             plan, view = verdict.bound.plan, rank_view(verdict.bound, roles(verdict.bound), rank)
             if as_json:
-                write_json(rank_content(view, plan))
+                write_json("plan show --rank", rank_content(view, plan))
             else:
                 print_rank(PlainConsole(), view, plan.mesh.names, plan.cluster.devices)
             return
         if as_json:
             content = plan_content(verdict.bound.plan, roles(verdict.bound), verdict.prediction)
-            write_json({**content, "fits": verdict.fits, "remarks": list(verdict.remarks)})
+            write_json("plan show", {**content, "fits": verdict.fits, "remarks": list(verdict.remarks)})
             return
         console = PlainConsole()
         print_plan(console, verdict.bound, roles(verdict.bound), verdict.prediction)
@@ -141,7 +141,7 @@ def verify(
             wait.phase("proving rules that were found by trial")
             _prove(plan_file, verdict, known)
         if as_json:
-            write_json(_verdict_content(verdict))
+            write_json("plan verify", _verdict_content(verdict))
         else:
             _print_verdict(verdict, carried=known.built is None)
         raise typer.Exit(0 if verdict.fits and verdict.as_stated else 1)

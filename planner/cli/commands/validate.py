@@ -64,7 +64,7 @@ def validate(
         if record is not None:
             _record(results, file, record)
         if as_json:
-            write_json(content(results, summary, seconds))
+            write_json("plan validate", content(results, summary, seconds))
         else:
             _show(results, summary, seconds)
 

@@ -116,7 +116,7 @@ def bind_prepared(plan: Plan, whole: OperatorGraph, blocks: Blocks) -> BoundPlan
     graph = one_slice(whole, plan.model.sequence_length, plan.slices)
     _check_stages(plan, blocks)
     _check_look_ups(plan, whole, blocks)
-    _check_copies(plan, graph)
+    _check_interleave(plan, graph)
     check_schedule(plan)
     if plan.slices > 1 and plan.mesh.zigzag:
         names = ", ".join(plan.mesh.axes[axis].name for axis in sorted(plan.mesh.zigzag))
@@ -232,18 +232,19 @@ def _check_look_ups(plan: Plan, graph: OperatorGraph, blocks: Blocks) -> None:
             )
 
 
-def _check_copies(plan: Plan, graph: OperatorGraph) -> None:
-    """Copies read what no other copy of the turn changes, and gather their weights one by one."""
-    copies = plan.training.copies
-    if copies > 1 and plan.training.update.by_block:
+def _check_interleave(plan: Plan, graph: OperatorGraph) -> None:
+    """Interleaved micro-batches read what none of the others changes, and gather their weights one by one."""
+    interleave = plan.training.interleave
+    if interleave > 1 and plan.training.update.by_block:
         raise PlanFileError(
-            f"training.gathers: '{plan.training.update.gathers}', but {copies} micro-batches take turns operator by"
-            " operator; write 'each', or set copies to 1"
+            f"training.gathers: '{plan.training.update.gathers}', but {interleave} micro-batches take turns operator by"
+            " operator; write 'each', or set interleave to 1"
         )
-    if copies > 1 and graph.updates:
+    if interleave > 1 and graph.updates:
+        buffer = graph.updates[0][0]
         raise PlanFileError(
-            f"training.copies: {copies} micro-batches at a time would all read buffer '{graph.updates[0][0]}' as it was"
-            " before them, which each of them changes; set copies to 1 for this model"
+            f"training.interleave: {interleave} micro-batches at a time would all read buffer '{buffer}' as it was"
+            " before them, which each of them changes; set interleave to 1 for this model"
         )
 
 

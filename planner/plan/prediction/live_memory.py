@@ -54,13 +54,16 @@ def live_memory(
     held = _Held(account=account, rows=rows)
     stages = range(rank, len(bound.plan.stages), bound.plan.pipeline)
     chunks = [_Chunk(bound=bound, cut=cut_stage(bound, stage), held=held) for stage in stages]
-    plan, copies = bound.plan, bound.plan.training.copies
-    turns = telling_micro_batches(plan) // copies
+    plan, interleave = bound.plan, bound.plan.training.interleave
+    turns = telling_micro_batches(plan) // interleave
     for turn in orders(plan.schedule, plan.pipeline, turns, plan.virtual_stages, plan.slices)[rank]:
         chunks[turn.chunk].turn(turn)
     held.let_go()
     chunks[0].end_step()
-    return {**account.at_peak, OTHER: copies * account.at_peak[OTHER]}  # copies hold alike at the same moment
+    return {
+        **account.at_peak,
+        OTHER: interleave * account.at_peak[OTHER],
+    }  # micro-batches in turn hold alike at the same moment
 
 
 Values = dict[str, Piece]

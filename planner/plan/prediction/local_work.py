@@ -39,11 +39,11 @@ def local_work(bound: BoundPlan, rank: int) -> Work:
         block = blocks.block_of(at)
         if block is None or bound.recompute_of(block) is None or bound.is_kept(at):
             continue
-        replay, copies = again[blocks.kinds[block]], bound.plan.training.copies
+        replay, interleave = again[blocks.kinds[block]], bound.plan.training.interleave
         if bound.place_of(at) < replay.works:
             found["recomputation", name] = forward
         elif bound.place_of(at) < replay.moves:  # only the last copy of a turn stops at its operands
-            found["recomputation", name] = forward * (copies - 1) / copies
+            found["recomputation", name] = forward * (interleave - 1) / interleave
     return {key: flops for key, flops in found.items() if flops}
 
 

@@ -87,7 +87,7 @@ def _assemble(
     time += [(name, -seconds) for name, seconds in under]
     if hides(cluster) or under:
         time.append((UNCOVERED, step.uncovered))
-    if plan.training.copies > 1:
+    if plan.training.interleave > 1:
         time.append((COVERED, -step.covered))
     if busiest.ahead:
         time.append((AHEAD, -m * busiest.ahead))

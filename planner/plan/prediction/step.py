@@ -85,11 +85,11 @@ class Launches:
 @dataclass(slots=True, kw_only=True)
 class PassCost:
     """Sums over one pass of a micro-batch, or of the middle one of its slices, through a chunk, in seconds. `sent` is
-    what of `waits` other copies may compute under; `operators` has for each what it sends and what else it takes, where
-    the plan has several copies. `grows` is what a slice takes more than the one before it, `transfers` what of `waits`
-    comes from the stage before, or back from the one behind. Charged all the same are of `hidden` so many seconds
-    `beside`, offloaded activations and weights on their way, and `gathered`, weights and gradients of a block on
-    theirs."""
+    what of `waits` other micro-batches may compute under; `operators` has for each what it sends and what else it
+    takes, where the plan interleaves micro-batches. `grows` is what a slice takes more than the one before it,
+    `transfers` what of `waits` comes from the stage before, or back from the one behind. Charged all the same are of
+    `hidden` so many seconds `beside`, offloaded activations and weights on their way, and `gathered`, weights and
+    gradients of a block on theirs."""
 
     work: float = 0.0
     waits: float = 0.0
@@ -127,29 +127,29 @@ class PassCost:
         """What has been sent so far, and everything else."""
         return self.sent, self.work + self.waits - self.sent
 
-    def turns(self, copies: int, slices: int, *, backward: bool = False) -> tuple[PassSeconds, ...]:
+    def turns(self, interleave: int, slices: int, *, backward: bool = False) -> tuple[PassSeconds, ...]:
         """So many micro-batches at a time, slice by slice."""
-        waits = self.waits * copies
-        if copies > 1:
+        waits = self.waits * interleave
+        if interleave > 1:
             slots = backward_slots_of(self.operators) if backward else slots_of(self.operators)
-            covered = interleaved_time(slots, 1) * copies - interleaved_time(slots, copies)
-            waits -= min(covered, self.sent * copies)
+            covered = interleaved_time(slots, 1) * interleave - interleaved_time(slots, interleave)
+            waits -= min(covered, self.sent * interleave)
         works = [self.work + (number - (slices - 1) / 2) * self.grows for number in range(slices)]
-        hidden = self.hidden * copies
-        return tuple(PassSeconds(computation=work * copies, blocking=waits, overlapped=hidden) for work in works)
+        hidden = self.hidden * interleave
+        return tuple(PassSeconds(computation=work * interleave, blocking=waits, overlapped=hidden) for work in works)
 
 
 @dataclass(slots=True, kw_only=True)
 class ChunkCost:
-    """Sums of one chunk of a rank, which takes so many `copies` a turn, in so many `slices`; `later` is the part of the
-    backward pass that has a turn of its own, where the schedule takes it apart; `reductions` and `weights` are the
-    hidden seconds once a step."""
+    """Sums of one chunk of a rank, which takes `interleave` micro-batches a turn, in so many `slices`; `later` is the
+    part of the backward pass that has a turn of its own, where the schedule takes it apart; `reductions` and `weights`
+    are the hidden seconds once a step."""
 
     blocks: int
     forward: PassCost = field(default_factory=PassCost)
     backward: PassCost = field(default_factory=PassCost)
     later: PassCost | None = None
-    copies: int = 1
+    interleave: int = 1
     slices: int = 1
     reductions: float = 0.0
     weights: float = 0.0
@@ -183,7 +183,7 @@ def step_of(
     schedule: str = "1f1b",
 ) -> StepTime:
     """The step of pipeline ranks with these chunks, which take `once` what is not hidden, under a schedule."""
-    turns = micro_batches // chunks[0][0].copies
+    turns = micro_batches // chunks[0][0].interleave
     step, own = _times([rank_seconds(*rank) for rank in zip(chunks, once, strict=True)], turns, schedule)
     charged = []
     for rank in range(len(own)):
@@ -241,8 +241,8 @@ def rank_seconds(chunks: Sequence[ChunkCost], once: Mapping[str, float]) -> Rank
         count = max(1, chunk.blocks) if chunk.reductions else 0
         timed.append(
             ChunkSeconds(
-                forward=chunk.forward.turns(chunk.copies, chunk.slices),
-                backward=chunk.backward.turns(chunk.copies, chunk.slices, backward=True),
+                forward=chunk.forward.turns(chunk.interleave, chunk.slices),
+                backward=chunk.backward.turns(chunk.interleave, chunk.slices, backward=True),
                 weight_gradient=() if chunk.later is None else chunk.later.turns(1, 1),
                 reductions=(*[chunk.reductions / count] * count, rest) if count else (rest,),
             )

@@ -93,7 +93,7 @@ class _Passes:
             one, sent = seconds.weight_gradient[event.slice], 0.0
         else:
             one, sent = seconds.backward[event.slice], cost.backward.transfers
-        received = min(one.blocking, sent * cost.copies)
+        received = min(one.blocking, sent * cost.interleave)
         return _Pass(
             received=received, work=one.computation, hidden=one.overlapped, waits=max(0.0, one.blocking - received)
         )

@@ -108,14 +108,14 @@ class Walk:
         where these are not those of the schedule. `after` each operator somebody may look at the sums so far, and at
         the bytes of each block that are there while its backward pass runs."""
         plan, operators = self.bound.plan, self.bound.operators
-        copies = plan.training.copies
+        interleave = plan.training.interleave
         held = plan.stages[rank :: plan.pipeline]
         cost = StageCost(
             chunks=[
                 ChunkCost(
                     blocks=stage.blocks,
                     later=PassCost() if plan.schedule_kind.splits_backward else None,
-                    copies=copies,
+                    interleave=interleave,
                     slices=plan.slices,
                 )
                 for stage in held
@@ -128,13 +128,13 @@ class Walk:
         own = [at for at in range(len(operators)) if self.rank_of[at] == rank]
         for at in own:
             chunk = cost.chunks[self._chunk(at)]
-            passes = [chunk.forward, chunk.backward] if copies > 1 else []
+            passes = [chunk.forward, chunk.backward] if interleave > 1 else []
             before = [one.taken for one in passes]
             self._operator(cost, at, live[self._chunk(at)], seen, at_once)
             for one, taken in zip(passes, before, strict=True):
                 one.close(taken)
             after(at, cost, at_once)
-        cost.memory["transient"] *= copies
+        cost.memory["transient"] *= interleave
         cost.memory["transient"] += self.cluster.software.buffers
         for (number, _, name), launches in cost.launches.items():
             _save(cost.chunks[number], name, launches.ahead)
@@ -150,7 +150,7 @@ class Walk:
                 )
                 if parameter.name in blocks:
                     at_once[blocks[parameter.name]] = at_once.get(blocks[parameter.name], 0.0) + nbytes
-        cost.memory["activations"] += copies * max(at_once.values(), default=0.0)
+        cost.memory["activations"] += interleave * max(at_once.values(), default=0.0)
         for number, chunk in enumerate(cost.chunks):
             cost.end_fetches(chunk, sorted({blocks[name] for name in blocks if used[name] == number}))
         cost.end_values()
@@ -274,7 +274,7 @@ class Walk:
         if again or brief:
             where = block if block is not None else AFTER
             at_once[where] = at_once.get(where, 0.0) + kept
-            cost.memory["activations"] += 0.0 if again else kept * (live - self.bound.plan.training.copies)
+            cost.memory["activations"] += 0.0 if again else kept * (live - self.bound.plan.training.interleave)
         else:
             cost.memory["activations"] += kept * live
         cost.memory["transient"] = max(cost.memory["transient"], transient)
@@ -363,7 +363,8 @@ class Walk:
         keys = sum(float(nbytes[0]) for nbytes in prices.operands[1:3])
         element = self.bound.graph.types[bound.operator.operands[1]].element_bytes
         begun = whole_in_flight(plan, self.rank_of[at])
-        cost.memory["activations"] += plan.slices * keys * (begun + plan.training.copies * max(4, element) / element)
+        gradients = plan.training.interleave * max(4, element) / element
+        cost.memory["activations"] += plan.slices * keys * (begun + gradients)
 
     def _outlives(self, at: int, name: str) -> bool:
         """Whether a block that is not recomputed keeps, as it is made, a result of the recomputed block before it."""

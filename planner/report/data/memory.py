@@ -91,7 +91,7 @@ def _rank(rank: int, one: RankDissection, cluster: Cluster, group: str) -> RankM
 
 def _curve(plan: Plan, rank: int, group: str, one: RankDissection, timeline: StepTimeline) -> Curve:
     """What is stored, and steps up and down with the micro-batches in flight."""
-    held = [nbytes * plan.training.copies for nbytes in one.held]
+    held = [nbytes * plan.training.interleave for nbytes in one.held]
     changes = []
     for span in timeline.spans:
         if span.rank == rank and span.stream == "computation":

@@ -47,7 +47,7 @@ def configuration_of(plan: Plan) -> Pinned | None:
         pipeline=plan.pipeline,
         virtual_stages=plan.virtual_stages,
         schedule=plan.schedule if piped else None,
-        copies=plan.training.copies if plan.training.copies > 1 else None,
+        interleave=plan.training.interleave if plan.training.interleave > 1 else None,
         slices=plan.slices if plan.slices > 1 else None,
         micro_batches=plan.training.micro_batches,
         mesh=plan.mesh.sizes,

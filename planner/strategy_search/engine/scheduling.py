@@ -5,7 +5,7 @@ batches, may be run in other orders of whole stages too (`COMPARED`): the judge 
 the memory that it holds, and the fastest that fits is taken. 1F1B stays where others win nothing to speak of (`WORTH`):
 they hold more. Interleaved stages are other stages, and are searched where they are asked for.
 
-Micro-batches that take turns (copies), slices of the sequence, and schedules without a flush are for those who ask for
+Interleaved micro-batches, slices of the sequence, and schedules without a flush are for those who ask for
 them: the plan that was found is taken so, and priced.
 
 Not good for: plans that another order would have divided otherwise, with fewer blocks where it holds more.
@@ -39,7 +39,7 @@ def fastest_schedule(
     interest where without any waiting it took longer than `cutoff`. Software other than ours runs what it was measured
     with."""
     plan = bound.plan
-    if plan.pipeline == 1 or plan.schedule != "1f1b" or plan.training.copies > 1 or cluster.software != PYTORCH:
+    if plan.pipeline == 1 or plan.schedule != "1f1b" or plan.training.interleave > 1 or cluster.software != PYTORCH:
         return bound
     if plan.prediction.step_seconds - dict(plan.prediction.time)[PIPELINE_BUBBLE] >= cutoff:
         return bound
@@ -59,7 +59,7 @@ def asks(pinned: Pinned) -> bool:
     """Whether anything is asked for that is decided behind the search."""
     kind = SCHEDULES[pinned.schedule or "1f1b"]
     behind = kind.sliced or not kind.flushes
-    return behind or pinned.copies not in (None, 1) or pinned.slices not in (None, 1)
+    return behind or pinned.interleave not in (None, 1) or pinned.slices not in (None, 1)
 
 
 def reorders(pinned: Pinned) -> bool:
@@ -68,18 +68,18 @@ def reorders(pinned: Pinned) -> bool:
 
 
 def as_asked(bound: BoundPlan, request: SearchRequest, cluster: Machine, limits: Sequence[Bytes]) -> BoundPlan:
-    """The same plan with the copies and slices that are asked for, or the fastest number of them that fits, and without
-    a flush where that is asked for; on ranks whose devices may use so many bytes. Where nothing fits the leanest is
-    returned.
+    """The same plan with the interleaving and slices that are asked for, or the fastest number of them that fits, and
+    without a flush where that is asked for; on ranks whose devices may use so many bytes. Where nothing fits the
+    leanest is returned.
 
     Raises RequestError, with the numbers, where the plan cannot be taken so.
     """
     plan, pinned = bound.plan, request.pinned
     found, refusal = list[BoundPlan](), None
-    for copies in _asked(pinned.copies, plan.training.micro_batches):
+    for interleave in _asked(pinned.interleave, plan.training.micro_batches):
         for slices in _asked(pinned.slices, plan.model.sequence_length or 1):
             schedule = SLICED if slices > 1 else pinned.schedule or plan.schedule
-            training = replace(plan.training, copies=copies)
+            training = replace(plan.training, interleave=interleave)
             other = replace(plan, training=training, slices=slices, schedule=schedule)
             try:
                 again = bind(other, request.graph, request.batch)

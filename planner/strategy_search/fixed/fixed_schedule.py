@@ -26,13 +26,13 @@ _ENDLESS = 1e18  # bytes
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """In which order a model is run: blocks of every stage, virtual ones too, in the order of the model; and what
-    `Plan` says of schedule, slices and copies."""
+    `Plan` says of schedule, slices and interleave."""
 
     stages: tuple[int, ...]
     virtual_stages: int = 1
     schedule: str = "1f1b"
     slices: int = 1
-    copies: int = 1
+    interleave: int = 1
 
 
 def without_limits(request: SearchRequest) -> BoundPlan:
@@ -62,7 +62,7 @@ def arranged(request: SearchRequest, plan: Plan, order: Order, groups: tuple[Gro
         virtual_stages=order.virtual_stages,
         schedule=order.schedule,
         slices=order.slices,
-        training=replace(plan.training, copies=order.copies),
+        training=replace(plan.training, interleave=order.interleave),
         groups=groups,
         provenance=replace(plan.provenance, search="by hand", status="feasible", gap=1.0),
     )

@@ -45,7 +45,7 @@ class Usual:
     stages: tuple[int, ...]
     virtual_stages: int = 1
     schedule: str = "1f1b"
-    copies: int = 1
+    interleave: int = 1
     slices: int = 1
     vocabulary: bool = True
     full: tuple[int, ...]
@@ -66,7 +66,7 @@ def usual_plan(request: SearchRequest, usual: Usual) -> BoundPlan:
         virtual_stages=usual.virtual_stages,
         schedule=usual.schedule,
         slices=usual.slices,
-        copies=usual.copies,
+        interleave=usual.interleave,
     )
     return arranged(request, found.plan, order, _groups(found, usual))
 

@@ -12,7 +12,7 @@ from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import ContextBy, Pinned, Running, context_splits
 
 _DEGREES = ("pipeline", "data", "context", "ulysses", "tensor", "expert", "replicas", "micro_batch", "micro_batches")
-_SEARCHED = ("virtual_stages", "copies", "slices")  # where 0 has them searched
+_SEARCHED = ("virtual_stages", "interleave", "slices")  # where 0 has them searched
 
 
 def check_pinned(pinned: Pinned) -> None:
@@ -58,7 +58,7 @@ def check_turns(request: SearchRequest) -> None:
             pipeline=pipeline,
             virtual_stages=virtual or None,
             slices=1 if pinned.slices is None else pinned.slices or None,
-            copies=1 if pinned.copies is None else pinned.copies or None,
+            interleave=1 if pinned.interleave is None else pinned.interleave or None,
             micro_batches=pinned.micro_batches,
             global_batch=request.global_batch,
             clip_norm=request.update.clip_norm,

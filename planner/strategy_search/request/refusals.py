@@ -21,7 +21,7 @@ from planner.strategy_search.request.space import Configuration, Pinned, configu
 from planner.strategy_search.request.template import Template
 
 _DEGREES = ("pipeline", "data", "context", "tensor")
-_NUMBERS = (*_DEGREES, "expert", "replicas", "micro_batches", "micro_batch", "copies", "virtual_stages", "slices")
+_NUMBERS = (*_DEGREES, "expert", "replicas", "micro_batches", "micro_batch", "interleave", "virtual_stages", "slices")
 _MOST_TRIED = 4096  # numbers that are tried of an option
 
 
@@ -185,21 +185,21 @@ def _samples(request: SearchRequest, template: Template) -> Clash | None:
 
 def _copies(request: SearchRequest, template: Template) -> Clash | None:
     pinned, batch = request.pinned, request.global_batch
-    copies, data = pinned.copies or 1, pinned.data or 1
-    if copies == 1:
+    interleave, data = pinned.interleave or 1, pinned.data or 1
+    if interleave == 1:
         return None
     if pinned.micro_batch is not None:
         parts = batch // (pinned.micro_batch * data)
-        if parts % copies:
+        if parts % interleave:
             text = (
-                f"copies = {copies} does not divide the number of micro-batches, {parts}, that micro_batch ="
+                f"interleave = {interleave} does not divide the number of micro-batches, {parts}, that micro_batch ="
                 f" {pinned.micro_batch} makes of the global batch {batch}"
             )
-            return Clash(text=text, options=("copies", "micro_batch", "global_batch"))
-    if batch // data % copies:
+            return Clash(text=text, options=("interleave", "micro_batch", "global_batch"))
+    if batch // data % interleave:
         groups = f" for each of data = {data}" if data > 1 else ""
-        text = f"copies = {copies} does not divide any number of micro-batches of the global batch {batch}{groups}"
-        return Clash(text=text, options=("copies", "data", "global_batch"))
+        text = f"interleave = {interleave} divides no number of micro-batches of the global batch {batch}{groups}"
+        return Clash(text=text, options=("interleave", "data", "global_batch"))
     return None
 
 
@@ -260,7 +260,7 @@ def _tried(request: SearchRequest, template: Template, name: str) -> tuple[int, 
     """The value of an option, and the same request with others; none where it is not given."""
     pinned, devices, batch = request.pinned, request.cluster.devices, request.global_batch
     if name == "global_batch":
-        rounds = (pinned.copies or 1) * (pinned.pipeline or 1 if pinned.virtual_stages else 1)
+        rounds = (pinned.interleave or 1) * (pinned.pipeline or 1 if pinned.virtual_stages else 1)
         step = (pinned.data or 1) * (pinned.micro_batch or 1) * (pinned.micro_batches or rounds)
         return batch, [(number, replace(request, global_batch=number)) for number in multiples(batch, step)]
     if name == "mesh":
@@ -269,7 +269,7 @@ def _tried(request: SearchRequest, template: Template, name: str) -> tuple[int, 
     value = getattr(pinned, name)
     if not value:
         return 0, []
-    numbers: tuple[int, ...] = divisors(batch) if name in ("micro_batches", "micro_batch", "copies") else ()
+    numbers: tuple[int, ...] = divisors(batch) if name in ("micro_batches", "micro_batch", "interleave") else ()
     if name in _DEGREES:
         numbers = divisors(devices)
     elif name == "replicas":

@@ -179,10 +179,10 @@ def _check_offload(request: SearchRequest) -> None:
     fault = offload_fault(request.optimizer if states else "", request.pinned.schedule) if asked != NOTHING else None
     if fault is not None:
         raise RequestError(f"offload: {fault}; leave --offload out, or take another optimizer or schedule")
-    if request.update.by_block and (request.pinned.copies or 0) > 1:
+    if request.update.by_block and (request.pinned.interleave or 0) > 1:
         raise RequestError(
-            f"gathers: weights of a block are not gathered together where {request.pinned.copies} micro-batches take"
-            " turns; leave --copies out, or gather them one by one"
+            f"gathers: weights of a block are not gathered together where {request.pinned.interleave} micro-batches"
+            " take turns; leave --interleave out, or gather them one by one"
         )
     _check_activations(request.pinned, request.update)
 

@@ -88,7 +88,8 @@ class Pinned:
             search choose.
         schedule: the order in which pipeline ranks take their turns. None compares those of whole stages, or takes
             interleaved 1F1B where `virtual_stages` asks for it.
-        copies: micro-batches that a rank takes at a time, operator by operator in turn. None means 1; 0 lets the search
+        interleave: micro-batches that a rank takes at a time, operator by operator in turn. None means 1; 0 lets the
+        search
             choose.
         slices: parts of the sequence that a stage takes one after the other ("seqpipe"). None means 1; 0 lets the
             search choose.
@@ -120,7 +121,7 @@ class Pinned:
     pipeline: int | None = None
     virtual_stages: int | None = None
     schedule: str | None = None
-    copies: int | None = None
+    interleave: int | None = None
     slices: int | None = None
     data: int | None = None
     context: int | None = None
@@ -220,7 +221,7 @@ def configurations(template: Template, devices: int, global_batch: int, pinned: 
                     continue
                 if roles and global_batch // micro_batches % degree:
                     continue
-                if micro_batches % (pinned.copies or 1) or (pipeline > 1 and pipeline * micro_batches > PASSES):
+                if micro_batches % (pinned.interleave or 1) or (pipeline > 1 and pipeline * micro_batches > PASSES):
                     continue
                 if pinned.schedule == "pipedream_2bw" and micro_batches < pipeline:
                     continue
@@ -249,7 +250,7 @@ def _virtual_stages(template: Template, pipeline: int, micro_batches: int, pinne
     if wanted == 1 or pipeline == 1 or (wanted == 0 and pinned.schedule not in (None, INTERLEAVED)):
         return (1,) if wanted in (0, 1) else ()
     blocks, possible = template.blocks.count, [1]
-    if blocks % pipeline == 0 and micro_batches % (pipeline * (pinned.copies or 1)) == 0:
+    if blocks % pipeline == 0 and micro_batches % (pipeline * (pinned.interleave or 1)) == 0:
         possible += [v for v in divisors(blocks // pipeline)[1:] if _equal(template.blocks.kinds, pipeline * v)]
     return tuple(v for v in possible if wanted in (0, v) and not (interleaved and v == 1))
 

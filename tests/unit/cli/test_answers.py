@@ -11,12 +11,14 @@ import typer
 from typer.testing import CliRunner
 
 from planner.cli.main import app
+from planner.cli.schemas import ANSWERS, json_schema
+from planner.cli.schemas.errors import Refused
 from runtime.processes.progress import NoticeReport, RestartReport, RunSummary, StepReport, content_of
 from runtime.processes.stragglers import SlowRank
-from tests.unit.cli.answers import ANSWERS, COMMAND, PATH, Refused, content
 from tests.unit.runtime.checkpoint_states import write_model
 from tests.unit.validation.runs import row, write
 
+PATH = Path(__file__).parents[3] / "docs" / "json-schema.json"
 TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "2", "--global-batch", "8")
 TO_MEGATRON = ("--to", "megatron", "--approximate")
 
@@ -147,7 +149,8 @@ def _has_json(command: Any) -> bool:
 
 
 def test_the_document_is_what_the_command_writes() -> None:
-    assert PATH.read_text(encoding="utf-8") == content(), f"docs/json-schema.json is out of date; run {COMMAND}"
+    command = "python -m planner.cli.schemas docs/json-schema.json"
+    assert PATH.read_text(encoding="utf-8") == json_schema(), f"docs/json-schema.json is out of date; run {command}"
     with pytest.raises(ValueError, match="schema_version"):
         Refused.model_validate({"error": {"kind": "bad input", "message": ""}})
 

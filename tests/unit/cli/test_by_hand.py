@@ -38,18 +38,18 @@ def test_zero(plan: Any, zero: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("options", "chosen"),
     [
-        (("--copies", "2"), ("1f1b", 1, 2)),
+        (("--interleave", "2"), ("1f1b", 1, 2)),
         (("--slices", "4"), ("seqpipe", 4, 1)),
-        (("--schedule", "seqpipe", "--slices", "2", "--copies", "2"), ("seqpipe", 2, 2)),
+        (("--schedule", "seqpipe", "--slices", "2", "--interleave", "2"), ("seqpipe", 2, 2)),
         (("--schedule", "pipedream_2bw"), ("pipedream_2bw", 1, 1)),
         (("--schedule", "pipedream"), ("pipedream", 1, 1)),
     ],
 )
 def test_what_is_decided_behind_the_search(plan: Any, here: Path, options: tuple[str, ...], chosen: Any) -> None:
     content = plan.json(*TINY, "--pipeline", "2", "--mesh", "2", "--micro-batches", "4", *options, "-o", "plan.json")
-    assert (content["schedule"], content["slices"], content["copies"]) == chosen
+    assert (content["schedule"], content["slices"], content["interleave"]) == chosen
     kept = load_plan(here / "plan.json")
-    assert (kept.schedule, kept.slices, kept.training.copies) == chosen
+    assert (kept.schedule, kept.slices, kept.training.interleave) == chosen
     assert kept.prediction.step_seconds == content["step_seconds"]
 
 
@@ -62,8 +62,8 @@ def test_what_is_decided_behind_the_search(plan: Any, here: Path, options: tuple
             ("--slices", "3", "--pipeline", "2"),
             "3 do not divide a sequence of 128; the nearest legal values are 2 and 4",
         ),
-        (("--copies", "2", "--schedule", "zb_h1"), "copies = 2 is not for schedule = zb_h1"),
-        (("--copies", "some"), "--copies 'some' is neither a number"),
+        (("--interleave", "2", "--schedule", "zb_h1"), "interleave = 2 is not for schedule = zb_h1"),
+        (("--interleave", "some"), "--interleave 'some' is neither a number"),
     ],
 )
 def test_what_cannot_be_taken_so_is_refused(plan: Any, options: tuple[str, ...], message: str) -> None:

@@ -11,7 +11,7 @@ from planner.cli.folders import write_folder
 from planner.errors import RequestError
 
 FILES = {"launch.sh": "echo é\n", "train.toml": "a = 1\n"}
-CONTENT = {"schema_version": 2, "engine": "torchtitan", "about": "x", "model": "llama8b", "step_seconds": 0.1 + 0.2}
+CONTENT = {"schema_version": 3, "engine": "torchtitan", "about": "x", "model": "llama8b", "step_seconds": 0.1 + 0.2}
 RECORD = "export.json"
 
 

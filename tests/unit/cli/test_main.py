@@ -160,11 +160,11 @@ def test_the_main_job_as_json(folder: Path) -> None:
         "global_batch", "precision", "optimizer", "update", "step_seconds", "objective_seconds", "low_seconds",
         "high_seconds", "peak_bytes", "capacity_bytes",
         "tokens_per_second_per_device", "samples_per_second", "model_flops_utilisation", "degrees",
-        "virtual_stages", "schedule", "slices", "copies", "sequence_parallel", "optimizer_sharding", "micro_batches",
-        "recomputation", "offload", "mesh",
+        "virtual_stages", "schedule", "slices", "interleave", "sequence_parallel", "optimizer_sharding",
+        "micro_batches", "recomputation", "offload", "mesh",
         "time_seconds", "memory_bytes", "offloaded_bytes", "objective", "search", "plans", "explanation", "plan_file",
     ]  # fmt: skip
-    assert content["schema_version"] == 2
+    assert content["schema_version"] == 3
     assert (content["model"], content["hardware"], content["devices"]) == ("llama-tiny", "cpu", 4)
     assert (content["global_batch"], content["precision"], content["sequence_length"]) == (16, "fp32", 128)
     assert sum(content["time_seconds"].values()) == pytest.approx(content["step_seconds"])

@@ -134,7 +134,7 @@ CASES: tuple[tuple[str, tuple[object, ...]], ...] = (
     (f"{TINY} --memory-limit 0", ("--memory-limit", 0, 0, "64GiB")),
     (f"{TINY} --planner-memory much", ("--planner-memory", "much", "64GiB")),
     (f"{TINY} --virtual-stages many", ("--virtual-stages", "many", 1, "auto")),
-    (f"{TINY} --copies -1", ("--copies", -1, 1, "auto")),
+    (f"{TINY} --interleave -1", ("--interleave", -1, 1, "auto")),
     (f"{TINY} --mesh 2y1", ("--mesh", "2y1", "8x4")),
     (f"{TINY} --buckets 25XB", ("--buckets", "25XB", "25MiB")),
     (f"{TINY} --cluster node=2x", ("--cluster", "node=2x", "node=8@300,cluster@25/2")),

@@ -89,7 +89,7 @@ def descriptions(draw: st.DrawFn, model: str) -> Description:
         vocabulary_parallel=tensor == 1 or draw(st.booleans()),
         micro_batch=draw(powers),
         micro_batches=draw(st.sampled_from((4, 8))),
-        copies=draw(st.sampled_from((1, 2))),
+        interleave=draw(st.sampled_from((1, 2))),
         full=tuple(full),
         selective=tuple(selective),
         kept=draw(st.sampled_from(kept)) if any(selective) else Kept(),

@@ -74,7 +74,7 @@ def test_what_an_engine_says_is_read_back(engine: str, model: str, data: st.Data
 @pytest.mark.parametrize("engine", TARGETS)
 def test_losses_lead_from_one_description_to_the_next(engine: str) -> None:
     description = replace(
-        PLAIN, schedule="zb_h1", copies=2, full=(3, 0), update=Update(buckets="none", gradient_dtype="parameter")
+        PLAIN, schedule="zb_h1", interleave=2, full=(3, 0), update=Update(buckets="none", gradient_dtype="parameter")
     )
     if engine == "accelerate":  # which has no pipelines
         description = replace(description, layers=(80,), schedule="1f1b", full=(3,), selective=(0,))

@@ -273,5 +273,5 @@ def test_what_is_no_file_of_tokens(tmp_path: Path, name: str, content: Any, fact
         np.save(path, content)
     with refused(RequestError, path, *facts):
         runtime.TokensDataset(path, 5)
-    with refused(RequestError, f"--data {path}"):
+    with refused(RequestError, f"--dataset {path}"):
         load_dataset(str(path))

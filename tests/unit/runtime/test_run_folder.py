@@ -19,7 +19,7 @@ from runtime.checkpoint.folder import RunFolder, checkpoints, name_of, part_of
 from runtime.checkpoint.opening import open_run
 from runtime.launch.holding import holding_folder
 from runtime.recovery.replica_folder import holding, open_replicas, replicas_of, sweep
-from runtime.recovery.state_replicas import Copies
+from runtime.recovery.state_replicas import StateReplicas
 from runtime.run_folder import owned
 from runtime.run_folder.identity import RECORD, Origin, own_record, read_record
 from runtime.run_folder.lock import LOCK, Lock, held
@@ -453,7 +453,7 @@ def test_a_link_in_the_place_of_replicas_is_refused(memory: Path, tmp_path: Path
     (victim / "step-000001.rank-00000.json").write_text("years of work")
     replicas_of(A).symlink_to(victim)
     with refused(CheckpointError, replicas_of(A)):
-        Copies(A)
+        StateReplicas(A)
     with holding(A, wanted=False):
         pass
     assert [path.name for path in victim.iterdir()] == ["step-000001.rank-00000.json"]
@@ -462,7 +462,7 @@ def test_a_link_in_the_place_of_replicas_is_refused(memory: Path, tmp_path: Path
 @pytest.mark.parametrize("end", ["return", "error", "interrupt", "SIGTERM", "SIGHUP"])
 def test_memory_and_lock_are_given_up_at_every_end(end: str, memory: Path, tmp_path: Path) -> None:
     ends = {"error": ValueError, "interrupt": KeyboardInterrupt, "SIGTERM": StoppedError, "SIGHUP": StoppedError}
-    settings = RunSettings(save=str(tmp_path / "runs"), copies=True)
+    settings = RunSettings(save=str(tmp_path / "runs"), state_replicas=True)
 
     def run() -> None:
         with holding_folder(settings, lambda report: None) as given:

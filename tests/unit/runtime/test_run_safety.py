@@ -55,7 +55,7 @@ def of_run(folder: Path, *steps: int) -> None:
 
 def ended(folder: Path, **settings: object) -> RunCheckpoints:
     """A run with copies in memory, to its end."""
-    given = RunSettings(save=str(folder), copies=True, check=False, **settings)  # type: ignore[arg-type]
+    given = RunSettings(save=str(folder), state_replicas=True, check=False, **settings)  # type: ignore[arg-type]
     run = RunCheckpoints(given, lambda what: None)
     run.wait()
     return run

@@ -18,7 +18,7 @@ from tests.distributed import plans
 from tests.refusals import refused
 
 OTHER = RunSettings(
-    steps=7, seed=3, check=False, model="a.b:c", data="d:e", shuffle=True, full_batch=False, workers=2, timeout=1.5,
+    steps=7, seed=3, check=False, model="a.b:c", dataset="d:e", shuffle=True, full_batch=False, workers=2, timeout=1.5,
     on_nonfinite="skip", on_spike="stop", spike_factor=3.0, spike_window=5, rollbacks=2, general=True,
     save="runs/a b", save_every=5, keep=2, resume="c", go_on=True, weights="d", cast=True,
     compile=True, listen="10.0.0.0/24",
@@ -65,8 +65,8 @@ def offered(command: Callable[..., None]) -> set[str]:
         ({"steps": 0}, ("--steps 0", 1)),
         ({"timeout": 0.0}, ("--timeout 0", 0)),
         ({"listen": "eth77"}, ("--listen eth77", "lo")),
-        ({"workers": 2}, ("--workers", "--data package.module:factory")),
-        ({"full_batch": False}, ("--own-samples", "--data package.module:factory")),
+        ({"workers": 2}, ("--workers", "--dataset package.module:factory")),
+        ({"full_batch": False}, ("--own-samples", "--dataset package.module:factory")),
         ({"on_spike": "skp"}, ("--on-spike", "skp", "skip")),
         ({"on_nonfinite": "rollback", "rollbacks": 0}, ("--rollbacks 0", 1)),
         ({"keep": 0}, ("--keep 0", 1)),

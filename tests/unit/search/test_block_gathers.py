@@ -142,10 +142,10 @@ def test_auto_takes_the_fastest_way_that_fits(zero: int) -> None:
 
 def test_auto_leaves_out_what_cannot_be() -> None:
     update = Update(buckets="none", gathers="auto")
-    found = search(request_of("llama-4", cluster_of("cpu", 2), 16, pinned=Pinned(copies=2), update=update)).plan
-    assert (found.training.copies, found.training.update.gathers) == (2, "each")
+    found = search(request_of("llama-4", cluster_of("cpu", 2), 16, pinned=Pinned(interleave=2), update=update)).plan
+    assert (found.training.interleave, found.training.update.gathers) == (2, "each")
 
 
 def test_copies_take_their_weights_one_by_one() -> None:
-    with refused(RequestError, "gathers", 2, "--copies"):
-        request_of("llama-4", cluster_of("cpu", 2), 16, pinned=Pinned(copies=2), update=TOGETHER)
+    with refused(RequestError, "gathers", 2, "--interleave"):
+        request_of("llama-4", cluster_of("cpu", 2), 16, pinned=Pinned(interleave=2), update=TOGETHER)

@@ -159,27 +159,28 @@ REFUSALS = [
     ),
     # copies
     Refusal(
-        asked={"copies": 3, "pipeline": 2},
-        words="copies = 3 does not divide any number of micro-batches of the global batch 16",
-        near={"copies": (2, 4), "global_batch": (15, 18)},
+        asked={"interleave": 3, "pipeline": 2},
+        words="interleave = 3 divides no number of micro-batches of the global batch 16",
+        near={"interleave": (2, 4), "global_batch": (15, 18)},
     ),
     Refusal(
-        asked={"copies": 3, "micro_batches": 4},
-        words="copies = 3 does not divide micro_batches = 4; the nearest legal values are 2 and 4",
+        asked={"interleave": 3, "micro_batches": 4},
+        words="interleave = 3 does not divide micro_batches = 4; the nearest legal values are 2 and 4",
     ),
     Refusal(
-        asked={"copies": 4, "micro_batch": 8},
-        words="copies = 4 does not divide the number of micro-batches, 2, that micro_batch = 8 makes of the global",
-        near={"copies": (2,), "micro_batch": (4,), "global_batch": (32,)},
+        asked={"interleave": 4, "micro_batch": 8},
+        words="interleave = 4 does not divide the number of micro-batches, 2, that micro_batch = 8 makes of the global",
+        near={"interleave": (2,), "micro_batch": (4,), "global_batch": (32,)},
     ),
     Refusal(
-        asked={"copies": 8, "data": 4},
-        words="copies = 8 does not divide any number of micro-batches of the global batch 16 for each of data = 4",
-        near={"copies": (4,), "data": (2,), "global_batch": (32,)},
+        asked={"interleave": 8, "data": 4},
+        words="interleave = 8 divides no number of micro-batches of the global batch 16 for each of data = 4",
+        near={"interleave": (4,), "data": (2,), "global_batch": (32,)},
     ),
     Refusal(
-        asked={"copies": 2, "schedule": "zb_h1"},
-        words="copies = 2 is not for schedule = zb_h1, which takes its backward pass apart; take copies = 1, or 1f1b",
+        asked={"interleave": 2, "schedule": "zb_h1"},
+        words="interleave = 2 is not for schedule = zb_h1, which takes its backward pass apart; take interleave"
+        " = 1, or 1f1b",
     ),
     # slices
     Refusal(

@@ -1,0 +1,66 @@
+"""The form of everything that `--json` prints, command by command. Answers are checked against it as they are written.
+
+python -m planner.cli.schemas PATH     writes the JSON Schema of all of them; docs/json-schema.json is that
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from planner.cli.schemas.comparisons import Audit, Diff, Explained, ExplainedNames, Reported, Validated
+from planner.cli.schemas.errors import Refused
+from planner.cli.schemas.lists import Calibrated, Fitted, Model, Models, Profile, Profiles, Stack, Stacks
+from planner.cli.schemas.plans import Answer, Exported, Imported, Repriced, Shown, ShownRank, Verified
+from planner.cli.schemas.runs import Adopted, Inspected, Run, VerifiedCheckpoint, Written
+
+ANSWERS: dict[str, type[BaseModel]] = {
+    "plan": Answer,
+    "plan estimate": Answer,
+    "plan estimate PLAN": Repriced,
+    "plan diff": Diff,
+    "plan explain PLAN": Explained,
+    "plan explain PLAN NAME": ExplainedNames,
+    "plan show": Shown,
+    "plan show --rank": ShownRank,
+    "plan verify": Verified,
+    "plan audit": Audit,
+    "plan validate": Validated,
+    "plan run": Run,
+    "plan models": Models,
+    "plan models NAME": Model,
+    "plan profiles": Profiles,
+    "plan profiles NAME": Profile,
+    "plan profiles NAME --fit": Fitted,
+    "plan export": Exported,
+    "plan import": Imported,
+    "plan report": Reported,
+    "plan stacks": Stacks,
+    "plan stacks NAME": Stack,
+    "plan calibrate": Calibrated,
+    "plan fit": Calibrated,
+    "plan checkpoint adopt": Adopted,
+    "plan checkpoint inspect": Inspected,
+    "plan checkpoint verify": VerifiedCheckpoint,
+    "plan checkpoint convert": Written,
+    "plan checkpoint merge": Written,
+    "error": Refused,
+}
+
+
+def answer_text(command: str, content: Mapping[str, Any], *, indent: int | None = 1) -> str:
+    """An answer as JSON. Raises pydantic.ValidationError where it has not the form that is stated: a fault of ours."""
+    text = json.dumps(content, indent=indent, allow_nan=False)
+    ANSWERS[command].model_validate_json(text)
+    return text
+
+
+def json_schema() -> str:
+    """The document: for each command the JSON Schema of its answer, and what the schemas share."""
+    known = set(ANSWERS.values())
+    ordered = sorted(known, key=lambda model: model.__name__)
+    places, shared = models_json_schema([(model, "serialization") for model in ordered])
+    answers = {name: places[model, "serialization"] for name, model in ANSWERS.items()}
+    return json.dumps({"answers": answers, **shared}, indent=1, sort_keys=True) + "\n"

@@ -1,0 +1,174 @@
+"""What `plan diff`, `explain`, `report`, `audit` and `validate` find."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from planner.cli.schemas.form import Number, Strict, Text
+from planner.cli.schemas.lists import Collective
+
+
+class End(Strict):
+    plan_file: str
+    step_seconds: float
+    peak_bytes: float
+    capacity_bytes: float
+
+
+class Item(Strict):
+    name: str
+    first: str
+    second: str
+
+
+class Difference(Item):
+    items: list[Item]
+
+
+class DiffStep(Strict):
+    differences: list[Difference]
+    difference_seconds: float
+    difference_bytes: float
+    step_seconds_before: float
+    step_seconds_after: float
+    peak_bytes_before: float
+    peak_bytes_after: float
+    fits: bool
+
+
+class Diff(Strict):
+    """`plan diff`."""
+
+    schema_version: Literal[3]
+    first: End
+    second: End
+    difference_seconds: float
+    difference_bytes: float
+    steps: list[DiffStep]
+    stopped: bool
+
+
+class Outcome(Strict):
+    step_seconds: Number
+    peak_bytes: Number
+    samples_per_second: Number
+    why: Text
+
+
+class Sensitivity(Strict):
+    name: str
+    change: str
+    devices: int
+    sequence_length: int | None
+    kept: Outcome
+    searched: Outcome | None
+
+
+class Binding(Strict):
+    seconds: dict[str, float]
+    free_bytes: float
+    slowest_rank: int
+    fullest_rank: int
+
+
+class Explained(Strict):
+    """`plan explain PLAN`."""
+
+    schema_version: Literal[3]
+    step_seconds: float
+    peak_bytes: float
+    capacity_bytes: float
+    stopped: bool
+    explanation: Binding
+    sensitivities: list[Sensitivity]
+
+
+class Alternative(Strict):
+    choice: str
+    chosen: bool
+    step_seconds: Number
+    peak_bytes: Number
+    fits: bool
+    why: Text
+    around: Outcome | None
+
+
+class Subject(Strict):
+    name: str
+    kind: Literal["operator", "parameter"]
+    count: int
+    choices: list[Alternative]
+
+
+class ExplainedNames(Strict):
+    """`plan explain PLAN NAME`."""
+
+    schema_version: Literal[3]
+    step_seconds: float
+    peak_bytes: float
+    capacity_bytes: float
+    stopped: bool
+    subjects: list[Subject]
+
+
+class Product(Strict):
+    phase: str
+    operator: str
+    predicted: float
+    emitted: float
+
+
+class AuditedStage(Strict):
+    stage: int
+    rank: int
+    agrees: bool
+    collectives: list[Collective]
+    products: list[Product]
+    live_bytes: dict[str, float]
+    predicted_live_bytes: dict[str, float]
+    stated_bytes: float
+
+
+class Audit(Strict):
+    """`plan audit`."""
+
+    schema_version: Literal[3]
+    agrees: bool
+    stages: list[AuditedStage]
+
+
+class Row(Strict):
+    id: str
+    source: Text
+    profile: Text
+    rank_group: Text
+    tier: Text
+    flag: Text
+    measured_seconds: Number
+    predicted_seconds: Number
+    low_seconds: Number
+    high_seconds: Number
+    measured_peak_bytes: Number
+    predicted_peak_bytes: Number
+    feasible: bool | None
+    notes: list[str]
+    error: Text
+
+
+class Validated(Strict):
+    """`plan validate`."""
+
+    schema_version: Literal[1]
+    rows: list[Row]
+    summary: dict[str, Any]
+
+
+class Reported(BaseModel):
+    """`plan report`; the other keys are what the page shows."""
+
+    schema_version: Literal[3]
+    model: str
+    prediction: dict[str, Any]
+    remarks: list[str]
+    page: Text
+    trace: Text
