@@ -137,7 +137,7 @@ def _export_operators(
     write_folder(output, files, MARKER, content)
     names = sorted((*files, MARKER))
     if as_json:
-        write_json("plan export", {**content, "folder": str(output), "files": names})
+        write_json("plan export OPERATORS", {**content, "folder": str(output), "files": names})
     else:
         say(f"{plan.model.reference} for {target.about}\nWritten to {output}: {', '.join(names)}")
 

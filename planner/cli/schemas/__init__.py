@@ -1,6 +1,6 @@
 """The form of everything that `--json` prints, command by command. Answers are checked against it as they are written.
 
-python -m planner.cli.schemas PATH     writes the JSON Schema of all of them; docs/json-schema.json is that
+    python -m planner.cli.schemas PATH     writes the JSON Schema of all of them; docs/json-schema.json is that
 """
 
 import json
@@ -13,8 +13,19 @@ from pydantic.json_schema import models_json_schema
 from planner.cli.schemas.comparisons import Audit, Diff, Explained, ExplainedNames, Reported, Validated
 from planner.cli.schemas.errors import Refused
 from planner.cli.schemas.lists import Calibrated, Fitted, Model, Models, Profile, Profiles, Stack, Stacks
-from planner.cli.schemas.plans import Answer, Exported, Imported, Repriced, Shown, ShownRank, Verified
+from planner.cli.schemas.plans import (
+    Answer,
+    Exported,
+    ExportedOperators,
+    Imported,
+    Repriced,
+    Shown,
+    ShownRank,
+    Verified,
+)
 from planner.cli.schemas.runs import Adopted, Inspected, Run, VerifiedCheckpoint, Written
+
+__all__ = ["ANSWERS", "answer_text", "json_schema"]
 
 ANSWERS: dict[str, type[BaseModel]] = {
     "plan": Answer,
@@ -35,6 +46,7 @@ ANSWERS: dict[str, type[BaseModel]] = {
     "plan profiles NAME": Profile,
     "plan profiles NAME --fit": Fitted,
     "plan export": Exported,
+    "plan export OPERATORS": ExportedOperators,
     "plan import": Imported,
     "plan report": Reported,
     "plan stacks": Stacks,

@@ -17,7 +17,7 @@ class Advice(Strict):
 
 
 class Refusal(Strict):
-    kind: Literal["bad input", "infeasible", "run broke down", "interrupted"]
+    kind: Literal["bad input", "infeasible", "limit reached", "run broke down", "interrupted"]
     message: str
     missing_bytes: Number = None
     needed_bytes: Number = None

@@ -255,6 +255,29 @@ class Exported(Strict):
     files: list[str]
 
 
+class BlocksRunAlike(Strict):
+    blocks: int
+    recomputation: str
+    kept: list[str]
+
+
+class ExportedOperators(Strict):
+    """For engines that take the strategy of every operator. `training` is the section of the plan file."""
+
+    schema_version: Literal[3]
+    engine: str
+    about: str
+    model: str
+    devices: int
+    sequence_length: int | None
+    training: dict[str, Any]
+    schedule: str
+    slices: int
+    blocks: list[BlocksRunAlike]
+    folder: str
+    files: list[str]
+
+
 class Imported(PlanContent):
     """`plan import`."""
 

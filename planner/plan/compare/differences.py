@@ -318,7 +318,7 @@ def _written(write: Callable[[Plan, Mapping[str, Choice]], Plan], chosen: Mappin
 
 def _scheduled(start: Plan, end: Plan) -> Iterator[_Change]:
     """Micro-batches, the order of turns, and how blocks are divided over stages."""
-    for field in ("micro_batches", "copies"):
+    for field in ("micro_batches", "interleave"):
         one, other = getattr(start.training, field), getattr(end.training, field)
         if one != other:
             difference = Difference(name=field.replace("_", "-"), here=str(one), there=str(other))

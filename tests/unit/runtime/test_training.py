@@ -49,7 +49,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     def runs(steps: int, folder: str) -> tuple[list[StepReport], RunSummary]:
         settings = RunSettings(
             steps=steps, model="given_by_a_test:build", save=str(tmp_path / folder), save_every=1, keep=9, go_on=True,
-            data="given_by_a_test:rows", on_nonfinite="skip",
+            dataset="given_by_a_test:rows", on_nonfinite="skip",
         )  # fmt: skip
         *reports, summary = train(plan, settings)
         assert isinstance(summary, RunSummary)

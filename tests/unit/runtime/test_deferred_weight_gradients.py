@@ -7,14 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from runtime.executor.deferred_weight_gradients import PutOff
+from runtime.executor.deferred_weight_gradients import DeferredGradients
 
 
 def instruction(index: int, shape: tuple[int, ...]) -> SimpleNamespace:
     return SimpleNamespace(index=index, repeated=True, results=(("y", shape),))
 
 
-def network(deferred_weight_gradients: PutOff | None, x: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
+def network(
+    deferred_weight_gradients: DeferredGradients | None, x: torch.Tensor, weights: list[torch.Tensor]
+) -> torch.Tensor:
     for index, weight in enumerate(weights):
         operands = [x, weight, weight.sum(1)]
         if deferred_weight_gradients is None:
@@ -39,7 +41,7 @@ def test_the_turns_of_a_backward_pass(again: bool) -> None:
     network(None, x, weights).backward()
     wanted = [x.grad, *(weight.grad for weight in weights)]
     x, weights = leaves()
-    deferred_weight_gradients = PutOff()
+    deferred_weight_gradients = DeferredGradients()
     loss = (
         checkpoint(network, deferred_weight_gradients, x, weights, use_reentrant=False)
         if again
@@ -57,7 +59,7 @@ def test_the_turns_of_a_backward_pass(again: bool) -> None:
 
 def test_a_product_without_a_gradient_leaves_none() -> None:
     x, weights = leaves()
-    deferred_weight_gradients = PutOff()
+    deferred_weight_gradients = DeferredGradients()
     network(deferred_weight_gradients, x, weights)
     deferred_weight_gradients.finish()
     assert all(weight.grad is None for weight in weights)
