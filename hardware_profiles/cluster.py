@@ -242,7 +242,7 @@ class Cluster:
 
     `composition` says how the levels differ from those of the profile called `name` (see `hardware_profiles.compose`);
     empty: not at all. `software` runs on it. `host` is what a device has outside of itself, None where the profile says
-    nothing of it; it is no part of the digest, because plans that park nothing there do not depend on it.
+    nothing of it; it is no part of the digest, because plans that offload nothing there do not depend on it.
     """
 
     name: str
@@ -295,7 +295,7 @@ class Cluster:
         return replace(self, software=software)
 
     def store(self, home: str) -> Store:
-        """Where a device may park what it does not need at the moment: "host" or "disk". Raises `UnknownKeyError` where
+        """Where a device may offload what it does not need at the moment: "host" or "disk". Raises `UnknownKeyError` where
         the profile does not describe it."""
         if self.host is None:
             raise UnknownKeyError(
