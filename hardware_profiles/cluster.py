@@ -295,7 +295,7 @@ class Cluster:
         return replace(self, software=software)
 
     def store(self, home: str) -> Store:
-        """Where a device may offload what it does not need at the moment: "host" or "disk". Raises `UnknownKeyError` where
+        """Where a device may offload what it does not need for now: "host" or "disk". Raises `UnknownKeyError` where
         the profile does not describe it."""
         if self.host is None:
             raise UnknownKeyError(
