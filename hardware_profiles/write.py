@@ -4,12 +4,11 @@
 no number gets into a file without its source.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hardware_profiles.cluster import Cluster, FactKind, Level
+from hardware_profiles.cluster import Cluster, FactKind, Level, Protocol
 from hardware_profiles.errors import InvalidProfileError
 from hardware_profiles.host import Host
 from hardware_profiles.kernels import AttentionKernel, MatmulKernel
@@ -21,7 +20,11 @@ from hardware_profiles.units import (
     us_from_seconds,
 )
 
-Table: TypeAlias = dict[str, "str | int | float | Table"]
+if TYPE_CHECKING:
+    from tomlkit.items import InlineTable
+
+Value: TypeAlias = "str | int | float | list[Table] | Table"
+Table: TypeAlias = dict[str, Value]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,29 +46,26 @@ def dump_profile(cluster: Cluster, origins: Mapping[str, Origin], comment: str) 
     Raises:
         InvalidProfileError: a number without an origin, or a value that no profile may have.
     """
-    lines = [*(f"# {line}" for line in comment.splitlines()), "", "schema_version = 1", f"id = {_text(cluster.name)}"]
-    device: Table = dict(_device(cluster))
-    lines += _section("device", device, origins)
-    for index, level in enumerate(cluster.levels):
-        lines += ["", "[[level]]", *_rows(f"level.{index}", _level(level), origins)]
-        for number, protocol in enumerate(level.protocols):
-            table: Table = {
-                "name": protocol.name,
-                "setup_us": us_from_seconds(protocol.setup),
-                "latency_us": us_from_seconds(protocol.latency),
-                "efficiency": protocol.efficiency,
-                "own": protocol.own,
-                "serves": protocol.serves,
-            }
-            lines += ["", "[[level.protocol]]", *_rows(f"level.{index}.protocol.{number}", table, origins)]
+    import tomlkit
+
+    document = tomlkit.document()
+    for line in comment.splitlines():
+        document.add(tomlkit.comment(line))
+    document.add(tomlkit.nl())
+    document["schema_version"] = 1
+    document["id"] = cluster.name
+    document["device"] = _sourced("device", dict(_device(cluster)), origins)
+    document["level"] = [
+        _sourced(f"level.{index}", _level(level), origins) for index, level in enumerate(cluster.levels)
+    ]
     if cluster.host is not None:
-        lines += _section("host", dict(_host(cluster.host)), origins)
-    text = "\n".join(lines) + "\n"
+        document["host"] = _sourced("host", dict(_host(cluster.host)), origins)
+    text = tomlkit.dumps(document)
     parse_profile(text.encode(), cluster.name)
     return text
 
 
-def _device(cluster: Cluster) -> Iterator[tuple[str, "str | int | float | Table"]]:
+def _device(cluster: Cluster) -> Iterator[tuple[str, Value]]:
     device = cluster.device
     yield "name", device.name
     yield "device_type", device.device_type
@@ -84,7 +84,7 @@ def _device(cluster: Cluster) -> Iterator[tuple[str, "str | int | float | Table"
     yield "attention", {dtype: _attention(kernel) for dtype, kernel in device.attention_kernels}
 
 
-def _host(host: Host) -> Iterator[tuple[str, "str | int | float | Table"]]:
+def _host(host: Host) -> Iterator[tuple[str, Value]]:
     """The part of one device, as that of a host with one."""
     yield "devices", 1
     yield "memory_gib", gib_from_bytes(host.memory)
@@ -139,33 +139,47 @@ def _level(level: Level) -> Table:
     if level.fan_out is not None:
         found["fan_out"] = level.fan_out
     found["bandwidth_gb_per_s"] = gb_per_s_from_bytes_per_second(level.bandwidth)
+    if level.protocols:
+        found["protocol"] = [_protocol(protocol) for protocol in level.protocols]
     return found
 
 
-def _section(path: str, table: Table, origins: Mapping[str, Origin]) -> list[str]:
-    """A table and the tables inside it, each under its header."""
-    plain: Table = {key: value for key, value in table.items() if not isinstance(value, dict)}
-    lines = ["", f"[{path}]", *_rows(path, plain, origins)]
-    for key, value in table.items():
-        if isinstance(value, dict):
-            lines += _section(f"{path}.{key}", value, origins)
-    return lines
+def _protocol(protocol: Protocol) -> Table:
+    return {
+        "name": protocol.name,
+        "setup_us": us_from_seconds(protocol.setup),
+        "latency_us": us_from_seconds(protocol.latency),
+        "efficiency": protocol.efficiency,
+        "own": protocol.own,
+        "serves": protocol.serves,
+    }
 
 
-def _rows(path: str, table: Table, origins: Mapping[str, Origin]) -> list[str]:
-    return [f"{key} = {_value(f'{path}.{key}', value, origins)}" for key, value in table.items()]
+def _sourced(path: str, table: Table, origins: Mapping[str, Origin]) -> dict[str, Any]:
+    """A table in which every number, at any depth, is an inline table with its source and its kind."""
+    return {key: _value(f"{path}.{key}", value, origins) for key, value in table.items()}
 
 
-def _value(path: str, value: "str | int | float | Table", origins: Mapping[str, Origin]) -> str:
-    if isinstance(value, str):
-        return _text(value)
+def _value(path: str, value: Value, origins: Mapping[str, Origin]) -> Any:
+    match value:
+        case str():
+            return value
+        case dict():
+            return _sourced(path, value, origins)
+        case list():
+            return [_sourced(f"{path}.{index}", item, origins) for index, item in enumerate(value)]
+    return _fact(path, value, origins)
+
+
+def _fact(path: str, value: int | float, origins: Mapping[str, Origin]) -> "InlineTable":
+    from tomlkit import inline_table
+
     known = [start for start in origins if path == start or path.startswith(start + ".")]
     if not known:
         raise InvalidProfileError(f"{path}: no source is known for {value}")
     origin = origins[max(known, key=len)]
-    number = str(value) if isinstance(value, int) else f"{value:.6g}"
-    return f"{{ value = {number}, source = {_text(origin.source)}, kind = {_text(origin.kind)} }}"
-
-
-def _text(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False)  # TOML's basic strings have the escapes of JSON's
+    fact = inline_table()
+    fact["value"] = value if isinstance(value, int) else float(f"{value:.6g}")
+    fact["source"] = origin.source
+    fact["kind"] = origin.kind
+    return fact

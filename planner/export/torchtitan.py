@@ -26,6 +26,7 @@ from hardware_profiles.foreign import SETTINGS, ForeignTextError, parse_toml
 from planner.export import common
 from planner.export.architecture import Architecture
 from planner.export.description import Description, ExportError, Kept, data_of, micro_batches_of, stages_for, stages_of
+from planner.export.quoting import one_line
 from planner.export.settings import Settings, size_of
 from planner.export.shell import torchrun_script
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
@@ -144,7 +145,7 @@ def _sections(job: Job) -> Sections:
         )
     model: dict[str, object] = {} if flavor is None else {"name": flavor[0], "flavor": flavor[1]}
     return {
-        "job": {"description": f"{job.model} on {d.devices} devices"},
+        "job": {"description": f"{one_line(job.model)} on {d.devices} devices"},
         "model": model,
         "optimizer": {"name": "AdamW"},
         "training": _training(d),

@@ -90,6 +90,7 @@ HOMES = {
     ),
     "rich": ("planner.cli", "planner.report"),
     "safetensors": ("runtime.checkpoint", "runtime.recovery.state_replicas"),
+    "tomlkit": ("hardware_profiles.write", "planner.export.toml"),
     "torch": ("planner.graph", "planner.models", "planner.sharding.discover", "runtime"),
     "torch.distributed": ("runtime",),
     "transformers": ("planner.models.huggingface",),
@@ -108,6 +109,7 @@ PARSERS: dict[str, tuple[str, ...]] = {
     "csv": ("writer",),
     "json": ("dump", "dumps"),
     "pickle": (),
+    "tomlkit": ("array", "comment", "document", "dumps", "inline_table", "items.InlineTable", "nl"),
     "tomllib": (),
     "yaml": (),
 }
