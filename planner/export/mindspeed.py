@@ -16,6 +16,17 @@ from dataclasses import replace
 from planner.export import common, megatron
 from planner.export.arguments import Option, option, options_in
 from planner.export.description import Description, ExportError, Kept
+from planner.export.megatron_reading import read_options, read_run, unread
+from planner.export.megatron_writing import (
+    OPTIMIZERS,
+    degree_options,
+    model_options,
+    recompute_options,
+    run_options,
+    stage_options,
+    training_options,
+    zero_options,
+)
 from planner.export.shell import torchrun_script
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
 
@@ -25,7 +36,7 @@ _ACTIVATIONS = Kept(but=("elementwise",))
 
 def nearest(description: Description) -> tuple[Loss, ...]:
     """What MindSpeed cannot be told."""
-    common.refuse_other_training(description, "MindSpeed", tuple(megatron.OPTIMIZERS))
+    common.refuse_other_training(description, "MindSpeed", tuple(OPTIMIZERS))
     giving = Giving(description)
     if description.zero > 1:
         giving.up("ZeRO", description.zero, "1: the distributed optimizer", zero=1)
@@ -56,9 +67,9 @@ def write(job: Job) -> Mapping[str, str]:
     """`launch.sh`, with every argument."""
     d = job.description
     title = f"{job.model} with MindSpeed on Megatron-LM core 0.12; MEGATRON is the folder of its pretrain_gpt.py."
-    model = [] if job.architecture is None else megatron.model_options(job.architecture, d)
-    shared = [*megatron.degree_options(d), *_context(d), *_stages(d), *megatron.zero_options(d), *_recompute(d)]
-    rest = [*megatron.training_options(d), *megatron.run_options(job)]
+    model = [] if job.architecture is None else model_options(job.architecture, d)
+    shared = [*degree_options(d), *_context(d), *_stages(d), *zero_options(d), *_recompute(d)]
+    rest = [*training_options(d), *run_options(job)]
     script = torchrun_script(
         job,
         title,
@@ -79,7 +90,7 @@ def _context(d: Description) -> list[Option]:
 
 def _stages(d: Description) -> list[Option]:
     if d.even:
-        return megatron.stage_options(d)
+        return stage_options(d)
     return [
         option("decoder-first-pipeline-num-layers", d.layers[0]),
         option("decoder-last-pipeline-num-layers", d.layers[-1]),
@@ -87,7 +98,7 @@ def _stages(d: Description) -> list[Option]:
 
 
 def _recompute(d: Description) -> list[Option]:
-    return [option("recompute-activation-function")] if d.kept == _ACTIVATIONS else megatron.recompute_options(d)
+    return [option("recompute-activation-function")] if d.kept == _ACTIVATIONS else recompute_options(d)
 
 
 def read(text: str, facts: Facts) -> Reading:
@@ -95,15 +106,15 @@ def read(text: str, facts: Facts) -> Reading:
     options = options_in(text)
     algorithm = options.word("context-parallel-algo", _RING)
     heads = options.degree("ulysses-degree-in-cp")
-    description, notes = megatron.read_options(options, facts)
+    description, notes = read_options(options, facts)
     description = _with_context(description, algorithm, heads, notes)
     if options.flag("recompute-activation-function"):
         if description.recomputes:
             notes.append("--recompute-activation-function beside other recomputation is not priced")
         else:
             description = replace(description, selective=description.layers, kept=_ACTIVATIONS)
-    megatron.read_run(options)
-    return Reading(description=description, notes=(*notes, *megatron.unread(options)))
+    read_run(options)
+    return Reading(description=description, notes=(*notes, *unread(options)))
 
 
 def _with_context(d: Description, algorithm: str, heads: int, notes: list[str]) -> Description:

@@ -11,13 +11,13 @@ a stage that begins in the midst of a block) is refused.
 
 import math
 import re
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
 from planner.export.description import ExportError
 from planner.export.mindspore_files import Cuts, Item, Row, parsed
+from planner.export.mindspore_names import Names
 from planner.export.target import OperatorReading, Wish
 from planner.graph.blocks import Blocks
 from planner.graph.operator_graph import Operator, OperatorGraph
@@ -32,7 +32,6 @@ _CALLS = {
     "ReduceSum": "sum", "RmsNorm": "rms_norm", "SiLU": "silu", "Sigmoid": "sigmoid", "Softmax": "softmax",
     "Tanh": "tanh", "Transpose": "transpose",
 }  # fmt: skip
-_PARTS = 2  # of a beginning of names
 _PRODUCT = 2  # operands of a product
 _NUMBER = re.compile(r"(?<![^._/-])\d+(?![^._/-])")
 
@@ -42,7 +41,7 @@ def read(text: str, graph: OperatorGraph, blocks: Blocks, devices: int | None) -
     items, rows = parsed(text)
     pipeline = 1 + max((item.stage for item in items), default=0)
     mesh = _mesh(items, rows, pipeline, devices)
-    found = _Found(graph=graph, names=_Names.of(graph, items, rows), mesh=mesh)
+    found = _Found(graph=graph, names=Names.of(graph, items, rows), mesh=mesh)
     for row in rows:
         found.take_layout(row)
     for owner in _by_cell(items):
@@ -114,97 +113,12 @@ def _by_cell(items: Iterable[Item]) -> list[list[Item]]:
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Names:
-    """How names of the file become names of the model: without a beginning of theirs, with one of ours."""
-
-    known: frozenset[str]
-    aliases: Mapping[str, str]
-    drop: str = ""
-    add: str = ""
-
-    @staticmethod
-    def of(graph: OperatorGraph, items: Sequence[Item], rows: Sequence[Row]) -> "_Names":
-        """The beginnings with which most names of the file are names of the model, the shortest of them."""
-        aliases = {alias: p.name for p in graph.parameters for alias in (p.name, *p.aliases)}
-        modules = {op.module for op in graph.operators}
-        known = frozenset({*aliases, *modules, *(".".join(m.split(".")[:n]) for m in modules for n in range(4))})
-        theirs = {*(row.name for row in rows), *(item.owner for item in items)}
-        drops, adds = _all_starts(theirs), _all_starts(aliases)
-        matches = _Matches(known, theirs, drops, adds)
-        drop, add = max(((drop, add) for drop in drops for add in adds), key=matches.count)
-        return _Names(known=known, aliases=aliases, drop=drop, add=add)
-
-    def words(self) -> list[str]:
-        """What is said of names that differ."""
-        found = [f"without '{self.drop}.'"] if self.drop else []
-        found += [f"with '{self.add}.' before them"] if self.add else []
-        return [f"names of the file are those of the model {' and '.join(found)}"] if found else []
-
-    def of_model(self, name: str) -> str | None:
-        """The model's name for one of the file; None where it has none."""
-        rest = name.removeprefix(f"{self.drop}.") if self.drop and name != self.drop else name
-        rest = "" if self.drop and name == self.drop else rest
-        found = ".".join(part for part in (self.add, rest) if part)
-        return self.aliases.get(found, found) if found in self.known else None
-
-
-class _Matches:
-    """How many names of a file are the model's without a beginning of theirs and with one of ours. Names are counted as
-    they are; each beginning then tells only those that have it apart, so that it takes time for every name once."""
-
-    def __init__(self, known: Iterable[str], theirs: Iterable[str], drops: Sequence[str], adds: Sequence[str]) -> None:
-        self._plain: Counter[str] = Counter()
-        self._changed: Counter[tuple[str, str]] = Counter()
-        adding: dict[str, list[str]] = {}
-        for name in known:
-            for add, rest in _parted(name, frozenset(adds)):
-                adding.setdefault(rest, []).append(add)
-        beginnings = frozenset(drops)
-        for name in theirs:
-            as_it_is = adding.get(name, ())
-            self._plain.update(as_it_is)
-            for drop, rest in _parted(name, beginnings):
-                if drop:
-                    self._changed.update((drop, add) for add in adding.get(rest, ()))
-                    self._changed.subtract((drop, add) for add in as_it_is)
-
-    def count(self, names: tuple[str, str]) -> int:
-        """Of names without the first and with the second."""
-        return self._plain[names[1]] + self._changed[names]
-
-
-def _parted(name: str, beginnings: Collection[str]) -> Iterator[tuple[str, str]]:
-    """The beginnings that a name has, "" among them, each with what is left of the name."""
-    yield "", name
-    parts = name.split(".")
-    for n in range(1, min(_PARTS, len(parts)) + 1):
-        beginning = ".".join(parts[:n])
-        if beginning and beginning in beginnings:
-            yield beginning, ".".join(parts[n:])
-
-
-def _all_starts(names: Iterable[str]) -> list[str]:
-    """ "" and the beginnings of names, short ones first."""
-    return sorted({"", *(start for name in names for start in _starts(name))}, key=lambda start: (len(start), start))
-
-
-def _starts(name: str) -> list[str]:
-    """`net` and `net.layers` of `net.layers.0.w1`."""
-    parts = name.split(".")
-    return [
-        ".".join(parts[:n])
-        for n in range(1, _PARTS + 1)
-        if n <= len(parts) and not any(part.isdigit() for part in parts[:n])
-    ]
-
-
 @dataclass(kw_only=True)
 class _Found:
     """What was found so far, and what was not."""
 
     graph: OperatorGraph
-    names: _Names
+    names: Names
     mesh: tuple[int, ...]
     cuts: dict[int, Cuts] = field(default_factory=dict)
     rows: dict[str, Row] = field(default_factory=dict)

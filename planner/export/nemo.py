@@ -23,6 +23,16 @@ from planner.export import common, megatron
 from planner.export.architecture import Architecture
 from planner.export.arguments import Option, Options, option
 from planner.export.description import Description, ExportError
+from planner.export.megatron_reading import read_options, read_run
+from planner.export.megatron_writing import (
+    OPTIMIZERS,
+    degree_options,
+    model_options,
+    recompute_options,
+    stage_options,
+    training_options,
+    zero_options,
+)
 from planner.export.quoting import in_docstring
 from planner.export.shell import torchrun_script
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
@@ -108,7 +118,7 @@ _ALSO = (
 
 def nearest(description: Description) -> tuple[Loss, ...]:
     """What NeMo cannot be told."""
-    common.refuse_other_training(description, "NeMo", tuple(megatron.OPTIMIZERS))
+    common.refuse_other_training(description, "NeMo", tuple(OPTIMIZERS))
     giving = Giving(description)
     if description.ring > 1 and description.heads > 1:
         common.give_up_other_rings(giving)
@@ -166,12 +176,12 @@ def _assignments(job: Job, a: Architecture) -> dict[str, object]:
     d = job.description
     found: dict[str, object] = dict(_GRANTED)
     options: list[Option] = [
-        *megatron.model_options(a, d),
-        *megatron.degree_options(d),
-        *megatron.stage_options(d),
-        *megatron.zero_options(d),
-        *megatron.recompute_options(d),
-        *megatron.training_options(d),
+        *model_options(a, d),
+        *degree_options(d),
+        *stage_options(d),
+        *zero_options(d),
+        *recompute_options(d),
+        *training_options(d),
         option("nnodes", job.nodes),
         option("nproc-per-node", job.processes),
     ]
@@ -212,8 +222,8 @@ def read(text: str, facts: Facts) -> Reading:
     if not given:
         raise ExportError("no setting of a recipe is assigned; give a file with recipe.trainer.strategy... = ...")
     options = Options(dict(_options(given)))
-    description, notes = megatron.read_options(options, facts)
-    megatron.read_run(options)
+    description, notes = read_options(options, facts)
+    read_run(options)
     options.words("num-virtual-stages-per-pipeline-rank")  # said by a layout, too
     strange = sorted(path for path in given if path not in _ARGUMENTS and path not in (*_ALSO, _PRECISION, _REDUCED))
     strange += [_PATHS[name] for name in options.unread if name in _PATHS]

@@ -17,7 +17,7 @@ from hardware_profiles import load_profile
 from planner.cli.carrying import Subject, plan_of
 from planner.export.description import Description, ExportError
 from planner.export.mindspore_files import parsed
-from planner.export.mindspore_reading import _all_starts, _Matches, _Names
+from planner.export.mindspore_names import Matches, Names, all_starts
 from planner.export.target import OperatorReading
 from planner.export.targets import OPERATOR_TARGETS
 from planner.graph.trace import trace
@@ -277,11 +277,11 @@ WORDS = st.lists(st.sampled_from(("net", "model", "layers", "0", "1", "w")), min
 @settings(max_examples=200, deadline=None)
 @given(known=st.sets(WORDS | st.just(""), max_size=8), theirs=st.sets(WORDS | st.just(""), max_size=8))
 def test_beginnings_are_counted_as_if_one_tried_them_all(known: set[str], theirs: set[str]) -> None:
-    drops, adds = _all_starts(theirs), _all_starts(known)
-    matches = _Matches(known, theirs, drops, adds)
+    drops, adds = all_starts(theirs), all_starts(known)
+    matches = Matches(known, theirs, drops, adds)
     for drop in drops:
         for add in adds:
-            names = _Names(known=frozenset(known), aliases={}, drop=drop, add=add)
+            names = Names(known=frozenset(known), aliases={}, drop=drop, add=add)
             assert matches.count((drop, add)) == sum(names.of_model(name) is not None for name in theirs), (drop, add)
 
 

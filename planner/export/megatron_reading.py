@@ -1,0 +1,284 @@
+"""Reads arguments of Megatron-LM as a description."""
+
+import re
+from dataclasses import replace
+
+from planner.export import common
+from planner.export.architecture import Architecture
+from planner.export.arguments import Options, options_in
+from planner.export.description import Description, ExportError, Kept, data_of, micro_batches_of, schedule_of, stages_of
+from planner.export.megatron_writing import (
+    MODULES,
+    OPTIMIZERS,
+    SHARDING,
+    default_gradient_dtype,
+    gradient_bytes,
+    model_options,
+)
+from planner.export.settings import size_of
+from planner.export.target import Facts, Reading
+from planner.sharding.update import NO_BUCKETS, Update
+
+_LAUNCHER = ("nnodes", "nproc-per-node", "nproc_per_node", "node-rank", "node_rank", "master-addr", "master_addr",
+             "master-port", "master_port")  # fmt: skip
+_RUN = ("mock-data", "train-iters", "lr", "eval-iters", "tokenizer-type", "vocab-size", "attention-dropout",
+        "hidden-dropout", "make-vocab-size-divisible-by", "max-position-embeddings")  # fmt: skip
+_TWO = 2  # sizes of a context that is split in two ways
+_LAYOUT = 4096  # characters of a layout that is written out
+
+
+def read(text: str, facts: Facts) -> Reading:
+    """A script, or a list of arguments, as a description."""
+    options = options_in(text)
+    description, notes = read_options(options, facts)
+    read_run(options)
+    return Reading(description=description, notes=(*notes, *unread(options)))
+
+
+def read_run(options: Options) -> None:
+    """Options that say how it is started, and on which data."""
+    for name in (*_LAUNCHER, *_RUN):
+        options.words(name)
+
+
+def unread(options: Options) -> tuple[str, ...]:
+    """A note on arguments that were not understood, or are no part of a plan."""
+    names = options.unread
+    return (f"not read: {', '.join('--' + name for name in names)}",) if names else ()
+
+
+def read_options(options: Options, facts: Facts) -> tuple[Description, list[str]]:
+    """The description in arguments, and what is to be known of it."""
+    tensor, pipeline, context = (
+        options.degree(f"{name}-parallel-size") for name in ("tensor-model", "pipeline-model", "context")
+    )
+    devices = facts.devices or _devices(options)
+    if devices is None:
+        raise ExportError("the arguments do not say how many devices there are; give --devices")
+    data = data_of(devices, tensor=tensor, pipeline=pipeline, context=context)
+    micro_batch = options.degree("micro-batch-size")
+    global_batch = options.degree("global-batch-size", micro_batch * data)
+    layers, virtual = _layers(options, facts.layers, pipeline)
+    ring, heads, notes = _read_context(options, context)
+    full, selective, kept = _read_recomputation(options, layers)
+    check_model(options, facts.architecture)
+    precision = "bf16" if options.flag("bf16") else "fp16" if options.flag("fp16") else "fp32"
+    whole = options.degree("expert-tensor-parallel-size", tensor) == 1 and tensor > 1
+    expert = options.degree("expert-model-parallel-size")
+    if facts.architecture is None:  # a model that the arguments do not describe
+        experts = options.flag("expert-model-parallel-size")
+    else:
+        experts = bool(options.integer("num-experts") or facts.architecture.experts)
+    description = Description(
+        layers=layers,
+        virtual_stages=virtual,
+        schedule=schedule_of(pipeline, virtual),
+        data=data,
+        tensor=tensor,
+        ring=ring,
+        heads=heads,
+        zigzag=ring > 1,
+        expert=expert if experts else None,
+        whole_experts=whole,
+        zero=_read_zero(options),
+        replicas=_read_replicas(options, data),
+        sequence_parallel=options.flag("sequence-parallel"),
+        micro_batch=micro_batch,
+        micro_batches=micro_batches_of(global_batch, micro_batch, data),
+        full=full,
+        selective=selective,
+        kept=kept,
+        precision=precision,
+        optimizer=_read_optimizer(options),
+        sequence_length=options.size("seq-length"),
+    )
+    description = common.normalised(description)
+    return replace(description, update=_read_update(options, description)), notes
+
+
+def _devices(options: Options) -> int | None:
+    """What the launcher in the script starts."""
+    per_node = options.size("nproc-per-node") or options.size("nproc_per_node")
+    return None if per_node is None else per_node * options.degree("nnodes")
+
+
+def _layers(options: Options, layers: int, pipeline: int) -> tuple[tuple[int, ...], int]:
+    """Layers of every stage, and stages on each rank."""
+    layout = options.word("pipeline-model-parallel-layout")
+    if layout:
+        stages = _read_layout(layout)
+        if sum(stages) != layers or len(stages) % pipeline:
+            raise ExportError(
+                f"--pipeline-model-parallel-layout {layout}: {sum(stages)} layers in {len(stages)} stages; the model"
+                f" has {layers}, and there are {pipeline} pipeline ranks"
+            )
+        return stages, len(stages) // pipeline
+    first, last = (options.size(f"decoder-{end}-pipeline-num-layers") for end in ("first", "last"))
+    virtual = options.degree("num-virtual-stages-per-pipeline-rank")
+    each = options.size("num-layers-per-virtual-pipeline-stage")
+    if each:
+        per_rank = stages_of(layers, pipeline)[0]
+        if per_rank % each:
+            raise ExportError(
+                f"--num-layers-per-virtual-pipeline-stage {each} does not divide the {per_rank} layers of a rank"
+            )
+        virtual = per_rank // each
+    if first is None and last is None:
+        return stages_of(layers, pipeline, virtual), virtual
+    if virtual > 1:
+        raise ExportError(
+            "--decoder-first-pipeline-num-layers and its like with virtual stages are not read; write"
+            " --pipeline-model-parallel-layout"
+        )
+    return _with_ends(layers, pipeline, first, last), 1
+
+
+def _with_ends(layers: int, pipeline: int, first: int | None, last: int | None) -> tuple[int, ...]:
+    """Layers of every rank where those of the first or the last one are said; the others share out the rest."""
+    before, after = (() if count is None else (count,) for count in (first, last))
+    rest, ranks = layers - sum((*before, *after)), pipeline - len(before) - len(after)
+    if ranks < 0 or (rest if ranks == 0 else rest < ranks):
+        said = " and ".join(
+            f"--decoder-{end}-pipeline-num-layers {count}"
+            for end, count in (("first", first), ("last", last))
+            if count is not None
+        )
+        raise ExportError(
+            f"{said} leave {rest} of the model's {layers} layers for {ranks} other pipeline ranks; write numbers that"
+            " come out even"
+        )
+    return (*before, *(stages_of(rest, ranks) if ranks else ()), *after)
+
+
+def _read_layout(layout: str) -> tuple[int, ...]:
+    """Decoder layers of every stage of a layout such as `Et*2|(tt|)*3tL`."""
+    text = layout.replace(",", "")
+    _check_layout(layout, len(text))
+    while match := re.search(r"(\([^()]*\)|[A-Za-z|])\*(\d+)", text):
+        part, times = match[1].strip("()"), match[2]
+        _check_layout(layout, len(text) + len(part) * int(times[:6]))
+        text = text[: match.start()] + part * int(times[:6]) + text[match.end() :]
+    strange = set(text) - set("EtL|")
+    if strange:
+        raise ExportError(
+            f"--pipeline-model-parallel-layout {layout:.80}: {', '.join(sorted(strange))} is neither E, t, L nor |"
+        )
+    return tuple(stage.count("t") for stage in text.split("|"))
+
+
+def _check_layout(layout: str, size: int) -> None:
+    if size > _LAYOUT:
+        raise ExportError(
+            f"--pipeline-model-parallel-layout {layout:.80}: it has more than {_LAYOUT} layers and stages"
+        )
+
+
+def _read_context(options: Options, context: int) -> tuple[int, int, list[str]]:
+    """Devices in a ring, and by heads."""
+    kind = (options.words("cp-comm-type") or ("p2p",))[0]
+    sizes = options.words("hierarchical-context-parallel-sizes")
+    if context == 1:
+        return 1, 1, []
+    if kind == "a2a":
+        return 1, context, []
+    if kind == "a2a+p2p":
+        heads, ring = (size_of(size) for size in sizes) if len(sizes) == _TWO else (None, None)
+        if heads is None or ring is None or heads * ring != context:
+            raise ExportError(
+                f"--cp-comm-type a2a+p2p takes --hierarchical-context-parallel-sizes HEADS RING, whose product is"
+                f" --context-parallel-size {context}; found {' '.join(sizes) or 'none':.80}"
+            )
+        return ring, heads, []
+    if kind == "p2p":
+        return context, 1, []
+    return context, 1, [f"--cp-comm-type {kind}: priced as a ring (p2p)"]
+
+
+def _read_zero(options: Options) -> int:
+    distributed = options.flag("use-distributed-optimizer")
+    strategy = options.word("data-parallel-sharding-strategy", "no_shard")
+    options.word("ckpt-format")
+    options.flag("no-gradient-accumulation-fusion")
+    if options.flag("use-torch-fsdp2"):
+        return 3
+    if options.flag("use-megatron-fsdp"):
+        known = {word: stage for stage, word in SHARDING.items()}
+        if strategy not in known:
+            raise ExportError(f"--data-parallel-sharding-strategy {strategy}: known are {', '.join(known)}")
+        return known[strategy]
+    return int(distributed)
+
+
+def _read_replicas(options: Options, data: int) -> int:
+    copies = options.degree("num-distributed-optimizer-instances")
+    if data % copies:
+        raise ExportError(
+            f"--num-distributed-optimizer-instances {copies} does not divide the {data} data parallel devices"
+        )
+    return copies
+
+
+def _read_recomputation(options: Options, layers: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], Kept]:
+    none = (0,) * len(layers)
+    granularity = options.word("recompute-granularity")
+    modules = options.words("recompute-modules") or ("core_attn",)
+    method, count = options.word("recompute-method"), options.degree("recompute-num-layers")
+    if options.flag("recompute-activations") or granularity == "selective":
+        known = {module: name for name, module in MODULES.items()}
+        strange = [module for module in modules if module not in known]
+        if strange:
+            raise ExportError(f"--recompute-modules {', '.join(strange)}: read are {', '.join(known)}")
+        return none, layers, Kept(but=tuple(sorted(known[module] for module in modules)))
+    if granularity != "full":
+        return none, none, Kept()
+    if method == "block":
+        return tuple(min(count, have) for have in layers), none, Kept()
+    return layers, none, Kept()
+
+
+def _read_optimizer(options: Options) -> str:
+    word = options.word("optimizer", "adam")
+    known = {theirs: ours for ours, theirs in OPTIMIZERS.items()}
+    if word not in known:
+        raise ExportError(f"--optimizer {word}: plans have {', '.join(known)}")
+    return known[word]
+
+
+def _read_update(options: Options, d: Description) -> Update:
+    narrow = options.flag("grad-reduce-in-bf16")
+    wide = options.flag("accumulate-allreduce-grads-in-fp32")
+    clip = options.number("clip-grad", 1.0)
+    in_16_bits = d.precision != "fp32" and (narrow or (d.precision == "fp16" and not wide))
+    update = Update(
+        buckets=NO_BUCKETS,
+        gradient_dtype="parameter" if in_16_bits else default_gradient_dtype(d),
+        clip_norm=clip if clip > 0 else None,
+    )
+    elements = options.size("ddp-bucket-size")
+    overlapped = options.flag("overlap-grad-reduce")
+    if not elements or not overlapped:
+        return update
+    return replace(update, buckets=elements * gradient_bytes(replace(d, update=update)))
+
+
+def check_model(options: Options, a: Architecture | None) -> None:
+    """Raise ExportError where arguments describe another model than the one that was named."""
+    if a is None:
+        return
+    known: dict[str, int] = {
+        "num-layers": a.layers,
+        "hidden-size": a.hidden,
+        "ffn-hidden-size": a.ffn,
+        "num-attention-heads": a.heads,
+        "num-query-groups": a.kv_heads,
+        "kv-channels": a.head_size,
+    }
+    if a.experts is not None:
+        known |= {"num-experts": a.experts.count, "moe-router-topk": a.experts.chosen}
+        known |= {"moe-ffn-hidden-size": a.experts.width}
+    for name, wanted in known.items():
+        found = options.integer(name)
+        if found is not None and found != wanted:
+            raise ExportError(f"--{name} {found}: the model that --model names has {wanted}; name the right one")
+    for said in model_options(a, Description(layers=(a.layers,), full=(0,), selective=(0,))):
+        options.words(said[0].removeprefix("--"))

@@ -1,0 +1,200 @@
+"""Writes a description as arguments of Megatron-LM, with the script that starts it."""
+
+import math
+from collections.abc import Mapping
+
+from planner.export.architecture import Architecture
+from planner.export.arguments import Option, option
+from planner.export.description import Description
+from planner.export.shell import torchrun_script
+from planner.export.target import Job
+
+OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}
+SHARDING = {0: "no_shard", 1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
+MODULES = {"attention": "core_attn", "normalisation": "layernorm"}
+_PADDING = 128  # --make-vocab-size-divisible-by, at most
+
+
+def default_gradient_dtype(d: Description) -> str:
+    """What gradients are in unless it is told otherwise: fp32, also where they are reduced with every micro-batch."""
+    return "fp32" if d.zero > 1 and d.precision != "fp32" else "mixed"
+
+
+def write(job: Job) -> Mapping[str, str]:
+    """`launch.sh`, with every argument."""
+    d = job.description
+    fsdp = d.zero > 1
+    exports = () if fsdp or d.tensor * d.context == 1 else ("CUDA_DEVICE_MAX_CONNECTIONS=1",)
+    title = f"{job.model} with Megatron-LM core 0.16; MEGATRON is the folder of its pretrain_gpt.py."
+    options = [*_model(job), *degree_options(d), *_context(d), *stage_options(d), *zero_options(d)]
+    options += [*recompute_options(d), *training_options(d), *run_options(job)]
+    script = torchrun_script(job, title, '"${MEGATRON:-.}/pretrain_gpt.py"', options, exports=exports)
+    return {"launch.sh": script}
+
+
+def _model(job: Job) -> list[Option]:
+    a = job.architecture
+    return [] if a is None else model_options(a, job.description)
+
+
+def model_options(a: Architecture, d: Description) -> list[Option]:
+    """The arguments that describe a model."""
+    found = [
+        option("num-layers", a.layers),
+        option("hidden-size", a.hidden),
+        option("ffn-hidden-size", a.ffn),
+        option("num-attention-heads", a.heads),
+        option("seq-length", d.sequence_length or a.sequence),
+        option("max-position-embeddings", d.sequence_length or a.sequence),
+        option("norm-epsilon", a.epsilon),
+        option("attention-dropout", 0),
+        option("hidden-dropout", 0),
+    ]
+    if a.kv_heads != a.heads:
+        found += [option("group-query-attention"), option("num-query-groups", a.kv_heads)]
+    if not a.usual_heads:
+        found.append(option("kv-channels", a.head_size))
+    if not a.tied:
+        found.append(option("untie-embeddings-and-output-weights"))
+    if a.family == "llama":
+        found += [option("swiglu"), option("normalization", "RMSNorm"), option("disable-bias-linear")]
+        found += [option("position-embedding-type", "rope"), option("rotary-base", round(a.rope_theta))]
+    if a.qk_norm:
+        found.append(option("qk-layernorm"))
+    return [*found, *_words(a, d.tensor), *_experts(a)]
+
+
+def _words(a: Architecture, tensor: int) -> list[Option]:
+    """The vocabulary, padded as little as tensor parallelism asks for. The tokenizer that has none adds one word."""
+    padding = math.gcd(a.vocabulary // tensor, _PADDING) if a.vocabulary % tensor == 0 else _PADDING
+    return [
+        option("tokenizer-type", "NullTokenizer"),
+        option("vocab-size", a.vocabulary - 1),
+        option("make-vocab-size-divisible-by", padding),
+    ]
+
+
+def _experts(a: Architecture) -> list[Option]:
+    experts = a.experts
+    if experts is None:
+        return []
+    found = [
+        option("num-experts", experts.count),
+        option("moe-router-topk", experts.chosen),
+        option("moe-ffn-hidden-size", experts.width),
+        option("moe-token-dispatcher-type", "alltoall"),
+        option("moe-grouped-gemm"),
+        option("moe-router-load-balancing-type", "aux_loss" if a.balance_loss else "none"),
+    ]
+    if a.balance_loss:
+        found.append(option("moe-aux-loss-coeff", a.balance_loss))
+    if experts.shared_width:
+        found.append(option("moe-shared-expert-intermediate-size", experts.shared_width))
+    if experts.dense_layers:
+        sparse = a.layers - experts.dense_layers
+        found.append(option("moe-layer-freq", f"([0]*{experts.dense_layers}+[1]*{sparse})"))
+    if not a.normalised:
+        found.append(option("moe-router-pre-softmax"))
+    return found
+
+
+def degree_options(d: Description) -> list[Option]:
+    """Degrees, of experts too, and whether norms are cut."""
+    found = [
+        option("tensor-model-parallel-size", d.tensor),
+        option("pipeline-model-parallel-size", d.pipeline),
+        option("context-parallel-size", d.context),
+    ]
+    if d.sequence_parallel:
+        found.append(option("sequence-parallel"))
+    if d.expert is not None:
+        found.append(option("expert-model-parallel-size", d.expert))
+        found.append(option("expert-tensor-parallel-size", 1 if d.whole_experts else d.tensor))
+    return found
+
+
+def _context(d: Description) -> list[Option]:
+    if d.context == 1:
+        return []
+    if d.ring > 1 and d.heads > 1:
+        sizes = option("hierarchical-context-parallel-sizes", d.heads, d.ring)
+        return [option("cp-comm-type", "a2a+p2p"), sizes]
+    return [option("cp-comm-type", "p2p" if d.ring > 1 else "a2a")]
+
+
+def stage_options(d: Description) -> list[Option]:
+    """Layers of each stage, where they are not one equal part for each rank."""
+    if not d.even:
+        return [option("pipeline-model-parallel-layout", _layout(d.layers))]
+    if d.virtual_stages > 1:
+        return [option("num-layers-per-virtual-pipeline-stage", d.layers[0])]
+    return []
+
+
+def _layout(layers: tuple[int, ...]) -> str:
+    """`Et*2|t*3|t*2,L`: the embedding, layers and the loss."""
+    stages = [f"t*{count}" if count else "" for count in layers]
+    stages[0] = f"E{stages[0]}"
+    stages[-1] = f"{stages[-1]}L"
+    return "|".join(stages)
+
+
+def zero_options(d: Description) -> list[Option]:
+    """What data parallel devices share out."""
+    if d.zero == 0:
+        return []
+    copies = [option("num-distributed-optimizer-instances", d.replicas)] if d.replicas > 1 else []
+    if d.zero == 1:
+        return [option("use-distributed-optimizer"), *copies]
+    return [
+        *copies,
+        option("use-megatron-fsdp"),
+        option("use-distributed-optimizer"),
+        option("data-parallel-sharding-strategy", SHARDING[d.zero]),
+        option("ckpt-format", "fsdp_dtensor"),
+        option("no-gradient-accumulation-fusion"),
+    ]
+
+
+def recompute_options(d: Description) -> list[Option]:
+    """What is computed again."""
+    if any(d.selective):
+        modules = [MODULES[name] for name in d.kept.but]
+        return [option("recompute-granularity", "selective"), option("recompute-modules", *modules)]
+    if not any(d.full):
+        return []
+    by, count = ("uniform", 1) if d.full == d.layers else ("block", max(d.full))
+    return [
+        option("recompute-granularity", "full"),
+        option("recompute-method", by),
+        option("recompute-num-layers", count),
+    ]
+
+
+def training_options(d: Description) -> list[Option]:
+    """Batches, precision, and what becomes of gradients."""
+    found = [option("micro-batch-size", d.micro_batch), option("global-batch-size", d.global_batch)]
+    found += [] if d.precision == "fp32" else [option(d.precision)]
+    found.append(option("optimizer", OPTIMIZERS[d.optimizer]))
+    found.append(option("clip-grad", 0 if d.update.clip_norm is None else d.update.clip_norm))
+    narrow = d.update.gradient_dtype == "parameter"
+    if narrow and d.precision == "bf16":
+        found.append(option("grad-reduce-in-bf16"))
+    elif not narrow and d.precision == "fp16":
+        found.append(option("accumulate-allreduce-grads-in-fp32"))
+    if d.update.bucket_size:
+        elements = d.update.bucket_size // gradient_bytes(d)
+        found += [option("overlap-grad-reduce"), option("ddp-bucket-size", elements)]
+    return found
+
+
+def gradient_bytes(d: Description) -> int:
+    """Of an element of a gradient that is reduced."""
+    return 2 if d.update.gradient_dtype == "parameter" and d.precision != "fp32" else 4
+
+
+def run_options(job: Job) -> list[Option]:
+    """What makes a first run possible without data; what is given to the script later replaces it."""
+    if job.architecture is None:
+        return []
+    return [option("mock-data"), option("train-iters", 100), option("lr", 1e-4), option("eval-iters", 0)]

@@ -1,0 +1,169 @@
+"""Writes a description as the YAML of MindFormers, with the script that starts it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hardware_profiles import engine_words
+from planner.export.architecture import Architecture
+from planner.export.description import Description
+from planner.export.quoting import one_line
+from planner.export.target import Job
+from planner.export.yaml_files import yaml_text
+
+SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b", "seqpipe")
+DTYPES = engine_words("mindformers")
+SELECTED = {("elementwise",): False, ("elementwise", "normalisation"): True}  # with select_comm_recompute
+RING, ULYSSES, HYBRID = "colossalai_cp", "ulysses_cp", "hybrid_cp"
+_FUSION = 4  # gradient_aggregation_group, its default
+
+
+def default_gradient_dtype(d: Description) -> str:
+    return "fp32" if d.zero > 1 and d.precision != "fp32" else "mixed"
+
+
+def write(job: Job) -> Mapping[str, str]:
+    """`train.yaml`, and the script that starts MindFormers with it."""
+    d = job.description
+    content = {
+        "run_mode": "train",
+        "use_parallel": True,
+        "trainer": {"type": "CausalLanguageModelingTrainer"},
+        "runner_config": _runner(d),
+        "optimizer": {"type": "AdamW"},
+        "runner_wrapper": _wrapper(d),
+        "parallel_config": _parallel_config(d),
+        "parallel": _parallel(d),
+        "recompute_config": _recompute(d),
+        **_moe(d, job.architecture),
+        "model": _model(d, job.architecture),
+    }
+    return {"train.yaml": yaml_text(content), "launch.sh": _script(job)}
+
+
+def _runner(d: Description) -> dict[str, object]:
+    turns = d.micro_batches // d.interleave
+    found: dict[str, object] = {"batch_size": d.micro_batch * d.interleave}
+    return found if d.pipeline > 1 else {**found, "gradient_accumulation_steps": turns}
+
+
+def _wrapper(d: Description) -> dict[str, object]:
+    clip = d.update.clip_norm
+    found: dict[str, object] = {"type": "MFTrainOneStepCell", "use_clip_grad": clip is not None}
+    return found if clip is None else {**found, "max_grad_norm": clip}
+
+
+def _parallel_config(d: Description) -> dict[str, object]:
+    found: dict[str, object] = {
+        "data_parallel": d.data,
+        "model_parallel": d.tensor,
+        "pipeline_stage": d.pipeline,
+        "micro_batch_num": d.micro_batches // d.interleave if d.pipeline > 1 else 1,
+        "use_seq_parallel": d.sequence_parallel,
+        "vocab_emb_dp": d.tensor == 1 or not d.vocabulary_parallel,
+        "gradient_aggregation_group": _FUSION,
+        "context_parallel": d.context,
+    }
+    if d.heads > 1:
+        found["context_parallel_algo"] = HYBRID if d.ring > 1 else ULYSSES
+    if d.heads > 1 and d.ring > 1:
+        found["ulysses_degree_in_cp"] = d.heads
+    if d.slices > 1:
+        found["seq_split_num"] = d.slices
+    if d.expert is not None:
+        found["expert_parallel"] = d.expert
+    return found
+
+
+def _parallel(d: Description) -> dict[str, object]:
+    found: dict[str, object] = {
+        "parallel_mode": 1,
+        "full_batch": True,
+        "enable_alltoall": d.heads > 1 or (d.expert or 1) > 1,
+        "enable_parallel_optimizer": d.zero > 0,
+    }
+    if d.zero > 0:
+        size = {"optimizer_weight_shard_size": d.shards} if d.replicas > 1 else {}
+        found["parallel_optimizer_config"] = {"gradient_accumulation_shard": d.zero > 1, **size}
+    if d.schedule != "1f1b":
+        scheduler = "1f1b" if d.virtual_stages > 1 else d.schedule
+        found["pipeline_config"] = {"pipeline_interleave": True, "pipeline_scheduler": scheduler}
+    return found
+
+
+def _recompute(d: Description) -> dict[str, object]:
+    whole = d.full == d.layers
+    found: dict[str, object] = {"recompute": True if whole else _rows(d, d.full) if any(d.full) else False}
+    if any(d.selective):
+        counts = _rows(d, tuple(f + s for f, s in zip(d.full, d.selective, strict=True)))
+        found["select_recompute"] = counts
+        if SELECTED[d.kept.but]:
+            found["select_comm_recompute"] = counts
+    found["parallel_optimizer_comm_recompute"] = d.zero == 3
+    return found
+
+
+def _rows(d: Description, counts: Sequence[int]) -> list[Any]:
+    """A number for each stage, or a row of them for each of the stages on a rank."""
+    rows = [list(counts[at : at + d.pipeline]) for at in range(0, len(counts), d.pipeline)]
+    return rows if d.virtual_stages > 1 else rows[0]
+
+
+def _moe(d: Description, a: Architecture | None) -> dict[str, object]:
+    if d.expert is None:
+        return {}
+    found: dict[str, object] = {"ep_extend_tp": d.whole_experts}
+    if a is not None and a.experts is not None:
+        found |= {"expert_num": a.experts.count, "num_experts_chosen": a.experts.chosen}
+        found |= {"moe_intermediate_size": a.experts.width, "norm_topk_prob": a.normalised}
+    return {"moe_config": found}
+
+
+def _model(d: Description, a: Architecture | None) -> dict[str, object]:
+    found: dict[str, object] = {}
+    if a is not None and a.family == "llama" and a.usual_heads and not a.qk_norm:
+        found |= {
+            "type": "LlamaConfig",
+            "num_layers": a.layers,
+            "hidden_size": a.hidden,
+            "num_heads": a.heads,
+            "n_kv_heads": a.kv_heads,
+            "intermediate_size": a.ffn,
+            "vocab_size": a.vocabulary,
+            "rms_norm_eps": a.epsilon,
+            "theta": a.rope_theta,
+            "tie_word_embeddings": a.tied,
+            "use_flash_attention": True,
+        }
+    if d.sequence_length is not None:
+        found["seq_length"] = d.sequence_length
+    found["compute_dtype"] = DTYPES[d.precision]
+    found["param_init_type"] = "float32"
+    found["offset"] = _offset(d)
+    found["pp_interleave_num"] = d.virtual_stages
+    found["fine_grain_interleave"] = d.interleave
+    if d.ring > 1 and d.heads == 1:
+        found["use_ring_attention"] = True
+    architecture = {"arch": {"type": "LlamaForCausalLM"}} if "type" in found else {}
+    return {"model_config": found, **architecture}
+
+
+def _offset(d: Description) -> Any:
+    """Layers of each stage beyond an equal part; 0 where all have that."""
+    each, rest = divmod(sum(d.layers), len(d.layers))
+    return 0 if d.even and not rest else _rows(d, [count - each for count in d.layers])
+
+
+def _script(job: Job) -> str:
+    command = '"run_mindformer.py --config $HERE/train.yaml --use_parallel True --run_mode train $*"'
+    if job.nodes > 1:
+        devices = f"{job.description.devices} {job.processes}"
+        rest = f' {devices} "${{MASTER_ADDR:?}}" "${{MASTER_PORT:-8118}}" "${{NODE_RANK:?}}" output/msrun_log False 300'
+        how = f"Run it on each of {job.nodes} nodes: NODE_RANK=0..{job.nodes - 1} MASTER_ADDR=first-node bash launch.sh"
+    else:
+        rest, how = f" {job.processes}", f"Runs on one node with {job.processes} devices: bash launch.sh"
+    return (
+        "#!/usr/bin/env bash\n"
+        f"# {one_line(job.model)} with MindSpore Transformers 2.1; MINDFORMERS is its folder.\n# {how}\n"
+        'set -euo pipefail\n\nHERE=$(cd "$(dirname "$0")" && pwd)\ncd "${MINDFORMERS:?}"\n'
+        f"bash scripts/msrun_launcher.sh {command}{rest}\n"
+    )

@@ -1,0 +1,214 @@
+"""Reads the TOML of torchtitan as a description."""
+
+import math
+from dataclasses import replace
+
+from hardware_profiles.foreign import SETTINGS, ForeignTextError, parse_toml
+from planner.export import common
+from planner.export.architecture import Architecture
+from planner.export.description import Description, ExportError, Kept, data_of, micro_batches_of, stages_for, stages_of
+from planner.export.settings import Settings, size_of
+from planner.export.target import Facts, Reading
+from planner.export.torchtitan_writing import (
+    DTYPES,
+    FLAVORS,
+    OPERATORS,
+    SCHEDULES,
+    gradient_dtype,
+    plainly_bf16,
+    recomputed_layers,
+)
+from planner.sharding.update import NO_BUCKETS, Update
+
+_LIMITS = replace(SETTINGS, finite=False)  # a norm of infinity clips nothing
+
+
+def read(text: str, facts: Facts) -> Reading:
+    """A TOML file as a description."""
+    try:
+        settings = Settings(parse_toml(text, _LIMITS), "TOML")
+    except ForeignTextError as error:
+        raise ExportError(str(error)) from error
+    description, notes = _read(settings, facts)
+    for path in ("training.dtype", "training.mixed_precision_reduce", "training.dataset", "training.steps"):
+        settings.value(path)
+    unread = settings.unread("parallelism", "activation_checkpoint", "training")
+    return Reading(description=common.normalised(description), notes=(*notes, *unread))
+
+
+def _read(settings: Settings, facts: Facts) -> tuple[Description, list[str]]:
+    _check_model(settings, facts.architecture)
+    tensor, pipeline, context = (
+        settings.degree(f"parallelism.{name}_parallel_degree") for name in ("tensor", "pipeline", "context")
+    )
+    data, replicas = _read_data(settings, facts, tensor * pipeline * context)
+    replicated, notes = data == replicas and context == 1, list[str]()
+    layers, virtual, schedule = _read_stages(settings, facts.layers, pipeline)
+    local = settings.degree("training.local_batch_size", 8)
+    micro_batch = settings.degree("parallelism.pipeline_parallel_microbatch_size") if pipeline > 1 else local
+    left_open = settings.integer("training.global_batch_size", -1) == -1
+    global_batch = local * data if left_open else settings.degree("training.global_batch_size")
+    if pipeline > 1 and global_batch != local * data:
+        notes.append("batches accumulated around the pipeline are read as more micro-batches in it")
+    expert = settings.degree("parallelism.expert_parallel_degree")
+    has_experts = expert > 1 or (facts.architecture is not None and facts.architecture.experts is not None)
+    precision = _read_precision(settings)
+    reshard = settings.word("parallelism.fsdp_reshard_after_forward", "default", ("default", "always", "never"))
+    after = (pipeline == 1) if reshard == "default" else reshard == "always"
+    description = Description(
+        layers=layers,
+        virtual_stages=virtual,
+        schedule=schedule,
+        data=data,
+        tensor=tensor,
+        ring=context,
+        zigzag=context > 1 and settings.word("parallelism.context_parallel_load_balancer", "headtail") == "headtail",
+        expert=expert if has_experts else None,
+        whole_experts=settings.degree("parallelism.expert_tensor_parallel_degree") == 1 and tensor > 1,
+        zero=0 if replicated else 3 if after else 2,
+        replicas=replicas,
+        sequence_parallel=tensor > 1,
+        micro_batch=micro_batch,
+        micro_batches=micro_batches_of(global_batch, micro_batch, data),
+        full=(0,) * len(layers),
+        selective=(0,) * len(layers),
+        precision=precision,
+        sequence_length=settings.degree("training.seq_len", 2048),
+    )
+    settings.value("parallelism.context_parallel_rotate_method")
+    description = _with_recomputation(settings, common.normalised(description), notes)
+    return replace(description, update=_read_update(settings, description)), notes
+
+
+def _check_model(settings: Settings, a: Architecture | None) -> None:
+    """Raise ExportError where the file is for another size of a model than the one that was named."""
+    name, flavor = settings.word("model.name", ""), settings.word("model.flavor", "")
+    known = {pair: model for model, pair in FLAVORS.items()}.get((name, flavor))
+    if known is not None and a is not None:
+        from planner.export.architecture import architecture_of
+
+        wanted = architecture_of(known, a.sequence)
+        if wanted != a:
+            raise ExportError(f"model.flavor: the file is for {name} {flavor}; give --model {known}")
+
+
+def _read_data(settings: Settings, facts: Facts, rest: int) -> tuple[int, int]:
+    """Data parallel devices, and groups of them of which each has all weights."""
+    replicate = settings.degree("parallelism.data_parallel_replicate_degree")
+    shard = settings.integer("parallelism.data_parallel_shard_degree", -1)
+    if shard == -1:
+        if facts.devices is None:
+            raise ExportError(
+                "parallelism.data_parallel_shard_degree: the file leaves it to the devices; give --devices"
+            )
+        shard = data_of(facts.devices, replicate=replicate, others=rest)
+    else:
+        shard = settings.degree("parallelism.data_parallel_shard_degree")
+    if facts.devices is not None and replicate * shard * rest != facts.devices:
+        raise ExportError(
+            f"the degrees of the file make {replicate * shard * rest} devices, --devices says {facts.devices}"
+        )
+    return replicate * shard, replicate
+
+
+def _read_stages(settings: Settings, layers: int, pipeline: int) -> tuple[tuple[int, ...], int, str]:
+    known = {theirs.lower(): ours for ours, theirs in SCHEDULES.items()}
+    word = settings.word("parallelism.pipeline_parallel_schedule", "1F1B")
+    parts = settings.value("parallelism.module_fqns_per_model_part")
+    if pipeline == 1:
+        return (layers,), 1, "1f1b"
+    if word.lower() not in known:
+        raise ExportError(f"parallelism.pipeline_parallel_schedule: {word}; plans have {', '.join(SCHEDULES.values())}")
+    schedule = known[word.lower()]
+    virtual = 1
+    if parts is not None:
+        stages = _layers_of_parts(parts)
+        if sum(stages) != layers or len(stages) % pipeline:
+            raise ExportError(
+                f"parallelism.module_fqns_per_model_part: {sum(stages)} layers in {len(stages)} parts; the model has"
+                f" {layers}, and there are {pipeline} pipeline ranks"
+            )
+        return stages, len(stages) // pipeline, schedule
+    ends = [_fewer(settings, f"parallelism.pipeline_parallel_{end}_stage_less_layers") for end in ("first", "last")]
+    where = "parallelism.pipeline_parallel_layers_per_stage"
+    if settings.has(where):
+        each = settings.degree(where)
+        stages_there = -(-(layers + sum(ends)) // each)
+        virtual, rest = divmod(stages_there, pipeline)
+        if rest or not virtual:
+            raise ExportError(
+                f"{where}: {each} makes {stages_there} stages, which do not divide over {pipeline} pipeline ranks;"
+                " write another number"
+            )
+    elif schedule == "interleaved_1f1b":
+        virtual = 2
+    return _shared_out(layers, stages_for(layers, pipeline, virtual), ends), virtual, schedule
+
+
+def _layers_of_parts(parts: object) -> tuple[int, ...]:
+    """Layers of every stage, of which each is a list of names of modules."""
+    if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
+        raise ExportError("parallelism.module_fqns_per_model_part: write a list of names for each stage")
+    if not all(isinstance(name, str) for part in parts for name in part):
+        raise ExportError("parallelism.module_fqns_per_model_part: write names of modules, such as layers.0")
+    return tuple(sum(name.startswith("layers.") for name in part) for part in parts)
+
+
+def _fewer(settings: Settings, where: str) -> int:
+    """Layers that the first or the last stage has less than others."""
+    found = settings.integer(where, 1)
+    if found < 0:
+        raise ExportError(f"{where}: {found}; write 0 or more")
+    return found
+
+
+def _shared_out(layers: int, stages: int, less: list[int]) -> tuple[int, ...]:
+    """Layers of every stage where the ends have less of them: equal parts of all, those of the ends less; the first
+    ones take what is left."""
+    if not any(less):
+        return stages_of(layers, stages) if layers % stages == 0 else _spread(layers, stages)
+    counts = list(_spread(layers + sum(less), stages))
+    counts[0] -= less[0]
+    counts[-1] -= less[1]
+    if min(counts) < 1:
+        raise ExportError(f"{layers} layers are too few for {stages} stages whose ends have {less} less")
+    return tuple(counts)
+
+
+def _spread(layers: int, stages: int) -> tuple[int, ...]:
+    return tuple(layers // stages + (at < layers % stages) for at in range(stages))
+
+
+def _with_recomputation(settings: Settings, d: Description, notes: list[str]) -> Description:
+    mode = settings.word("activation_checkpoint.mode", "selective")
+    option = settings.word("activation_checkpoint.selective_ac_option", "2")
+    if mode == "full":
+        return replace(d, full=d.layers)
+    if mode == "none":
+        return d
+    if mode != "selective":
+        raise ExportError(f"activation_checkpoint.mode: {mode}; plans have none, full and selective")
+    if option == "op":
+        notes.append("selective by operators: every second product, which is computed again too, is priced as kept")
+        return replace(d, selective=d.layers, kept=Kept(but=OPERATORS))
+    every = size_of(option)
+    if every is None:
+        raise ExportError(f"activation_checkpoint.selective_ac_option: {option:.80}; it is op or a number from 1 on")
+    return replace(d, full=recomputed_layers(d, every))
+
+
+def _read_precision(settings: Settings) -> str:
+    known = {theirs: ours for ours, theirs in DTYPES.items()}
+    computed = known[settings.word("training.mixed_precision_param", "bfloat16", known)]
+    return "bf16" if settings.word("training.dtype", "float32", known) == "bfloat16" else computed
+
+
+def _read_update(settings: Settings, d: Description) -> Update:
+    clip = settings.number("training.max_norm", 1.0)
+    plain = plainly_bf16(d)
+    return Update(
+        buckets=NO_BUCKETS,
+        clip_norm=None if math.isinf(clip) or clip <= 0 else clip,
+        master_weights=not plain,
+        gradient_dtype=gradient_dtype(d, plain),
+    )

@@ -1,0 +1,134 @@
+"""Writes a description as the TOML of torchtitan, with the script that starts it."""
+
+import math
+from collections.abc import Mapping
+
+from hardware_profiles import engine_words
+from planner.export.description import Description, ExportError
+from planner.export.quoting import one_line
+from planner.export.shell import torchrun_script
+from planner.export.target import Job
+from planner.export.toml import toml_text
+
+SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved_1f1b": "Interleaved1F1B"}
+DTYPES = engine_words("torchtitan")
+FLAVORS = {"llama8b": ("llama3", "8B"), "llama70b": ("llama3", "70B"), "llama405b": ("llama3", "405B"),
+           "qwen3-30b-a3b": ("qwen3", "30B-A3B"), "qwen3-235b-a22b": ("qwen3", "235B-A22B")}  # fmt: skip
+OPERATORS = ("copy", "elementwise", "normalisation")  # what "op" recomputes, beside every second product
+Sections = dict[str, dict[str, object]]
+
+
+def write(job: Job) -> Mapping[str, str]:
+    """`train.toml`, and the script that starts torchtitan with it."""
+    sections = _sections(job)
+    title = f"{job.model} with torchtitan 0.2; the tokenizer is in HF_ASSETS."
+    files: tuple[str, ...] = (
+        '--job.config_file "$(dirname "$0")/train.toml"',
+        '--model.hf_assets_path "${HF_ASSETS:?}"',
+    )
+    if "name" not in sections["model"]:
+        title += " It has no flavor of this model: say which one of yours it is in MODEL and FLAVOR."
+        files += ('--model.name "${MODEL:?}"', '--model.flavor "${FLAVOR:?}"')
+    script = torchrun_script(job, title, "-m torchtitan.train", (), also=files)
+    return {"train.toml": toml_text(sections), "launch.sh": script}
+
+
+def _sections(job: Job) -> Sections:
+    d, a = job.description, job.architecture
+    flavor = FLAVORS.get(job.model) if a is not None else None
+    if flavor is not None and flavor[0] == "qwen3" and d.pipeline > 1:
+        raise ExportError(
+            f"torchtitan 0.2 has no pipeline for {job.model}; plan again with --pipeline 1, or take another engine"
+        )
+    model: dict[str, object] = {} if flavor is None else {"name": flavor[0], "flavor": flavor[1]}
+    return {
+        "job": {"description": f"{one_line(job.model)} on {d.devices} devices"},
+        "model": model,
+        "optimizer": {"name": "AdamW"},
+        "training": _training(d),
+        "parallelism": _parallelism(d),
+        "activation_checkpoint": _checkpoint(d),
+    }
+
+
+def _training(d: Description) -> dict[str, object]:
+    local = d.micro_batch * (d.micro_batches if d.pipeline > 1 else 1)
+    found: dict[str, object] = {"local_batch_size": local, "global_batch_size": d.global_batch}
+    if d.sequence_length is not None:
+        found["seq_len"] = d.sequence_length
+    found["max_norm"] = math.inf if d.update.clip_norm is None else d.update.clip_norm
+    found["dtype"] = "bfloat16" if plainly_bf16(d) else "float32"
+    found["mixed_precision_param"] = DTYPES[d.precision]
+    found["mixed_precision_reduce"] = "float32"
+    return found
+
+
+def _parallelism(d: Description) -> dict[str, object]:
+    replicated = d.zero == 0 and d.context == 1
+    found: dict[str, object] = {
+        "data_parallel_replicate_degree": d.data if replicated else d.replicas,
+        "data_parallel_shard_degree": 1 if replicated else d.data // d.replicas,
+    }
+    if d.zero > 1:
+        found["fsdp_reshard_after_forward"] = "always" if d.zero == 3 else "never"
+    found["tensor_parallel_degree"] = d.tensor
+    found["pipeline_parallel_degree"] = d.pipeline
+    if d.pipeline > 1:
+        found["pipeline_parallel_schedule"] = SCHEDULES[d.schedule]
+        found["pipeline_parallel_microbatch_size"] = d.micro_batch
+        found["module_fqns_per_model_part"] = _parts(d.layers)
+    found["context_parallel_degree"] = d.context
+    if d.context > 1:
+        found |= {"context_parallel_rotate_method": "alltoall", "context_parallel_load_balancer": "headtail"}
+    if d.expert is not None:
+        found["expert_parallel_degree"] = d.expert
+        found["expert_tensor_parallel_degree"] = 1 if d.whole_experts else d.tensor
+    return found
+
+
+def _parts(layers: tuple[int, ...]) -> list[list[str]]:
+    """Names of the modules of every stage."""
+    parts, first = [], 0
+    for count in layers:
+        parts.append([f"layers.{at}" for at in range(first, first + count)])
+        first += count
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", "output"]
+    return parts
+
+
+def _checkpoint(d: Description) -> dict[str, object]:
+    if any(d.selective):
+        return {"mode": "selective", "selective_ac_option": "op"}
+    if not any(d.full):
+        return {"mode": "none"}
+    if d.full == d.layers:
+        return {"mode": "full"}
+    return {"mode": "selective", "selective_ac_option": str(recomputed_every(d))}
+
+
+def recomputed_every(d: Description) -> int | None:
+    """The n for which every nth layer is recomputed; None where there is none."""
+    return next((n for n in range(1, max(d.layers) + 1) if recomputed_layers(d, n) == d.full), None)
+
+
+def recomputed_layers(d: Description, every: int) -> tuple[int, ...]:
+    """Layers of every stage that are recomputed, where each rank counts the layers of its stages through."""
+    full = [0] * len(d.layers)
+    for rank in range(d.pipeline):
+        before = 0
+        for stage in range(rank, len(d.layers), d.pipeline):
+            full[stage] = (before + d.layers[stage]) // every - before // every
+            before += d.layers[stage]
+    return tuple(full)
+
+
+def plainly_bf16(d: Description) -> bool:
+    """Whether there is nothing that computes in bf16 on weights in fp32: neither FSDP nor DDP alone."""
+    return d.precision == "bf16" and d.data * d.context == 1 and d.tensor * d.pipeline > 1
+
+
+def gradient_dtype(d: Description, plain: bool) -> str:
+    if plain:
+        return "parameter"
+    return "fp32" if d.zero > 1 and d.precision == "bf16" else "mixed"
