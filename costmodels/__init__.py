@@ -29,6 +29,7 @@ from costmodels.memory import (
 from costmodels.offload import PLACES, Visit, away_seconds, offloaded_bytes, visit_pace, visit_seconds, visits_time
 from costmodels.optimizer import optimizer_time
 from costmodels.orders import SCHEDULES, Orders, Schedule, ends, most_in_flight, schedule_orders
+from costmodels.pipeline_times import ChunkSeconds, PassSeconds, RankSeconds
 from costmodels.rank_ends import RankEnd, rank_ends
 from costmodels.rates import best_rate
 from costmodels.schedules import (
@@ -42,16 +43,7 @@ from costmodels.schedules import (
     step_time,
 )
 from costmodels.tables import ID_BYTES, host_rows_time, server_rows_time
-from costmodels.timeline import (
-    ChunkSeconds,
-    Event,
-    Overlap,
-    PassSeconds,
-    RankSeconds,
-    RankUse,
-    Timeline,
-    simulate,
-)
+from costmodels.timeline import Event, Overlap, RankUse, Timeline, simulate
 from costmodels.units import Array, Quantity
 
 __all__ = [

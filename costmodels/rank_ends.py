@@ -28,8 +28,8 @@ from typing import NamedTuple
 import numpy as np
 
 from costmodels.errors import CostModelError
+from costmodels.pipeline_times import PassSeconds, RankSeconds
 from costmodels.schedules import in_flight_of_chunks
-from costmodels.timeline import PassSeconds, RankSeconds
 from costmodels.units import Array, Seconds
 
 

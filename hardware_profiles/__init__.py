@@ -1,18 +1,9 @@
 """Machines as facts: devices and the networks between them, every number with its source. Imports nothing of ours."""
 
 from hardware_profiles.accuracy import FitError, RunError, dump_records, recorded, with_records
-from hardware_profiles.cluster import (
-    OP_CLASSES,
-    Cluster,
-    Device,
-    Efficiency,
-    Fact,
-    Group,
-    Level,
-    Protocol,
-    Span,
-)
+from hardware_profiles.cluster import Cluster, Fact
 from hardware_profiles.compose import LevelChoice, compose, parse_levels, with_network
+from hardware_profiles.device import OP_CLASSES, Device, Efficiency
 from hardware_profiles.dtypes import DTYPES, TRAINED, DType, engine_words
 from hardware_profiles.errors import (
     HardwareProfileError,
@@ -50,6 +41,7 @@ from hardware_profiles.mixed import (
     parse_mixed,
     parts_of,
 )
+from hardware_profiles.network import Group, Level, Protocol, Span
 from hardware_profiles.parameters import Parameter, fitted_parameters
 from hardware_profiles.software import PYTORCH, AttentionKernels, Hidden, LossMemory, Software, Stored
 from hardware_profiles.stacks import load_software, software_facts, software_names

@@ -19,9 +19,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hardware_profiles.cluster import Cluster, Fact, Level
+from hardware_profiles.cluster import Cluster, Fact
 from hardware_profiles.errors import TopologyError
 from hardware_profiles.load import load_profile
+from hardware_profiles.network import Level
 from hardware_profiles.units import GB, BytesPerSecond
 
 _FORM = "write NAME=COUNT@GB_PER_S/OVERSUBSCRIPTION for every level, innermost first, as in node=8@300,cluster@25/2"

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from hardware_profiles.cluster import OP_CLASSES, DeviceType
+from hardware_profiles.device import OP_CLASSES, DeviceType
 from hardware_profiles.errors import MeasurementsError
 from hardware_profiles.foreign import ForeignTextError, decoded, form_fault, parse_json, read_bytes
 from hardware_profiles.units import Bytes, Flops, Seconds

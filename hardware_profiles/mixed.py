@@ -20,10 +20,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from hardware_profiles.cluster import Cluster, DeviceType, Group, Span
+from hardware_profiles.cluster import Cluster
 from hardware_profiles.compose import compose
+from hardware_profiles.device import DeviceType
 from hardware_profiles.errors import TopologyError
 from hardware_profiles.load import load_profile
+from hardware_profiles.network import Group, Span
 from hardware_profiles.software import Software
 from hardware_profiles.units import GB, BytesPerSecond
 

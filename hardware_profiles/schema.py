@@ -9,20 +9,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from hardware_profiles.cluster import (
-    OP_CLASSES,
-    Cluster,
-    Device,
-    DeviceType,
-    Efficiency,
-    Level,
-    NetworkKind,
-    Protocol,
-    Serves,
-)
+from hardware_profiles.cluster import Cluster
+from hardware_profiles.device import OP_CLASSES, Device, DeviceType, Efficiency
 from hardware_profiles.fact_models import AtLeastOne, Number, Portion, Positive, Share, Strict, Text, facts_of
 from hardware_profiles.host import Host, Store
 from hardware_profiles.kernels import AttentionKernel, MatmulKernel
+from hardware_profiles.network import Level, NetworkKind, Protocol, Serves
 from hardware_profiles.units import (
     bytes_from_gib,
     bytes_per_second_from_gb_per_s,

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hardware_profiles.cluster import Cluster, FactKind, Level, Protocol
+from hardware_profiles.cluster import Cluster, FactKind
 from hardware_profiles.errors import InvalidProfileError
 from hardware_profiles.host import Host
 from hardware_profiles.kernels import AttentionKernel, MatmulKernel
 from hardware_profiles.load import parse_profile
+from hardware_profiles.network import Level, Protocol
 from hardware_profiles.units import (
     TERA,
     gb_per_s_from_bytes_per_second,

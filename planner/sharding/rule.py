@@ -39,6 +39,8 @@ most: the few are whole on the axis, and their gradient is partial, as for every
 A *ring* is an exchange in which every device meets all pieces of the first factor, so that the work is divided by the
 second alone: keys k that come round to queries q, written k@q (Liu et al. 2023, arXiv 2310.01889). Nobody splits by it
 unless it is asked for.
+
+This file is long because a rule and what a strategy makes of it (layouts, extents, legality) are one definition.
 """
 
 import math

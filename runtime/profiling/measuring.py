@@ -38,7 +38,7 @@ from hardware_profiles import (
     Measurements,
     dump_measurements,
 )
-from hardware_profiles.cluster import DeviceType
+from hardware_profiles.device import DeviceType
 from planner.errors import RequestError
 from planner.plan.file import write_atomically
 from planner.plan.plan import PLANNER_VERSION

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.cli.errors import reporting
-from planner.cli.options import taking
+from planner.cli.taking import taking
 from planner.cli.texts import say
 from runtime.run_settings import RunSettings, Setting, asked_settings
 

@@ -1,0 +1,83 @@
+"""How long the passes and communications of each pipeline rank take: what `costmodels.timeline` simulates."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from costmodels.errors import CostModelError
+from costmodels.orders import Orders
+from costmodels.units import Bytes, Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassSeconds:
+    """One pass of a micro-batch, or of a slice of it, through a chunk.
+
+    `blocking` is communication inside the pass that its computation waits for, `overlapped` such that needs only to be
+    done when the pass is.
+    """
+
+    computation: Seconds
+    blocking: Seconds = 0.0
+    overlapped: Seconds = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkSeconds:
+    """What one chunk of one rank takes and holds.
+
+    `forward`, `backward` and `weight_gradient` have an entry per slice of the sequence (one where it is whole). Where
+    `weight_gradient` is given, `backward` is the gradient of the input alone, and a schedule that does not take the
+    backward pass apart does both in one turn. `gather` comes before each pass but that of the weight gradient. The
+    `reductions` are those of the buckets of gradients in the order in which the backward pass makes them, in equal
+    shares of its time; once a step, or with each backward pass (`reduce_each`: gradients that are stored sharded).
+    `held` is what one slice of a micro-batch keeps from its forward until its backward pass, or until its weight
+    gradient where that is a turn of its own.
+    """
+
+    forward: tuple[PassSeconds, ...]
+    backward: tuple[PassSeconds, ...]
+    weight_gradient: tuple[PassSeconds, ...] = ()
+    gather: Seconds = 0.0
+    reductions: tuple[Seconds, ...] = ()
+    reduce_each: bool = False
+    send_forward: Seconds = 0.0
+    send_backward: Seconds = 0.0
+    held: Bytes = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSeconds:
+    """One rank: its chunks in model order (chunk c of rank r is c p + r of the model), and the end of its step."""
+
+    chunks: tuple[ChunkSeconds, ...]
+    optimizer: Seconds = 0.0
+    weight_gather: Seconds = 0.0
+
+
+def check_times(ranks: Sequence[RankSeconds], orders: Orders) -> None:
+    if not ranks or len(ranks) != len(orders):
+        raise CostModelError(
+            f"a pipeline needs an order for each rank, got {len(ranks)} ranks and {len(orders)} orders"
+        )
+    chunks = len(ranks[0].chunks)
+    if not chunks or not ranks[0].chunks[0].forward:
+        raise CostModelError("a rank needs at least one chunk, and a chunk at least one slice")
+    slices = len(ranks[0].chunks[0].forward)
+    for number, rank in enumerate(ranks):
+        if len(rank.chunks) != chunks:
+            raise CostModelError(f"rank {number} has {len(rank.chunks)} chunks, rank 0 has {chunks}")
+        for chunk in rank.chunks:
+            sizes = (len(chunk.forward), len(chunk.backward), len(chunk.weight_gradient) or slices)
+            if sizes != (slices, slices, slices):
+                raise CostModelError(f"rank {number} has passes for {sizes} slices, rank 0 for {slices}")
+        amounts = [rank.optimizer, rank.weight_gather]
+        for chunk in rank.chunks:
+            amounts += [chunk.gather, *chunk.reductions, chunk.send_forward, chunk.send_backward, chunk.held]
+            for one in (*chunk.forward, *chunk.backward, *chunk.weight_gradient):
+                amounts += [one.computation, one.blocking, one.overlapped]
+        wrong = [amount for amount in amounts if not 0 <= amount < math.inf]
+        if wrong:
+            raise CostModelError(
+                f"rank {number} has a duration or size of {wrong[0]}: it must be finite and not negative"
+            )

@@ -1,0 +1,140 @@
+"""The levels of a network as plain values, and how a group of devices sees them."""
+
+import math
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+from hardware_profiles.device import OPTIONAL_IN_DIGEST
+from hardware_profiles.errors import TopologyError
+from hardware_profiles.units import BytesPerSecond, Seconds
+
+NetworkKind = Literal["switch", "mesh"]
+Serves = Literal["all", "rings", "peers"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """One way in which a communication library drives a level: little latency, or much bandwidth.
+
+    `setup` is paid once per collective whose outermost level this is, `latency` once per step over this level, and
+    `efficiency` is the share of the level's bandwidth that large messages reach. `own` is what the part that a device
+    keeps seems to cost it, relative to sending that part (a fitted term in 1/n, see `costmodels.collectives`). Some
+    libraries send between `peers` (all-to-all, neighbours) by other kernels than along `rings` and trees.
+    """
+
+    name: str
+    setup: Seconds
+    latency: Seconds
+    efficiency: float
+    own: float = field(default=0.0, metadata=OPTIONAL_IN_DIGEST)
+    serves: Serves = field(default="all", metadata=OPTIONAL_IN_DIGEST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One level of the network hierarchy.
+
+    `fan_out` units of the level below form one unit of this one (None: as many as there are, outermost level only).
+    `bandwidth` is per device and direction. In a "switch" any subset of devices has all of it; in a "mesh" of direct
+    links a group of c devices has only (c-1)/(fan_out-1) of it. All levels of a cluster list the same protocols, in the
+    same order. `in_network` is the protocol of an all-reduce done by the switches themselves (NVLink SHARP), if any.
+    `oversubscription` is how many times more the ports of a unit's devices carry together than its uplink here.
+    """
+
+    name: str
+    fan_out: int | None
+    network: NetworkKind
+    bandwidth: BytesPerSecond
+    protocols: tuple[Protocol, ...]
+    in_network: Protocol | None = None
+    oversubscription: float = field(default=1.0, metadata=OPTIONAL_IN_DIGEST)
+
+    @property
+    def latency(self) -> Seconds:
+        """Least latency of a step over this level."""
+        return min(protocol.latency for protocol in self.protocols)
+
+    @property
+    def efficiency(self) -> float:
+        """Share of the bandwidth that the best protocol reaches."""
+        return max(protocol.efficiency for protocol in self.protocols)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """What a group has at one level: `count` units of the level below, joined by `level`."""
+
+    level: Level
+    count: int
+
+    @property
+    def bandwidth(self) -> BytesPerSecond:
+        """Bandwidth per device and direction that a group of `count` has while all shifts of it communicate.
+
+        All of a switch, its links of a mesh; on a shared uplink the device's part of it.
+        """
+        level = self.level
+        if level.network == "mesh" and level.fan_out is not None:
+            return level.bandwidth * min(1.0, (self.count - 1) / (level.fan_out - 1)) / level.oversubscription
+        return level.bandwidth / level.oversubscription
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The devices of a collective, as a collective sees them: spans of more than one, innermost first.
+
+    The product of the counts is the size of the group; a group of one device has no spans.
+    """
+
+    spans: tuple[Span, ...]
+    size: int = field(init=False)
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if any(span.count < 2 for span in self.spans):
+            raise TopologyError(f"every span of a group counts at least 2, got {[s.count for s in self.spans]}")
+        object.__setattr__(self, "size", math.prod(span.count for span in self.spans))
+        object.__setattr__(self, "_hash", hash(self.spans))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(Group, spans=self.spans), ()  # hashes of text differ between processes: compute anew
+
+
+def capacity_of(levels: tuple[Level, ...]) -> int | None:
+    capacity = 1
+    for level in levels:
+        if level.fan_out is None:
+            return None
+        capacity *= level.fan_out
+    return capacity
+
+
+def check_levels(name: str, levels: tuple[Level, ...]) -> None:
+    if not levels:
+        raise TopologyError(f"cluster {name} has no levels")
+    protocols = [(protocol.name, protocol.serves) for protocol in levels[0].protocols]
+    if not protocols:
+        raise TopologyError(f"level {levels[0].name} of cluster {name} has no protocols")
+    for served in ("rings", "peers"):
+        if all(serves not in ("all", served) for _, serves in protocols):
+            raise TopologyError(f"no protocol of cluster {name} serves {served}")
+    for index, level in enumerate(levels):
+        if level.fan_out is None and index != len(levels) - 1:
+            raise TopologyError(f"level {level.name} of cluster {name} is unbounded but not the outermost")
+        if level.fan_out is not None and level.fan_out < 2:
+            raise TopologyError(f"level {level.name} of cluster {name} has fan_out {level.fan_out}, less than 2")
+        if not 1 <= level.oversubscription < math.inf:
+            raise TopologyError(
+                f"level {level.name} of cluster {name} has oversubscription {level.oversubscription}; it is 1 or more"
+            )
+        if level.network == "mesh" and level.fan_out is None:
+            raise TopologyError(f"level {level.name} of cluster {name} is a mesh, so it needs a fan_out")
+        if [(protocol.name, protocol.serves) for protocol in level.protocols] != protocols:
+            names = [protocol for protocol, _ in protocols]
+            raise TopologyError(
+                f"level {level.name} of cluster {name} must list the protocols {names}, serving the same"
+            )
