@@ -77,24 +77,8 @@ def _trained(
     at("building the model")
     built = _build(plan, settings)
     at("tracing the model and building the step")
-    folder = settings.server_folder
-    servers = None if folder is None else Addresses(folder=Path(folder), count=settings.servers)
-    guard = settings.guard()
-    way_back = WayBack(settings, checkpoints) if guard.rolls_back else None
-    step = parallelize(
-        built.module,
-        plan,
-        optimizer=optimizer,
-        device=device,
-        known=Communicators(settings.timeout),
-        seed=settings.seed,
-        guard=guard,
-        rollback=lambda step: None,  # the report goes back, once the unsharded model has seen the batch
-        servers=servers,
-        lowered=not settings.general,
-        compiled=settings.compile,
-    )
-    step.prepare(*built.args, **built.kwargs)
+    way_back = WayBack(settings, checkpoints) if settings.guard().rolls_back else None
+    step = _parallelized(plan, settings, optimizer, built, device)
     source = checkpoints.restore(step)
     yield from (NoticeReport(text=note) for note in checkpoints.notes)
     plain = _plain(built, step, settings, device)
@@ -104,11 +88,7 @@ def _trained(
         way_back.begin(step, plain)
     run = _Run(plan=plan, settings=settings, step=step, plain=plain, checkpoints=checkpoints, way_back=way_back)
     at("opening the data")
-    if settings.dataset is None and checkpoints.position is not None:
-        raise RequestError(
-            f"{checkpoints.resumed} was trained on a dataset, and synthetic data would follow; give its --dataset, or"
-            " start from its model alone with --weights"
-        )
+    _check_data(settings, checkpoints)
     data = _data(built, step, settings, checkpoints.position)
     seconds, busy, worst = [], [], 0.0
     for read, call, whole in _timed(data.batches):
@@ -142,6 +122,37 @@ def _build(plan: Plan, settings: RunSettings) -> BuiltModel:
     """The model on the CPU: the same weights on every rank."""
     torch.manual_seed(settings.seed)
     return build_planned(plan, settings.model, device="cpu")
+
+
+def _parallelized(
+    plan: Plan, settings: RunSettings, optimizer: OptimizerSettings | None, built: BuiltModel, device: torch.device
+) -> TrainingStep:
+    """The training step of this rank, ready to run."""
+    folder = settings.server_folder
+    step = parallelize(
+        built.module,
+        plan,
+        optimizer=optimizer,
+        device=device,
+        known=Communicators(settings.timeout),
+        seed=settings.seed,
+        guard=settings.guard(),
+        rollback=lambda step: None,  # the report goes back, once the unsharded model has seen the batch
+        servers=None if folder is None else Addresses(folder=Path(folder), count=settings.servers),
+        lowered=not settings.general,
+        compiled=settings.compile,
+    )
+    step.prepare(*built.args, **built.kwargs)
+    return step
+
+
+def _check_data(settings: RunSettings, checkpoints: RunCheckpoints) -> None:
+    """Raise RequestError where synthetic data would follow a dataset."""
+    if settings.dataset is None and checkpoints.position is not None:
+        raise RequestError(
+            f"{checkpoints.resumed} was trained on a dataset, and synthetic data would follow; give its --dataset, or"
+            " start from its model alone with --weights"
+        )
 
 
 def _plain(built: BuiltModel, step: TrainingStep, settings: RunSettings, device: torch.device) -> UnshardedStep | None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from planner.export.target import OperatorReading, OperatorTarget
     from planner.plan.binding.bind import BoundPlan
     from planner.plan.plan import Training
+    from planner.strategy_search.fixed.fixed_schedule import Order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,6 @@ def imported_operators(file: Path, target: "OperatorTarget", given: Given) -> "t
     from planner.plan.plan import PRECISIONS
     from planner.sharding.discover import discover
     from planner.strategy_search.fixed.by_operator import ByOperator, operator_plan
-    from planner.strategy_search.fixed.fixed_schedule import Order
     from planner.strategy_search.job import default_precision, machine_from
     from planner.strategy_search.request.request import SearchRequest
     from planner.strategy_search.request.space import Pinned
@@ -79,14 +79,6 @@ def imported_operators(file: Path, target: "OperatorTarget", given: Given) -> "t
         running = beside.running(prepared, blocks) if beside else (("none", ()),) * blocks.count
     devices = _devices(reading)
     training = _training(reading, given, precision, None if beside is None else beside.training)
-    virtual = len(reading.stages) // reading.pipeline
-    order = Order(
-        stages=reading.stages,
-        virtual_stages=virtual,
-        schedule=beside.schedule if beside else _schedule(reading.pipeline, virtual),
-        slices=beside.slices if beside else 1,
-        interleave=training.interleave,
-    )
     request = SearchRequest(
         graph=graph,
         batch=built.batch,
@@ -102,12 +94,26 @@ def imported_operators(file: Path, target: "OperatorTarget", given: Given) -> "t
     decisions = ByOperator(
         operators={at: (wish.axes, wish.cuts) for at, wish in reading.operators.items()},
         parameters=reading.parameters,
-        order=order,
+        order=_order(reading, beside, training.interleave),
         running=running,
     )
     bound = operator_plan(request, decisions)
     told = () if beside else (_assumed(bound, bool(reading.parameters)),)
     return bound, (*reading.notes, *told)
+
+
+def _order(reading: "OperatorReading", beside: "Sidecar | None", interleave: int) -> "Order":
+    """Stages and schedule: those of the export, or of a file alone the plainest that its stages allow."""
+    from planner.strategy_search.fixed.fixed_schedule import Order
+
+    virtual = len(reading.stages) // reading.pipeline
+    return Order(
+        stages=reading.stages,
+        virtual_stages=virtual,
+        schedule=beside.schedule if beside else _schedule(reading.pipeline, virtual),
+        slices=beside.slices if beside else 1,
+        interleave=interleave,
+    )
 
 
 def _devices(reading: "OperatorReading") -> int:
