@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tests.unit.cli.answers import ANSWERS
 
+from planner.cli.schemas import ANSWERS
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
 from planner.plan.file import save_plan

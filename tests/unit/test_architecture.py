@@ -158,6 +158,32 @@ SUSPECT = re.compile("|".join((*UNPICKLERS, *UNPICKLING_CALLS, "multiprocessing"
 
 MAY_PRINT = ("planner.cli", "planner.report", "runtime.launch.launch")
 
+# Launchers speak through environment variables, and so do we with the processes that we start. Nothing else reads them.
+MAY_READ_ENVIRONMENT = (
+    "planner.cli.commands.run",  # whether a launcher has started this process
+    "planner.cli.printing",  # COLUMNS
+    "runtime.comm.device_mesh",  # the launcher's rank and address
+    "runtime.comm.groups",  # the same, before there is a mesh
+    "runtime.comm.rendezvous",  # attempts of torchrun
+    "runtime.launch.launch",  # the launcher's rank, and OMP_NUM_THREADS of this process
+    "runtime.processes.hang",  # RANK
+    "runtime.processes.rank",  # RANK and WORLD_SIZE, set by `runtime.processes.ranks`
+    "runtime.processes.ranks",  # what ranks inherit
+    "runtime.recovery.replica_folder",  # PLAN_COPIES
+    "runtime.servers.fleet",  # what servers inherit
+)
+ENVIRONMENT = ("environ", "environb", "getenv", "getenvb", "putenv", "unsetenv")
+
+# The names of a module that its functions change.
+STATE = {
+    "planner.limits": {"_CURRENT"},  # a ContextVar: the limits of the call that runs
+    "runtime.comm.groups": {"_LAST"},  # the step of which `get_rank` and its like speak, as long as it lives
+    "runtime.step.training_step": {"_alive"},  # steps whose process groups are left before the interpreter ends
+    "runtime.waiting": {"_ASKED"},  # a ContextVar: who measures waiting
+}
+CHANGING = {"add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft",
+            "remove", "set", "setdefault", "update"}  # fmt: skip
+
 
 # Who runs what a text says: by importing a name that is no literal, or by executing text. Nothing else may.
 RUNS = {
@@ -499,6 +525,56 @@ def test_libraries_do_not_print() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert prints == []
+
+
+def reads_environment(tree: ast.Module) -> bool:
+    named = (node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    return any(name in ENVIRONMENT for name in (*named, *(name.removeprefix("os.") for _, name in imports(tree))))
+
+
+def test_environment_variables_are_read_where_processes_start() -> None:
+    assert sorted(module for module in sources() if reads_environment(syntax(module))) == sorted(MAY_READ_ENVIRONMENT)
+
+
+def module_state(tree: ast.Module) -> set[str]:
+    """Names of a module that a function of it binds anew, or changes in place."""
+    targets = [
+        target
+        for node in tree.body
+        for target in (node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)])
+    ]
+    names = {target.id for target in targets if isinstance(target, ast.Name)}
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return {name for function in functions for name in _changed(function, names)}
+
+
+def _changed(function: ast.FunctionDef | ast.AsyncFunctionDef, names: set[str]) -> Iterator[str]:
+    nodes = list(ast.walk(function))
+    bound = {one.arg for one in nodes if isinstance(one, ast.arg)}
+    bound |= {one.id for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    for node in nodes:
+        match node:
+            case ast.Global(names=found):
+                yield from found
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attr)) if attr in CHANGING:
+                yield from {name} & names - bound
+            case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del()):
+                yield from {name} & names - bound
+            case ast.Attribute(value=ast.Name(id=name), ctx=ast.Store() | ast.Del()):
+                yield from {name} & names - bound
+
+
+def test_modules_keep_no_state() -> None:
+    found = {module: names for module in sources() if (names := module_state(syntax(module)))}
+    assert found == STATE
+
+
+@pytest.mark.parametrize(
+    "text", ["global known", "known.append(1)", "known[0] = 1", "del known[0]", "known.name = 1", "known[0] += 1"]
+)
+def test_state_of_a_module_is_seen(text: str) -> None:
+    assert module_state(ast.parse(f"known = []\ndef change():\n    {text}\n")) == {"known"}
+    assert not module_state(ast.parse("known = []\ndef change():\n    known = []\n    known.append(1)\n"))
 
 
 def unpickling(tree: ast.Module) -> Iterator[tuple[int, str]]:
