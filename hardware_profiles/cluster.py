@@ -91,8 +91,8 @@ class Cluster:
         if node is not None and devices > node and devices % node:
             below = devices // node * node
             raise TopologyError(
-                f"cluster {self.name} has {node} devices a node: {devices} devices are neither within one node nor "
-                f"whole nodes; the nearest legal numbers are {below} and {below + node}"
+                f"{devices} devices do not fill whole nodes of {node} devices (cluster {self.name}); the nearest "
+                f"legal numbers are {below} and {below + node}"
             )
         capacity = capacity_of(self.levels)
         if capacity is not None and devices > capacity:

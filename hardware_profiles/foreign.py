@@ -272,11 +272,11 @@ def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 def _check_size(text: str, limits: Limits) -> None:
     if len(text) > limits.size:
-        raise ForeignTextError(f"it has {len(text)} characters; {limits.size} are the most for such a file")
+        raise ForeignTextError(f"{len(text)} characters are too many; at most {limits.size} for such a file")
 
 
 def _too_deep(limits: Limits) -> ForeignTextError:
-    return ForeignTextError(f"it is nested too deeply: {limits.depth} levels are the most")
+    return ForeignTextError(f"nested too deeply: at most {limits.depth} levels")
 
 
 def _said(error: ValueError) -> ForeignTextError:

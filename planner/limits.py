@@ -101,7 +101,7 @@ class Limits:
         return math.inf if self.memory == math.inf else max(0.0, self.memory - self.resident())
 
     def late(self) -> LimitError:
-        return LimitError(f"the time limit of {self.seconds:g} s is over")
+        return LimitError(f"the time limit of {self.seconds:g} s is reached")
 
     def _memory_words(self) -> str:
         return f"the memory of the planner is limited to {_size(self.memory)}"

@@ -66,9 +66,9 @@ def main_job(
     options: Options,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    """Plan how to train a model on a cluster: which operator is split how, what it costs, and a plan file to run.
+    """Plan the parallel training of a model on a cluster: sharding, schedule and memory, as a plan file to run.
 
-    Whatever is decided by hand is kept; all else is searched.
+    Options that you give are fixed; the search decides the rest.
 
     [bold]plan --model llama70b --devices 64[/bold]
 
@@ -98,7 +98,7 @@ def main_job(
 def _nothing_before(command: str, options: Options) -> None:
     """Options in front of a command would be lost."""
     if given := [flag(name) for name in options.given()]:
-        raise RequestError(f"{', '.join(given)}: options stand behind the command, as in plan {command} {given[0]} ...")
+        raise RequestError(f"{', '.join(given)}: put options after the command, as in plan {command} {given[0]} ...")
 
 
 def main() -> None:

@@ -7,11 +7,11 @@ import typer
 
 from planner.cli.completion import completing
 
-JOB = "What to plan"
-HAND = "Degrees, decided by hand"
-BLOCKS = "Blocks, decided by hand"
-OPERATORS = "Operators, decided by hand"
-GRADIENTS = "What becomes of gradients"
+JOB = "Training job"
+HAND = "Parallelism"
+BLOCKS = "Sequence parallelism, recomputation, offload"
+OPERATORS = "Operators"
+GRADIENTS = "Gradients"
 SEARCH = "Search"
 OUTPUT = "Output"
 

@@ -68,8 +68,8 @@ def check(options: Options) -> None:
 def _check_contradictions(options: Options) -> None:
     manual = next((name for name in _MANUAL if getattr(options, name) is not None), None)
     pairs = (
-        ("mesh", manual, "decide the same"),
-        ("micro_batch", "micro_batches", "decide the same"),
+        ("mesh", manual, "both decide the degrees"),
+        ("micro_batch", "micro_batches", "determine each other"),
         ("pareto", "top", "ask for different lists of plans"),
         ("pareto", "objective", "ask for different plans"),
     )

@@ -103,15 +103,15 @@ def fault_of(error: Any, given: Sequence[str]) -> str:
         known = [name for name in known if name.startswith("-")]
         near = difflib.get_close_matches(option, known, n=3, cutoff=0.5)
         hint = f"; did you mean {' or '.join(near)}?" if near else ";"
-        return f"{place} has no option '{option}'{hint} {place} --help lists those that it has"
+        return f"{place} has no option '{option}'{hint} {place} --help lists all options"
     message = error.format_message().rstrip(".")
     parameter = getattr(error, "param", None)
     names = [name for name in getattr(parameter, "opts", ()) if name.startswith("-")]
     said, parted, reason = message.partition(": ")
     if not (names and parted and said.startswith("Invalid value")):
-        return f"{message[:1].lower()}{message[1:]}; {place} --help says what it takes"
+        return f"{message[:1].lower()}{message[1:]}; see {place} --help"
     legal = legal_numbers(parameter)
-    what = f"give {legal}" if legal else f"{reason[:1].lower()}{reason[1:]}; {place} --help says what it takes"
+    what = f"give {legal}" if legal else f"{reason[:1].lower()}{reason[1:]}; see {place} --help"
     return f"{_as_given(names, given)}: {what}"
 
 

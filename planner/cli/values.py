@@ -44,7 +44,7 @@ def parse_count(option: str, text: str) -> int:
     if text.lower() == "auto":
         return 0
     if not re.fullmatch("0*[1-9][0-9]{0,5}", text):
-        raise RequestError(f"--{option} '{text}' is neither a number of 1 or more nor auto")
+        raise RequestError(f"--{option} '{text}' is not legal; give a whole number from 1, or auto")
     return int(text)
 
 

@@ -192,7 +192,9 @@ def _read(settings: Settings, options: Options, facts: Facts, notes: list[str]) 
             "distributed_type: DEEPSPEED; import the file that deepspeed_config_file names, from deepspeed"
         )
     if kind not in ("NO", "FSDP") and not kind.startswith("MULTI_"):
-        raise ExportError(f"distributed_type: {kind}; read are NO, MULTI_GPU and its like, and FSDP")
+        raise ExportError(
+            f"distributed_type: {kind} is not supported; supported are NO, FSDP, MULTI_GPU and other MULTI_*"
+        )
     if settings.integer(f"{_SIZES}sp_size", 1) > 1:
         raise ExportError(f"{_SIZES}sp_size: sequences split by DeepSpeed are not read; cp_size is")
     tensor, context = (settings.degree(f"{_SIZES}{name}_size") for name in ("tp", "cp"))

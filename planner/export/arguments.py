@@ -107,7 +107,7 @@ def options_in(script: str) -> Options:
     """The options in a script, or in a file that has nothing else. Raises ExportError where quotes do not match, and
     where the script, or what its variables become, is too long."""
     if len(script) > _SCRIPT:
-        raise ExportError(f"not a launch script: it has {len(script)} characters, {_SCRIPT} are the most")
+        raise ExportError(f"not a launch script: {len(script)} characters are too many; at most {_SCRIPT}")
     try:
         tokens = shlex.split(script, comments=True)
     except ValueError as error:

@@ -43,7 +43,7 @@ def parse_yaml(text: str, limits: Limits = LIMITS) -> Any:
     """The value of a YAML text without tags, whose keys are unique; what aliases repeat counts as often as it stands
     there."""
     if len(text) > limits.size:
-        raise ForeignTextError(f"it has {len(text)} characters; {limits.size} are the most for such a file")
+        raise ForeignTextError(f"{len(text)} characters are too many; at most {limits.size} for such a file")
     try:
         _check_events(yaml.parse(text, Loader=yaml.SafeLoader), limits)
         found = yaml.safe_load(text)
@@ -79,7 +79,7 @@ def _check_events(events: Iterable[Any], limits: Limits) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             open_nodes.append(_Node(anchor=event.anchor, mapping=isinstance(event, yaml.MappingStartEvent)))
             if len(open_nodes) > limits.depth + 1:
-                raise ForeignTextError(f"it is nested too deeply{_at(mark)}: {limits.depth} levels are the most")
+                raise ForeignTextError(f"nested too deeply{_at(mark)}: at most {limits.depth} levels")
         elif isinstance(event, yaml.CollectionEndEvent):
             done = open_nodes.pop()
             _add(open_nodes[-1], done.values, done.anchor, sizes)

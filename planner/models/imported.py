@@ -29,8 +29,8 @@ def imported_factory(reference: str, option: str, error: type[PlannerError]) -> 
         module = importlib.import_module(path)
     except Exception as raised:  # whatever a module of the user's does
         raise error(
-            f"cannot import '{path}' of {option} {reference}: {type(raised).__name__}: {raised}; it is looked for on"
-            f" the import path and in {here}"
+            f"cannot import '{path}' of {option} {reference}: {type(raised).__name__}: {raised}; the import path and"
+            f" {here} were searched"
         ) from raised
     factory = getattr(module, name, None)
     if not callable(factory):

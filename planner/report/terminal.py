@@ -24,7 +24,7 @@ from planner.sharding.layout import format_layout
 def print_plan(
     console: Console, bound: BoundPlan, roles: Roles, prediction: Prediction, *, details: bool = True
 ) -> None:
-    """Print a bound plan: degrees, who is sharded how, time and memory."""
+    """Print a bound plan: degrees, sharding, time and memory."""
     console.print(_headline(bound.plan))
     console.print(_degrees(bound.plan, roles))
     if details:
@@ -52,12 +52,12 @@ def _degrees(plan: Plan, roles: Roles) -> RenderableType:
 
 
 def _layers(bound: BoundPlan) -> RenderableType:
-    """Who is sharded how: operators that do the work, before the blocks, in the first block of each kind and after
+    """The sharding of operators that do the work, before the blocks, in the first block of each kind and after
     them."""
     if not bound.plan.mesh.axes:
         return Text("")
     labels = factor_labels(bound.graph)
-    title = "\nWho is sharded how" + (_stand_in(bound.blocks))
+    title = "\nSharding" + (_stand_in(bound.blocks))
     table = table_of(title, "operator", *bound.plan.mesh.names, "result", "weight", "state")
     for at, operator in enumerate(bound.operators):
         if operator.rule.op_class not in SHOWN or bound.blocks.template(at) != at:

@@ -118,8 +118,8 @@ def audit(
     """
     if not plan.schedule_kind.flushes:
         raise AuditError(
-            f"schedule '{plan.schedule}' updates weights between micro-batches, which an audit of one step does not"
-            " follow; audit the plan with schedule '1f1b', which sends and computes the same but for the updates"
+            f"an audit follows one step, and schedule '{plan.schedule}' updates weights within a step; audit the plan"
+            " with schedule '1f1b', which differs only in the updates"
         )
     strange = [rank for rank in ranks or () if not 0 <= rank < plan.pipeline]
     if strange:

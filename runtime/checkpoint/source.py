@@ -137,7 +137,7 @@ def located(path: Path) -> Path:
     """The file or folder of a checkpoint: of a folder with several the newest. Raises CheckpointError where there is
     none."""
     if not path.exists():
-        raise CheckpointError(f"{path}: is not there; give the folder of a checkpoint, or one with checkpoints in it")
+        raise CheckpointError(f"{path}: does not exist; give a checkpoint folder, or a folder of several")
     if path.is_file() or any((path / name).is_file() for name in (MANIFEST, INDEX, SINGLE)):
         return path
     inside = newest(path)

@@ -53,7 +53,7 @@ class TokensDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         except OSError as error:
             raise RequestError(f"{self._path}: {error.strerror or error}") from error
         except Exception as error:  # numpy raises what it likes of a header: ValueError, EOFError, TokenError
-            raise RequestError(f"{self._path}: is no file of tokens: {error!s:.200}") from error
+            raise RequestError(f"{self._path}: not a token file: {error!s:.200}") from error
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
             raise RequestError(
                 f"{self._path} holds {tokens.dtype} of shape {tokens.shape}; tokens are integers in one row"

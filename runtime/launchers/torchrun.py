@@ -25,7 +25,7 @@ def _read(environment: Environment, launcher: str, agents: int) -> Launched:
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
     if missing:
         raise RequestError(
-            f"some of the variables of torch.distributed are set, and {' and '.join(missing)} not; set them for every"
+            f"{' and '.join(missing)} not set, but other variables of torch.distributed are; set all for every"
             " process, or unset RANK and WORLD_SIZE to start the processes on this machine"
         )
     world = whole_number(environment, "WORLD_SIZE", launcher, 1)

@@ -45,7 +45,7 @@ def range_of(text: str) -> Range:
     """`2:4` as a range. Raises RequestError for anything else."""
     found = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", text.strip())
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
-        raise RequestError(f"--elastic {text}: give the least and the most devices to train with, such as 2:4")
+        raise RequestError(f"--elastic {text}: write MIN:MAX, the fewest and the most devices to train with, as in 2:4")
     return Range(least=int(found[1]), most=int(found[2]))
 
 

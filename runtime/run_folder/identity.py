@@ -100,7 +100,7 @@ def read_record(folder: Path) -> RunRecord | None:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     except ValidationError as error:
         raise CheckpointError(
-            f"{path}: does not say which run this is: it was edited or is damaged. Where the checkpoints are of one"
+            f"{path}: has no run id: it was edited or is damaged. If all its checkpoints are of one"
             f" run, {_adopt(folder)} gives the folder a new identity"
         ) from error
 

@@ -213,7 +213,7 @@ class Link:
         return (
             f"server {self.server} of {self.addresses.count}, {place}, has not answered for {self.patience:g} s"
             + (f" ({self._reason})" if self._reason else "")
-            + "; start it again with the same folder, its rows are there"
+            + "; restart it with the same folder, which holds its rows"
         )
 
 

@@ -50,7 +50,7 @@ class SparseOptimizer:
             if not 0 <= value < math.inf:
                 raise RequestError(f"{name} {value:g} of '{self.name}': give 0 or more")
         if self.row_steps and self.name != "adam":
-            raise RequestError(f"row_steps counts the updates of a row for adam; '{self.name}' corrects no bias")
+            raise RequestError(f"row_steps is for adam alone: '{self.name}' has no bias correction")
 
     @property
     def eps(self) -> float:

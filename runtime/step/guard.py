@@ -114,6 +114,6 @@ class LossGuard:
             return f"the loss is {loss:g}, and a gradient is not finite"
         median, settings = statistics.median(self._losses), self.settings
         return (
-            f"the loss is {loss:g}, more than {settings.spike_factor:g} times {median:g}, the median of the last"
+            f"the loss is {loss:g}, more than {settings.spike_factor:g} times the median {median:g} of the last"
             f" {settings.spike_window} steps"
         )

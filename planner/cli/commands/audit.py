@@ -31,10 +31,10 @@ def audit(
     model: ExecutedModel = None,
     as_json: Annotated[bool, typer.Option("--json", help="Every operator's row, as one object on stdout.")] = False,
 ) -> None:
-    """Run one rank of every stage of a plan on tensors without data, and compare what it does with what was predicted.
+    """Run one rank of every stage on fake tensors, and compare it with the prediction.
 
-    Collectives (kind, bytes, axis, count), floating point operations and live memory, at the full size of the plan, on
-    this machine. Exit code 1 where anything differs.
+    Compares collectives (kind, bytes, axis, count), floating point operations and live memory, at the full size of the
+    plan, on this machine. Exit code 1 if anything differs.
 
     [bold]plan audit llama70b-64.json[/bold]
     """

@@ -28,18 +28,18 @@ SCHEMA_VERSION = 1  # of the objects that `plan calibrate --json` and `plan fit 
 def calibrate(
     output: Output = PROFILE,
     nproc: Annotated[
-        int | None, typer.Option(help="Processes; one per accelerator, or per core, where not given.", min=1)
+        int | None, typer.Option(help="Processes (default: one per accelerator, or per core).", min=1)
     ] = None,
     measurements: Annotated[
-        Path | None, typer.Option(help="Where to write the measured times; beside the profile where not given.")
+        Path | None, typer.Option(help="Where to write the measured times (default: beside the profile).")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes, one to two minutes.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure this machine and fit a hardware profile to it.
 
-    Kernels of every class and collectives of every kind are timed in as many processes as there will be ranks, all at
-    once. On a CPU each has its share of the cores, so that the profile describes a rank of a run of so many processes.
+    Times kernels of every class and collectives of every kind, in one process per rank, all at once. On a CPU the
+    processes share the cores: the profile describes one rank of a run with --nproc processes.
 
     [bold]plan calibrate --nproc 4 -o laptop.toml && plan --model llama-tiny --devices 4 --hardware laptop.toml[/bold]
     """

@@ -28,8 +28,7 @@ checkpoints = typer.Typer(
     cls=Commands,
     no_args_is_help=False,
     rich_markup_mode="rich",
-    help="What is in a checkpoint, whether it is whole, and the same for another plan or in one piece.\n\n"
-    "[bold]plan checkpoint inspect runs/tiny[/bold]",
+    help="Inspect, verify, adopt, convert or merge checkpoints.\n\n[bold]plan checkpoint inspect runs/tiny[/bold]",
 )
 _SHOWN = 12  # tensors that are listed without --all
 
@@ -38,10 +37,12 @@ _LEAST = 16 * 2**20  # bytes of memory
 SRC = Annotated[
     Path, typer.Argument(metavar="SRC", help="A checkpoint, a folder of several (the newest), or Hugging Face's files.")
 ]
-DST = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="A new folder, which is whole or not there.")]
+DST = Annotated[
+    Path, typer.Option("-o", "--output", metavar="DIR", help="A new folder, written completely or not at all.")
+]
 
 Memory = Annotated[
-    str, typer.Option("--memory", metavar="SIZE", help="By how much memory may grow, beside what is needed to begin.")
+    str, typer.Option("--memory", metavar="SIZE", help="Memory that the command may use beyond what it needs to start.")
 ]
 
 
@@ -51,8 +52,7 @@ def inspect(
     every: Annotated[bool, typer.Option("--all", help="List all tensors.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what is in a checkpoint: step, plan, tensors, and whether its files are there and as long as they were
-    written. Nothing but headers is read.
+    """Show what is in a checkpoint: step, plan, tensors, and whether its files are complete. Reads only headers.
 
     [bold]plan checkpoint inspect runs/tiny[/bold]
     """
@@ -95,10 +95,10 @@ def adopt(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run: that of `plan run --save`.")],
     as_json: AsJson = False,
 ) -> None:
-    """Let a run go on in a folder that was moved to another file system, restored from a backup, or put together.
+    """Let a run continue in a folder that was moved, restored from a backup, or put together.
 
-    A copy of a run's folder is refused, as two runs would go on as one. Where nobody goes on with the other one, this
-    gives the folder a new identity, and all checkpoints in it belong to it from then on.
+    A run refuses a copy of its folder, so that two runs cannot continue as one. If the original is no longer used, this
+    gives the copy, and all checkpoints in it, a new identity.
 
     [bold]plan checkpoint adopt runs/tiny[/bold]
     """
@@ -124,10 +124,9 @@ def convert(
     model: ExecutedModel = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a checkpoint as the ranks of another plan would have, in this process and in bounded memory.
+    """Reshard a checkpoint for another plan, in this process and in bounded memory.
 
-    Not needed before [bold]plan run --resume[/bold], which loads any checkpoint under any plan; it takes less reading
-    then.
+    Optional: [bold]plan run --resume[/bold] loads any checkpoint under any plan, but reads less of a converted one.
 
     [bold]plan checkpoint convert runs/tiny --plan eight.json -o runs/eight/step-000100[/bold]
     """
@@ -172,9 +171,9 @@ def merge(
     model: ExecutedModel = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the model of a checkpoint in whole tensors, as PyTorch and Hugging Face read it, in bounded memory.
+    """Write the model of a checkpoint as unsharded tensors, for PyTorch and Hugging Face, in bounded memory.
 
-    With names of transformers there is a config.json beside it, so that from_pretrained loads the folder.
+    With transformers' names a config.json is written too, so that from_pretrained loads the folder.
 
     [bold]plan checkpoint merge runs/tiny -o tiny-model[/bold]
     """

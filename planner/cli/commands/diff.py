@@ -25,10 +25,10 @@ def diff(
     model: OfModel = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say what sets two plans apart, and what each difference costs or saves.
+    """Compare two plans: what differs, and what each difference costs or saves.
 
-    The differences are made one after the other, from the first plan to the second, and every plan on the way is
-    priced; what is only legal together is priced together. Their costs sum to the difference of the two predictions.
+    Starts at the first plan, applies one difference after the other, and prices every plan on the way. Differences
+    that are legal only together are priced together. The costs sum to the difference of the two predictions.
 
     [bold]plan diff llama70b-64.json llama70b-64-by-hand.json[/bold]
     """

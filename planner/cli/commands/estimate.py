@@ -35,11 +35,11 @@ def estimate(
         Path | None, typer.Argument(help="A plan file to price, in place of --model and degrees.")
     ] = None,
 ) -> None:
-    """Say what one configuration, or a plan file, costs.
+    """Predict time and memory of one configuration, or of a plan file.
 
-    Degrees that are not given are 1, data parallelism takes the devices that are left, ZeRO is 0; micro-batches,
-    recomputation and sequence parallelism are the best there are. A plan file is priced on the machine it was made for,
-    or on another one. A plan is written only with -o.
+    A degree that you do not give is 1, the data-parallel degree takes the remaining devices, and ZeRO is 0.
+    Micro-batches, recomputation and sequence parallelism are searched. A plan file is priced for its own hardware, or
+    for --hardware. Only -o writes a plan.
 
     [bold]plan estimate --model llama70b --devices 64 --tensor 8 --pipeline 8 --zero 1[/bold]
 

@@ -31,16 +31,14 @@ def explain(
         str | None,
         typer.Argument(help="An operator or a parameter, as `plan show` and plan files call them, or a pattern."),
     ] = None,
-    search: Annotated[
-        bool, typer.Option("--search/--no-search", help="Whether to search again, or only to price the plan.")
-    ] = True,
+    search: Annotated[bool, typer.Option("--search/--no-search", help="Search again, or only price the plan.")] = True,
     time_limit: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Begin no further search after that long.", min=0)
+        float, typer.Option(metavar="SECONDS", help="Start no search after this many seconds.", min=0)
     ] = 120.0,
     model: OfModel = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say why a plan costs what it costs.
+    """Explain what limits a plan, and what other choices would cost.
 
     Without a name: what binds, where the time goes, and what the step would take with other links, memory, batch,
     sequence or devices, this plan kept and searched again. With a name: what every other strategy of an operator, or

@@ -84,17 +84,17 @@ def export(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The folder to write.")],
     approximate: Annotated[
         bool,
-        typer.Option("--approximate", help="Write the nearest plan where the engine cannot say all of this one."),
+        typer.Option("--approximate", help="Write the nearest plan that the engine has settings for."),
     ] = False,
     hardware: Hardware = None,
     model: OfModel = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write what another engine needs to run a plan, with the command that starts it.
+    """Write a plan as the settings of another engine, with the command that starts it.
 
     Engines: accelerate, deepspeed, megatron, mindformers, mindspeed, mindspore, nemo, torch, torchtitan.
 
-    What an engine cannot say is listed with what it costs, and refused unless you ask for the nearest plan.
+    Lists what the engine has no setting for, with its cost. Such a plan is written only with --approximate.
 
     [bold]plan export llama70b-64.json --to megatron -o run[/bold]
 

@@ -49,7 +49,7 @@ def import_(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Read the settings of another engine as a plan for a model, price it, and write it with -o.
+    """Convert the settings of another engine to a plan, predict its cost, and write it with -o.
 
     Engines: accelerate, deepspeed, megatron, mindformers, mindspeed, mindspore, nemo, torch, torchtitan.
 

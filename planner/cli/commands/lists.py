@@ -23,7 +23,7 @@ def models(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List the models of the zoo, or show one with its dimensions and where they are from.
+    """List the models of the zoo, or show the dimensions of one and their sources.
 
     [bold]plan models llama8b[/bold]
     """

@@ -36,11 +36,9 @@ def report(
             metavar="FILE", help="Write the timeline of a step as trace events, for Perfetto and chrome://tracing."
         ),
     ] = None,
-    search: Annotated[
-        bool, typer.Option("--search/--no-search", help="Whether to search other plans to compare with; it does.")
-    ] = True,
+    search: Annotated[bool, typer.Option("--search/--no-search", help="Search other plans to compare with.")] = True,
     time_limit: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Search other plans for that long.", min=0.0)
+        float, typer.Option(metavar="SECONDS", help="Search other plans for at most this many seconds.", min=0.0)
     ] = SEARCH_SECONDS,
     hardware: Hardware = None,
     model: OfModel = None,
@@ -49,7 +47,7 @@ def report(
         typer.Option("--json", help="Print what the page shows as JSON on stdout; writes a page only with -o."),
     ] = False,
 ) -> None:
-    """Write a plan as one page: timeline, memory, where the time goes, blocks, the cluster, other plans, trust.
+    """Write an HTML report of a plan: timeline, memory, time breakdown, blocks, cluster, other plans, accuracy.
 
     The file needs no network. With --trace and without -o only the trace is written.
 

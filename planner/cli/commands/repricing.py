@@ -29,8 +29,8 @@ def price_file(path: Path, options: Options) -> None:
     strange = [flag(name) for name in options.given() if name not in _APPLY]
     if strange:
         raise RequestError(
-            f"{', '.join(strange)}: {path} says that already; with a plan file give --hardware, --cluster,"
-            " --software and --devices only, or edit the file"
+            f"{', '.join(strange)}: {path} decides that; with a plan file give only --hardware, --cluster,"
+            " --software and --devices, or edit the file"
         )
     plan = load_plan(path)
     bound = _moved(path, plan, options)

@@ -94,7 +94,7 @@ def show(
     model: OfModel = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a plan: degrees, who is sharded how, time and memory; or what one rank of it has.
+    """Show a plan: degrees, sharding, time and memory; or what one rank holds.
 
     [bold]plan show llama70b-64.json[/bold]
     [bold]plan show llama70b-64.json --rank 37[/bold]
@@ -131,7 +131,7 @@ def verify(
     model: OfModel = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check a plan independently: legal for its model, fits, costs what it says. Exit code 1 where it does not.
+    """Check independently that a plan is legal, fits in memory, and costs what it says. Exit code 1 if not.
 
     [bold]plan verify llama70b-64.json[/bold]
     """

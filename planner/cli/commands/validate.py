@@ -31,7 +31,7 @@ def validate(
     where: Annotated[
         list[str] | None, typer.Option(help="Only rows with this value in a column, as in profile=h100-80gb.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many rows, the first ones.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N rows.")] = None,
     processes: Annotated[
         int | None, typer.Option(min=1, help="Processes to use; one for each core if left out.")
     ] = None,
@@ -39,15 +39,14 @@ def validate(
         Path | None,
         typer.Option(
             metavar="TABLE",
-            help="Write the errors of each profile into this table, in the place of what it says of that profile.",
+            help="Write the errors of each profile into this table, over those that it has.",
         ),
     ] = None,
 ) -> None:
-    """Predict step time and peak memory of training runs that were measured, and say how far off that is.
+    """Predict step time and peak memory of measured training runs, and report the errors.
 
-    Every row is evaluated as it was run: all degrees, ZeRO, micro-batch and recomputation are pinned. A row that cannot
-    be evaluated is named with the reason; what a row leaves open is assumed, with a note. docs/validate.md has the
-    columns.
+    Every row is evaluated as it was run: all degrees, ZeRO, micro-batch and recomputation are fixed. Notes say what was
+    assumed for a row, or why it cannot be evaluated. docs/validate.md lists the columns.
 
     [bold]plan validate runs.csv --where profile=h100-80gb[/bold]
     """

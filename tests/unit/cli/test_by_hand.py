@@ -63,7 +63,7 @@ def test_what_is_decided_behind_the_search(plan: Any, here: Path, options: tuple
             "3 do not divide a sequence of 128; the nearest legal values are 2 and 4",
         ),
         (("--interleave", "2", "--schedule", "zb_h1"), "interleave = 2 is not for schedule = zb_h1"),
-        (("--interleave", "some"), "--interleave 'some' is neither a number"),
+        (("--interleave", "some"), "--interleave 'some' is not legal"),
     ],
 )
 def test_what_cannot_be_taken_so_is_refused(plan: Any, options: tuple[str, ...], message: str) -> None:

@@ -67,7 +67,7 @@ def test_the_search_takes_what_was_composed() -> None:
         ("nodes=8,cluster", "did you mean node?"),
         ("node=1,cluster", "leave it out"),
         ("node,rack,cluster", "say it, as in rack=4"),
-        ("node=3,cluster", "3 devices a node: 8 devices are neither within one node nor whole nodes"),
+        ("node=3,cluster", "8 devices do not fill whole nodes of 3 devices"),
         ("node=4", "holds at most 4 devices, got 8"),
     ],
 )

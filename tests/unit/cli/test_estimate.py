@@ -71,7 +71,7 @@ def test_plans_that_cannot_be_moved(plan: Any, here: Path) -> None:
     plan.json(*TINY, "--mode", "data_parallel", "-o", "data.json")
     assert "16 samples each, which 3 devices cannot share" in plan.refused("estimate", "data.json", "--devices", "3")
     message = plan.refused("estimate", "data.json", "--zero", "1", "--model", "llama-tiny")
-    assert "--zero: data.json says that already" in message
+    assert "--zero: data.json decides that" in message
     assert "none.json" in plan.refused("estimate", "none.json")
 
 
@@ -108,4 +108,4 @@ def test_what_does_not_fit_says_how_much_is_missing(plan: Any, here: Path) -> No
 
 def test_options_stand_behind_the_command(plan: Any) -> None:
     message = plan.refused(*TINY, "estimate")
-    assert "--model, --devices, --hardware: options stand behind the command, as in plan estimate --model" in message
+    assert "--model, --devices, --hardware: put options after the command, as in plan estimate --model" in message

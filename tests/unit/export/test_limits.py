@@ -38,7 +38,7 @@ MERGED = "a: &a {x: 1}\n" + "".join(
             "A=xxxxxxxxxxxxxxxx\n" + "A=$A$A\n" * 40,
             "become more than 262144 characters",
         ),
-        ("megatron", "x " * 200_000, "it has 400000 characters, 262144 are the most"),
+        ("megatron", "x " * 200_000, "400000 characters are too many; at most 262144"),
         ("megatron", "--pipeline-model-parallel-layout Et*99999999999L", "more than 4096 layers and stages"),
         ("megatron", f"--micro-batch-size {'9' * 400}", "--micro-batch-size: the number is too large"),
         ("megatron", "--clip-grad nan", "--clip-grad nan: not a number"),

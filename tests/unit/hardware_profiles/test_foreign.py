@@ -29,7 +29,7 @@ DEEP = 10_000
         ("{", "not valid JSON at line 1, column 2"),
         ('{"a": 1, "a": 2}', "the key 'a' stands twice"),
         ("[" * DEEP, "nested too deeply"),
-        ("[" * 70 + "]" * 70, "nested too deeply: 64 levels"),
+        ("[" * 70 + "]" * 70, "nested too deeply: at most 64 levels"),
         ('{"a": {"b": [0, NaN]}}', "a.b.1: NaN and infinity"),
         ('{"a": 1e400}', "a: NaN and infinity"),
         ('{"a": 9223372036854775808}', "a: the number 9223372036854775808 does not fit in 64 bits"),
@@ -38,7 +38,7 @@ DEEP = 10_000
         ('{"a": "\\ud800"}', "a: the text '\\ud800' has a zero, or half a surrogate"),
         ('["\\u0000"]', "0: the text '\\x00' has a zero"),
         ("[" + "1," * 20_000 + "1]", "more than 16384 values"),
-        (" " * 2**17, "it has 131072 characters; 65536 are the most"),
+        (" " * 2**17, "131072 characters are too many; at most 65536"),
     ],
 )
 def test_json_beyond_the_limits_is_refused(text: str, words: str) -> None:
