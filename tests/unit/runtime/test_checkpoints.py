@@ -248,7 +248,7 @@ def test_a_pipe_in_the_place_of_a_file_of_tensors_is_not_opened(tmp_path: Path) 
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
-    assert "is not there" in refusal(lambda: open_checkpoint(tmp_path / "x"))
+    assert "does not exist" in refusal(lambda: open_checkpoint(tmp_path / "x"))
     assert "has no whole checkpoint" in refusal(lambda: open_checkpoint(tmp_path))
     (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps([1]))
     assert "they can run code" in refusal(lambda: open_checkpoint(tmp_path))
