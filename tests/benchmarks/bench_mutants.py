@@ -112,8 +112,8 @@ MUTANTS = [
         "prediction",
         "planner/plan/prediction/live_memory.py",
         (
-            "self._set_out(range(number + 1, len(self.tensors.sections)))",
-            "self._set_out(range(number + 2, len(self.tensors.sections)))",
+            "self._set_out(range(number + 1, len(self.tensors.segments)))",
+            "self._set_out(range(number + 2, len(self.tensors.segments)))",
         ),
     ),
     *mutants(

@@ -170,9 +170,9 @@ def test_the_account_of_memory_has_the_same_weights_on_their_way() -> None:
     compute = live_memory._Chunk._compute
 
     def computing(chunk: Any, at: int, *given: Any) -> Any:
-        sections = chunk.tensors.sections
-        moving[:] = [n for n in range(len(sections)) if any(one.there.moves for one in chunk.tensors.gathers[n])]
-        number = next(n for n, (_, operators) in enumerate(sections) if at in operators)
+        sections = chunk.tensors.segments
+        moving[:] = [n for n in range(len(sections)) if any(one.there.moves for one in sections[n].gathers)]
+        number = next(n for n, segment in enumerate(sections) if at in segment.operators)
         seen.setdefault(number, tuple(sorted(chunk.coming)))
         return compute(chunk, at, *given)
 

@@ -23,11 +23,9 @@ from costmodels import PLACES, Turn
 from hardware_profiles import Bytes
 from planner.graph.operator_graph import DTYPE_BYTES
 from planner.plan.binding.bind import BoundOperator, BoundPlan
-from planner.plan.layout.activation_offload import offloaded_activations
 from planner.plan.layout.block_gathers import BlockGather
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
 from planner.plan.layout.offloaded import visiting_order
-from planner.plan.layout.saved_tensor_offload import offloads_values
 from planner.plan.layout.stage_cut import StageCut, cut_stage
 from planner.plan.layout.stage_tensors import StageTensors
 from planner.plan.prediction.memory_account import MemoryAccount, Piece, Storage, moved
@@ -188,19 +186,19 @@ class _Chunk:
         values = {name: Piece(self.account.hold(p.storage), p.shape, p.contiguous) for name, p in received.items()}
         found = []
         leaving: list[Storage] = []
-        for number, (again, operators) in enumerate(self.tensors.sections):
-            offloads = offloads_values(self.bound, self.bound.blocks.block_of(operators[0]))
+        for number, segment in enumerate(self.tensors.segments):
+            again, operators, offloads = segment.recomputed, segment.operators, segment.offloads_activations
             if not offloads:
                 self._leave(leaving)
                 leaving = []
             self.held.visit({**self.tensors.visit(number), **self.tensors.ahead(number, number + 1)})
             section = _Section(operators, {}, again=again, number=number)
-            flowing = [values[name].storage for name in self.tensors.read(operators)] if offloads else []
+            flowing = [values[name].storage for name in segment.reads if name in values] if offloads else []
             if again:
                 self._checkpoint(section, values)
             else:
                 self._gather(number, values)
-                self._set_out(range(number + 1, len(self.tensors.sections)))
+                self._set_out(range(number + 1, len(self.tensors.segments)))
                 section.gathered = self._needed_again(number, values)
                 for at in operators:
                     section.kept[at] = self._compute(at, values)
@@ -219,14 +217,14 @@ class _Chunk:
 
     def _gather(self, number: int, values: Values) -> None:
         """Bring the weights that a section gathers together."""
-        for one, landed in zip(self.tensors.gathers[number], self._landing(number), strict=True):
+        for one, landed in zip(self.tensors.segments[number].gathers, self._landing(number), strict=True):
             stay = [self._standing(name).storage for name in one.names]
             for name, use, storage in zip(one.names, one.uses, landed or stay, strict=True):
                 values[name] = Piece(storage, self._wanted(*use))
 
     def _landing(self, number: int) -> Iterator[list[Storage]]:
         coming = iter(self.coming.pop(number, ()))
-        for one in self.tensors.gathers[number]:
+        for one in self.tensors.segments[number].gathers:
             yield self._landed(one, next(coming, None)) if one.there.moves else []
 
     def _landed(self, one: BlockGather, sent: _Sent | None) -> list[Storage]:
@@ -263,8 +261,10 @@ class _Chunk:
         if not self.update.ahead:
             return
         for number in numbers:
-            wanted = again and not self.tensors.sections[number][0]
-            ways = [one for one in self.tensors.gathers[number] if one.there.moves and (one.again or not wanted)]
+            wanted = again and not self.tensors.segments[number].recomputed
+            ways = [
+                one for one in self.tensors.segments[number].gathers if one.there.moves and (one.again or not wanted)
+            ]
             if ways:
                 if number not in self.coming:
                     self.coming[number] = [self._sent(one.there, 0) for one in ways]
@@ -277,7 +277,7 @@ class _Chunk:
 
     def _needed_again(self, number: int, values: Values) -> dict[str, Storage]:
         """Of the weights that a section has gathered together, those that its backward pass needs."""
-        names = [name for one in self.tensors.gathers[number] if one.again for name in one.names]
+        names = [name for one in self.tensors.segments[number].gathers if one.again for name in one.names]
         return {name: self.account.hold(values[name].storage) for name in names}
 
     def _gathered_together_again(self, section: _Section) -> None:
@@ -285,7 +285,7 @@ class _Chunk:
         if not section.gathered:
             return
         coming = iter(self.coming.pop(section.number, ()))
-        for one in self.tensors.gathers[section.number]:
+        for one in self.tensors.segments[section.number].gathers:
             if one.again:
                 for name, new in zip(one.names, self._landed(one, next(coming, None)), strict=True):
                     self.account.take_back(section.gathered[name])
@@ -295,7 +295,7 @@ class _Chunk:
 
     def _reduce_together(self, section: _Section, gradients: dict[str, Storage]) -> None:
         """Bring back the gradients of the weights that a section gathers together, as one."""
-        gathers = self.tensors.gathers[section.number]
+        gathers = self.tensors.segments[section.number].gathers
         if any(one.back.moves for one in gathers):
             self._returned()
         for one in reversed(gathers):
@@ -324,10 +324,11 @@ class _Chunk:
 
     def _checkpoint(self, section: _Section, values: Values) -> None:
         """The first time through a recomputed block: only what flows in, and what its kept operators make, stays."""
-        section.reads = {name: self._held(values[name]) for name in self.tensors.read(section.operators)}
+        flowing = self.tensors.segments[section.number].reads
+        section.reads = {name: self._held(values[name]) for name in flowing if name in values}
         inside = {name: self._held(piece) for name, piece in section.reads.items()}
         self._gather(section.number, inside)
-        self._set_out(range(section.number + 1, len(self.tensors.sections)))
+        self._set_out(range(section.number + 1, len(self.tensors.segments)))
         for at in section.operators:
             kept = self._compute(at, inside)
             if self.bound.is_kept(at):
@@ -346,9 +347,8 @@ class _Chunk:
     def _offloaded(self, section: _Section, values: Values, flowing: Sequence[Storage]) -> list[Storage]:
         """Memory of what a block offloads, as soon as the next one is done: of what is `flowing` into it where it is
         recomputed, otherwise of what it keeps beside that and what it hands on."""
-        block = self.bound.blocks.block_of(section.operators[0])
         if section.again:
-            names = offloaded_activations(self.bound, block)
+            names = self.tensors.segments[section.number].offloads
             found = [section.reads[name].storage for name in names if name in section.reads]
         else:
             staying = {id(storage) for storage in (*flowing, *(piece.storage for piece in values.values()))}

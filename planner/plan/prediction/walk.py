@@ -15,11 +15,11 @@ from planner.graph.blocks import IDENTITY, Blocks
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.binding.slices import earlier_keys
-from planner.plan.layout.activation_offload import home_of, offloaded_activations
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
 from planner.plan.layout.offloaded import tables_on_hosts, visiting_order
 from planner.plan.layout.per_step_communication import once_of
-from planner.plan.layout.saved_tensor_offload import home_of_saved, read_elsewhere
+from planner.plan.layout.saved_tensor_offload import read_elsewhere
+from planner.plan.layout.segments import Segment, segments_by_stage
 from planner.plan.layout.stage_cut import crossing_values
 from planner.plan.layout.weight_offload import block_of_offloaded
 from planner.plan.prediction.charges import UNCHARGED, Phase, Times, charge
@@ -96,7 +96,15 @@ class Walk:
         }
         self.waiting = 0
         self.flops = 0.0
-        self.together = Together(bound=bound, cluster=self.cluster, pricers=self.pricers)
+        stages = segments_by_stage(bound)
+        self.segments = {
+            at: segment
+            for stage, segments in enumerate(stages)
+            for segment in segments
+            for at in segment.operators
+            if self.stage_of[at] == stage
+        }
+        self.together = Together(bound=bound, stages=stages, cluster=self.cluster, pricers=self.pricers)
 
     def rank(
         self,
@@ -192,7 +200,8 @@ class Walk:
         own = [] if pieces else [i for i, name in enumerate(results) if name in self.alive.kept]
         kept = 0.0 if at in self.alive.piecewise else float(prices.saved_extra[0])
         kept += sum(float(prices.results[i][0]) for i in own)
-        home, away = home_of_saved(self.bound, block), []  # bytes that are offloaded
+        segment = self.segments[at]
+        home, away = segment.home_of_saved, []  # bytes that are offloaded
         if block is not None and home != "device":
             others = (i for i in own if read_elsewhere(self.bound, results[i], block))
             away.append(kept - sum(float(prices.results[i][0]) for i in others))
@@ -264,7 +273,7 @@ class Walk:
                     inside = self.bound.blocks.block_of(graph.producer[name]) == block
                     away.append(whole if inside else copied if self._is_copy(name, made, wanted, nbytes) else 0.0)
                 if again and self.bound.blocks.block_of(graph.producer[name]) != block and name in graph.differentiable:
-                    kept += self._checkpoint(cost, at, name, made.forward, live, seen, block)
+                    kept += self._checkpoint(cost, at, name, made.forward, live, seen, segment)
         if block is not None and away:
             kept -= sum(away)
             at_once[block] = at_once.get(block, 0.0) + offloaded_bytes(sum(away))
@@ -388,19 +397,19 @@ class Walk:
         layout: Layout,
         live: int,
         seen: set[str],
-        block: int | None,
+        segment: Segment,
     ) -> float:
         """A recomputed block keeps what flows into it; returns the bytes of what it offloads that are on the device at
         a time, its own and those of a neighbour."""
-        key = f"{block}<-{name}"
+        key = f"{segment.block}<-{name}"
         if key in seen:
             return 0.0
         seen.add(key)
         nbytes = self.bound.graph.types[name].nbytes * local_fraction(layout, self.bound.plan.mesh.sizes)
-        if block is None or name not in offloaded_activations(self.bound, block):
+        if segment.block is None or name not in segment.offloads:
             cost.memory["activations"] += live * nbytes
             return 0.0
-        self._offload(cost, at, block, home_of(self.bound, block), live, nbytes)
+        self._offload(cost, at, segment.block, segment.home, live, nbytes)
         return float(offloaded_bytes(nbytes))
 
     def _move(
