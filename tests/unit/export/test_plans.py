@@ -118,7 +118,7 @@ def test_the_published_configuration_of_llama_70b_is_read() -> None:
     assert [note.partition(":")[0] for note in reading.notes] == ["fine_grain_interleave"]
     halves = text.replace("batch_size: 1", "batch_size: 2").replace("micro_batch_num: 256", "micro_batch_num: 128")
     both = TARGETS["mindformers"].read(halves, facts)
-    assert (both.description.copies, both.description.micro_batch, both.notes) == (2, 1, ())
+    assert (both.description.interleave, both.description.micro_batch, both.notes) == (2, 1, ())
     assert both.description.global_batch == 256
 
 
