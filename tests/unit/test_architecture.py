@@ -121,7 +121,7 @@ VALIDATING_TEXT = ("model_validate_json", "validate_json")
 MAY_VALIDATE_TEXT = (
     "planner.cli.schemas",  # what is about to be written
     "planner.plan.carried",  # text that was parsed within limits, for strictness as in JSON
-    "planner.plan.file",  # the same
+    "planner.plan.schema",  # the same
     "planner.sharding.discover",
     "runtime.checkpoint.manifest",  # the same
     "runtime.comm.exchange",  # lengths are checked before
