@@ -29,6 +29,7 @@ from planner.plan.plan import (
     StagePrediction,
     Training,
 )
+from planner.plan.refusing import refuse_plan
 from planner.plan.schema import (
     AxisSection,
     GroupSection,
@@ -277,15 +278,11 @@ def _training(training: TrainingSection) -> Training:
         name: content.pop(name)
         for name in ("global_batch", "micro_batches", "precision", "optimizer", "interleave", "imbalance")
     }
-    uneven = imbalance_fault(training.imbalance)
-    if uneven is not None:
-        raise PlanFileError(f"training.imbalance: {uneven}")
+    refuse_plan(imbalance_fault(training.imbalance))
     buckets, local = content.pop("buckets"), tuple(content.pop("local_parameters"))
     placed = tuple(content.pop("placed").items())
     update = Update(**content, buckets=_buckets(buckets), local_parameters=local, placed=placed)
-    fault = update_fault(update)
-    if fault is not None:
-        raise PlanFileError(f"training.{fault[0]}: {fault[1]}")
+    refuse_plan(update_fault(update))
     if update.gathers == AUTO_GATHERS:
         raise PlanFileError(f"training.gathers: 'auto' is a word for the search; write one of {', '.join(GATHERS)}")
     return Training(**own, update=update)

@@ -13,6 +13,8 @@ from planner.nearest import divisors, nearest_words
 from planner.plan.binding.machine import groups_of_ranks
 from planner.plan.carried import LONGEST
 from planner.plan.plan import OPTIMIZERS, PRECISIONS, RECOMPUTATION, ClusterReference
+from planner.plan.refusing import refuse_plan
+from planner.plan.samples import parts_fault
 from planner.sharding.discover.content import RuleContent
 from planner.sharding.mesh import ORDERS
 
@@ -171,12 +173,7 @@ def check_words(file: PlanFile) -> None:
     ):
         if word not in known:
             raise PlanFileError(f"{place}: '{word}' is not one of {', '.join(known)}")
-    if file.training.global_batch % file.training.micro_batches:
-        raise PlanFileError(
-            f"training.micro_batches: {file.training.micro_batches} does not divide global_batch"
-            f" {file.training.global_batch};"
-            f" {nearest_words(file.training.micro_batches, divisors(file.training.global_batch))}"
-        )
+    refuse_plan(parts_fault(file.training.micro_batches, file.training.global_batch))
     if len({axis.name for axis in file.mesh}) != len(file.mesh):
         raise PlanFileError(f"mesh: the axes need different names, not {', '.join(axis.name for axis in file.mesh)}")
     size = 1

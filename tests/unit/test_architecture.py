@@ -32,6 +32,7 @@ LAYERS = (
     ("planner.sharding",),
     ("planner.graph", "planner.models"),
     ("planner.limits",),
+    ("planner.faults",),
     ("planner.errors", "planner.matching", "planner.nearest", "planner.old_words"),
     ("costmodels",),
     ("hardware_profiles",),

@@ -5,9 +5,10 @@ from typing import get_args
 from costmodels import SCHEDULES
 from hardware_profiles import OP_CLASSES
 from planner.errors import RequestError, unknown_name
+from planner.faults import assigned, refuse
 from planner.nearest import divisors, nearest_words
 from planner.plan.plan import INTERLEAVED
-from planner.plan.schedule_checks import Turns, schedule_fault
+from planner.plan.schedule_checks import Turns, ring_fault, schedule_fault
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import ContextBy, Pinned, Running, context_splits
 
@@ -65,8 +66,7 @@ def check_turns(request: SearchRequest) -> None:
             placed=bool(request.update.placed),
         )
     )
-    if fault is not None:
-        raise RequestError(f"{fault[0]} = {fault[1]}")
+    refuse(fault, RequestError, assigned)
 
 
 def _check_words(pinned: Pinned) -> None:
@@ -91,11 +91,8 @@ def _check_context_by(pinned: Pinned) -> None:
             f"zigzag = {'yes' if pinned.zigzag else 'no'} is about a ring, which context_by = heads has not; set"
             " context_by to ring, hybrid or auto, or leave zigzag out"
         )
-    if pinned.slices not in (None, 0, 1) and pinned.context_by in ("ring", "hybrid"):
-        raise RequestError(
-            f"slices = {pinned.slices} and context_by = {pinned.context_by}: a slice remembers the keys of those before"
-            " it, a ring sends them round; take one of them"
-        )
+    if pinned.context_by in ("ring", "hybrid"):
+        refuse(ring_fault(pinned.slices or 1, f"context_by = {pinned.context_by}"), RequestError, assigned)
 
 
 def _check_ulysses(pinned: Pinned) -> None:
