@@ -15,7 +15,7 @@ from planner.faults import Fault, assigned, said
 from planner.nearest import divisors, multiples, nearest_of
 from planner.plan.plan import INTERLEAVED
 from planner.plan.samples import parts_fault
-from planner.strategy_search.request.checks import check_pinned, check_turns
+from planner.strategy_search.request.checks import pinned_fault, turns_fault
 from planner.strategy_search.request.model_checks import expert_counts, model_fault
 from planner.strategy_search.request.orders import groups_fault, in_orders
 from planner.strategy_search.request.request import SearchRequest
@@ -29,10 +29,14 @@ _MOST_TRIED = 4096  # numbers that are tried of an option
 
 def check_request(request: SearchRequest, template: Template) -> None:
     """Raise RequestError where choices contradict each other, or the model cannot be split so."""
-    check_pinned(request.pinned)
-    check_turns(request)
-    if (fault := model_fault(request, template)) is not None:
+    fault = _fault(request, template)
+    if fault is not None:
         raise RequestError(_text(fault, request, template))
+
+
+def _fault(request: SearchRequest, template: Template) -> Fault | None:
+    """What contradicts itself or the model; None where nothing does."""
+    return pinned_fault(request.pinned) or turns_fault(request) or model_fault(request, template)
 
 
 def space_of(request: SearchRequest, template: Template) -> Iterator[Configuration]:
@@ -304,11 +308,4 @@ def _tried(request: SearchRequest, template: Template, name: str) -> tuple[int, 
 
 def _possible(request: SearchRequest, template: Template) -> bool:
     """Whether a request has a configuration."""
-    try:
-        check_pinned(request.pinned)
-        check_turns(request)
-    except RequestError:
-        return False
-    if model_fault(request, template) is not None:
-        return False
-    return next(_configurations(request, template), None) is not None
+    return _fault(request, template) is None and next(_configurations(request, template), None) is not None
