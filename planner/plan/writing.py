@@ -39,15 +39,15 @@ def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
 def check_place(path: Path) -> None:
     """Raise PlanFileError where a file cannot be written, before anybody has waited for what is to be in it."""
     try:
-        number = errno.EISDIR if path.is_dir() else _folder_fault(path)
+        number = errno.EISDIR if path.is_dir() else _folder_errno(path)
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from error
     if number:
         raise _unwritable(path, OSError(number, os.strerror(number)))
 
 
-def _folder_fault(path: Path) -> int:
-    """Why nothing can be put into the folder of a path, or into the first above it that is there; 0 where it can."""
+def _folder_errno(path: Path) -> int:
+    """The error of putting something into the folder of a path, or into the first above that is there; 0 for none."""
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir():
         return errno.ENOTDIR
