@@ -190,7 +190,7 @@ MUTANTS = [
     *mutants(
         "checkpoints", "runtime/run_folder/owned.py", ("return None if ours(mark) else f", "return None if True else f")
     ),
-    *mutants("files", "planner/plan/file.py", ("os.chmod(temporary, 0o666 & ~umask)", "os.chmod(temporary, 0o600)")),
+    *mutants("files", "planner/plan/writing.py", ("os.chmod(temporary, 0o666 & ~umask)", "os.chmod(temporary, 0o600)")),
     *mutants(
         "files",
         "hardware_profiles/foreign.py",

@@ -148,5 +148,5 @@ def test_auto_leaves_out_what_cannot_be() -> None:
 
 
 def test_copies_take_their_weights_one_by_one() -> None:
-    with refused(RequestError, "gathers", 2, "--interleave"):
+    with refused(RequestError, "gathers", "'block'", 2, "interleave"):
         request_of("llama-4", cluster_of("cpu", 2), 16, pinned=Pinned(interleave=2), update=TOGETHER)
