@@ -104,13 +104,17 @@ MUTANTS = [
     ),
     *mutants(
         "prediction",
-        "planner/plan/prediction/walk.py",
+        "planner/plan/prediction/operator_visit.py",
         ("inner.backward + (inner.forward if repeats else 0)", "inner.backward + inner.forward"),
+    ),
+    *mutants(
+        "prediction",
+        "planner/plan/prediction/walk.py",
         ('cost.memory["transient"] += once.flat', "pass"),
     ),
     *mutants(
         "prediction",
-        "planner/plan/prediction/live_memory.py",
+        "planner/plan/prediction/forward_memory.py",
         (
             "self._set_out(range(number + 1, len(self.tensors.segments)))",
             "self._set_out(range(number + 2, len(self.tensors.segments)))",
