@@ -204,7 +204,9 @@ MUTANTS = [
     *mutants("files", "planner/export/arguments.py", ("shlex.quote(_text(value))", "_text(value)")),
     *mutants("command line", "planner/report/html/page.py", ("autoescape=True,", "autoescape=False,")),
     *mutants(
-        "command line", "planner/cli/errors.py", ('c if c.isprintable() else c.encode("unicode_escape").decode()', "c")
+        "command line",
+        "hardware_profiles/foreign.py",
+        ('c if c.isprintable() or c in keep else c.encode("unicode_escape").decode()', "c"),
     ),
     *mutants(
         "command line",
