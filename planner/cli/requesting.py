@@ -18,6 +18,7 @@ from planner.cli.values import (
 )
 from planner.cli.waiting import waiting
 from planner.errors import RequestError, unknown_name
+from planner.faults import refuse
 from planner.graph.expert_load import EVEN
 
 if TYPE_CHECKING:
@@ -82,9 +83,7 @@ def _check_degrees(options: Options) -> None:
     """What needs no model: the degrees multiply to the devices, or leave a whole number for those that are open."""
     from planner.strategy_search.request.refusals import degrees_fault
 
-    fault = degrees_fault(pinned_of(options), options.device_count)
-    if fault is not None:
-        raise RequestError(fault)
+    refuse(degrees_fault(pinned_of(options), options.device_count), RequestError)
 
 
 def request_of(options: Options, console: "Console") -> "SearchRequest":
@@ -169,9 +168,7 @@ def update_of(options: Options) -> "Update":
         local_parameters=tuple(options.local_parameters or ()),
         placed=parse_places(options.place or ()),
     )
-    fault = update_fault(update)
-    if fault is not None:
-        raise RequestError(f"{flag(fault[0])}: {fault[1]}")
+    refuse(update_fault(update), RequestError, lambda option: f"{flag(option)}:")
     return update
 
 

@@ -9,6 +9,7 @@ that is predicted: where experts are divided among devices, the one with the mos
 from dataclasses import replace
 
 from planner.errors import RequestError
+from planner.faults import Fault, refuse
 from planner.graph.operator_graph import Operator, OperatorGraph
 
 EXPERTS_OPERATOR = "planner.experts.default"
@@ -20,18 +21,20 @@ EVEN = 1.0
 than each of them, and benchmarks of speed often force routers to it. A router that was not trained is far from it."""
 
 
-def imbalance_fault(imbalance: float) -> str | None:
+def imbalance_fault(imbalance: float) -> Fault | None:
     """Why an imbalance cannot be, None where it can."""
     if 1.0 <= imbalance < float("inf"):
         return None
-    return f"{imbalance:g} is no imbalance: the fullest device has the average or more, so it is 1 or more"
+    return Fault(
+        option="imbalance",
+        value=f"{imbalance:g}",
+        reason="is no imbalance: the fullest device has the average or more, so it is 1 or more",
+    )
 
 
 def with_imbalance(graph: OperatorGraph, imbalance: float) -> OperatorGraph:
     """`graph` with this imbalance for all its experts. Raises RequestError for less than 1."""
-    fault = imbalance_fault(imbalance)
-    if fault is not None:
-        raise RequestError(f"imbalance: {fault}")
+    refuse(imbalance_fault(imbalance), RequestError)
     if imbalance == EVEN:
         return graph
     return replace(graph, operators=tuple(_uneven(op, imbalance) for op in graph.operators))

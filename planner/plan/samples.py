@@ -1,13 +1,14 @@
-"""Whether the devices of a plan that split the batch can share out the samples of its micro-batches."""
+"""Whether a batch divides into micro-batches, and the devices that split it can share out their samples."""
 
 import math
 
-from planner.nearest import divisors, multiples, nearest_of
+from planner.faults import Fault
+from planner.nearest import divisors, multiples, nearest_of, nearest_words
 from planner.plan.plan import Plan
 from planner.sharding.layout import shard
 
 
-def samples_fault(plan: Plan) -> str | None:
+def samples_fault(plan: Plan) -> Fault | None:
     """Why they cannot, with the nearest numbers that they can; None where samples come out even."""
     training, devices = plan.training, _sharing(plan)
     batch, parts, each = training.global_batch, training.micro_batches, training.part
@@ -15,9 +16,25 @@ def samples_fault(plan: Plan) -> str | None:
         return None
     legal = [count for count in divisors(batch) if batch // count % devices == 0]
     near = {"micro_batches": (parts, legal), "global_batch": (batch, multiples(batch, parts * devices))}
-    return (
-        f"training.micro_batches: {parts} of a global batch of {batch} have {each} sample{'s' * (each > 1)} each, which"
-        f" {devices} devices cannot share out evenly; {nearest_of(near)}; or split something else than the batch"
+    return Fault(
+        option="micro_batches",
+        value=f"{parts}",
+        reason=f"of a global batch of {batch} have {each} sample{'s' * (each > 1)} each, which {devices} devices cannot"
+        " share out evenly",
+        hint=f"{nearest_of(near)}; or split something else than the batch",
+    )
+
+
+def parts_fault(micro_batches: int, global_batch: int) -> Fault | None:
+    """Why a global batch has no such number of equal micro-batches, with the nearest that it has; None where it has."""
+    if global_batch % micro_batches == 0:
+        return None
+    return Fault(
+        option="micro_batches",
+        value=f"{micro_batches}",
+        reason=f"does not divide the global batch {global_batch}",
+        hint=nearest_words(micro_batches, divisors(global_batch)),
+        numbers=("micro_batches", "global_batch"),
     )
 
 

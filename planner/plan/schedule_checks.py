@@ -3,18 +3,14 @@
 from dataclasses import dataclass
 
 from costmodels import SCHEDULES, Schedule
-from planner.errors import PlanFileError
+from planner.faults import Fault
 from planner.nearest import divisors, nearest_words
 from planner.plan.plan import INTERLEAVED, SLICED, Plan
+from planner.plan.refusing import refuse_plan
+from planner.sharding.update import Update
 
 PASSES = 2**18
 """Passes of micro-batches through the ranks of a pipeline, in one step, that are followed one by one: some seconds."""
-
-_PLACES = {
-    "interleave": "training.interleave",
-    "micro_batches": "training.micro_batches",
-    "clip_norm": "training.clip_norm",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,112 +33,168 @@ class Turns:
         return None if self.schedule is None else SCHEDULES[self.schedule]
 
 
-def schedule_fault(turns: Turns) -> tuple[str, str] | None:
-    """The option whose value cannot be had, and the value with the reason; None where all can."""
-    rules = (_stages_fault, _slices_fault, _copies_fault, _placed_fault, _rounds_fault)
+def schedule_fault(turns: Turns) -> Fault | None:
+    """What clashes first; None where all can be had."""
+    rules = (_stages_fault, _slices_fault, _interleave_fault, _placed_fault, _rounds_fault)
     return next((fault for rule in rules if (fault := rule(turns)) is not None), None)
 
 
-def _stages_fault(turns: Turns) -> tuple[str, str] | None:
+def _stages_fault(turns: Turns) -> Fault | None:
     """About ranks, and stages on each of them."""
     schedule, ranks, virtual = turns.schedule, turns.pipeline, turns.virtual_stages
-    if virtual is not None and virtual > 1 and turns.kind and not turns.kind.interleaved:
-        return "schedule", (
-            f"{schedule} has one stage on each rank, not virtual_stages = {virtual}; take {INTERLEAVED}, or"
-            " virtual_stages = 1"
+    if schedule and virtual is not None and virtual > 1 and turns.kind and not turns.kind.interleaved:
+        return Fault(
+            option="schedule",
+            value=schedule,
+            reason=f"has one stage on each rank, not virtual_stages = {virtual}",
+            hint=f"take {INTERLEAVED}, or virtual_stages = 1",
         )
-    if turns.kind and turns.kind.interleaved and virtual == 1:
-        return "schedule", f"{schedule} takes virtual_stages = 2 or more, not 1; 1f1b has one stage on each rank"
+    if schedule and turns.kind and turns.kind.interleaved and virtual == 1:
+        return Fault(
+            option="schedule",
+            value=schedule,
+            reason="takes virtual_stages = 2 or more, not 1",
+            hint="1f1b has one stage on each rank",
+        )
     if ranks == 1 and schedule not in (None, "1f1b"):
-        return "schedule", (
-            f"{schedule} is about a pipeline of 2 ranks or more, not pipeline = 1; take 1f1b, or more ranks"
+        return Fault(
+            option="schedule",
+            value=schedule,
+            reason="is about a pipeline of 2 ranks or more, not pipeline = 1",
+            hint="take 1f1b, or more ranks",
         )
     if ranks == 1 and virtual is not None and virtual > 1:
-        return "virtual_stages", (
-            f"{virtual} is about a pipeline of 2 ranks or more, not pipeline = 1; take virtual_stages = 1"
+        return Fault(
+            option="virtual_stages",
+            value=f"{virtual}",
+            reason="is about a pipeline of 2 ranks or more, not pipeline = 1",
+            hint="take virtual_stages = 1",
         )
     return None
 
 
-def _slices_fault(turns: Turns) -> tuple[str, str] | None:
+def _slices_fault(turns: Turns) -> Fault | None:
     schedule, slices, virtual = turns.schedule, turns.slices, turns.virtual_stages
-    if slices == 1 and turns.kind and turns.kind.sliced:
-        return "schedule", f"{schedule} takes a sequence in slices, not slices = 1; take slices = 2 or more, or 1f1b"
+    if schedule and slices == 1 and turns.kind and turns.kind.sliced:
+        return Fault(
+            option="schedule",
+            value=schedule,
+            reason="takes a sequence in slices, not slices = 1",
+            hint="take slices = 2 or more, or 1f1b",
+        )
     if slices in (None, 1):
         return None
     if turns.kind and not turns.kind.sliced:
-        return "slices", f"{slices} is for schedule = {SLICED}, not {schedule}; take slices = 1, or {SLICED}"
-    if virtual is not None and virtual > 1:
-        return "slices", f"{slices} takes one stage on each rank, not virtual_stages = {virtual}; set either to 1"
-    if turns.pipeline == 1:
-        return "slices", f"{slices} is about a pipeline of 2 ranks or more, not pipeline = 1; take slices = 1"
-    return None
+        reason, hint = f"is for schedule = {SLICED}, not {schedule}", f"take slices = 1, or {SLICED}"
+    elif virtual is not None and virtual > 1:
+        reason, hint = f"takes one stage on each rank, not virtual_stages = {virtual}", "set either to 1"
+    elif turns.pipeline == 1:
+        reason, hint = "is about a pipeline of 2 ranks or more, not pipeline = 1", "take slices = 1"
+    else:
+        return None
+    return Fault(option="slices", value=f"{slices}", reason=reason, hint=hint)
 
 
-def _copies_fault(turns: Turns) -> tuple[str, str] | None:
+def _interleave_fault(turns: Turns) -> Fault | None:
     schedule, interleave, parts = turns.schedule, turns.interleave, turns.micro_batches
     if interleave in (None, 1):
         return None
     if turns.kind and (turns.kind.splits_backward or not turns.kind.flushes):
         why = "takes its backward pass apart" if turns.kind.splits_backward else "has no flush"
-        return "interleave", (
-            f"{interleave} is not for schedule = {schedule}, which {why};"
-            " take interleave = 1, or 1f1b, gpipe or seqpipe"
-        )
-    if parts is not None and parts % interleave:
-        near = nearest_words(interleave, divisors(parts))
-        return "interleave", f"{interleave} does not divide micro_batches = {parts}; {near}"
-    return None
+        reason = f"is not for schedule = {schedule}, which {why}"
+        hint = "take interleave = 1, or 1f1b, gpipe or seqpipe"
+    elif parts is not None and parts % interleave:
+        reason, hint = f"does not divide micro_batches = {parts}", nearest_words(interleave, divisors(parts))
+    else:
+        return None
+    return Fault(option="interleave", value=f"{interleave}", reason=reason, hint=hint)
 
 
-def _placed_fault(turns: Turns) -> tuple[str, str] | None:
+def _placed_fault(turns: Turns) -> Fault | None:
     """About tables outside of the devices."""
-    if turns.placed and turns.kind and not turns.kind.flushes:
-        return "schedule", (
-            f"{turns.schedule} updates weights after every micro-batch, and rows of tables outside of the devices are"
-            " updated once a step; take 1f1b, or leave the tables on the devices"
+    schedule = turns.schedule
+    if schedule and turns.placed and turns.kind and not turns.kind.flushes:
+        return Fault(
+            option="schedule",
+            value=schedule,
+            reason="updates weights after every micro-batch, and rows of tables outside of the devices are updated once"
+            " a step",
+            hint="take 1f1b, or leave the tables on the devices",
         )
     if turns.placed and ((turns.kind and turns.kind.sliced) or turns.slices != 1):
-        option, value = ("slices", turns.slices or 0) if turns.slices != 1 else ("schedule", turns.schedule)
-        return option, (
-            f"{value} takes sequences in slices, whose look-ups of tables outside of the devices are not supported;"
-            " take whole sequences, or leave the tables on the devices"
+        sliced = turns.slices != 1
+        return Fault(
+            option="slices" if sliced else "schedule",
+            value=f"{turns.slices or 0}" if sliced else f"{schedule}",
+            reason="takes sequences in slices, whose look-ups of tables outside of the devices are not supported",
+            hint="take whole sequences, or leave the tables on the devices",
         )
     return None
 
 
-def _rounds_fault(turns: Turns) -> tuple[str, str] | None:
+def _rounds_fault(turns: Turns) -> Fault | None:
     """About the number of micro-batches, and what a step without a flush cannot do."""
-    schedule, ranks, parts = turns.schedule, turns.pipeline, turns.micro_batches
     if turns.kind and not turns.kind.flushes and turns.clip_norm is not None:
-        return "clip_norm", (
-            f"{turns.clip_norm:g} is about the norm of all gradients, which is known when all stages are done, and"
-            f" schedule = {schedule} lets none wait; leave clip_norm out, or take 1f1b"
+        return Fault(
+            option="clip_norm",
+            value=f"{turns.clip_norm:g}",
+            reason="is about the norm of all gradients, which is known when all stages are done, and schedule ="
+            f" {turns.schedule} lets none wait",
+            hint="leave clip_norm out, or take 1f1b",
         )
-    if ranks is None or parts is None:
-        return None
-    legal = () if turns.global_batch is None else divisors(turns.global_batch)
+    ranks, parts = turns.pipeline, turns.micro_batches
+    clash = None if ranks is None or parts is None else _round_words(turns, ranks, parts)
+    return None if clash is None else Fault(option="micro_batches", value=f"{parts}", reason=clash[0], hint=clash[1])
+
+
+def _round_words(turns: Turns, ranks: int, parts: int) -> tuple[str, str] | None:
+    """Why so many ranks cannot take turns with so many micro-batches, and what to do; None where they can."""
+    batch, interleave = turns.global_batch, turns.interleave or 1
+    legal = () if batch is None else divisors(batch)
     if ranks > 1 and ranks * parts > PASSES:
-        return "micro_batches", (
-            f"{parts} with pipeline = {ranks}: {ranks * parts} passes of micro-batches through ranks, and at most"
-            f" {PASSES} are followed; take fewer and larger micro-batches"
+        return (
+            f"with pipeline = {ranks}: {ranks * parts} passes of micro-batches through ranks, and at most {PASSES} are"
+            " followed",
+            "take fewer and larger micro-batches",
         )
     if turns.kind and turns.kind.versions == 2 and parts < ranks:
         near = nearest_words(parts, [number for number in legal if number >= ranks])
-        return "micro_batches", (
-            f"{parts} with pipeline = {ranks}: two versions of the weights are enough from {ranks} micro-batches on; of"
-            f" a global batch of {turns.global_batch} {near}"
+        return (
+            f"with pipeline = {ranks}: two versions of the weights are enough from {ranks} micro-batches on",
+            f"of a global batch of {batch} {near}",
         )
-    interleave = turns.interleave or 1
     if turns.virtual_stages is not None and turns.virtual_stages > 1 and parts % (interleave * ranks):
         near = nearest_words(parts, [number for number in legal if number % (interleave * ranks) == 0])
-        return "micro_batches", (
-            f"{parts} is no multiple of {interleave * ranks}, the pipeline ranks"
-            f"{f' x {interleave} interleaved micro-batches' * (interleave > 1)} that"
-            f" virtual stages take in rounds; of a global batch of {turns.global_batch} {near}; or take"
-            " virtual_stages = 1"
+        return (
+            f"is no multiple of {interleave * ranks}, the pipeline ranks"
+            f"{f' x {interleave} interleaved micro-batches' * (interleave > 1)} that virtual stages take in rounds",
+            f"of a global batch of {batch} {near}; or take virtual_stages = 1",
         )
     return None
+
+
+def gathers_fault(update: Update, interleave: int) -> Fault | None:
+    """Why interleaved micro-batches cannot gather weights as `update` says; None where they can."""
+    if interleave == 1 or not update.by_block:
+        return None
+    return Fault(
+        option="gathers",
+        value=f"'{update.gathers}'",
+        reason=f", but {interleave} micro-batches take turns operator by operator",
+        hint="write 'each', or set interleave to 1",
+    )
+
+
+def ring_fault(slices: int, ring: str) -> Fault | None:
+    """Why keys cannot come round `ring` where a sequence is taken in so many slices; None where they can."""
+    if slices == 1:
+        return None
+    return Fault(
+        option="slices",
+        value=f"{slices}",
+        reason=f"and {ring}: a slice remembers the keys of those before it, a ring sends them round",
+        hint="take one of them",
+    )
 
 
 def check_schedule(plan: Plan) -> None:
@@ -159,6 +211,4 @@ def check_schedule(plan: Plan) -> None:
         clip_norm=training.update.clip_norm,
         placed=bool(training.update.placed),
     )
-    fault = schedule_fault(turns)
-    if fault is not None:
-        raise PlanFileError(f"{_PLACES.get(fault[0], fault[0])}: {fault[1]}")
+    refuse_plan(schedule_fault(turns))

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.faults import Fault
 from planner.pricing.operator_price import OperatorPrices
 from planner.sharding.rule import FactorKind, Rule
 
@@ -35,12 +36,12 @@ class Keeping:
     interior: Array
 
 
-def keeping_fault(rule: Rule) -> str | None:
+def keeping_fault(rule: Rule) -> Fault | None:
     """Why the results of an operator cannot be kept through recomputation; None where they can."""
     if rule.op_class == "view" or rule.local_form == "reshape":  # whether a reshape copies depends on the device
-        return f"{rule.op} computes nothing, its result is a view of its operand or a copy"
+        return Fault(reason=f"{rule.op} computes nothing, its result is a view of its operand or a copy")
     if any(rule.factors[inner.factor].kind is not FactorKind.RING for inner in rule.inner):
-        return f"{rule.op} communicates inside, and is computed again as a whole"
+        return Fault(reason=f"{rule.op} communicates inside, and is computed again as a whole")
     return None
 
 

@@ -50,6 +50,7 @@ from enum import Enum
 from functools import cached_property
 
 from planner.errors import StrategyError
+from planner.faults import Fault
 from planner.limits import check, checked
 from planner.sharding.layout import PARTIAL, REPLICATE, Layout, Placement, shard
 from planner.sharding.mesh import Mesh
@@ -329,8 +330,15 @@ def _pieces(cut: tuple[tuple[int, ...], ...], strategy: Strategy, sizes: Sequenc
     return tuple(pieces)
 
 
-def strategy_fault(rule: Rule, strategy: Strategy, mesh: Mesh) -> str | None:
+def strategy_fault(rule: Rule, strategy: Strategy, mesh: Mesh) -> Fault | None:
     """Why a strategy is illegal, with the numbers that clash; None where it is legal."""
+    reason = _strategy_reason(rule, strategy, mesh)
+    if reason is None:
+        return None
+    return Fault(reason=reason, hint=f"splittable factors: {', '.join(splittable(rule)) or 'none'}")
+
+
+def _strategy_reason(rule: Rule, strategy: Strategy, mesh: Mesh) -> str | None:
     if len(strategy) != len(mesh.axes):
         return f"has {len(strategy)} entries for a mesh of {len(mesh.axes)} axes"
     for choice, axis in zip(strategy, mesh.axes, strict=True):
@@ -344,18 +352,18 @@ def strategy_fault(rule: Rule, strategy: Strategy, mesh: Mesh) -> str | None:
         if factor.extent % count:
             names = " and ".join(f"{axis.name} of size {axis.size}" for axis in axes)
             return f"{names} does not divide factor '{factor.name}' of extent {factor.extent}"
-    fault = _aligned_fault(rule, strategy, mesh.sizes)
-    if fault:
-        return fault
+    reason = _aligned_reason(rule, strategy, mesh.sizes)
+    if reason:
+        return reason
     for dims in (*rule.operands, *rule.results):
         for factors in dims:
-            fault = _compound_fault(rule, factors, strategy, mesh)
-            if fault:
-                return fault
+            reason = _compound_reason(rule, factors, strategy, mesh)
+            if reason:
+                return reason
     return None
 
 
-def _aligned_fault(rule: Rule, strategy: Strategy, sizes: Sequence[int]) -> str | None:
+def _aligned_reason(rule: Rule, strategy: Strategy, sizes: Sequence[int]) -> str | None:
     """Why the many of aligned factors cannot be split alone as they are; None where they can."""
     for both, few, many in rule.aligned:
         left, alone, names = rule.factors[few].extent, False, [rule.factors[f].name for f in (both, few, many)]
@@ -374,7 +382,7 @@ def _aligned_fault(rule: Rule, strategy: Strategy, sizes: Sequence[int]) -> str 
     return None
 
 
-def _compound_fault(rule: Rule, factors: tuple[int, ...], strategy: Strategy, mesh: Mesh) -> str | None:
+def _compound_reason(rule: Rule, factors: tuple[int, ...], strategy: Strategy, mesh: Mesh) -> str | None:
     """A dim (f g h) must be cut into contiguous pieces: outer factors first and completely, by earlier axes."""
     if len(factors) < 2:
         return None
@@ -400,9 +408,7 @@ def check_strategy(rule: Rule, strategy: Strategy, mesh: Mesh, where: str) -> No
     """Raise StrategyError, naming `where`, unless the strategy is legal."""
     fault = strategy_fault(rule, strategy, mesh)
     if fault:
-        raise StrategyError(
-            f"{where} ({rule.format()}): {fault}; splittable factors: {', '.join(splittable(rule)) or 'none'}"
-        )
+        raise StrategyError(f"{where} ({rule.format()}): {fault}")
 
 
 def splittable(rule: Rule) -> tuple[str, ...]:
@@ -433,7 +439,7 @@ def legal_strategies(
             for strategy, pieces in checked(grown)
             for choice in (every if allowed is None else allowed[axis])
             if (after := _cut_on(rule, strategy, pieces, choice, size)) is not None
-            and not (rule.aligned and _aligned_fault(rule, (*strategy, choice), mesh.sizes))
+            and not (rule.aligned and _aligned_reason(rule, (*strategy, choice), mesh.sizes))
         ]
     return tuple(strategy for strategy, _ in grown)
 

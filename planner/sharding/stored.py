@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from hardware_profiles import Home
+from planner.faults import Fault
 from planner.sharding.layout import PARTIAL, REPLICATE, Layout, Placement, divides, format_layout, shard
 
 Option = tuple[Placement, Placement, Placement]
@@ -121,16 +122,6 @@ def with_homes(
     )
 
 
-def offload_fault(optimizer: str, schedule: str | None) -> str | None:
-    """Why states cannot be offloaded, or weights, for which `optimizer` is ""; None where they
-    can."""
-    if optimizer == "lamb":
-        return "LAMB knows the length of a step only when the states of all weights have been read"
-    if schedule in ("pipedream", "pipedream_2bw"):
-        return f"schedule '{schedule}' updates weights in the midst of its micro-batches"
-    return None
-
-
 def own_copies(axes: int) -> StoredParameter:
     """That of a parameter which every device has for itself: its gradient is a term of a sum that nobody takes."""
     whole = (REPLICATE,) * axes
@@ -150,8 +141,13 @@ def stored_options(rank: int, trainable: bool) -> tuple[Option, ...]:
     return tuple(options)
 
 
-def stored_fault(stored: StoredParameter) -> str | None:
+def stored_fault(stored: StoredParameter) -> Fault | None:
     """Why three layouts cannot be those of one parameter; None where they can."""
+    reason = _stored_reason(stored)
+    return None if reason is None else Fault(reason=reason)
+
+
+def _stored_reason(stored: StoredParameter) -> str | None:
     for axis, (weight, gradient, state) in enumerate(zip(stored.weight, stored.gradient, stored.state, strict=True)):
         if weight == PARTIAL or state == PARTIAL:
             return f"weight and state cannot be partial (axis {axis})"

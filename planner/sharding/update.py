@@ -12,12 +12,14 @@ parallel framework gets which adds up the gradients of its replicas' mean losses
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, Literal, TypeAlias
 
 from costmodels import UpdateVariant
+from planner.errors import nearest_names
+from planner.faults import Fault
 from planner.graph.placed import PLACES, Placed
 from planner.matching import matches
 from planner.sharding.layout import Layout
@@ -129,24 +131,40 @@ DEFAULT = Update()
 """What a search is asked for that is told nothing."""
 
 
-def update_fault(update: Update) -> tuple[str, str] | None:
-    """Name of an attribute that cannot be as it is, and why; None where all is well."""
+def update_fault(update: Update) -> Fault | None:
+    """What cannot be as it is; None where all is well."""
     words = (("gradients", GRADIENTS), ("gradient_dtype", GRADIENT_DTYPES), ("gathers", (*GATHERS, AUTO_GATHERS)))
     for name, known in words:
         if getattr(update, name) not in known:
-            return name, f"'{getattr(update, name)}' is not one of {', '.join(known)}"
+            return Fault(option=name, value=f"'{getattr(update, name)}'", reason=f"is not one of {', '.join(known)}")
     for _, place in update.placed:
         if place not in PLACES:
-            return "place", f"'{place}' is not one of {', '.join(PLACES)}"
+            return Fault(option="place", value=f"'{place}'", reason=f"is not one of {', '.join(PLACES)}")
     if update.placed and update.clip_norm is not None:
-        return (
-            "place",
-            "rows of tables are updated where they are, so that no norm over all gradients is known; clip none",
+        return Fault(
+            option="place",
+            reason="rows of tables are updated where they are, so that no norm over all gradients is known",
+            hint="clip none",
         )
     if update.clip_norm is not None and not 0 < update.clip_norm < math.inf:
-        return "clip_norm", f"{update.clip_norm} is no norm to clip to; it is more than 0"
-    fault = _buckets_fault(update.buckets)
-    return None if fault is None else ("buckets", fault)
+        return Fault(
+            option="clip_norm", value=f"{update.clip_norm}", reason="is no norm to clip to", hint="it is more than 0"
+        )
+    reason = _buckets_fault(update.buckets)
+    return None if reason is None else Fault(option="buckets", reason=reason)
+
+
+def local_fault(update: Update, parameters: Collection[str]) -> Fault | None:
+    """The first pattern of local parameters that no parameter of a model matches; None where all match some."""
+    for pattern in update.local_parameters:
+        if not any(matches(name, pattern) for name in parameters):
+            near = nearest_names(pattern, parameters)
+            return Fault(
+                option="local_parameters",
+                reason=f"no parameter of the model matches '{pattern}'",
+                hint=f"did you mean {' or '.join(near)}?" if near else "plan show lists those of a plan",
+            )
+    return None
 
 
 def _buckets_fault(buckets: Buckets) -> str | None:

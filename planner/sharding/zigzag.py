@@ -28,6 +28,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from planner.errors import LayoutError, StrategyError
+from planner.faults import Fault
 from planner.graph.operator_graph import OperatorGraph
 from planner.nearest import multiples, nearest_words
 from planner.sharding.mesh import Mesh
@@ -138,9 +139,8 @@ def tensors_of(rule: Rule, operands: Sequence[str], results: Sequence[str | None
     ]
 
 
-def order_fault(rule: Rule, strategy: Strategy, mesh: Mesh, tensors: Tensors) -> str | None:
-    """Why a legal strategy cannot be had on axes that cut sequences in zigzag order; None where it
-    can."""
+def order_fault(rule: Rule, strategy: Strategy, mesh: Mesh, tensors: Tensors) -> Fault | None:
+    """Why a legal strategy cannot be had on axes that cut sequences in zigzag order; None where it can."""
     for axis in sorted(mesh.zigzag):
         choice, outer = strategy[axis], (*strategy[: axis + 1], *(None for _ in strategy[axis + 1 :]))
         pieces = pieces_of(rule, outer, mesh.sizes)  # that this axis and those before it cut
@@ -148,15 +148,17 @@ def order_fault(rule: Rule, strategy: Strategy, mesh: Mesh, tensors: Tensors) ->
             split, name = rule.factors[factor], mesh.axes[axis].name
             kinds = {dim in marked for dims, marked in tensors for dim, factors in enumerate(dims) if factor in factors}
             if len(kinds) > 1:
-                return (
-                    f"{name} cuts sequences in zigzag order, and factor '{split.name}' indexes a sequence in one tensor"
-                    " and something else in another; split another factor, or cut in contiguous order"
+                return Fault(
+                    reason=f"{name} cuts sequences in zigzag order, and factor '{split.name}' indexes a sequence in one"
+                    " tensor and something else in another",
+                    hint="split another factor, or cut in contiguous order",
                 )
             if True in kinds and split.extent % (2 * pieces[factor]):
-                return (
-                    f"{name} cuts factor '{split.name}' of extent {split.extent} in zigzag order into"
-                    f" {2 * pieces[factor]} chunks, which do not divide it;"
-                    f" {nearest_words(split.extent, multiples(split.extent, 2 * pieces[factor]))}"
+                chunks = 2 * pieces[factor]
+                return Fault(
+                    reason=f"{name} cuts factor '{split.name}' of extent {split.extent} in zigzag order into {chunks}"
+                    " chunks, which do not divide it",
+                    hint=nearest_words(split.extent, multiples(split.extent, chunks)),
                 )
     return None
 

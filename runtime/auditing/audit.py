@@ -23,8 +23,9 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundPlan, bind
 from planner.plan.plan import Plan
 from planner.plan.prediction.charges import Charges, Phase
+from planner.plan.prediction.chunk_memory import GRADIENTS, STATES, WEIGHTS
 from planner.plan.prediction.crossing_rows import crossing_rows
-from planner.plan.prediction.live_memory import GRADIENTS, STATES, WEIGHTS, live_memory
+from planner.plan.prediction.live_memory import live_memory
 from planner.plan.prediction.local_work import local_work
 from planner.plan.prediction.predict import stage_costs
 from planner.plan.schedule import telling_micro_batches

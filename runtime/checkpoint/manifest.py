@@ -20,8 +20,9 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from hardware_profiles.foreign import AbsentFileError, ForeignTextError, Limits, form_fault, parse_json, read_text
 from planner.errors import CheckpointError, PlannerError
 from planner.graph.placed import place_of
-from planner.plan.file import dump_plan, parse_plan, write_atomically
+from planner.plan.file import dump_plan, parse_plan
 from planner.plan.plan import Plan
+from planner.plan.writing import write_atomically
 from runtime.checkpoint.regions import can_be_cut
 from runtime.guard_settings import GuardState
 from runtime.run_folder.identity import Origin

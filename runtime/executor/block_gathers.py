@@ -26,8 +26,7 @@ from dataclasses import dataclass
 
 import torch
 
-from planner.plan.binding.bind import BoundPlan
-from planner.plan.layout.block_gathers import block_gathers
+from planner.plan.layout.block_gathers import BlockGather
 from planner.sharding.redistribute import Step
 from runtime.comm.async_collectives import Flight, Groups
 from runtime.comm.device_mesh import RankMesh
@@ -50,19 +49,16 @@ class Bundle:
     again: bool
 
 
-def bundles_of(bound: BoundPlan, operators: Sequence[int]) -> tuple[Bundle, ...]:
-    """What a run of operators gathers together."""
-    return tuple(
-        Bundle(
-            names=one.names,
-            there=tuple(member.steps for member in one.there.members),
-            back=tuple(member.steps for member in one.back.members),
-            reduced_in=getattr(torch, one.back.members[0].dtype),
-            sent=bool(one.there.moves),
-            returns=bool(one.back.moves),
-            again=one.again,
-        )
-        for one in block_gathers(bound, operators)
+def bundle_of(one: BlockGather) -> Bundle:
+    """What a segment gathers together, in the terms of the executor."""
+    return Bundle(
+        names=one.names,
+        there=tuple(member.steps for member in one.there.members),
+        back=tuple(member.steps for member in one.back.members),
+        reduced_in=getattr(torch, one.back.members[0].dtype),
+        sent=bool(one.there.moves),
+        returns=bool(one.back.moves),
+        again=one.again,
     )
 
 

@@ -29,9 +29,9 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from planner.plan.binding.bind import BoundPlan
-from planner.plan.layout.block_gathers import block_gathers
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
-from planner.plan.layout.stage_cut import StageCut, promised_layouts, runs_of
+from planner.plan.layout.segments import segments_of
+from planner.plan.layout.stage_cut import StageCut, promised_layouts
 from planner.plan.prediction.charges import Phase
 from planner.pricing.liveness import replays
 from planner.sharding.layout import PARTIAL, local_shape, replicated
@@ -44,7 +44,7 @@ from runtime.executor.instruction import Copy, Instruction, Operand, Values, com
 from runtime.executor.interleaving import Departed, depart, take_turns
 from runtime.executor.lowering.programs import Body, Programs, in_turns
 from runtime.executor.prefetch import Prefetch
-from runtime.executor.sections import Section, sections_of
+from runtime.executor.sections import Section, section_of
 from runtime.observer import Observer, Told, teller
 from runtime.offload.activations import OffloadedActivations, Trail, alone
 from runtime.offload.saved_tensors import SavedMemory
@@ -110,21 +110,21 @@ class Executor:
         visits = self._visits(teller(copies[0].observer))
         gathers = self._gathers(copies[0], parameters)
         for number, section in enumerate(self.sections):
-            if trail is not None and not section.offloading:
+            if trail is not None and not section.segment.offloads_activations:
                 trail.let_go()
             if visits is not None:
                 visits.enter(number)
-            if section.recomputed and torch.is_grad_enabled():
+            if section.segment.recomputed and torch.is_grad_enabled():
                 self._recomputed(number, copies, gathers, trail)
-            elif trail is not None and section.offloading and torch.is_grad_enabled():
+            elif trail is not None and section.segment.offloads_activations and torch.is_grad_enabled():
                 self._saving(number, copies, trail)
             else:
                 gathered = gathers.enter(number, copies[0], "forward") if gathers is not None else ()
                 self._run(section, copies)
                 if gathers is not None:
-                    gathers.leave(number, gathered, [copies[0].values[name] for name in section.writes])
+                    gathers.leave(number, gathered, [copies[0].values[name] for name in section.segment.writes])
             if visits is not None:
-                visits.leave(number, [copy.values[name] for copy in copies for name in section.writes])
+                visits.leave(number, [copy.values[name] for copy in copies for name in section.segment.writes])
         if trail is not None:
             trail.let_go()
         for copy in copies:
@@ -134,7 +134,7 @@ class Executor:
 
     def _visits(self, told: Told) -> Visits | None:
         """The comings of offloaded weights in a pass; None where none are offloaded."""
-        runs = [section.visit for section in self.sections]
+        runs = [section.segment.weights for section in self.sections]
         return Visits(self.weights, runs, told) if self.weights is not None and any(runs) else None
 
     def _gathers(self, copy: Copy, parameters: Mapping[str, LocalParameter | Version]) -> Prefetch | None:
@@ -143,7 +143,7 @@ class Executor:
             return None
         return Prefetch(
             bundles=[section.bundles for section in self.sections],
-            recomputed=[section.recomputed and torch.is_grad_enabled() for section in self.sections],
+            recomputed=[section.segment.recomputed and torch.is_grad_enabled() for section in self.sections],
             copy=replace(copy, values={}, deferred=None),
             parameters=parameters,
             place=self.place,
@@ -159,11 +159,11 @@ class Executor:
     def _saving(self, number: int, copies: Sequence[Copy], trail: Trail) -> None:
         """A section that offloads what it saves, which comes back with the first gradient of what it has made."""
         section, saved = self.sections[number], SavedMemory()
-        staying = [copy.piece(name) for copy in copies for name in section.reads]
+        staying = [copy.piece(name) for copy in copies for name in (*section.segment.reads, *section.segment.held)]
         with saved.watching():
             self._run(section, [replace(copy, saved=saved) for copy in copies])
-        made = [copy.values[name] for copy in copies for name in section.writes]
-        back = trail.offload(number, saved.take((*staying, *made)), section.home, teller(copies[0].observer))
+        made = [copy.values[name] for copy in copies for name in section.segment.writes]
+        back = trail.offload(number, saved.take((*staying, *made)), section.segment.home, teller(copies[0].observer))
         for tensor in made:
             if tensor.requires_grad:
                 tensor.register_hook(lambda _: back())  # type: ignore[no-untyped-call]
@@ -171,7 +171,7 @@ class Executor:
     def _recomputed(self, number: int, copies: Sequence[Copy], gathers: Prefetch | None, trail: Trail | None) -> None:
         section = self.sections[number]
         kept = [KeptResults() for _ in copies]
-        count = len(section.reads)
+        count = len(section.segment.reads)
         program = section
         watched = self._watches(section, departs=len(copies) > 1)  # else more is saved once than the other time
         # what is kept to compute it again holds no other value
@@ -185,7 +185,7 @@ class Executor:
             inside = [
                 replace(
                     copy,
-                    values=dict(zip(section.reads, reads[at * count : (at + 1) * count], strict=True)),
+                    values=dict(zip(section.segment.reads, reads[at * count : (at + 1) * count], strict=True)),
                     kept=kept[at],
                 )
                 for at, copy in enumerate(bare)
@@ -195,18 +195,18 @@ class Executor:
             phase = "recomputation"
             self._run(program, inside)
             if len(bare) > 1:  # else a copy that is done goes on until all are, and sends what nobody reads
-                program = replace(section, instructions=section.instructions[: section.again])
-            return tuple(copy.values[name] for copy in inside for name in section.writes)
+                program = replace(section, instructions=section.instructions[: section.segment.again])
+            return tuple(copy.values[name] for copy in inside for name in section.segment.writes)
 
-        reads = [copy.values[name] for copy in copies for name in section.reads]
+        reads = [copy.values[name] for copy in copies for name in section.segment.reads]
         made = checkpoint(block, *reads, use_reentrant=False, preserve_rng_state=False)
-        if trail is not None and section.offloads:
-            offloaded = [copy.values[name] for copy in copies for name in section.offloads]
-            back = trail.offload(number, alone(offloaded, made), section.home, teller(copies[0].observer))
+        if trail is not None and section.segment.offloads:
+            offloaded = [copy.values[name] for copy in copies for name in section.segment.offloads]
+            back = trail.offload(number, alone(offloaded, made), section.segment.home, teller(copies[0].observer))
         del reads
         writes = iter(made)
         for copy in copies:
-            copy.values.update(zip(section.writes, writes, strict=False))
+            copy.values.update(zip(section.segment.writes, writes, strict=False))
             for instruction in section.instructions:
                 for name in instruction.last:
                     copy.values.pop(name, None)
@@ -226,8 +226,8 @@ class Executor:
     def _bodies(self, section: Section, *, departs: bool) -> tuple[Body, ...]:
         if self.programs is None:
             return ()
-        inside, recomputed = section.instructions, section.recomputed
-        return self.programs.bodies(inside, recomputed=recomputed, departs=departs, again=section.again)
+        inside, recomputed = section.instructions, section.segment.recomputed
+        return self.programs.bodies(inside, recomputed=recomputed, departs=departs, again=section.segment.again)
 
     def _watches(self, section: Section, *, departs: bool) -> bool:
         """Whether the programs of a section look at what they make, the next time."""
@@ -281,14 +281,13 @@ def build_executor(
     promised = promised_layouts(bound)
     results = (*cut.sends, *((graph.loss,) if cut.last else ()))
     updates = tuple((buffer, content) for buffer, content in graph.updates if graph.producer[content] in cut.operators)
-    outlive = (*results, *(content for _, content in updates))
     last_use = {name: at for at in cut.operators for name in graph.operators[at].operands}
     blocks = bound.blocks
     again = replays(graph, blocks)
     instructions = {}
-    together = {
-        name for _, run in runs_of(bound, cut.operators) for one in block_gathers(bound, run) for name in one.names
-    }
+    segments = segments_of(bound, cut)
+    together = frozenset[str]().union(*(segment.gathered for segment in segments))
+    outlive = {*results, *(content for _, content in updates)}
     for index in cut.operators:
         op, block = bound.operators[index], blocks.block_of(index)
         operands = tuple(
@@ -307,7 +306,7 @@ def build_executor(
             operands=operands,
             call=local_call(graph, op, place, bound.sequences, tables),
             results=tuple(None if name is None else (name, shapes[name]) for name in op.operator.results),
-            last=tuple(sorted(ended - set(outlive))),
+            last=tuple(sorted(ended - outlive)),
             kept=bound.is_kept(index),
             repeated=block is None or bound.place_of(index) < again[blocks.kinds[block]].works,
             deferred=bool(deferred_weight_gradients(bound, index)),
@@ -316,7 +315,7 @@ def build_executor(
     end = transfer(graph.types[graph.loss].shape, mesh, promised[graph.loss], everywhere, differentiable=True)
     return Executor(
         place=place,
-        sections=sections_of(bound, instructions, outlive),
+        sections=tuple(section_of(segment, instructions) for segment in segments),
         activation_offload=activation_offload if bound.offloaded_blocks else None,
         programs=programs,
         weights=weights,

@@ -40,8 +40,8 @@ from hardware_profiles import (
 )
 from hardware_profiles.device import DeviceType
 from planner.errors import RequestError
-from planner.plan.file import write_atomically
 from planner.plan.plan import PLANNER_VERSION
+from planner.plan.writing import write_atomically
 from runtime.comm.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from runtime.comm.device_mesh import current_device, local_rank, start_processes
 from runtime.comm.exchange import gather

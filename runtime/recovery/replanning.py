@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from hardware_profiles import Cluster, HardwareProfileError
 from planner.errors import CheckpointError, PlannerError, RequestError, RunError
-from planner.plan.file import dump_plan, load_plan, parse_plan, write_atomically
+from planner.plan.file import dump_plan, load_plan, parse_plan
 from planner.plan.plan import Plan
+from planner.plan.writing import write_atomically
 from runtime.checkpoint.together import said_by_first
 from runtime.run_folder.private import ensure_folder
 from runtime.run_settings import RunSettings

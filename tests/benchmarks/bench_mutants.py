@@ -104,16 +104,20 @@ MUTANTS = [
     ),
     *mutants(
         "prediction",
-        "planner/plan/prediction/walk.py",
+        "planner/plan/prediction/operator_visit.py",
         ("inner.backward + (inner.forward if repeats else 0)", "inner.backward + inner.forward"),
+    ),
+    *mutants(
+        "prediction",
+        "planner/plan/prediction/walk.py",
         ('cost.memory["transient"] += once.flat', "pass"),
     ),
     *mutants(
         "prediction",
-        "planner/plan/prediction/live_memory.py",
+        "planner/plan/prediction/forward_memory.py",
         (
-            "self._set_out(range(number + 1, len(self.tensors.sections)))",
-            "self._set_out(range(number + 2, len(self.tensors.sections)))",
+            "self._set_out(range(number + 1, len(self.tensors.segments)))",
+            "self._set_out(range(number + 2, len(self.tensors.segments)))",
         ),
     ),
     *mutants(
@@ -190,7 +194,7 @@ MUTANTS = [
     *mutants(
         "checkpoints", "runtime/run_folder/owned.py", ("return None if ours(mark) else f", "return None if True else f")
     ),
-    *mutants("files", "planner/plan/file.py", ("os.chmod(temporary, 0o666 & ~umask)", "os.chmod(temporary, 0o600)")),
+    *mutants("files", "planner/plan/writing.py", ("os.chmod(temporary, 0o666 & ~umask)", "os.chmod(temporary, 0o600)")),
     *mutants(
         "files",
         "hardware_profiles/foreign.py",
@@ -200,7 +204,9 @@ MUTANTS = [
     *mutants("files", "planner/export/arguments.py", ("shlex.quote(_text(value))", "_text(value)")),
     *mutants("command line", "planner/report/html/page.py", ("autoescape=True,", "autoescape=False,")),
     *mutants(
-        "command line", "planner/cli/errors.py", ('c if c.isprintable() else c.encode("unicode_escape").decode()', "c")
+        "command line",
+        "hardware_profiles/foreign.py",
+        ('c if c.isprintable() or c in keep else c.encode("unicode_escape").decode()', "c"),
     ),
     *mutants(
         "command line",

@@ -12,7 +12,7 @@ from planner.plan.binding.bind import BoundPlan
 from planner.plan.prediction.charges import Charge
 from planner.sharding.update import Update
 from runtime import StageAudit, audit
-from runtime.auditing.audit import audit as auditing
+from runtime.auditing import audit as auditing
 from tests.contract.test_priced_is_emitted import FULL, KEEPING, SOME, Hand, cluster_of
 from tests.distributed import dividing, plans
 from tests.long_lists import first, rarely

@@ -10,7 +10,7 @@ from planner.plan.plan import Plan
 from planner.plan.prediction.predict import predict
 from planner.sharding.update import Update
 from runtime import StageAudit, audit
-from runtime.auditing.audit import audit as auditing
+from runtime.auditing import audit as auditing
 from tests.contract.test_priced_is_emitted import FULL, KEEPING, Hand, cluster_of
 from tests.distributed import plans
 from tests.long_lists import first

@@ -9,9 +9,9 @@ from hardware_profiles import Home
 from planner.plan.plan import Plan
 from planner.sharding.update import Update
 from runtime import StageAudit, audit
-from runtime.auditing.audit import audit as auditing
+from runtime.auditing import audit as auditing
 from tests.contract.test_priced_is_emitted import FULL, KEEPING, Hand, cluster_of
-from tests.distributed import offload, plans
+from tests.distributed import offloading, plans
 from tests.long_lists import first
 
 CASES = (
@@ -63,8 +63,8 @@ SAVED = (
 @pytest.mark.parametrize("make", first(1, SAVED), ids=str)
 def test_what_blocks_save_leaves_the_device(make: Hand) -> None:
     """All of it but for two blocks at a time."""
-    plan, home = make(), offload.everywhere("device")
-    check_falls(make.model, plan, offload.offloaded(plan, home, "host", saved="host"))
+    plan, home = make(), offloading.everywhere("device")
+    check_falls(make.model, plan, offloading.offloaded(plan, home, "host", saved="host"))
 
 
 ACTIVATIONS = (
@@ -84,8 +84,8 @@ ACTIVATIONS = (
 @pytest.mark.slow
 @pytest.mark.parametrize("make", first(1, ACTIVATIONS), ids=str)
 def test_what_flows_into_blocks_leaves_the_device(make: Hand) -> None:
-    plan, home = make(), offload.everywhere("device")
-    check_falls(make.model, plan, offload.offloaded(plan, home, "host"))
+    plan, home = make(), offloading.everywhere("device")
+    check_falls(make.model, plan, offloading.offloaded(plan, home, "host"))
 
 
 @pytest.mark.cases(0, 1)
@@ -97,7 +97,9 @@ def test_live_memory_falls_as_predicted(make: Hand, home: str, update: Update) -
     plan = replace(plan, training=replace(plan.training, update=update))
     tolerance = BUCKETS if update.bucketed else auditing.MEMORY_TOLERANCE
     for before, stage in zip(
-        audited(plan, make.model), audited(offload.offloaded(plan, offload.homes_of(home)), make.model), strict=True
+        audited(plan, make.model),
+        audited(offloading.offloaded(plan, offloading.homes_of(home)), make.model),
+        strict=True,
     ):
         assert stage.unequal == ()
         assert stage.live["optimizer state"] == stage.predicted_live["optimizer state"] < before.live["optimizer state"]
@@ -123,8 +125,8 @@ WEIGHTS = (
 def test_weights_leave_the_device(make: Hand, states: Home, pattern: str) -> None:
     """Those of no more than two blocks are there at a time."""
     falls = []
-    kept = offload.offloaded(make(), offload.everywhere(states))
-    plan = offload.offloaded(make(), offload.everywhere(states), weights=offload.of_blocks("host", pattern))
+    kept = offloading.offloaded(make(), offloading.everywhere(states))
+    plan = offloading.offloaded(make(), offloading.everywhere(states), weights=offloading.of_blocks("host", pattern))
     for before, stage in zip(audited(kept, make.model), audited(plan, make.model), strict=True):
         assert stage.unequal == ()
         assert abs(stage.peak / stage.predicted_peak - 1) < auditing.MEMORY_TOLERANCE, (

@@ -9,7 +9,7 @@ from planner.graph.placed import Placed
 from planner.plan.binding.bind import BoundPlan, bind
 from planner.sharding.stored import own_copies
 from runtime import StageAudit, audit
-from runtime.auditing.audit import audit as auditing
+from runtime.auditing import audit as auditing
 from tests.contract.test_priced_is_emitted import cluster_of
 from tests.distributed import plans
 from tests.long_lists import first

@@ -17,6 +17,7 @@ import torch
 from planner.plan.binding.bind import bind
 from planner.plan.plan import Plan
 from planner.plan.prediction import live_memory
+from planner.plan.prediction.chunk_memory import STATES, WEIGHTS
 from planner.sharding.update import Update
 from runtime.comm.async_collectives import Flight
 from runtime.executor import executor
@@ -167,16 +168,16 @@ def test_the_account_of_memory_has_the_same_weights_on_their_way() -> None:
     bound = bind(plan, plans.traced("llama4"), plans.BATCH)
     seen: dict[int, tuple[int, ...]] = {}
     moving = list[int]()
-    compute = live_memory._Chunk._compute
+    compute = live_memory.Chunk._compute
 
     def computing(chunk: Any, at: int, *given: Any) -> Any:
-        sections = chunk.tensors.sections
-        moving[:] = [n for n in range(len(sections)) if any(one.there.moves for one in chunk.tensors.gathers[n])]
-        number = next(n for n, (_, operators) in enumerate(sections) if at in operators)
+        sections = chunk.tensors.segments
+        moving[:] = [n for n in range(len(sections)) if any(one.there.moves for one in sections[n].gathers)]
+        number = next(n for n, segment in enumerate(sections) if at in segment.operators)
         seen.setdefault(number, tuple(sorted(chunk.coming)))
         return compute(chunk, at, *given)
 
-    with patch.object(live_memory._Chunk, "_compute", computing):
-        live_memory.live_memory(bound, 0, {live_memory.WEIGHTS: 0.0, live_memory.STATES: 0.0})
+    with patch.object(live_memory.Chunk, "_compute", computing):
+        live_memory.live_memory(bound, 0, {WEIGHTS: 0.0, STATES: 0.0})
     assert len(moving) == 5  # four blocks and the head
     assert seen == {number: tuple(n for n in moving if n > number)[:1] for number in seen}

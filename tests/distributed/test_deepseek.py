@@ -74,7 +74,7 @@ WAYS = [
 ]
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("model", "blocks", "divided"), first(1, WAYS))
 def test_ways_to_divide_experts(pool, model: str, blocks: int, divided: str) -> None:
     """Experts over data parallel devices, folded on those that attention splits its heads on, or both."""
@@ -109,7 +109,7 @@ def test_experts_in_a_pipeline(pool, side: str, schedule: str, recomputation: st
         assert max(errors) < TOLERANCE, dict(zip(ways, errors, strict=True))
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("processes", [2, 4])
 def test_decided_by_hand(request, processes: int) -> None:
     """Tensor, sequence, data and expert parallel, as the search plans them, on two and four processes."""

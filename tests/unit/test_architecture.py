@@ -32,6 +32,7 @@ LAYERS = (
     ("planner.sharding",),
     ("planner.graph", "planner.models"),
     ("planner.limits",),
+    ("planner.faults",),
     ("planner.errors", "planner.matching", "planner.nearest", "planner.old_words"),
     ("costmodels",),
     ("hardware_profiles",),
@@ -123,7 +124,7 @@ VALIDATING_TEXT = ("model_validate_json", "validate_json")
 MAY_VALIDATE_TEXT = (
     "planner.cli.schemas",  # what is about to be written
     "planner.plan.carried",  # text that was parsed within limits, for strictness as in JSON
-    "planner.plan.file",  # the same
+    "planner.plan.schema",  # the same
     "planner.sharding.discover",
     "runtime.checkpoint.manifest",  # the same
     "runtime.comm.exchange",  # lengths are checked before

@@ -15,7 +15,7 @@ import hardware_profiles
 from costmodels import Array, attention_preparation, attention_time, matmul_time
 from costmodels.fit_collectives import relative_errors
 from hardware_profiles import FitError, dump_records, load_profile, profile_names, with_records
-from planner.plan.file import write_atomically
+from planner.plan.writing import write_atomically
 from tests.validation.test_collectives import in_a_node
 from tests.validation.test_collectives import rows as collectives
 from tests.validation.test_kernel_tables import SMALL, attention_of, rows, tables

@@ -35,7 +35,7 @@ from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.search import search
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.exhaustive
 
 DEVICES, GLOBAL_BATCH, SEQUENCE = 2048, 15360, 4096
 PUBLISHED = 180e3 * 3600 / DEVICES * (GLOBAL_BATCH * SEQUENCE / 1e12)
@@ -86,7 +86,6 @@ def test_the_published_configuration_takes_twice_as_long_without_what_hides_its_
     assert parts["recomputation"] > 5.0
 
 
-@pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "times"),

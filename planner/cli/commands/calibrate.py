@@ -93,7 +93,7 @@ def _check(output: Path, times: Path) -> None:
 def _fit(measurements: "Measurements", times: Path, output: Path, as_json: bool) -> None:
     from costmodels.fit_machine import fit_machine
     from hardware_profiles import dump_profile
-    from planner.plan.file import write_atomically
+    from planner.plan.writing import write_atomically
 
     fitted = fit_machine(measurements)
     comment = (

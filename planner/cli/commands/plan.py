@@ -74,7 +74,7 @@ def undisturbed() -> Iterator[None]:
 
 def check_output(options: Options) -> None:
     """Raise PlanFileError where a plan is to be written and cannot be, before it is searched."""
-    from planner.plan.file import check_place
+    from planner.plan.writing import check_place
 
     if options.output:
         check_place(Path(options.output))

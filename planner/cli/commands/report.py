@@ -56,7 +56,7 @@ def report(
     [bold]plan report llama70b-64.json --trace trace.json[/bold]
     """
     with errors_reported(as_json):
-        from planner.plan.file import check_place
+        from planner.plan.writing import check_place
 
         page_file = output if output is not None or trace is not None or as_json else plan_file.with_suffix(".html")
         for path in (page_file, trace):
@@ -100,7 +100,7 @@ def _remarks(verdict: "Verdict") -> tuple[str, ...]:
 
 
 def _write(found: "Reported", page_file: Path | None, trace: Path | None, as_json: bool) -> None:
-    from planner.plan.file import write_atomically
+    from planner.plan.writing import write_atomically
     from planner.report.trace import trace_events
 
     if page_file is not None:

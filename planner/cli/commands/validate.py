@@ -80,7 +80,7 @@ def _check_record(table: Path, conditions: dict[str, str], limit: int | None) ->
 
 def _record(results: "Sequence[Evaluated]", runs: Path, table: Path) -> None:
     from hardware_profiles import RunError, dump_records, recorded, with_records
-    from planner.plan.file import write_atomically
+    from planner.plan.writing import write_atomically
     from planner.validation import run_errors
 
     today = datetime.datetime.now(datetime.UTC).date().isoformat()

@@ -8,37 +8,43 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hardware_profiles import Home
-from planner.errors import LayoutError, PlanFileError, StrategyError, unknown_name
+from planner.errors import PlanFileError, StrategyError, unknown_name
+from planner.faults import said
 from planner.graph.blocks import Blocks, block_parameters, share_values
 from planner.graph.expert_load import EVEN, with_imbalance
 from planner.graph.kinds import find_blocks
-from planner.graph.operator_graph import ROWS_FROM, Operator, OperatorGraph
+from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.graph.placed import Placed, with_places
-from planner.matching import matches
+from planner.plan.binding.legality import (
+    check_inputs,
+    check_interleave,
+    check_kept,
+    check_kinds,
+    check_look_ups,
+    check_offloaded_group,
+    check_operator,
+    check_order_of_slices,
+    check_parameters,
+    check_recomputation,
+    check_stages,
+    check_stored_parameter,
+)
 from planner.plan.binding.slices import one_slice
 from planner.plan.binding.uniform import uniform_blocks
 from planner.plan.outline import difference
-from planner.plan.plan import RECOMPUTATION, Group, Plan
+from planner.plan.plan import Group, Plan
+from planner.plan.refusing import plan_key
 from planner.plan.samples import samples_fault
 from planner.plan.schedule import check_stale
 from planner.plan.schedule_checks import check_schedule
-from planner.pricing.keeping import keeping_fault
 from planner.sharding.discover import with_rules
-from planner.sharding.layout import PARTIAL, Layout, divides, format_layout
+from planner.sharding.layout import Layout
 from planner.sharding.mesh import Mesh
 from planner.sharding.rescale import rescale_batch
-from planner.sharding.rule import (
-    OperatorLayouts,
-    Rule,
-    Strategy,
-    check_strategy,
-    derive_layouts,
-    named_strategy,
-    ring_axis,
-)
+from planner.sharding.rule import OperatorLayouts, Rule, Strategy, check_strategy, derive_layouts, named_strategy
 from planner.sharding.rules import rule_of
-from planner.sharding.stored import StoredParameter, offload_fault, own_copies, stored_fault
-from planner.sharding.zigzag import Sequences, check_parameter, order_fault, sequences_on, tensors_of
+from planner.sharding.stored import StoredParameter
+from planner.sharding.zigzag import Sequences, sequences_on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,45 +120,23 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
 def bind_prepared(plan: Plan, whole: OperatorGraph, blocks: Blocks) -> BoundPlan:
     """`bind` to a graph of the plan's model that is prepared already, and has the batch of one micro-batch."""
     graph = one_slice(whole, plan.model.sequence_length, plan.slices)
-    _check_stages(plan, blocks)
-    _check_look_ups(plan, whole, blocks)
-    _check_interleave(plan, graph)
+    check_stages(plan, blocks)
+    check_look_ups(plan, whole, blocks)
+    check_interleave(plan, graph)
     check_schedule(plan)
-    if plan.slices > 1 and plan.mesh.zigzag:
-        names = ", ".join(plan.mesh.axes[axis].name for axis in sorted(plan.mesh.zigzag))
-        raise PlanFileError(f"slices: {plan.slices}, but {names} cut the sequence in zigzag order; set slices to 1")
+    check_order_of_slices(plan)
     strategies, stored = _spread(plan, graph, blocks)
     known: dict[tuple[int, tuple[str | None, ...]], tuple[Strategy, OperatorLayouts]] = {}
     try:
         operators = tuple(_bound(plan.mesh, graph, op, strategies, known) for op in graph.operators)
     except StrategyError as error:
         fault = samples_fault(plan)
-        raise error if fault is None else PlanFileError(fault) from error
+        raise error if fault is None else PlanFileError(said(fault, plan_key)) from error
     sequences = sequences_on(plan.mesh, graph)
     for bound in operators:
-        _check_ring(plan, bound)
-        if plan.mesh.zigzag:
-            _check_order(plan.mesh, bound, sequences)
-    for name, parameter in stored.items():
-        _check_stored(plan.mesh, graph, name, parameter)
-        check_parameter(name, parameter, plan.mesh, sequences)
-    _check_local(plan, stored)
-    _check_offloaded(plan, stored)
-    _check_offloaded_weights(plan, graph, blocks, stored)
-    inputs = dict(plan.inputs)
-    for name in graph.inputs:
-        if name not in inputs:
-            raise PlanFileError(
-                f"inputs: no layout for input '{name}'; the model has the inputs {', '.join(graph.inputs)}"
-            )
-        _check_layout(plan.mesh, graph, f"inputs['{name}']", name, inputs[name])
-        if PARTIAL in inputs[name]:
-            raise LayoutError(
-                f"inputs['{name}']: an input is whole or cut, not partial as in {format_layout(inputs[name])}"
-            )
-    for name in inputs:
-        if name not in graph.inputs:
-            raise PlanFileError(f"inputs: {unknown_name('input', name, graph.inputs)}")
+        check_operator(plan, bound.operator, bound.rule, bound.strategy, sequences)
+    check_parameters(plan, graph, blocks, sequences, stored)
+    check_inputs(plan, graph)
     whole_plan = BoundPlan(
         plan=plan,
         graph=graph,
@@ -160,7 +144,7 @@ def bind_prepared(plan: Plan, whole: OperatorGraph, blocks: Blocks) -> BoundPlan
         blocks=blocks,
         operators=operators,
         parameters=stored,
-        inputs=inputs,
+        inputs=dict(plan.inputs),
         recomputed=_recomputed(plan, graph, blocks),
         offloaded_blocks=_offloaded_blocks(plan),
         sequences=sequences,
@@ -175,77 +159,13 @@ def bind_operator(bound: BoundPlan, at: int, names: tuple[str | None, ...]) -> B
     """An operator of a bound plan under another strategy, checked like every other; raises StrategyError."""
     plan, op = bound.plan, bound.operators[at].operator
     found = _bound(plan.mesh, bound.graph, op, {op.name: names}, {})
-    _check_ring(plan, found)
-    if plan.mesh.zigzag:
-        _check_order(plan.mesh, found, bound.sequences)
+    check_operator(plan, op, found.rule, found.strategy, bound.sequences)
     return found
 
 
 def check_stored(bound: BoundPlan, name: str, stored: StoredParameter) -> None:
     """Raise LayoutError or StrategyError where a parameter of a bound plan cannot be stored like that."""
-    _check_stored(bound.plan.mesh, bound.graph, name, stored)
-    check_parameter(name, stored, bound.plan.mesh, bound.sequences)
-
-
-def _check_ring(plan: Plan, bound: BoundOperator) -> None:
-    """Raise StrategyError where a ring would have to remember the keys of earlier slices of the sequence."""
-    axis = ring_axis(bound.rule, bound.strategy, plan.mesh.sizes)
-    if axis is not None and plan.slices > 1:
-        raise StrategyError(
-            f"operator '{bound.operator.name}': keys come round {plan.mesh.axes[axis].name}, and the plan cuts the"
-            f" sequence into {plan.slices} slices, one after the other; set slices to 1, or split heads instead"
-        )
-
-
-def _check_order(mesh: Mesh, bound: BoundOperator, sequences: Sequences) -> None:
-    """Raise StrategyError where an operator cannot be split as it is on an axis that cuts sequences in zigzag order."""
-    op = bound.operator
-    tensors = tensors_of(bound.rule, op.operands, op.results, sequences)
-    fault = order_fault(bound.rule, bound.strategy, mesh, tensors)
-    if fault:
-        raise StrategyError(f"operator '{op.name}' ({bound.rule.format()}): {fault}")
-
-
-def _check_stages(plan: Plan, blocks: Blocks) -> None:
-    """Stages must hold all blocks, one after the other, and each of several at least one."""
-    following = 0
-    for index, stage in enumerate(plan.stages):
-        if stage.first_block != following:
-            raise PlanFileError(
-                f"stages.{index}: starts at block {stage.first_block}, the stage before ends at block {following - 1}"
-            )
-        if not stage.blocks and len(plan.stages) > 1:
-            raise PlanFileError(f"stages.{index}: holds no block; give it one, or leave the stage out")
-        following += stage.blocks
-    if following != blocks.count:
-        raise PlanFileError(f"stages: they hold {following} blocks, the model has {blocks.count}")
-
-
-def _check_look_ups(plan: Plan, graph: OperatorGraph, blocks: Blocks) -> None:
-    """The first stage alone looks up rows of tables that are outside of the devices."""
-    first = blocks.borders[plan.stages[0].blocks] if blocks.count else len(graph.operators)
-    for op in graph.operators[first:] if len(plan.stages) > 1 else ():
-        if op.op in ROWS_FROM.values():
-            raise PlanFileError(
-                f"training.placed: operator '{op.name}' gets rows of table '{dict(op.keywords)['table']}' outside of"
-                " the first stage; make it one stage, or leave the table on the devices"
-            )
-
-
-def _check_interleave(plan: Plan, graph: OperatorGraph) -> None:
-    """Interleaved micro-batches read what none of the others changes, and gather their weights one by one."""
-    interleave = plan.training.interleave
-    if interleave > 1 and plan.training.update.by_block:
-        raise PlanFileError(
-            f"training.gathers: '{plan.training.update.gathers}', but {interleave} micro-batches take turns operator by"
-            " operator; write 'each', or set interleave to 1"
-        )
-    if interleave > 1 and graph.updates:
-        buffer = graph.updates[0][0]
-        raise PlanFileError(
-            f"training.interleave: {interleave} micro-batches at a time would all read buffer '{buffer}' as it was"
-            " before them, which each of them changes; set interleave to 1 for this model"
-        )
+    check_stored_parameter(bound.plan.mesh, bound.graph, bound.sequences, name, stored)
 
 
 def _recomputed(plan: Plan, graph: OperatorGraph, blocks: Blocks) -> dict[int, frozenset[int]]:
@@ -254,18 +174,7 @@ def _recomputed(plan: Plan, graph: OperatorGraph, blocks: Blocks) -> dict[int, f
     found: dict[int, frozenset[int]] = {}
     for group in plan.groups:
         place = f"group '{group.name}'"
-        if not group.blocks and (group.recomputation != "none" or group.kept):
-            raise PlanFileError(f"{place}: only blocks are recomputed; set its recomputation to 'none'")
-        if group.recomputation not in RECOMPUTATION:
-            raise PlanFileError(
-                f"{place}: recomputation '{group.recomputation}' is not one of {', '.join(RECOMPUTATION)}"
-            )
-        if group.recomputation == "selective" and not group.kept:
-            raise PlanFileError(f"{place}: 'selective' keeps no operator; name some in kept, or recompute 'full'")
-        if group.recomputation != "selective" and group.kept:
-            raise PlanFileError(
-                f"{place}: keeps '{group.kept[0]}' under recomputation '{group.recomputation}'; that takes 'selective'"
-            )
+        check_recomputation(group, place)
         places = frozenset(_kept_place(graph, blocks, group, name, known, place) for name in group.kept)
         if group.recomputation != "none":
             found.update((group.first_block + k, places) for k in range(group.blocks))
@@ -278,26 +187,7 @@ def _offloaded_blocks(plan: Plan) -> dict[int, Home]:
     for group in plan.groups:
         if group.activations_home == "device":
             continue
-        if not group.blocks:
-            raise PlanFileError(
-                f"group '{group.name}': keeps activations on the {group.activations_home}, which is for blocks; set"
-                " activations_home to device"
-            )
-        if group.recomputation == "none" and plan.training.update.by_block:
-            raise PlanFileError(
-                f"group '{group.name}': keeps what it saves on the {group.activations_home}, which is not there for"
-                " weights that are gathered block by block; recompute its blocks, or set activations_home to device"
-            )
-        if group.recomputation == "none" and plan.slices > 1:
-            raise PlanFileError(
-                f"group '{group.name}': keeps what it saves on the {group.activations_home}, and slices of the sequence"
-                " read what others have saved; recompute its blocks, or set activations_home to device"
-            )
-        if not plan.schedule_kind.flushes:
-            raise PlanFileError(
-                f"group '{group.name}': keeps activations on the {group.activations_home}, which schedule"
-                f" '{plan.schedule}' cannot; set activations_home to device"
-            )
+        check_offloaded_group(plan, group)
         found.update((group.first_block + k, group.activations_home) for k in range(group.blocks))
     return found
 
@@ -315,9 +205,7 @@ def _kept_place(
         )
     if name not in known:
         raise PlanFileError(f"{place}: kept: {unknown_name('operator', name, inside)}")
-    fault = keeping_fault(rule_of(graph, graph.operators[known[name]]))
-    if fault:
-        raise PlanFileError(f"{place}: operator '{name}' cannot be kept: {fault}; take it out of kept")
+    check_kept(rule_of(graph, graph.operators[known[name]]), name, place)
     return known[name] - block.start
 
 
@@ -417,19 +305,9 @@ def _twins(graph: OperatorGraph, blocks: Blocks, group: Group, index: int, place
             f"{place}: operator '{graph.operators[index].name}' is not in block {group.first_block}; a group lists "
             "the names of its first block"
         )
-    _check_kinds(blocks, group, place)
+    check_kinds(blocks, group, place)
     shift = index - blocks.borders[group.first_block]
     return [graph.operators[blocks.borders[group.first_block + k] + shift].name for k in range(group.blocks)]
-
-
-def _check_kinds(blocks: Blocks, group: Group, place: str) -> None:
-    """The blocks of a group are of one kind."""
-    for block in range(group.first_block, group.first_block + group.blocks):
-        if blocks.kinds[block] != blocks.kinds[group.first_block]:
-            raise PlanFileError(
-                f"{place}: block {block} is of another kind than block {group.first_block}, so that one strategy cannot"
-                f" stand for both; end the group at block {block - 1}, and begin another one"
-            )
 
 
 def _parameter_twins(graph: OperatorGraph, blocks: Blocks, group: Group, place: str) -> dict[str, tuple[str, ...]]:
@@ -440,80 +318,9 @@ def _parameter_twins(graph: OperatorGraph, blocks: Blocks, group: Group, place: 
             f"{place}: the model has {blocks.count} blocks, the group ends at block "
             f"{group.first_block + group.blocks - 1}"
         )
-    _check_kinds(blocks, group, place)
+    check_kinds(blocks, group, place)
     rows = [block_parameters(graph, blocks, group.first_block + k) for k in range(group.blocks)]
     return {names[0]: names for names in zip(*rows, strict=True)}
-
-
-def _check_stored(mesh: Mesh, graph: OperatorGraph, name: str, stored: StoredParameter) -> None:
-    if stored.offloaded and name not in graph.differentiable:
-        raise StrategyError(
-            f"parameter '{name}': is frozen, so that it has no state to keep on the {stored.state_home}"
-        )
-    for kind in ("weight", "gradient", "state"):
-        _check_layout(mesh, graph, f"{kind} of parameter '{name}'", name, getattr(stored, kind))
-    fault = stored_fault(stored)
-    if fault:
-        raise StrategyError(f"parameter '{name}': {fault}")
-
-
-def _check_local(plan: Plan, stored: Mapping[str, StoredParameter]) -> None:
-    """Parameters that every device has for itself are whole, and their gradients wait for no sum."""
-    axes = len(plan.mesh.axes)
-    for pattern in plan.training.update.local_parameters:
-        named = [name for name in stored if matches(name, pattern)]
-        if not named:
-            raise PlanFileError(f"training.local_parameters: no parameter of the model matches '{pattern}'")
-        for name in named:
-            if stored[name].on_device != own_copies(axes):
-                raise StrategyError(
-                    f"parameter '{name}': is local by '{pattern}', so that the plan may not cut or reduce it; store its"
-                    f" weight and state as {format_layout(own_copies(axes).weight)} and its gradient as"
-                    f" {format_layout(own_copies(axes).gradient)}"
-                )
-
-
-def _check_offloaded(plan: Plan, stored: Mapping[str, StoredParameter]) -> None:
-    """States are offloaded only where the update of one parameter waits for no other, and happens once a step."""
-    fault = offload_fault(plan.training.optimizer, plan.schedule)
-    for name, one in stored.items() if fault is not None else ():
-        if one.offloaded:
-            raise PlanFileError(
-                f"parameter '{name}': its state is kept on the {one.state_home}, but {fault}; keep it on the device"
-            )
-
-
-def _check_offloaded_weights(
-    plan: Plan, graph: OperatorGraph, blocks: Blocks, stored: Mapping[str, StoredParameter]
-) -> None:
-    """Weights are offloaded where one block alone reads them, and where they change once a step."""
-    fault = offload_fault("", plan.schedule)
-    for name, one in stored.items():
-        if not one.weight_offloaded:
-            continue
-        if fault is not None:
-            raise PlanFileError(
-                f"parameter '{name}': is kept on the {one.weight_home}, but {fault}; keep it on the device"
-            )
-        readers = {blocks.block_of(at) for at in graph.consumers.get(name, ())}
-        if len(readers) != 1 or None in readers:
-            raise PlanFileError(
-                f"parameter '{name}': is kept on the {one.weight_home}, which is for weights that one repeated block"
-                " reads, and nothing else; set its weight_home to device"
-            )
-
-
-def _check_layout(mesh: Mesh, graph: OperatorGraph, where: str, value: str, layout: Layout) -> None:
-    shape = graph.types[value].shape
-    if len(layout) != len(mesh.axes):
-        raise LayoutError(
-            f"{where}: layout {format_layout(layout)} has {len(layout)} entries, the mesh has {len(mesh.axes)} axes"
-        )
-    if not divides(shape, layout, mesh.sizes):
-        raise LayoutError(
-            f"{where}: layout {format_layout(layout)} does not divide shape {shape} on mesh "
-            f"{'x'.join(map(str, mesh.sizes))}"
-        )
 
 
 __all__ = [

@@ -11,6 +11,7 @@ from itertools import zip_longest
 
 from hardware_profiles import Machine
 from planner.errors import PlanFileError
+from planner.faults import Fault
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundPlan, bind
 from planner.plan.carried import carried_graph, graph_text
@@ -41,7 +42,7 @@ class Verdict:
     bound: BoundPlan
     prediction: Prediction
     remarks: tuple[str, ...]
-    outside: str | None = None
+    outside: Fault | None = None
 
     @property
     def fits(self) -> bool:

@@ -7,7 +7,6 @@ A recomputed block keeps nothing but what flows into it (and what its kept opera
 device). Offloaded is of that what nobody but this block reads; what every block reads is there once, and stays.
 """
 
-from hardware_profiles import Home
 from planner.errors import PlanFileError
 from planner.plan.binding.bind import BoundPlan
 
@@ -19,11 +18,6 @@ def offloaded_activations(bound: BoundPlan, block: int | None) -> tuple[str, ...
     graph, blocks = bound.graph, bound.blocks
     names = dict.fromkeys(name for at in blocks.operators(block) for name in graph.operators[at].operands)
     return tuple(name for name in names if _flows(bound, name, block))
-
-
-def home_of(bound: BoundPlan, block: int) -> Home:
-    """Where a block that offloads keeps what flows into it."""
-    return bound.offloaded_blocks[block]
 
 
 def _flows(bound: BoundPlan, name: str, block: int) -> bool:

@@ -14,8 +14,8 @@ that several operators read, or an operator that hands on their memory, and thos
 their own. What is gathered is there until the block is done, and again until its backward pass is.
 
 The sum that the search minimises charges every weight its share of a long message (`LONG` in
-`planner.pricing.redistribution_price`), the least that it can take; `gathers_of_stage` is for those who add what the
-messages really take.
+`planner.pricing.redistribution_price`), the least that it can take; who adds what the messages really take
+finds them in the segments of a stage (`planner.plan.layout.segments`).
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,6 @@ from dataclasses import dataclass
 
 from planner.plan.binding.bind import BoundOperator, BoundPlan
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
-from planner.plan.layout.stage_cut import cut_stage, runs_of
 from planner.pricing.parameter_price import reduced
 from planner.sharding.buckets import Bucket, Traveller, traveller
 
@@ -42,23 +41,6 @@ class BlockGather:
     @property
     def names(self) -> tuple[str, ...]:
         return self.there.names
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunGathers:
-    """What a run of operators, which is `recomputed` or not, gathers together."""
-
-    recomputed: bool
-    operators: tuple[int, ...]
-    gathers: tuple[BlockGather, ...]
-
-
-def gathers_of_stage(bound: BoundPlan, stage: int) -> tuple[RunGathers, ...]:
-    """The runs of a stage, in order."""
-    return tuple(
-        RunGathers(recomputed=again, operators=run, gathers=block_gathers(bound, run))
-        for again, run in runs_of(bound, cut_stage(bound, stage).operators)
-    )
 
 
 def block_gathers(bound: BoundPlan, operators: Sequence[int]) -> tuple[BlockGather, ...]:

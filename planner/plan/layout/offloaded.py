@@ -3,6 +3,7 @@
 from collections.abc import Collection
 
 from hardware_profiles import GIB, Bytes, Machine, parts_of
+from planner.faults import Fault
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.per_step_communication import gathering_buckets
 from planner.plan.plan import Prediction
@@ -12,15 +13,15 @@ _MOMENTS = {"adamw": 2}
 """Of a row of a table, beside itself."""
 
 
-def offloaded_fault(prediction: Prediction, cluster: Machine) -> str | None:
-    """What is offloaded in excess of the room that it has there, in words; None where all fits. Of
+def offloaded_fault(prediction: Prediction, cluster: Machine) -> Fault | None:
+    """What is offloaded in excess of the room that it has there; None where all fits. Of
     several kinds of devices each must have the room."""
     for home, nbytes in prediction.offloaded:
         least = min(parts_of(cluster), key=lambda part: part.store(home).capacity)
         room = least.store(home).capacity
         if nbytes > room * (1 + _TOLERANCE):
-            return (
-                f"{nbytes / GIB:.1f} GiB are kept on the {home} for each device, and {least.name} has"
+            return Fault(
+                reason=f"{nbytes / GIB:.1f} GiB are kept on the {home} for each device, and {least.name} has"
                 f" {room / GIB:.1f} GiB there for it"
             )
     return None

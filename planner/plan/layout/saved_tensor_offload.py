@@ -11,21 +11,7 @@ A block begins to bring back what the one before it has offloaded. Behind the la
 the backward pass waits for what it has offloaded, and the forward pass waits until it has left.
 """
 
-from hardware_profiles import Home
 from planner.plan.binding.bind import BoundPlan
-from planner.plan.layout.activation_offload import offloaded_activations
-
-
-def home_of_saved(bound: BoundPlan, block: int | None) -> Home:
-    """Where a block keeps what it saves; blocks that are recomputed save nothing."""
-    if block is None or bound.recompute_of(block) is not None:
-        return "device"
-    return bound.offloaded_blocks.get(block, "device")
-
-
-def offloads_values(bound: BoundPlan, block: int | None) -> bool:
-    """Whether a block offloads activations of whatever kind."""
-    return home_of_saved(bound, block) != "device" or bool(offloaded_activations(bound, block))
 
 
 def read_elsewhere(bound: BoundPlan, name: str, block: int) -> bool:

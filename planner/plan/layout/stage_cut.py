@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from planner.errors import PlannerError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundPlan, stage_of_operators
 from planner.plan.binding.slices import positional
-from planner.plan.layout.weight_offload import offloads_weights
 from planner.sharding.layout import replicated
 from planner.sharding.rule import Duplex
 
@@ -103,16 +101,3 @@ def promised_layouts(bound: BoundPlan) -> dict[str, Duplex]:
     for op in bound.operators:
         found.update(zip((r for r in op.operator.results if r is not None), op.layouts.results, strict=True))
     return found
-
-
-def runs_of(bound: BoundPlan, operators: Sequence[int]) -> tuple[tuple[bool, tuple[int, ...]], ...]:
-    """Runs of operators of one block that is recomputed (True), and of all others between them; a block that offloads
-    what it saves is by itself, and each is where the plan offloads weights, or gathers those of a block together."""
-    apart = offloads_weights(bound) or bound.plan.training.update.by_block
-
-    def alone(at: int) -> int | None:
-        block = bound.blocks.block_of(at)
-        return block if apart or block in bound.offloaded_blocks or bound.recompute_of(block) is not None else None
-
-    runs = ((block, tuple(run)) for block, run in groupby(operators, key=alone))
-    return tuple((bound.recompute_of(block) is not None, run) for block, run in runs)

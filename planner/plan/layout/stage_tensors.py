@@ -7,9 +7,8 @@ from functools import cached_property
 
 from hardware_profiles import Bytes
 from planner.plan.binding.bind import BoundOperator, BoundPlan
-from planner.plan.layout.block_gathers import BlockGather, block_gathers
-from planner.plan.layout.stage_cut import StageCut, promised_layouts, runs_of
-from planner.plan.layout.weight_offload import offloaded_weights, offloads_weights
+from planner.plan.layout.segments import Segment, segments_of
+from planner.plan.layout.stage_cut import StageCut, promised_layouts
 from planner.pricing.operator_price import inner_messages
 from planner.sharding.layout import Layout, local_shape
 from planner.sharding.redistribute import COLLECTIVES, Step, is_view, redistribution
@@ -44,33 +43,24 @@ class StageTensors:
         return promised_layouts(self.bound)
 
     @cached_property
-    def sections(self) -> tuple[tuple[bool, tuple[int, ...]], ...]:
-        return runs_of(self.bound, self.cut.operators)
-
-    @cached_property
-    def gathers(self) -> tuple[tuple[BlockGather, ...], ...]:
-        """What each section gathers together."""
-        return tuple(block_gathers(self.bound, run) for _, run in self.sections)
+    def segments(self) -> tuple[Segment, ...]:
+        return segments_of(self.bound, self.cut)
 
     @cached_property
     def together(self) -> frozenset[str]:
-        """All weights that are gathered so."""
-        return frozenset(name for section in self.gathers for one in section for name in one.names)
+        """All weights that are gathered with others."""
+        return frozenset[str]().union(*(segment.gathered for segment in self.segments))
 
     def visit(self, number: int) -> Mapping[str, Bytes]:
-        """Bytes of the offloaded weights that come for a section."""
-        names = offloaded_weights(self.bound, self.sections[number][1]) if self._offloads else ()
+        """Bytes of the offloaded weights that come for a segment."""
+        names = self.segments[number].weights
         return {name: self.bytes(name, self.shape(name, self.bound.parameters[name].weight)) for name in names}
 
     def ahead(self, number: int, neighbour: int) -> Mapping[str, Bytes]:
-        """Those that come for the next section while this one runs: none where this one has none itself."""
-        if not 0 <= neighbour < len(self.sections) or not self.visit(number):
+        """Those that come for the next segment while this one runs: none where this one has none itself."""
+        if not 0 <= neighbour < len(self.segments) or not self.segments[number].weights:
             return {}
         return self.visit(neighbour)
-
-    @cached_property
-    def _offloads(self) -> bool:
-        return offloads_weights(self.bound)
 
     def move(self, at: int, place: int) -> Move:
         """How an operand comes to its operator, if not with others."""
@@ -86,13 +76,6 @@ class StageTensors:
             copies = bool(there) and is_view(there[-1]) and name not in self.bound.parameters
             self._moves[at, place] = Move(there, back, copies)
         return self._moves[at, place]
-
-    def read(self, operators: Sequence[int]) -> tuple[str, ...]:
-        """What flows into a run of operators from others."""
-        made = {name for at in operators for name in self.results(at)}
-        held = {*self.bound.parameters, *self.bound.graph.buffers, *self.bound.inputs}
-        names = (name for at in operators for name in self.bound.operators[at].operator.operands)
-        return tuple(dict.fromkeys(name for name in names if name not in made and name not in held))
 
     def results(self, at: int) -> tuple[str, ...]:
         return tuple(name for name in self.bound.operators[at].operator.results if name is not None)

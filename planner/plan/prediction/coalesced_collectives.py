@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from hardware_profiles import Cluster, Seconds
 from planner.plan.binding.bind import BoundPlan
-from planner.plan.layout.block_gathers import RunGathers, gathers_of_stage
+from planner.plan.layout.segments import Segment
 from planner.plan.prediction.charges import A_BLOCK, Phase, Times, charge
 from planner.plan.prediction.stage_cost import GATHERING, StageCost
 from planner.plan.prediction.step import ChunkCost, PassCost
@@ -25,26 +25,23 @@ class Together:
     """Of one walk over a plan, by the prices of a cluster."""
 
     bound: BoundPlan
+    stages: Sequence[Sequence[Segment]]
     cluster: Cluster
     pricers: Pricers
     _charged: defaultdict[tuple[int, Phase], Seconds] = field(default_factory=lambda: defaultdict(float))
 
     def __post_init__(self) -> None:
-        self._runs = {
-            stage: gathers_of_stage(self.bound, stage)
-            for stage in range(len(self.bound.plan.stages) if self.bound.plan.training.update.by_block else 0)
-        }
-        stages = {at: stage for stage, runs in self._runs.items() for run in runs for at in run.operators}
-        uses = self.bound.graph.consumers
+        self._by_block = self.bound.plan.training.update.by_block
+        uses, stages = self.bound.graph.consumers, {}
+        if self._by_block:
+            stages = {at: number for number, own in enumerate(self.stages) for one in own for at in one.operators}
         self._stages = {name: stages[uses[name][0]] for name in self.bound.parameters if uses.get(name) and stages}
-        self._going = {
-            name for runs in self._runs.values() for run in runs for one in run.gathers for name in one.names
-        }
+        self._going = {name for own in self.stages for segment in own for name in segment.gathered}
 
     def use(self, pricer: RedistributionPricer, name: str, route: PricedRoute, times: Times) -> Seconds | None:
         """A weight, or its gradient, is charged a route so many times. What its messages take beyond that by
         themselves, each time; None for one that goes with others, and has none."""
-        if not self._runs:
+        if not self._by_block:
             return 0.0
         shares = 0.0
         for message in route.messages:
@@ -59,10 +56,10 @@ class Together:
     def end_stage(self, cost: StageCost, chunk: ChunkCost, stage: int) -> None:
         """Add the messages of a stage, and what they take beyond what its weights were charged; those that travel while
         other blocks run are hidden."""
-        if not self._runs:
+        if not self._by_block:
             return
         sent: defaultdict[Phase, Seconds] = defaultdict(float)
-        ways = self._ways(self._runs[stage])
+        ways = self._ways(self.stages[stage])
         waited = self._waited_for(ways)
         for way in ways:
             seconds = [self._seconds(way.pricer, message) for message in _messages(way.bucket)]
@@ -76,10 +73,10 @@ class Together:
             _pass(chunk, phase).add(waits=beyond)
             cost.together += beyond
 
-    def _ways(self, runs: Sequence[RunGathers]) -> list["_Way"]:
+    def _ways(self, segments: Sequence[Segment]) -> list["_Way"]:
         """What the weights and gradients of a stage travel together, run by run."""
         found = []
-        for number, run in enumerate(runs):
+        for number, run in enumerate(segments):
             again: Phase = "recomputation" if run.recomputed else "backward"
             for one in run.gathers:
                 found.append(_Way(number, "there", "forward", one.there, self.pricers.parameters))

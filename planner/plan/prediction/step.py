@@ -163,6 +163,18 @@ class ChunkCost:
         """The backward pass, or its second turn for what is put off."""
         return self.later if later and self.later is not None else self.backward
 
+    def save(self, name: str, seconds: float) -> None:
+        """Take from a pass what a host saves by launching ahead; of a backward pass that is taken apart from both
+        turns, in proportion to their work."""
+        if name == "forward":
+            self.forward.add(work=-seconds)
+            return
+        later = 0.0 if self.later is None else self.later.work
+        share = later / (self.backward.work + later) if later else 0.0
+        self.backward.add(work=-seconds * (1 - share))
+        if self.later is not None:
+            self.later.add(work=-seconds * share)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:

@@ -37,8 +37,8 @@ def fault(case: Case, rule: Rule, strategy: Strategy, sizes: Sequence[int]) -> s
     """What goes wrong where the call of a case is split like this; None where nothing does."""
     mesh = mesh_of(sizes)
     illegal = strategy_fault(rule, strategy, mesh)
-    if illegal:
-        return illegal
+    if illegal is not None:
+        return illegal.reason
     layouts = derive_layouts(rule, strategy)
     operands = [_cut(t, d.forward, sizes) for t, d in zip(case.operands, layouts.operands, strict=True)]
     leaves = [

@@ -2,6 +2,7 @@
 
 import math
 
+from planner.faults import Fault
 from planner.nearest import divisors, multiples, nearest_words
 from planner.sharding.rule import FactorKind, Rule
 
@@ -16,25 +17,30 @@ def length_of(rule: Rule) -> int:
     return _extent(rule, "queries")
 
 
-def attention_fault(rule: Rule, ring: int, heads: int, zigzag: bool, slices: int = 1) -> str | None:
+def attention_fault(rule: Rule, ring: int, heads: int, zigzag: bool, slices: int = 1) -> Fault | None:
     """Why one of so many slices of attention cannot be split by a ring of so many devices, and by heads inside of it;
     None where it can."""
     length, count = length_of(rule) // slices, heads_of(rule)
     turns = zigzag and rule.causal and ring > 1
     step = math.lcm(2 * ring if turns else ring, ring * heads)
     if ring > 1 and not any(factor.kind is FactorKind.RING for factor in rule.factors):
-        return (
-            "cannot be split by a ring: in none that is known do masks come round, or is anything dropped; set"
-            " context_by to heads"
+        return Fault(
+            reason="cannot be split by a ring: in none that is known do masks come round, or is anything dropped",
+            hint="set context_by to heads",
         )
     if length % step:
         parts = [f"2 x {ring} chunks of a ring in zigzag order"] if turns else [f"a ring of {ring}"] if ring > 1 else []
         parts += [f"{heads} devices by heads"] if heads > 1 else []
         whole = f" (a slice of {length * slices})" if slices > 1 else ""
         near = nearest_words(length * slices, multiples(length * slices, step * slices))
-        return f"{' and '.join(parts)} do not divide a sequence of {length}{whole}; of its length {near}"
+        return Fault(
+            reason=f"{' and '.join(parts)} do not divide a sequence of {length}{whole}", hint=f"of its length {near}"
+        )
     if count % heads:
-        return f"{heads} devices by heads do not divide its {count} heads; {nearest_words(heads, divisors(count))}"
+        return Fault(
+            reason=f"{heads} devices by heads do not divide its {count} heads",
+            hint=nearest_words(heads, divisors(count)),
+        )
     return None
 
 

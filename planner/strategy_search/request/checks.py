@@ -4,10 +4,11 @@ from typing import get_args
 
 from costmodels import SCHEDULES
 from hardware_profiles import OP_CLASSES
-from planner.errors import RequestError, unknown_name
+from planner.errors import unknown_name
+from planner.faults import Fault
 from planner.nearest import divisors, nearest_words
 from planner.plan.plan import INTERLEAVED
-from planner.plan.schedule_checks import Turns, schedule_fault
+from planner.plan.schedule_checks import Turns, ring_fault, schedule_fault
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import ContextBy, Pinned, Running, context_splits
 
@@ -15,44 +16,20 @@ _DEGREES = ("pipeline", "data", "context", "ulysses", "tensor", "expert", "repli
 _SEARCHED = ("virtual_stages", "interleave", "slices")  # where 0 has them searched
 
 
-def check_pinned(pinned: Pinned) -> None:
-    """Raise RequestError where choices contradict each other or mean nothing."""
-    for name in _DEGREES:
-        value = getattr(pinned, name)
-        if value is not None and value < 1:
-            raise RequestError(f"{name} = {value}: a degree is 1 or more")
-    for name in _SEARCHED:
-        value = getattr(pinned, name)
-        if value is not None and value < 0:
-            raise RequestError(f"{name} = {value}: 1 or more, or 0 to have them searched")
-    if any(size < 1 for size in pinned.mesh or ()):
-        raise RequestError(f"mesh = {pinned.mesh}: an axis has 1 device or more")
-    _check_words(pinned)
-    _check_context_by(pinned)
-    _check_ulysses(pinned)
-    if pinned.zero is not None and not 0 <= pinned.zero <= 3:
-        raise RequestError(f"zero = {pinned.zero}: there are the stages 0, 1, 2 and 3 (Rajbhandari et al. 2020)")
-    if (pinned.replicas or 1) > 1 and not pinned.zero:
-        raise RequestError(
-            f"replicas = {pinned.replicas}: groups of devices share out what zero says, each for itself; give zero = 1,"
-            " 2 or 3 too"
-        )
-    if pinned.micro_batch is not None and pinned.micro_batches is not None:
-        raise RequestError("micro_batch (samples) and micro_batches (how many) decide the same; give one of them")
-    if pinned.manual and pinned.mesh is not None:
-        raise RequestError("a mesh and degrees of parallelism decide the same; give either of them")
-    if pinned.whole_experts is not None and pinned.expert is None:
-        raise RequestError("whole_experts says over which devices experts are cut; give expert, how many parts, too")
+def pinned_fault(pinned: Pinned) -> Fault | None:
+    """The first choice that contradicts another one or means nothing; None where all go together."""
+    rules = (_range_fault, _word_fault, _context_fault, _ulysses_fault, _pair_fault)
+    return next((fault for rule in rules if (fault := rule(pinned)) is not None), None)
 
 
-def check_turns(request: SearchRequest) -> None:
-    """Raise RequestError where the schedule that is asked for cannot be had with what else is."""
+def turns_fault(request: SearchRequest) -> Fault | None:
+    """Why the schedule that is asked for cannot be had with what else is; None where it can."""
     pinned = request.pinned
     pipeline = 1 if request.cluster.devices == 1 else pinned.pipeline
     virtual = pinned.virtual_stages
     if virtual is None:
         virtual = 0 if pinned.schedule == INTERLEAVED else 1
-    fault = schedule_fault(
+    return schedule_fault(
         Turns(
             schedule=pinned.schedule,
             pipeline=pipeline,
@@ -65,58 +42,106 @@ def check_turns(request: SearchRequest) -> None:
             placed=bool(request.update.placed),
         )
     )
-    if fault is not None:
-        raise RequestError(f"{fault[0]} = {fault[1]}")
 
 
-def _check_words(pinned: Pinned) -> None:
-    if pinned.schedule is not None and pinned.schedule not in SCHEDULES:
-        raise RequestError(unknown_name("schedule", pinned.schedule, SCHEDULES))
-    if pinned.recompute is not None and pinned.recompute not in get_args(Running):
-        raise RequestError(unknown_name("value of recompute", pinned.recompute, get_args(Running)))
-    if pinned.context_by not in get_args(ContextBy):
-        raise RequestError(unknown_name("value of context_by", pinned.context_by, get_args(ContextBy)))
-    for name in pinned.repeated:
-        if name not in OP_CLASSES:
-            raise RequestError(unknown_name("op class of repeated", name, OP_CLASSES))
+def _range_fault(pinned: Pinned) -> Fault | None:
+    for name in _DEGREES:
+        value = getattr(pinned, name)
+        if value is not None and value < 1:
+            return Fault(option=name, value=f"{value}", reason=": a degree is 1 or more")
+    for name in _SEARCHED:
+        value = getattr(pinned, name)
+        if value is not None and value < 0:
+            return Fault(option=name, value=f"{value}", reason=": 1 or more, or 0 to have them searched")
+    if any(size < 1 for size in pinned.mesh or ()):
+        return Fault(option="mesh", value=f"{pinned.mesh}", reason=": an axis has 1 device or more")
+    if pinned.zero is not None and not 0 <= pinned.zero <= 3:
+        reason = ": there are the stages 0, 1, 2 and 3 (Rajbhandari et al. 2020)"
+        return Fault(option="zero", value=f"{pinned.zero}", reason=reason)
+    return None
 
 
-def _check_context_by(pinned: Pinned) -> None:
+def _word_fault(pinned: Pinned) -> Fault | None:
+    words = (
+        ("schedule", pinned.schedule, SCHEDULES),
+        ("value of recompute", pinned.recompute, get_args(Running)),
+        ("value of context_by", pinned.context_by, get_args(ContextBy)),
+        *(("op class of repeated", name, OP_CLASSES) for name in pinned.repeated),
+    )
+    for kind, word, known in words:
+        if word is not None and word not in known:
+            return Fault(reason=unknown_name(kind, word, known))
+    return None
+
+
+def _context_fault(pinned: Pinned) -> Fault | None:
     if pinned.context_by != "heads" and not pinned.manual:
-        raise RequestError(
-            f"context_by = {pinned.context_by} is about a context axis; decide a degree too, as in context = 2"
+        return Fault(
+            option="context_by",
+            value=pinned.context_by,
+            reason="is about a context axis",
+            hint="decide a degree too, as in context = 2",
         )
     if pinned.zigzag is not None and pinned.context_by == "heads":
-        raise RequestError(
-            f"zigzag = {'yes' if pinned.zigzag else 'no'} is about a ring, which context_by = heads has not; set"
-            " context_by to ring, hybrid or auto, or leave zigzag out"
+        return Fault(
+            option="zigzag",
+            value="yes" if pinned.zigzag else "no",
+            reason="is about a ring, which context_by = heads has not",
+            hint="set context_by to ring, hybrid or auto, or leave zigzag out",
         )
-    if pinned.slices not in (None, 0, 1) and pinned.context_by in ("ring", "hybrid"):
-        raise RequestError(
-            f"slices = {pinned.slices} and context_by = {pinned.context_by}: a slice remembers the keys of those before"
-            " it, a ring sends them round; take one of them"
-        )
+    if pinned.context_by in ("ring", "hybrid"):
+        return ring_fault(pinned.slices or 1, f"context_by = {pinned.context_by}")
+    return None
 
 
-def _check_ulysses(pinned: Pinned) -> None:
+def _ulysses_fault(pinned: Pinned) -> Fault | None:
     """Of a context of N devices, M = `ulysses` split heads: M divides N, and leaves a ring to a hybrid."""
     if pinned.ulysses is not None and pinned.context_by not in ("hybrid", "auto"):
-        raise RequestError(
-            f"ulysses = {pinned.ulysses} is about a context by heads inside of a ring; set context_by to hybrid or auto"
+        return Fault(
+            option="ulysses",
+            value=f"{pinned.ulysses}",
+            reason="is about a context by heads inside of a ring",
+            hint="set context_by to hybrid or auto",
         )
     if pinned.context is None:
-        return
+        return None
     least = 2 if pinned.context_by == "hybrid" else 1
     legal = [heads for heads in divisors(pinned.context) if heads >= least and pinned.context // heads >= least]
     if pinned.ulysses is not None and pinned.context % pinned.ulysses:
-        raise RequestError(
-            f"ulysses = {pinned.ulysses} does not divide context = {pinned.context};"
-            f" {nearest_words(pinned.ulysses, legal)}"
+        return Fault(
+            option="ulysses",
+            value=f"{pinned.ulysses}",
+            reason=f"does not divide context = {pinned.context}",
+            hint=nearest_words(pinned.ulysses, legal),
         )
     if pinned.context_by == "hybrid" and not list(context_splits(pinned, pinned.context)):
         heads = f" and ulysses = {pinned.ulysses}" if pinned.ulysses else ""
         near = f"; {nearest_words(pinned.ulysses, legal)}" if pinned.ulysses and legal else ""
-        raise RequestError(
-            f"context_by = hybrid with context = {pinned.context}{heads}: a hybrid has 2 devices or more in its ring"
-            f" and 2 or more by heads; give another degree, or set context_by to ring or heads{near}"
+        return Fault(
+            option="context_by",
+            value="hybrid",
+            reason=f"with context = {pinned.context}{heads}: a hybrid has 2 devices or more in its ring and 2 or more"
+            " by heads",
+            hint=f"give another degree, or set context_by to ring or heads{near}",
         )
+    return None
+
+
+def _pair_fault(pinned: Pinned) -> Fault | None:
+    """Options that decide the same, and those that say nothing without another one."""
+    if (pinned.replicas or 1) > 1 and not pinned.zero:
+        return Fault(
+            option="replicas",
+            value=f"{pinned.replicas}",
+            reason=": groups of devices share out what zero says, each for itself",
+            hint="give zero = 1, 2 or 3 too",
+        )
+    if pinned.micro_batch is not None and pinned.micro_batches is not None:
+        reason = "micro_batch (samples) and micro_batches (how many) decide the same"
+        return Fault(reason=reason, hint="give one of them")
+    if pinned.manual and pinned.mesh is not None:
+        return Fault(reason="a mesh and degrees of parallelism decide the same", hint="give either of them")
+    if pinned.whole_experts is not None and pinned.expert is None:
+        reason = "whole_experts says over which devices experts are cut"
+        return Fault(reason=reason, hint="give expert, how many parts, too")
+    return None

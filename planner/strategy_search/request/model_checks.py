@@ -1,9 +1,9 @@
 """Degrees that a model cannot be split by: experts, heads, and the length of the sequence."""
 
 import math
-from dataclasses import dataclass
 
 from planner.errors import PlanFileError
+from planner.faults import Fault
 from planner.plan.binding.slices import one_slice
 from planner.sharding.labels import factor_labels
 from planner.sharding.rule import Rule
@@ -17,16 +17,7 @@ Attention = list[tuple[str, Rule]]
 """Operators that attend, by name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clash:
-    """What does not come out even, the options of which another value may, and what else would help."""
-
-    text: str
-    options: tuple[str, ...] = ()
-    instead: str = ""
-
-
-def model_clash(request: SearchRequest, template: Template) -> Clash | None:
+def model_fault(request: SearchRequest, template: Template) -> Fault | None:
     """Why a model cannot be split as decided; None where nothing speaks against it."""
     rules = [(op.name, rule_of(template.graph, op)) for op in template.graph.operators]
     attention = [(name, rule) for name, rule in rules if rule.op_class == "attention"]
@@ -46,38 +37,50 @@ def expert_counts(template: Template) -> tuple[int, ...]:
     return tuple(rule.factors[rule.index["e"]].extent for rule in rules if rule.op_class == EXPERTS)
 
 
-def _experts(template: Template, pinned: Pinned) -> Clash | None:
+def _experts(template: Template, pinned: Pinned) -> Fault | None:
     if pinned.expert in (None, 1):
         return None
     counts = expert_counts(template)
     if not counts:
-        return Clash(text=f"expert = {pinned.expert}: no operator of this model routes to experts; leave it at 1")
+        return Fault(
+            option="expert",
+            value=f"{pinned.expert}",
+            reason=": no operator of this model routes to experts",
+            hint="leave it at 1",
+        )
     undivided = next((count for count in counts if count % pinned.expert), None)
     if undivided is None:
         return None
-    text = f"expert = {pinned.expert} does not divide the {undivided} experts of the model"
-    return Clash(text=text, options=("expert",))
+    return Fault(
+        option="expert",
+        value=f"{pinned.expert}",
+        reason=f"does not divide the {undivided} experts of the model",
+        numbers=("expert",),
+    )
 
 
-def _slices(request: SearchRequest) -> Clash | None:
+def _slices(request: SearchRequest) -> Fault | None:
     if request.pinned.slices in (None, 0, 1):
         return None
     try:
         one_slice(request.graph, request.model.sequence_length, request.pinned.slices)
     except PlanFileError as error:
-        return Clash(text=str(error))
+        return Fault(reason=str(error))
     return None
 
 
-def _zigzag(template: Template, pinned: Pinned) -> Clash | None:
+def _zigzag(template: Template, pinned: Pinned) -> Fault | None:
     if not pinned.zigzag or template.causal_ring:
         return None
-    return Clash(
-        text="zigzag = yes balances causal attention by a ring, and no operator of this model is that; leave zigzag out"
+    return Fault(
+        option="zigzag",
+        value="yes",
+        reason="balances causal attention by a ring, and no operator of this model is that",
+        hint="leave zigzag out",
     )
 
 
-def _context(attention: Attention, pinned: Pinned) -> Clash | None:
+def _context(attention: Attention, pinned: Pinned) -> Fault | None:
     """A context that is given, by a ring, by heads, or by both: some way to split it suits every operator."""
     if pinned.context in (None, 1):
         return None
@@ -85,11 +88,11 @@ def _context(attention: Attention, pinned: Pinned) -> Clash | None:
     for name, rule in attention:
         faults = [attention_fault(rule, ring, heads, turns, pinned.slices or 1) for ring, heads in splits]
         if faults and None not in faults:
-            return Clash(text=f"operator '{name}': {faults[0]}", options=("context",))
+            return Fault(reason=f"operator '{name}': {faults[0]}", numbers=("context",))
     return None
 
 
-def _heads(attention: Attention, pinned: Pinned) -> Clash | None:
+def _heads(attention: Attention, pinned: Pinned) -> Fault | None:
     """Tensor parallel devices share out heads: those that the devices of a context by heads have left to them."""
     tensor = pinned.tensor or 1
     if tensor == 1:
@@ -98,12 +101,16 @@ def _heads(attention: Attention, pinned: Pinned) -> Clash | None:
     for name, rule in attention:
         if (count := heads_of(rule)) % (tensor * by_heads):
             shared = f" x {by_heads} devices of a context by heads" if by_heads > 1 else ""
-            text = f"tensor = {tensor}{shared} does not divide the {count} heads of operator '{name}'"
-            return Clash(text=text, options=("tensor", "context") if by_heads > 1 else ("tensor",))
+            return Fault(
+                option="tensor",
+                value=f"{tensor}{shared}",
+                reason=f"does not divide the {count} heads of operator '{name}'",
+                numbers=("tensor", "context") if by_heads > 1 else ("tensor",),
+            )
     return None
 
 
-def _sequence_parallel(template: Template, pinned: Pinned) -> Clash | None:
+def _sequence_parallel(template: Template, pinned: Pinned) -> Fault | None:
     """Norms that shall split the sequence over the tensor parallel devices have one that divides."""
     tensor = pinned.tensor or 1
     if not pinned.sequence_parallel or tensor == 1:
@@ -114,10 +121,12 @@ def _sequence_parallel(template: Template, pinned: Pinned) -> Clash | None:
     if length is None:
         return None
     words = " x ".join(f"{name} = {value}" for name, value in parts.items() if value > 1)
-    return Clash(
-        text=f"sequence_parallel = yes: {words} does not divide a sequence of {length}",
-        options=tuple(parts),
-        instead=", or set sequence_parallel to no",
+    return Fault(
+        option="sequence_parallel",
+        value="yes",
+        reason=f": {words} does not divide a sequence of {length}",
+        hint="set sequence_parallel to no",
+        numbers=tuple(parts),
     )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from hardware_profiles import Machine, MixedCluster
+from planner.faults import Fault
 from planner.strategy_search.request.space import Configuration
 
 
@@ -37,13 +38,16 @@ def orders(cluster: MixedCluster) -> tuple[tuple[int, ...], ...]:
     return tuple(sorted(alike.values()))
 
 
-def groups_fault(cluster: MixedCluster, pipeline: int) -> str | None:
+def groups_fault(cluster: MixedCluster, pipeline: int) -> Fault | None:
     """Why so many pipeline ranks do not lie within the groups; None where they do."""
     sizes = [group.devices for group in cluster.groups]
     if cluster.devices % pipeline == 0 and all(size % (cluster.devices // pipeline) == 0 for size in sizes):
         return None
     most = math.gcd(*sizes)
-    return (
-        f"pipeline = {pipeline}: every stage lies within one group of {cluster.name}, and all have equally many"
-        f" devices, at most {most}"
+    return Fault(
+        option="pipeline",
+        value=f"{pipeline}",
+        reason=f": every stage lies within one group of {cluster.name}, and all have equally many devices, at most"
+        f" {most}",
+        numbers=("pipeline",),
     )

@@ -11,10 +11,12 @@ from dataclasses import replace
 
 from hardware_profiles import MixedCluster
 from planner.errors import RequestError
+from planner.faults import Fault, assigned, said
 from planner.nearest import divisors, multiples, nearest_of
 from planner.plan.plan import INTERLEAVED
-from planner.strategy_search.request.checks import check_pinned, check_turns
-from planner.strategy_search.request.model_checks import Clash, expert_counts, model_clash
+from planner.plan.samples import parts_fault
+from planner.strategy_search.request.checks import pinned_fault, turns_fault
+from planner.strategy_search.request.model_checks import expert_counts, model_fault
 from planner.strategy_search.request.orders import groups_fault, in_orders
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pinned, configurations
@@ -27,10 +29,14 @@ _MOST_TRIED = 4096  # numbers that are tried of an option
 
 def check_request(request: SearchRequest, template: Template) -> None:
     """Raise RequestError where choices contradict each other, or the model cannot be split so."""
-    check_pinned(request.pinned)
-    check_turns(request)
-    if (clash := model_clash(request, template)) is not None:
-        raise RequestError(_said(clash, request, template))
+    fault = _fault(request, template)
+    if fault is not None:
+        raise RequestError(_text(fault, request, template))
+
+
+def _fault(request: SearchRequest, template: Template) -> Fault | None:
+    """What contradicts itself or the model; None where nothing does."""
+    return pinned_fault(request.pinned) or turns_fault(request) or model_fault(request, template)
 
 
 def space_of(request: SearchRequest, template: Template) -> Iterator[Configuration]:
@@ -46,12 +52,12 @@ def _configurations(request: SearchRequest, template: Template) -> Iterator[Conf
 
 def no_configuration(request: SearchRequest, template: Template) -> str:
     """Why a request has no configuration at all."""
-    rules = (_groups, _pipelines, _degrees, _mesh, _experts, _replicas, _parts, _samples, _copies, _virtual)
-    found = (clash for rule in rules if (clash := rule(request, template)) is not None)
-    return _said(next(found, None) or _anything(request, template), request, template)
+    rules = (_groups, _pipelines, _degrees, _mesh, _experts, _replicas, _parts, _samples, _interleave, _virtual)
+    found = (fault for rule in rules if (fault := rule(request, template)) is not None)
+    return _text(next(found, None) or _anything(request, template), request, template)
 
 
-def degrees_fault(pinned: Pinned, devices: int) -> str | None:
+def degrees_fault(pinned: Pinned, devices: int) -> Fault | None:
     """Why degrees do not multiply to the devices, or to a part of them where some are open; None where they do."""
     given = {name: degree for name in _DEGREES if (degree := getattr(pinned, name)) is not None}
     product = math.prod(given.values())
@@ -61,7 +67,11 @@ def degrees_fault(pinned: Pinned, devices: int) -> str | None:
     words = " x ".join(f"{name} = {degree}" for name, degree in given.items())
     legal = {name: (degree, _fitting(degree, product, devices, whole)) for name, degree in given.items()}
     does = "does not make" if whole else "does not divide"
-    return f"{words}{f', {product},' if len(given) > 1 else ''} {does} {devices} devices; {nearest_of(legal)}"
+    return Fault(
+        reason=f"{words}{f', {product},' if len(given) > 1 else ''} {does} {devices} devices",
+        hint=nearest_of(legal),
+        numbers=_DEGREES,
+    )
 
 
 def _fitting(degree: int, product: int, devices: int, whole: bool) -> list[int]:
@@ -72,26 +82,29 @@ def _fitting(degree: int, product: int, devices: int, whole: bool) -> list[int]:
     return [devices // others] if whole else list(divisors(devices // others))
 
 
-def _pipelines(request: SearchRequest, template: Template) -> Clash | None:
+def _pipelines(request: SearchRequest, template: Template) -> Fault | None:
     blocks, pipeline, model = template.blocks.count, request.pinned.pipeline or 1, request.model.reference
     if pipeline > 1 and template.blocks.count > 1 and (late := template.late_look_up) is not None:
-        return Clash(
-            text=f"pipeline = {pipeline}: operator '{late}' looks up rows of a table outside of the devices in or after"
-            " the blocks, which takes one stage; leave that table on the devices",
-            options=("pipeline",),
+        return Fault(
+            option="pipeline",
+            value=f"{pipeline}",
+            reason=f": operator '{late}' looks up rows of a table outside of the devices in or after the blocks, which"
+            " takes one stage",
+            hint="leave that table on the devices",
+            numbers=("pipeline",),
         )
     if pipeline > 1 and not template.pipelines:
-        return Clash(
-            text=f"{model} cannot be cut into {pipeline} pipeline stages: that takes blocks, one after the other, that"
-            " share nothing but what each hands to the next",
-            options=("pipeline",),
+        return Fault(
+            reason=f"{model} cannot be cut into {pipeline} pipeline stages: that takes blocks, one after the other,"
+            " that share nothing but what each hands to the next",
+            numbers=("pipeline",),
         )
     if pipeline > max(1, blocks):
-        return Clash(text=f"{model} has {blocks} blocks, too few for pipeline = {pipeline}", options=("pipeline",))
+        return Fault(reason=f"{model} has {blocks} blocks, too few for pipeline = {pipeline}", numbers=("pipeline",))
     return None
 
 
-def _groups(request: SearchRequest, template: Template) -> Clash | None:
+def _groups(request: SearchRequest, template: Template) -> Fault | None:
     """Stages lie within groups of devices."""
     cluster, pipeline = request.cluster, request.pinned.pipeline
     if not isinstance(cluster, MixedCluster):
@@ -99,47 +112,47 @@ def _groups(request: SearchRequest, template: Template) -> Clash | None:
     fewest = cluster.devices // math.gcd(*(group.devices for group in cluster.groups))
     if template.blocks.count < fewest:
         text = f"{cluster.name} takes {fewest} pipeline stages or more, of equally many devices in one group each, and"
-        return Clash(text=f"{text} {request.model.reference} has {template.blocks.count} blocks", options=())
-    fault = None if pipeline is None else groups_fault(cluster, pipeline)
-    return None if fault is None else Clash(text=fault, options=("pipeline",))
+        return Fault(reason=f"{text} {request.model.reference} has {template.blocks.count} blocks")
+    return None if pipeline is None else groups_fault(cluster, pipeline)
 
 
-def _degrees(request: SearchRequest, template: Template) -> Clash | None:
+def _degrees(request: SearchRequest, template: Template) -> Fault | None:
     fault = degrees_fault(request.pinned, request.cluster.devices)
-    return None if fault is None else Clash(text=fault.rpartition("; ")[0], options=_DEGREES)
+    return None if fault is None else replace(fault, hint="")
 
 
-def _mesh(request: SearchRequest, template: Template) -> Clash | None:
+def _mesh(request: SearchRequest, template: Template) -> Fault | None:
     pinned, devices = request.pinned, request.cluster.devices
     if pinned.mesh is None:
         return None
     size, shape = math.prod(pinned.mesh), "x".join(map(str, pinned.mesh)) or "1"
     if pinned.pipeline is None and devices % size:
-        return Clash(text=f"mesh = {shape} has {size} devices, which do not divide {devices}", options=("mesh",))
+        reason = f"has {size} devices, which do not divide {devices}"
+        return Fault(option="mesh", value=shape, reason=reason, numbers=("mesh",))
     if pinned.pipeline is not None and devices != size * pinned.pipeline:
-        text = f"mesh = {shape} has {size} devices, which pipeline = {pinned.pipeline} times do not make {devices}"
-        return Clash(text=text, options=("mesh", "pipeline"))
+        reason = f"has {size} devices, which pipeline = {pinned.pipeline} times do not make {devices}"
+        return Fault(option="mesh", value=shape, reason=reason, numbers=("mesh", "pipeline"))
     return None
 
 
-def _experts(request: SearchRequest, template: Template) -> Clash | None:
+def _experts(request: SearchRequest, template: Template) -> Fault | None:
     pinned, devices = request.pinned, request.cluster.devices
     parts, tensor = pinned.expert or 1, pinned.tensor or 1
     if parts == 1:
         return None
     if pinned.whole_experts and parts % tensor:
-        text = f"tensor = {tensor} does not divide expert = {parts}, though tensor parallel devices have whole experts"
-        return Clash(text=text, options=("expert", "tensor"))
+        reason = f"does not divide expert = {parts}, though tensor parallel devices have whole experts"
+        return Fault(option="tensor", value=f"{tensor}", reason=reason, numbers=("expert", "tensor"))
     free = replace(request, pinned=replace(pinned, expert=None, whole_experts=None))
     if not _possible(free, template):
         return None
     given = [f"{name} = {number}" for name in _DEGREES if (number := getattr(pinned, name)) is not None]
     words = ", ".join([f"{devices} devices", *given])
-    text = f"expert = {parts} does not divide the devices that split tokens, of {words}"
-    return Clash(text=text, options=("expert", *_DEGREES))
+    reason = f"does not divide the devices that split tokens, of {words}"
+    return Fault(option="expert", value=f"{parts}", reason=reason, numbers=("expert", *_DEGREES))
 
 
-def _replicas(request: SearchRequest, template: Template) -> Clash | None:
+def _replicas(request: SearchRequest, template: Template) -> Fault | None:
     pinned, devices = request.pinned, request.cluster.devices
     if (pinned.replicas or 1) == 1:
         return None
@@ -148,42 +161,47 @@ def _replicas(request: SearchRequest, template: Template) -> Clash | None:
         return None
     given = [f"{name} = {number}" for name in (*_DEGREES, "expert") if (number := getattr(pinned, name)) is not None]
     words = ", ".join([f"{devices} devices", *given])
-    text = (
-        f"replicas = {pinned.replicas} does not divide the data parallel devices without those of experts, of {words}"
+    reason = f"does not divide the data parallel devices without those of experts, of {words}"
+    return Fault(
+        option="replicas", value=f"{pinned.replicas}", reason=reason, numbers=("replicas", *_DEGREES, "expert")
     )
-    return Clash(text=text, options=("replicas", *_DEGREES, "expert"))
 
 
-def _parts(request: SearchRequest, template: Template) -> Clash | None:
-    parts, batch = request.pinned.micro_batches, request.global_batch
-    if parts is None or batch % parts == 0:
-        return None
-    text = f"micro_batches = {parts} does not divide the global batch {batch}"
-    return Clash(text=text, options=("micro_batches", "global_batch"))
+def _parts(request: SearchRequest, template: Template) -> Fault | None:
+    parts = request.pinned.micro_batches
+    fault = None if parts is None else parts_fault(parts, request.global_batch)
+    return None if fault is None else replace(fault, hint="")
 
 
-def _samples(request: SearchRequest, template: Template) -> Clash | None:
+def _samples(request: SearchRequest, template: Template) -> Fault | None:
     """What a data parallel group gets of a micro-batch."""
     pinned, batch = request.pinned, request.global_batch
     data = pinned.data or 1
     if pinned.micro_batch is not None and batch % (pinned.micro_batch * data):
         groups = f" on each of data = {data}" if data > 1 else ""
-        text = f"micro_batch = {pinned.micro_batch}{groups} does not divide the global batch {batch}"
-        return Clash(text=text, options=("micro_batch", "data", "global_batch"))
+        return Fault(
+            option="micro_batch",
+            value=f"{pinned.micro_batch}{groups}",
+            reason=f"does not divide the global batch {batch}",
+            numbers=("micro_batch", "data", "global_batch"),
+        )
     parts = pinned.micro_batches or 1
     if pinned.micro_batches is not None and batch // parts % data:
         each = batch // parts
-        text = (
-            f"data = {data} does not divide the {each} sample{'s' * (each > 1)} of each of micro_batches = {parts}, of"
-            f" the global batch {batch}"
+        return Fault(
+            option="data",
+            value=f"{data}",
+            reason=f"does not divide the {each} sample{'s' * (each > 1)} of each of micro_batches = {parts}, of the"
+            f" global batch {batch}",
+            numbers=("micro_batches", "data", "global_batch"),
         )
-        return Clash(text=text, options=("micro_batches", "data", "global_batch"))
     if batch % data:
-        return Clash(text=f"data = {data} does not divide the global batch {batch}", options=("data", "global_batch"))
+        reason = f"does not divide the global batch {batch}"
+        return Fault(option="data", value=f"{data}", reason=reason, numbers=("data", "global_batch"))
     return None
 
 
-def _copies(request: SearchRequest, template: Template) -> Clash | None:
+def _interleave(request: SearchRequest, template: Template) -> Fault | None:
     pinned, batch = request.pinned, request.global_batch
     interleave, data = pinned.interleave or 1, pinned.data or 1
     if interleave == 1:
@@ -191,19 +209,22 @@ def _copies(request: SearchRequest, template: Template) -> Clash | None:
     if pinned.micro_batch is not None:
         parts = batch // (pinned.micro_batch * data)
         if parts % interleave:
-            text = (
-                f"interleave = {interleave} does not divide the number of micro-batches, {parts}, that micro_batch ="
-                f" {pinned.micro_batch} makes of the global batch {batch}"
+            return Fault(
+                option="interleave",
+                value=f"{interleave}",
+                reason=f"does not divide the number of micro-batches, {parts}, that micro_batch = {pinned.micro_batch}"
+                f" makes of the global batch {batch}",
+                numbers=("interleave", "micro_batch", "global_batch"),
             )
-            return Clash(text=text, options=("interleave", "micro_batch", "global_batch"))
     if batch // data % interleave:
         groups = f" for each of data = {data}" if data > 1 else ""
-        text = f"interleave = {interleave} divides no number of micro-batches of the global batch {batch}{groups}"
-        return Clash(text=text, options=("interleave", "data", "global_batch"))
+        reason = f"divides no number of micro-batches of the global batch {batch}{groups}"
+        numbers = ("interleave", "data", "global_batch")
+        return Fault(option="interleave", value=f"{interleave}", reason=reason, numbers=numbers)
     return None
 
 
-def _virtual(request: SearchRequest, template: Template) -> Clash | None:
+def _virtual(request: SearchRequest, template: Template) -> Fault | None:
     """About stages, of which ranks hold several."""
     pinned, kinds = request.pinned, template.blocks.kinds
     pipeline, virtual, blocks = pinned.pipeline, pinned.virtual_stages, len(kinds)
@@ -211,26 +232,23 @@ def _virtual(request: SearchRequest, template: Template) -> Clash | None:
     if (virtual in (None, 0, 1) and not interleaved) or request.cluster.devices == 1:
         return None
     ranks = f"on pipeline = {pipeline} ranks" if pipeline is not None else "on any number of ranks"
-    asked = f"schedule = {pinned.schedule}" if interleaved else f"virtual_stages = {virtual}"
-    options = ("virtual_stages", "pipeline", "micro_batches", "global_batch")
+    option, value = ("schedule", pinned.schedule) if interleaved else ("virtual_stages", virtual)
     least = (pipeline or 2) * (2 if interleaved else virtual or 2)
     if least > blocks or (pipeline is not None and not interleaved and blocks % least):
         does = "are too many for" if least > blocks else "do not divide"
-        return Clash(text=f"{asked} {ranks}: {least} stages {does} {blocks} blocks", options=options)
-    if pipeline is not None and not interleaved and kinds != kinds[: blocks // least] * least:
-        text = (
-            f"{asked} {ranks}: virtual stages hold equal blocks, and {least} stages of {blocks} blocks hold different"
-            " kinds of them"
+        reason = f"{least} stages {does} {blocks} blocks"
+    elif pipeline is not None and not interleaved and kinds != kinds[: blocks // least] * least:
+        reason = f"virtual stages hold equal blocks, and {least} stages of {blocks} blocks hold different kinds of them"
+    else:
+        reason = (
+            f"all stages divide the blocks, of which there are {blocks}, and micro-batches of the global batch"
+            f" {request.global_batch} come in rounds of as many as there are ranks"
         )
-        return Clash(text=text, options=options)
-    text = (
-        f"{asked} {ranks}: all stages divide the blocks, of which there are {blocks}, and micro-batches of the global"
-        f" batch {request.global_batch} come in rounds of as many as there are ranks"
-    )
-    return Clash(text=text, options=options)
+    numbers = ("virtual_stages", "pipeline", "micro_batches", "global_batch")
+    return Fault(option=option, value=f"{value} {ranks}", reason=f": {reason}", numbers=numbers)
 
 
-def _anything(request: SearchRequest, template: Template) -> Clash:
+def _anything(request: SearchRequest, template: Template) -> Fault:
     """Nothing divides, and no rule above says why."""
     pinned = request.pinned
     names = ("mesh", "schedule", *_NUMBERS)
@@ -239,21 +257,22 @@ def _anything(request: SearchRequest, template: Template) -> Clash:
         f"nothing divides evenly: {request.cluster.devices} devices, global batch {request.global_batch},"
         f" {template.blocks.count} blocks, with {', '.join(wanted) or 'no option pinned'}"
     )
-    return Clash(text=text, options=(*_NUMBERS, "global_batch"))
+    return Fault(reason=text, numbers=(*_NUMBERS, "global_batch"))
 
 
-def _said(clash: Clash, request: SearchRequest, template: Template) -> str:
-    """A clash with the nearest legal values of each option that is given, while the others stay as they are."""
+def _text(fault: Fault, request: SearchRequest, template: Template) -> str:
+    """A fault with the nearest legal values of each option that is given, while the others stay as they are."""
     found = {}
-    for name in clash.options:
+    for name in fault.numbers:
         wanted, tried = _tried(request, template, name)
         if tried:
             found[name] = (wanted, [number for number, other in tried if _possible(other, template)])
     if not found:
-        return f"{clash.text}{clash.instead}"
+        return said(fault, assigned)
+    near = f"no other value of {' or '.join(found)} helps by itself"
     if any(legal for _, legal in found.values()):
-        return f"{clash.text}; {nearest_of(found)}{clash.instead}"
-    return f"{clash.text}; no other value of {' or '.join(found)} helps by itself{clash.instead}"
+        near = nearest_of(found)
+    return said(replace(fault, hint=f"{near}{', or ' * bool(fault.hint)}{fault.hint}"), assigned)
 
 
 def _tried(request: SearchRequest, template: Template, name: str) -> tuple[int, list[tuple[int, SearchRequest]]]:
@@ -289,11 +308,4 @@ def _tried(request: SearchRequest, template: Template, name: str) -> tuple[int, 
 
 def _possible(request: SearchRequest, template: Template) -> bool:
     """Whether a request has a configuration."""
-    try:
-        check_pinned(request.pinned)
-        check_turns(request)
-    except RequestError:
-        return False
-    if model_clash(request, template) is not None:
-        return False
-    return next(_configurations(request, template), None) is not None
+    return _fault(request, template) is None and next(_configurations(request, template), None) is not None

@@ -4,15 +4,16 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hardware_profiles import Machine, MixedCluster, of_one_kind
-from planner.errors import RequestError, nearest_names, unknown_name
+from planner.errors import RequestError, unknown_name
+from planner.faults import refuse
 from planner.graph.expert_load import EVEN, EXPERTS_OPERATOR, imbalance_fault
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.placed import placed_tables
-from planner.matching import matches
+from planner.plan.offload_checks import offload_fault, saved_fault
 from planner.plan.plan import INTERLEAVED, PRECISIONS, SLICED, ModelReference
+from planner.plan.schedule_checks import gathers_fault
 from planner.sharding.layout import Layout
-from planner.sharding.stored import offload_fault
-from planner.sharding.update import DEFAULT, Update, update_fault
+from planner.sharding.update import DEFAULT, Update, local_fault, update_fault
 from planner.strategy_search.request.offload import NOTHING, Offload
 from planner.strategy_search.request.space import FREE, Pinned
 
@@ -107,23 +108,15 @@ class SearchRequest:
         for name, known in words:
             if getattr(self, name) not in known:
                 raise RequestError(unknown_name(name, getattr(self, name), known))
-        fault = update_fault(self.update)
-        if fault is not None:
-            raise RequestError(f"{fault[0]}: {fault[1]}")
+        refuse(update_fault(self.update), RequestError)
         if isinstance(self.cluster, MixedCluster):
             self._check_mixed(self.cluster)
-        uneven = imbalance_fault(self.imbalance)
-        if uneven is not None:
-            raise RequestError(f"imbalance: {uneven}")
+        refuse(imbalance_fault(self.imbalance), RequestError)
         if self.imbalance != EVEN and not any(op.op == EXPERTS_OPERATOR for op in self.graph.operators):
             raise RequestError(f"imbalance = {self.imbalance:g}: no operator of this model routes to experts")
         _check_offload(self)
         self._check_places()
-        for pattern in self.update.local_parameters:
-            if not any(matches(name, pattern) for name in self.graph.parameter_names):
-                near = nearest_names(pattern, self.graph.parameter_names)
-                hint = f"; did you mean {' or '.join(near)}?" if near else "; plan show lists those of a plan"
-                raise RequestError(f"local_parameters: no parameter of the model matches '{pattern}'{hint}")
+        refuse(local_fault(self.update, self.graph.parameter_names), RequestError)
         for name in ("batch", "global_batch", "top"):
             if getattr(self, name) < 1:
                 raise RequestError(f"{name} = {getattr(self, name)}: it is 1 or more")
@@ -139,7 +132,8 @@ class SearchRequest:
         """What may be offloaded: what was asked for, but for saved tensors where slices of the sequence or gathers by
         block exclude them."""
         asked = self.pinned.offload
-        return replace(asked, saved=NOTHING.saved) if _sliced(self.pinned) or self.update.by_block else asked
+        fault = saved_fault(self.update, sliced=_sliced(self.pinned))
+        return asked if fault is None else replace(asked, saved=NOTHING.saved)
 
     def _check_places(self) -> None:
         if not self.update.placed:
@@ -176,30 +170,17 @@ def _check_offload(request: SearchRequest) -> None:
     for home in asked.stores:
         of_one_kind(request.cluster, "offload").store(home)
     states = asked.optimizer != NOTHING.optimizer
-    fault = offload_fault(request.optimizer if states else "", request.pinned.schedule) if asked != NOTHING else None
-    if fault is not None:
-        raise RequestError(f"offload: {fault}; leave --offload out, or take another optimizer or schedule")
-    if request.update.by_block and (request.pinned.interleave or 0) > 1:
-        raise RequestError(
-            f"gathers: weights of a block are not gathered together where {request.pinned.interleave} micro-batches"
-            " take turns; leave --interleave out, or gather them one by one"
-        )
+    if asked != NOTHING:
+        refuse(offload_fault(request.optimizer if states else "", request.pinned.schedule), RequestError)
+    refuse(gathers_fault(request.update, request.pinned.interleave or 1), RequestError)
     _check_activations(request.pinned, request.update)
 
 
 def _check_activations(pinned: Pinned, update: Update) -> None:
     """Raise RequestError where activations shall be offloaded that there are not."""
     offload, recompute = pinned.offload, pinned.recompute
-    if "device" not in offload.saved and _sliced(pinned):
-        raise RequestError(
-            "offload: slices of the sequence read what others have saved; leave saved out of --offload, or --slices and"
-            " the schedule"
-        )
-    if "device" not in offload.saved and update.by_block:
-        raise RequestError(
-            "offload: what blocks save is not offloaded where weights are gathered block by block; leave saved out of"
-            " --offload, or gather them one by one"
-        )
+    if "device" not in offload.saved:
+        refuse(saved_fault(update, sliced=_sliced(pinned)), RequestError)
     for word, homes, lacking in (
         ("saved", offload.saved, recompute not in (None, "none")),
         ("activations", offload.activations, recompute == "none"),

@@ -32,8 +32,12 @@ def files(tmp_path_factory: pytest.TempPathFactory, traced_once: None) -> Path:
         made = CliRunner().invoke(app, [*TINY, *options, "-q", "-o", str(folder / name)])
         assert made.exit_code == 0, made.stderr
     write_model(folder / "merged", "llama-tiny")
-    exported = CliRunner().invoke(app, ["export", str(folder / "b.json"), *TO_MEGATRON, "-o", str(folder / "megatron")])
-    assert exported.exit_code == 0, exported.stderr
+    for words in (
+        ("export", str(folder / "b.json"), *TO_MEGATRON, "-o", str(folder / "megatron")),
+        ("checkpoint", "merge", str(folder / "merged"), "-o", str(folder / "moved/step-000001")),
+    ):
+        done = CliRunner().invoke(app, [*words])
+        assert done.exit_code == 0, done.stderr
     return folder
 
 
@@ -50,6 +54,7 @@ CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("plan audit", ("audit", "a.json")),
     ("plan validate", ("validate", "runs.csv", "--processes", "1")),
     ("plan export", ("export", "b.json", *TO_MEGATRON, "-o", "again")),
+    ("plan export OPERATORS", ("export", "b.json", "--to", "mindspore", "-o", "strategies")),
     ("plan import", ("import", "megatron", "--from", "megatron", "--model", "llama-tiny", "--hardware", "cpu")),
     ("plan report", ("report", "a.json", "--no-search")),
     ("plan models", ("models",)),
@@ -61,7 +66,6 @@ CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("plan stacks NAME", ("stacks", "nemo")),
     ("plan checkpoint convert", ("checkpoint", "convert", "merged", "--plan", "b.json", "-o", "sliced")),
     ("plan checkpoint merge", ("checkpoint", "merge", "merged", "-o", "merged again")),
-    ("plan checkpoint merge", ("checkpoint", "merge", "merged", "-o", "moved/step-000001")),
     ("plan checkpoint adopt", ("checkpoint", "adopt", "moved")),
     ("plan checkpoint inspect", ("checkpoint", "inspect", "merged")),
     ("plan checkpoint verify", ("checkpoint", "verify", "merged")),

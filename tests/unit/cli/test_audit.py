@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from planner.cli.main import app
-from runtime.auditing.audit import audit as auditing
+from runtime.auditing import audit as auditing
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ def test_json_has_what_the_page_shows(plan: Any, here: Path, file: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_other_plans_are_those_of_the_front(plan: Any, here: Path, file: str) -> None:
     plans = plan.json("report", file, "-o", "page.html", "--time-limit", "300")["choices"]["plans"]
     assert sum(one["this"] for one in plans) == 1

@@ -105,7 +105,7 @@ def test_plan_files_say_it_and_read_it_back() -> None:
     assert '"tables.1.*": "host"' in text
     assert parse_plan(text) == plan
     assert "placed" not in dump_plan(plans.random_plan("dlrm", plans.mesh_of(2), 0))
-    with refused(PlanFileError, "training.place", "moon", "host", "servers"):
+    with refused(PlanFileError, "training.placed", "moon", "host", "servers"):
         parse_plan(text.replace('"servers"', '"moon"'))
 
 
@@ -144,4 +144,4 @@ def test_schedules_that_rows_do_not_follow(schedule: str, slices: int, facts: tu
 def test_a_norm_over_all_gradients_is_not_known() -> None:
     fault = update_fault(Update(placed=(("tables.*", "host"),), clip_norm=1.0))
     assert fault is not None
-    assert "no norm over all gradients is known" in fault[1]
+    assert "no norm over all gradients is known" in fault.reason

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import LayoutError, PlanFileError, PlannerError, StrategyError
-from planner.plan import file as plan_file
+from planner.plan import writing
 from planner.plan.file import dump_plan, format_strategy, load_plan, parse_plan, parse_strategy, save_plan
 from tests import refusals
 from tests.unit.plan.plans import NAMES, Content, Edit, drop, edited, plan_named, put, verdict_of
@@ -104,7 +104,7 @@ UNREADABLE: dict[str, tuple[Edit, tuple[str, ...]]] = {
     "mesh and devices": (put("cluster", "devices", value=32), ("16 devices in each of 1", "devices is 32")),
     "stride": (put("mesh", 0, "stride", value=4), ("mesh", "stride 4", "8")),
     "two axes of a name": (put("mesh", 0, "name", value="axis1"), ("mesh", "different names")),
-    "parts": (put("training", "micro_batches", value=3), ("training.micro_batches", "3", "global_batch 8")),
+    "parts": (put("training", "micro_batches", value=3), ("training.micro_batches", "3", "global batch 8")),
     "precision": (put("training", "precision", value="fp8"), ("training.precision", "fp8", "bf16, fp16, fp32")),
     "optimizer": (put("training", "optimizer", value="adam"), ("training.optimizer", "adamw, sgd")),
     "schedule": (put("schedule", value="dualpipe"), ("schedule", "1f1b, gpipe")),
@@ -444,7 +444,7 @@ def test_a_failing_write_leaves_everything_as_it_was(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(plan_file.os, call, full)
+    monkeypatch.setattr(writing.os, call, full)
     with refusals.refused(PlanFileError, path, os.strerror(errno.ENOSPC)):
         save_plan(plan_named("pipeline"), path)
     monkeypatch.undo()
@@ -456,7 +456,7 @@ def test_an_interrupted_write_leaves_no_temporary_file(tmp_path: Path, monkeypat
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(plan_file.os, "fsync", interrupted)
+    monkeypatch.setattr(writing.os, "fsync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         save_plan(plan_named("no axes"), tmp_path / "plan.json")
     assert os.listdir(tmp_path) == []

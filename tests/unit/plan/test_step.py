@@ -11,7 +11,7 @@ from costmodels import schedule_orders, simulate
 from hardware_profiles import Cluster, Hidden, load_profile
 from planner.plan.binding.bind import bind
 from planner.plan.plan import Plan, Prediction
-from planner.plan.prediction import walk
+from planner.plan.prediction import operator_visit
 from planner.plan.prediction.predict import predict, stage_costs
 from planner.plan.prediction.step import AHEAD, UNCOVERED, ChunkCost, PassCost, rank_seconds, step_of
 from planner.pricing.message import message_seconds
@@ -152,7 +152,7 @@ def test_what_an_operator_sends_itself_is_hidden_as_often_as_it_is_sent(
         return one.forward.hidden, one.backward.hidden
 
     with_them = hidden()
-    monkeypatch.setattr(walk, "inner_messages", lambda *_: ())
+    monkeypatch.setattr(operator_visit, "inner_messages", lambda *_: ())
     without = hidden()
     expected = [0.0, 0.0]
     for op in bound.operators:

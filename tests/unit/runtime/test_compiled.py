@@ -59,7 +59,8 @@ def chains_of(step: TrainingStep) -> list[list[str]]:
     programs = Programs(bound=bound, place=step.place, compiled=compiled)
     with patch.object(Compiled, "function", noted), patch("torch.compile", as_written):
         for section in step.rank.executors[0].sections:
-            programs.bodies(section.instructions, recomputed=section.recomputed, departs=False, again=section.again)
+            segment = section.segment
+            programs.bodies(section.instructions, recomputed=segment.recomputed, departs=False, again=segment.again)
     return found
 
 

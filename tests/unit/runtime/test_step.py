@@ -96,7 +96,7 @@ def _names(graph, chosen: list[bool]) -> list[str]:
 
 def test_one_device_trains_like_the_plain_module() -> None:
     step = runtime.parallelize(build(), plan(), example=batch(2), device=CPU)
-    assert any(section.recomputed for section in step.rank.executors[0].sections)
+    assert any(section.segment.recomputed for section in step.rank.executors[0].sections)
     module = build()
     optimizer = torch.optim.AdamW(module.parameters())
     for _ in range(3):

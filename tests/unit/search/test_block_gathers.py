@@ -9,7 +9,7 @@ import pytest
 from hardware_profiles import Cluster
 from planner.errors import RequestError
 from planner.plan.binding.bind import bind
-from planner.plan.layout.block_gathers import gathers_of_stage
+from planner.plan.layout.segments import segments_by_stage
 from planner.plan.plan import Plan
 from planner.plan.prediction.predict import predict, stage_costs
 from planner.pricing.message import Message, message_seconds
@@ -90,7 +90,8 @@ def test_what_comes_ahead_is_hidden_but_for_the_ends() -> None:
     assert found["parameter gathering"] == pytest.approx(waited["parameter gathering"]), "all of it is sent"
     saved = -found["gathering under computation"]
     assert hidden.step_seconds == pytest.approx(by_block.step_seconds - saved + found["uncovered communication"])
-    runs = [run.gathers for run in gathers_of_stage(bind(ahead, traced("llama-4"), BATCH), 0) if run.gathers]
+    stage = segments_by_stage(bind(ahead, traced("llama-4"), BATCH))[0]
+    runs = [segment.gathers for segment in stage if segment.gathers]
     assert len(runs) == 5, "four blocks and the head"
     hides = [one.there for run in runs[1:] for one in run]
     hides += [one.there for run in runs[:-1] for one in run if one.again]
@@ -147,5 +148,5 @@ def test_auto_leaves_out_what_cannot_be() -> None:
 
 
 def test_copies_take_their_weights_one_by_one() -> None:
-    with refused(RequestError, "gathers", 2, "--interleave"):
+    with refused(RequestError, "gathers", "'block'", 2, "interleave"):
         request_of("llama-4", cluster_of("cpu", 2), 16, pinned=Pinned(interleave=2), update=TOGETHER)

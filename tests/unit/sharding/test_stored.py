@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from planner.faults import Fault
 from planner.sharding.layout import PARTIAL, REPLICATE, divides, shard
 from planner.sharding.stored import StoredParameter, legal_stored, stored_fault
 
@@ -34,8 +35,8 @@ def test_full_copies_come_first() -> None:
 
 
 def test_a_gradient_cut_finer_than_its_weight_needs_a_state_cut_alike() -> None:
-    def fault(state: int) -> str | None:
+    def fault(state: int) -> Fault | None:
         return stored_fault(StoredParameter(weight=(REPLICATE,), gradient=(shard(0),), state=(shard(state),)))
 
     assert fault(0) is None
-    assert fault(1) == "a gradient cut as S0 on axis 0 needs a state cut alike, not S1"
+    assert str(fault(1)) == "a gradient cut as S0 on axis 0 needs a state cut alike, not S1"

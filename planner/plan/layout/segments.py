@@ -1,0 +1,124 @@
+"""The segments of a stage: what each run of operators recomputes, gathers, offloads, reads and writes.
+
+    before | block 0 | block 1 | ... | after     a block by itself where it is recomputed, where it offloads what it
+                                                 saves, and everywhere where the plan offloads weights or gathers
+                                                 those of a block together; else it is part of what lies between
+
+Derived here, once for all: the judge, the memory account, the audit and the executor read it. A feature of memory is a
+field more.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from hardware_profiles import Home
+from planner.plan.binding.bind import BoundPlan
+from planner.plan.layout.activation_offload import offloaded_activations
+from planner.plan.layout.block_gathers import BlockGather, block_gathers
+from planner.plan.layout.stage_cut import StageCut, cut_stage
+from planner.plan.layout.weight_offload import offloaded_weights, offloads_weights
+from planner.pricing.liveness import replays
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Consecutive operators of a stage, which run as one.
+
+    Attributes:
+        operators: their places in the graph.
+        block: the block that they are; None of several, and outside of the blocks.
+        recomputed: whether they run again in the backward pass.
+        again: of these the first so many are all that the backward pass needs anything of; 0 where none run again.
+        reads: values that others make, in the order in which they are read.
+        held: parameters and buffers, likewise.
+        writes: what is read after them, or is a result of the stage.
+        home: where activations are between the two passes: of a recomputed segment what of `reads` it `offloads`, of
+            another what autograd saves, beside what flows in and out.
+        offloads: see `home`.
+        weights: those that come from outside of the device for each pass.
+        gathers: weights that are gathered together when it begins, and whose gradients are reduced together.
+    """
+
+    operators: tuple[int, ...]
+    block: int | None
+    recomputed: bool
+    again: int
+    reads: tuple[str, ...]
+    held: tuple[str, ...]
+    writes: tuple[str, ...]
+    home: Home
+    offloads: tuple[str, ...]
+    weights: tuple[str, ...]
+    gathers: tuple[BlockGather, ...]
+
+    @property
+    def offloads_activations(self) -> bool:
+        """Whether any activations leave the device."""
+        return self.home != "device" and (bool(self.offloads) or not self.recomputed)
+
+    @property
+    def home_of_saved(self) -> Home:
+        """Where what autograd saves is between the passes; a recomputed segment saves nothing."""
+        return "device" if self.recomputed else self.home
+
+    @property
+    def gathered(self) -> frozenset[str]:
+        """The weights that are gathered together."""
+        return frozenset(name for one in self.gathers for name in one.names)
+
+
+def segments_of(bound: BoundPlan, cut: StageCut) -> tuple[Segment, ...]:
+    """The segments of a stage, in order."""
+    results, again = _results(bound, cut), replays(bound.graph, bound.blocks)
+    used_later, found = set(results), list[Segment]()
+    for block, operators in reversed(_runs(bound, cut.operators)):
+        recomputed = bound.recompute_of(block) is not None
+        mentioned = _mentioned(bound, operators)
+        made = {name for at in operators for name in bound.graph.operators[at].results if name is not None}
+        held = tuple(name for name in mentioned if name in bound.parameters or name in bound.graph.buffers)
+        found.append(
+            Segment(
+                operators=operators,
+                block=block,
+                recomputed=recomputed,
+                again=again[bound.blocks.kinds[block]].moves if block is not None and recomputed else 0,
+                reads=tuple(name for name in mentioned if name not in made and name not in held),
+                held=held,
+                writes=tuple(sorted(made & used_later)),
+                home="device" if block is None else bound.offloaded_blocks.get(block, "device"),
+                offloads=offloaded_activations(bound, block),
+                weights=offloaded_weights(bound, operators),
+                gathers=block_gathers(bound, operators),
+            )
+        )
+        used_later.update(mentioned)
+    return tuple(reversed(found))
+
+
+def segments_by_stage(bound: BoundPlan) -> tuple[tuple[Segment, ...], ...]:
+    """Those of every stage of a plan."""
+    return tuple(segments_of(bound, cut_stage(bound, stage)) for stage in range(len(bound.plan.stages)))
+
+
+def _runs(bound: BoundPlan, operators: Sequence[int]) -> list[tuple[int | None, tuple[int, ...]]]:
+    """Blocks that are segments by themselves, and None with all others between them."""
+    apart = offloads_weights(bound) or bound.plan.training.update.by_block
+
+    def alone(at: int) -> int | None:
+        block = bound.blocks.block_of(at)
+        return block if apart or block in bound.offloaded_blocks or bound.recompute_of(block) is not None else None
+
+    return [(block, tuple(run)) for block, run in groupby(operators, key=alone)]
+
+
+def _results(bound: BoundPlan, cut: StageCut) -> Collection[str]:
+    """What outlives a stage: what it hands on, the loss, the new contents of buffers."""
+    graph, own = bound.graph, set(cut.operators)
+    renewed = (content for _, content in graph.updates if graph.producer[content] in own)
+    return {*cut.sends, *((graph.loss,) if cut.last else ()), *renewed}
+
+
+def _mentioned(bound: BoundPlan, operators: Iterable[int]) -> tuple[str, ...]:
+    """All operands, in the order of their first mention."""
+    return tuple(dict.fromkeys(name for at in operators for name in bound.graph.operators[at].operands))

@@ -1,0 +1,29 @@
+"""What may be offloaded: one list of what clashes, for plans that offload and for requests that ask for it."""
+
+from costmodels import SCHEDULES
+from planner.faults import Fault
+from planner.sharding.update import Update
+
+
+def offload_fault(optimizer: str, schedule: str | None) -> Fault | None:
+    """Why states cannot be offloaded, or weights and activations, for which `optimizer` is ""; None where they can."""
+    kind = SCHEDULES.get(schedule or "")
+    if optimizer == "lamb":
+        reason = "LAMB knows the length of a step only when the states of all weights have been read"
+    elif kind is not None and not kind.flushes:
+        reason = f"schedule '{schedule}' updates weights in the midst of its micro-batches"
+    else:
+        return None
+    return Fault(option="offload", reason=reason, hint="leave --offload out, or take another optimizer or schedule")
+
+
+def saved_fault(update: Update, *, sliced: bool) -> Fault | None:
+    """Why blocks that are not recomputed cannot offload what they save; None where they can."""
+    if sliced:
+        reason, instead = "slices of the sequence read what others have saved", "--slices and the schedule"
+    elif update.by_block:
+        reason = "what blocks save is not offloaded where weights are gathered block by block"
+        instead = "gather them one by one"
+    else:
+        return None
+    return Fault(option="offload", reason=reason, hint=f"leave saved out of --offload, or {instead}")

@@ -1,0 +1,179 @@
+"""Memory of a backward pass: gradients, what comes back, and what is computed once more."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from planner.plan.binding.bind import BoundOperator
+from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
+from planner.plan.prediction.chunk_memory import (
+    OTHER,
+    Kept,
+    Product,
+    Section,
+    Values,
+)
+from planner.plan.prediction.forward_memory import ForwardMemory
+from planner.plan.prediction.memory_account import Piece, Storage, moved
+from planner.pricing.parameter_price import reduced
+from planner.sharding.redistribute import Step
+
+
+class BackwardMemory(ForwardMemory):
+    """A stage on its way back."""
+
+    def _backward(self, sections: list[Section], received: Values) -> None:
+        gradients: dict[str, Storage] = {}
+        self.pending = Counter(self.uses)
+        for name in self.results & self.bound.graph.differentiable:
+            gradients[name] = self.account.new(self.tensors.bytes(name, self.tensors.made_shape(name)), OTHER)
+        begun = [
+            self.account.hold(storage) for storage in gradients.values()
+        ]  # who calls autograd has them till the end
+        while sections:
+            section = sections.pop()
+            number = len(sections)
+            self.held.visit({**self.tensors.visit(number), **self.tensors.ahead(number, number - 1)})
+            self._gathered_together_again(section)
+            if not section.again:
+                self._come(section, sections)
+            for at in reversed(section.operators):
+                if section.again and at not in section.kept and self.tensors.keeps(at):
+                    self._again(section, sections)
+                self._differentiate(at, section, gradients)
+            self._reduce_together(section, gradients)
+            self._release([piece.storage for piece in section.reads.values()])
+        self._returned()
+        self.held.visit({})
+        for name in self.cut.receives:
+            if name in gradients:
+                self.held.send(gradients[name])
+        self._release([*gradients.values(), *begun])
+        self._release([piece.storage for piece in received.values()])
+
+    def _again(self, section: Section, sections: Sequence[Section]) -> None:
+        """Compute a block once more, until all that its backward pass needs is there."""
+        self._come(section, sections)
+        inside = {name: self._held(piece) for name, piece in section.reads.items()}
+        self._gather(section.number, inside)
+        self._set_out(reversed(range(section.number)), again=True)
+        blocks = self.bound.blocks
+        block = blocks.block_of(section.operators[0])
+        assert block is not None
+        again = self.replays[blocks.kinds[block]]
+        for place, at in enumerate(section.operators[: again.moves]):
+            section.kept[at] = self._compute(at, inside, section, results=place < again.works)
+            if at in section.results:
+                self._release(section.results.pop(at))
+            self._drop(at, inside)
+        self._release([piece.storage for piece in inside.values()])
+        for at in section.operators:
+            section.kept.setdefault(at, Kept())
+
+    def _come(self, section: Section, sections: Sequence[Section]) -> None:
+        """What a block has offloaded comes back, and with it what the block before it has."""
+        before = sections[-1].offloaded if sections and section.offloaded else ()
+        for storage in (*section.offloaded, *before):
+            if storage.lent:
+                self.account.take_back(storage)
+
+    def _add_to_past(self, at: int, op: BoundOperator) -> None:
+        """Gradients of the keys and values of all slices, from the last one on; and those of a slice on their way."""
+        key, nbytes = (self.now.micro_batch, at), self.tensors.keys(op)
+        element = self.bound.graph.types[op.operator.operands[1]].element_bytes
+        if self.now.slice and len(self.pasts[key]) == 1:
+            self.pasts[key].append(self.account.new(self.bound.plan.slices * nbytes * max(4, element) / element, OTHER))
+        if self.now.slice:
+            self.account.brief(self.now.slice * nbytes + 2.0 * self.tensors.result_bytes(at), OTHER)
+
+    def _differentiate(self, at: int, section: Section, gradients: dict[str, Storage]) -> None:
+        """The backward pass of one operator: gradients of its operands, in the layouts that their makers want."""
+        op, kept = self.bound.operators[at], section.kept.pop(at, Kept())
+        given = [gradients.pop(name) for name in self.tensors.results(at) if name in gradients]
+        later = deferred_weight_gradients(self.bound, at)
+        graded = [place for place in self.tensors.graded(op) if place not in later]
+        made: dict[int, Piece] = {}
+        if given and later:
+            self._defer(at, section.again, later, kept, given)
+        if given and graded:
+            gathered = [] if section.again else self._gathered_again(at)
+            self.account.brief(self.tensors.inner_scratch(op), OTHER)
+            if self.tensors.remembers(op):
+                self._add_to_past(at, op)
+            made = {place: self._gradient(op, place, given, kept) for place in graded}
+            self.account.brief(self.tensors.scratch(op), OTHER)
+            self._release([piece.storage for piece in gathered])
+        self._release(kept.everything)
+        self._release(given)
+        for place, name in reversed([*enumerate(op.operator.operands)]):  # the last that was moved there is first back
+            if place in made:
+                arrived = self._back(made[place], self.tensors.move(at, place).back, name)
+                self.account.release(made[place].storage)
+                self._add(gradients, name, arrived.storage)
+            self.pending[name] -= 1
+            if name in gradients and not self.pending[name]:
+                self._arrive(name, gradients)
+
+    def _defer(self, at: int, again: bool, later: Sequence[int], kept: Kept, given: Sequence[Storage]) -> None:
+        """Hold what the weight gradients of an operator are made of until their turn."""
+        op = self.bound.operators[at]
+        places = [place for place in self.tensors.saved(op) if again or not self.tensors.gathered(at, place)]
+        used = {place for place, needed_by in op.rule.saves if set(needed_by) & set(later)}
+        held = [storage for place, storage in zip(places, kept.pieces, strict=False) if place in used]
+        self.products.append(Product(at, [self.account.hold(storage) for storage in (*held, *given)]))
+
+    def _weight_gradients(self, products: Sequence[Product]) -> None:
+        """The turn of the weight gradients of a micro-batch, from the last product to the first."""
+        for product in products:
+            op = self.bound.operators[product.at]
+            made = {
+                place: self._gradient(op, place, (), Kept())
+                for place in deferred_weight_gradients(self.bound, product.at)
+            }
+            self._release(product.kept)
+            for place, piece in made.items():
+                name = op.operator.operands[place]
+                arrived = self._back(piece, self.tensors.move(product.at, place).back, name)
+                self.account.release(piece.storage)
+                self._accumulate(name, arrived.storage)
+
+    def _arrive(self, name: str, gradients: dict[str, Storage]) -> None:
+        """All of the gradient of a weight, or of what was received, is there: autograd leaves it with the leaf, in
+        memory of its own."""
+        if name in self.tensors.together:
+            return  # it waits for the others
+        if name in self.bound.parameters:
+            self._accumulate(name, gradients.pop(name))
+        elif name in self.cut.receives and gradients[name].holders > 1:
+            shared = gradients[name]
+            gradients[name] = self.account.new(shared.nbytes, OTHER)
+            self.account.release(shared)
+
+    def _back(self, gradient: Piece, steps: Sequence[Step], name: str) -> Piece:
+        """A gradient as its maker wants it; that of a weight may be reduced in another dtype."""
+        tensor = self.bound.graph.types[name]
+        if not steps or name not in self.bound.parameters:
+            return self._moved(gradient, steps, name)
+        wide = reduced(tensor, self.update)
+        if wide.dtype == tensor.dtype:
+            return self._moved(gradient, steps, name)
+        cast = Piece(self.account.new(float(math.prod(gradient.shape) * wide.element_bytes), OTHER), gradient.shape)
+        mesh = self.bound.plan.mesh
+        arrived = moved(self.account, cast, steps, mesh, self.coordinate, wide.element_bytes)
+        self.account.release(cast.storage)
+        return arrived
+
+    def _gathered_again(self, at: int) -> list[Piece]:
+        places = self.tensors.saved(self.bound.operators[at])
+        return [self._operand(at, place, {}) for place in places if self.tensors.gathered(at, place)]
+
+    def _gradient(self, op: BoundOperator, place: int, given: Sequence[Storage], kept: Kept) -> Piece:
+        """Memory of the gradient of an operand: its own, or that of what it takes the place of."""
+        name = op.operator.operands[place]
+        shape = self.tensors.shape(name, op.layouts.operands[place].forward)
+        nbytes = self.tensors.bytes(name, shape)
+        if op.rule.op_class == "cross_entropy" and kept.extra is not None and kept.extra.nbytes == nbytes:
+            return Piece(self.account.hold(kept.extra), shape)
+        if (op.rule.op_class == "view" or op.rule.passes) and len(given) == 1 and given[0].nbytes == nbytes:
+            return Piece(self.account.hold(given[0]), shape)
+        return Piece(self.account.new(nbytes, OTHER), shape)

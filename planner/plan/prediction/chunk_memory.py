@@ -1,0 +1,180 @@
+"""What a stage of a rank holds at a moment of its step, for those who follow it
+(`planner.plan.prediction.live_memory`)."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from costmodels import Turn
+from hardware_profiles import Bytes
+from planner.graph.operator_graph import DTYPE_BYTES
+from planner.plan.binding.bind import BoundPlan
+from planner.plan.layout.block_gathers import BlockGather
+from planner.plan.layout.stage_cut import StageCut
+from planner.plan.layout.stage_tensors import StageTensors
+from planner.plan.prediction.memory_account import MemoryAccount, Piece, Storage, moved
+from planner.pricing.liveness import replays
+from planner.pricing.parameter_price import summed
+from planner.sharding.layout import Layout
+from planner.sharding.redistribute import Step
+
+WEIGHTS, GRADIENTS, STATES, OTHER = "weights", "gradients", "optimizer state", "activations and transient"
+
+Values = dict[str, Piece]
+
+
+@dataclass(slots=True)
+class Kept:
+    """What autograd keeps for the backward pass of one operator, and of that its own memory beside the tensors."""
+
+    pieces: list[Storage] = field(default_factory=list)
+    extra: Storage | None = None
+
+    @property
+    def everything(self) -> list[Storage]:
+        return [*self.pieces, *([self.extra] if self.extra is not None else [])]
+
+
+@dataclass(slots=True)
+class Section:
+    """Operators that are kept together: each what its backward pass needs, or what it takes to compute them again."""
+
+    operators: Sequence[int]
+    kept: dict[int, Kept]
+    reads: Values = field(default_factory=dict)
+    results: dict[int, list[Storage]] = field(default_factory=dict)
+    again: bool = False
+    offloaded: list[Storage] = field(default_factory=list)
+    number: int = 0
+    gathered: dict[str, Storage] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """An operator whose weight gradients are put off, and what is kept for them."""
+
+    at: int
+    kept: Sequence[Storage]
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Weights that go together, or their gradients, in one of their collectives: what is sent, and what comes."""
+
+    sends: Storage
+    comes: Storage
+
+
+@dataclass(kw_only=True)
+class Held:
+    """What the chunks of a rank have together: the account, what is offloaded, the gradients of the step, what is being
+    sent."""
+
+    account: MemoryAccount
+    rows: Mapping[str, Bytes] = field(default_factory=dict)
+    gradients: dict[str, Storage] = field(default_factory=dict)
+    sent: list[Storage] = field(default_factory=list)
+    visiting: dict[str, Storage] = field(default_factory=dict)
+
+    def visit(self, weights: Mapping[str, Bytes]) -> None:
+        """Have these offloaded weights on the device, and no others."""
+        for name in self.visiting.keys() - weights.keys():
+            self.account.release(self.visiting.pop(name))
+        for name in weights.keys() - self.visiting.keys():
+            self.visiting[name] = self.account.new(weights[name], WEIGHTS)
+
+    def send(self, storage: Storage) -> None:
+        """What is sent is held until the next is, when it has gone."""
+        self.let_go()
+        self.sent.append(self.account.hold(storage))
+
+    def let_go(self) -> None:
+        for storage in self.sent:
+            self.account.release(storage)
+        self.sent.clear()
+
+
+@dataclass(kw_only=True)
+class ChunkMemory:
+    """A stage of the rank: how memory is taken and given back."""
+
+    bound: BoundPlan
+    cut: StageCut
+    held: Held
+
+    def __post_init__(self) -> None:
+        self.account, self.gradients = self.held.account, self.held.gradients
+        graph, blocks = self.bound.graph, self.bound.blocks
+        self.tensors = StageTensors(bound=self.bound, cut=self.cut)
+        self.update = self.bound.plan.training.update
+        self.coordinate = self.bound.plan.mesh.coordinate(self.bound.plan.mesh.size // 2)
+        self.results = {*self.cut.sends, *((graph.loss,) if self.cut.last else ())}
+        self.last_use = {name: at for at in self.cut.operators for name in graph.operators[at].operands}
+        self.uses = Counter(name for at in self.cut.operators for name in graph.operators[at].operands)
+        self.replays = replays(graph, blocks)
+        self.pending: Counter[str] = Counter()
+        self.flying: dict[tuple[int, int], tuple[list[Section], Values]] = {}
+        self.now = Turn("forward", 0)
+        self.pasts: dict[tuple[int, int], list[Storage]] = {}  # of attention, by micro-batch and operator
+        self.waiting: dict[int, list[Product]] = {}
+        self.products: list[Product] = []
+        self.coming: dict[int, list[Sent]] = {}  # weights that have set out, by section
+        self.returning: list[tuple[BlockGather, Sequence[str], Sent]] = []  # gradients that have
+
+    def _wanted(self, at: int, place: int) -> tuple[int, ...]:
+        """Local shape of an operand as its operator wants it."""
+        op = self.bound.operators[at]
+        return self.tensors.shape(op.operator.operands[place], op.layouts.operands[place].forward)
+
+    def _add(self, gradients: dict[str, Storage], name: str, new: Storage) -> None:
+        """Sum the gradients of several uses, in place where nobody else holds the sum."""
+        known = gradients.get(name)
+        if known is None:
+            gradients[name] = new
+        elif known.holders == 1:
+            self.account.release(new)
+        else:
+            gradients[name] = self.account.new(known.nbytes, OTHER)
+            self._release([known, new])
+
+    def _accumulate(self, name: str, leaf: Storage) -> None:
+        """Add what autograd has left to the gradient of the step."""
+        shape = self.tensors.shape(name, self.bound.parameters[name].gradient)
+        nbytes = float(math.prod(shape) * summed(self.bound.graph.types[name], self.update).element_bytes)
+        if name in self.gradients:
+            if leaf.nbytes != nbytes:
+                self.account.brief(nbytes, OTHER)
+            self.account.release(leaf)
+        elif leaf.nbytes == nbytes and leaf.holders == 1:
+            self.gradients[name] = self.account.claim(leaf, GRADIENTS)
+        else:
+            self.gradients[name] = self.account.new(nbytes, GRADIENTS)
+            self.account.release(leaf)
+
+    def _moved(self, piece: Piece, steps: Sequence[Step], name: str) -> Piece:
+        element = DTYPE_BYTES[self.bound.graph.types[name].dtype]
+        return moved(self.account, piece, steps, self.bound.plan.mesh, self.coordinate, element)
+
+    def _standing(self, name: str) -> Piece:
+        """A parameter, a buffer or an input: memory that is there all the time."""
+        return Piece(Storage(0.0, OTHER, standing=True), self.tensors.made_shape(name))
+
+    def _fresh(self, name: str, layout: Layout) -> Piece:
+        shape = self.tensors.shape(name, layout)
+        return Piece(self.account.new(self.tensors.bytes(name, shape), OTHER), shape)
+
+    def _held(self, piece: Piece) -> Piece:
+        self.account.hold(piece.storage)
+        return piece
+
+    def _release(self, storages: Sequence[Storage]) -> None:
+        for storage in storages:
+            self.account.release(storage)
+
+    def _drop(self, at: int, values: Values) -> None:
+        """Let go of what nothing after an operator reads."""
+        op = self.bound.operators[at].operator
+        for name in dict.fromkeys((*op.operands, *self.tensors.results(at))):
+            if name in values and name not in self.results and self.last_use.get(name, at) == at:
+                self.account.release(values.pop(name).storage)

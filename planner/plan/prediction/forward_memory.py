@@ -1,0 +1,147 @@
+"""Memory of a forward pass: values until their last use, and what autograd keeps."""
+
+import math
+from collections.abc import Sequence
+
+from planner.plan.binding.bind import BoundOperator
+from planner.plan.prediction.chunk_memory import (
+    OTHER,
+    Kept,
+    Section,
+    Values,
+)
+from planner.plan.prediction.gather_memory import GatherMemory
+from planner.plan.prediction.memory_account import Piece, Storage
+from planner.sharding.rule import loop_extents
+
+
+class ForwardMemory(GatherMemory):
+    """A stage on its way forward."""
+
+    def _forward(self) -> tuple[list[Section], Values]:
+        received = {name: self._fresh(name, self.tensors.promised[name].forward) for name in self.cut.receives}
+        values = {name: Piece(self.account.hold(p.storage), p.shape, p.contiguous) for name, p in received.items()}
+        found = []
+        leaving: list[Storage] = []
+        for number, segment in enumerate(self.tensors.segments):
+            again, operators, offloads = segment.recomputed, segment.operators, segment.offloads_activations
+            if not offloads:
+                self._leave(leaving)
+                leaving = []
+            self.held.visit({**self.tensors.visit(number), **self.tensors.ahead(number, number + 1)})
+            section = Section(operators, {}, again=again, number=number)
+            flowing = [values[name].storage for name in segment.reads if name in values] if offloads else []
+            if again:
+                self._checkpoint(section, values)
+            else:
+                self._gather(number, values)
+                self._set_out(range(number + 1, len(self.tensors.segments)))
+                section.gathered = self._needed_again(number, values)
+                for at in operators:
+                    section.kept[at] = self._compute(at, values)
+                    self._drop(at, values)
+                self._leave([*section.gathered.values()])
+            if offloads:
+                self._leave(leaving)
+                leaving = section.offloaded = self._offloaded(section, values, flowing)
+            found.append(section)
+            self.held.visit(self.tensors.ahead(number, number + 1))
+        self._leave(leaving)
+        for name in self.cut.sends:
+            self.held.send(values[name].storage)
+        self._release([piece.storage for piece in values.values()])
+        return found, received
+
+    def _checkpoint(self, section: Section, values: Values) -> None:
+        """The first time through a recomputed block: only what flows in, and what its kept operators make, stays."""
+        flowing = self.tensors.segments[section.number].reads
+        section.reads = {name: self._held(values[name]) for name in flowing if name in values}
+        inside = {name: self._held(piece) for name, piece in section.reads.items()}
+        self._gather(section.number, inside)
+        self._set_out(range(section.number + 1, len(self.tensors.segments)))
+        for at in section.operators:
+            kept = self._compute(at, inside)
+            if self.bound.is_kept(at):
+                made = [inside[name].storage for name in self.tensors.results(at)]
+                made += [kept.extra] if kept.extra is not None else []
+                section.results[at] = [self.account.hold(storage) for storage in made]
+            self._release(kept.everything)
+            self._drop(at, inside)
+        for name, piece in inside.items():
+            if name not in values and (name in self.results or self.last_use[name] > section.operators[-1]):
+                values[name] = self._held(piece)
+            self.account.release(piece.storage)
+        for at in section.operators:
+            self._drop(at, values)
+
+    def _offloaded(self, section: Section, values: Values, flowing: Sequence[Storage]) -> list[Storage]:
+        """Memory of what a block offloads, as soon as the next one is done: of what is `flowing` into it where it is
+        recomputed, otherwise of what it keeps beside that and what it hands on."""
+        if section.again:
+            names = self.tensors.segments[section.number].offloads
+            found = [section.reads[name].storage for name in names if name in section.reads]
+        else:
+            staying = {id(storage) for storage in (*flowing, *(piece.storage for piece in values.values()))}
+            kept = (storage for one in section.kept.values() for storage in one.everything)
+            found = [one for one in kept if id(one) not in staying and not one.standing and one.nbytes]
+        return list({id(one): one for one in found}.values())
+
+    def _leave(self, leaving: Sequence[Storage]) -> None:
+        for storage in leaving:
+            self.account.lend(storage)
+
+    def _compute(self, at: int, values: Values, section: Section | None = None, results: bool = True) -> Kept:
+        """Run one operator; in a recomputed `section` what it has kept is there. Without `results` its operands are
+        brought to where it wants them and that is all."""
+        op = self.bound.operators[at]
+        operands = [self._operand(at, place, values) for place in range(len(op.operator.operands))]
+        kept = Kept()
+        for place in self.tensors.saved(op):
+            if section is not None or not self.tensors.gathered(at, place):  # else it is gathered again
+                kept.pieces.append(self.account.hold(operands[place].storage))
+        if results:
+            self._run(at, operands, values, kept, section)
+        self._release([operand.storage for operand in operands])
+        return kept
+
+    def _run(self, at: int, operands: Sequence[Piece], values: Values, kept: Kept, section: Section | None) -> None:
+        op = self.bound.operators[at]
+        names, graded = self.tensors.results(at), self.tensors.graded(op)
+        self.account.brief(self.tensors.inner_scratch(op), OTHER)
+        if self.tensors.remembers(op):
+            self._write_down(at, op)
+        there = section.results.get(at) if section is not None else None
+        for place, name in enumerate(names):
+            shape = self.tensors.shape(name, op.layouts.results[place].forward)
+            if there is not None:
+                values[name] = Piece(self.account.hold(there[place]), shape)
+            elif self.tensors.shares(op, operands[0].contiguous if operands else False):
+                values[name] = Piece(self.account.hold(operands[0].storage), shape, self.tensors.contiguous(name))
+            else:
+                values[name] = Piece(self.account.new(self.tensors.bytes(name, shape), OTHER), shape)
+        if graded:
+            extents = loop_extents(op.rule, op.strategy, self.bound.plan.mesh)
+            extra = sum(w.coefficient * math.prod(extents[f] for f in w.factors) for w in op.rule.saved_extra)
+            if extra:
+                kept.extra = self.account.hold(there[-1]) if there is not None else self.account.new(extra, OTHER)
+            kept.pieces += [self.account.hold(values[names[place]].storage) for place in op.rule.saved_results]
+
+    def _write_down(self, at: int, op: BoundOperator) -> None:
+        """Attention of a slice: keys and values of the whole sequence are there from the first slice on; what was
+        computed with those of earlier slices, and with its own, is combined."""
+        key = self.now.micro_batch, at
+        if key not in self.pasts:
+            self.pasts[key] = [self.account.new(self.bound.plan.slices * self.tensors.keys(op), OTHER)]
+        if self.now.slice and self.now.kind == "forward":
+            self.account.brief(2.0 * self.tensors.result_bytes(at), OTHER)
+
+    def _operand(self, at: int, place: int, values: Values) -> Piece:
+        name = self.bound.operators[at].operator.operands[place]
+        move = self.tensors.move(at, place)
+        piece = values[name] if name in values else self._standing(name)
+        found = self._moved(piece, move.there, name)
+        if move.copies:
+            copy = Piece(self.account.new(self.tensors.bytes(name, found.shape), OTHER), found.shape)
+            self.account.release(found.storage)
+            return copy
+        return found

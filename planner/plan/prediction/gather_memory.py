@@ -1,0 +1,120 @@
+"""Memory of weights that are gathered together, and of their gradients (`planner.plan.layout.block_gathers`)."""
+
+from collections.abc import Iterable, Iterator
+
+from planner.plan.layout.block_gathers import BlockGather
+from planner.plan.prediction.chunk_memory import (
+    OTHER,
+    ChunkMemory,
+    Section,
+    Sent,
+    Values,
+)
+from planner.plan.prediction.memory_account import Piece, Storage
+from planner.sharding.buckets import Bucket
+
+
+class GatherMemory(ChunkMemory):
+    """A stage whose segments gather their weights together."""
+
+    def _gather(self, number: int, values: Values) -> None:
+        """Bring the weights that a section gathers together."""
+        for one, landed in zip(self.tensors.segments[number].gathers, self._landing(number), strict=True):
+            stay = [self._standing(name).storage for name in one.names]
+            for name, use, storage in zip(one.names, one.uses, landed or stay, strict=True):
+                values[name] = Piece(storage, self._wanted(*use))
+
+    def _landing(self, number: int) -> Iterator[list[Storage]]:
+        coming = iter(self.coming.pop(number, ()))
+        for one in self.tensors.segments[number].gathers:
+            yield self._landed(one, next(coming, None)) if one.there.moves else []
+
+    def _landed(self, one: BlockGather, sent: Sent | None) -> list[Storage]:
+        """Weights as they come together: the message, out of it a tensor for each, and of that what is wanted."""
+        message = self._arrived(one.there, sent or self._sent(one.there, 0))
+        whole = [self.account.new(member.nbytes[-1], OTHER) for member in one.there.members]
+        self.account.release(message)
+        found = []
+        for storage, name, use in zip(whole, one.names, one.uses, strict=True):
+            nbytes = self.tensors.bytes(name, self._wanted(*use))
+            found.append(storage if nbytes == storage.nbytes else self.account.new(nbytes, OTHER))
+            if found[-1] is not storage:
+                self.account.release(storage)
+        return found
+
+    def _sent(self, bucket: Bucket, number: int) -> Sent:
+        """One of the collectives, which has been started."""
+        (kind, axis), nbytes = bucket.moves[number], bucket.nbytes[number]
+        rows = self.bound.plan.mesh.sizes[axis]
+        shares = {"all_gather": (1 / rows, 1.0), "reduce_scatter": (1.0, 1 / rows), "all_reduce": (0.0, 1.0)}
+        sends, comes = shares.get(kind, (1.0, 1.0))
+        return Sent(self.account.new(sends * nbytes, OTHER), self.account.new(comes * nbytes, OTHER))
+
+    def _arrived(self, bucket: Bucket, sent: Sent) -> Storage:
+        """What comes in the last of the collectives, of which the first has been started."""
+        self.account.release(sent.sends)
+        for number in range(1, len(bucket.moves)):
+            before, sent = sent.comes, self._sent(bucket, number)
+            self._release([before, sent.sends])
+        return sent.comes
+
+    def _set_out(self, numbers: Iterable[int], again: bool = False) -> None:
+        """The next of these sections that gathers weights (`again`: that its backward pass needs) lets them come."""
+        if not self.update.ahead:
+            return
+        for number in numbers:
+            wanted = again and not self.tensors.segments[number].recomputed
+            ways = [
+                one for one in self.tensors.segments[number].gathers if one.there.moves and (one.again or not wanted)
+            ]
+            if ways:
+                if number not in self.coming:
+                    self.coming[number] = [self._sent(one.there, 0) for one in ways]
+                return
+
+    def _needed_again(self, number: int, values: Values) -> dict[str, Storage]:
+        """Of the weights that a section has gathered together, those that its backward pass needs."""
+        names = [name for one in self.tensors.segments[number].gathers if one.again for name in one.names]
+        return {name: self.account.hold(values[name].storage) for name in names}
+
+    def _gathered_together_again(self, section: Section) -> None:
+        """Fill the memory of these weights once more; it is let go as they are used."""
+        if not section.gathered:
+            return
+        coming = iter(self.coming.pop(section.number, ()))
+        for one in self.tensors.segments[section.number].gathers:
+            if one.again:
+                for name, new in zip(one.names, self._landed(one, next(coming, None)), strict=True):
+                    self.account.take_back(section.gathered[name])
+                    self.account.release(new)
+        self._release(list(section.gathered.values()))
+        self._set_out(reversed(range(section.number)), again=True)
+
+    def _reduce_together(self, section: Section, gradients: dict[str, Storage]) -> None:
+        """Bring back the gradients of the weights that a section gathers together, as one."""
+        gathers = self.tensors.segments[section.number].gathers
+        if any(one.back.moves for one in gathers):
+            self._returned()
+        for one in reversed(gathers):
+            given = [(name, gradients.pop(name)) for name in one.names if name in gradients]
+            if not one.back.moves:
+                for name, storage in given:
+                    self._accumulate(name, storage)
+                continue
+            wide = [self.account.new(sum(one.back.nbytes[:1]), OTHER)] if self._widened(one) else []
+            self.returning.append((one, [name for name, _ in given], self._sent(one.back, 0)))
+            self._release([*wide, *(storage for _, storage in given)])
+            if not self.update.ahead:
+                self._returned()
+
+    def _returned(self) -> None:
+        """Wait for gradients that are on their way."""
+        returning, self.returning = self.returning, []
+        for one, names, sent in returning:
+            made = self._arrived(one.back, sent)
+            for name in names:
+                self._accumulate(name, self.account.hold(made))
+            self.account.release(made)
+
+    def _widened(self, one: BlockGather) -> bool:
+        return one.back.members[0].dtype != self.bound.graph.types[one.names[0]].dtype

@@ -1,0 +1,354 @@
+"""What one operator adds to the sums of its rank, in three passes: its work, what it sends, what it holds.
+
+work           kernels of both passes, of recomputation, and what they wait for their launches
+communicate    messages inside of the operator, and those that bring its operands
+hold           what it keeps for the backward pass, on the device or offloaded, and what it takes for a moment
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from costmodels import away_seconds, offloaded_bytes
+from hardware_profiles import Bytes, Home
+from planner.graph.blocks import IDENTITY
+from planner.plan.binding.slices import earlier_keys
+from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
+from planner.plan.layout.saved_tensor_offload import read_elsewhere
+from planner.plan.prediction.charges import UNCHARGED, Times, charge
+from planner.plan.prediction.stage_cost import StageCost
+from planner.plan.schedule import whole_in_flight
+from planner.pricing import OperatorPrices, keeping
+from planner.pricing.message import message_seconds
+from planner.pricing.operator_price import ROUND, inner_messages, transient_bytes
+from planner.pricing.parameter_price import gathered_at_once, reduced
+from planner.sharding.layout import Layout, local_fraction
+from planner.sharding.rule import Duplex
+
+if TYPE_CHECKING:
+    from planner.plan.prediction.walk import Walk
+
+BEFORE, AFTER = -2, -1
+"""What stands before and after the blocks, where blocks are numbered."""
+
+
+class OperatorVisit:
+    """One operator on a walk, with `live` micro-batches in flight. `seen` is what flows into blocks and was counted,
+    `at_once` the bytes of each block that are there while its backward pass runs."""
+
+    def __init__(
+        self, walk: "Walk", cost: StageCost, at: int, live: int, seen: set[str], at_once: dict[int, Bytes]
+    ) -> None:
+        self.walk, self.cost, self.at, self.live, self.seen, self.at_once = walk, cost, at, live, seen, at_once
+        self.bound = bound = walk.bound
+        self.operator = bound.operators[at]
+        self.segment = walk.segments[at]
+        self.block = bound.blocks.block_of(at)
+        self.again = bound.recompute_of(self.block) is not None  # what it keeps is there for one block at a time
+        self.kept_again = self.again and bound.is_kept(at)
+        self.works = self.moves = False  # what is done once more: its kernels, and what brings its operands
+        if self.again and self.block is not None:
+            replays = walk.replays[bound.blocks.kinds[self.block]]
+            place = bound.place_of(at)
+            self.works, self.moves = place < replays.works, place < replays.moves
+        self.prices = walk.price(self.operator)
+        self.chunk = cost.chunks[walk.chunk_of(at)]
+        self.home = self.segment.home_of_saved
+        self.later = deferred_weight_gradients(bound, at)  # operands whose gradients are deferred
+        self.results = [name for name in self.operator.operator.results if name is not None]
+        self.in_pieces = self._kept_in_pieces()
+        kept = walk.alive.kept
+        self.own = [] if self.in_pieces else [i for i, name in enumerate(self.results) if name in kept]
+        self.earlier: OperatorPrices | None = None  # of attention, on the keys of an earlier slice
+        if bound.plan.slices > 1 and self.operator.rule.op_class == "attention":
+            rule = earlier_keys(self.operator.rule)
+            self.earlier = walk.price(replace(self.operator, rule=rule), counted=False)
+        self._gathered: dict[int, bool] = {}
+
+    def work(self) -> None:
+        """Seconds of its kernels, and of communication that is part of the operator."""
+        prices, chunk, micro_batch = self.prices, self.chunk, self.cost.micro_batch
+        forward, works = self._forward_again(), self.works
+        micro_batch["forward"] += float(prices.forward[0])
+        micro_batch["backward"] += float(prices.backward[0])
+        micro_batch["communication"] += float(prices.inner_forward[0] + prices.inner_backward[0])
+        micro_batch["recomputation"] += forward if works else 0.0
+        waits, back = float(prices.inner_forward[0]), float(prices.inner_backward[0])
+        chunk.forward.add(work=float(prices.forward[0]), waits=waits)
+        chunk.backward.add(work=float(prices.backward[0]), waits=back)
+        if works and forward > 0:
+            chunk.backward.add(work=forward - waits, waits=waits)
+        if self.later:
+            rest = self.walk.price(self.operator, without=self.later, counted=False)
+            seconds = float(prices.backward[0]) - float(rest.backward[0])
+            chunk.backward.add(work=-seconds)
+            chunk.pass_of(later=True).add(work=seconds)
+        if self.earlier is not None:
+            self._work_on_earlier_slices(self.earlier)
+        if self.walk.hosted:
+            self._launch(prices, again=works and forward > waits)
+
+    def communicate(self) -> None:
+        """Its messages, and those that bring its operands and take their gradients back."""
+        self._send_inside()
+        graph, op = self.bound.graph, self.operator.operator
+        for place, name in enumerate(op.operands):
+            wanted = self.operator.layouts.operands[place]
+            if name in self.bound.parameters:
+                self._gathered[place] = self._use_parameter(place, name, wanted)
+            elif name in self.bound.inputs:
+                times: Times = {"forward": 1, "recomputation": int(self.moves)}
+                layouts = (self.bound.inputs[name], wanted.forward)
+                for message in self.walk.route("activations", graph.types[name], *layouts)[0].messages:
+                    charge(self.cost.messages, UNCHARGED, op.name, message, times)
+            elif name in graph.producer and name in graph.data_dependent:  # what never changes comes once
+                self._bring(name, self.walk.made(name), wanted)
+
+    def hold(self) -> None:
+        """Bytes that it keeps for the backward pass, offloads, and takes for a moment."""
+        memory, prices = self.cost.memory, self.prices
+        kept, away = self._keep_results()
+        if self.later:
+            memory["activations"] += self.walk.waiting * self._kept_until_later()
+        if self.earlier is not None:
+            memory["activations"] += self._keys_of_all_slices(self.earlier)
+        transient = float(transient_bytes(self.walk.alive, self.bound.graph, self.at, self.operator.rule, prices)[0])
+        for place, name in enumerate(self.operator.operator.operands):
+            if name in self.bound.parameters:
+                more, brief = self._hold_parameter(place, float(prices.operands[place][0]))
+                kept += more
+                transient += brief
+            elif name in self.bound.graph.producer:
+                more, left = self._hold_value(place, name, float(prices.operands[place][0]))
+                kept += more
+                away += left
+        kept -= self._offload_saved(away)
+        if self.again or self.at >= self.walk.ending:  # what follows the blocks frees first what it kept
+            where = AFTER if self.block is None else self.block
+            self.at_once[where] = self.at_once.get(where, 0.0) + kept
+            memory["activations"] += 0.0 if self.again else kept * (self.live - self.bound.plan.training.interleave)
+        else:
+            memory["activations"] += kept * self.live
+        memory["transient"] = max(memory["transient"], transient)
+
+    # work
+
+    def _forward_again(self) -> float:
+        """Seconds in which a recomputed operator runs once more."""
+        prices = self.prices
+        forward = float(prices.forward[0] + prices.inner_forward[0])
+        if self.kept_again:
+            forward -= float(keeping(prices, self.works, self.own).seconds[0])
+        return forward
+
+    def _work_on_earlier_slices(self, prices: OperatorPrices) -> None:
+        """What attention takes that reads the keys of earlier slices too, as many whole ones on average as there are
+        before the middle one."""
+        cost, chunk = self.cost, self.chunk
+        works = self.works and not self.kept_again
+        forward, backward = float(prices.forward[0]), float(prices.backward[0])
+        before = (self.bound.plan.slices - 1) / 2
+        cost.micro_batch["forward"] += before * forward
+        cost.micro_batch["backward"] += before * backward
+        chunk.forward.add(work=before * forward)
+        chunk.backward.add(work=before * (backward + (forward if works else 0.0)))
+        cost.micro_batch["recomputation"] += before * forward if works else 0.0
+        chunk.forward.grows += forward
+        chunk.backward.grows += backward + (forward if works else 0.0)
+
+    def _launch(self, prices: OperatorPrices, *, again: bool) -> None:
+        """Count what its kernels wait for their launches, block by block and pass by pass."""
+        number = self.walk.chunk_of(self.at)
+        forward, backward = (self.cost.launches[number, self.block, name] for name in ("forward", "backward"))
+        forward.add(float(prices.forward[0]), float(prices.late[0][0]), prices.host[0])
+        if prices.backward[0]:
+            backward.add(float(prices.backward[0]), float(prices.late[1][0]), prices.host[1])
+        if again:
+            backward.add(float(prices.forward[0]), float(prices.late[0][0]), prices.host[0])
+
+    # communication
+
+    def _send_inside(self) -> None:
+        """Messages of the operator itself."""
+        messages, hidden, mesh = self.cost.messages, self.walk.cluster.software.hidden, self.bound.plan.mesh
+        repeats = self.works and not self.kept_again
+        for inner in inner_messages(self.operator.rule, self.operator.strategy, mesh):
+            name = self.operator.operator.name
+            times: Times = {"forward": inner.forward, "backward": inner.backward}
+            charge(messages, "communication", name, inner.message, times)
+            if repeats:
+                charge(messages, "recomputation", name, inner.message, {"recomputation": inner.forward})
+            if hidden.tensor and inner.message.kind != ROUND:
+                seconds = hidden.tensor * message_seconds(inner.message, mesh, self.walk.cluster)
+                self.chunk.forward.add(hidden=inner.forward * seconds)
+                self.chunk.backward.add(hidden=(inner.backward + (inner.forward if repeats else 0)) * seconds)
+
+    def _bring(self, name: str, made: Duplex, wanted: Duplex) -> None:
+        """A value from the layouts in which it is made, and its gradient back."""
+        tensor, there, back = (
+            self.bound.graph.types[name],
+            (made.forward, wanted.forward),
+            (wanted.gradient, made.gradient),
+        )
+        owner, moved = self.operator.operator.name, "activations"
+        sums = (self.cost, self.chunk, owner)
+        self.walk.move(*sums, "communication", moved, tensor, *there, {"forward": 1})
+        if self.moves:
+            self.walk.move(*sums, "recomputation", moved, tensor, *there, {"recomputation": 1})
+        if name in self.bound.graph.differentiable:
+            self.walk.move(*sums, "communication", moved, tensor, *back, {"backward": 1})
+
+    def _use_parameter(self, place: int, name: str, wanted: Duplex) -> bool:
+        """One use: the weight is gathered for the forward pass, and once more where the backward pass needs it; its
+        gradient goes back, later where it is deferred. Returns whether anything is gathered, or waits to be reduced
+        with others."""
+        walk, update, sums = self.walk, self.walk.update, (self.cost, self.chunk, self.operator.operator.name)
+        needed = place in walk.alive.weights[self.at]
+        again: Times = {"recomputation": int(self.moves)} if self.again else {"backward": int(needed)}
+        tensor, stored = self.bound.graph.types[name], self.bound.parameters[name]
+        there = (stored.weight, wanted.forward)
+        walk.gather(*sums, name, "parameters", tensor, *there, {"forward": 1, **again})
+        gathered = bool(walk.pricers.parameters.route(tensor, *there).messages)
+        if name in self.bound.graph.differentiable and not update.is_local(name):
+            moved, back = reduced(tensor, update), (wanted.gradient, stored.gradient)
+            walk.gather(*sums, name, "gradients", moved, *back, {"backward": 1}, place in self.later)
+            gathered |= update.by_block and bool(walk.pricers.gradients.route(moved, *back).messages)
+        return gathered
+
+    # memory
+
+    def _keep_results(self) -> tuple[float, list[Bytes]]:
+        """Bytes of its results, and of what it saves beside them, that are kept while its backward pass is to come; and
+        of that what leaves the device."""
+        prices, results, own = self.prices, self.results, self.own
+        kept = 0.0 if self.at in self.walk.alive.piecewise else float(prices.saved_extra[0])
+        kept += sum(float(prices.results[i][0]) for i in own)
+        away = list[Bytes]()
+        if self.block is not None and self.home != "device":
+            others = (i for i in own if read_elsewhere(self.bound, results[i], self.block))
+            away.append(kept - sum(float(prices.results[i][0]) for i in others))
+        if self.kept_again:
+            changes = keeping(prices, self.works, own)
+            self.cost.memory["activations"] += self.live * float(changes.kept[0])
+            kept -= float(changes.interior[0])
+        elif self.again:
+            outlives = sum(float(prices.results[i][0]) for i in own if self._outlives(results[i]))
+            self.cost.memory["activations"] += self.live * outlives
+            kept -= outlives
+        return kept, away
+
+    def _hold_parameter(self, place: int, nbytes: Bytes) -> tuple[Bytes, Bytes]:
+        """A gathered weight: bytes that are kept, and those that are there for a moment."""
+        ahead = gathered_at_once(self.walk.cluster.software, self.walk.update)
+        if self._gathered[place] and ahead:
+            where = self.block if self.block is not None else AFTER if self.at >= self.bound.blocks.stop else BEFORE
+            self.at_once[where] = self.at_once.get(where, 0.0) + ahead * nbytes
+            return 0.0, 0.0
+        needed = place in self.walk.alive.weights[self.at]
+        kept = nbytes if self._gathered[place] and needed and self.again else 0.0  # a recomputed block gathers all
+        return kept, 0.0 if ahead else nbytes
+
+    def _hold_value(self, place: int, name: str, nbytes: Bytes) -> tuple[Bytes, list[Bytes]]:
+        """Bytes kept of a value that it reads, and of that what leaves the device."""
+        graph, blocks, away = self.bound.graph, self.bound.blocks, list[Bytes]()
+        made, wanted = self.walk.made(name), self.operator.layouts.operands[place]
+        copied = self._kept_copy(name, made, wanted, nbytes) if place in self.walk.alive.saved[self.at] else 0.0
+        kept = copied + (min(nbytes, self._local_bytes(name, made.forward)) if self.in_pieces else 0.0)
+        inside = blocks.block_of(graph.producer[name]) == self.block
+        if self.home != "device":
+            away.append(kept if inside else copied if self._is_copy(name, made, wanted, nbytes) else 0.0)
+        if self.again and not inside and name in graph.differentiable:
+            kept += self._checkpoint(name, made.forward)
+        return kept, away
+
+    def _checkpoint(self, name: str, layout: Layout) -> Bytes:
+        """A recomputed block keeps what flows into it; returns the bytes of what it offloads that are on the device at
+        a time, its own and those of a neighbour."""
+        segment = self.segment
+        key = f"{segment.block}<-{name}"
+        if key in self.seen:
+            return 0.0
+        self.seen.add(key)
+        nbytes = self._local_bytes(name, layout)
+        if name not in segment.offloads:
+            self.cost.memory["activations"] += self.live * nbytes
+            return 0.0
+        self._offload(segment.home, nbytes)
+        return float(offloaded_bytes(nbytes))
+
+    def _offload_saved(self, away: Sequence[Bytes]) -> Bytes:
+        """Charge for what autograd saves outside of the device; returns its bytes."""
+        if self.block is None or not away:
+            return 0.0
+        self.at_once[self.block] = self.at_once.get(self.block, 0.0) + offloaded_bytes(sum(away))
+        for nbytes in away:
+            self._offload(self.home, nbytes)
+        return sum(away)
+
+    def _offload(self, home: Home, nbytes: Bytes) -> None:
+        """Charge for what a block offloads of a micro-batch."""
+        if nbytes > 0 and self.block is not None:
+            latency = self.walk.cluster.device.launch_latency
+            fetch, store = away_seconds(nbytes, self.walk.cluster.store(home), latency)
+            key = (self.walk.chunk_of(self.at), self.block)
+            self.cost.offload_values(key, home, self.live * nbytes, (float(fetch), float(store)))
+
+    def _kept_until_later(self) -> Bytes:
+        """What the deferred weight gradients are made of: the gradient of the result and what the operator was
+        given, which several may share."""
+        prices, operator = self.prices, self.operator
+        kept = float(prices.results[0][0])
+        for place, needed_by in operator.rule.saves:
+            key = f"{operator.operator.operands[place]} later as {operator.layouts.operands[place].forward}"
+            if place not in self.later and set(needed_by) & set(self.later) and key not in self.seen:
+                self.seen.add(key)
+                kept += float(prices.operands[place][0])
+        return kept
+
+    def _keys_of_all_slices(self, prices: OperatorPrices) -> Bytes:
+        """Keys, values and their gradients of a whole sequence, which attention writes down."""
+        plan = self.bound.plan
+        keys = sum(float(nbytes[0]) for nbytes in prices.operands[1:3])
+        element = self.bound.graph.types[self.operator.operator.operands[1]].element_bytes
+        begun = whole_in_flight(plan, self.walk.rank_of[self.at])
+        return plan.slices * keys * (begun + plan.training.interleave * max(4, element) / element)
+
+    def _kept_copy(self, name: str, made: Duplex, wanted: Duplex, nbytes: Bytes) -> Bytes:
+        """Bytes that a reader keeps of a value of which it needs `nbytes`, beside what others keep."""
+        if name in self.walk.alive.kept and made.forward == wanted.forward:
+            return 0.0
+        pieces = self._local_bytes(name, made.forward)
+        if not self.walk.cluster.software.regathers or pieces >= nbytes:
+            return nbytes
+        return 0.0 if name in self.walk.alive.kept else pieces
+
+    def _is_copy(self, name: str, made: Duplex, wanted: Duplex, nbytes: Bytes) -> bool:
+        """Whether what a reader keeps of a value is memory of its own, and not that of the value."""
+        pieces = self.walk.cluster.software.regathers and self._local_bytes(name, made.forward) < nbytes
+        return made.forward != wanted.forward and not pieces
+
+    def _kept_in_pieces(self) -> bool:
+        """Whether a shared value of a block is kept as it comes, and gathered again for the backward pass."""
+        op, blocks = self.operator.operator, self.bound.blocks
+        if op.op != IDENTITY or self.block is None or not self.walk.cluster.software.regathers:
+            return False
+        (name,) = op.results
+        uses = self.bound.graph.consumers.get(name or "", ())
+        return name in self.walk.alive.kept and all(blocks.block_of(use) == self.block for use in uses)
+
+    def _outlives(self, name: str) -> bool:
+        """Whether a block that is not recomputed keeps, as it is made, a result of the recomputed block before it."""
+        bound, made, stages = self.bound, self.walk.made(name).forward, self.walk.stage_of
+        return any(
+            bound.blocks.block_of(use) not in (None, self.block)
+            and bound.recompute_of(bound.blocks.block_of(use)) is None
+            and stages[use] == stages[self.at]
+            and operand == name
+            and i in self.walk.alive.saved[use]
+            and bound.operators[use].layouts.operands[i].forward == made
+            for use in bound.graph.consumers.get(name, ())
+            for i, operand in enumerate(bound.operators[use].operator.operands)
+        )
+
+    def _local_bytes(self, name: str, layout: Layout) -> Bytes:
+        return self.bound.graph.types[name].nbytes * local_fraction(layout, self.bound.plan.mesh.sizes)

@@ -1,0 +1,59 @@
+"""Files that are either whole or as they were, and whether one can be written at all."""
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+from planner.errors import PlanFileError
+
+
+def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
+    """Write a file so that it is either whole or as it was; with `private` for its owner alone, whatever the umask is.
+    Raises PlanFileError where it cannot be written."""
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8"
+        ) as file:
+            temporary = file.name
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        if private:
+            os.chmod(temporary, 0o600)
+        else:
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, path)
+        temporary = None
+    except (OSError, ValueError) as error:
+        raise _unwritable(path, error) from error
+    finally:
+        if temporary is not None:
+            os.unlink(temporary)
+
+
+def check_place(path: Path) -> None:
+    """Raise PlanFileError where a file cannot be written, before anybody has waited for what is to be in it."""
+    try:
+        number = errno.EISDIR if path.is_dir() else _folder_errno(path)
+    except (OSError, ValueError) as error:
+        raise _unwritable(path, error) from error
+    if number:
+        raise _unwritable(path, OSError(number, os.strerror(number)))
+
+
+def _folder_errno(path: Path) -> int:
+    """The error of putting something into the folder of a path, or into the first above that is there; 0 for none."""
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir():
+        return errno.ENOTDIR
+    return 0 if os.access(folder, os.W_OK | os.X_OK) else errno.EACCES
+
+
+def _unwritable(path: Path, error: OSError | ValueError) -> PlanFileError:
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return PlanFileError(f"{path}: cannot be written: {reason}; name another place")

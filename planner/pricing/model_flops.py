@@ -1,0 +1,19 @@
+"""The work of a model, by which its utilisation is counted."""
+
+from planner.sharding.rule import Rule
+
+
+def whole_flops(rule: Rule, graded: tuple[bool, ...]) -> float:
+    """Forward and backward work of the whole operator, not of one device's part of it.
+
+    What an implementation does twice, as recomputation, is no work of the model: utilisation by this count is that of
+    Chowdhery et al. 2022 (PaLM, appendix B), but for the masked half of causal attention, which is not counted.
+    """
+    forward = 0.0
+    for term in rule.work:
+        product = term.coefficient
+        for factor in term.factors:
+            product *= rule.factors[factor].extent
+        forward += product
+    worked = sum(needed for i, needed in enumerate(graded) if i not in rule.addends)
+    return forward * (1 + rule.gradient_work * worked)
