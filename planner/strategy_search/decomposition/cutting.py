@@ -457,9 +457,7 @@ class _PieceMaker:
                 if self.home == "device" or edge.name in everywhere:
                     self._add(key, live=nbytes)
                 else:
-                    store, latency = self.cutter.cluster.store(self.home), self.cutter.cluster.device.launch_latency
-                    seconds = 2 * latency + nbytes / store.read + nbytes / store.write
-                    self._add(key, part=seconds, replay=offloaded_bytes(nbytes))
+                    self._add(key, part=self._away(nbytes), replay=offloaded_bytes(nbytes))
 
     def _edge(self, table: EdgeTable) -> None:
         edge = table.edge
