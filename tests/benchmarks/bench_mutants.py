@@ -49,7 +49,7 @@ MUTANTS = [
     ),
     *mutants(
         "search",
-        "planner/strategy_search/search.py",
+        "planner/strategy_search/best_first.py",
         (
             "while self.queue and self.queue[0][0] < self.cutoff:",
             "while self.queue and 1.2 * self.queue[0][0] < self.cutoff:",
