@@ -7,11 +7,11 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import torch
-from tests.distributed.offloading import everywhere, offloaded
 
 from planner.sharding.update import Update
 from runtime.step.training_step import parallelize
 from tests.distributed import plans, tasks
+from tests.distributed.offloading import everywhere, offloaded
 
 
 def as_written(function: Callable[..., object], **settings: object) -> Callable[..., object]:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from tests.distributed.offloading import homes_of, of_blocks, offloaded, staying
 
 from hardware_profiles import Home
 from planner.plan.plan import Plan
@@ -12,6 +11,7 @@ from planner.sharding.update import Update
 from runtime.optimizers.optimizers import OptimizerSettings
 from runtime.step.training_step import TrainingStep
 from tests.distributed import plans
+from tests.distributed.offloading import homes_of, of_blocks, offloaded, staying
 from tests.distributed.tasks import build_step, plan_of, relative
 
 STEPS = 3

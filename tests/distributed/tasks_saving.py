@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from tests.distributed.offloading import mixed, of_blocks, offloaded, staying
 
 from planner.errors import CheckpointError
 from planner.graph.trace import trace
@@ -19,6 +18,7 @@ from runtime.checkpoint.state import live_tensors
 from runtime.optimizers.optimizers import OptimizerSettings
 from runtime.step.training_step import TrainingStep, parallelize
 from tests.distributed import plans
+from tests.distributed.offloading import mixed, of_blocks, offloaded, staying
 from tests.distributed.tasks import CPU, SEED, known
 
 Settings = dict[str, object]

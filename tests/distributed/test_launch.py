@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.unit.cli.answers import ANSWERS
 
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
@@ -18,7 +19,6 @@ from runtime.launch.launch import launch
 from runtime.processes.progress import Report, RunSummary, StepReport
 from runtime.run_settings import RunSettings
 from tests.distributed.listening import listening_meanwhile
-from tests.unit.cli.answers import ANSWERS
 
 ROOT = Path(__file__).resolve().parents[2]
 

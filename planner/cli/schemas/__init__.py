@@ -1,6 +1,6 @@
 """The form of everything that `--json` prints, command by command. Answers are checked against it as they are written.
 
-    python -m planner.cli.schemas PATH     writes the JSON Schema of all of them; docs/json-schema.json is that
+python -m planner.cli.schemas PATH     writes the JSON Schema of all of them; docs/json-schema.json is that
 """
 
 import json

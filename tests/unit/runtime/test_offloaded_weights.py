@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.distributed.offloading import of_blocks
 
 import runtime
 from hardware_profiles import Home
@@ -16,6 +15,7 @@ from planner.sharding.stored import StoredParameter
 from runtime.offload.copy_streams import Lane
 from runtime.offload.storage import Outside
 from runtime.offload.weights import OffloadedWeights, Visits
+from tests.distributed.offloading import of_blocks
 from tests.refusals import refused
 from tests.unit.runtime.test_step import batch, build, plan
 

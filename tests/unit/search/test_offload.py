@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from tests.distributed.offloading import of_blocks, offloaded, staying
 
 from hardware_profiles import Home, UnknownKeyError
 from planner.errors import InfeasibleError, PlanFileError, RequestError
@@ -25,6 +24,7 @@ from planner.strategy_search.request.offload import ANYTHING, NOTHING, Offload, 
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.search import find_fitting, search
+from tests.distributed.offloading import of_blocks, offloaded, staying
 from tests.refusals import refused
 from tests.unit.search.cases import (
     BATCH,
