@@ -43,8 +43,12 @@ MUTANTS = [
     *mutants(
         "search",
         "planner/strategy_search/decomposition/division.py",
-        ("better = other.busy < self.busy", "better = other.busy > self.busy"),
         ("if best is None or found.seconds < best.seconds:", "if best is None:"),
+    ),
+    *mutants(
+        "search",
+        "planner/strategy_search/decomposition/stage_filling.py",
+        ("better = other.busy < self.busy", "better = other.busy > self.busy"),
         ("over = held + all_fast - capacity", "over = all_fast - capacity"),
     ),
     *mutants(
