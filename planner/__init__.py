@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from planner.sharding.update import Update
     from planner.strategy_search.api import search, shard
     from planner.strategy_search.request.space import Pinned
-    from planner.strategy_search.search import SearchResult
+    from planner.strategy_search.result import SearchResult
 
 _LAZY = {
     "Pinned": "planner.strategy_search.request.space",
     "PlannerError": "planner.errors",
-    "SearchResult": "planner.strategy_search.search",
+    "SearchResult": "planner.strategy_search.result",
     "Update": "planner.sharding.update",
     "discover": "planner.sharding.discover",
     "load_plan": "planner.plan.file",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from planner.plan.layout.roles import Roles
     from planner.strategy_search.engine.finalists import Ranked
     from planner.strategy_search.request.request import SearchRequest
-    from planner.strategy_search.search import SearchResult
+    from planner.strategy_search.result import SearchResult
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from planner.report.data import Choice, Choices
     from planner.strategy_search.request.request import SearchRequest
     from planner.strategy_search.request.space import Pinned
-    from planner.strategy_search.search import SearchResult
+    from planner.strategy_search.result import SearchResult
 
 _KEPT = 1 / 3
 """Of the time at most for plans with the degrees of the plan; the rest is for those with nothing decided."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from planner.strategy_search.analysis.advice import Retrace
     from planner.strategy_search.request.request import SearchRequest
-    from planner.strategy_search.search import SearchResult
+    from planner.strategy_search.result import SearchResult
 
 _NOTHING_YET = "interrupted before there was a plan"
 

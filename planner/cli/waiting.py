@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-    from planner.strategy_search.search import Progress as SearchProgress
+    from planner.strategy_search.result import Progress as SearchProgress
 
 _BAR = 20
 """Columns of the bar, where there is room for one."""

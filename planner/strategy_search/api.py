@@ -25,7 +25,7 @@ from planner.strategy_search.job import given_job, machine_from, named_job
 from planner.strategy_search.objectives import plan_for
 from planner.strategy_search.request.request import Objective, Placing, Shard
 from planner.strategy_search.request.space import FREE, Pinned
-from planner.strategy_search.search import Progress, SearchResult
+from planner.strategy_search.result import Progress, SearchResult
 
 if TYPE_CHECKING:
     from planner.models.zoo import BuiltModel

@@ -16,7 +16,8 @@ from planner.limits import limited
 from planner.nearest import divisors
 from planner.strategy_search.placing import with_placing
 from planner.strategy_search.request.request import SearchRequest
-from planner.strategy_search.search import Progress, SearchResult, find_fitting, search
+from planner.strategy_search.result import Progress, SearchResult
+from planner.strategy_search.search import find_fitting, search
 
 PRECISION = 0.01
 """How close to the least memory the limit is brought, relatively."""

@@ -31,7 +31,7 @@ from planner.graph.operator_graph import OperatorGraph, ValueRef
 from planner.graph.placed import Placed, place_of, tables_of
 from planner.matching import matches
 from planner.strategy_search.request.request import SearchRequest
-from planner.strategy_search.search import SearchResult
+from planner.strategy_search.result import SearchResult
 
 Solve = Callable[[SearchRequest], SearchResult]
 """The best plans of a request."""

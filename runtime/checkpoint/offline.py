@@ -31,11 +31,11 @@ from runtime.checkpoint.naming import CONFIG, as_theirs
 from runtime.checkpoint.opening import open_run
 from runtime.checkpoint.regions import Region, blocks, cell_region, whole
 from runtime.checkpoint.restoring import check_optimizer, check_same, in_both_places, name_in
-from runtime.checkpoint.saving import file_of
 from runtime.checkpoint.source import INDEX, SINGLE, Readable
 from runtime.checkpoint.spread import Spread, StateOfPlan, writers
 from runtime.checkpoint.state_names import BESIDE, MASTER, file_key, kept_name, read_name, saved_name
 from runtime.checkpoint.tensor_files import Entry, dtype_of, write_tensors
+from runtime.checkpoint.writing import file_of
 from runtime.optimizers.optimizers import MOMENTS
 from runtime.run_folder import owned
 from runtime.run_folder.identity import Origin, new_identity

@@ -1,6 +1,6 @@
 """Boxes of a tensor: the cells into which a layout cuts it, which cells a box meets, and a walk in small blocks.
 
-The cells of a dim are equally long, but for a shorter last one where its size does not divide, as that of tables.
+Every dim is cut evenly (`planner.sharding.even_cut`), where its size does not divide too, as that of tables.
 
 shape 8 x 6, cuts (4, 2)      cell (1, 0), number 2: rows 2-3, columns 0-2
 0 1
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from planner.sharding.even_cut import even_piece, piece_length
 from planner.sharding.layout import Layout
 
 
@@ -51,25 +52,20 @@ def cell_region(shape: Sequence[int], cuts: Sequence[int], number: int) -> Regio
     offset, extent = [], []
     for count, size in zip(reversed(cuts), reversed(shape), strict=True):
         number, place = divmod(number, count)
-        each = cell_length(size, count)
-        offset.append(place * each)
-        extent.append(max(0, min(each, size - place * each)))
+        start, stop = even_piece(size, count, place)
+        offset.append(start)
+        extent.append(stop - start)
     return Region(offset=tuple(reversed(offset)), extent=tuple(reversed(extent)))
-
-
-def cell_length(size: int, count: int) -> int:
-    """How long the cells of a dim are that is cut into so many, all but the last."""
-    return -(-size // count)
 
 
 def can_be_cut(size: int, count: int) -> bool:
     """Whether a dim has something for each of so many cells."""
-    return size % count == 0 or (count - 1) * cell_length(size, count) < size
+    return size % count == 0 or (count - 1) * piece_length(size, count) < size
 
 
 def most_cells(size: int, count: int) -> int:
     """Into how many cells a dim is cut that so many could have one of: fewer where the last ones would have nothing."""
-    return -(-size // cell_length(size, count))
+    return -(-size // piece_length(size, count))
 
 
 def cell_number(dims: int, layout: Layout, sizes: Sequence[int], coordinate: Sequence[int]) -> int:
@@ -91,7 +87,7 @@ def cells_meeting(shape: Sequence[int], cuts: Sequence[int], region: Region) -> 
         return
     ranges = []
     for size, count, start, length in zip(shape, cuts, region.offset, region.extent, strict=True):
-        each = cell_length(size, count)
+        each = piece_length(size, count)
         ranges.append(range(start // each, (start + length - 1) // each + 1))
     for places in product(*ranges):
         number = 0

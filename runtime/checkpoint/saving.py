@@ -12,46 +12,36 @@ what a rank writes, which is kept for the next time; pinned where there is a dev
 time.
 """
 
-import json
 import secrets
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 
-from hardware_profiles.foreign import ForeignTextError, form_fault, parse_json, read_text
 from planner.errors import CheckpointError, RequestError
-from runtime.checkpoint.folder import RunFolder, chosen, name_of, part_of
+from runtime.checkpoint.folder import RunFolder, chosen, name_of
 from runtime.checkpoint.manifest import (
     FORMAT_VERSION,
     Manifest,
     Progress,
     SavedFile,
     plan_content,
-    saved_file,
-    write_manifest,
 )
 from runtime.checkpoint.opening import OpenedRun, open_run
 from runtime.checkpoint.restoring import Restored, load
 from runtime.checkpoint.spread import Spread, writers
 from runtime.checkpoint.state import live_tensors, progress_of, spreads
 from runtime.checkpoint.state_names import saved_ties
-from runtime.checkpoint.tables import tables_file_of, write_tables
-from runtime.checkpoint.tensor_files import Entry, dtype_name, write_tensors
+from runtime.checkpoint.tables import tables_file_of
+from runtime.checkpoint.tensor_files import Entry, dtype_name
 from runtime.checkpoint.together import said_by_first, together
+from runtime.checkpoint.writing import Job, file_of
 from runtime.run_folder.identity import Origin, RunRecord
-from runtime.run_folder.private import opener
 from runtime.step.step import RankStep
 from runtime.step.training_step import TrainingStep
-
-_LARGEST = 2**16  # bytes of a note
-_LOOK = 0.02  # seconds between two looks for notes
-_LEFT_ALONE = 30.0  # seconds that rank 0 waits for notes when its own training has ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +75,6 @@ def layout_of(rank: RankStep) -> Layout:
     """Who writes what of the state that a plan has now."""
     found = sorted(spreads(rank), key=lambda spread: spread.name)
     return Layout(spreads=found, writers=writers(found, rank.place.mesh, rank.place.stages))
-
-
-def file_of(rank: int) -> str:
-    """The file that a rank writes."""
-    return f"rank-{rank:05d}.safetensors"
 
 
 def _file(spread: Spread, rank: int) -> str:
@@ -185,7 +170,7 @@ class Checkpoints:
         progress = progress_of(rank, data)
         layout = layout_of(rank)
         entries = self._entries(rank, layout)
-        job = _Job(
+        job = Job(
             folder=own,
             check=None if self._opened is None else self._opened.check,
             token=self._token,
@@ -297,119 +282,3 @@ class Checkpoints:
             known = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
             self._copies[name] = known
         return known.copy_(tensor, non_blocking=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
-    """The writing of one checkpoint by one rank; `files` are those of all ranks. `check` raises CheckpointError where
-    the folder is no longer this run's; the first rank has it."""
-
-    folder: RunFolder
-    check: Callable[[], None] | None
-    token: str
-    number: int
-    files: tuple[str, ...]
-    keep: int
-    timeout: float
-
-    def write(
-        self, entries: Sequence[Entry], progress: Progress, manifest: Callable[[Sequence[SavedFile]], Manifest]
-    ) -> list[Path]:
-        """Write this rank's file and note; as rank 0, finish the checkpoint, and return what is to be deleted. Raises
-        CheckpointError."""
-        part = part_of(self.folder.path, progress.step, self.token)
-        try:
-            self.folder.make_part(progress.step, self.token)
-            if entries:
-                metadata = {"format": "pt", "step": str(progress.step)}
-                name = file_of(self.number)
-                _leave(part, name, asdict(write_tensors(part / name, entries, metadata)))
-            if self.number == 0:
-                files = self._await_notes(part)
-                write_manifest(part, manifest(files))
-                for file in files:
-                    _note(part, file.name).unlink()
-                if self.check is not None:
-                    self.check()
-                return self.folder.publish(part, progress.step, self.token, self.keep)
-            return []
-        except OSError as error:
-            message = f"{part}: cannot be written: {error.strerror}"
-            _fail(part, file_of(self.number), message)
-            raise CheckpointError(message) from error
-        except CheckpointError as error:
-            _fail(part, file_of(self.number), str(error))
-            raise
-
-    def write_tables(self, rank: RankStep, tables: Sequence[Spread], step: int) -> None:
-        """Write this rank's shares of tables outside of the devices, and a note. Collective. Raises CheckpointError."""
-        part, name = part_of(self.folder.path, step, self.token), tables_file_of(self.number)
-        try:
-            saved = write_tables(rank, tables, part / name, lambda: self._make(step))
-        except CheckpointError as error:
-            _fail(part, name, str(error))
-            raise
-        if saved is not None:
-            _leave(part, name, asdict(saved))
-
-    def _make(self, step: int) -> None:
-        try:
-            self.folder.make_part(step, self.token)
-        except OSError as error:
-            raise CheckpointError(f"{self.folder.path}: cannot be written: {error.strerror}") from error
-
-    def _await_notes(self, part: Path) -> list[SavedFile]:
-        """What the ranks have written, in the order of their files."""
-        waiting, found = list(self.files), {}
-        deadline, alone = time.monotonic() + self.timeout, False
-        while waiting:
-            for name in list(waiting):
-                note = _note(part, name)
-                if note.exists():
-                    found[name] = _said(note)
-                    waiting.remove(name)
-            if not alone and not threading.main_thread().is_alive():
-                deadline, alone = min(deadline, time.monotonic() + _LEFT_ALONE), True
-            if waiting and time.monotonic() > deadline:
-                raise CheckpointError(
-                    f"{part}: {waiting[0]} was not written in {self.timeout:g} s; does every rank see this folder?"
-                )
-            if waiting:
-                time.sleep(_LOOK)
-        return [found[name] for name in self.files]
-
-
-def _said(note: Path) -> SavedFile:
-    """What a rank notes of the file that it wrote. Raises CheckpointError where it could not write, or what it noted is
-    damaged."""
-    try:
-        found = parse_json(read_text(note, _LARGEST))
-        if isinstance(found, dict) and isinstance(found.get("error"), str):
-            raise CheckpointError(found["error"])
-        return saved_file(found)
-    except ForeignTextError as error:
-        raise CheckpointError(f"{note}: {error}") from error
-    except ValidationError as error:
-        raise CheckpointError(f"{note}: {form_fault(error)}") from error
-
-
-def _note(part: Path, file: str) -> Path:
-    """Where it is noted that a file has been written."""
-    return (part / file).with_suffix(".json")
-
-
-def _leave(part: Path, file: str, content: Mapping[str, Any]) -> None:
-    """A note is whole or not there."""
-    note = _note(part, file)
-    fresh = note.with_suffix(".fresh")
-    with open(fresh, "w", encoding="utf-8", opener=opener) as opened:
-        json.dump(content, opened)
-    fresh.replace(note)
-
-
-def _fail(part: Path, file: str, message: str) -> None:
-    """Tell rank 0 that it waits in vain, where that can be written at all."""
-    try:
-        _leave(part, file, {"error": message})
-    except OSError:
-        return

@@ -1,46 +1,62 @@
-"""Collectives along a dim of a tensor, for the processes of one group.
+"""Collectives along dims of tensors, for the processes of one group: of one tensor, or of several as one message.
+
+    all_reduce       [ a | b | c ]                     as they are, end to end
+    reduce_scatter   [ a0 b0 c0 | a1 b1 c1 | .. ]      what goes to each process in one row
+    all_gather       [ a b c ]  ->  [ a0 b0 c0 | .. ]  rows come in, and are dealt out again
+    all_to_all       as reduce_scatter, and back
 
 Plain c10d calls into fresh contiguous outputs: they exist alike in gloo, nccl, hccl and the fake backend, are
-exact, and never record anything for autograd. Inputs may be strided views; outputs never share memory with them.
+exact, and never record anything for autograd. Inputs may be strided views. Sums of several tensors are of the same
+elements as if each went by itself. The blocking forms are of one tensor, with which outputs never share memory.
 `group` has n processes.
 """
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 
 from runtime.waiting import waiting_for
 
+Pieces = list[torch.Tensor]
+
+
+class Pending(Protocol):
+    """A collective that has been started."""
+
+    def wait(self) -> object: ...
+
+
+class Collective(NamedTuple):
+    """One that is about to start: the call, which blocks unless it gets `async_op`, what it sends, and what makes the
+    new pieces when it is through."""
+
+    call: Callable[..., Pending]
+    sent: torch.Tensor
+    landed: Callable[[], Pieces]
+
 
 def all_gather(piece: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
     """The pieces of all processes joined along `dim` in the order of the group: dim extent d becomes n d."""
-    first = piece.movedim(dim, 0).contiguous()
-    whole = first.new_empty((first.shape[0] * group.size(), *first.shape[1:]))
-    waiting_for(dist.all_gather_single, whole, first, group)
-    return whole.movedim(0, dim).contiguous()
+    first = piece.movedim(dim, 0)
+    return _blocking(_gathered(first.contiguous(), [first.shape], [dim], group))
 
 
 def reduce_scatter(term: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
     """This process's piece, cut along `dim`, of the sum of all terms: dim extent d becomes d / n."""
-    first = term.movedim(dim, 0).contiguous()
-    piece = first.new_empty((first.shape[0] // group.size(), *first.shape[1:]))
-    waiting_for(dist.reduce_scatter_single, piece, first, group=group)
-    return piece.movedim(0, dim).contiguous()
+    return _blocking(coalesced_reduce_scatter([term], [dim], group))
 
 
 def all_reduce(term: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """The sum of the terms of all processes, of the same shape."""
-    return _reduced(term, dist.ReduceOp.SUM, group)
+    return _blocking(coalesced_all_reduce([_copy(term)], group))
 
 
 def all_reduce_max(term: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """The elementwise largest of the terms of all processes, of the same shape."""
-    return _reduced(term, dist.ReduceOp.MAX, group)
-
-
-def _reduced(term: torch.Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup) -> torch.Tensor:
-    total = term.detach().clone(memory_format=torch.contiguous_format)
-    waiting_for(dist.all_reduce, total, operation, group)
-    return total
+    return _blocking(coalesced_all_reduce([_copy(term)], group, dist.ReduceOp.MAX))
 
 
 def all_to_all(piece: torch.Tensor, dim: int, to_dim: int, group: dist.ProcessGroup) -> torch.Tensor:
@@ -51,9 +67,108 @@ def all_to_all(piece: torch.Tensor, dim: int, to_dim: int, group: dist.ProcessGr
     """
     strides = piece.stride()
     order = sorted(range(piece.dim()), key=lambda axis: -strides[axis])
-    dim, to_dim, inner = order.index(dim), order.index(to_dim), piece.permute(order)
-    outgoing = torch.stack(inner.chunk(group.size(), to_dim)).contiguous()  # stacks of strided views may be strided
-    incoming = torch.empty_like(outgoing)
-    waiting_for(dist.all_to_all_single, incoming, outgoing, group=group)
-    moved = incoming.movedim(0, dim).flatten(dim, dim + 1)
+    inner = piece.permute(order)
+    moved = _blocking(coalesced_all_to_all([inner], [order.index(dim)], [order.index(to_dim)], group))
     return moved.permute([order.index(axis) for axis in range(piece.dim())])
+
+
+def coalesced_all_gather(pieces: Pieces, dims: Sequence[int], group: dist.ProcessGroup) -> Collective:
+    """`all_gather` of several pieces, from a copy of them."""
+    first = [piece.movedim(dim, 0) for piece, dim in zip(pieces, dims, strict=True)]
+    flat = torch.cat([one.reshape(-1) for one in first])
+    shapes = [one.shape for one in first]
+    return _gathered(flat if len(pieces) > 1 else flat.view(shapes[0]), shapes, dims, group)
+
+
+def coalesced_reduce_scatter(pieces: Pieces, dims: Sequence[int], group: dist.ProcessGroup) -> Collective:
+    """`reduce_scatter` of several terms."""
+    rows = group.size()
+    first = [piece.movedim(dim, 0) for piece, dim in zip(pieces, dims, strict=True)]
+    shapes = [torch.Size((one.shape[0] // rows, *one.shape[1:])) for one in first]
+    lone = len(first) == 1
+    flat = first[0].contiguous() if lone else _in_rows([torch.unflatten(one, 0, (rows, -1)) for one in first]).view(-1)
+    own = flat.new_empty((flat.shape[0] // rows, *flat.shape[1:]))
+
+    def landed() -> Pieces:
+        return [part.movedim(0, dim).contiguous() for part, dim in zip(_parts(own, shapes), dims, strict=True)]
+
+    return Collective(partial(dist.reduce_scatter_single, own, flat, group=group), flat, landed)
+
+
+def coalesced_all_reduce(
+    pieces: Pieces, group: dist.ProcessGroup, operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
+) -> Collective:
+    """`all_reduce` of several terms. A lone one is not read again, so that its own memory may take the sum."""
+    lone = len(pieces) == 1
+    flat = pieces[0].contiguous() if lone else torch.cat([piece.reshape(-1) for piece in pieces])
+    shapes = [piece.shape for piece in pieces]
+
+    def landed() -> Pieces:
+        return [flat] if lone else [part.view(shape) for part, shape in zip(_split(flat, shapes), shapes, strict=True)]
+
+    return Collective(partial(dist.all_reduce, flat, operation, group), flat, landed)
+
+
+def coalesced_all_to_all(
+    pieces: Pieces, dims: Sequence[int], to_dims: Sequence[int], group: dist.ProcessGroup
+) -> Collective:
+    """`all_to_all` of several pieces, which come to lie in memory in the order of their dims."""
+    rows = group.size()
+    cut = [torch.stack(piece.chunk(rows, to_dim)) for piece, to_dim in zip(pieces, to_dims, strict=True)]
+    flat, shapes = _in_rows(cut), [one.shape[1:] for one in cut]
+    del cut
+    incoming = torch.empty_like(flat)
+
+    def landed() -> Pieces:
+        parts = zip(_parts(incoming, shapes), dims, strict=True)
+        return [part.movedim(0, dim).flatten(dim, dim + 1) for part, dim in parts]
+
+    return Collective(partial(dist.all_to_all_single, incoming, flat, group=group), flat, landed)
+
+
+def _blocking(collective: Collective) -> torch.Tensor:
+    """The new piece of a collective of one."""
+    waiting_for(collective.call)
+    (piece,) = collective.landed()
+    return piece
+
+
+def _copy(term: torch.Tensor) -> torch.Tensor:
+    return term.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _gathered(
+    flat: torch.Tensor, shapes: Sequence[torch.Size], dims: Sequence[int], group: dist.ProcessGroup
+) -> Collective:
+    """An all-gather of pieces end to end, or of one as it is, which have the dims that grow in front."""
+    rows, lone = group.size(), len(shapes) == 1
+    whole = flat.new_empty((rows * flat.shape[0], *flat.shape[1:]))
+
+    def landed() -> Pieces:
+        parts = [whole] if lone else [part.flatten(0, 1) for part in _parts(whole.view(rows, -1), shapes)]
+        return [part.movedim(0, dim).contiguous() for part, dim in zip(parts, dims, strict=True)]
+
+    return Collective(partial(dist.all_gather_single, whole, flat, group=group), flat, landed)
+
+
+def _parts(flat: torch.Tensor, shapes: Sequence[torch.Size]) -> Sequence[torch.Tensor]:
+    """Tensors of these shapes in a buffer, or in each row of one; a lone one has it as it is."""
+    if len(shapes) == 1:
+        return (flat,)
+    return [torch.unflatten(part, -1, shape) for part, shape in zip(_split(flat, shapes), shapes, strict=True)]
+
+
+def _split(flat: torch.Tensor, shapes: Sequence[torch.Size]) -> Sequence[torch.Tensor]:
+    return torch.split(flat, [shape.numel() for shape in shapes], dim=-1)
+
+
+def _in_rows(cut: Pieces) -> torch.Tensor:
+    """Tensors whose first dim says to whom a part goes, side by side: one row for each process. A lone one stays as it
+    is, and is not copied where it lies in memory like that."""
+    if len(cut) == 1:
+        return cut[0].contiguous()
+    sizes = [one[0].numel() for one in cut]
+    flat = cut[0].new_empty((cut[0].shape[0], sum(sizes)))
+    for place, one in zip(torch.split(flat, sizes, dim=1), cut, strict=True):
+        torch.unflatten(place, 1, one.shape[1:]).copy_(one)
+    return flat

@@ -43,13 +43,17 @@ MUTANTS = [
     *mutants(
         "search",
         "planner/strategy_search/decomposition/division.py",
-        ("better = other.busy < self.busy", "better = other.busy > self.busy"),
         ("if best is None or found.seconds < best.seconds:", "if best is None:"),
+    ),
+    *mutants(
+        "search",
+        "planner/strategy_search/decomposition/stage_filling.py",
+        ("better = other.busy < self.busy", "better = other.busy > self.busy"),
         ("over = held + all_fast - capacity", "over = all_fast - capacity"),
     ),
     *mutants(
         "search",
-        "planner/strategy_search/search.py",
+        "planner/strategy_search/best_first.py",
         (
             "while self.queue and self.queue[0][0] < self.cutoff:",
             "while self.queue and 1.2 * self.queue[0][0] < self.cutoff:",

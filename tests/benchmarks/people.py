@@ -13,7 +13,7 @@ from planner import Pinned
 from planner.graph.operator_graph import OperatorGraph
 from planner.models.dimensions import TRACED_BATCH, Dimensions
 from planner.strategy_search.api import search
-from planner.strategy_search.search import SearchResult
+from planner.strategy_search.result import SearchResult
 from planner.validation.configuration import Job, padded_vocabulary
 from planner.validation.evaluate import traced
 

@@ -24,7 +24,8 @@ from planner.strategy_search.engine.evaluation import Evaluation
 from planner.strategy_search.engine.settle import rank_problem
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pinned, bounds, configurations, mesh_shapes
-from planner.strategy_search.search import Progress, SearchResult, find_fitting, search
+from planner.strategy_search.result import Progress, SearchResult
+from planner.strategy_search.search import find_fitting, search
 from planner.strategy_search.solvers import SOLVERS
 from planner.strategy_search.solvers.problem import Edge, Problem, Solution, Variable
 from tests.refusals import refused

@@ -5,8 +5,9 @@ from dataclasses import replace
 from hardware_profiles import Cluster, Machine, load_profile
 from planner.plan.plan import ModelReference, Plan
 from planner.sharding.update import PLAIN, Update
+from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import FREE, Pinned
-from planner.strategy_search.search import SearchRequest, search
+from planner.strategy_search.search import search
 from tests.distributed import plans
 
 

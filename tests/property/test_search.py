@@ -17,7 +17,8 @@ from planner.strategy_search.engine.contenders import NEAR
 from planner.strategy_search.engine.evaluation import Evaluation
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import FREE, Pinned, bounds, configurations
-from planner.strategy_search.search import SearchResult, search
+from planner.strategy_search.result import SearchResult
+from planner.strategy_search.search import search
 from tests.unit.search.cases import (
     BATCH,
     cluster_of,

@@ -14,6 +14,7 @@ from planner.errors import RequestError
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.roles import Roles
 from planner.plan.layout.stage_cut import cut_stage
+from planner.sharding.even_cut import even_piece
 from planner.sharding.layout import Layout
 from planner.sharding.mesh import Mesh
 from planner.sharding.zigzag import zigzag_runs
@@ -140,8 +141,7 @@ def piece_of(
             if axis.order == "zigzag" and placement.dim in sequences:
                 wanted = [(start, start + length) for start, length in zigzag_runs(extent, axis.size, place)]
             else:
-                each = -(-extent // axis.size)
-                wanted = [(min(place * each, extent), min((place + 1) * each, extent))]
+                wanted = [even_piece(extent, axis.size, place)]
             found[placement.dim] = tuple(run for piece in wanted for run in _within(runs, *piece))
     return tuple(_joined(runs) for runs in found)
 

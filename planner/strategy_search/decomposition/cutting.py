@@ -16,19 +16,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels import away_seconds, offloaded_bytes
 from hardware_profiles import Cluster, Group, Home, Machine, MixedCluster, links_of_ranks
-from planner.limits import check, room
+from planner.limits import room
 from planner.plan.prediction.stage_cost import tied_seconds, transfer_seconds
-from planner.pricing.keeping import keeping, keeping_fault
-from planner.pricing.parameter_price import gathered_at_once, summed
+from planner.pricing.parameter_price import summed
 from planner.sharding.layout import local_fraction
-from planner.sharding.rules import rule_of
+from planner.strategy_search.decomposition.piece_maker import PieceMaker
 from planner.strategy_search.decomposition.pieces import Chain, Crossing, Key, Piece
 from planner.strategy_search.request.space import Running
 from planner.strategy_search.request.template import Share
-from planner.strategy_search.solvers.elimination.order import EXACT, schedule
-from planner.strategy_search.tables.cost_table import CostTables, EdgeTable, ParameterTable, UseTable
+from planner.strategy_search.tables.cost_table import CostTables, EdgeTable, ParameterTable
 
 Array = NDArray[np.float64]
 
@@ -53,7 +50,7 @@ def cut(
     `free` and their edges cost nothing: what comes out is a bound on templates in which only these differ.
     `activations` are homes of what flows into recomputed blocks, `saved` of what other blocks save.
     """
-    return _Cutter(
+    return Cutter(
         tables=tables,
         cluster=cluster,
         machine=cluster if machine is None else machine,
@@ -66,7 +63,9 @@ def cut(
 
 
 @dataclass(kw_only=True)
-class _Cutter:
+class Cutter:
+    """What all pieces of a chain share: aliases, the boundary, what crosses it."""
+
     tables: CostTables
     cluster: Cluster
     machine: Machine
@@ -212,7 +211,7 @@ class _Cutter:
     def _piece(
         self, operators: tuple[int, ...], share: Share, way: Running, home: Home = "device", *, whole: bool = False
     ) -> Piece:
-        maker = _PieceMaker(cutter=self, operators=operators, share=share, way=way, home=home, whole=whole)
+        maker = PieceMaker(cutter=self, operators=operators, share=share, way=way, home=home, whole=whole)
         return maker.make()
 
     def counted(self, name: str, share: Share, used: bool) -> bool:
@@ -310,248 +309,3 @@ class _Cutter:
 def _same_edge(one: EdgeTable, other: EdgeTable) -> bool:
     fields = ("forward", "backward", "kept", "own")
     return all(np.array_equal(getattr(one, field), getattr(other, field)) for field in fields)
-
-
-@dataclass(kw_only=True)
-class _PieceMaker:
-    """Adds up the coefficients of one piece."""
-
-    cutter: _Cutter
-    operators: tuple[int, ...]
-    share: Share
-    way: Running
-    home: Home
-    whole: bool
-
-    def make(self) -> Piece:
-        self.tables = self.cutter.tables
-        self.template = self.tables.template
-        self.alias = self.cutter.alias
-        inside = set(self.operators)
-        edges = [table for table in self.tables.edges if self._counts(table, inside)]
-        uses = [(p, [use for use in p.uses if use.consumer in inside]) for p in self.tables.parameters]
-        uses = [(p, found) for p, found in uses if found or self.cutter.counted(p.name, self.share, False)]
-        keys = self._keys(edges, [parameter.name for parameter, _ in uses])
-        self.place = {key: position for position, key in enumerate(keys)}
-        sizes = tuple(self.cutter._size(key) for key in keys)
-        self.columns: dict[str, list[Array]] = {
-            name: [np.zeros(size) for size in sizes]
-            for name in (
-                "part",
-                "steady",
-                "step",
-                "fixed",
-                "live",
-                "replay",
-                "k_part",
-                "k_live",
-                "k_replay",
-                "transient",
-            )
-        }
-        self.pairs: dict[tuple[int, int], dict[str, Array]] = {}
-        for index in self.operators:
-            check()
-            if index not in self.cutter.free:
-                self._operator(index)
-        self._checkpoints(inside)
-        for table in edges:
-            check()
-            if not self.cutter.free & {table.edge.producer, table.edge.consumer}:
-                self._edge(table)
-        for parameter, found in uses:
-            check()
-            self._parameter(parameter, bool(found))
-            for use in found:
-                if use.consumer not in self.cutter.free:
-                    self._use(use, parameter.name)
-        return self._assembled(keys, sizes)
-
-    def _counts(self, table: EdgeTable, inside: set[int]) -> bool:
-        kind, edge = table.edge.kind, table.edge
-        if edge.consumer not in inside:
-            return False
-        if self.whole or kind in ("outside", "inside", "every", "leave"):
-            return True
-        held = self.share.first and self.share.blocks
-        return bool(held) if kind == "enter" else not held
-
-    def _keys(self, edges: Sequence[EdgeTable], parameters: Sequence[str]) -> list[Key]:
-        """Variables of the piece, those of the boundary last."""
-        named: list[Key] = [self._key(index) for index in self.operators]
-        named += [self._key(table.edge.producer) for table in edges]
-        named += parameters
-        used = dict.fromkeys(named)
-        boundary = [key for key in self.cutter.boundary if key in used]
-        return [key for key in used if key not in boundary] + boundary
-
-    def _key(self, index: int) -> int:
-        return self.alias.get(index, index)
-
-    def _again(self, index: int) -> bool:
-        return self.way != "none" and self.template.in_block(index)
-
-    def _held(self, index: int) -> str:
-        """For whom an operator keeps its bytes: every micro-batch in flight, or its own backward pass, which for what
-        follows the blocks comes at once."""
-        brief = self.share.last and not self.share.blocks and not self.whole and index >= self.template.stop
-        return "replay" if brief or self._again(index) else "live"
-
-    def _offloaded(self, index: int) -> bool:
-        """Whether an operator stands in a block that offloads what it saves."""
-        return self.way == "none" and self.home != "device" and self.template.in_block(index)
-
-    def _away(self, nbytes: Array) -> Array:
-        """Seconds to bring each of these out and back, which are charged in full."""
-        cluster = self.cutter.cluster
-        return sum(away_seconds(nbytes, cluster.store(self.home), cluster.device.launch_latency), np.zeros_like(nbytes))
-
-    def _moves(self, index: int) -> bool:
-        return self._again(index) and self.template.moves(index)
-
-    def _add(self, key: Key, **amounts: Array) -> None:
-        at = self.place[key]
-        for name, values in amounts.items():
-            self.columns[name][at] = self.columns[name][at] + values
-
-    def _operator(self, index: int) -> None:
-        table, key = self.tables.operators[index], self._key(index)
-        prices = table.prices
-        again = self._again(index)
-        works = again and self.template.works(index)
-        forward = prices.forward + prices.inner_forward
-        self._add(key, part=forward * (2 if works else 1) + prices.backward + prices.inner_backward)
-        self._add(key, **{self._held(index): table.kept})
-        if self._offloaded(index):
-            self._add(key, part=self._away(table.own), live=-table.own, replay=offloaded_bytes(table.own))
-        at = self.place[key]
-        self.columns["transient"][at] = np.maximum(self.columns["transient"][at], table.transient)
-        if works and self.way == "selective":
-            graph = self.template.graph
-            op = graph.operators[index]
-            rule = rule_of(graph, op)
-            allowed = rule.op_class not in self.template.repeated
-            if allowed and keeping_fault(rule) is None and prices.forward.any():
-                results = [name for name in op.results if name is not None]
-                own = [place for place, name in enumerate(results) if name in self.template.alive.kept]
-                change = keeping(prices, works, own)
-                self._add(key, k_part=-change.seconds, k_live=change.kept, k_replay=-change.interior)
-        for name in self.template.graph.operators[index].results:
-            if name is not None and name in self.template.kept_for_next and self.template.in_block(index):
-                self._add(key, **{"replay" if again else "live": self.tables.result_bytes[name]})
-
-    def _checkpoints(self, inside: set[int]) -> None:
-        """A recomputed block keeps what flows into it; what it offloads is on the device while it leaves and comes
-        back, beside that of a neighbour. The transfers are charged in full."""
-        if self.way == "none" or not any(self.template.in_block(index) for index in inside):
-            return
-        held = bool(self.share.first and self.share.blocks)
-        seen = set()
-        everywhere = {table.edge.name for table in self.tables.edges if table.edge.kind == "every"}
-        for table in self.tables.edges:
-            edge = table.edge
-            flows = edge.kind == "every" or edge.kind == ("enter" if held else "loop")
-            if flows and edge.name not in seen and edge.name in self.template.graph.differentiable:
-                seen.add(edge.name)
-                nbytes, key = self.tables.result_bytes[edge.name], self._key(edge.producer)
-                if self.home == "device" or edge.name in everywhere:
-                    self._add(key, live=nbytes)
-                else:
-                    store, latency = self.cutter.cluster.store(self.home), self.cutter.cluster.device.launch_latency
-                    seconds = 2 * latency + nbytes / store.read + nbytes / store.write
-                    self._add(key, part=seconds, replay=offloaded_bytes(nbytes))
-
-    def _edge(self, table: EdgeTable) -> None:
-        edge = table.edge
-        part = table.forward * (2 if self._moves(edge.consumer) else 1) + table.backward
-        where = self._held(edge.consumer)
-        keys = self._key(edge.producer), self._key(edge.consumer)
-        if self._offloaded(edge.consumer):
-            part = part + self._away(table.own)
-            self._join(*keys, np.zeros_like(part), "replay", offloaded_bytes(table.own))
-            self._join(*keys, part, where, table.kept - table.own)
-        else:
-            self._join(*keys, part, where, table.kept)
-
-    def _use(self, use: UseTable, name: str) -> None:
-        """The weight is gathered once more where the backward pass needs it, or the block is recomputed; a recomputed
-        block keeps what it has gathered until its backward pass is done."""
-        again = self._again(use.consumer)
-        twice = self._moves(use.consumer) if again else use.needed
-        part = use.gather * (2 if twice else 1) + use.reduce
-        ahead = gathered_at_once(self.cutter.cluster.software, self.tables.update)
-        held = ahead or int(again and use.needed)
-        kept = held * use.gathered
-        self._join(name, self._key(use.consumer), part, "replay", kept, steady=True)
-
-    def _join(self, one: Key, other: Key, part: Array, where: str, kept: Array, *, steady: bool = False) -> None:
-        first, second = self.place[one], self.place[other]
-        if first == second:  # reads its own result of the block before
-            self._add(one, part=np.diagonal(part), **{where: np.diagonal(kept)})
-            return
-        if first > second:
-            first, second, part, kept = second, first, part.T, kept.T
-        known = self.pairs.setdefault((first, second), {})
-        for name, values in (("part", part), (where, kept), *((("steady", part),) if steady else ())):
-            known[name] = known[name] + values if name in known else values
-
-    def _parameter(self, parameter: ParameterTable, used: bool) -> None:
-        if not self.cutter.counted(parameter.name, self.share, used):
-            return
-        prices = parameter.prices
-        self._add(
-            parameter.name,
-            part=prices.accumulation + prices.fetches,
-            steady=prices.accumulation + prices.fetches,
-            step=prices.synchronisation
-            + prices.update
-            + prices.gather
-            + prices.offload
-            + prices.weight_store
-            + self.cutter.tied(parameter),
-            fixed=prices.weight + prices.gradient + prices.state,
-            replay=prices.visiting,
-        )
-        at = self.place[parameter.name]
-        self.columns["transient"][at] = np.maximum(self.columns["transient"][at], prices.transient)
-
-    def _assembled(self, keys: list[Key], sizes: tuple[int, ...]) -> Piece:
-        boundary = tuple(key for key in self.cutter.boundary if key in self.place)
-        count = len(keys)
-        plan = schedule(sizes, tuple(self.pairs), tuple(range(count - len(boundary), count)), EXACT)
-        order = [(pair, flip) for (pair, flip) in plan.edge_pairs]
-        flat: dict[str, list[Array]] = {name: list(self.columns[name]) for name in ("part", "steady", "live", "replay")}
-        turned: list[tuple[int, dict[str, Array], bool]] = [
-            (pair, tables, flip) for tables, (pair, flip) in zip(self.pairs.values(), order, strict=True)
-        ]
-        for _, tables, flip in sorted(turned, key=lambda item: item[0]):
-            shape = tables["part"].shape
-            for name, rows in flat.items():
-                values = tables.get(name)
-                if values is None:
-                    rows.append(np.zeros(shape[0] * shape[1]))
-                else:
-                    rows.append((values.T if flip else values).ravel())
-        joined = {name: np.concatenate(rows) if rows else np.zeros(0) for name, rows in flat.items()}
-        nodes = {
-            name: np.concatenate(self.columns[name]) if sizes else np.zeros(0)
-            for name in ("step", "fixed", "k_part", "k_live", "k_replay")
-        }
-        return Piece(
-            keys=tuple(keys),
-            sizes=sizes,
-            plan=plan,
-            boundary=boundary,
-            recompute=self.way != "none",
-            home=self.home,
-            part=joined["part"],
-            steady=joined["steady"],
-            step=nodes["step"],
-            fixed=nodes["fixed"],
-            live=joined["live"],
-            replay=joined["replay"],
-            keeping_part=nodes["k_part"],
-            keeping_live=nodes["k_live"],
-            keeping_replay=nodes["k_replay"],
-            transient=tuple(self.columns["transient"]),
-        )

@@ -4,7 +4,7 @@ A price of memory y (seconds per byte) turns each piece into a problem without l
 the boundary. Each such solution is two things at once:
 
     a bound     no stage s of n blocks is busy for less than  head + n inner + tail - y capacity     (Lagrange)
-    a column    one more way to run a block, with which stages are filled until they fit            (division.py)
+    a column    one more way to run a block, with which stages are filled until they fit          (stage_filling)
 
 The price at which the two ways in the slowest stage cost the same is tried next (Dantzig and Wolfe 1960: column
 generation; in one dimension it ends after a few steps). What remains between the bound and the result comes from whole
@@ -20,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import LimitError
-from planner.strategy_search.decomposition.division import Division, Filled, Filling, Rank, Way, divide, fill_best
+from planner.strategy_search.decomposition.division import Division, divide
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline, step_bounds
 from planner.strategy_search.decomposition.lagrangian import Multipliers, Priced, Setting, State
 from planner.strategy_search.decomposition.pieces import Chain, Column, Piece
+from planner.strategy_search.decomposition.stage_filling import Filled, Filling, Rank, Way, fill_best
 from planner.strategy_search.decomposition.stage_problem import Part, parts_problem
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.solvers import dynamic_programming

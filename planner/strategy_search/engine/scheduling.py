@@ -12,16 +12,17 @@ Not good for: plans that another order would have divided otherwise, with fewer 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from costmodels import SCHEDULES
 from hardware_profiles import PYTORCH, Bytes, Machine
 from planner.errors import PlannerError, RequestError
-from planner.plan.binding.bind import BoundPlan, bind
-from planner.plan.plan import SLICED
+from planner.plan.binding.bind import BoundPlan, bind_prepared
+from planner.plan.plan import SLICED, Plan
 from planner.plan.prediction.predict import predict, predict_alike
 from planner.plan.prediction.step import PIPELINE_BUBBLE
+from planner.plan.schedule_checks import check_schedule
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Pinned
 
@@ -74,20 +75,15 @@ def as_asked(bound: BoundPlan, request: SearchRequest, cluster: Machine, limits:
 
     Raises RequestError, with the numbers, where the plan cannot be taken so.
     """
-    plan, pinned = bound.plan, request.pinned
     found, refusal = list[BoundPlan](), None
-    for interleave in _asked(pinned.interleave, plan.training.micro_batches):
-        for slices in _asked(pinned.slices, plan.model.sequence_length or 1):
-            schedule = SLICED if slices > 1 else pinned.schedule or plan.schedule
-            training = replace(plan.training, interleave=interleave)
-            other = replace(plan, training=training, slices=slices, schedule=schedule)
-            try:
-                again = bind(other, request.graph, request.batch)
-            except PlannerError as error:
-                refusal = error
-                continue
-            prediction = predict(again, cluster)
-            found.append(replace(again, plan=replace(other, prediction=prediction)))
+    known: dict[tuple[int, bool], BoundPlan] = {}
+    for other in _tried(bound.plan, request.pinned):
+        try:
+            again = _bound_again(other, bound, known)
+        except PlannerError as error:
+            refusal = error
+            continue
+        found.append(replace(again, plan=replace(other, prediction=predict(again, cluster))))
     if not found:
         raise RequestError(f"the plan that was found cannot be taken so: {refusal}")
     fitting = [
@@ -98,6 +94,25 @@ def as_asked(bound: BoundPlan, request: SearchRequest, cluster: Machine, limits:
     if not fitting:
         return min(found, key=lambda one: one.plan.prediction.peak_bytes)
     return min(fitting, key=lambda one: one.plan.prediction.step_seconds)
+
+
+def _tried(plan: Plan, pinned: Pinned) -> Iterator[Plan]:
+    """The plan with each number of interleaved micro-batches and of slices that is asked for."""
+    for interleave in _asked(pinned.interleave, plan.training.micro_batches):
+        training = replace(plan.training, interleave=interleave)
+        for slices in _asked(pinned.slices, plan.model.sequence_length or 1):
+            schedule = SLICED if slices > 1 else pinned.schedule or plan.schedule
+            yield replace(plan, training=training, slices=slices, schedule=schedule)
+
+
+def _bound_again(plan: Plan, bound: BoundPlan, known: dict[tuple[int, bool], BoundPlan]) -> BoundPlan:
+    """Another plan for the graph of a micro-batch that `bound` has. `known` keeps what is bound by its number of slices
+    and whether it interleaves: how many micro-batches it interleaves changes the schedule alone."""
+    kind = (plan.slices, plan.training.interleave > 1)
+    if kind not in known:
+        known[kind] = bind_prepared(plan, bound.whole, bound.blocks)
+    check_schedule(plan)
+    return replace(known[kind], plan=plan)
 
 
 def _asked(count: int | None, of: int) -> tuple[int, ...]:

@@ -14,9 +14,9 @@ from planner.cli.commands import repricing
 from planner.cli.commands import show as showing
 from planner.cli.waiting import Waiting, news_of, waiting
 from planner.plan.compare import differences
-from planner.strategy_search import search as searching
 from planner.strategy_search.analysis import sensitivity
-from planner.strategy_search.search import Progress
+from planner.strategy_search.best_first import BestFirst
+from planner.strategy_search.result import Progress
 
 TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4")
 
@@ -34,7 +34,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Press Ctrl-C some times before certain evaluations."""
 
     def press(*before: int) -> None:
-        evaluate, calls = searching._Search._evaluate, iter(range(1000))
+        evaluate, calls = BestFirst._evaluate, iter(range(1000))
 
         def pressed(self: Any, *arguments: Any) -> None:
             call = next(calls)
@@ -42,7 +42,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 signal.raise_signal(signal.SIGINT)
             evaluate(self, *arguments)
 
-        monkeypatch.setattr(searching._Search, "_evaluate", pressed)
+        monkeypatch.setattr(BestFirst, "_evaluate", pressed)
 
     return press
 
@@ -71,13 +71,13 @@ def test_the_second_interrupt_ends_at_once(plan: Any, interrupting: Callable[...
 
 
 def test_an_interrupt_before_any_plan(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = searching._Search._open_families
+    opened = BestFirst._open_families
 
     def pressed(self: Any) -> None:
         signal.raise_signal(signal.SIGINT)
         opened(self)
 
-    monkeypatch.setattr(searching._Search, "_open_families", pressed)
+    monkeypatch.setattr(BestFirst, "_open_families", pressed)
     outcome = plan(*TINY, "--json")
     assert (outcome.code, outcome.err) == (130, "plan: interrupted before there was a plan\n")
     assert '"kind": "interrupted"' in outcome.out

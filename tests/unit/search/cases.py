@@ -32,11 +32,11 @@ from planner.strategy_search.decomposition.pieces import Chain, Column, Key, Pie
 from planner.strategy_search.engine.assemble import assembly, groups_of, input_layouts, stages_of
 from planner.strategy_search.engine.engine import setting_of
 from planner.strategy_search.engine.evaluation import RankFilling
+from planner.strategy_search.engine.families import engine_of as engine_of_request
 from planner.strategy_search.request.offload import NOTHING, Offload
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pinned, Running
 from planner.strategy_search.request.template import Template, fold
-from planner.strategy_search.search import _engine as engine_of_request
 from planner.strategy_search.tables.cost_table import TableBuilder
 
 BATCH = 2  # of the traced examples

@@ -15,7 +15,8 @@ from planner.strategy_search.api import shard
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.request import Shard
 from planner.strategy_search.request.space import FREE, Pinned
-from planner.strategy_search.search import SearchResult, search
+from planner.strategy_search.result import SearchResult
+from planner.strategy_search.search import search
 from tests.refusals import refused
 from tests.unit.search.cases import cluster_of, request_of
 

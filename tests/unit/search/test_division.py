@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from planner.strategy_search.decomposition.block_ranges import BlockRanges, block_ranges_of
-from planner.strategy_search.decomposition.division import Filled, Rank, Way, divide, fill, fill_best, step_seconds
+from planner.strategy_search.decomposition.division import divide, step_seconds
 from planner.strategy_search.decomposition.pieces import Amounts, Column
+from planner.strategy_search.decomposition.stage_filling import Filled, Rank, Way, fill, fill_best
 
 BLOCKS = 6
 ALIKE = block_ranges_of((0,) * BLOCKS)

@@ -20,7 +20,8 @@ from planner.errors import LimitError
 from planner.limits import Limits, limited, resident_bytes
 from planner.sharding.update import PLAIN
 from planner.strategy_search.decomposition.block_ranges import block_ranges_of
-from planner.strategy_search.search import SearchResult, search
+from planner.strategy_search.result import SearchResult
+from planner.strategy_search.search import search
 from planner.strategy_search.solvers.elimination.improving import improved
 from planner.strategy_search.solvers.elimination.messages import backtrack, eliminate_together, remainder
 from planner.strategy_search.solvers.elimination.order import Pairs, Schedule, schedule

@@ -19,7 +19,8 @@ from planner.strategy_search.engine.contenders import NEAR
 from planner.strategy_search.engine.evaluation import Evaluation, RankFilling
 from planner.strategy_search.request.orders import orders
 from planner.strategy_search.request.space import Configuration, Pinned
-from planner.strategy_search.search import SearchResult, search
+from planner.strategy_search.result import SearchResult
+from planner.strategy_search.search import search
 from tests.unit.search.cases import (
     Case,
     bytes_of,

@@ -11,7 +11,8 @@ from planner.errors import InfeasibleError
 from planner.nearest import divisors
 from planner.strategy_search.objectives import FRONT_STEP, PRECISION, front, least_cost, least_memory, plan_for
 from planner.strategy_search.request.request import Objective, SearchRequest
-from planner.strategy_search.search import Progress, find_fitting, search
+from planner.strategy_search.result import Progress
+from planner.strategy_search.search import find_fitting, search
 from tests.refusals import refused
 from tests.unit.search.cases import cluster_of, request_of
 

@@ -22,7 +22,7 @@ from planner.strategy_search.objectives import front, plan_for
 from planner.strategy_search.placing import movable, with_placing
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Pinned
-from planner.strategy_search.search import SearchResult, Statistics
+from planner.strategy_search.result import SearchResult, Statistics
 from tests.long_lists import first
 from tests.refusals import refused
 

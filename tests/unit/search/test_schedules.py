@@ -8,7 +8,8 @@ from planner.errors import InfeasibleError, RequestError
 from planner.sharding.update import PLAIN
 from planner.strategy_search.engine.scheduling import WORTH
 from planner.strategy_search.request.space import Pinned
-from planner.strategy_search.search import SearchResult, search
+from planner.strategy_search.result import SearchResult
+from planner.strategy_search.search import search
 from tests.refusals import refused
 from tests.unit.search.cases import cluster_of, request_of
 

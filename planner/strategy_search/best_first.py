@@ -1,0 +1,343 @@
+"""Best-first over families of configurations, then over their members.
+
+queue     (lower bound, family or configuration), the least bound first
+family    replaced by its members, each with the bound that the largest micro-batch proves
+member    evaluated; the end is where the least bound of the queue reaches the best step time
+"""
+
+import contextlib
+import heapq
+import logging
+import math
+import time
+from collections.abc import Callable
+
+from hardware_profiles import Hidden
+from planner.errors import LimitError, RequestError
+from planner.limits import check, finishing
+from planner.strategy_search.engine.assemble import assembly
+from planner.strategy_search.engine.contenders import Contender, Contenders
+from planner.strategy_search.engine.contexts import ContextNotes
+from planner.strategy_search.engine.engine import Family
+from planner.strategy_search.engine.evaluation import Outcome
+from planner.strategy_search.engine.families import all_configurations, engine_of, families_of, family_of
+from planner.strategy_search.engine.finalists import OPTIMAL, Finalists
+from planner.strategy_search.engine.outcome_words import configuration_words, fate_words, nothing_fits
+from planner.strategy_search.request.constraints import NothingAgreesError
+from planner.strategy_search.request.refusals import no_configuration
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import Configuration
+from planner.strategy_search.result import Progress, SearchResult, Statistics
+
+_LOG = logging.getLogger(__name__)
+"""What becomes of every configuration, for people who ask; INFO."""
+
+_SWEPT = 3  # configurations that recursive programming decides once more, with sweeps
+
+_LARGE_GRAPH = 600
+"""Operators, without those of repeated blocks, from which something cheap is evaluated first."""
+
+_LOOKED_AT = 4
+"""Configurations that are evaluated where nothing fits, the leanest by their bounds, to say how much is missing."""
+
+
+class BestFirst:
+    """The search of one request: what is in the queue, what was found, what is proved."""
+
+    def __init__(
+        self,
+        request: SearchRequest,
+        on_progress: Callable[[Progress], None],
+        cancelled: Callable[[], bool],
+        cutoff: float,
+    ) -> None:
+        self.started = time.perf_counter()
+        self.request, self.on_progress, self.cancelled, self.limit = request, on_progress, cancelled, cutoff
+        self.engine, self.prepared = engine_of(request)
+        hides = request.cluster.software.hidden != Hidden() or request.update.ahead
+        self.contenders = Contenders(request.top, decided=request.pinned.pipeline == 1 and not hides)
+        memory = max(group.device.memory for group in self.engine.groups)
+        self.memory = min(memory, memory if request.memory_limit is None else request.memory_limit)
+        self.limits = tuple(self.engine.limit_bytes(group) * (1 + OPTIMAL) for group in self.engine.groups)
+        self.least = self.missing = math.inf
+        self.fullest = (0, 1)  # the rank that needs it, of so many
+        self.short = self.engine.groups[0]  # the group of devices that it is on
+        self.proved = math.inf
+        self.total = self.evaluated = self.solved = 0
+        self.queue: list[tuple[float, tuple[object, ...], Family | None, tuple[Configuration, ...], float]] = []
+        self.hint = 0.0
+        self.contexts = ContextNotes()
+        self.covered, self.full = True, False
+        self.disagreement: NothingAgreesError | None = None
+
+    @property
+    def cutoff(self) -> float:
+        """Plans as slow as that are of no interest."""
+        return min(self.limit, self.contenders.cutoff) if self.request.prune else self.limit
+
+    def run(self) -> SearchResult:
+        """Search until nothing better is left, it is cancelled, or a limit of the planner is reached."""
+        recursive = self.request.algorithm == "recursive_programming"
+        try:
+            stopped = self._recursively() if recursive else self._best_first()
+            return self._result(stopped)
+        except (LimitError, MemoryError) as error:
+            if not self.contenders.found:
+                raise
+            self.full = isinstance(error, MemoryError) or error.memory
+        with finishing():
+            return self._result(True)
+
+    def _best_first(self) -> bool:
+        """Whether it was stopped before its end."""
+        self._open_families()
+        self._tell()
+        self._begin_cheaply()
+        while self.queue and self.queue[0][0] < self.cutoff:
+            if self.cancelled():
+                return True
+            check()
+            bound, _, family, members, asked = heapq.heappop(self.queue)
+            try:
+                if family is None and len(members) > 1:
+                    self._open_family(members, bound)
+                elif not self._delayed(bound, family, members[0], asked):
+                    self._evaluate(members[0], family, bound)
+            except (LimitError, MemoryError):
+                self.proved = min(self.proved, bound)  # what was taken from the queue may hold the best plan
+                raise
+        self._refine()
+        return False
+
+    def _begin_cheaply(self) -> None:
+        """Of a large graph, evaluate one configuration first in which candidates are few, on one axis or none, so that
+        there is an answer: the bounds of a family alone may take longer than there is time."""
+        if len(self.engine.template.graph.operators) < _LARGE_GRAPH:
+            return
+        plain = [c for c in self._space() if c.pipeline == 1 and len(c.mesh) < 2 and not c.roles]
+        best = min(plain, key=lambda c: (abs(math.log(_samples(self.request, c))), _order(c)), default=None)
+        if best is not None:
+            self._evaluate(best, None, self.engine.bound(best))
+
+    def _refine(self) -> None:
+        """Whether the best plan gets faster on a mesh of three or four axes, which are not searched exhaustively."""
+        found = self.contenders.found
+        if not found or self.request.algorithm != "dynamic_programming" or not self.request.prune:
+            return
+        self._tell("refining")
+        best = found[0]
+        whole = assembly(best.pipeline_of_kinds.chain, best.outcome.ranks, best.configuration.virtual_stages)
+        refined = self.engine.refined(best.configuration, whole, best.objective)
+        if refined is not None:
+            adopted = self.engine.adopt(best.configuration, refined)
+            self._take(adopted, self.engine.evaluate(adopted), best.outcome.bound)
+            self.covered = self.contenders.found[0].configuration != adopted
+
+    def _recursively(self) -> bool:
+        """Axis by axis for every number of ranks and micro-batches.
+
+        For a number of ranks the micro-batches are tried outwards from one sample on every device, as long as that
+        helps: a heuristic, like what it calls. The best are then decided once more with sweeps. Returns whether it was
+        stopped before its end.
+        """
+        tried: list[tuple[float, tuple[object, ...], Configuration]] = []
+        stopped = False
+        for members in self._lines():
+            middle = min(range(len(members)), key=lambda at: abs(math.log(_samples(self.request, members[at]))))
+            for direction in (1, -1):
+                worse, best = 0, math.inf
+                steps = range(middle, len(members)) if direction == 1 else range(middle - 1, -1, -1)
+                for at in steps:
+                    check()
+                    stopped = stopped or self.cancelled()
+                    if worse > 1 or stopped or self.engine.bound(members[at]) >= self.cutoff:
+                        break
+                    seconds = self._descend(members[at], sweeps=0)
+                    tried.append((seconds, _order(members[at]), members[at]))
+                    worse, best = (0, seconds) if seconds < best else (worse + 1, best)
+        for _, _, configuration in sorted(tried)[:_SWEPT]:
+            if not (stopped := stopped or self.cancelled()):
+                self._descend(configuration, sweeps=3)
+        return stopped
+
+    def _lines(self) -> list[tuple[Configuration, ...]]:
+        """Configurations that differ in their micro-batches only; without a given mesh one stands for all meshes."""
+        space = self._space()
+        self.proved = min(map(self.engine.bound, space))  # of all: not every one is looked at
+        given = self.request.pinned.mesh is not None or bool(self.request.shards)
+        lines: dict[object, list[Configuration]] = {}
+        for c in space:
+            if given or c.roles or len(c.mesh) < 2:
+                lines.setdefault((c.family, c.virtual_stages), []).append(c)
+        self.total = sum(map(len, lines.values()))
+        return [tuple(sorted(line, key=lambda c: c.micro_batches)) for line in lines.values()]
+
+    def _descend(self, configuration: Configuration, *, sweeps: int) -> float:
+        """Evaluate what recursive programming finds for a configuration; its seconds."""
+        try:
+            found = self.engine.recursive(configuration, sweeps=sweeps)
+            if found is None:
+                self.evaluated += 1
+                return math.inf
+            adopted = self.engine.adopt(configuration, found)
+            outcome = self.engine.evaluate(adopted)
+        except NothingAgreesError as error:
+            self.disagreement = self.disagreement or error
+            return math.inf
+        self._take(adopted, outcome, self.engine.bound(configuration))
+        return found.seconds
+
+    def _space(self) -> list[Configuration]:
+        """All configurations of the request."""
+        space = all_configurations(self.engine)
+        if not space:
+            raise RequestError(no_configuration(self.request, self.engine.template))
+        return space
+
+    def _open_families(self) -> None:
+        space = self._space()
+        self.total = len(space)
+        for members in families_of(space):
+            bound = min(map(self.engine.bound, members))
+            heapq.heappush(self.queue, (bound, _order(members[0]), None, members, 0.0))
+
+    def _open_family(self, members: tuple[Configuration, ...], floor: float) -> None:
+        """Put the members of a family into the queue, each with the bound that the largest micro-batch proves."""
+        family = family_of(self.engine, members) if self.request.prune else None
+        proved = [floor] * len(members) if family is None else family.step_seconds(members)
+        for configuration, least in zip(members, proved, strict=True):
+            bound = max(floor, self.engine.bound(configuration), least)
+            heapq.heappush(self.queue, (bound, _order(configuration), family, (configuration,), -1.0))
+
+    def _delayed(self, bound: float, family: Family | None, configuration: Configuration, asked: float) -> bool:
+        """Whether a price of memory that mattered elsewhere shows that a configuration can wait."""
+        if family is None:
+            return False
+        price = family.hint or self.hint
+        if price == asked:
+            return False
+        better = max(bound, family.priced_seconds(configuration, price))
+        heapq.heappush(self.queue, (better, _order(configuration), family, (configuration,), price))
+        return True
+
+    def _evaluate(self, configuration: Configuration, family: Family | None, bound: float) -> None:
+        hint = (family.hint if family is not None else 0.0) or self.hint
+        try:
+            outcome = self.engine.evaluate(configuration, cutoff=self.cutoff, hint=hint)
+        except NothingAgreesError as error:
+            self.disagreement = self.disagreement or error
+            _LOG.info("%s: left out, %s", configuration_words(configuration), error)
+            return
+        if outcome.price:
+            self.hint = outcome.price
+            if family is not None:
+                family.hint = outcome.price
+        own = 0.0 if self.engine.spreads else outcome.bound  # of the strategies that were spread to, not of all
+        self._take(configuration, outcome, max(bound, own))
+
+    def _take(self, configuration: Configuration, outcome: Outcome, bound: float) -> None:
+        """Note an outcome; `bound`: no plan of its kind is faster."""
+        self.evaluated += 1
+        self.solved += outcome.solved
+        self._missed(configuration, outcome)
+        found = outcome.seconds if outcome.ranks else math.inf
+        known = max(bound, outcome.bound)
+        self.contexts.note(configuration, bound=known, seconds=found, least=outcome.least)
+        _LOG.info("%s: %s", configuration_words(configuration), fate_words(outcome, self.cutoff))
+        self.proved = min(self.proved, bound)
+        if outcome.ranks and outcome.seconds < self.cutoff:
+            pipeline_of_kinds = self.engine.pipeline_of_kinds(configuration)
+            self.contenders.add(
+                Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pipeline_of_kinds)
+            )
+        self._tell()
+
+    def _tell(self, phase: str = "searching") -> None:
+        self.on_progress(
+            Progress(
+                total=self.total,
+                done=self.evaluated,
+                best_seconds=self.contenders.best,
+                bound_seconds=self._bound(),
+                phase=phase,
+            )
+        )
+
+    def _bound(self) -> float:
+        """What is proved by now: evaluated configurations by their own bounds, the others by those in the queue."""
+        ahead = self.queue[0][0] if self.queue else math.inf
+        return min(self.proved, ahead, self.contenders.best)
+
+    def _result(self, stopped: bool) -> SearchResult:
+        if not self.contenders.found:
+            if self.disagreement is not None and not self.evaluated:
+                raise self.disagreement
+            if self.least == math.inf and not stopped:
+                self._tell("measuring what is missing")
+                self._look_at_the_leanest()
+            raise nothing_fits(self.request, self.least, self.fullest, self.short, stopped)
+        self._tell("scheduling the best")
+        bound = self._bound()
+        for ahead, _, _, members, _ in sorted(self.queue, key=lambda one: one[:2]):
+            self.contexts.note(members[0], bound=ahead)
+            more = f" and {len(members) - 1} with other micro-batches" if len(members) > 1 else ""
+            why = f"takes {ahead:.4g} s or more, and a plan of {self.contenders.best:.4g} s is known"
+            _LOG.info(
+                "%s%s: cut off, %s",
+                configuration_words(members[0]),
+                more,
+                why if not stopped else "the search was stopped",
+            )
+        return SearchResult(
+            plans=Finalists(
+                request=self.request,
+                engine=self.engine,
+                prepared=self.prepared,
+                found=self.contenders.found,
+                bound=bound,
+                limits=self.limits,
+                covered=self.covered,
+            ).plans(),
+            bound_seconds=bound,
+            covered=self.covered,
+            contexts=self.contexts.outcomes(),
+            statistics=Statistics(
+                configurations=self.total,
+                evaluated=self.evaluated,
+                solved=self.solved,
+                seconds=time.perf_counter() - self.started,
+                stopped=stopped,
+                full=self.full,
+            ),
+        )
+
+    def _look_at_the_leanest(self) -> None:
+        """Where bounds rule out everything, evaluate a few configurations to know how much is missing."""
+        known = [
+            (family.least_bytes(members[0]), _order(members[0]), members[0])
+            for _, _, family, members, _ in self.queue
+            if family is not None
+        ]
+        for _, _, configuration in sorted(known)[:_LOOKED_AT]:
+            with contextlib.suppress(NothingAgreesError):
+                self._missed(configuration, self.engine.evaluate(configuration))
+
+    def _missed(self, configuration: Configuration, outcome: Outcome) -> None:
+        """Note what would be enough, and where, for a configuration in which nothing fits."""
+        group = self.engine.group_of(configuration, outcome.fullest)
+        missing = outcome.least - self.engine.capacities[group]
+        if missing < self.missing:
+            self.missing, self.least = missing, outcome.least
+            self.fullest, self.short = (outcome.fullest, configuration.pipeline), self.engine.groups[group]
+
+
+def _samples(request: SearchRequest, configuration: Configuration) -> float:
+    """Samples of a micro-batch on every device of a rank."""
+    devices = request.cluster.devices / configuration.pipeline
+    return request.global_batch / configuration.micro_batches / devices
+
+
+def _order(configuration: Configuration) -> tuple[object, ...]:
+    """Configurations of equal bound come in a fixed order."""
+    c = configuration
+    return c.pipeline, c.virtual_stages, c.micro_batches, c.mesh, c.roles, c.order

@@ -1,0 +1,358 @@
+"""From ways to run a block to whole stages.
+
+A stage of n blocks runs some of them one way (fast) and the rest another (lean), just as many lean ones as its memory
+asks for. So every range of blocks has a price on every stage, by which `planner.strategy_search.decomposition.division`
+divides the blocks.
+
+Blocks may be of several kinds: a way then says how to run a block of each, and ranges of blocks that hold the same
+kinds in the same order cost the same (`planner.strategy_search.decomposition.block_ranges`).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.limits import checked
+from planner.strategy_search.decomposition.block_ranges import BlockRanges
+from planner.strategy_search.decomposition.pieces import Amounts, Column
+
+Array = NDArray[np.float64]
+Way = tuple[Column, ...]
+"""How to run a block of each kind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """What one rank of the pipeline holds beside its inner blocks, and how it is run.
+
+    Attributes:
+        chunks: virtual stages on the rank; its inner blocks are as many and run alike in each.
+        in_flight: micro-batches whose activations the chunks hold, all together.
+        ends: what the first and the last chunk of the model have on top: amounts, and in how many flights.
+        received: bytes that a chunk keeps of what it receives, times micro-batches in flight, if its first block is not
+            recomputed.
+        ending: bytes that the last block keeps on top, if it is not recomputed, times its flights.
+        outliving: bytes that a recomputed block hands to one that is not, which keeps them, times flights.
+        before, after: whether the block in the head, and the one in the tail, is recomputed; None where none is there.
+        seconds: transfers from and to other ranks, per micro-batch.
+    """
+
+    chunks: int
+    in_flight: float
+    ends: tuple[tuple[Amounts, float], ...]
+    received: float
+    ending: float
+    outliving: float
+    before: bool | None
+    after: bool | None
+    seconds: float
+
+    def handing_over(self, blocks: Sequence[bool]) -> float:
+        """Bytes that inner blocks, recomputed or not, in the order of the model, hold of what others hand to them."""
+        ways = [way for way in (self.before, *blocks, self.after) if way is not None]
+        if not ways:
+            return self.received + self.ending
+        outliving = sum(first and not second for first, second in pairwise(ways)) * self.outliving
+        return (0.0 if ways[0] else self.received) + (0.0 if ways[-1] else self.ending) + outliving
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filling:
+    """Inner blocks of one chunk: `lean` of them run in the way `second` of the pool, the rest in the way `first`;
+    `variant` is the choice for what the rank holds beside them."""
+
+    variant: int
+    first: int
+    second: int
+    lean: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Filled:
+    """The best fillings of a rank for every range of blocks of inner blocks a chunk.
+
+    Seconds per micro-batch, per step and busy in a whole step, bytes at the peak and, of them, `beside` the columns for
+    what other blocks hand over; infinite where nothing fits.
+    """
+
+    part: Array
+    step: Array
+    busy: Array
+    peak: Array
+    beside: Array
+    least: Array  # bytes without which no number of blocks fits
+    variant: NDArray[np.intp]
+    pair: NDArray[np.intp]
+    lean: NDArray[np.intp]
+    pairs: tuple[tuple[int, int], ...]
+
+    def filling(self, block_range: int) -> Filling:
+        first, second = self.pairs[int(self.pair[block_range])]
+        return Filling(
+            variant=int(self.variant[block_range]), first=first, second=second, lean=int(self.lean[block_range])
+        )
+
+    def among(self, some: NDArray[np.intp], count: int) -> "Filled":
+        """The same, of so many ranges of blocks of which it has some; the others take for ever."""
+        spread: dict[str, Any] = {}
+        for name in (*_SECONDS_AND_BYTES, "least", *_CHOICES):
+            spread[name] = np.zeros(count, dtype=np.intp) if name in _CHOICES else np.full(count, math.inf)
+            spread[name][some] = getattr(self, name)
+        return replace(self, **spread)
+
+    def or_else(self, other: "Filled", variant: int) -> "Filled":
+        """For every range of blocks the faster of the two."""
+        better = other.busy < self.busy
+        fields = (*_SECONDS_AND_BYTES, "pair", "lean")
+        taken = {name: np.where(better, getattr(other, name), getattr(self, name)) for name in fields}
+        return replace(
+            self, **taken, least=np.minimum(self.least, other.least), variant=np.where(better, variant, self.variant)
+        )
+
+
+_SECONDS_AND_BYTES = ("part", "step", "busy", "peak", "beside")
+_CHOICES = ("variant", "pair", "lean")
+
+
+def fill_best(
+    ranks: Sequence[Sequence[Rank]],
+    pool: Sequence[Way],
+    block_ranges: BlockRanges,
+    weight: float,
+    capacity: float,
+    some: NDArray[np.intp] | None = None,
+) -> list[Filled]:
+    """`fill`, each rank with the best of several choices for what it holds beside its inner blocks."""
+    every = iter(fill([rank for variants in ranks for rank in variants], pool, block_ranges, weight, capacity, some))
+    found = []
+    for variants in ranks:
+        best = next(every)
+        for place in range(1, len(variants)):
+            best = best.or_else(next(every), place)
+        found.append(best)
+    return found
+
+
+def fill(
+    ranks: Sequence[Rank],
+    pool: Sequence[Way],
+    block_ranges: BlockRanges,
+    weight: float,
+    capacity: float,
+    some: NDArray[np.intp] | None = None,
+) -> list[Filled]:
+    """Price every range of blocks of inner blocks on every rank, or `some` of them and infinity for the others, with
+    the ways of the pool, at most two at a time.
+
+    A rank is busy for `weight` (the number of micro-batches) times its seconds for one, and once those per step.
+
+    The lean ones come first in a stage: where they are recomputed, nothing received needs to be kept. An empty pool
+    stands for a model without inner blocks.
+    """
+    priced = block_ranges if some is None else block_ranges.only(some)
+    at_once = max(1, _CELLS // (max(1, len(pool) * (len(pool) + 1) // 2) * len(priced.lengths)))
+    found: list[Filled] = []
+    for start in checked(range(0, len(ranks), at_once)):
+        found += _filled(ranks[start : start + at_once], pool, priced, weight, capacity)
+    return found if some is None else [filled.among(some, len(block_ranges.lengths)) for filled in found]
+
+
+def _filled(
+    ranks: Sequence[Rank], pool: Sequence[Way], block_ranges: BlockRanges, weight: float, capacity: float
+) -> list[Filled]:
+    mixed, outer = _Mixed(ranks, pool, block_ranges, weight), _Ends(ranks, weight)
+    at_once = np.maximum(mixed.largest("replay"), outer.replay) + np.maximum(
+        mixed.largest("transient"), outer.transient
+    )
+    some = block_ranges.lengths > 0
+    beside = np.where(some, mixed.beside(), outer.handed)
+    held = outer.memory + beside + np.where(some, at_once, outer.replay + outer.transient)
+    all_fast = mixed.total("memory")
+    over = held + all_fast - capacity
+    same = (mixed.fast == mixed.lean)[:, None]
+    lean = np.where(same, 0, mixed.saving(over))
+    fits = np.where(same, over <= FITS * capacity, lean <= block_ranges.lengths - 1) & mixed.pays[:, :, None]
+    lean = np.where(fits, lean, 0)
+    busy = outer.busy + mixed.total("busy") + mixed.change("busy", lean)
+    busy = np.where(fits, busy, math.inf)
+    best = busy.argmin(axis=1)
+
+    def of_best(values: Any) -> Any:
+        return np.take_along_axis(values, best[:, None, :], axis=1)[:, 0]
+
+    chosen, quickest = of_best(lean), of_best(busy)
+
+    def total(field: str, base: Array) -> Array:
+        return np.where(np.isfinite(quickest), base + mixed.mixture(field, best, chosen), math.inf)
+
+    part, step = total("part", outer.part[:, 0]), total("step", outer.step[:, 0])
+    busy, peak = total("busy", outer.busy[:, 0]), total("memory", np.zeros(1)) + of_best(held)
+    handed, least = of_best(beside), np.where(same, held + all_fast, math.inf).min(axis=1)
+    pairs = tuple(zip(mixed.fast.tolist(), mixed.lean.tolist(), strict=True))
+    return [
+        Filled(
+            part=part[at],
+            step=step[at],
+            busy=busy[at],
+            peak=peak[at],
+            beside=handed[at],
+            least=least[at],
+            variant=np.zeros(len(some), dtype=np.intp),
+            pair=best[at],
+            lean=chosen[at],
+            pairs=pairs,
+        )
+        for at in range(len(ranks))
+    ]
+
+
+class _Mixed:
+    """What every range of blocks comes to where the blocks at its beginning run in one way of the pool, `lean`, and the
+    others in another, `fast`; arrays are of ranks, pairs of ways and block_ranges. `pays` says whether a pair does, on
+    a rank."""
+
+    def __init__(self, ranks: Sequence[Rank], pool: Sequence[Way], block_ranges: BlockRanges, weight: float) -> None:
+        self.ranks, self.block_ranges = ranks, block_ranges
+        kinds = len(block_ranges.counts)
+        pool = pool or [()]
+        amounts = np.array(
+            [[[getattr(column.amounts, name) for name in _AMOUNTS] for column in way] for way in pool], dtype=np.float64
+        ).reshape(1, len(pool), kinds, len(_AMOUNTS))
+        part, step, fixed, live, replay, transient = np.moveaxis(amounts, -1, 0)
+        chunks, in_flight = (
+            np.array([getattr(rank, name) for rank in ranks])[:, None, None] for name in ("chunks", "in_flight")
+        )
+        self.costs = {  # (ranks, or 1 where all are alike, ways, kinds)
+            "part": chunks * part,
+            "step": chunks * step,
+            "busy": chunks * (weight * part + step),
+            "memory": chunks * fixed + in_flight * live,
+            "replay": replay,
+            "transient": transient,
+        }
+        self.recompute = np.array([[column.recompute for column in way] for way in pool], dtype=np.bool_)
+        self.recompute = self.recompute.reshape(len(pool), kinds)
+        self.fast, self.lean, self.pays = self._pairs()
+
+    def _pairs(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
+        """Every way with itself, and with each that can make a stage fit in its place, at a price: that takes no more
+        memory for any kind of block, and less for one."""
+        memory, busy = self.costs["memory"], self.costs["busy"]
+        no_more = (memory[:, None, :, :] <= memory[:, :, None, :]).all(axis=-1)
+        pays = (memory[:, None, :, :] < memory[:, :, None, :]) & (busy[:, None, :, :] > busy[:, :, None, :])
+        found = (no_more & pays.any(axis=-1)) | np.eye(memory.shape[1], dtype=np.bool_)
+        fast, lean = np.nonzero(found.any(axis=0))
+        return fast, lean, found[:, fast, lean]
+
+    def total(self, field: str) -> Array:
+        """Of ranges of blocks whose blocks all run in the first way."""
+        found: Array = (self.costs[field] @ self.block_ranges.numbers)[:, self.fast]
+        return found
+
+    def change(self, field: str, lean: NDArray[np.intp]) -> Array:
+        """What `lean` blocks in the second way add."""
+        more = self.costs[field][:, self.lean] - self.costs[field][:, self.fast]
+        found = np.zeros(lean.shape)
+        for kind, (along, start) in enumerate(zip(self.block_ranges.along, self.block_ranges.before, strict=True)):
+            found += more[:, :, kind, None] * (along[self.block_ranges.starts + lean] - start)
+        return found
+
+    def mixture(self, field: str, pair: NDArray[np.intp], lean: NDArray[np.intp]) -> Array:
+        """Of every range of blocks in one of the pairs, with so many in the second way; all are (ranks, ranges of
+        blocks)."""
+        costs = np.broadcast_to(self.costs[field], (len(self.ranks), *self.costs[field].shape[1:]))
+        rank = np.arange(len(self.ranks))[:, None]
+        fast = costs[rank, self.fast[pair]]  # (ranks, ranges of blocks, kinds)
+        more = costs[rank, self.lean[pair]] - fast
+        changed = more * (self.block_ranges.along.T[self.block_ranges.starts + lean] - self.block_ranges.before.T)
+        total: Array = (fast * self.block_ranges.numbers.T).sum(axis=-1) + changed.sum(axis=-1)
+        return total
+
+    def saving(self, over: Array) -> NDArray[np.intp]:
+        """The fewest blocks in the second way that save so many bytes, 1 at least; more than there are if none do."""
+        saved = self.costs["memory"][:, self.fast] - self.costs["memory"][:, self.lean]
+        sums, starts = saved @ self.block_ranges.along, self.block_ranges.starts
+        wanted = sums[:, :, starts] + over - 1e-9 * saved.max(axis=-1, initial=0.0)[:, :, None]
+        found = np.ones(over.shape, dtype=np.intp)
+        for row in zip(*np.nonzero(self.pays & (self.fast != self.lean)), strict=True):
+            found[row] = sums[row].searchsorted(wanted[row]) - starts
+        return np.maximum(found, 1)
+
+    def largest(self, field: str) -> Array:
+        """The most that a block of a kind in the range of blocks comes to, in either way."""
+        rows = np.maximum(self.costs[field][:, self.fast], self.costs[field][:, self.lean])
+        found = np.zeros((*rows.shape[:2], len(self.block_ranges.lengths)))
+        for kind, number in enumerate(self.block_ranges.numbers):
+            np.maximum(found, np.where(number > 0, rows[:, :, kind, None], 0.0), out=found)
+        return found
+
+    def beside(self) -> Array:
+        """Bytes that blocks hold of what others hand to them, at most, however many are run in the second way; with
+        blocks of one kind it is just that."""
+        ways, which = np.unique(
+            np.concatenate([self.recompute[self.fast], self.recompute[self.lean]], axis=1), axis=0, return_inverse=True
+        )
+        kinds = len(self.block_ranges.counts)
+        sides = {(rank.before, rank.after) for rank in self.ranks}
+        times = {side: np.stack([self._handed(*side, way[:kinds], way[kinds:]) for way in ways]) for side in sides}
+        held = np.stack([times[rank.before, rank.after] for rank in self.ranks])  # (ranks, ways, 3, ranges of blocks)
+        received, ending, outliving = (
+            np.array([getattr(rank, name) for rank in self.ranks])[:, None, None]
+            for name in ("received", "ending", "outliving")
+        )
+        found: Array = held[:, :, 0] * received + held[:, :, 1] * ending + held[:, :, 2] * outliving
+        return found[:, which.reshape(-1)]
+
+    def _handed(
+        self, before: bool | None, after: bool | None, fast: NDArray[np.bool_], lean: NDArray[np.bool_]
+    ) -> Array:
+        """How often a range of blocks holds what it receives, what it ends with, and what a recomputed block hands to
+        another, (3, ranges of blocks), for one pair, whose ways recompute these kinds of blocks."""
+        held = self.block_ranges
+        some = np.flatnonzero(held.lengths)
+        found = np.zeros((3, len(held.lengths)))
+        if not some.size:
+            return found
+        behind, ahead = fast[list(held.kinds)], lean[list(held.kinds)]
+        first, last = held.starts[some], held.starts[some] + held.lengths[some] - 1
+        changes = (ahead[:-1] & ~ahead[1:]) | (behind[:-1] & ~behind[1:])
+        between = ahead[:-1] & ~behind[1:] & ~changes  # where the second way ends
+        sums, once = (np.concatenate(([0], np.cumsum(each))) for each in (changes, between))
+        number = sums[last] - sums[first] + (once[last] > once[first])
+        number += bool(before) & ~ahead[first]
+        number += behind[last] & (after is False)
+        found[0, some] = ~ahead[first] if before is None else not before
+        found[1, some] = ~behind[last] if after is None else not after
+        found[2, some] = number
+        return found
+
+
+_AMOUNTS = ("part", "step", "fixed", "live", "replay", "transient")
+
+FITS = 1e-9
+"""A peak this much above the capacity, relatively, still fits: sums in another order differ by less."""
+
+
+_CELLS = 2**17
+"""Cells of an array over ranks, pairs and ranges of blocks that are priced at once: a few of them stay in a cache."""
+
+
+class _Ends:
+    """What ranks hold beside their inner blocks, (ranks, 1, 1); `handed` is what a rank without any holds of others."""
+
+    def __init__(self, ranks: Sequence[Rank], weight: float) -> None:
+        def each(value: Callable[[Rank], float]) -> Array:
+            return np.array([value(rank) for rank in ranks])[:, None, None]
+
+        self.part = each(lambda rank: rank.seconds + math.fsum(a.part for a, _ in rank.ends))
+        self.step = each(lambda rank: math.fsum(a.step for a, _ in rank.ends))
+        self.busy = weight * self.part + self.step
+        self.memory = each(lambda rank: math.fsum(a.fixed + a.live * flights for a, flights in rank.ends))
+        self.replay = each(lambda rank: max((a.replay for a, _ in rank.ends), default=0.0))
+        self.transient = each(lambda rank: max((a.transient for a, _ in rank.ends), default=0.0))
+        self.handed = each(lambda rank: rank.handing_over([]))

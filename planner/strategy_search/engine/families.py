@@ -1,0 +1,57 @@
+"""The engine of a request, its configurations, and their families: those that differ in their micro-batches only."""
+
+from hardware_profiles import parts_of
+from planner.errors import RequestError
+from planner.graph.operator_graph import OperatorGraph
+from planner.plan.binding.bind import prepare
+from planner.strategy_search.engine.engine import Engine, Family
+from planner.strategy_search.request.constraints import NothingAgreesError
+from planner.strategy_search.request.refusals import space_of
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import Configuration, bounds
+from planner.strategy_search.request.template import fold
+
+
+def all_configurations(engine: Engine) -> list[Configuration]:
+    """All configurations of the request of an engine."""
+    return list(space_of(engine.request, engine.template))
+
+
+def families_of(space: list[Configuration]) -> list[tuple[Configuration, ...]]:
+    """Configurations by family."""
+    families: dict[object, list[Configuration]] = {}
+    for configuration in space:
+        families.setdefault(configuration.family, []).append(configuration)
+    return [tuple(members) for members in families.values()]
+
+
+def family_of(engine: Engine, members: tuple[Configuration, ...]) -> Family | None:
+    """What the largest micro-batch proves about all; None where it cannot be cut into the others."""
+    largest = min(members, key=lambda c: c.micro_batches)
+    if any(c.micro_batches % largest.micro_batches for c in members):
+        return None
+    try:
+        return engine.family(largest)
+    except NothingAgreesError:
+        return None
+
+
+def engine_of(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
+    """The engine of a request, and its prepared graph. Raises RequestError for what a model without blocks cannot
+    offload."""
+    prepared, blocks = prepare(request.graph, request.imbalance, request.update.placed)
+    repeated = frozenset(request.pinned.repeated)
+    template = fold(prepared, blocks, request.cluster.software, repeated)
+    if "device" not in request.offload.weights and not template.every_own_parameter:
+        raise RequestError(
+            "offload: the weights of repeated blocks are offloaded, and this model has no blocks of which each is"
+            " like the one before; leave weights out of --offload"
+        )
+    if "device" not in request.offload.saved and not template.blocks.count:
+        raise RequestError(
+            "offload: what repeated blocks save is offloaded, and this model has no blocks of which each is like the"
+            " one before; leave saved out of --offload"
+        )
+    asked = (request.precision, request.optimizer, request.update, request.offload)
+    limits = tuple(bounds(template, request.batch, group, *asked) for group in parts_of(request.cluster))
+    return Engine(request=request, template=template, limits=limits), prepared

@@ -1,0 +1,64 @@
+"""What a search says of configurations, and where nothing fits."""
+
+import math
+
+from costmodels import peak_memory
+from hardware_profiles import Cluster, MixedCluster
+from planner.errors import InfeasibleError
+from planner.strategy_search.engine.evaluation import Outcome
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import Configuration
+
+
+def configuration_words(configuration: Configuration) -> str:
+    """`pipeline 8 of 1 stages, mesh 2x4, 32 micro-batches`."""
+    c = configuration
+    roles = f" ({', '.join(c.roles)})" if c.roles else ""
+    virtual = f" of {c.virtual_stages} stages" if c.virtual_stages > 1 else ""
+    mesh = "x".join(map(str, c.mesh)) or "1"
+    groups = f", groups {'-'.join(str(group + 1) for group in c.order)}" if c.order else ""
+    return f"pipeline {c.pipeline}{virtual}, mesh {mesh}{roles}, {c.micro_batches} micro-batches{groups}"
+
+
+def fate_words(outcome: Outcome, cutoff: float) -> str:
+    """What came of a configuration that was evaluated."""
+    if outcome.ranks:
+        return f"{outcome.seconds:.4g} s found, none under {outcome.bound:.4g} s"
+    if outcome.bound < math.inf:
+        return f"cut off, none under {outcome.bound:.4g} s, and plans from {cutoff:.4g} s on are of no interest"
+    least = f", {outcome.least / 2**30:.1f} GiB would be needed" if outcome.least < math.inf else ""
+    return f"does not fit{least}"
+
+
+def nothing_fits(
+    request: SearchRequest, least: float, fullest: tuple[int, int], group: Cluster, stopped: bool
+) -> InfeasibleError:
+    """The error of a search that found nothing: the leanest plan needs so many bytes at this rank of so many, which is
+    on this group of devices."""
+    device = group.device
+    if stopped:
+        return InfeasibleError("no plan that fits was found before the search was stopped; give it more time")
+    needed = float(peak_memory(least, 0.0, request.cluster.software.buffers, device))
+    memory = device.memory if request.memory_limit is None else min(device.memory, request.memory_limit)
+    where = _rank_words(*fullest) + (f" ({group.name})" if isinstance(request.cluster, MixedCluster) else "")
+    if not memory < needed < math.inf:
+        return InfeasibleError(
+            f"{request.algorithm} found no plan of {request.model.reference} that fits on {request.cluster.devices} x "
+            f"{request.cluster.name}, which does not prove that there is none; try dynamic_programming, or more memory"
+        )
+    return InfeasibleError(
+        f"{request.model.reference} does not fit on {request.cluster.devices} x {request.cluster.name}: the "
+        f"leanest plan looked at needs {_gib(needed)} per device{where}, {_gib(needed - memory)} more"
+        f" than the {_gib(memory)} there are",
+        needed=needed,
+        missing=needed - memory,
+    )
+
+
+def _rank_words(rank: int, ranks: int) -> str:
+    return f" at pipeline rank {rank} of {ranks}" if ranks > 1 else ""
+
+
+def _gib(nbytes: float) -> str:
+    """GiB, with as many digits as small numbers need."""
+    return f"{nbytes / 2**30:.{1 if nbytes >= 2**30 else 3}f} GiB"

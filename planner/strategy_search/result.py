@@ -1,0 +1,82 @@
+"""What a search says while it runs, and what it has found."""
+
+from dataclasses import dataclass, replace
+
+from planner.plan.binding.bind import BoundPlan
+from planner.plan.plan import Plan
+from planner.strategy_search.engine.contexts import ContextOutcome
+from planner.strategy_search.engine.finalists import OPTIMAL, Ranked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where the search is.
+
+    Attributes:
+        total: configurations in all.
+        done: evaluated so far.
+        best_seconds: objective of the best plan yet; infinite before the first.
+        bound_seconds: no plan has a smaller one, as far as is known.
+        phase: what is being done.
+    """
+
+    total: int
+    done: int
+    best_seconds: float
+    bound_seconds: float
+    phase: str = "searching"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """What the search did: configurations there were, evaluated ones, problems solved, seconds; whether it was stopped
+    before its end, and whether that was as its own memory was `full`."""
+
+    configurations: int
+    evaluated: int
+    solved: int
+    seconds: float
+    stopped: bool = False
+    full: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchResult:
+    """The fastest plans, fastest first, of different configurations, and what is proved about them.
+
+    No plan in the space of the request has an objective below `bound_seconds`; a step may take less than its objective
+    (see `planner.strategy_search.engine.contenders`). Where axes are free, that is the space of
+    meshes of one and two axes whose virtual stages on a rank run alike; `covered` is False where the best plan has more
+    axes, so that nothing is proved about its like. `placements` is how many ways to place tables on the host were
+    compared, 0 where there was no choice: what is proved is about the one that was taken. `contexts` compares ways to
+    split the sequence, where there was a choice.
+    """
+
+    plans: tuple[Ranked, ...]
+    bound_seconds: float
+    statistics: Statistics
+    covered: bool = True
+    placements: int = 0
+    contexts: tuple[ContextOutcome, ...] = ()
+
+    @property
+    def bound(self) -> BoundPlan:
+        return self.plans[0].bound
+
+    @property
+    def plan(self) -> Plan:
+        return self.plans[0].plan
+
+    @property
+    def gap(self) -> float:
+        """How much less, relatively, the objective of another plan could be at most."""
+        return max(0.0, 1 - self.bound_seconds / self.plans[0].objective)
+
+    def cut_short(self) -> "SearchResult":
+        """The same of a search that was stopped before its end."""
+        return replace(self, statistics=replace(self.statistics, stopped=True))
+
+    @property
+    def status(self) -> str:
+        """ "optimal" where no plan in the space has a smaller objective, else "feasible"."""
+        return "optimal" if self.gap <= OPTIMAL and self.covered else "feasible"
