@@ -141,8 +141,8 @@ MUTANTS = [
         "executor",
         "runtime/comm/collectives.py",
         (
-            "moved = incoming.movedim(0, dim).flatten(dim, dim + 1)",
-            "moved = incoming.flip(0).movedim(0, dim).flatten(dim, dim + 1)",
+            "return [part.movedim(0, dim).flatten(dim, dim + 1) for part, dim in parts]",
+            "return [part.flip(0).movedim(0, dim).flatten(dim, dim + 1) for part, dim in parts]",
         ),
     ),
     *mutants(
@@ -155,14 +155,14 @@ MUTANTS = [
     ),
     *mutants(
         "executor",
-        "runtime/comm/async_collectives.py",
+        "runtime/comm/collectives.py",
         (
-            "part.view(shape).movedim(0, dim).contiguous() for part, shape, dim in parts]",
-            "part.view(shape).contiguous() for part, shape, dim in parts]",
+            "return [part.movedim(0, dim).contiguous() for part, dim in zip(_parts(own, shapes), dims, strict=True)]",
+            "return [part.contiguous() for part in _parts(own, shapes)]",
         ),
         (
-            "work = dist.all_reduce(flat, dist.ReduceOp.SUM, group, async_op=True)",
-            "work = dist.all_reduce(flat, dist.ReduceOp.MAX, group, async_op=True)",
+            "partial(dist.all_reduce, flat, operation, group)",
+            "partial(dist.all_reduce, flat, dist.ReduceOp.MAX, group)",
         ),
     ),
     *mutants(
@@ -186,8 +186,12 @@ MUTANTS = [
     ),
     *mutants(
         "checkpoints",
+        "planner/sharding/even_cut.py",
+        ("return min(place * each, size), min((place + 1) * each, size)", "return place * each, (place + 1) * each"),
+    ),
+    *mutants(
+        "checkpoints",
         "runtime/checkpoint/regions.py",
-        ("extent.append(max(0, min(each, size - place * each)))", "extent.append(each)"),
         (
             "starts = (mine - theirs for mine, theirs in zip(self.offset, other.offset, strict=True))",
             "starts = (mine for mine, _ in zip(self.offset, other.offset, strict=True))",

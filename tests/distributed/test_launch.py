@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tests.unit.cli.answers import ANSWERS
 
 from planner.cli.schemas import ANSWERS
 from planner.graph.trace import trace
