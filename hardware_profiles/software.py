@@ -69,8 +69,9 @@ class Software:
             itself.
         regathers: whether a value that is gathered for its use is kept in pieces, and gathered again in the backward
             pass, instead of whole (sequence parallelism of Korthikanti et al. 2022, section 4.2.2).
-        repeats: classes of operators that are computed again for their own backward pass, and keep nothing beside their
-            operands and results: ("attention",) is selective recomputation of Korthikanti et al. 2022.
+        recomputed_in_backward: classes of operators that are computed again for their own backward pass, and keep
+            nothing beside their operands and results: ("attention",) is selective recomputation of Korthikanti et al.
+            2022.
         buffers: bytes of buffers for communication that are there all the time.
         flat: ZeRO stage whose pieces are cut evenly out of flat buffers even where no dim of a parameter divides;
             0 cuts along dims alone.
@@ -92,7 +93,7 @@ class Software:
     fused: bool = False
     ahead: int = 0
     regathers: bool = False
-    repeats: tuple[str, ...] = ()
+    recomputed_in_backward: tuple[str, ...] = ()
     buffers: Bytes = 0.0
     flat: int = 0
     loss: LossMemory = "whole"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from costmodels import collective_time
 from hardware_profiles import Cluster
+from planner.sharding.buckets import Bucket
 from planner.sharding.mesh import Mesh
 
 
@@ -21,6 +22,12 @@ class Message:
     kind: str
     axis: int | None
     nbytes: float
+
+
+def bucket_messages(bucket: Bucket) -> tuple[Message, ...]:
+    """What tensors that travel together send, one message for each of their collectives."""
+    moves = zip(bucket.moves, bucket.nbytes, strict=True)
+    return tuple(Message(kind=kind, axis=axis, nbytes=nbytes) for (kind, axis), nbytes in moves)
 
 
 def message_seconds(message: Message, mesh: Mesh, cluster: Cluster) -> float:

@@ -113,7 +113,7 @@ def price_operator(
         extra = _sum_work(rule.saved_extra, extents) if graded else np.zeros(len(extents))
     inner_forward, inner_backward = _inner(rule, strategies, mesh, cluster, (forward, backward))
     again, launches = np.zeros(len(extents)), (host, host)
-    if graded and rule.op_class in cluster.software.repeats:
+    if graded and rule.op_class in cluster.software.recomputed_in_backward:
         backward, inner_backward = backward + forward, inner_backward + inner_forward
         late, extra, again, launches = (late[0], late[0] + late[1]), again, extra, (host, 2 * host)
     if rule.outside is not None:

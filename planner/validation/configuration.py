@@ -59,7 +59,7 @@ class Run:
     job: Job
     pinned: Pinned
     notes: tuple[str, ...]
-    repeats: tuple[str, ...] = ()  # see Software.repeats
+    recomputed_in_backward: tuple[str, ...] = ()  # see Software.recomputed_in_backward
 
 
 def padded_vocabulary(size: int) -> int:
@@ -78,11 +78,11 @@ def run_of(row: Row) -> Run:
     devices, global_batch = _needed(row, "n_devices"), _needed(row, "global_batch")
     pinned = _pinned(row, devices, model, notes)
     job = Job(model=model, profile=row.text("profile"), devices=devices, global_batch=global_batch)
-    repeats: tuple[str, ...] = ()
-    if pinned.repeated == ("attention",):  # Megatron checkpoints attention alone: the block is run as one that is not
-        repeats = pinned.repeated
-        pinned = replace(pinned, recompute="none", repeated=())
-    return Run(job=job, pinned=pinned, notes=tuple(notes), repeats=repeats)
+    recomputed_in_backward: tuple[str, ...] = ()
+    if pinned.never_kept == ("attention",):  # Megatron checkpoints attention alone: the block is run as one that is not
+        recomputed_in_backward = pinned.never_kept
+        pinned = replace(pinned, recompute="none", never_kept=())
+    return Run(job=job, pinned=pinned, notes=tuple(notes), recomputed_in_backward=recomputed_in_backward)
 
 
 def _check_sizes(row: Row) -> None:
@@ -313,7 +313,7 @@ def _pinned(row: Row, devices: int, model: Dimensions, notes: list[str]) -> Pinn
         zero=_zero(row, data * context, notes),
         micro_batch=micro_batch or 1,
         recompute=recompute,
-        repeated=_repeated(row, recompute, notes),
+        never_kept=_repeated(row, recompute, notes),
         even=True,
     )
 

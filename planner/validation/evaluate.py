@@ -149,7 +149,8 @@ def machine_of(row: Row, run: Run) -> tuple[Cluster, tuple[str, ...]]:
     HardwareProfileError."""
     notes = list(run.notes)
     cluster = machine_of_run(row, run.job.devices, run.pinned.zero or 0, notes)
-    return cluster.with_software(replace(cluster.software, repeats=run.repeats)), tuple(notes)
+    software = replace(cluster.software, recomputed_in_backward=run.recomputed_in_backward)
+    return cluster.with_software(software), tuple(notes)
 
 
 def traced(model: Dimensions) -> OperatorGraph:

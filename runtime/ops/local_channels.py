@@ -12,7 +12,7 @@ from planner.graph.trace import resolve
 from runtime.ops.batch_norm import batch_norm
 
 if TYPE_CHECKING:
-    from runtime.ops.local_ops import Shard
+    from runtime.ops.shard import Shard
 
 _GROUPS_OF_CONVOLUTION = 6  # position of the argument
 

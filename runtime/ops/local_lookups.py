@@ -14,7 +14,7 @@ from runtime.comm.collectives import all_reduce
 from runtime.ops.index_check import expect_within
 
 if TYPE_CHECKING:
-    from runtime.ops.local_ops import Shard
+    from runtime.ops.shard import Shard
 
 _SUM, _AVERAGE = 0, 1  # torch's numbers for what becomes of the rows of a bag
 _MEAN = 1  # and for the mean of a loss

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from planner.errors import ModelError
 from planner.graph.operator_graph import Operator
 from runtime.ops.attention import attention_with_dropout
-from runtime.ops.local_ops import features_of
+from runtime.ops.local_dropout import features_of
 from runtime.ops.randomness import Draw, Region, drop, drop_probability, keep_mask, operator_code, whole_region
 
 _WHOLE = frozenset({F.dropout, torch.dropout, torch.native_dropout})

@@ -22,8 +22,9 @@ from planner.strategy_search.analysis.advice import changes
 from planner.strategy_search.engine.contenders import CONTENDERS, NEAR
 from planner.strategy_search.engine.evaluation import Evaluation
 from planner.strategy_search.engine.settle import rank_problem
+from planner.strategy_search.request.bounds import bounds
 from planner.strategy_search.request.request import SearchRequest
-from planner.strategy_search.request.space import Configuration, Pinned, bounds, configurations, mesh_shapes
+from planner.strategy_search.request.space import Configuration, Pinned, configurations, mesh_shapes
 from planner.strategy_search.result import Progress, SearchResult
 from planner.strategy_search.search import find_fitting, search
 from planner.strategy_search.solvers import SOLVERS

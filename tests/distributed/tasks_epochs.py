@@ -49,7 +49,7 @@ def seen(kind: str, sizes: tuple[int, ...], batches: int, steps: int, folder: st
         global_batch=batches * plans.BATCH, micro_batches=batches,
     )  # fmt: skip
     settings = RunSettings(
-        steps=steps, model=f"{__name__}:model", data=f"{__name__}:Rows", shuffle=True, full_batch=not own, seed=5,
+        steps=steps, model=f"{__name__}:model", dataset=f"{__name__}:Rows", shuffle=True, full_batch=not own, seed=5,
         save=folder, save_every=1, keep=99, go_on=True,
     )  # fmt: skip
     reports = [report for report in train(plan, settings) if isinstance(report, StepReport)]

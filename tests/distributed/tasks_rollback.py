@@ -56,7 +56,7 @@ def run(
     module, example = model()
     made = plans.random_plan("fragile", plans.mesh_of(*sizes), seed, graph=trace(module, example), **how)
     made = replace(made, training=replace(made.training, update=Update(buckets="none")))
-    given = RunSettings(**{"model": f"{__name__}:model", "data": f"{__name__}:data", **settings})  # type: ignore[arg-type]
+    given = RunSettings(**{"model": f"{__name__}:model", "dataset": f"{__name__}:data", **settings})  # type: ignore[arg-type]
     found, said = [], ""
     try:
         for report in train(made, given):

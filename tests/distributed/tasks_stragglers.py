@@ -36,7 +36,7 @@ def run(sizes: tuple[int, ...], settings: dict[str, object], victim: int, where:
         steps=steps,
         check=False,
         model="tests.distributed.tasks_rollback:model",
-        data="tests.distributed.tasks_rollback:data",
+        dataset="tests.distributed.tasks_rollback:data",
     )
     owner, name, times = PLACES[where]
     own = getattr(owner, name)

@@ -73,4 +73,4 @@ def test_the_plans_are_what_they_are_called() -> None:
     assert planned("ring of eight").mesh.sizes == (8,)
     assert planned("heads inside of a ring").mesh.sizes == (2, 4)
     assert [len(planned(name).stages) for name in ("pipeline of eight", "interleaved", "slices")] == [8, 8, 4]
-    assert planned("interleave").training.interleave == 2
+    assert planned("two at a time").training.interleave == 2

@@ -134,7 +134,7 @@ def test_a_batch_that_breaks_is_skipped_by_the_plan_and_by_the_unsharded_model(
     monkeypatch.delitem(sys.modules, "squares", raising=False)
     save_plan(plan_for("squares:make", None), tmp_path / "plan.json")
     code, steps, _ = reports_of(
-        tmp_path / "plan.json", steps=3, model="squares:make", data="squares:rows", on_nonfinite="skip"
+        tmp_path / "plan.json", steps=3, model="squares:make", dataset="squares:rows", on_nonfinite="skip"
     )
     assert code == 0, "the steps before and after agree"
     assert [step.trouble for step in steps] == [None, "the loss is nan", None, None]  # another batch in its place

@@ -96,7 +96,7 @@ def test_a_killed_launcher_a_second_run_and_a_copy(two: Path, memory: Path, tmp_
     then = Run(two, folder, last + 4, "--save-every", "1000", "--continue", "--state-replicas")
     assert then.ended() == 0, then.said()
     assert f"was locked by process {first.process.pid} on " in then.notices()[0]
-    (went_on,) = [note for note in then.notices() if note.startswith("going on from copies in memory, step ")]
+    (went_on,) = [note for note in then.notices() if note.startswith("going on from state replicas in memory, step ")]
     assert min(then.steps()) == int(went_on.rpartition(" ")[2]) + 1 >= last
     assert list(memory.iterdir()) == []
     assert not (folder / "lock").exists()

@@ -19,7 +19,7 @@ from hardware_profiles import Cluster, Machine, links_of_all
 from planner.plan.binding.bind import BoundPlan, stage_of_operators
 from planner.pricing import Pricers
 from planner.pricing.bucket_size import room_of
-from planner.pricing.message import Message, message_seconds
+from planner.pricing.message import Message, bucket_messages, message_seconds
 from planner.pricing.parameter_price import summed
 from planner.sharding.buckets import (
     Bucket,
@@ -60,10 +60,11 @@ def once_of(bound: BoundPlan, held: Collection[str], cluster: Cluster, pricers: 
         ("weight gathering", gathered, pricers.updated),
     ):
         for bucket in buckets:
-            for number, ((kind, axis), nbytes) in enumerate(zip(bucket.moves, bucket.nbytes, strict=True)):
-                message = Message(kind=kind, axis=axis, nbytes=nbytes)
+            for number, message in enumerate(bucket_messages(bucket)):
+                assert message.axis is not None, "gradients and weights stay within a stage"
                 whole = pricer.exposed * message_seconds(message, bound.plan.mesh, cluster)
-                shares = (pricer.message_seconds(kind, axis, member.nbytes[number]) for member in bucket.members)
+                alone = (member.nbytes[number] for member in bucket.members)
+                shares = (pricer.message_seconds(message.kind, message.axis, nbytes) for nbytes in alone)
                 cost.add(part, message, whole - sum(shares))
     for message in (*norm_messages(bound), *trust_messages(bound, held)):
         cost.add("optimizer", message, _norm_seconds(bound, message, cluster, machine))

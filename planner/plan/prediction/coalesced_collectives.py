@@ -15,7 +15,7 @@ from planner.plan.prediction.charges import A_BLOCK, Phase, Times, charge
 from planner.plan.prediction.stage_cost import GATHERING, StageCost
 from planner.plan.prediction.step import ChunkCost, PassCost
 from planner.pricing import Pricers
-from planner.pricing.message import Message, message_seconds
+from planner.pricing.message import Message, bucket_messages, message_seconds
 from planner.pricing.redistribution_price import PricedRoute, RedistributionPricer
 from planner.sharding.buckets import Bucket
 
@@ -62,8 +62,8 @@ class Together:
         ways = self._ways(self.stages[stage])
         waited = self._waited_for(ways)
         for way in ways:
-            seconds = [self._seconds(way.pricer, message) for message in _messages(way.bucket)]
-            for message in _messages(way.bucket):
+            seconds = [self._seconds(way.pricer, message) for message in bucket_messages(way.bucket)]
+            for message in bucket_messages(way.bucket):
                 charge(cost.messages, GATHERING, A_BLOCK, message, {way.phase: 1})
             sent[way.phase] += sum(seconds)
             if way not in waited:
@@ -113,8 +113,3 @@ class _Way:
 
 def _pass(chunk: ChunkCost, phase: Phase) -> PassCost:
     return chunk.forward if phase == "forward" else chunk.backward
-
-
-def _messages(bucket: Bucket) -> list[Message]:
-    found = zip(bucket.moves, bucket.nbytes, strict=True)
-    return [Message(kind=kind, axis=axis, nbytes=nbytes) for (kind, axis), nbytes in found]

@@ -11,6 +11,8 @@ busy for n min_k (inner_k / u_k) at least. Every price suggests units, in which 
 
 The pieces of a larger micro-batch prove the same for its k-th parts: k parts take no less time together than the whole,
 and hold no less than a k-th of its activations each.
+
+One file, in the order of this argument: prices, units, bounds.
 """
 
 import itertools

@@ -21,9 +21,10 @@ from planner.strategy_search.engine.assemble import Assembly
 from planner.strategy_search.engine.evaluation import Evaluation, Outcome, check_virtual_stages
 from planner.strategy_search.engine.propagation import fixed_of, propagated
 from planner.strategy_search.engine.recursive import RecursivePlan, Task, plan_recursively, refine
+from planner.strategy_search.request.bounds import Bounds, mixed_step_seconds
 from planner.strategy_search.request.constraints import decided_of
 from planner.strategy_search.request.request import SearchRequest
-from planner.strategy_search.request.space import Bounds, Configuration, mixed_step_seconds
+from planner.strategy_search.request.space import Configuration
 from planner.strategy_search.request.template import Template
 from planner.strategy_search.tables.cost_table import CostTables, TableBuilder
 

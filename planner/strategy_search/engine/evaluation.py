@@ -9,6 +9,8 @@ the boundary. Each such solution is two things at once:
 The price at which the two ways in the slowest stage cost the same is tried next (Dantzig and Wolfe 1960: column
 generation; in one dimension it ends after a few steps). What remains between the bound and the result comes from whole
 blocks: a stage cannot run half a block lean.
+
+One file, as every turn of the loop reads the bounds and columns of those before it.
 """
 
 import itertools

@@ -5,10 +5,11 @@ from planner.errors import RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import prepare
 from planner.strategy_search.engine.engine import Engine, Family
+from planner.strategy_search.request.bounds import bounds
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.refusals import space_of
 from planner.strategy_search.request.request import SearchRequest
-from planner.strategy_search.request.space import Configuration, bounds
+from planner.strategy_search.request.space import Configuration
 from planner.strategy_search.request.template import fold
 
 
@@ -40,8 +41,8 @@ def engine_of(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
     """The engine of a request, and its prepared graph. Raises RequestError for what a model without blocks cannot
     offload."""
     prepared, blocks = prepare(request.graph, request.imbalance, request.update.placed)
-    repeated = frozenset(request.pinned.repeated)
-    template = fold(prepared, blocks, request.cluster.software, repeated)
+    never_kept = frozenset(request.pinned.never_kept)
+    template = fold(prepared, blocks, request.cluster.software, never_kept)
     if "device" not in request.offload.weights and not template.every_own_parameter:
         raise RequestError(
             "offload: the weights of repeated blocks are offloaded, and this model has no blocks of which each is"

@@ -66,7 +66,7 @@ def _word_fault(pinned: Pinned) -> Fault | None:
         ("schedule", pinned.schedule, SCHEDULES),
         ("value of recompute", pinned.recompute, get_args(Running)),
         ("value of context_by", pinned.context_by, get_args(ContextBy)),
-        *(("op class of repeated", name, OP_CLASSES) for name in pinned.repeated),
+        *(("op class of never_kept", name, OP_CLASSES) for name in pinned.never_kept),
     )
     for kind, word, known in words:
         if word is not None and word not in known:

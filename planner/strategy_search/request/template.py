@@ -67,7 +67,7 @@ class Template:
         twins: operators that make a lane in another kind, and the one that makes it in the first.
         kept_for_next: shared values that only the next block keeps: not those of the last.
         whole_blocks: recomputation runs a block to its end.
-        repeated: classes of operators whose results no recomputed block keeps.
+        never_kept: classes of operators whose results no recomputed block keeps.
         kept_for_rest: shared values that only what follows keeps: those of the last block.
     """
 
@@ -80,7 +80,7 @@ class Template:
     twins: Mapping[int, int]
     kept_for_next: frozenset[str] = frozenset()
     whole_blocks: bool = False
-    repeated: frozenset[str] = frozenset()
+    never_kept: frozenset[str] = frozenset()
     kept_for_rest: frozenset[str] = frozenset()
 
     @property
@@ -196,9 +196,9 @@ class Template:
 
 
 def fold(
-    graph: OperatorGraph, blocks: Blocks, software: Software = PYTORCH, repeated: frozenset[str] = frozenset()
+    graph: OperatorGraph, blocks: Blocks, software: Software = PYTORCH, never_kept: frozenset[str] = frozenset()
 ) -> Template:
-    """The template of a prepared graph, run by some software; `repeated` says how recomputation goes.
+    """The template of a prepared graph, run by some software; `never_kept` says how recomputation goes.
 
     Where the part after the blocks reads more than the last block, nothing is folded.
     """
@@ -219,7 +219,7 @@ def fold(
         alive=liveness(folded, software.fused, software.loss),
         twins=folding.twins,
         whole_blocks=software.whole_blocks,
-        repeated=repeated,
+        never_kept=never_kept,
     )
     return _with_liveness(template, folding.names)
 

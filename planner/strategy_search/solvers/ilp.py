@@ -29,6 +29,8 @@ often whole at once on chains with skips. Wainwright and Jordan 2008, section 8 
 2018 (HiGHS); Zheng et al. 2022 (Alpa), section 4.2, has such a program for sharding. Not good for large problems or
 tight limits, where a gap remains (tests/benchmarks/bench_solvers.py), or for the speed of an inner loop: `upper_bound`
 leaves candidates out, but does not stop the engine early.
+
+One file, so that the program stands beside what makes its answers hold.
 """
 
 import dataclasses

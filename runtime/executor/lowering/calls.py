@@ -12,7 +12,8 @@ from planner.graph.trace import resolve
 from planner.plan.binding.bind import BoundPlan
 from runtime.executor.instruction import Instruction
 from runtime.executor.lowering.kernels import SHORT, TRACED
-from runtime.ops.local_ops import SHAPED, FormCall, Shard
+from runtime.ops.local_ops import SHAPED, FormCall
+from runtime.ops.shard import Shard
 
 
 @dataclass(kw_only=True)

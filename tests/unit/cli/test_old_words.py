@@ -14,6 +14,12 @@ from runtime.run_settings import parse_arguments
 TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "2", "--global-batch", "8", "--micro-batches", "4")
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans that nobody names are written into the current folder."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.parametrize("words", [("--copies", "2"), ("--copies=2",)], ids=str)
 def test_an_old_option_decides_what_the_new_one_does(words: tuple[str, ...]) -> None:
     old = CliRunner().invoke(app, [*TINY, *words, "--json"])

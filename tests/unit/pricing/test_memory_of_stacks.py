@@ -85,7 +85,7 @@ def test_attention_that_is_done_again_keeps_nothing_of_its_own() -> None:
     types = ([graph.types[n] for n in op.operands], [graph.types[n] for n in op.results if n is not None])
     rule, mesh, graded = rule_of(graph, op), build_mesh(CLUSTER, (8,)), (True,) * len(op.operands)
     plain = price_operator(rule, [(None,)], *types, graded, mesh, CLUSTER)
-    repeats = CLUSTER.with_software(replace(PYTORCH, repeats=("attention",)))
+    repeats = CLUSTER.with_software(replace(PYTORCH, recomputed_in_backward=("attention",)))
     again = price_operator(rule, [(None,)], *types, graded, mesh, repeats)
     assert again.saved_extra[0] == 0 < plain.saved_extra[0]
     assert again.transient[0] == plain.transient[0] + plain.saved_extra[0]

@@ -115,7 +115,9 @@ def test_a_host_that_is_ahead_costs_what_it_takes_to_launch_all() -> None:
 
 
 def test_what_is_computed_again_is_launched_again() -> None:
-    once, twice = (attention(run_by(replace(PYTORCH, repeats=names), A100)) for names in ((), ("attention",)))
+    once, twice = (
+        attention(run_by(replace(PYTORCH, recomputed_in_backward=names), A100)) for names in ((), ("attention",))
+    )
     assert twice.forward[0] == once.forward[0]
     assert twice.backward[0] == once.backward[0] + once.forward[0]
     assert (once.host[1], twice.host[0], twice.host[1]) == (once.host[0], once.host[0], 2 * once.host[0])

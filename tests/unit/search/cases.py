@@ -433,10 +433,10 @@ def make_mixed(
     configuration: Configuration,
     global_batch: int,
     recomputation: Running | None = None,
-    repeated: tuple[str, ...] = (),
+    never_kept: tuple[str, ...] = (),
 ) -> Case:
     """A model on several kinds of devices."""
-    pinned = Pinned(recompute=recomputation, repeated=repeated)
+    pinned = Pinned(recompute=recomputation, never_kept=never_kept)
     engine, _ = engine_of_request(request_of(model, machine, global_batch, pinned=pinned))
     pipeline_of_kinds = engine.pipeline_of_kinds(configuration)
     return Case(

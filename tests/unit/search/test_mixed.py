@@ -149,7 +149,7 @@ def judged(case: Case, ranks: tuple[RankFilling, ...]) -> Prediction:
 
 
 def searched(model: str, machine: MixedCluster, micro_batches: int) -> SearchResult:
-    pinned = Pinned(pipeline=machine.devices, mesh=(), micro_batches=micro_batches, repeated=OP_CLASSES)
+    pinned = Pinned(pipeline=machine.devices, mesh=(), micro_batches=micro_batches, never_kept=OP_CLASSES)
     return search(request_of(model, machine, BATCH, pinned=pinned))
 
 
@@ -175,7 +175,7 @@ def test_search_finds_what_brute_force_finds(model: str) -> None:
                 configuration = Configuration(
                     pipeline=machine.devices, mesh=(), micro_batches=MICRO_BATCHES, order=order
                 )
-                case = make_mixed(model, machine, configuration, BATCH, repeated=OP_CLASSES)
+                case = make_mixed(model, machine, configuration, BATCH, never_kept=OP_CLASSES)
                 least, ranks = by_brute_force(case)
                 outcome = Evaluation(case.pipeline_of_kinds, case.setting).run()
                 assert outcome.seconds == pytest.approx(least, rel=1e-9), (shares, slow, fast, order)

@@ -1,0 +1,97 @@
+"""What no plan can beat, from the floating point work and the parameters alone: for the order of the search."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from costmodels import best_rate, parameter_bytes
+from hardware_profiles import Cluster
+from planner.graph.operator_graph import OperatorGraph
+from planner.pricing.operator_price import PROFILE_DTYPES
+from planner.sharding.rule import Rule
+from planner.sharding.rules import rule_of
+from planner.sharding.update import PLAIN, Update
+from planner.strategy_search.request.offload import NOTHING, Offload
+from planner.strategy_search.request.space import Configuration
+from planner.strategy_search.request.template import Template
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What no plan can beat, from the floating point work and the parameters alone.
+
+    The work of a class takes at least flops / `best_rate` wherever it is done, so n devices need at least 1/n
+    of it each, and a pipeline of p ranks with v virtual stages runs 1 + (p - 1) / (v m) times that. Weights, gradients
+    and optimizer states are at least once in all: some device has 1/n of them or more.
+    """
+
+    work: float  # seconds of one device for the forward and backward work of one sample
+    recomputed: float  # seconds of one device to do the forward work of all blocks once more
+    parameters: float  # bytes of weights, gradients and optimizer states
+
+    def step_seconds(self, configuration: Configuration, devices: int, global_batch: int, recompute: bool) -> float:
+        """Least step time of a configuration, with blocks fully recomputed where `recompute` says so."""
+        m, p, v = configuration.micro_batches, configuration.pipeline, configuration.virtual_stages
+        seconds = self.work + (self.recomputed if recompute else 0.0)
+        return seconds * global_batch / devices * (1 + (p - 1) / (v * m))
+
+    def device_bytes(self, devices: int) -> float:
+        """Least bytes on the fullest device."""
+        return self.parameters / devices
+
+
+def mixed_step_seconds(
+    limits: Sequence[Bounds], devices: Sequence[int], configuration: Configuration, global_batch: int, recompute: bool
+) -> float:
+    """Least step time on groups of devices, one stage on each rank: all of them together work for as long as the
+    slowest stage, and one micro-batch takes on all stages what it takes on the quickest devices, or more."""
+    seconds = [own.work + (own.recomputed if recompute else 0.0) for own in limits]
+    part = global_batch / configuration.micro_batches
+    pace = part / math.fsum(count / own for count, own in zip(devices, seconds, strict=True))
+    return (configuration.micro_batches - 1) * pace + part * min(seconds) * configuration.pipeline / sum(devices)
+
+
+def bounds(
+    template: Template,
+    batch: int,
+    cluster: Cluster,
+    precision: str,
+    optimizer: str,
+    update: Update = PLAIN,
+    offload: Offload = NOTHING,
+) -> Bounds:
+    """Bounds of a model whose template graph has `batch` samples; what of them may be offloaded takes no
+    memory."""
+    graph = template.graph
+    forward = recomputed = backward = 0.0
+    for index, op in enumerate(graph.operators):
+        rule = rule_of(graph, op)
+        seconds = _work_seconds(graph, index, rule, cluster)
+        graded = sum(name in graph.differentiable for i, name in enumerate(op.operands) if i not in rule.addends)
+        count = template.times(index)
+        forward += seconds * count
+        recomputed += seconds * count if template.works(index) else 0.0
+        backward += seconds * count * rule.backward_work(graded)
+    per = parameter_bytes(precision, optimizer, cluster.software, update.variant)
+    offloaded = frozenset[str]() if offload.weights == NOTHING.weights else template.every_own_parameter
+    held = per.total - per.weight - (0.0 if offload.optimizer == NOTHING.optimizer else per.state)
+    sizes = (
+        graph.types[p.name].numel
+        * ((held if p.name in graph.differentiable else 0.0) + (0.0 if p.name in offloaded else per.weight))
+        * template.parameter_times(p.name)
+        for p in graph.parameters
+    )
+    return Bounds(work=(forward + backward) / batch, recomputed=recomputed / batch, parameters=math.fsum(sizes))
+
+
+def _work_seconds(graph: OperatorGraph, index: int, rule: Rule, cluster: Cluster) -> float:
+    if rule.op_class == "view":
+        return 0.0
+    op = graph.operators[index]
+    work = sum(term.coefficient * math.prod(rule.factors[f].extent for f in term.factors) for term in rule.work)
+    names = [*op.operands, *(name for name in op.results if name is not None)]
+    dtype = next((graph.types[name].dtype for name in names if graph.types[name].floating), "float32")
+    computed = PROFILE_DTYPES[dtype]
+    if rule.op_class in ("matmul", "experts") and cluster.software.products:
+        computed = cluster.software.products
+    return work / best_rate(rule.op_class, computed, cluster.device)

@@ -1,0 +1,94 @@
+"""Attention on local tensors: fused, as a ring, in a slice of the sequence, with dropout."""
+
+import torch
+import torch.nn.functional as F
+
+from runtime.ops.attention import attention_with_dropout
+from runtime.ops.attention_pieces import attend_to_all
+from runtime.ops.biased_attention import biased_attention
+from runtime.ops.randomness import Region, keep_mask
+from runtime.ops.ring_attention import Ring, ring_attention
+from runtime.ops.shard import Shard
+from runtime.ops.slice_pass import SlicePass
+from runtime.ops.sliced_attention import sliced_attention
+
+
+def fused_attention(
+    shard: Shard,
+    query_BHQD: torch.Tensor,
+    key_BGKD: torch.Tensor,
+    value_BGKE: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Fused kernels want each head's vectors in one piece; of tensors that lie otherwise scores would be stored. So
+    they would be of a bias that is trained, and where values are not as wide as keys, on CPUs (2.13)."""
+    query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query_BHQD, key_BGKD, value_BGKE))
+    if shard.ring is not None:
+        return ring_attention(query, key, value, _ring(shard, shard.ring, is_causal), scale)
+    key, value = shard.shared(key), shard.shared(value)
+    if attn_mask is not None and attn_mask.requires_grad and attn_mask.device.type == "cpu" and not enable_gqa:
+        return biased_attention(query, key, value, attn_mask, scale)
+    if attn_mask is None and query.device.type == "cpu" and query.shape[-1] != value.shape[-1]:
+        return attend_to_all(query, key, value, is_causal, scale)
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def _ring(shard: Shard, axis: int, causal: bool) -> Ring:
+    place = shard.place
+    zigzag = axis in place.mesh.zigzag
+    return Ring(group=place.group(axis), place=place.coordinate[axis], causal=causal, zigzag=zigzag, heads=shard.heads)
+
+
+def attention_of_slice(
+    shard: Shard,
+    part: SlicePass,
+    query_BHQD: torch.Tensor,
+    key_BGQD: torch.Tensor,
+    value_BGQE: torch.Tensor,
+    attn_mask: None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = True,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    key, value = shard.shared(key_BGQD), shard.shared(value_BGQE)
+    return sliced_attention(query_BHQD, key, value, part, shard.bound.operator.name, scale)
+
+
+def dropping_attention(
+    shard: Shard,
+    key: int,
+    query_BHQD: torch.Tensor,
+    key_BGKD: torch.Tensor,
+    value_BGKE: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Keys are whole on every rank, so the piece of the scores is that of the result, with all keys for its last
+    dim."""
+    key_BGKD, value_BGKE = shard.shared(key_BGKD), shard.shared(value_BGKE)
+    start, shape = shard.region.start, shard.region.shape
+    scores = Region(start=(*start[:-1], 0), shape=(*shape[:-1], key_BGKD.shape[-2]))
+    return attention_with_dropout(
+        query_BHQD,
+        key_BGKD,
+        value_BGKE,
+        keep_mask(key, scores, dropout_p, query_BHQD.device),
+        dropout_p,
+        attn_mask=attn_mask,
+        is_causal=is_causal,
+        scale=scale,
+        first_query=start[2],
+    )

@@ -1,0 +1,115 @@
+"""Local forms of what language models are made of beside products and attention."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from planner.errors import ModelError
+from runtime.ops.cross_entropy import SplitLoss, split_cross_entropy
+from runtime.ops.experts import Cut, SplitExperts, split_experts
+from runtime.ops.index_check import expect_within
+from runtime.ops.rms_norm import fused_rms_norm
+from runtime.ops.shard import Shard
+from runtime.ops.slice_pass import SlicePass
+
+_NONE, _MEAN, _SUM = range(3)  # torch's numbers for the reductions of a loss
+
+
+def embedding(
+    shard: Shard,
+    weight_VH: torch.Tensor,
+    indices: torch.Tensor,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> torch.Tensor:
+    """Rows that this rank has, zeros for the others: a term of a sum over the axes that split the vocabulary."""
+    rows = weight_VH.shape[0]
+    if scale_grad_by_freq:
+        raise ModelError(
+            f"{shard.bound.operator.name}: scale_grad_by_freq counts over the whole batch; it is not supported"
+        )
+    if not shard.axes("v"):
+        return F.embedding(indices, weight_VH, padding_idx if padding_idx >= 0 else None)
+    expect_within(indices, shard.extent("v"), f"indices of {shard.bound.operator.name}")
+    offset = shard.offset("v")
+    row = indices - offset
+    elsewhere = (row < 0) | (row >= rows)
+    padding = padding_idx - offset if padding_idx >= 0 and 0 <= padding_idx - offset < rows else None
+    found = F.embedding(row.masked_fill(elsewhere, 0), weight_VH, padding)
+    return found.masked_fill(elsewhere.unsqueeze(-1), 0)
+
+
+def rms_norm(
+    shard: Shard,
+    x: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    epsilon: float | None = None,
+) -> torch.Tensor:
+    """PyTorch has no kernel of it for CPUs (2.13)."""
+    if x.device.type != "cpu" or (weight is not None and weight.dtype != x.dtype):
+        return F.rms_norm(x, list(normalized_shape), weight, epsilon)
+    return fused_rms_norm(x, normalized_shape, weight, epsilon)
+
+
+def experts(
+    shard: Shard,
+    x_BSH: torch.Tensor,
+    weights_BSK: torch.Tensor,
+    chosen_BSK: torch.Tensor,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    capacity: int = 0,
+    imbalance: float = 1.0,
+) -> torch.Tensor:
+    cuts = [
+        Cut(
+            size=shard.place.mesh.sizes[axis],
+            own=shard.place.coordinate[axis],
+            group=shard.place.group(axis) if shard.exchanges(axis) else None,
+        )
+        for axis in shard.cutting("e")
+    ]
+    split = SplitExperts(
+        experts=shard.extent("e") if cuts else gate.shape[0], cuts=cuts, capacity=capacity, imbalance=imbalance
+    )
+    return split_experts(x_BSH, weights_BSK, chosen_BSK, (gate, up, down), split)
+
+
+def cross_entropy_of_slice(
+    shard: Shard, part: SlicePass, logits_NV: torch.Tensor, targets_N: torch.Tensor, *settings: Any, **named: Any
+) -> torch.Tensor:
+    return cross_entropy(
+        shard, logits_NV, targets_N, *settings, **named, counted=part.together.counted[shard.bound.operator.name]
+    )
+
+
+def cross_entropy(
+    shard: Shard,
+    logits_NV: torch.Tensor,
+    targets_N: torch.Tensor,
+    weight: None = None,
+    reduction: int = _MEAN,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    *,
+    counted: torch.Tensor | None = None,
+) -> torch.Tensor:
+    vocabulary, samples = shard.axes("v"), shard.axes("n")
+    assert reduction != _NONE, "the rule of cross entropy covers a scalar result only"
+    split = SplitLoss(
+        vocabulary_groups=tuple(shard.place.group(axis) for axis in vocabulary),
+        sample_groups=tuple(shard.place.group(axis) for axis in samples),
+        offset=shard.offset("v"),
+        classes=logits_NV.shape[1] * math.prod(shard.place.mesh.sizes[axis] for axis in vocabulary),
+        mean=reduction == _MEAN,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        counted=counted,
+    )
+    return split_cross_entropy(logits_NV, targets_N, split)

@@ -1,0 +1,57 @@
+"""Local forms of operators that spell out an extent, or whose pieces need to know where they lie."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from planner.graph.trace import resolve
+from runtime.ops.shard import Shard
+
+
+def identity(shard: Shard, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def update(shard: Shard, contents: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """What buffers hold next; nothing is recorded for autograd."""
+    return [content.detach() for content in contents]
+
+
+def reshape(shard: Shard, tensor: torch.Tensor, *spelled: Any, **keywords: Any) -> torch.Tensor:
+    return tensor.reshape(shard.shapes[0])
+
+
+def expand(shard: Shard, tensor: torch.Tensor, *spelled: Any, **keywords: Any) -> torch.Tensor:
+    return tensor.expand(shard.shapes[0])
+
+
+def counted(shard: Shard, *arguments: Any, **keywords: Any) -> Any:
+    """arange: it spells out how many, and every rank counts all."""
+    return resolve(shard.bound.operator.op)(*arguments, **keywords)
+
+
+def filled_piece(shard: Shard, *arguments: Any, **keywords: Any) -> Any:
+    """zeros, full, new_ones and the like, in the local shape: the first list is the shape."""
+    spelled = next(at for at, argument in enumerate(arguments) if isinstance(argument, list))
+    own = (*arguments[:spelled], list(shard.shapes[0]), *arguments[spelled + 1 :])
+    return resolve(shard.bound.operator.op)(*own, **keywords)
+
+
+def tiled(shard: Shard, tensor: torch.Tensor, times: Sequence[int]) -> torch.Tensor:
+    """As many copies as fill the local shape."""
+    extents = [1] * (len(times) - tensor.dim()) + list(tensor.shape)
+    return tensor.repeat([whole // extent for whole, extent in zip(shard.shapes[0], extents, strict=True)])
+
+
+def copied(shard: Shard, tensor: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """What is written over a tensor: torch has no derivative of the operator itself."""
+    return source.to(tensor.dtype).expand(tensor.shape)
+
+
+def narrow(shard: Shard, tensor: torch.Tensor, dim: int, start: int, length: int) -> torch.Tensor:
+    return tensor.narrow(dim, start, shard.shapes[0][dim])
+
+
+def split_with_sizes(shard: Shard, tensor: torch.Tensor, sizes: Sequence[int], dim: int = 0) -> Any:
+    return tensor.split_with_sizes([shape[dim] for shape in shard.shapes], dim)

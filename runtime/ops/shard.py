@@ -1,0 +1,95 @@
+"""What the local form of an operator is told of the piece that it computes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from planner.plan.binding.bind import BoundOperator
+from planner.sharding.rule import FactorKind, ring_axis
+from planner.sharding.rules.einsum import FEW
+from runtime.comm.device_mesh import RankMesh
+from runtime.ops.randomness import Region
+
+_ALL = slice(None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """What a local form may know: the operator under its strategy, this rank, the local shapes of the results, and
+    which piece of the first result that is. What attention asks for every time is found once."""
+
+    bound: BoundOperator
+    place: RankMesh
+    shapes: tuple[tuple[int, ...], ...]
+    region: Region
+
+    def axes(self, factor: str) -> tuple[int, ...]:
+        """Axes of size 2 or more that split a factor, outer cut first."""
+        if factor not in self.bound.rule.index:
+            return ()
+        index, sizes = self.bound.rule.index[factor], self.place.mesh.sizes
+        return tuple(a for a, choice in enumerate(self.bound.strategy) if choice == index and sizes[a] > 1)
+
+    def cutting(self, factor: str) -> tuple[int, ...]:
+        """Axes of size 2 or more on which a factor is in pieces, alone or in an exchange, outer cut first."""
+        if factor not in self.bound.rule.index:
+            return ()
+        rule, sizes = self.bound.rule, self.place.mesh.sizes
+        cut = {index for index, parts in enumerate(rule.splits) if rule.index[factor] in parts}
+        return tuple(a for a, choice in enumerate(self.bound.strategy) if choice in cut and sizes[a] > 1)
+
+    def exchanges(self, axis: int) -> bool:
+        """Whether rows are exchanged on an axis."""
+        choice = self.bound.strategy[axis]
+        return choice is not None and self.bound.rule.factors[choice].kind is FactorKind.EXCHANGE
+
+    @cached_property
+    def ring(self) -> int | None:
+        """The axis of size 2 or more along which operands come round; None where none do."""
+        return ring_axis(self.bound.rule, self.bound.strategy, self.place.mesh.sizes)
+
+    @cached_property
+    def heads(self) -> slice:
+        """Of the local heads of keys those that the local heads of queries share: all, but where an axis splits heads
+        of queries alone."""
+        if not self.axes("r") or FEW not in self.bound.rule.index:
+            return _ALL
+        group = self.extent("r") // self.extent(FEW)
+        first = self._first("r") // group - self._first(FEW)
+        return slice(first, first + 1)
+
+    def shared(self, key_BGKD: torch.Tensor) -> torch.Tensor:
+        """Keys, or values, of the heads that the local heads of queries share."""
+        return key_BGKD if self.heads == _ALL else key_BGKD[:, self.heads]
+
+    def _first(self, factor: str) -> int:
+        """First index of a factor that this rank has, by whatever splits it."""
+        rule, start, extent = self.bound.rule, 0, self.extent(factor)
+        for axis, choice in enumerate(self.bound.strategy):
+            if choice is not None and rule.index[factor] in rule.splits[choice]:
+                extent //= self.place.mesh.sizes[axis]
+                start += self.place.coordinate[axis] * extent
+        return start
+
+    def extent(self, factor: str) -> int:
+        """Extent of a factor over all ranks."""
+        return self.bound.rule.factors[self.bound.rule.index[factor]].extent
+
+    def offset(self, factor: str) -> int:
+        """First index of a factor that this rank has."""
+        axes = self.axes(factor)
+        if not axes:
+            return 0
+        start, extent = 0, self.extent(factor)
+        for axis in axes:
+            extent //= self.place.mesh.sizes[axis]
+            start += self.place.coordinate[axis] * extent
+        return start
+
+
+Form = Callable[..., Any]
+"""A local form: called with a `Shard` and with the operator's own arguments; one that drops elements with the 64-bit
+key of its random numbers between the two."""
