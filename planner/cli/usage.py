@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from planner.cli.errors import reporting
 from planner.cli.texts import say
 from planner.errors import RequestError, StoppedError, unknown_name
-from planner.old_words import OPTIONS, with_new_options
+from planner.old_words import with_new_options
 
 _ParserError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if issubclass(base, Exception) and base.__name__ == "ClickException"
@@ -52,8 +52,7 @@ class Commands(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
     def _called(self, given: list[str], *rest: Any, **settings: Any) -> Any:
-        command = next((word for word in given if word in self.commands), "")
-        given[:], said = with_new_options(command if command in OPTIONS else "plan", given)
+        given[:], said = with_new_options("run" if given[:1] == ["run"] else "plan", given)
         for line in said:
             say(f"plan: {line}", err=True)
         try:

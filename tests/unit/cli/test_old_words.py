@@ -29,6 +29,11 @@ def test_an_old_option_decides_what_the_new_one_does(words: tuple[str, ...]) -> 
     assert json.loads(old.stdout)["interleave"] == json.loads(new.stdout)["interleave"] == 2
 
 
+def test_the_degree_of_data_parallelism_keeps_its_word() -> None:
+    made = CliRunner().invoke(app, [*TINY, "--data", "2", "--zero", "0", "-q", "-o", "run"])
+    assert (made.exit_code, made.stderr) == (0, "")
+
+
 def test_what_stands_behind_two_dashes_is_no_option() -> None:
     assert with_new_options("run", ["--data", "a:b", "--", "--copies"]) == (
         ["--dataset", "a:b", "--", "--copies"],
