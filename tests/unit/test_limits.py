@@ -1,6 +1,7 @@
 """The limits of the planner: who may ask, what an inner limit may do, and how code that never asks is ended."""
 
 import math
+import subprocess
 import sys
 import threading
 import time
@@ -228,3 +229,29 @@ def test_the_import_of_a_library_is_not_interrupted(
         while True:
             time.sleep(0.01)
     assert getattr(sys.modules.get("slow_library"), "done", False) == installed
+
+
+AFTERWARDS = """
+import sys, time
+from planner.errors import LimitError
+from planner.limits import interrupting, limited
+for _ in range(3):
+    try:
+        with limited(seconds=0.0), interrupting("waiting"):
+            while True:
+                time.sleep(0.001)
+    except LimitError:
+        print("interrupted")
+called = []
+sys.setprofile(lambda frame, event, argument: called.append(event))
+(lambda: None)()
+sys.setprofile(None)
+print(called.count("call"))
+"""
+
+
+def test_a_profiler_works_after_an_interruption() -> None:
+    """Tracing looks for draws of random numbers with one; an interruption that was cancelled made it wait for ever."""
+    done = subprocess.run([sys.executable, "-c", AFTERWARDS], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["interrupted"] * 3 + ["1"]
