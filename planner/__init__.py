@@ -6,7 +6,7 @@ The parts, from the ground up (each imports only from those before it):
     graph, models             what a model computes
     sharding, pricing         how it can be split, and what that costs
     plan                      what was decided: the file, its checks, its price
-    search, report, export    who makes plans, shows them, carries them elsewhere
+    strategy_search, report, export    who makes plans, shows them, carries them elsewhere
     cli                       the command line
 
 What it is for, from Python:

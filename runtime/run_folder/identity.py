@@ -81,11 +81,6 @@ def new_identity() -> str:
     return secrets.token_hex(16)
 
 
-def origin_from(text: str | bytes) -> Origin:
-    """An origin in JSON. Raises ValueError for anything else."""
-    return TypeAdapter(Origin).validate_json(text)
-
-
 def read_record(folder: Path) -> RunRecord | None:
     """The record of a folder, whether it was written for it or not; None where there is none. Raises CheckpointError
     for one that is none of ours."""

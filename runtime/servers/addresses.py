@@ -7,7 +7,6 @@ FOLDER/server-0.at     host and port; written anew when a server is started agai
 import contextlib
 import re
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,10 +93,3 @@ def _is_host(host: str) -> bool:
         return 0 < len(host.encode("idna")) <= _LONGEST_HOST and host.isprintable() and " " not in host
     except UnicodeError:
         return False
-
-
-def parse_addresses(folder: Path, servers: Sequence[str]) -> Addresses:
-    """Servers at these addresses; the key is in `folder`."""
-    for server in servers:
-        parse_address(server)
-    return Addresses(folder=folder, count=len(servers), fixed=tuple(servers))

@@ -1,4 +1,5 @@
-"""The form of everything that `--json` prints, command by command. Answers are checked against it as they are written.
+"""The form of everything that `--json` prints, command by command. Answers are checked against it as they are
+written, but for the lines of `plan run`.
 
 python -m planner.cli.schemas PATH     writes the JSON Schema of all of them; docs/json-schema.json is that
 """

@@ -42,7 +42,7 @@ class OperatorVisit:
         self.walk, self.cost, self.at, self.live, self.seen, self.at_once = walk, cost, at, live, seen, at_once
         self.bound = bound = walk.bound
         self.operator = bound.operators[at]
-        self.segment = walk.segments[at]
+        self.segment = walk.segments.get(at)  # None of what no stage has to compute
         self.block = bound.blocks.block_of(at)
         self.again = bound.recompute_of(self.block) is not None  # what it keeps is there for one block at a time
         self.kept_again = self.again and bound.is_kept(at)
@@ -53,7 +53,7 @@ class OperatorVisit:
             self.works, self.moves = place < replays.works, place < replays.moves
         self.prices = walk.price(self.operator)
         self.chunk = cost.chunks[walk.chunk_of(at)]
-        self.home = self.segment.home_of_saved
+        self.home: Home = "device" if self.segment is None else self.segment.home_of_saved
         self.later = deferred_weight_gradients(bound, at)  # operands whose gradients are deferred
         self.results = [name for name in self.operator.operator.results if name is not None]
         self.in_pieces = self._kept_in_pieces()
@@ -264,16 +264,15 @@ class OperatorVisit:
     def _checkpoint(self, name: str, layout: Layout) -> Bytes:
         """A recomputed block keeps what flows into it; returns the bytes of what it offloads that are on the device at
         a time, its own and those of a neighbour."""
-        segment = self.segment
-        key = f"{segment.block}<-{name}"
+        key = f"{self.block}<-{name}"
         if key in self.seen:
             return 0.0
         self.seen.add(key)
         nbytes = self._local_bytes(name, layout)
-        if name not in segment.offloads:
+        if self.segment is None or name not in self.segment.offloads:
             self.cost.memory["activations"] += self.live * nbytes
             return 0.0
-        self._offload(segment.home, nbytes)
+        self._offload(self.segment.home, nbytes)
         return float(offloaded_bytes(nbytes))
 
     def _offload_saved(self, away: Sequence[Bytes]) -> Bytes:
