@@ -51,7 +51,7 @@ def _gpipe(stage: int, stages: int, micro_batches: int) -> tuple[Turn, ...]:
 
 
 def _zb_h1(stage: int, stages: int, micro_batches: int) -> tuple[Turn, ...]:
-    """The order of 1F1B, with W put off by `stage` backwards."""
+    """The order of 1F1B, with W deferred by `stage` backwards."""
     turns: list[Turn] = []
     for turn in order_1f1b(stage, stages, micro_batches):
         if turn.kind == "forward":

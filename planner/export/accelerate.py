@@ -43,7 +43,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     common.refuse_other_training(description, "Accelerate", tuple(_OPTIMIZERS))
     _refuse(description)
     giving = Giving(description)
-    common.give_up_copies(giving)
+    common.give_up_interleave(giving)
     common.give_up_other_rings(giving)
     _give_up_splits(giving)
     _give_up_zero(giving)

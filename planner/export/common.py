@@ -29,7 +29,7 @@ def refuse_other_training(description: Description, engine: str, optimizers: tup
         )
 
 
-def give_up_copies(giving: Giving) -> None:
+def give_up_interleave(giving: Giving) -> None:
     if giving.description.interleave > 1:
         giving.up("interleaved micro-batches", giving.description.interleave, 1, interleave=1)
 

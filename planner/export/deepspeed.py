@@ -21,7 +21,7 @@ from typing import Any
 
 from hardware_profiles.foreign import SETTINGS, ForeignTextError, parse_json
 from planner.export import common
-from planner.export.description import Description, ExportError, data_of, stages_of
+from planner.export.description import Description, ExportError, data_of, gradient_bytes, stages_of
 from planner.export.quoting import in_markdown, one_line
 from planner.export.settings import Settings
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
@@ -44,7 +44,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
             f"DeepSpeed's pipeline holds equally many layers in every stage; {sum(description.layers)} do not divide"
             f" over {description.pipeline}: plan again with another --pipeline"
         )
-    common.give_up_copies(giving)
+    common.give_up_interleave(giving)
     common.give_up_replicas(giving)
     _give_up_splits(giving)
     _give_up_zero(giving)
@@ -135,13 +135,8 @@ def _words(d: Description) -> tuple[str, str]:
 def _zero(d: Description) -> dict[str, Any]:
     found: dict[str, Any] = {"stage": d.zero}
     if d.update.bucket_size:
-        found["reduce_bucket_size"] = d.update.bucket_size // _element(d)
+        found["reduce_bucket_size"] = d.update.bucket_size // gradient_bytes(d)
     return found
-
-
-def _element(d: Description) -> int:
-    """Bytes of an element of a gradient in a bucket."""
-    return 2 if d.update.gradient_dtype == "parameter" and d.precision != "fp32" else 4
 
 
 def _script(job: Job) -> str:
@@ -283,7 +278,7 @@ def _read_update(settings: Settings, d: Description) -> Update:
     if type(elements) is not int:
         return update
     elements = settings.degree("zero_optimization.reduce_bucket_size")
-    return replace(update, buckets=elements * _element(replace(d, update=update)))
+    return replace(update, buckets=elements * gradient_bytes(replace(d, update=update)))
 
 
 DEEPSPEED = Target(

@@ -239,3 +239,14 @@ def data_of(devices: int, **degrees: int) -> int:
         words = " x ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)
         raise ExportError(f"{words} = {rest} do not divide {devices} devices; give --devices, or change a degree")
     return devices // rest
+
+
+def default_gradient_dtype(d: Description) -> str:
+    """What Megatron and MindFormers have gradients in unless told otherwise: fp32, also where ZeRO 2 and 3 reduce them
+    with every micro-batch."""
+    return "fp32" if d.zero > 1 and d.precision != "fp32" else "mixed"
+
+
+def gradient_bytes(d: Description) -> int:
+    """Bytes of an element of a gradient in a bucket."""
+    return 2 if d.update.gradient_dtype == "parameter" and d.precision != "fp32" else 4

@@ -6,13 +6,21 @@ from dataclasses import replace
 from planner.export import common
 from planner.export.architecture import Architecture
 from planner.export.arguments import Options, options_in
-from planner.export.description import Description, ExportError, Kept, data_of, micro_batches_of, schedule_of, stages_of
+from planner.export.description import (
+    Description,
+    ExportError,
+    Kept,
+    data_of,
+    default_gradient_dtype,
+    gradient_bytes,
+    micro_batches_of,
+    schedule_of,
+    stages_of,
+)
 from planner.export.megatron_writing import (
     MODULES,
     OPTIMIZERS,
     SHARDING,
-    default_gradient_dtype,
-    gradient_bytes,
     model_options,
 )
 from planner.export.settings import size_of

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from planner.export.architecture import Architecture
 from planner.export.arguments import Option, option
-from planner.export.description import Description
+from planner.export.description import Description, gradient_bytes
 from planner.export.shell import torchrun_script
 from planner.export.target import Job
 
@@ -13,11 +13,6 @@ OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}
 SHARDING = {0: "no_shard", 1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 MODULES = {"attention": "core_attn", "normalisation": "layernorm"}
 _PADDING = 128  # --make-vocab-size-divisible-by, at most
-
-
-def default_gradient_dtype(d: Description) -> str:
-    """What gradients are in unless it is told otherwise: fp32, also where they are reduced with every micro-batch."""
-    return "fp32" if d.zero > 1 and d.precision != "fp32" else "mixed"
 
 
 def write(job: Job) -> Mapping[str, str]:
@@ -186,11 +181,6 @@ def training_options(d: Description) -> list[Option]:
         elements = d.update.bucket_size // gradient_bytes(d)
         found += [option("overlap-grad-reduce"), option("ddp-bucket-size", elements)]
     return found
-
-
-def gradient_bytes(d: Description) -> int:
-    """Of an element of a gradient that is reduced."""
-    return 2 if d.update.gradient_dtype == "parameter" and d.precision != "fp32" else 4
 
 
 def run_options(job: Job) -> list[Option]:

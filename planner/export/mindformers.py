@@ -23,9 +23,9 @@ MindSpore Transformers, "Distributed Parallelism Training".
 """
 
 from planner.export import common
-from planner.export.description import Description
+from planner.export.description import Description, default_gradient_dtype
 from planner.export.mindformers_reading import read
-from planner.export.mindformers_writing import SCHEDULES, SELECTED, default_gradient_dtype, write
+from planner.export.mindformers_writing import SCHEDULES, SELECTED, write
 from planner.export.target import Giving, Loss, Target
 
 

@@ -5,8 +5,16 @@ from typing import Any
 
 from planner.export import common
 from planner.export.architecture import Architecture
-from planner.export.description import Description, ExportError, Kept, schedule_of, stages_for, stages_of
-from planner.export.mindformers_writing import DTYPES, HYBRID, RING, SCHEDULES, ULYSSES, default_gradient_dtype
+from planner.export.description import (
+    Description,
+    ExportError,
+    Kept,
+    default_gradient_dtype,
+    schedule_of,
+    stages_for,
+    stages_of,
+)
+from planner.export.mindformers_writing import DTYPES, HYBRID, RING, SCHEDULES, ULYSSES
 from planner.export.settings import Settings
 from planner.export.target import Facts, Reading
 from planner.export.yaml_files import settings_of

@@ -17,10 +17,6 @@ RING, ULYSSES, HYBRID = "colossalai_cp", "ulysses_cp", "hybrid_cp"
 _FUSION = 4  # gradient_aggregation_group, its default
 
 
-def default_gradient_dtype(d: Description) -> str:
-    return "fp32" if d.zero > 1 and d.precision != "fp32" else "mixed"
-
-
 def write(job: Job) -> Mapping[str, str]:
     """`train.yaml`, and the script that starts MindFormers with it."""
     d = job.description

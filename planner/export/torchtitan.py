@@ -41,7 +41,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     giving = Giving(description)
     common.give_up_schedules(giving, tuple(SCHEDULES))
     common.give_up_few_micro_batches(giving)
-    common.give_up_copies(giving)
+    common.give_up_interleave(giving)
     _give_up_splits(giving)
     _give_up_zero(giving)
     _give_up_recomputation(giving)

@@ -21,7 +21,8 @@ from runtime.checkpoint.state import live_tensors, resume, settle, spreads, star
 from runtime.checkpoint.state_names import BESIDE, PREVIOUS, saved_ties
 from runtime.checkpoint.tables import fill_tables
 from runtime.checkpoint.tensor_files import dtype_of
-from runtime.checkpoint.together import rank_number, said_by_first, together, world
+from runtime.checkpoint.together import said_by_first, together
+from runtime.comm.exchange import rank_number, world
 from runtime.step.step import RankStep
 from runtime.step.training_step import TrainingStep
 

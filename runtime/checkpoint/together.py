@@ -3,11 +3,9 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import torch.distributed as dist
-
 from planner.errors import CheckpointError
 from runtime.comm.agreement import Finding, first_of_all
-from runtime.comm.exchange import told_by_first
+from runtime.comm.exchange import rank_number, told_by_first, world
 
 _T = TypeVar("_T")
 
@@ -35,13 +33,3 @@ def said_by_first(make: Callable[[], _T], kind: Any) -> _T:
 
     together(first)
     return told_by_first(said[0] if said else None, kind) if world() > 1 else said[0]
-
-
-def rank_number() -> int:
-    """The number of this process among all of them."""
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def world() -> int:
-    """How many processes there are."""
-    return dist.get_world_size() if dist.is_initialized() else 1

@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import Store
 from hardware_profiles import Seconds
 from planner.errors import RequestError
 from planner.sharding.mesh import Mesh
+from runtime.comm.exchange import rank_number, world
 from runtime.comm.rendezvous import interface_for, store_of, variables_of
 from runtime.launchers import launched_by
 
@@ -133,17 +134,17 @@ def rank_mesh(mesh: Mesh, device: torch.device, stages: int = 1, known: Communic
 
     One device needs no process group. Raises RequestError where the number of processes is not that of the plan.
     """
-    world = dist.get_world_size() if dist.is_initialized() else 1
+    processes = world()
     wanted = mesh.size * stages
-    if world != wanted:
+    if processes != wanted:
         shape = "x".join(map(str, mesh.sizes)) or "1"
         raise RequestError(
-            f"the plan is for {wanted} devices ({f'{stages} stages, ' if stages > 1 else ''}mesh {shape}), and {world}"
-            f" process{' runs' if world == 1 else 'es run'}; start {wanted}, or plan for {world}"
+            f"the plan is for {wanted} devices ({f'{stages} stages, ' if stages > 1 else ''}mesh {shape}), and"
+            f" {processes} process{' runs' if processes == 1 else 'es run'}; start {wanted}, or plan for {processes}"
         )
     known = known or Communicators()
     groups = tuple(known.of(_lines(mesh, axis, stages)) if size > 1 else None for axis, size in enumerate(mesh.sizes))
-    stage, rank = divmod(dist.get_rank() if world > 1 else 0, mesh.size)
+    stage, rank = divmod(rank_number(), mesh.size)
     return RankMesh(mesh=mesh, rank=rank, device=device, groups=groups, stage=stage, stages=stages, known=known)
 
 

@@ -128,3 +128,13 @@ def _device(group: dist.ProcessGroup | None) -> torch.device:
     found = torch.accelerator.current_accelerator()
     assert found is not None, types
     return torch.device(found.type, torch.accelerator.current_device_index())
+
+
+def rank_number() -> int:
+    """The number of this process among all of them."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world() -> int:
+    """How many processes there are."""
+    return dist.get_world_size() if dist.is_initialized() else 1

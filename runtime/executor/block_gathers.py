@@ -30,7 +30,7 @@ from planner.plan.layout.block_gathers import BlockGather
 from planner.sharding.redistribute import Step
 from runtime.comm.async_collectives import Flight, Groups
 from runtime.comm.device_mesh import RankMesh
-from runtime.executor.instruction import Copy
+from runtime.executor.instruction import MicroBatch
 from runtime.observer import teller
 
 
@@ -65,8 +65,8 @@ def bundle_of(one: BlockGather) -> Bundle:
 class Gathered:
     """The weights of a bundle for one pass through their block, the `section` of that number."""
 
-    def __init__(self, bundle: Bundle, section: int, copy: Copy, place: RankMesh, groups: Groups) -> None:
-        self.bundle, self.section, self.copy = bundle, section, copy
+    def __init__(self, bundle: Bundle, section: int, batch: MicroBatch, place: RankMesh, groups: Groups) -> None:
+        self.bundle, self.section, self.batch = bundle, section, batch
         self._place, self._groups = place, groups
         self._memory: list[torch.Tensor] = []
         self._coming: Flight | None = None
@@ -79,7 +79,7 @@ class Gathered:
     def start(self) -> None:
         """Let them set out, where they have not."""
         if self._coming is None:
-            pieces = [self.copy.tensors[name] for name in self.bundle.names]
+            pieces = [self.batch.tensors[name] for name in self.bundle.names]
             self._coming = Flight(self.bundle.there, pieces, self._place, self._groups, holds=True)
 
     def bring(self) -> list[torch.Tensor]:
@@ -106,7 +106,7 @@ class Gathered:
         """The block is done: give the memory back."""
         for weight in self._memory:
             weight.untyped_storage().resize_(0)
-            teller(self.copy.observer)(weight.untyped_storage())
+            teller(self.batch.observer)(weight.untyped_storage())
 
     def come_again(self) -> None:
         """Fill the memory once more. It goes when autograd lets go of it."""
@@ -115,7 +115,7 @@ class Gathered:
         while memory:
             weight, new = memory.pop(), landed.pop()
             weight.untyped_storage().resize_(new.nbytes)
-            teller(self.copy.observer)(weight.untyped_storage())
+            teller(self.batch.observer)(weight.untyped_storage())
             weight.copy_(new)
 
 

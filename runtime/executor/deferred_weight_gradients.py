@@ -1,4 +1,4 @@
-"""Products whose weight gradients are put off: the backward pass of a linear layer in two turns.
+"""Products whose weight gradients are deferred: the backward pass of a linear layer in two turns.
 
     forward           x, W ─> y = x W^T + b
     input gradient    dy, W ─> dx               keeps x and dy

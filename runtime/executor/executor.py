@@ -15,7 +15,7 @@ outside of the device (see `runtime.offload.activations`), and so may what any o
 `runtime.offload.saved_tensors`), and the weights of any block (see `runtime.offload.weights`). Weights that a plan
 gathers block by block are values of their block (see `runtime.executor.block_gathers`, `runtime.executor.prefetch`).
 
-A stage may take several micro-batches at a time, its copies. They go through the same program operator by operator in
+A stage may take several micro-batches at a time. They go through the same program operator by operator in
 turn, so that one computes while what another has sent is on its way (see `runtime.executor.interleaving`).
 
 Buffers that the model changes get their new contents after the micro-batch. Their old tensors are left as they are:
@@ -40,7 +40,7 @@ from runtime.comm.async_collectives import Groups
 from runtime.comm.device_mesh import RankMesh
 from runtime.comm.redistribute import Transfer, transfer
 from runtime.executor.deferred_weight_gradients import DeferredGradients
-from runtime.executor.instruction import Copy, Instruction, Operand, Values, compute
+from runtime.executor.instruction import Instruction, MicroBatch, Operand, Values, compute
 from runtime.executor.interleaving import Departed, depart, take_turns
 from runtime.executor.lowering.programs import Body, Programs, in_turns
 from runtime.executor.prefetch import Prefetch
@@ -96,55 +96,55 @@ class Executor:
         deferred: Sequence[DeferredGradients | None] = (),
     ) -> list[dict[str, torch.Tensor]]:
         """What the stage makes of several micro-batches that take turns, one after the other in each operator. Weight
-        gradients that the plan puts off gather in `deferred`; without it they come with the others."""
+        gradients that the plan defers gather in `deferred`; without it they come with the others."""
         pieces = {name: parameter.piece for name, parameter in parameters.items()}
         stubs = {name: stub for name, parameter in parameters.items() if (stub := parameter.stub) is not None}
         tensors = {**pieces, **buffers}
-        copies = [
-            Copy(tensors=tensors, stubs=stubs, draw=draw, observer=observer, values={**given}, deferred=later)
+        batches = [
+            MicroBatch(tensors=tensors, stubs=stubs, draw=draw, observer=observer, values={**given}, deferred=later)
             for given, draw, observer, later in zip(
                 inputs, draws, observers, deferred or [None] * len(inputs), strict=True
             )
         ]
         trail = Trail(self.activation_offload) if self.activation_offload is not None else None
-        visits = self._visits(teller(copies[0].observer))
-        gathers = self._gathers(copies[0], parameters)
+        visits = self._visits(teller(batches[0].observer))
+        gathers = self._gathers(batches[0], parameters)
         for number, section in enumerate(self.sections):
             if trail is not None and not section.segment.offloads_activations:
                 trail.let_go()
             if visits is not None:
                 visits.enter(number)
             if section.segment.recomputed and torch.is_grad_enabled():
-                self._recomputed(number, copies, gathers, trail)
+                self._recomputed(number, batches, gathers, trail)
             elif trail is not None and section.segment.offloads_activations and torch.is_grad_enabled():
-                self._saving(number, copies, trail)
+                self._saving(number, batches, trail)
             else:
-                gathered = gathers.enter(number, copies[0], "forward") if gathers is not None else ()
-                self._run(section, copies)
+                gathered = gathers.enter(number, batches[0], "forward") if gathers is not None else ()
+                self._run(section, batches)
                 if gathers is not None:
-                    gathers.leave(number, gathered, [copies[0].values[name] for name in section.segment.writes])
+                    gathers.leave(number, gathered, [batches[0].values[name] for name in section.segment.writes])
             if visits is not None:
-                visits.leave(number, [copy.values[name] for copy in copies for name in section.segment.writes])
+                visits.leave(number, [batch.values[name] for batch in batches for name in section.segment.writes])
         if trail is not None:
             trail.let_go()
-        for copy in copies:
+        for batch in batches:
             for buffer, content in self.updates:
-                buffers[buffer] = copy.values[content].detach()
-        return [self._made(copy.values) for copy in copies]
+                buffers[buffer] = batch.values[content].detach()
+        return [self._made(batch.values) for batch in batches]
 
     def _visits(self, told: Told) -> Visits | None:
         """The comings of offloaded weights in a pass; None where none are offloaded."""
         runs = [section.segment.weights for section in self.sections]
         return Visits(self.weights, runs, told) if self.weights is not None and any(runs) else None
 
-    def _gathers(self, copy: Copy, parameters: Mapping[str, LocalParameter | Version]) -> Prefetch | None:
+    def _gathers(self, batch: MicroBatch, parameters: Mapping[str, LocalParameter | Version]) -> Prefetch | None:
         """The gathers of a pass; None where no weights go together."""
         if not any(section.bundles for section in self.sections):
             return None
         return Prefetch(
             bundles=[section.bundles for section in self.sections],
             recomputed=[section.segment.recomputed and torch.is_grad_enabled() for section in self.sections],
-            copy=replace(copy, values={}, deferred=None),
+            batch=replace(batch, values={}, deferred=None),
             parameters=parameters,
             place=self.place,
             lanes=self.lanes,
@@ -156,26 +156,28 @@ class Executor:
             made[self.loss] = self.last(made[self.loss], self.place)
         return made
 
-    def _saving(self, number: int, copies: Sequence[Copy], trail: Trail) -> None:
+    def _saving(self, number: int, batches: Sequence[MicroBatch], trail: Trail) -> None:
         """A section that offloads what it saves, which comes back with the first gradient of what it has made."""
         section, saved = self.sections[number], SavedMemory()
-        staying = [copy.piece(name) for copy in copies for name in (*section.segment.reads, *section.segment.held)]
+        staying = [batch.piece(name) for batch in batches for name in (*section.segment.reads, *section.segment.held)]
         with saved.watching():
-            self._run(section, [replace(copy, saved=saved) for copy in copies])
-        made = [copy.values[name] for copy in copies for name in section.segment.writes]
-        back = trail.offload(number, saved.take((*staying, *made)), section.segment.home, teller(copies[0].observer))
+            self._run(section, [replace(batch, saved=saved) for batch in batches])
+        made = [batch.values[name] for batch in batches for name in section.segment.writes]
+        back = trail.offload(number, saved.take((*staying, *made)), section.segment.home, teller(batches[0].observer))
         for tensor in made:
             if tensor.requires_grad:
                 tensor.register_hook(lambda _: back())  # type: ignore[no-untyped-call]
 
-    def _recomputed(self, number: int, copies: Sequence[Copy], gathers: Prefetch | None, trail: Trail | None) -> None:
+    def _recomputed(
+        self, number: int, batches: Sequence[MicroBatch], gathers: Prefetch | None, trail: Trail | None
+    ) -> None:
         section = self.sections[number]
-        kept = [KeptResults() for _ in copies]
+        kept = [KeptResults() for _ in batches]
         count = len(section.segment.reads)
         program = section
-        watched = self._watches(section, departs=len(copies) > 1)  # else more is saved once than the other time
+        watched = self._watches(section, departs=len(batches) > 1)  # else more is saved once than the other time
         # what is kept to compute it again holds no other value
-        bare = [replace(copy, values={}, watched=watched) for copy in copies]
+        bare = [replace(batch, values={}, watched=watched) for batch in batches]
         back: Callable[[], None] = _nothing
         phase: Phase = "forward"
 
@@ -184,44 +186,44 @@ class Executor:
             back()
             inside = [
                 replace(
-                    copy,
+                    batch,
                     values=dict(zip(section.segment.reads, reads[at * count : (at + 1) * count], strict=True)),
                     kept=kept[at],
                 )
-                for at, copy in enumerate(bare)
+                for at, batch in enumerate(bare)
             ]
             if gathers is not None:
                 gathers.enter(number, inside[0], phase)
             phase = "recomputation"
             self._run(program, inside)
-            if len(bare) > 1:  # else a copy that is done goes on until all are, and sends what nobody reads
+            if len(bare) > 1:  # else a batch that is done goes on until all are, and sends what nobody reads
                 program = replace(section, instructions=section.instructions[: section.segment.again])
-            return tuple(copy.values[name] for copy in inside for name in section.segment.writes)
+            return tuple(batch.values[name] for batch in inside for name in section.segment.writes)
 
-        reads = [copy.values[name] for copy in copies for name in section.segment.reads]
+        reads = [batch.values[name] for batch in batches for name in section.segment.reads]
         made = checkpoint(block, *reads, use_reentrant=False, preserve_rng_state=False)
         if trail is not None and section.segment.offloads:
-            offloaded = [copy.values[name] for copy in copies for name in section.segment.offloads]
-            back = trail.offload(number, alone(offloaded, made), section.segment.home, teller(copies[0].observer))
+            offloaded = [batch.values[name] for batch in batches for name in section.segment.offloads]
+            back = trail.offload(number, alone(offloaded, made), section.segment.home, teller(batches[0].observer))
         del reads
         writes = iter(made)
-        for copy in copies:
-            copy.values.update(zip(section.segment.writes, writes, strict=False))
+        for batch in batches:
+            batch.values.update(zip(section.segment.writes, writes, strict=False))
             for instruction in section.instructions:
                 for name in instruction.last:
-                    copy.values.pop(name, None)
+                    batch.values.pop(name, None)
 
-    def _run(self, section: Section, copies: Sequence[Copy]) -> None:
-        departs = len(copies) > 1
+    def _run(self, section: Section, batches: Sequence[MicroBatch]) -> None:
+        departs = len(batches) > 1
         if self.programs is None:
-            take_turns([self._general(section, copy, departs=departs) for copy in copies])
+            take_turns([self._general(section, batch, departs=departs) for batch in batches])
             return
         bodies = self._bodies(section, departs=departs)
         if departs:
-            take_turns([in_turns(bodies, copy) for copy in copies])
+            take_turns([in_turns(bodies, batch) for batch in batches])
             return
         for body in bodies:
-            body(copies[0])
+            body(batches[0])
 
     def _bodies(self, section: Section, *, departs: bool) -> tuple[Body, ...]:
         if self.programs is None:
@@ -233,25 +235,25 @@ class Executor:
         """Whether the programs of a section look at what they make, the next time."""
         return not all(body.seen for body in self._bodies(section, departs=departs))
 
-    def _general(self, section: Section, copy: Copy, *, departs: bool) -> Iterator[None]:
-        """The instructions on one copy. One that `departs` lets others go on whenever it has sent something."""
+    def _general(self, section: Section, batch: MicroBatch, *, departs: bool) -> Iterator[None]:
+        """The instructions on one batch. One that `departs` lets others go on whenever it has sent something."""
         for instruction in section.instructions:
-            with copy.looking(instruction):
-                operands = [self._departed(o, copy, instruction, departs=departs) for o in instruction.operands]
+            with batch.looking(instruction):
+                operands = [self._departed(o, batch, instruction, departs=departs) for o in instruction.operands]
             if any(isinstance(operand, Departed) for operand in operands):
                 yield
-            with copy.looking(instruction):
+            with batch.looking(instruction):
                 arrived = [o.arrive() if isinstance(o, Departed) else o for o in operands]
-                compute(instruction, copy, arrived, self.place)
+                compute(instruction, batch, arrived, self.place)
             for name in instruction.last:
-                copy.values.pop(name, None)
+                batch.values.pop(name, None)
 
     def _departed(
-        self, operand: Operand, copy: Copy, instruction: Instruction, *, departs: bool
+        self, operand: Operand, batch: MicroBatch, instruction: Instruction, *, departs: bool
     ) -> torch.Tensor | Departed:
         """An operand where the operator wants it, or under way to there."""
-        piece, steps = copy.piece(operand.name), operand.transfer
-        stub = copy.stubs.get(operand.name) if operand.weight else None
+        piece, steps = batch.piece(operand.name), operand.transfer
+        stub = batch.stubs.get(operand.name) if operand.weight else None
         assert steps is not None or stub is None, operand.name  # no gradient is lost
         if steps is None:
             return piece

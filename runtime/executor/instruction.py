@@ -68,7 +68,7 @@ class Instruction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
+class MicroBatch:
     """One micro-batch on its way through the program: what is there before the first operator (weights and buffers, the
     leaves of weights that are none), what random numbers depend on, who looks on, and the values that are alive. `kept`
     has what a recomputed block keeps, None where nothing is recomputed, `deferred` weight gradients that wait, if any
@@ -94,38 +94,40 @@ class Copy:
         return nullcontext() if self.observer is None else self.observer.operator(instruction)
 
 
-def called(instruction: Instruction, copy: Copy, operands: Sequence[torch.Tensor], place: RankMesh) -> Sequence[Any]:
+def called(
+    instruction: Instruction, batch: MicroBatch, operands: Sequence[torch.Tensor], place: RankMesh
+) -> Sequence[Any]:
     """What an operator makes of operands that are where it wants them, with all that goes on around it: weights that
-    were gathered are let go, results that outlive a recomputed block are kept, gradients of weights put off."""
+    were gathered are let go, results that outlive a recomputed block are kept, gradients of weights deferred."""
     gathered = {
-        memory_of(moved): Gathered(piece=copy.piece(operand.name), steps=operand.transfer, place=place)
+        memory_of(moved): Gathered(piece=batch.piece(operand.name), steps=operand.transfer, place=place)
         for operand, moved in zip(instruction.operands, operands, strict=True)
-        if copy.kept is None and operand.weight and operand.transfer is not None and operand.transfer.gathers
+        if batch.kept is None and operand.weight and operand.transfer is not None and operand.transfer.gathers
     }
-    call: Call = functools.partial(instruction.call, draw=copy.draw)
-    if copy.deferred is not None and instruction.deferred:
-        call = functools.partial(copy.deferred.run, instruction, call, copy.observer)
+    call: Call = functools.partial(instruction.call, draw=batch.draw)
+    if batch.deferred is not None and instruction.deferred:
+        call = functools.partial(batch.deferred.run, instruction, call, batch.observer)
     if gathered:
-        with gather_again(gathered) if copy.saved is None else gather_again(gathered, copy.saved.note):
+        with gather_again(gathered) if batch.saved is None else gather_again(gathered, batch.saved.note):
             return call(operands)
-    if copy.kept is not None and instruction.kept:
-        return copy.kept.run(instruction.bound.operator.name, call, operands)
+    if batch.kept is not None and instruction.kept:
+        return batch.kept.run(instruction.bound.operator.name, call, operands)
     return call(operands)
 
 
-def compute(instruction: Instruction, copy: Copy, operands: Sequence[torch.Tensor], place: RankMesh) -> None:
+def compute(instruction: Instruction, batch: MicroBatch, operands: Sequence[torch.Tensor], place: RankMesh) -> None:
     """Run an operator, look at what it makes, and keep it as values. Raises StrategyError for a result that is not what
     its rule promises."""
-    if copy.observer is not None:
-        copy.observer.operands(instruction, operands)
-    results = called(instruction, copy, operands, place)
+    if batch.observer is not None:
+        batch.observer.operands(instruction, operands)
+    results = called(instruction, batch, operands, place)
     made = []
     for slot, (result, promise) in enumerate(zip(results, instruction.results, strict=True)):
         if promise is not None:
             name, shape = promise
             if result.shape != shape:
                 raise instruction.broken_promise(slot, result)
-            copy.values[name] = result
+            batch.values[name] = result
             made.append(result)
-    if copy.observer is not None:
-        copy.observer.results(instruction, made)
+    if batch.observer is not None:
+        batch.observer.results(instruction, made)

@@ -1,12 +1,12 @@
 """Copies of a stage that take turns, operator by operator: while what one of them sends is on its way, others compute.
 
-    copy 0   compute ─depart─┐                 ┌─arrive─ compute ─depart─┐
-    copy 1                   compute ─depart─┐ :                         ┌─arrive─ compute
+    batch 0  compute ─depart─┐                 ┌─arrive─ compute ─depart─┐
+    batch 1                  compute ─depart─┐ :                         ┌─arrive─ compute
 
 A transfer is taken apart into a departure, which starts its first collective, and an arrival, which waits for it. What
 autograd records has an order, and goes back through it: the gradient's collective starts behind the arrival and is
-waited for before the departure, with the same work of the other copies between the two. So the backward pass overlaps
-where the forward pass does, and nobody has to schedule it. This holds in the copies of one call of
+waited for before the departure, with the same work of the other micro-batches between the two. So the backward pass
+overlaps where the forward pass does, and nobody has to schedule it. This holds for the micro-batches of one call of
 `torch.autograd.backward`.
 
 The idea is that of interleaved halves of a batch in MindSpore's fine-grained multi-copy parallelism and in Domino

@@ -19,7 +19,7 @@ from planner.plan.prediction.charges import Phase
 from runtime.comm.async_collectives import Flight, Groups
 from runtime.comm.device_mesh import RankMesh
 from runtime.executor.block_gathers import Bundle, Gathered
-from runtime.executor.instruction import Copy
+from runtime.executor.instruction import MicroBatch
 
 
 class Collects(Protocol):
@@ -31,13 +31,13 @@ class Collects(Protocol):
 @dataclass(kw_only=True, eq=False)
 class Prefetch:
     """The `bundles` of each section of a stage for one pass forward and one back; `recomputed` says of each whether it
-    is computed again. `copy` has what is there before the first operator, and no values: these hold their nodes of
+    is computed again. `batch` has what is there before the first operator, and no values: these hold their nodes of
     autograd, which hold the trip. `parameters` take the gradients that are late. With `lanes`, process groups of their
     own, weights set out ahead and gradients land behind; without, each is waited for."""
 
     bundles: Sequence[Sequence[Bundle]]
     recomputed: Sequence[bool]
-    copy: Copy
+    batch: MicroBatch
     parameters: Mapping[str, Collects]
     place: RankMesh
     lanes: Groups | None = None
@@ -46,14 +46,14 @@ class Prefetch:
     _returning: list[tuple[Gathered, Flight]] = field(default_factory=list)  # of one section
     _announced: bool = False  # whether somebody will say that the backward pass is over
 
-    def enter(self, number: int, copy: Copy, phase: Phase) -> Sequence[Gathered]:
-        """Gather what a section begins with, as values of a copy; it runs "forward" or in "recomputation"."""
+    def enter(self, number: int, batch: MicroBatch, phase: Phase) -> Sequence[Gathered]:
+        """Gather what a section begins with, as values of a batch; it runs "forward" or in "recomputation"."""
         ways = self._coming.pop(number) if number in self._coming else self._ways(number)
         for way in ways:
             with self._meanwhile(phase):
-                leaves = [copy.stubs.get(name, copy.tensors[name]) for name in way.bundle.names]
+                leaves = [batch.stubs.get(name, batch.tensors[name]) for name in way.bundle.names]
                 made = _Gather.apply(self, way, *leaves)  # type: ignore[no-untyped-call]
-            copy.values.update(zip(way.bundle.names, made, strict=True))
+            batch.values.update(zip(way.bundle.names, made, strict=True))
             if not self.recomputed[number] and way.bundle.again and any(weight.requires_grad for weight in made):
                 way.keep(made)
         if self.lanes is not None:
@@ -110,7 +110,7 @@ class Prefetch:
 
     def _ways(self, number: int) -> list[Gathered]:
         groups = self.place.groups if self.lanes is None else self.lanes
-        return [Gathered(bundle, number, self.copy, self.place, groups) for bundle in self.bundles[number]]
+        return [Gathered(bundle, number, self.batch, self.place, groups) for bundle in self.bundles[number]]
 
     def _set_out(self, number: int, phase: Phase) -> None:
         """While a section runs, let the weights of the next that gathers any come; in a backward pass that is one
@@ -139,7 +139,7 @@ class Prefetch:
 
     def _meanwhile(self, phase: Phase) -> AbstractContextManager[None]:
         """What happens here is no operator's."""
-        return nullcontext() if self.copy.observer is None else self.copy.observer.gathering(phase)
+        return nullcontext() if self.batch.observer is None else self.batch.observer.gathering(phase)
 
 
 class _Gather(torch.autograd.Function):

@@ -38,15 +38,15 @@ class RunCheckpoints:
         if settings.save is not None:
             at("opening the checkpoints")
             self._own = Checkpoints(settings.save, keep=settings.keep, timeout=settings.timeout, lock=settings.lock)
-        self._copies = None
+        self._replicas = None
         if settings.state_replicas and self._own is not None:
-            self._copies = StateReplicas(self._own.origin)
+            self._replicas = StateReplicas(self._own.origin)
 
     @property
     def notes(self) -> tuple[str, ...]:
         found = () if self._own is None else self._own.notes
         found += () if self._settings.resume is None else tuple(incomplete(Path(self._settings.resume)))
-        found += () if self._copies is None else self._copies.notes
+        found += () if self._replicas is None else self._replicas.notes
         going_on = self._settings.go_on and self.resumed is not None
         return (*found, f"going on from {self.resumed}") if going_on else found
 
@@ -58,7 +58,7 @@ class RunCheckpoints:
         """
         settings = self._settings
         own = self._own.newest() if settings.go_on and self._own is not None else None
-        if self._from_copies(step, own):
+        if self._from_replicas(step, own):
             return None
         path = own or settings.resume or settings.weights
         if path is None:
@@ -82,19 +82,19 @@ class RunCheckpoints:
         self._last = None if weights_only else found.path
         return source
 
-    def _from_copies(self, step: TrainingStep, path: Path | None) -> bool:
+    def _from_replicas(self, step: TrainingStep, path: Path | None) -> bool:
         """Go on from state replicas in memory, where they are not older than the checkpoint that there is; drop all
         others."""
-        if self._copies is None:
+        if self._replicas is None:
             return False
-        left = self._copies.left() if self._settings.go_on else None
+        left = self._replicas.left() if self._settings.go_on else None
         saved = -1 if path is None else step_of(path)
         if left is None or not saved <= left.progress.step <= self._settings.steps:
-            self._copies.forget()
+            self._replicas.forget()
             return False
         self._at(f"loading state replicas of step {left.progress.step} in memory")
-        self.position = self._copies.restore(step, left).data
-        self._copies.forget(but=left.progress.step)
+        self.position = self._replicas.restore(step, left).data
+        self._replicas.forget(but=left.progress.step)
         self.resumed = f"state replicas in memory, step {left.progress.step}"
         return True
 
@@ -123,9 +123,9 @@ class RunCheckpoints:
         due = step.steps % self._settings.save_every == 0 or step.steps == self._settings.steps
         if self._own is not None and (due or leaving):
             self._save(self._own, step, position)
-        if self._copies is not None:
+        if self._replicas is not None:
             self._at(f"copying step {step.steps}")
-            self._copies.take(step, position)
+            self._replicas.take(step, position)
 
     def _save(self, own: Checkpoints, step: TrainingStep, position: Position) -> None:
         self._at(f"saving step {step.steps}")
@@ -159,10 +159,10 @@ class RunCheckpoints:
         if self._own is not None:
             self._at("waiting for the last checkpoint")
             self._own.wait()
-        if self._copies is not None and self._settings.lock is None:
-            self._copies.close()
-        elif self._copies is not None:
-            self._copies.forget()  # whoever started the ranks holds the folder, and deletes it
+        if self._replicas is not None and self._settings.lock is None:
+            self._replicas.close()
+        elif self._replicas is not None:
+            self._replicas.forget()  # whoever started the ranks holds the folder, and deletes it
 
 
 def restore_plain(plain: UnshardedStep, rank: RankStep, source: Readable) -> None:

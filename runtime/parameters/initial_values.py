@@ -13,6 +13,7 @@ from torch import nn
 from planner.errors import ModelError
 from planner.graph.operator_graph import ROWS_FROM
 from planner.plan.binding.bind import BoundPlan
+from runtime.comm.exchange import world
 
 _AS_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -20,7 +21,7 @@ _AS_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 def from_first(value: torch.Tensor, device: torch.device) -> torch.Tensor:
     """The value that rank 0 has, on the device. Collective."""
     own = torch.empty(value.shape, dtype=value.dtype, device=device) if value.is_meta else value.detach().to(device)
-    if _world() > 1:
+    if world() > 1:
         own = own.clone(memory_format=torch.contiguous_format)
         dist.broadcast(own, 0)
     return own
@@ -30,7 +31,7 @@ def check_values(module: nn.Module, bound: BoundPlan, device: torch.device) -> N
     """Raise ModelError, on every rank, where ranks hold different values that are not going to be sent; and where
     rank 0 has none to send. Collective."""
     update = bound.plan.training.update
-    if _world() == 1:
+    if world() == 1:
         return
     if update.broadcast:
         _check_first(module, bound, device)
@@ -76,7 +77,3 @@ def _bit_sum(value: torch.Tensor) -> int:
         return 0
     flat = value.detach().contiguous().reshape(-1)
     return int(flat.view(_AS_INTEGERS.get(flat.element_size(), torch.uint8)).sum(dtype=torch.int64))
-
-
-def _world() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1

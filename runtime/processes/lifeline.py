@@ -42,11 +42,20 @@ def hold_on(notes: Path) -> None:
 
 def _end_behind(pipe: int, notes: Path) -> None:
     os.read(pipe, 1)
-    with contextlib.suppress(OSError):  # another rank was first
-        going = notes.rename(notes.with_name(f"{notes.name}.gone"))  # where nobody writes another note
-        for note in going.iterdir():
-            note.unlink()
-        going.rmdir()
+    _delete(notes)
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpgrp(), signal.SIGKILL)
     os._exit(1)
+
+
+def _delete(notes: Path) -> None:
+    """Remove the folder of notes, whichever rank does it first: the others finish what it began, as the end of one may
+    break the messages of another, and end it, before it is through.
+    """
+    going = notes.with_name(f"{notes.name}.gone")  # where nobody writes another note
+    with contextlib.suppress(OSError):
+        notes.rename(going)
+    with contextlib.suppress(OSError):
+        for note in going.iterdir():
+            note.unlink(missing_ok=True)
+        going.rmdir()

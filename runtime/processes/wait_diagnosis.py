@@ -83,8 +83,8 @@ def _bundle(self: Any) -> str:
 
 def _turn(turn: Any, self: Any) -> str:
     kind = {"weight_gradient": "weight gradients"}.get(turn.kind, turn.kind)
-    first = turn.micro_batch * self.copies
-    parts = f"{first}" if self.copies == 1 else f"{first} to {first + self.copies - 1}"
+    first = turn.micro_batch * self.interleave
+    parts = f"{first}" if self.interleave == 1 else f"{first} to {first + self.interleave - 1}"
     stages = f" in stage {self.chunks[turn.chunk].cut.stage}" if self.everyone is not None else ""
     return f"{kind} of micro-batch {parts}{f', slice {turn.slice}' if turn.slice else ''}{stages}"
 

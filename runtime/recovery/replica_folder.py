@@ -28,7 +28,7 @@ from runtime.run_folder.identity import Origin
 from runtime.run_folder.private import FILE, replace_text
 from runtime.run_folder.process import process_from, process_of
 
-FOLDER = "PLAN_COPIES"
+FOLDER = "PLAN_STATE_REPLICAS"
 """The environment variable that names the folder in which replicas are kept, where it is not shared memory."""
 
 _NAME = re.compile(r"plan-run-[0-9a-f]{32}")

@@ -36,8 +36,8 @@ from runtime.checkpoint.source import Source
 from runtime.checkpoint.spread import Spread
 from runtime.checkpoint.state import live_tensors, progress_of, spreads
 from runtime.checkpoint.tensor_files import Entry, check_file, dtype_name, dtype_of, write_tensors
-from runtime.checkpoint.together import rank_number, together
-from runtime.comm.exchange import gather
+from runtime.checkpoint.together import together
+from runtime.comm.exchange import gather, rank_number
 from runtime.recovery.replica_folder import delete_replicas, open_replicas, sweep
 from runtime.recovery.replica_placement import Cell, replica_holders
 from runtime.recovery.transfers import Transfer, transfer

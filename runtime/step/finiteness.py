@@ -26,6 +26,7 @@ import torch.distributed as dist
 from planner.errors import NonFiniteError
 from planner.graph.operator_graph import Argument, OperatorGraph
 from runtime.comm.agreement import Finding, Moment, first_of_all
+from runtime.comm.exchange import rank_number
 from runtime.executor.instruction import Instruction
 from runtime.observer import Observer
 from runtime.parameters.shards import LocalParameter
@@ -140,7 +141,7 @@ def _finding(moment: Moment, what: str, tensor: torch.Tensor, counts: Counts, mo
     if not any(counts):
         return None
     kinds = " and ".join(f"{n} {kind}" for n, kind in zip(counts, ("NaN", "infinite"), strict=True) if n)
-    rank = dist.get_rank() if dist.is_initialized() else 0
+    rank = rank_number()
     held = f"{kinds} among the {tensor.numel()} elements of local shape {tuple(tensor.shape)} on rank {rank}"
     return Finding(moment=moment, message=f"{what} holds {held}{more}")
 

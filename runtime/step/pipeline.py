@@ -31,8 +31,8 @@ from runtime.waiting import waiting_for
 
 Values = Mapping[str, torch.Tensor]
 Forward = Callable[[Turn, Sequence[Values], Sequence[DeferredGradients | None]], Sequence[Values]]
-"""Computes the stage of a turn's chunk on its micro-batch, or on several that it takes at a time (copies): from the
-values received for each, the values to send, or the loss on the last stage. Weight gradients that are put off gather in
+"""Computes the stage of a turn's chunk on its micro-batch, or on several that it takes at a time: from the
+values received for each, the values to send, or the loss on the last stage. Deferred weight gradients gather in
 the third argument."""
 Edges = Mapping[str, GradientEdge | None]
 """By name the places in the graph of autograd that made a value; None where no gradient is needed."""
@@ -41,8 +41,8 @@ Key = tuple[int, int, int]  # chunk, micro-batch, slice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passed:
-    """What the backward pass of the copies of a turn through a chunk needs: the values each came from, which collect
-    their gradients, and where it starts; and what of it is put off."""
+    """What the backward pass of the micro-batches of a turn through a chunk needs: the values each came from, which
+    collect their gradients, and where it starts; and what of it is deferred."""
 
     received: Sequence[Values]
     edges: Sequence[Edges]
@@ -53,9 +53,10 @@ class Passed:
 class Pipeline:
     """One rank's share of the micro-batches of a step. Alone it talks to nobody.
 
-    In each turn it takes `copies` micro-batches, and calls `passed` when a backward pass is through. `order` are the
-    turns of this rank in a step. Of the last step, `turns` has those that were done, in their order, and `most_live`
-    how many micro-batches, or slices of them, were at most between their forward and the end of their backward pass.
+    In each turn it takes `interleave` micro-batches, and calls `passed` when a backward pass is through. `order` are
+    the turns of this rank in a step. Of the last step, `turns` has those that were done, in their order, and
+    `most_live` how many micro-batches, or slices of them, were at most between their forward and the end of their
+    backward pass.
     """
 
     chunks: tuple[Chunk, ...]
@@ -63,7 +64,7 @@ class Pipeline:
     everyone: dist.ProcessGroup | None
     loss: Crossing
     device: torch.device
-    copies: int = 1
+    interleave: int = 1
     passed: Callable[[], None] = lambda: None
     has_gone: Callable[[dist.Work], bool] = dist.Work.is_completed
     turns: list[Turn] = field(default_factory=list)
@@ -91,11 +92,11 @@ class Pipeline:
         self._live, self.most_live = {}, 0
         self.turns.clear()
         apart = any(turn.kind == "weight_gradient" for turn in order)
-        losses = self.copies * sum(turn.kind == "forward" and turn.chunk == 0 for turn in order) // batches
+        losses = self.interleave * sum(turn.kind == "forward" and turn.chunk == 0 for turn in order) // batches
         turns = (max(turn.micro_batch for turn in order) + 1) // batches
         for turn in order:
             if turn.kind == "forward":
-                deferred = [DeferredGradients() if apart else None for _ in range(self.copies)]
+                deferred = [DeferredGradients() if apart else None for _ in range(self.interleave)]
                 loss = self._forward(forward, turn, deferred)
                 if loss is not None:
                     before, part = totals[turn.micro_batch // turns], loss / losses
@@ -128,16 +129,16 @@ class Pipeline:
     def _forward(
         self, forward: Forward, turn: Turn, deferred: Sequence[DeferredGradients | None]
     ) -> torch.Tensor | None:
-        """The copies of a turn through a chunk; the sum of their losses, None on all stages but the last. What they
-        have made is nobody's any more when this returns, but for what is being sent."""
+        """The micro-batches of a turn through a chunk; the sum of their losses, None on all stages but the last. What
+        they have made is nobody's any more when this returns, but for what is being sent."""
         chunk = self.chunks[turn.chunk]
-        received = [self._arrived(chunk) for _ in range(self.copies)]
+        received = [self._arrived(chunk) for _ in range(self.interleave)]
         made = forward(turn, received, deferred)
         for values in made:
             self._hand_on(chunk, values)
         edges = [self._edges(chunk, values) for values in made]
         self._live[_key(turn)] = Passed(received=received, edges=edges, deferred=deferred)
-        self.most_live = max(self.most_live, self.copies * len(self._live))
+        self.most_live = max(self.most_live, self.interleave * len(self._live))
         if not chunk.cut.last:
             return None
         first, *others = (values[self.loss.name].detach().float().reshape(()) for values in made)
@@ -170,7 +171,7 @@ class Pipeline:
                 products.finish()
         else:
             self._live[key] = Passed(received=(), edges=(), deferred=passed.deferred)
-            gradients = [given for _ in range(self.copies) for given in self._returned(chunk, seed)]
+            gradients = [given for _ in range(self.interleave) for given in self._returned(chunk, seed)]
             self._differentiate(chunk, passed, gradients)
         if ends(turn):
             del self._live[key]

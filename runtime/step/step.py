@@ -137,7 +137,7 @@ class RankStep:
             everyone=everyone(place),
             loss=whole_value(bound, bound.graph.loss),
             device=place.device,
-            copies=bound.plan.training.interleave,
+            interleave=bound.plan.training.interleave,
             passed=self._passed,
         )
 

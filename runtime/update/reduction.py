@@ -82,7 +82,7 @@ class Reduction:
         return gradient
 
     def _arrived(self, name: str) -> None:
-        """The copies of a turn have left the gradient of a parameter."""
+        """The micro-batches of a turn have left the gradient of a parameter."""
         if not self._waiting:
             return
         self._waiting[name] -= 1

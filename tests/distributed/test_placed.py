@@ -95,7 +95,7 @@ PIPELINES = {
     "stages of two ranks": ("gpt-untied", (1, 1), (2,), BOTH, {}),
     "a rank is a stage": ("llama4", (1, 1, 1, 1), (), WORDS, {"schedule": "gpipe"}),
     "virtual stages": ("llama4", (1, 1, 1, 1), (2,), WORDS, {"virtual_stages": 2, "schedule": "interleaved_1f1b"}),
-    "gradients put off": ("llama4", (2, 2), (2,), WORDS, {"schedule": "zb_h1"}),
+    "deferred gradients": ("llama4", (2, 2), (2,), WORDS, {"schedule": "zb_h1"}),
     "what all stages read": ("skipping", (2, 2), (2,), (("memory.*", "host"),), {"optimizer": "sgd"}),
     "two at a time": ("llama4", (3, 1), (2,), WORDS, {"interleave": 2}),
 }  # fmt: skip

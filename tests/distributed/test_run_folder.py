@@ -31,7 +31,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "memory"
     folder.mkdir()
-    monkeypatch.setenv("PLAN_COPIES", str(folder))
+    monkeypatch.setenv("PLAN_STATE_REPLICAS", str(folder))
     return folder
 
 

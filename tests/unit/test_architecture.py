@@ -170,7 +170,7 @@ MAY_READ_ENVIRONMENT = (
     "runtime.processes.hang",  # RANK
     "runtime.processes.rank",  # RANK and WORLD_SIZE, set by `runtime.processes.ranks`
     "runtime.processes.ranks",  # what ranks inherit
-    "runtime.recovery.replica_folder",  # PLAN_COPIES
+    "runtime.recovery.replica_folder",  # PLAN_STATE_REPLICAS
     "runtime.servers.fleet",  # what servers inherit
 )
 ENVIRONMENT = ("environ", "environb", "getenv", "getenvb", "putenv", "unsetenv")

@@ -5,7 +5,7 @@
 
 Put off are the products that make gradients of weights, where the rule of the operator says that they can be had by
 themselves (`Rule.deferred_weight_gradients`): half of the work of a backward pass, near enough. Whatever else makes
-gradients of parameters is a pass over elements, made in one kernel with the gradient of the input, and is not put off.
+gradients of parameters is a pass over elements, made in one kernel with the gradient of the input, and is not deferred.
 Until its turn a product keeps what the operator was given and the gradient of what it has made.
 """
 
@@ -18,7 +18,7 @@ from planner.sharding.rule import Rule
 
 
 def deferred_weight_gradients(bound: BoundPlan, at: int) -> tuple[int, ...]:
-    """Places of the operands of an operator whose gradients are put off; none where a plan's schedule puts off
+    """Places of the operands of an operator whose gradients are deferred; none where a plan's schedule defers
     nothing."""
     return _places(bound.graph, at, bound.operators[at].rule) if bound.plan.schedule_kind.splits_backward else ()
 

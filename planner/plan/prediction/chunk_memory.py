@@ -52,7 +52,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """An operator whose weight gradients are put off, and what is kept for them."""
+    """An operator whose weight gradients are deferred, and what is kept for them."""
 
     at: int
     kept: Sequence[Storage]

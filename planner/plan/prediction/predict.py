@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from costmodels import peak_memory, step_time
 from hardware_profiles import HOMES, Bytes, Cluster, Machine, clusters_of_ranks, parts_of, spread_of
 from planner.plan.binding.bind import BoundPlan
+from planner.plan.layout.segments import segments_by_stage
 from planner.plan.plan import Plan, Prediction, StagePrediction
 from planner.plan.prediction.stage_cost import StageCost
 from planner.plan.prediction.step import AHEAD, BESIDE, COVERED, GATHERED_AHEAD, PIPELINE_BUBBLE, UNCOVERED, step_of
@@ -45,8 +46,10 @@ def predict_alike(
     clusters, apart = clusters_of_ranks(cluster, len(walks)), tuple({id(walk): walk for walk in walks}.values())
     limits = (math.inf,) * len(walks) if limits is None else limits
     for bound in bounds:
-        for walk in apart:
-            walk.begin(bound)
+        if bound is not bounds[0]:  # with which they have begun
+            stages = segments_by_stage(bound)
+            for walk in apart:
+                walk.begin(bound, stages)
         costs, fits = list[StageCost](), True
         for rank, walk in enumerate(walks):
             costs.append(walk.rank(rank))

@@ -49,7 +49,7 @@ UNCOVERED = "uncovered communication"
 """What the software would hide, had it work enough."""
 
 
-COVERED = "covered by other copies"
+COVERED = "covered by other micro-batches"
 """Communication of one copy while another computes; negative."""
 
 BESIDE = "offload under computation"
@@ -160,7 +160,7 @@ class ChunkCost:
         return self.forward, self.backward, *(() if self.later is None else (self.later,))
 
     def pass_of(self, *, later: bool) -> PassCost:
-        """The backward pass, or its second turn for what is put off."""
+        """The backward pass, or its second turn for what is deferred."""
         return self.later if later and self.later is not None else self.backward
 
     def save(self, name: str, seconds: float) -> None:
@@ -179,7 +179,7 @@ class ChunkCost:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
     """Seconds of a step. Of the busiest rank: itself, what of its communication nothing covered that is hidden
-    otherwise, what other copies covered of what is charged, and how long it waits for other ranks."""
+    otherwise, what other micro-batches covered of what is charged, and how long it waits for other ranks."""
 
     seconds: float
     busiest: int

@@ -16,7 +16,7 @@ from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operato
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
 from planner.plan.layout.offloaded import tables_on_hosts, visiting_order
 from planner.plan.layout.per_step_communication import once_of
-from planner.plan.layout.segments import segments_by_stage
+from planner.plan.layout.segments import Segment, segments_by_stage
 from planner.plan.layout.stage_cut import crossing_values
 from planner.plan.layout.weight_offload import block_of_offloaded
 from planner.plan.prediction.charges import UNCHARGED, Phase, Times, charge
@@ -54,6 +54,7 @@ class Walk:
     `machine`. For those who take a prediction apart (`planner.plan.compare.dissection`)."""
 
     bound: BoundPlan
+    stages: Sequence[Sequence[Segment]]
     cluster: Cluster
     machine: Machine | None = None
 
@@ -78,10 +79,10 @@ class Walk:
         self.hosted = bool(self.cluster.device.host_latency * self.cluster.software.host)
         self._alone: dict[tuple[int, tuple[bool, ...]], float] = {}
         self._stored: dict[tuple[TensorType, bool, StoredParameter, bool], ParameterPrices] = {}
-        self.begin(self.bound)
+        self.begin(self.bound, self.stages)
 
-    def begin(self, bound: BoundPlan) -> None:
-        """Start over, perhaps with the same plan under another schedule."""
+    def begin(self, bound: BoundPlan, stages: Sequence[Sequence[Segment]]) -> None:
+        """Start over with the same plan under another schedule, and the segments of its stages."""
         self.bound = bound
         self.deferred_weight_gradients = {
             op.operator.operands[place]
@@ -90,7 +91,6 @@ class Walk:
         }
         self.waiting = 0
         self.flops = 0.0
-        stages = segments_by_stage(bound)
         self.segments = {
             at: segment
             for stage, segments in enumerate(stages)
@@ -200,7 +200,7 @@ class Walk:
         beyond: Seconds | None = 0.0,
     ) -> None:
         """Charge a redistribution of what is `moved`, a field of `Pricers`, in a part of the micro-batch's time, as
-        often as each pass does it for its `owner`; `later` in a backward pass says that it is put off. Its messages
+        often as each pass does it for its `owner`; `later` in a backward pass says that it is deferred. Its messages
         take so much `beyond` the additive sums, each time; None for those that are somebody else's."""
         route, hidden = self.route(moved, tensor, source, target)
         cost.micro_batch[part] += sum(times.values()) * route.seconds
@@ -373,8 +373,9 @@ class Walk:
 def walks_of(bound: BoundPlan, machine: Machine) -> tuple[Walk, ...]:
     """For every pipeline rank the walk by the prices of the devices that it is on; ranks of one group share it."""
     clusters = clusters_of_ranks(machine, bound.plan.pipeline)
-    known = {cluster: Walk(bound=bound, cluster=cluster, machine=machine) for cluster in dict.fromkeys(clusters)}
-    return tuple(known[cluster] for cluster in clusters)
+    stages = segments_by_stage(bound)
+    known = {one: Walk(bound=bound, stages=stages, cluster=one, machine=machine) for one in dict.fromkeys(clusters)}
+    return tuple(known[one] for one in clusters)
 
 
 def _handed_alone(graph: OperatorGraph, blocks: Blocks) -> bool:

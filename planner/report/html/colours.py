@@ -23,7 +23,7 @@ STEP = {
     "gathering under computation": "@bubble",
     "pipeline bubble": "@bubble",
     "launches ahead": "@bubble",
-    "covered by other copies": "@bubble",
+    "covered by other micro-batches": "@bubble",
 }
 """Parts of a step, and kinds of spans of its timeline."""
 

@@ -35,9 +35,12 @@ class Convolution(RuleSpec):
         groups = call.integer(6, "groups", 1)
         if len(source.shape) not in (self.spatial + 1, self.spatial + 2):
             raise RuleError(f"{call.op}: an input of shape {source.shape} does not have {self.spatial} spatial dims")
-        batch = () if len(source.shape) == self.spatial + 1 else (_one(table, "n", source.shape[0]),)
-        g = _one(table, "g", groups)
-        o, i = _one(table, "o", weight.shape[0] // groups), _one(table, "i", weight.shape[1], FactorKind.REDUCTION)
+        batch = () if len(source.shape) == self.spatial + 1 else (table.add_unless_one("n", source.shape[0]),)
+        g = table.add_unless_one("g", groups)
+        o, i = (
+            table.add_unless_one("o", weight.shape[0] // groups),
+            table.add_unless_one("i", weight.shape[1], FactorKind.REDUCTION),
+        )
         outside, kernel, inside = (
             _blocked(table, prefix, shape[-self.spatial :])
             for prefix, shape in (("", source.shape), ("k", weight.shape), ("p", result.shape))
@@ -77,7 +80,7 @@ class Pool(RuleSpec):
         source, result = call.operands[0].shape, call.results[0].shape
         lead = len(source) - self.spatial
         names = ("n", "c")[2 - lead :]
-        passing = tuple(_one(table, name, extent) for name, extent in zip(names, source[:lead], strict=True))
+        passing = tuple(table.add_unless_one(name, extent) for name, extent in zip(names, source[:lead], strict=True))
         outside = _blocked(table, "", source[lead:])
         inside = _blocked(table, "p", result[lead:])
         made = (*_all(passing), *_all(inside))
@@ -96,15 +99,10 @@ class Pool(RuleSpec):
         )
 
 
-def _one(table: FactorTable, name: str, extent: int, kind: FactorKind = FactorKind.PARALLEL) -> Indices:
-    """The factor alone; nothing where its extent is 1."""
-    return (table.add(name, extent, kind),) if extent != 1 else ()
-
-
 def _blocked(table: FactorTable, prefix: str, extents: Sequence[int]) -> Dims:
     names = _SPATIAL[len(_SPATIAL) - len(extents) :]
     pairs = zip(names, extents, strict=True)
-    return tuple(_one(table, f"{prefix}{name}", extent, FactorKind.BLOCKED) for name, extent in pairs)
+    return tuple(table.add_unless_one(f"{prefix}{name}", extent, FactorKind.BLOCKED) for name, extent in pairs)
 
 
 def _all(dims: Dims) -> Indices:

@@ -26,11 +26,13 @@ class EmbeddingBag(RuleSpec):
         table = FactorTable(call.op)
         weight, numbers = call.operands[0].shape, call.operands[1].shape
         largest = dict(call.keywords).get("mode", 0) == _MAX
-        v = _factor(table, "v", weight[0], FactorKind.BLOCKED if largest else FactorKind.REDUCTION)
-        h = _factor(table, "h", weight[1], FactorKind.PARALLEL)
+        v = table.add_unless_one("v", weight[0], FactorKind.BLOCKED if largest else FactorKind.REDUCTION)
+        h = table.add_unless_one("h", weight[1], FactorKind.PARALLEL)
         uneven = len(call.arguments) > 2
-        bags = _factor(table, "b", call.results[0].shape[0], FactorKind.BLOCKED if uneven else FactorKind.PARALLEL)
-        k = _factor(table, "k", numbers[-1], FactorKind.BLOCKED)
+        bags = table.add_unless_one(
+            "b", call.results[0].shape[0], FactorKind.BLOCKED if uneven else FactorKind.PARALLEL
+        )
+        k = table.add_unless_one("k", numbers[-1], FactorKind.BLOCKED)
         held: Dims = (k,) if uneven else (bags, k)
         offsets = dims_of(table, call.operands[2].shape, FactorKind.BLOCKED, "offset") if uneven else ()
         beside: tuple[Dims, ...] = (held, offsets) if uneven else (held,)
@@ -67,12 +69,12 @@ class OutsideRows(RuleSpec):
         bags = bool(words["bag"])
         counted = len(ids.shape) - bags
         held: Dims = tuple(
-            _factor(
-                table, f"b{dim}" if dim else "b", extent, FactorKind.PARALLEL if dim < counted else FactorKind.BLOCKED
+            table.add_unless_one(
+                f"b{dim}" if dim else "b", extent, FactorKind.PARALLEL if dim < counted else FactorKind.BLOCKED
             )
             for dim, extent in enumerate(ids.shape)
         )
-        h = _factor(table, "h", width, FactorKind.BLOCKED)
+        h = table.add_unless_one("h", width, FactorKind.BLOCKED)
         looked_up = tuple(factor for dim in held for factor in dim)
         row_bytes = width * max(_FP32, call.results[0].element_bytes)
         return Rule(
@@ -87,7 +89,3 @@ class OutsideRows(RuleSpec):
                 place=self.place, ids=looked_up, rows=rows, row_bytes=row_bytes, trained=bool(words["trainable"])
             ),
         )
-
-
-def _factor(table: FactorTable, name: str, extent: int, kind: FactorKind) -> tuple[int, ...]:
-    return (table.add(name, extent, kind),) if extent != 1 else ()

@@ -43,6 +43,10 @@ class FactorTable:
             )
         return list(self._factors).index(name)
 
+    def add_unless_one(self, name: str, extent: int, kind: FactorKind = FactorKind.PARALLEL) -> tuple[int, ...]:
+        """The factor alone; nothing where its extent is 1."""
+        return (self.add(name, extent, kind),) if extent != 1 else ()
+
     def add_exchange(
         self, first: str, second: str, kind: FactorKind = FactorKind.EXCHANGE, name: str | None = None
     ) -> None:

@@ -76,7 +76,7 @@ def setting_of(configuration: Configuration, capacity: float) -> Setting:
 
 
 def _flights(schedule: Schedule, rank: int, ranks: int, virtual: int, micro_batches: int) -> tuple[float, ...]:
-    """Micro-batches in flight, where those of which gradients of weights are put off count in full: what is kept of
+    """Micro-batches in flight, where those with deferred weight gradients count in full: what is kept of
     them is no more than that, unless blocks are recomputed."""
     if schedule.splits_backward:
         return (float(min(micro_batches, ranks)),)

@@ -12,7 +12,7 @@ reader. Nothing that runs earlier reads of it, so that the order is right.
 
 Whether an operator can be fused is said by its rule: the class of its cost, and whether it sends anything inside.
 Left out are those around which more goes on than their call (`special`): results that are kept, weights that are
-gathered, gradients that are put off, numbers that are drawn; and what `torch.compile` cannot look into.
+gathered, deferred gradients, numbers that are drawn; and what `torch.compile` cannot look into.
 
 Not good for: what crosses the end of a block, as programs are shared by equal blocks; and operators with a Python
 function of ours in their place, but for those in `TRACED`.

@@ -1,6 +1,6 @@
 """Instructions as the text of a Python function: what the general executor decides while it runs, decided beforehand.
 
-    def program(copy, body):
+    def program(batch, body):
         values, tensors, stubs, names, ops = ...
         t0 = values.pop(names[0])                                   # nobody reads it after this program
         t2 = k0(t0, tensors[names[1]])  # ops[0]                    # an operator on operands that lie as it wants them
@@ -10,7 +10,7 @@
 
 Names of values and weights are the caller's (`names`), so that equal blocks have equal texts; `k` are constants: the
 operators of torch, local forms with all that they know of this rank, transfers. What goes on around an operator beside
-its call (results that are kept, gradients that are put off, weights that are gathered, numbers that are drawn) is not
+its call (results that are kept, deferred gradients, weights that are gathered, numbers that are drawn) is not
 spelled out: such an operator runs as the general executor runs it, `called(ops[7], ...)`.
 """
 
@@ -39,7 +39,7 @@ def emit(
 ) -> Text:
     """The text of consecutive instructions, which are `recomputed` or not. One that `departs` is a generator and lets
     others go on whenever it has sent something; one that is `watched` compares the shapes of results with what their
-    rules promise, and lets the copy's observer look on. They run in the order of `units`, one by one where none are
+    rules promise, and lets the batch's observer look on. They run in the order of `units`, one by one where none are
     given; `compiled` has the functions of chains. The text speaks of `names` in their order, before all others."""
     emitter = _Emitter(bound, instructions, recomputed=recomputed, departs=departs, watched=watched)
     emitter.text.names += names
@@ -66,9 +66,9 @@ class _Emitter:
         self._depth = 0
         self._moves: list[str] = []  # variables of one unit
         self.text = Text()
-        self._line("def program(copy, body):")
+        self._line("def program(batch, body):")
         self._depth = 1
-        self._line("values, tensors, stubs = copy.values, copy.tensors, copy.stubs")
+        self._line("values, tensors, stubs = batch.values, batch.tensors, batch.stubs")
         self._line("names, ops = body.names, body.instructions")
 
     def done(self) -> Text:
@@ -91,7 +91,7 @@ class _Emitter:
         yield
         inside, self.text.lines, self._depth = self.text.lines, before, self._depth - 1
         if inside:
-            self._line(f"with copy.looking(ops[{number}]):")
+            self._line(f"with batch.looking(ops[{number}]):")
             self.text.lines += inside
 
     def instruction(self, unit: Unit) -> None:
@@ -144,8 +144,8 @@ class _Emitter:
         variables = [self._fresh() for _ in given]
         for variable, operand in zip(variables, given, strict=True):
             self._line(f"{variable} = {operand}")
-        self._line("if copy.observer is not None:")
-        self._line(f"{_INDENT}copy.observer.operands(ops[{number}], [{', '.join(variables)}])")
+        self._line("if batch.observer is not None:")
+        self._line(f"{_INDENT}batch.observer.operands(ops[{number}], [{', '.join(variables)}])")
         return variables
 
     def _computed(self, number: int, instruction: Instruction, given: Sequence[str]) -> None:
@@ -165,8 +165,8 @@ class _Emitter:
             if promise is not None:
                 self._kept(promise[0])
         if self._watched:
-            self._line("if copy.observer is not None:")
-            self._line(f"{_INDENT}copy.observer.results(ops[{number}], [{', '.join(tensors)}])")
+            self._line("if batch.observer is not None:")
+            self._line(f"{_INDENT}batch.observer.results(ops[{number}], [{', '.join(tensors)}])")
 
     def _moved(self, number: int, operand: Operand) -> tuple[str, bool]:
         """An operand where the operator wants it, or under way to there."""
@@ -187,7 +187,7 @@ class _Emitter:
         return variable, False
 
     def _kept(self, name: str) -> None:
-        """A value that was made is with the copy's, if it is read after this program."""
+        """A value that was made is with the batch's, if it is read after this program."""
         if name not in self._ended:
             self._line(f"values[{self.text.name(name)}] = {self._local[name]}")
 
@@ -211,5 +211,5 @@ class _Emitter:
     def _call(self, number: int, instruction: Instruction, given: Sequence[str]) -> tuple[str, bool]:
         """What makes the results, and whether it is the one tensor itself, and no sequence."""
         if special(self._bound, instruction, recomputed=self._recomputed):
-            return f"called(ops[{number}], copy, [{', '.join(given)}], place)", False
+            return f"called(ops[{number}], batch, [{', '.join(given)}], place)", False
         return call_of(self.text, self._bound, instruction, given)

@@ -26,14 +26,14 @@ from typing import Any
 
 from planner.plan.binding.bind import BoundPlan
 from runtime.comm.device_mesh import RankMesh
-from runtime.executor.instruction import Copy, Instruction, called
+from runtime.executor.instruction import Instruction, MicroBatch, called
 from runtime.executor.interleaving import depart
 from runtime.executor.lowering.calls import Text
 from runtime.executor.lowering.chains import in_chains
 from runtime.executor.lowering.compiled import Compiled
 from runtime.executor.lowering.emit import emit
 
-Program = Callable[[Copy, "Body"], Iterator[None] | None]
+Program = Callable[[MicroBatch, "Body"], Iterator[None] | None]
 
 
 @dataclass(kw_only=True)
@@ -47,21 +47,21 @@ class Body:
     watched: Program
     seen: bool = False
 
-    def __call__(self, copy: Copy) -> None:
-        """Run it; the values that others read are with the copy's after it."""
-        self.chosen(copy)(copy, self)
+    def __call__(self, batch: MicroBatch) -> None:
+        """Run it; the values that others read are with the batch's after it."""
+        self.chosen(batch)(batch, self)
         self.seen = True
 
-    def chosen(self, copy: Copy) -> Program:
-        """The program for a copy."""
-        watches = copy.watched if copy.watched is not None else not self.seen
-        return self.watched if watches or copy.observer is not None else self.bare
+    def chosen(self, batch: MicroBatch) -> Program:
+        """The program for a batch."""
+        watches = batch.watched if batch.watched is not None else not self.seen
+        return self.watched if watches or batch.observer is not None else self.bare
 
 
-def in_turns(bodies: Sequence[Body], copy: Copy) -> Iterator[None]:
+def in_turns(bodies: Sequence[Body], batch: MicroBatch) -> Iterator[None]:
     """Bodies one after the other, whose programs let others go on whenever they have sent something."""
     for body in bodies:
-        turns = body.chosen(copy)(copy, body)
+        turns = body.chosen(batch)(batch, body)
         assert turns is not None, "written as a generator"
         yield from turns
         body.seen = True

@@ -1,4 +1,4 @@
-"""Weight gradients that are put off: nothing of them before their turn, and all of them after it."""
+"""Weight deferred gradients: nothing of them before their turn, and all of them after it."""
 
 from types import SimpleNamespace
 

@@ -82,7 +82,8 @@ def test_processes_of_plan_run_are_its_own_whoever_started_it() -> None:
     assert (own["MASTER_ADDR"], own["MASTER_PORT"], own["LOCAL_WORLD_SIZE"]) == ("127.0.0.1", "4711", "2")
 
 
-def test_a_rank_ends_with_the_process_that_started_it(tmp_path) -> None:
+@pytest.mark.parametrize("began", [False, True], ids=("first", "another began and was ended"))
+def test_a_rank_ends_with_the_process_that_started_it(tmp_path, began: bool) -> None:
     """Also while its main thread waits in a call, and without a trace of the run."""
     script = (
         "import os, sys, subprocess, pathlib\n"
@@ -95,10 +96,11 @@ def test_a_rank_ends_with_the_process_that_started_it(tmp_path) -> None:
         "    words = [sys.executable, '-c', rank, str(notes)]\n"
         "    child = subprocess.Popen(words, start_new_session=True, stdout=subprocess.PIPE)\n"
         "    child.stdout.readline()\n"
+        f"    if {began}: notes.rename(f'{{notes}}.gone')\n"
         "    os.kill(os.getpid(), 9)\n"
     )
     words = [sys.executable, "-c", script, str(tmp_path / "notes")]
     # this returns when nobody has stderr open any more: the rank neither
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == -9, done.stderr
-    assert not (tmp_path / "notes").exists()
+    assert list(tmp_path.iterdir()) == []

@@ -37,7 +37,7 @@ NAME = re.compile("ours-[0-9]+")
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "memory"
     folder.mkdir()
-    monkeypatch.setenv("PLAN_COPIES", str(folder))
+    monkeypatch.setenv("PLAN_STATE_REPLICAS", str(folder))
     return folder
 
 

@@ -29,7 +29,7 @@ def replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Replicas of these runs lie beside them."""
     folder = tmp_path / "memory"
     folder.mkdir()
-    monkeypatch.setenv("PLAN_COPIES", str(folder))
+    monkeypatch.setenv("PLAN_STATE_REPLICAS", str(folder))
     return folder
 
 
@@ -88,7 +88,7 @@ def held_by_another_process(folder: Path) -> Iterator[int]:
 def test_no_text_in_the_folder_leads_out_of_it(
     name: str, inside_json: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("PLAN_COPIES")
+    monkeypatch.delenv("PLAN_STATE_REPLICAS")
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "thesis.txt").write_text("years of work")

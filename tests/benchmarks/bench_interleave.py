@@ -1,4 +1,4 @@
-"""What copies that take turns hide: steps of a small Llama on 2 local processes with a slow link between them.
+"""What micro-batches that take turns hide: steps of a small Llama on 2 local processes with a slow link between them.
 
 The same micro-batches, tensor parallel, one at a time and two at a time: of two, one computes while what the other has
 sent is on its way. The link is as slow as is said (`throttle`), so that there is something to hide; without that,
@@ -36,16 +36,16 @@ def main() -> None:
     print(f"llama-tiny, tensor {PROCESSES}, {MICRO_BATCHES} micro-batches, {PROCESSES} processes; median of a step, ms")
     print(f"{'link':12}{'one at a time':>16}{'two at a time':>16}{'ratio':>8}")
     with tempfile.TemporaryDirectory() as folder:
-        for copies in (1, 2):
-            training = replace(plan.training, interleave=copies)
-            save_plan(replace(plan, training=training), Path(folder) / f"{copies}.json")
+        for interleave in (1, 2):
+            training = replace(plan.training, interleave=interleave)
+            save_plan(replace(plan, training=training), Path(folder) / f"{interleave}.json")
         for link, bandwidth in LINKS.items():
             one, two = measured(folder, bandwidth)
             print(f"{link:12}{1e3 * one:>16.0f}{1e3 * two:>16.0f}{two / one:>8.2f}")
 
 
 def measured(folder: str, bandwidth: float) -> tuple[float, float]:
-    """Median seconds of a step with one copy, and with two."""
+    """Median seconds of a step with one micro-batch at a time, and with two."""
     found: dict[str, list[float]] = {}
 
     def line(text: str) -> None:
