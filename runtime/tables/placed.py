@@ -95,6 +95,11 @@ class PlacedTables:
         """The tables by where they are."""
         return tuple(self._served.values())
 
+    def host_bytes(self) -> int:
+        """Bytes of tables, and of the state of their optimizers, in the memory of this rank's host."""
+        tables = [served.client for served in self._served.values()]
+        return sum(one.nbytes for one in tables if isinstance(one, HostTables))
+
     def look_up(self, bound: BoundOperator, place: RankMesh, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """What a look-up of these ids gives, on the device of the ids."""
         words = _words(bound.operator)
