@@ -156,7 +156,7 @@ class Options:
     micro_batches: Annotated[int | None, number(HAND, "Number of micro-batches per step.")] = None
     virtual_stages: Annotated[
         str | None,
-        word(HAND, "N|auto", "Virtual stages per pipeline rank (interleaved 1F1B).", "1"),
+        word(HAND, "N|auto", "Virtual stages per pipeline rank (interleaved 1F1B).", "auto"),
     ] = None
     schedule: Annotated[
         str | None,
@@ -272,8 +272,8 @@ class Options:
             GRADIENTS,
             "each|block|ahead|auto",
             "All-gather of ZeRO-3 weights: each at its use; block coalesces those of a block; ahead prefetches them"
-            " during the block before; auto searches with each of them and takes the fastest plan.",
-            "each",
+            " during the block before; auto takes whichever makes the fastest plan.",
+            "auto",
         ),
     ] = None
     broadcast: Annotated[bool, switch(GRADIENTS, "--broadcast", "Broadcast the weights of rank 0 at the start.")] = (

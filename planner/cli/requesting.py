@@ -155,7 +155,7 @@ def retracing(options: Options, request: "SearchRequest") -> "Callable[[int], Se
 
 def update_of(options: Options) -> "Update":
     """What becomes of gradients; raises RequestError where that cannot be."""
-    from planner.sharding.update import Update, update_fault
+    from planner.sharding.update import AUTO_GATHERS, Update, update_fault
 
     update = Update(
         gradients=options.gradients or "mean",
@@ -164,7 +164,7 @@ def update_of(options: Options) -> "Update":
         clip_norm=options.clip_norm,
         broadcast=options.broadcast,
         buckets=parse_buckets(options.buckets or "auto"),
-        gathers=options.gathers or "each",
+        gathers=options.gathers or AUTO_GATHERS,
         local_parameters=tuple(options.local_parameters or ()),
         placed=parse_places(options.place or ()),
     )

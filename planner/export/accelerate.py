@@ -26,7 +26,7 @@ from planner.export.quoting import one_line
 from planner.export.settings import Settings, size_of
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
 from planner.export.yaml_files import settings_of, yaml_text
-from planner.sharding.update import NO_BUCKETS, PLAIN, Update
+from planner.sharding.update import PLAIN
 
 _PRECISIONS = engine_words("accelerate")
 _OPTIMIZERS = {"adamw": "adamw_torch", "sgd": "sgd"}
@@ -169,7 +169,7 @@ def read(text: str, facts: Facts) -> Reading:
     settings, options, notes = settings_of(text), options_in(facts.beside), list[str]()
     description = common.normalised(_read(settings, options, facts, notes))
     clip = options.number("max_grad_norm", 1.0)
-    update = Update(buckets=NO_BUCKETS, clip_norm=clip if clip > 0 else None) if facts.beside else PLAIN
+    update = replace(PLAIN, clip_norm=clip if clip > 0 else None) if facts.beside else PLAIN
     _pass_over(settings)
     return Reading(
         description=replace(description, update=update),

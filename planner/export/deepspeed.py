@@ -25,7 +25,7 @@ from planner.export.description import Description, ExportError, data_of, gradie
 from planner.export.quoting import in_markdown, one_line
 from planner.export.settings import Settings
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
-from planner.sharding.update import NO_BUCKETS, Update
+from planner.sharding.update import PLAIN, Update
 
 _OPTIMIZERS = {"adamw": "AdamW", "lamb": "Lamb", "sgd": "SGD"}
 _SECTIONS = ("zero_optimization", "tensor_parallel", "pipeline", "data_types")
@@ -273,7 +273,7 @@ def _read_update(settings: Settings, d: Description) -> Update:
         dtype = "parameter"
     else:
         dtype = "fp32" if d.zero > 1 and messages == "fp32" else "mixed"
-    update = Update(buckets=NO_BUCKETS, clip_norm=clip if clip > 0 else None, gradient_dtype=dtype)
+    update = replace(PLAIN, clip_norm=clip if clip > 0 else None, gradient_dtype=dtype)
     elements = settings.value("zero_optimization.reduce_bucket_size")
     if type(elements) is not int:
         return update

@@ -25,7 +25,7 @@ from planner.export.megatron_writing import (
 )
 from planner.export.settings import size_of
 from planner.export.target import Facts, Reading
-from planner.sharding.update import NO_BUCKETS, Update
+from planner.sharding.update import PLAIN, Update
 
 _LAUNCHER = ("nnodes", "nproc-per-node", "nproc_per_node", "node-rank", "node_rank", "master-addr", "master_addr",
              "master-port", "master_port")  # fmt: skip
@@ -257,8 +257,8 @@ def _read_update(options: Options, d: Description) -> Update:
     wide = options.flag("accumulate-allreduce-grads-in-fp32")
     clip = options.number("clip-grad", 1.0)
     in_16_bits = d.precision != "fp32" and (narrow or (d.precision == "fp16" and not wide))
-    update = Update(
-        buckets=NO_BUCKETS,
+    update = replace(
+        PLAIN,
         gradient_dtype="parameter" if in_16_bits else default_gradient_dtype(d),
         clip_norm=clip if clip > 0 else None,
     )

@@ -18,7 +18,7 @@ from planner.export.mindformers_writing import DTYPES, HYBRID, RING, SCHEDULES, 
 from planner.export.settings import Settings
 from planner.export.target import Facts, Reading
 from planner.export.yaml_files import settings_of
-from planner.sharding.update import NO_BUCKETS, Update
+from planner.sharding.update import PLAIN, Update
 
 _OPTIMIZERS = ("AdamW", "Adam", "FP32StateAdamWeightDecay", "FusedAdamWeightDecay", "PmaAdamW")
 _SECTIONS = ("parallel_config", "recompute_config", "parallel.pipeline_config", "parallel.parallel_optimizer_config")
@@ -254,4 +254,4 @@ def _read_optimizer(settings: Settings) -> str:
 def _read_update(settings: Settings, d: Description) -> Update:
     clip = settings.number("runner_wrapper.max_grad_norm", 1.0)
     clips = settings.truth("runner_wrapper.use_clip_grad")
-    return Update(buckets=NO_BUCKETS, gradient_dtype=default_gradient_dtype(d), clip_norm=clip if clips else None)
+    return replace(PLAIN, gradient_dtype=default_gradient_dtype(d), clip_norm=clip if clips else None)

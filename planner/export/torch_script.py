@@ -28,7 +28,7 @@ from planner.export.description import LARGEST, Description, ExportError, Kept
 from planner.export.quoting import in_docstring
 from planner.export.shell import torchrun_script
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
-from planner.sharding.update import NO_BUCKETS, Update
+from planner.sharding.update import PLAIN
 
 _Schedule = Literal["1f1b", "gpipe", "interleaved_1f1b"]
 _SCHEDULES = get_args(_Schedule)
@@ -224,7 +224,7 @@ def _description(found: _Constants) -> Description:
     wide = description.zero > 1 and description.precision != "fp32" and found.REDUCED_IN == "fp32"
     return replace(
         description,
-        update=Update(buckets=NO_BUCKETS, clip_norm=found.CLIP_NORM, gradient_dtype="fp32" if wide else "mixed"),
+        update=replace(PLAIN, clip_norm=found.CLIP_NORM, gradient_dtype="fp32" if wide else "mixed"),
     )
 
 

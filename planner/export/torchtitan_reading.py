@@ -18,7 +18,7 @@ from planner.export.torchtitan_writing import (
     plainly_bf16,
     recomputed_layers,
 )
-from planner.sharding.update import NO_BUCKETS, Update
+from planner.sharding.update import PLAIN, Update
 
 _LIMITS = replace(SETTINGS, finite=False)  # a norm of infinity clips nothing
 
@@ -206,8 +206,8 @@ def _read_precision(settings: Settings) -> str:
 def _read_update(settings: Settings, d: Description) -> Update:
     clip = settings.number("training.max_norm", 1.0)
     plain = plainly_bf16(d)
-    return Update(
-        buckets=NO_BUCKETS,
+    return replace(
+        PLAIN,
         clip_norm=None if math.isinf(clip) or clip <= 0 else clip,
         master_weights=not plain,
         gradient_dtype=gradient_dtype(d, plain),

@@ -33,10 +33,11 @@ chosen."""
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RedistributionMatrix:
-    """From each of n_s layouts to each of n_t, (n_s, n_t): seconds, and whether anything is sent, so that the result
-    has memory of its own."""
+    """From each of n_s layouts to each of n_t, (n_s, n_t): seconds, of them those of the `first` message, and whether
+    anything is sent, so that the result has memory of its own."""
 
     seconds: Array
+    first: Array
     sends: NDArray[np.bool_]
 
 
@@ -141,7 +142,9 @@ class RedistributionPricer:
         starts, row = np.unique(found.positions(sources), return_inverse=True)
         ends, column = np.unique(found.positions(targets), return_inverse=True)
         every = self._priced(self._follow(found, starts, ends), float(tensor.nbytes))
-        return RedistributionMatrix(seconds=every.seconds[row, column], sends=every.sends[row, column])
+        return RedistributionMatrix(
+            seconds=every.seconds[row, column], first=every.first[row, column], sends=every.sends[row, column]
+        )
 
     def seconds(self, tensor: TensorType, source: Layout, target: Layout) -> float:
         """Seconds of one redistribution."""
@@ -190,10 +193,14 @@ class RedistributionPricer:
 
     def _priced(self, asked: _Asked, nbytes: float) -> RedistributionMatrix:
         price = [self._price(kind, axis, fraction * nbytes) for kind, axis, fraction in asked.hops.moves]
-        seconds = np.zeros(asked.sends.shape)
-        for step in np.array([*price, 0.0])[asked.hops.taken]:
+        seconds, first = np.zeros(asked.sends.shape), np.zeros(asked.sends.shape)
+        sent = [own if kind in COLLECTIVES else 0.0 for own, (kind, _, _) in zip(price, asked.hops.moves, strict=True)]
+        for step, message in zip(
+            np.array([*price, 0.0])[asked.hops.taken], np.array([*sent, 0.0])[asked.hops.taken], strict=True
+        ):
             seconds += step
-        return RedistributionMatrix(seconds=seconds, sends=asked.sends)
+            first = np.where(first == 0.0, message, first)
+        return RedistributionMatrix(seconds=seconds, first=first, sends=asked.sends)
 
     def message_seconds(self, kind: str, axis: int, nbytes: float) -> float:
         """Seconds of one message that is not hidden: its share, where it goes in a bucket."""

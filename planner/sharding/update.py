@@ -73,7 +73,7 @@ class Update:
     clip_norm: float | None = None
     broadcast: bool = False
     buckets: Buckets = AUTO_BUCKETS
-    gathers: str = "each"
+    gathers: str = AUTO_GATHERS
     local_parameters: tuple[str, ...] = ()
     placed: Placed = ()
 
@@ -124,7 +124,7 @@ class Update:
         return any(matches(name, pattern) for pattern in self.local_parameters)
 
 
-PLAIN = Update(buckets=NO_BUCKETS)
+PLAIN = Update(buckets=NO_BUCKETS, gathers="each")
 """What a plan means that says nothing."""
 
 DEFAULT = Update()

@@ -19,7 +19,7 @@ from planner.strategy_search.engine.assemble import assembly
 from planner.strategy_search.engine.contenders import Contender, Contenders
 from planner.strategy_search.engine.contexts import ContextNotes
 from planner.strategy_search.engine.engine import Family
-from planner.strategy_search.engine.evaluation import Outcome
+from planner.strategy_search.engine.evaluation import NO_HINT, Hint, Outcome
 from planner.strategy_search.engine.families import all_configurations, engine_of, families_of, family_of
 from planner.strategy_search.engine.finalists import OPTIMAL, Finalists
 from planner.strategy_search.engine.outcome_words import configuration_words, fate_words, nothing_fits
@@ -36,6 +36,8 @@ _SWEPT = 3  # configurations that recursive programming decides once more, with 
 
 _LARGE_GRAPH = 600
 """Operators, without those of repeated blocks, from which something cheap is evaluated first."""
+
+_NOT_ASKED: Hint = (-1.0, (-1.0, -1.0))
 
 _LOOKED_AT = 4
 """Configurations that are evaluated where nothing fits, the leanest by their bounds, to say how much is missing."""
@@ -54,7 +56,7 @@ class BestFirst:
         self.started = time.perf_counter()
         self.request, self.on_progress, self.cancelled, self.limit = request, on_progress, cancelled, cutoff
         self.engine, self.prepared = engine_of(request)
-        hides = request.cluster.software.hidden != Hidden() or request.update.ahead
+        hides = request.cluster.software.hidden != Hidden() or "ahead" in self.engine.gathers
         self.contenders = Contenders(request.top, decided=request.pinned.pipeline == 1 and not hides)
         memory = max(group.device.memory for group in self.engine.groups)
         self.memory = min(memory, memory if request.memory_limit is None else request.memory_limit)
@@ -64,8 +66,8 @@ class BestFirst:
         self.short = self.engine.groups[0]  # the group of devices that it is on
         self.proved = math.inf
         self.total = self.evaluated = self.solved = 0
-        self.queue: list[tuple[float, tuple[object, ...], Family | None, tuple[Configuration, ...], float]] = []
-        self.hint = 0.0
+        self.queue: list[tuple[float, tuple[object, ...], Family | None, tuple[Configuration, ...], Hint]] = []
+        self.hint = NO_HINT
         self.contexts = ContextNotes()
         self.covered, self.full = True, False
         self.disagreement: NothingAgreesError | None = None
@@ -199,7 +201,7 @@ class BestFirst:
         self.total = len(space)
         for members in families_of(space):
             bound = min(map(self.engine.bound, members))
-            heapq.heappush(self.queue, (bound, _order(members[0]), None, members, 0.0))
+            heapq.heappush(self.queue, (bound, _order(members[0]), None, members, NO_HINT))
 
     def _open_family(self, members: tuple[Configuration, ...], floor: float) -> None:
         """Put the members of a family into the queue, each with the bound that the largest micro-batch proves."""
@@ -207,31 +209,31 @@ class BestFirst:
         proved = [floor] * len(members) if family is None else family.step_seconds(members)
         for configuration, least in zip(members, proved, strict=True):
             bound = max(floor, self.engine.bound(configuration), least)
-            heapq.heappush(self.queue, (bound, _order(configuration), family, (configuration,), -1.0))
+            heapq.heappush(self.queue, (bound, _order(configuration), family, (configuration,), _NOT_ASKED))
 
-    def _delayed(self, bound: float, family: Family | None, configuration: Configuration, asked: float) -> bool:
+    def _delayed(self, bound: float, family: Family | None, configuration: Configuration, asked: Hint) -> bool:
         """Whether a price of memory that mattered elsewhere shows that a configuration can wait."""
         if family is None:
             return False
-        price = family.hint or self.hint
-        if price == asked:
+        hint = family.hint if family.hint != NO_HINT else self.hint
+        if hint == asked:
             return False
-        better = max(bound, family.priced_seconds(configuration, price))
-        heapq.heappush(self.queue, (better, _order(configuration), family, (configuration,), price))
+        better = max(bound, family.priced_seconds(configuration, hint))
+        heapq.heappush(self.queue, (better, _order(configuration), family, (configuration,), hint))
         return True
 
     def _evaluate(self, configuration: Configuration, family: Family | None, bound: float) -> None:
-        hint = (family.hint if family is not None else 0.0) or self.hint
+        hint = family.hint if family is not None and family.hint != NO_HINT else self.hint
         try:
             outcome = self.engine.evaluate(configuration, cutoff=self.cutoff, hint=hint)
         except NothingAgreesError as error:
             self.disagreement = self.disagreement or error
             _LOG.info("%s: left out, %s", configuration_words(configuration), error)
             return
-        if outcome.price:
-            self.hint = outcome.price
+        if outcome.price or any(outcome.under):
+            self.hint = (outcome.price, outcome.under)
             if family is not None:
-                family.hint = outcome.price
+                family.hint = self.hint
         own = 0.0 if self.engine.spreads else outcome.bound  # of the strategies that were spread to, not of all
         self._take(configuration, outcome, max(bound, own))
 
@@ -246,7 +248,7 @@ class BestFirst:
         _LOG.info("%s: %s", configuration_words(configuration), fate_words(outcome, self.cutoff))
         self.proved = min(self.proved, bound)
         if outcome.ranks and outcome.seconds < self.cutoff:
-            pipeline_of_kinds = self.engine.pipeline_of_kinds(configuration)
+            pipeline_of_kinds = self.engine.pipeline_of_kinds(configuration, outcome.gathers)
             self.contenders.add(
                 Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pipeline_of_kinds)
             )

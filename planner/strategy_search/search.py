@@ -24,10 +24,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hardware_profiles import MixedCluster
-from planner.errors import InfeasibleError, LimitError, PlannerError, RequestError
+from planner.errors import InfeasibleError, LimitError
 from planner.limits import check, limited
-from planner.sharding.update import AUTO_GATHERS, GATHERS
 from planner.strategy_search.best_first import BestFirst
+from planner.strategy_search.engine.evaluation import NO_HINT
 from planner.strategy_search.engine.families import all_configurations, engine_of, families_of, family_of
 from planner.strategy_search.engine.finalists import OverfullError
 from planner.strategy_search.request.constraints import NothingAgreesError
@@ -64,8 +64,6 @@ def search(
 def _searched(
     request: SearchRequest, on_progress: Callable[[Progress], None], cancelled: Callable[[], bool], cutoff: float
 ) -> SearchResult:
-    if request.update.gathers == AUTO_GATHERS:
-        return _gathering_each_way(request, on_progress, cancelled, cutoff)
     attempt, stated = BestFirst(request, on_progress, cancelled, cutoff), None
     for _ in range(_ROUNDS):
         try:
@@ -86,25 +84,6 @@ def _searched(
     raise InfeasibleError(known.message) from None
 
 
-def _gathering_each_way(
-    request: SearchRequest, on_progress: Callable[[Progress], None], cancelled: Callable[[], bool], cutoff: float
-) -> SearchResult:
-    """The fastest of what is found for every way to gather weights: each is another problem, with sums and memory of
-    its own, and what is proved is proved about the one that is taken."""
-    found, refusals, late = list[SearchResult](), list[PlannerError](), False
-    for gathers in GATHERS:
-        try:
-            one = replace(request, update=replace(request.update, gathers=gathers))
-            found.append(search(one, on_progress, cancelled, cutoff))
-        except (RequestError, InfeasibleError) as error:
-            refusals.append(error)
-            late = late or isinstance(error, LimitError)
-    if not found:
-        raise refusals[0]
-    best = min(found, key=lambda result: result.plans[0].seconds)
-    return best.cut_short() if late else best
-
-
 def find_fitting(request: SearchRequest, cancelled: Callable[[], bool] = lambda: False) -> bool:
     """Whether anything fits. Tries the leanest configurations first and stops at the first that does, or, without an
     answer and so with False, where it is cancelled. Raises LimitError where a limit of the planner is reached."""
@@ -116,7 +95,7 @@ def find_fitting(request: SearchRequest, cancelled: Callable[[], bool] = lambda:
         for configuration in sorted(members, key=lambda c: -c.micro_batches):
             if cancelled():
                 return False
-            if family is not None and family.priced_seconds(configuration, 0.0) == math.inf:
+            if family is not None and family.priced_seconds(configuration, NO_HINT) == math.inf:
                 continue
             with contextlib.suppress(NothingAgreesError):
                 if engine.evaluate(configuration, enough=math.inf).ranks:

@@ -20,7 +20,7 @@ import math
 from collections.abc import Sequence
 
 from costmodels import peak_memory, step_time
-from hardware_profiles import HOMES, Bytes, Cluster, Machine, clusters_of_ranks, parts_of, spread_of
+from hardware_profiles import HOMES, Bytes, Cluster, Machine, Seconds, clusters_of_ranks, parts_of, spread_of
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.segments import segments_by_stage
 from planner.plan.plan import Plan, Prediction, StagePrediction
@@ -78,7 +78,7 @@ def _assemble(
     plan: Plan, flops_per_part: float, costs: list[StageCost], cluster: Machine, *, experts: bool
 ) -> Prediction:
     m, virtual = plan.training.micro_batches * plan.slices, plan.virtual_stages
-    per_part = [sum(cost.micro_batch.values()) for cost in costs]
+    per_part = [_part_seconds(cost) for cost in costs]
     per_step = [sum(cost.once.values()) for cost in costs]
     step = step_of([cost.chunks for cost in costs], [cost.all_once for cost in costs], m // plan.slices, plan.schedule)
     busiest = costs[step.busiest]
@@ -122,6 +122,15 @@ def _assemble(
             for part, once, bytes_ in zip(per_part, per_step, peaks, strict=True)
         ),
     )
+
+
+def _part_seconds(cost: StageCost) -> Seconds:
+    """What a micro-batch takes on a rank, as the search sums it: weights and gradients that travel while other blocks
+    compute take what there is of them beyond the work of their pass."""
+    passes = [one for chunk in cost.chunks for one in chunk.passes]
+    gathered = sum(one.gathered for one in passes)
+    uncovered = sum(max(0.0, one.gathered - one.work) for one in passes)
+    return sum(cost.all_micro_batch.values()) - gathered + uncovered
 
 
 def _mean(values: Sequence[float]) -> float:

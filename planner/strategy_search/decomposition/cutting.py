@@ -41,6 +41,7 @@ def cut(
     free: Collection[int] = (),
     activations: Sequence[Home] = ("device",),
     saved: Sequence[Home] = ("device",),
+    gathers: str = "each",
     machine: Machine | None = None,
 ) -> Chain:
     """Cut a template into pieces, with blocks run in the given ways, by the prices of a cluster, which may be one group
@@ -48,7 +49,8 @@ def cut(
 
     `stages` is the number of pipeline ranks: a parameter of the first and of the last is priced in both. Operators in
     `free` and their edges cost nothing: what comes out is a bound on templates in which only these differ.
-    `activations` are homes of what flows into recomputed blocks, `saved` of what other blocks save.
+    `activations` are homes of what flows into recomputed blocks, `saved` of what other blocks save. `gathers` is how
+    weights are gathered for use (`planner.sharding.update.GATHERS`), or `LEAST`.
     """
     return Cutter(
         tables=tables,
@@ -59,6 +61,7 @@ def cut(
         free=frozenset(free),
         activations=tuple(activations),
         saved=tuple(saved),
+        gathers=gathers,
     ).cut()
 
 
@@ -74,6 +77,7 @@ class Cutter:
     free: frozenset[int]
     activations: tuple[Home, ...]
     saved: tuple[Home, ...]
+    gathers: str
 
     def cut(self) -> Chain:
         template = self.tables.template

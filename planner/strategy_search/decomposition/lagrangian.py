@@ -24,7 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodels import SCHEDULES, Schedule
-from planner.strategy_search.decomposition.pieces import Asked, Chain, Column, Piece, Solved, Weights, solve
+from planner.strategy_search.decomposition.pieces import (
+    NEITHER,
+    Asked,
+    Chain,
+    Column,
+    Passes,
+    Piece,
+    Solved,
+    Weights,
+    solve,
+)
 from planner.strategy_search.request.space import Configuration
 
 Array = NDArray[np.float64]
@@ -89,6 +99,7 @@ class Priced:
 
     price: float
     flights: float
+    under: Passes
     proves: bool  # whether the values bound the busy time of a rank
     head: tuple[Solved, ...]
     inner: tuple[tuple[Solved, ...], ...]  # of every kind of block
@@ -133,10 +144,12 @@ class Lines:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Question:
-    """Pieces to be solved for a price of memory: those of the head, the tail and every kind of block, so many each."""
+    """Pieces to be solved for a price of memory, and the share `under` of what messages take in each pass more than the
+    work that covers them: those of the head, the tail and every kind of block, so many each."""
 
     price: float
     flights: float
+    under: Passes
     proves: bool
     asked: list[Asked]
     numbers: list[int]
@@ -168,30 +181,35 @@ class Multipliers:
         self._alone: Priced | None = None
         self._averaged: Array | None = None
 
-    def solve(self, price: float, flights: float, cap: float = math.inf) -> None:
+    def solve(self, price: float, flights: float, under: Passes = NEITHER, cap: float = math.inf) -> None:
         """Solve the pieces at a price of memory, for so many micro-batches in flight; an infinite price asks for the
-        least memory. With a cap on the bytes that an operator needs for a moment nothing is proved, but found."""
-        self._add([self._priced(price, flights, cap)])
+        least memory. `under`, from 0 to 1, is the share that counts of what travels under the work of each pass,
+        beyond that work: max(0, excess) is no less than any share of it. With a cap on the bytes that an operator needs
+        for a moment nothing is proved, but found."""
+        self._add([self._priced(price, flights, under, cap)])
 
-    def solve_all(self, prices: Sequence[tuple[float, float]], average: Setting | None = None) -> None:
-        """`solve` for several prices and flights, and `solve_average` if a setting is given, at once."""
-        questions = [self._priced(price, flights) for price, flights in prices]
+    def solve_all(self, prices: Sequence[tuple[float, float, Passes]], average: Setting | None = None) -> None:
+        """`solve` for several prices, flights and shares, and `solve_average` if a setting is given, at once."""
+        questions = [self._priced(price, flights, under) for price, flights, under in prices]
         self._add([*questions, self._average(average)] if average is not None else questions)
         if average is not None:
             self._note_average(average)
 
-    def _priced(self, price: float, flights: float, cap: float = math.inf) -> "_Question":
-        return self._question(self._weights(price, flights), price, flights, proves=cap == math.inf, cap=cap)
+    def _priced(self, price: float, flights: float, under: Passes = NEITHER, cap: float = math.inf) -> "_Question":
+        weights = self._weights(price, flights, under)
+        return self._question(weights, price, flights, under=under, proves=cap == math.inf, cap=cap)
 
-    def _weights(self, price: float, flights: float) -> Weights:
-        blocks = max(1, self.chain.tables.template.blocks.count)
+    def _weights(self, price: float, flights: float, under: Passes) -> Weights:
+        blocks, rest = max(1, self.chain.tables.template.blocks.count), self.weight * (1 - 1 / self.parts)
         if math.isinf(price):
             return Weights(
                 part=self.weight * _LEAN, step=_LEAN, fixed=1.0, live=flights, replay=1.0 / (blocks + 1) / self.parts
             )
         return Weights(
             part=self.weight / self.parts,
-            steady=self.weight * (1 - 1 / self.parts),
+            steady=rest,
+            excess=(under[0] * self.weight / self.parts, under[1] * self.weight / self.parts),
+            under=(under[0] * rest, under[1] * rest),
             step=1.0,
             fixed=price,
             live=price * flights,
@@ -202,7 +220,14 @@ class Multipliers:
         self.priced += _answers([(self, question) for question in questions])
 
     def _question(
-        self, weights: Weights, price: float, flights: float, *, proves: bool, cap: float = math.inf
+        self,
+        weights: Weights,
+        price: float,
+        flights: float,
+        *,
+        proves: bool,
+        under: Passes = NEITHER,
+        cap: float = math.inf,
     ) -> "_Question":
         def banned(piece: Piece) -> NDArray[np.bool_] | None:
             return self.banned.get(id(piece)) if cap == math.inf else piece.bulky(cap)
@@ -216,6 +241,7 @@ class Multipliers:
         return _Question(
             price=price,
             flights=flights,
+            under=under,
             proves=proves,
             asked=[Asked(piece=one, weights=own, banned=banned(one)) for pieces, own in worth for one in pieces],
             numbers=[len(pieces) for pieces, _ in worth],
@@ -227,6 +253,7 @@ class Multipliers:
         return Priced(
             price=question.price,
             flights=question.flights,
+            under=question.under,
             proves=question.proves,
             head=head if self.columns else (),
             inner=tuple(inner) if self.columns else (),

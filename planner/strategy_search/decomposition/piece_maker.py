@@ -6,7 +6,7 @@ Which pieces there are and what they share is decided by `planner.strategy_searc
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +18,7 @@ from planner.limits import check
 from planner.pricing.keeping import keeping, keeping_fault
 from planner.pricing.parameter_price import gathered_at_once
 from planner.sharding.rules import rule_of
+from planner.sharding.update import GATHERS
 from planner.strategy_search.decomposition.pieces import Key, Piece
 from planner.strategy_search.request.space import Running
 from planner.strategy_search.request.template import Share
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
     from planner.strategy_search.decomposition.cutting import Cutter
 
 Array = NDArray[np.float64]
+
+LEAST, LEAST_WAITING = "least", "least waiting"
+"""The least that any way to gather weights takes: seconds as where they come ahead, or where those of a block come
+together, and memory as where each comes by itself. What is found so is a bound on all ways, or on those that wait."""
+
+TRAVELLING = ("ahead", LEAST)
+"""Ways in which weights travel while other blocks run."""
 
 
 @dataclass(kw_only=True)
@@ -44,6 +52,10 @@ class PieceMaker:
     def make(self) -> Piece:
         self.tables = self.cutter.tables
         self.template = self.tables.template
+        self.gathers = self.cutter.gathers
+        update = replace(self.tables.update, gathers=self.gathers if self.gathers in GATHERS else "each")
+        self.at_once = gathered_at_once(self.cutter.cluster.software, update)
+        self.travels = self.gathers in TRAVELLING and self.template.blocks.count > 1
         self.alias = self.cutter.alias
         inside = set(self.operators)
         edges = [table for table in self.tables.edges if self._counts(table, inside)]
@@ -65,6 +77,10 @@ class PieceMaker:
                 "k_live",
                 "k_replay",
                 "transient",
+                "under",
+                "under_again",
+                "work",
+                "work_again",
             )
         }
         self.pairs: dict[tuple[int, int], dict[str, Array]] = {}
@@ -72,6 +88,10 @@ class PieceMaker:
             check()
             if index not in self.cutter.free:
                 self._operator(index)
+            else:  # whatever is chosen, no more work may cover what travels
+                prices = self.tables.operators[index].prices
+                once, key = np.full(prices.forward.size, prices.forward.max()), self._key(index)
+                self._add(key, work=once, work_again=once * self._again(index) + prices.backward.max())
         self._checkpoints(inside)
         for table in edges:
             check()
@@ -127,7 +147,7 @@ class PieceMaker:
     def _moves(self, index: int) -> bool:
         return self._again(index) and self.template.moves(index)
 
-    def _add(self, key: Key, **amounts: Array) -> None:
+    def _add(self, key: Key, /, **amounts: Array) -> None:
         at = self.place[key]
         for name, values in amounts.items():
             self.columns[name][at] = self.columns[name][at] + values
@@ -139,11 +159,13 @@ class PieceMaker:
         works = again and self.template.works(index)
         forward = prices.forward + prices.inner_forward
         self._add(key, part=forward * (2 if works else 1) + prices.backward + prices.inner_backward)
+        self._add(key, work=prices.forward, work_again=prices.forward * works + prices.backward)
         self._add(key, **{self._held(index): table.kept})
         if self._offloaded(index):
             self._add(key, part=self._away(table.own), live=-table.own, replay=offloaded_bytes(table.own))
         at = self.place[key]
-        self.columns["transient"][at] = np.maximum(self.columns["transient"][at], table.transient)
+        transient = table.transient if self.at_once else table.transient + table.weights
+        self.columns["transient"][at] = np.maximum(self.columns["transient"][at], transient)
         if works and self.way == "selective":
             graph = self.template.graph
             op = graph.operators[index]
@@ -184,31 +206,37 @@ class PieceMaker:
         keys = self._key(edge.producer), self._key(edge.consumer)
         if self._offloaded(edge.consumer):
             part = part + self._away(table.own)
-            self._join(*keys, np.zeros_like(part), "replay", offloaded_bytes(table.own))
-            self._join(*keys, part, where, table.kept - table.own)
+            self._join(*keys, replay=offloaded_bytes(table.own))
+            self._join(*keys, part=part, **{where: table.kept - table.own})
         else:
-            self._join(*keys, part, where, table.kept)
+            self._join(*keys, part=part, **{where: table.kept})
 
     def _use(self, use: UseTable, name: str) -> None:
         """The weight is gathered once more where the backward pass needs it, or the block is recomputed; a recomputed
-        block keeps what it has gathered until its backward pass is done."""
+        block keeps what it has gathered until its backward pass is done. What travels while other blocks run takes no
+        time of its own."""
         again = self._again(use.consumer)
         twice = self._moves(use.consumer) if again else use.needed
-        part = use.gather * (2 if twice else 1) + use.reduce
-        ahead = gathered_at_once(self.cutter.cluster.software, self.tables.update)
-        held = ahead or int(again and use.needed)
-        kept = held * use.gathered
-        self._join(name, self._key(use.consumer), part, "replay", kept, steady=True)
+        way = use if self.gathers == "each" or use.together is None else use.together
+        seconds = way.gather * (2 if twice else 1) + way.reduce
+        held = self.at_once or int(again and use.needed)
+        kept = held * (way if self.at_once else use).gathered
+        keys = (name, self._key(use.consumer))
+        if self.travels and way.first_gather is not None and way.first_reduce is not None:
+            there, back = way.first_gather, way.first_gather * twice + way.first_reduce
+            seconds = seconds - there - back  # what follows a first message is waited for
+            self._join(*keys, under=there, under_again=back)
+        self._join(*keys, part=seconds, steady=seconds, replay=kept)
 
-    def _join(self, one: Key, other: Key, part: Array, where: str, kept: Array, *, steady: bool = False) -> None:
+    def _join(self, one: Key, other: Key, /, **amounts: Array) -> None:
         first, second = self.place[one], self.place[other]
         if first == second:  # reads its own result of the block before
-            self._add(one, part=np.diagonal(part), **{where: np.diagonal(kept)})
+            self._add(one, **{name: np.diagonal(values) for name, values in amounts.items()})
             return
         if first > second:
-            first, second, part, kept = second, first, part.T, kept.T
+            first, second, amounts = second, first, {name: values.T for name, values in amounts.items()}
         known = self.pairs.setdefault((first, second), {})
-        for name, values in (("part", part), (where, kept), *((("steady", part),) if steady else ())):
+        for name, values in amounts.items():
             known[name] = known[name] + values if name in known else values
 
     def _parameter(self, parameter: ParameterTable, used: bool) -> None:
@@ -219,6 +247,7 @@ class PieceMaker:
             parameter.name,
             part=prices.accumulation + prices.fetches,
             steady=prices.accumulation + prices.fetches,
+            work_again=prices.accumulation,
             step=prices.synchronisation
             + prices.update
             + prices.gather
@@ -236,12 +265,13 @@ class PieceMaker:
         count = len(keys)
         plan = schedule(sizes, tuple(self.pairs), tuple(range(count - len(boundary), count)), EXACT)
         order = [(pair, flip) for (pair, flip) in plan.edge_pairs]
-        flat: dict[str, list[Array]] = {name: list(self.columns[name]) for name in ("part", "steady", "live", "replay")}
+        cells = ("part", "steady", "live", "replay", "under", "under_again")
+        flat: dict[str, list[Array]] = {name: list(self.columns[name]) for name in cells}
         turned: list[tuple[int, dict[str, Array], bool]] = [
             (pair, tables, flip) for tables, (pair, flip) in zip(self.pairs.values(), order, strict=True)
         ]
         for _, tables, flip in sorted(turned, key=lambda item: item[0]):
-            shape = tables["part"].shape
+            shape = next(iter(tables.values())).shape
             for name, rows in flat.items():
                 values = tables.get(name)
                 if values is None:
@@ -251,8 +281,15 @@ class PieceMaker:
         joined = {name: np.concatenate(rows) if rows else np.zeros(0) for name, rows in flat.items()}
         nodes = {
             name: np.concatenate(self.columns[name]) if sizes else np.zeros(0)
-            for name in ("step", "fixed", "k_part", "k_live", "k_replay")
+            for name in ("step", "fixed", "k_part", "k_live", "k_replay", "work", "work_again")
         }
+        under: tuple[Array, Array] | None = None
+        excess: tuple[Array, Array] | None = None
+        if self.travels:
+            under = joined["under"], joined["under_again"]
+            excess = under[0].copy(), under[1].copy()
+            for one, work in zip(excess, (nodes["work"], nodes["work_again"]), strict=True):
+                one[: work.size] -= work
         return Piece(
             keys=tuple(keys),
             sizes=sizes,
@@ -270,4 +307,6 @@ class PieceMaker:
             keeping_live=nodes["k_live"],
             keeping_replay=nodes["k_replay"],
             transient=tuple(self.columns["transient"]),
+            under=under,
+            excess=excess,
         )

@@ -16,6 +16,7 @@ kept all the same ("selective"), or with none kept ("full"). Which results to ke
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,11 @@ from planner.strategy_search.tables.cost_table import CostTables
 Array = NDArray[np.float64]
 _KEPT = 2**26  # bytes of tables and messages up to which problems are solved together, and their tables kept
 
+Passes: TypeAlias = tuple[float, float]
+"""Of the forward and of the backward pass."""
+
+NEITHER: Passes = (0.0, 0.0)
+
 Key = int | str  # position of an operator in the template, or name of a parameter
 
 
@@ -38,11 +44,14 @@ Key = int | str  # position of an operator in the template, or name of a paramet
 class Weights:
     """What a second per micro-batch, a second per step and a byte of each kind cost.
 
-    `steady` is a surcharge on seconds per micro-batch that do not depend on its size.
+    `steady` is a surcharge on seconds per micro-batch that do not depend on its size; `excess` and `under` price
+    messages that travel under the work of the forward and of the backward pass (see `Amounts`).
     """
 
     part: float
     steady: float = 0.0
+    excess: Passes = NEITHER
+    under: Passes = NEITHER
     step: float = 0.0
     fixed: float = 0.0
     live: float = 0.0
@@ -51,7 +60,9 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amounts:
-    """What a choice of a piece comes to: seconds per micro-batch and per step, bytes; `transient` is the largest."""
+    """What a choice of a piece comes to: seconds per micro-batch and per step, bytes; `transient` is the largest. Of a
+    micro-batch `under` travels while other blocks run, beside `part`: each `excess` has what it takes in a pass more
+    than the work that may cover it, less than nothing where it is covered."""
 
     part: float = 0.0
     step: float = 0.0
@@ -59,6 +70,9 @@ class Amounts:
     live: float = 0.0
     replay: float = 0.0
     transient: float = 0.0
+    under: float = 0.0
+    excess_forward: float = 0.0
+    excess_backward: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,7 +94,7 @@ class Piece:
 
     `steady` is what of `part` does not depend on the size of the micro-batch. `step` and `fixed` end with the nodes.
     `keeping_*` is what changes at a node where an operator of a recomputed block keeps its results; zero where it may
-    not.
+    not. `under` and `excess` are those of `Amounts`, of both passes; None where nothing travels under work.
     """
 
     keys: tuple[Key, ...]
@@ -100,6 +114,8 @@ class Piece:
     transient: tuple[Array, ...]
     kind: int = 0  # of an inner block
     home: Home = "device"  # of what flows into its recomputed block
+    under: tuple[Array, Array] | None = None
+    excess: tuple[Array, Array] | None = None
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -130,6 +146,12 @@ class Piece:
         cost = weights.part * self.part
         if weights.steady:
             cost += weights.steady * self.steady
+        for weight, values in (
+            *zip(weights.excess, self.excess or (), strict=False),
+            *zip(weights.under, self.under or (), strict=False),
+        ):
+            if weight:
+                cost += weight * values
         if weights.live:
             cost += weights.live * self.live
         if weights.replay:
@@ -208,6 +230,9 @@ class Piece:
             live=float(self.live[cells].sum() + self.keeping_live[keeping_at].sum()),
             replay=float(self.replay[cells].sum() + self.keeping_replay[keeping_at].sum()),
             transient=max((float(t[k]) for t, k in zip(self.transient, choice, strict=True)), default=0.0),
+            under=sum(float(values[cells].sum()) for values in self.under or ()),
+            excess_forward=0.0 if self.excess is None else float(self.excess[0][cells].sum()),
+            excess_backward=0.0 if self.excess is None else float(self.excess[1][cells].sum()),
         )
         return found, kept
 
@@ -324,6 +349,11 @@ class Chain:
         kinds = blocks.kinds[self.blocks_in_head : blocks.count - self.blocks_in_tail] if self.inner else ()
         order = {kind: number for number, kind in enumerate(dict.fromkeys(piece.kind for piece in self.inner))}
         return block_ranges_of(tuple(order[kind] for kind in kinds))
+
+    @cached_property
+    def travels(self) -> bool:
+        """Whether weights or their gradients may travel while other blocks run."""
+        return any(bool(values.any()) for piece in self.inner for values in piece.under or ())
 
     @cached_property
     def kinds(self) -> tuple[tuple[Piece, ...], ...]:

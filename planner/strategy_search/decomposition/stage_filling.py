@@ -179,6 +179,12 @@ def _filled(
     fits = np.where(same, over <= FITS * capacity, lean <= block_ranges.lengths - 1) & mixed.pays[:, :, None]
     lean = np.where(fits, lean, 0)
     busy = outer.busy + mixed.total("busy") + mixed.change("busy", lean)
+    waits = np.zeros(1)
+    if mixed.travels:
+        waits = mixed.waited_for()
+        for name, own in (("excess_forward", outer.excess_forward), ("excess_backward", outer.excess_backward)):
+            waits = waits + np.maximum(own + mixed.total(name) + mixed.change(name, lean), 0.0)
+        busy = busy + weight * waits
     busy = np.where(fits, busy, math.inf)
     best = busy.argmin(axis=1)
 
@@ -190,8 +196,9 @@ def _filled(
     def total(field: str, base: Array) -> Array:
         return np.where(np.isfinite(quickest), base + mixed.mixture(field, best, chosen), math.inf)
 
-    part, step = total("part", outer.part[:, 0]), total("step", outer.step[:, 0])
-    busy, peak = total("busy", outer.busy[:, 0]), total("memory", np.zeros(1)) + of_best(held)
+    waits = of_best(np.broadcast_to(waits, busy.shape))
+    part, step = total("part", outer.part[:, 0] + waits), total("step", outer.step[:, 0])
+    busy, peak = total("busy", outer.busy[:, 0] + weight * waits), total("memory", np.zeros(1)) + of_best(held)
     handed, least = of_best(beside), np.where(same, held + all_fast, math.inf).min(axis=1)
     pairs = tuple(zip(mixed.fast.tolist(), mixed.lean.tolist(), strict=True))
     return [
@@ -223,7 +230,7 @@ class _Mixed:
         amounts = np.array(
             [[[getattr(column.amounts, name) for name in _AMOUNTS] for column in way] for way in pool], dtype=np.float64
         ).reshape(1, len(pool), kinds, len(_AMOUNTS))
-        part, step, fixed, live, replay, transient = np.moveaxis(amounts, -1, 0)
+        part, step, fixed, live, replay, transient, under, *excess = np.moveaxis(amounts, -1, 0)
         chunks, in_flight = (
             np.array([getattr(rank, name) for rank in ranks])[:, None, None] for name in ("chunks", "in_flight")
         )
@@ -234,7 +241,11 @@ class _Mixed:
             "memory": chunks * fixed + in_flight * live,
             "replay": replay,
             "transient": transient,
+            "under": chunks * under,
+            "excess_forward": chunks * excess[0],
+            "excess_backward": chunks * excess[1],
         }
+        self.travels = bool(under.any())
         self.recompute = np.array([[column.recompute for column in way] for way in pool], dtype=np.bool_)
         self.recompute = self.recompute.reshape(len(pool), kinds)
         self.fast, self.lean, self.pays = self._pairs()
@@ -291,6 +302,15 @@ class _Mixed:
             np.maximum(found, np.where(number > 0, rows[:, :, kind, None], 0.0), out=found)
         return found
 
+    def waited_for(self) -> Array:
+        """Seconds of the messages of one block of each chunk, (ranks or 1, pairs, ranges of blocks): with nothing
+        before it that they could travel under."""
+        under = self.costs["under"][:, self.fast]
+        found = np.full((*under.shape[:2], len(self.block_ranges.lengths)), math.inf)
+        for kind, number in enumerate(self.block_ranges.numbers):
+            np.minimum(found, np.where(number > 0, under[:, :, kind, None], math.inf), out=found)
+        return np.where(np.isfinite(found), found, 0.0)
+
     def beside(self) -> Array:
         """Bytes that blocks hold of what others hand to them, at most, however many are run in the second way; with
         blocks of one kind it is just that."""
@@ -332,7 +352,7 @@ class _Mixed:
         return found
 
 
-_AMOUNTS = ("part", "step", "fixed", "live", "replay", "transient")
+_AMOUNTS = ("part", "step", "fixed", "live", "replay", "transient", "under", "excess_forward", "excess_backward")
 
 FITS = 1e-9
 """A peak this much above the capacity, relatively, still fits: sums in another order differ by less."""
@@ -351,6 +371,8 @@ class _Ends:
 
         self.part = each(lambda rank: rank.seconds + math.fsum(a.part for a, _ in rank.ends))
         self.step = each(lambda rank: math.fsum(a.step for a, _ in rank.ends))
+        self.excess_forward = each(lambda rank: math.fsum(a.excess_forward for a, _ in rank.ends))
+        self.excess_backward = each(lambda rank: math.fsum(a.excess_backward for a, _ in rank.ends))
         self.busy = weight * self.part + self.step
         self.memory = each(lambda rank: math.fsum(a.fixed + a.live * flights for a, flights in rank.ends))
         self.replay = each(lambda rank: max((a.replay for a, _ in rank.ends), default=0.0))

@@ -1,6 +1,7 @@
 """Configurations evaluated: tables built and kept, pieces cut, prices tried (evaluation.py)."""
 
 import math
+from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,16 +18,22 @@ from planner.sharding.rules import rule_of
 from planner.strategy_search.decomposition.cutting import cut
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline, step_bounds
 from planner.strategy_search.decomposition.lagrangian import Multipliers, Setting, first_bounds, setting_of
+from planner.strategy_search.decomposition.piece_maker import LEAST, LEAST_WAITING
+from planner.strategy_search.decomposition.pieces import NEITHER, Passes
 from planner.strategy_search.engine.assemble import Assembly
-from planner.strategy_search.engine.evaluation import Evaluation, Outcome, check_virtual_stages
+from planner.strategy_search.engine.evaluation import NO_HINT, Evaluation, Hint, Outcome, best_of, check_virtual_stages
 from planner.strategy_search.engine.propagation import fixed_of, propagated
 from planner.strategy_search.engine.recursive import RecursivePlan, Task, plan_recursively, refine
 from planner.strategy_search.request.bounds import Bounds, mixed_step_seconds
 from planner.strategy_search.request.constraints import decided_of
+from planner.strategy_search.request.gathering import ways_to_gather
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
 from planner.strategy_search.request.template import Template
 from planner.strategy_search.tables.cost_table import CostTables, TableBuilder
+
+KEPT = 4
+"""Cost tables, and pieces made of them, that are kept: of the configurations that were asked for last."""
 
 
 class Family:
@@ -38,9 +45,9 @@ class Family:
 
     def __init__(self, pipeline_of_kinds: HeterogeneousPipeline, micro_batches: int, scaling: "Scaling") -> None:
         self.pipeline_of_kinds, self.micro_batches, self.scaling = pipeline_of_kinds, micro_batches, scaling
-        self.hint = 0.0  # a price of memory that mattered to a member
+        self.hint = NO_HINT  # what mattered to a member
         self._duals: dict[tuple[int, float], list[Multipliers]] = {}
-        self._known: set[tuple[int, float, float, float]] = set()
+        self._known: set[tuple[int, float, float, float, Passes]] = set()
 
     def step_seconds(self, members: Sequence[Configuration]) -> list[float]:
         """Least step time of each member, whatever the memory; to be asked once."""
@@ -54,11 +61,15 @@ class Family:
             found.append(float(step_bounds(self.pipeline_of_kinds, multipliers, setting).min()))
         return found
 
-    def priced_seconds(self, configuration: Configuration, price: float) -> float:
-        """Least step time of a member with memory at a price; infinite where even the leanest choice does not fit."""
+    def priced_seconds(self, configuration: Configuration, hint: Hint) -> float:
+        """Least step time of a member with memory at a price, and shares of what travels under work; infinite where
+        even the leanest choice does not fit."""
         multipliers, setting = self._of(configuration)
         flights = sorted({setting.flights(0), setting.flights(setting.ranks // 2)})
-        tries = [(0.0, 0.0), (math.inf, flights[-1]), *((float(f"{price:.3g}"), number) for number in flights if price)]
+        price, under = hint
+        under = under if self.pipeline_of_kinds.chain.travels else NEITHER
+        tries = [(0.0, 0.0, NEITHER), (math.inf, flights[-1], NEITHER), *([(0.0, 0.0, under)] if any(under) else [])]
+        tries += [(float(f"{price:.3g}"), number, under) for number in flights if price]
         known = {(multipliers[0].parts, multipliers[0].weight, *one): one for one in tries}
         for each in multipliers:
             each.solve_all([one for key, one in known.items() if key not in self._known])
@@ -96,8 +107,9 @@ class Engine:
 
     def __post_init__(self) -> None:
         self._builders: dict[tuple[Cluster, tuple[int, ...], frozenset[int]], TableBuilder] = {}
-        self._tables: tuple[object, tuple[CostTables, ...]] | None = None
-        self._lineup: tuple[object, HeterogeneousPipeline] | None = None
+        self._tables: OrderedDict[object, tuple[CostTables, ...]] = OrderedDict()
+        self._lineups: dict[object, dict[str, HeterogeneousPipeline]] = {}  # by way to gather, of the same keys
+        self.gathers = ways_to_gather(self.request, self.template.blocks.count)
         self._scaled: dict[int, Template] = {}
         self.groups = parts_of(self.request.cluster)
         self.capacities = tuple(self._capacity(group) for group in self.groups)
@@ -191,8 +203,7 @@ class Engine:
         adopted = replace(configuration, mesh=found.mesh.sizes)
         template = self._template(configuration.micro_batches)
         tables = self._builder(adopted, self.groups[0]).build(template, found.chosen)
-        self._tables = ((adopted.family, adopted.micro_batches), (tables,))
-        self._lineup = None
+        self._keep((adopted.family, adopted.micro_batches), (tables,))
         return adopted
 
     def family(self, configuration: Configuration) -> Family:
@@ -200,29 +211,56 @@ class Engine:
         tables = self.tables(configuration)
         part = self.request.global_batch // configuration.micro_batches
         scaling = _scaling(tables[0], self._scaled_to(2 * part))
-        return Family(self._cut(configuration, tables, scaling.hindered), configuration.micro_batches, scaling)
+        least = LEAST if "ahead" in self.gathers else LEAST_WAITING
+        gathers = self.gathers[0] if len(self.gathers) == 1 else least
+        cut_for_all = self._cut(configuration, tables, gathers, scaling.hindered)
+        return Family(cut_for_all, configuration.micro_batches, scaling)
 
     def evaluate(
-        self, configuration: Configuration, *, cutoff: float = math.inf, enough: float = -math.inf, hint: float = 0.0
+        self, configuration: Configuration, *, cutoff: float = math.inf, enough: float = -math.inf, hint: Hint = NO_HINT
     ) -> Outcome:
-        """The best plan of a configuration, and how good any could be (see `Evaluation`).
+        """The best plan of a configuration, with weights gathered in whichever way is best, and how good any could be
+        (see `Evaluation`).
+
+        Where they come ahead, no way to run a block takes longer than where they come otherwise, but it takes more
+        memory: the other ways are tried where that matters.
 
         Raises NothingAgreesError where what is decided, or virtual stages, cannot be had on this mesh.
         """
-        pipeline_of_kinds, setting = self.pipeline_of_kinds(configuration), self.setting(configuration)
-        check_virtual_stages(pipeline_of_kinds.chain, setting)
-        return Evaluation(pipeline_of_kinds, setting, cutoff=cutoff, enough=enough, hint=hint).run()
+        outcomes = list[Outcome]()
+        for gathers in self.gathers:
+            outcomes.append(self.evaluate_as(gathers, configuration, cutoff=cutoff, enough=enough, hint=hint))
+            cutoff = min(cutoff, outcomes[-1].seconds)
+            if outcomes[-1].ranks and not outcomes[-1].price and gathers == "ahead":
+                break
+        return best_of(outcomes)
 
-    def pipeline_of_kinds(self, configuration: Configuration) -> HeterogeneousPipeline:
-        """The pieces of a configuration; those of the last one asked for are kept."""
-        key = (configuration.family, configuration.micro_batches)
-        if self._lineup is None or self._lineup[0] != key:
-            tables = self._spread(configuration) if self.spreads else self.tables(configuration)
-            self._lineup = (key, self._cut(configuration, tables))
-        return self._lineup[1]
+    def evaluate_as(
+        self,
+        gathers: str,
+        configuration: Configuration,
+        *,
+        cutoff: float = math.inf,
+        enough: float = -math.inf,
+        hint: Hint = NO_HINT,
+    ) -> Outcome:
+        """The best plan of a configuration in which weights are gathered in one way."""
+        pipeline_of_kinds, setting = self.pipeline_of_kinds(configuration, gathers), self.setting(configuration)
+        check_virtual_stages(pipeline_of_kinds.chain, setting)
+        outcome = Evaluation(pipeline_of_kinds, setting, cutoff=cutoff, enough=enough, hint=hint).run()
+        return replace(outcome, gathers=gathers)
+
+    def pipeline_of_kinds(self, configuration: Configuration, gathers: str) -> HeterogeneousPipeline:
+        """The pieces of a configuration with weights gathered in a way; kept as long as its tables are."""
+        tables = self.tables(configuration)
+        known = self._lineups[configuration.family, configuration.micro_batches]
+        if gathers not in known:
+            own = self._spread(configuration, gathers) if self.spreads else tables
+            known[gathers] = self._cut(configuration, own, gathers)
+        return known[gathers]
 
     def _cut(
-        self, configuration: Configuration, tables: tuple[CostTables, ...], free: Collection[int] = ()
+        self, configuration: Configuration, tables: tuple[CostTables, ...], gathers: str, free: Collection[int] = ()
     ) -> HeterogeneousPipeline:
         """Tables, one for every group of devices in the order of the pipeline, cut into pieces."""
         machine, ranks = self.machine(configuration), configuration.pipeline
@@ -235,6 +273,7 @@ class Engine:
                 free=free,
                 activations=self.request.offload.activations,
                 saved=self.request.offload.saved,
+                gathers=gathers,
                 machine=machine,
             )
             for own, group in zip(tables, parts_of(machine), strict=True)
@@ -247,20 +286,23 @@ class Engine:
 
     def tables(self, configuration: Configuration) -> tuple[CostTables, ...]:
         """The cost tables of a configuration, for every group of devices in the order of the pipeline; those of the
-        last one asked for are kept."""
-        request = self.request
+        `KEPT` last ones asked for are kept, as configurations that differ in their virtual stages share them."""
         key = (configuration.family, configuration.micro_batches)
-        if self._tables is None or self._tables[0] != key:
+        if key not in self._tables:
             template = self._template(configuration.micro_batches)
-            restriction = decided_of(request, configuration, template)
+            restriction = decided_of(self.request, configuration, template)
             groups = parts_of(self.machine(configuration))
-            self._tables = (
-                key,
-                tuple(self._builder(configuration, one).build(template, restriction) for one in groups),
-            )
-        return self._tables[1]
+            self._keep(key, tuple(self._builder(configuration, one).build(template, restriction) for one in groups))
+        self._tables.move_to_end(key)
+        return self._tables[key]
 
-    def _spread(self, configuration: Configuration) -> tuple[CostTables, ...]:
+    def _keep(self, key: object, tables: tuple[CostTables, ...]) -> None:
+        self._tables[key], self._lineups[key] = tables, {}
+        while len(self._tables) > KEPT:
+            oldest, _ = self._tables.popitem(last=False)
+            del self._lineups[oldest]
+
+    def _spread(self, configuration: Configuration, gathers: str) -> tuple[CostTables, ...]:
         """The tables of what the user's decisions spread to (see `propagation`)."""
         request, setting = self.request, self.setting(configuration)
         cluster = of_one_kind(request.cluster, "propagation of decisions")
@@ -284,6 +326,7 @@ class Engine:
                 optimizer=request.optimizer,
                 update=max(sizes, key=lambda update: update.bucket_size),
                 offload=request.offload,
+                together=self.gathers != ("each",),
             )
         return self._builders[key]
 

@@ -16,7 +16,8 @@ One file, as every turn of the loop reads the bounds and columns of those before
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from planner.errors import LimitError
 from planner.strategy_search.decomposition.division import Division, divide
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline, step_bounds
 from planner.strategy_search.decomposition.lagrangian import Multipliers, Priced, Setting, State
-from planner.strategy_search.decomposition.pieces import Chain, Column, Piece
+from planner.strategy_search.decomposition.pieces import NEITHER, Chain, Column, Passes, Piece
 from planner.strategy_search.decomposition.stage_filling import Filled, Filling, Rank, Way, fill_best
 from planner.strategy_search.decomposition.stage_problem import Part, parts_problem
 from planner.strategy_search.request.constraints import NothingAgreesError
@@ -49,6 +50,11 @@ _SETTLED = 1e-3
 CAPS = (4.0, 16.0, 64.0)
 """Where the leanest choice does not fit because of what lives for a moment, that is kept below these shares of the
 capacity, one after the other."""
+
+Hint: TypeAlias = tuple[float, Passes]
+"""A price of memory, seconds per byte, and shares of what travels under work, that mattered elsewhere."""
+
+NO_HINT: Hint = (0.0, NEITHER)
 
 TOLERANCE = 1e-9
 """A result this close to its bound, relatively, is optimal: sums in another order differ by less."""
@@ -81,6 +87,8 @@ class Outcome:
         fullest: the rank that would need them.
         price: seconds of the step that a byte more of memory would save, about.
         solved: problems solved.
+        under: shares that counted of what travels under the work of each pass, beyond that work.
+        gathers: how weights are gathered (`planner.sharding.update.GATHERS`).
     """
 
     seconds: float
@@ -91,13 +99,15 @@ class Outcome:
     fullest: int = 0
     price: float
     solved: int
+    under: Passes = NEITHER
+    gathers: str = "each"
 
 
 class Evaluation:
     """Evaluates one configuration of a chain, or of one for every kind of devices that the ranks are on.
 
     `cutoff`: plans as slow as that are of no interest; `enough`: one as fast as that will do; `hint`: a price of memory
-    to try early; `rounds`: prices to try at most.
+    and shares of what travels under work to try early; `rounds`: prices to try at most.
     """
 
     def __init__(
@@ -107,7 +117,7 @@ class Evaluation:
         *,
         cutoff: float = math.inf,
         enough: float = -math.inf,
-        hint: float = 0.0,
+        hint: Hint = NO_HINT,
         rounds: int = ROUNDS,
     ) -> None:
         self.rounds = rounds
@@ -120,9 +130,9 @@ class Evaluation:
         self.block_ranges = self.chain.block_ranges
         self.blocks = self.block_ranges.blocks
         self.pools: list[list[Way]] = [[] for _ in self.multipliers]
-        self.tried: set[tuple[int, float, float]] = set()
+        self.tried: set[tuple[int, float, float, Passes]] = set()
         self.least, self.fullest = math.inf, 0
-        self.price = 0.0
+        self.price, self.under = 0.0, NEITHER
         self.share = 0.0  # of the capacity, one by so much, to which what lives for a moment is kept; 0 is no limit
         self.shares = list(CAPS)
 
@@ -132,11 +142,11 @@ class Evaluation:
         setting = self.setting
         for multipliers in self.multipliers:
             multipliers.solve_all(
-                [(0.0, 0.0)], average=setting if setting.ranks > 1 and len(self.multipliers) == 1 else None
+                [(0.0, 0.0, NEITHER)], average=setting if setting.ranks > 1 and len(self.multipliers) == 1 else None
             )
         proved = self._bounds()
-        if self.hint and proved.min() < self.cutoff and not self._roomy(proved):
-            hinted = [(self.hint, flights) for flights in sorted({self._flights(0), self._flights(setting.ranks // 2)})]
+        hinted = self._hinted() if proved.min() < self.cutoff else []
+        if hinted and (any(hinted[0][2]) or not self._roomy(proved)):
             for kind, multipliers in enumerate(self.multipliers):
                 multipliers.solve_all([one for one in hinted if self._new(kind, *one)])
             proved = np.maximum(proved, self._bounds())
@@ -160,11 +170,13 @@ class Evaluation:
                 if asked is None or len(self.multipliers[asked[0]].priced) >= self.rounds:
                     closed[state] = True
                     continue
-                kind, price, flights = asked
-                self.multipliers[kind].solve(price, flights)
+                kind, price, flights, under = asked
+                self.multipliers[kind].solve(price, flights, under)
                 share = max(self.share, CAPS[1]) if price == math.inf else self.share
                 if share:
-                    self.multipliers[kind].solve(price, flights, cap=self.pipeline_of_kinds.capacities[kind] / share)
+                    self.multipliers[kind].solve(
+                        price, flights, under, cap=self.pipeline_of_kinds.capacities[kind] / share
+                    )
                 proved = np.where(proved == math.inf, proved, np.maximum(proved, self._bounds()))
         except (LimitError, MemoryError):
             if best is None:
@@ -182,6 +194,14 @@ class Evaluation:
             self._look_at_the_leanest()
             return self._outcome(math.inf, bound, (), ())
         return self._outcome(best[0], min(bound, best[0]), best[1], best[2])
+
+    def _hinted(self) -> list[tuple[float, float, Passes]]:
+        """Prices, flights and shares that the hint asks for."""
+        price, under = self.hint
+        under = under if self.chain.travels else NEITHER
+        if not price:
+            return [(0.0, 0.0, under)] if any(under) else []
+        return [(price, one, under) for one in sorted({self._flights(0), self._flights(self.setting.ranks // 2)})]
 
     def _bounds(self) -> Array:
         return step_bounds(self.pipeline_of_kinds, self.multipliers, self.setting)
@@ -285,6 +305,7 @@ class Evaluation:
             least=self.least,
             fullest=self.fullest,
             price=self.price,
+            under=self.under,
             solved=sum(len(multipliers.priced) for multipliers in self.multipliers),
         )
 
@@ -452,9 +473,9 @@ class Evaluation:
 
     # Which price to try next
 
-    def _next(self, ranks: Sequence[Filled], division: Division | None) -> tuple[int, float, float] | None:
-        """A price of memory, for which kind of devices, and the micro-batches in flight for which it matters; None
-        where nothing is left to try."""
+    def _next(self, ranks: Sequence[Filled], division: Division | None) -> tuple[int, float, float, Passes] | None:
+        """A price of memory, for which kind of devices, the micro-batches in flight for which it matters, and shares
+        of what travels under work; None where nothing is left to try."""
         setting, kinds = self.setting, self.pipeline_of_kinds.kinds
         if division is None:
             shares = self._shared(self.blocks // (setting.ranks * setting.chunks))
@@ -463,15 +484,20 @@ class Evaluation:
             firsts = [next(rank for rank in order if kinds[rank] == kind) for kind in dict.fromkeys(kinds)]
             for rank in (*order[:2], *(rank for rank in firsts if len(firsts) > 1)):
                 if self._new(kinds[rank], math.inf, flights := self._flights(rank)):
-                    return kinds[rank], math.inf, flights
+                    return kinds[rank], math.inf, flights, NEITHER
             if not self.shares:
                 return None
             self.share = self.shares.pop(0)
-            return kinds[order[0]], math.inf, self._flights(order[0])
+            return kinds[order[0]], math.inf, self._flights(order[0]), NEITHER
         held = division.block_ranges
         busy = [float(filled.busy[block_range]) for filled, block_range in zip(ranks, held, strict=True)]
         slowest = max(range(setting.ranks), key=lambda rank: busy[rank])
         self.price = self._crossing_price(slowest, ranks[slowest], held[slowest]) or 0.0
+        if self.chain.travels and (under := self._covering_shares(slowest, held[slowest])) is not None:
+            flights = self._flights(slowest) if self.price else 0.0
+            if self._new(kinds[slowest], self.price, flights, under):
+                self.under = under
+                return kinds[slowest], self.price, flights, under
         probes = dict.fromkeys((slowest, *(setting.ranks * part // _PROBES for part in range(_PROBES)), -1))
         for rank in sorted((probe % setting.ranks for probe in probes), key=lambda probe: -busy[probe]):
             start = sum(division.blocks[:rank])
@@ -481,12 +507,30 @@ class Evaluation:
                 price: float | None = math.inf
             else:  # with one block more it would take work off the others
                 price = self._crossing_price(rank, ranks[rank], wider if idle and wider is not None else held[rank])
-            if price is not None and self._new(kinds[rank], price, flights := self._flights(rank)):
-                return kinds[rank], price, flights
+            under = NEITHER if price == math.inf else self.under
+            if price is not None and self._new(kinds[rank], price, flights := self._flights(rank), under):
+                return kinds[rank], price, flights, under
         return None
 
-    def _new(self, kind: int, price: float, flights: float) -> bool:
-        key = (kind, float(f"{price:.6g}"), flights)
+    def _covering_shares(self, rank: int, block_range: int) -> Passes | None:
+        """The shares of what travels in each pass, beyond the work that covers it, at which a rank that has more of it
+        than work and one that has less cost the same; 1 where all ways to run its blocks have more. None where none
+        has."""
+        counts, flights = self.block_ranges.counts[:, block_range].tolist(), self._flights(rank)
+        ways = []
+        for way in self.pools[self.pipeline_of_kinds.kinds[rank]]:
+            pairs = [(number, column.amounts) for number, column in zip(counts, way, strict=True)]
+            part = math.fsum(number * (a.part + self.price * (a.fixed + flights * a.live)) for number, a in pairs)
+            there = math.fsum(number * a.excess_forward for number, a in pairs)
+            ways.append((part, there, math.fsum(number * a.excess_backward for number, a in pairs)))
+        shares = [_crossing_share([(way[0], way[1 + place]) for way in ways]) for place in (0, 1)]
+        if shares == [None, None]:
+            return None
+        forward, backward = (known if one is None else one for one, known in zip(shares, self.under, strict=True))
+        return forward, backward
+
+    def _new(self, kind: int, price: float, flights: float, under: Passes = NEITHER) -> bool:
+        key = (kind, float(f"{price:.6g}"), flights, under)
         if key in self.tried:
             return False
         self.tried.add(key)
@@ -553,3 +597,31 @@ def _distinct_ends(
     ends: Sequence[tuple[Column | None, Column | None]],
 ) -> list[tuple[Column | None, Column | None]]:
     return list({tuple(None if c is None else (c.recompute, c.amounts) for c in pair): pair for pair in ends}.values())
+
+
+def _crossing_share(points: Sequence[tuple[float, float]]) -> float | None:
+    """For ways that take so long, and have so much that travels more than work: the share of that at which the two
+    cost the same between which a mixture is quickest that just covers."""
+    over, covered = [p for p in points if p[1] > 0], [p for p in points if p[1] <= 0]
+    if not over or not covered:
+        return 1.0 if over else None
+    mixtures = {
+        (one[0] * other[1] - other[0] * one[1]) / (other[1] - one[1]): (other[0] - one[0]) / (one[1] - other[1])
+        for one in over
+        for other in covered
+    }
+    share = mixtures[min(mixtures)]
+    return float(f"{share:.6g}") if 0 < share <= 1 else None
+
+
+def best_of(outcomes: Sequence[Outcome]) -> Outcome:
+    """The fastest of what was found for the ways to gather weights, with what is proved, or missing, of all of them."""
+    best = min(outcomes, key=lambda outcome: (outcome.seconds, outcome.bound))
+    leanest = min(outcomes, key=lambda outcome: outcome.least)
+    return replace(
+        best,
+        bound=min(outcome.bound for outcome in outcomes),
+        least=leanest.least,
+        fullest=leanest.fullest,
+        solved=sum(outcome.solved for outcome in outcomes),
+    )

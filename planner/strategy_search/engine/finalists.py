@@ -27,10 +27,13 @@ from planner.strategy_search.engine.assemble import assembly, groups_of, input_l
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.evaluation import RankFilling
-from planner.strategy_search.engine.scheduling import as_asked, asks, fastest_schedule, reorders
+from planner.strategy_search.engine.scheduling import as_asked, asks, fastest_schedule, reorders, with_turns
 from planner.strategy_search.engine.settle import Certificate, settle_and_certify
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
+
+_LATENCIES = 2e-3
+"""Share of a step that messages may take beyond what the search knows of them, before other ways are tried."""
 
 OPTIMAL = 1e-9
 """Within this of the bound, relatively, a result counts as optimal."""
@@ -100,12 +103,9 @@ class Finalists:
     def plans(self) -> tuple[Ranked, ...]:
         """The fastest of the contenders, fastest first; those that cannot be among them are not priced: their hosts
         would have to save more by launching ahead than those of the others."""
-        top, plans, ahead = self.request.top, list[Ranked](), self.request.update.ahead  # may take less than its sum
+        top, plans = self.request.top, list[Ranked]()
         reordered = reorders(self.request.pinned)
-        bounded = [
-            (0.0 if ahead else found.least_step(any_order=reordered), found.objective, found.order, found)
-            for found in self.found
-        ]
+        bounded = [(found.least_step(any_order=reordered), found.objective, found.order, found) for found in self.found]
         for least, _, _, found in sorted(bounded, key=lambda one: one[:3]):
             if len(plans) >= top and least >= plans[top - 1].launched_in_turn * (1 - OPTIMAL):
                 break
@@ -126,7 +126,18 @@ class Finalists:
                 " optimizer:disk, or more devices"
             )
         storable = [ranked for ranked, fault in zip(fitting, faults, strict=True) if fault is None]
-        return tuple(self._plain_if_nothing_goes_together(ranked) for ranked in storable[:top])
+        best = self._plain_if_nothing_goes_together(self._with_turns(storable[0]))
+        return (best, *(self._plain_if_nothing_goes_together(ranked) for ranked in storable[1:top]))
+
+    def _with_turns(self, ranked: Ranked) -> Ranked:
+        """A result whose micro-batches take turns, or whose sequence comes in slices, where that is faster."""
+        with contextlib.suppress(LimitError):
+            machine = self.engine.machine(ranked.configuration)
+            bound = with_turns(ranked.bound, self.request.pinned, machine, self._limits(ranked.configuration))
+            return replace(
+                ranked, bound=bound, configuration=replace(ranked.configuration, schedule=bound.plan.schedule)
+            )
+        return ranked
 
     def _plain_if_nothing_goes_together(self, ranked: Ranked) -> Ranked:
         """A result without buckets where these were left to the search, and would have one member each."""
@@ -156,23 +167,45 @@ class Finalists:
         return replace(ranked, bound=bound, configuration=configuration)
 
     def _ranked(self, found: Contender) -> Ranked:
+        """A result as a plan. Where weights go together the search knows the least that their messages take: where that
+        was much too little, other ways to gather them are priced, too."""
+        ranked = self._priced_as_found(found)
+        if found.outcome.gathers == "each" or ranked.objective <= found.objective * (1 + _LATENCIES):
+            return ranked
+        for gathers in self.engine.gathers:
+            if gathers != found.outcome.gathers:
+                outcome = self.engine.evaluate_as(gathers, found.configuration, cutoff=ranked.objective)
+                if outcome.seconds < ranked.objective:
+                    pieces = self.engine.pipeline_of_kinds(found.configuration, gathers)
+                    other = self._priced_as_found(replace(found, outcome=outcome, pipeline_of_kinds=pieces))
+                    if self._fits(other.configuration, other.plan.prediction):
+                        ranked = min(ranked, other, key=lambda one: one.seconds)
+        return ranked
+
+    def _priced_as_found(self, found: Contender) -> Ranked:
         """A result as a plan, bound to its graph and priced by the judge."""
         request, configuration = self.request, found.configuration
         setting = self.engine.setting(configuration)
         ranks, busy, certificate = settle_and_certify(request, found.pipeline_of_kinds, setting, found.outcome)
         priced: BoundPlan | None = None
+        plain: BoundPlan | None = None
         if ranks != found.outcome.ranks:
             settled = self._priced(found, ranks)
             prediction = settled.plan.prediction
             # settled, another block's interior may be the largest; less per step may not make up for more per part, and
             # is not told from messages in smaller buckets than those that the objective assumes
-            smaller_buckets = settled.plan.training.update != found.pipeline_of_kinds.chain.tables.update
+            assumed = replace(found.pipeline_of_kinds.chain.tables.update, gathers=found.outcome.gathers)
+            smaller_buckets = settled.plan.training.update != assumed
             faster = smaller_buckets or prediction.objective_seconds < found.objective
-            if self._fits(configuration, prediction) and faster:
+            fits = self._fits(configuration, prediction)
+            if fits and not faster and found.outcome.gathers != "each":  # the search knows the least of their messages
+                plain = self._priced(found, found.outcome.ranks)
+                faster = prediction.objective_seconds < plain.plan.prediction.objective_seconds
+            if fits and faster:
                 priced = settled
                 certificate = None if certificate is None else replace(certificate, busy_seconds=busy)
         if priced is None:
-            priced = self._priced(found, found.outcome.ranks)
+            priced = plain or self._priced(found, found.outcome.ranks)
         return Ranked(
             bound=priced,
             configuration=configuration,
@@ -193,7 +226,7 @@ class Finalists:
                 micro_batches=configuration.micro_batches,
                 precision=request.precision,
                 optimizer=request.optimizer,
-                update=self._update(chain.tables.update, configuration, ranks),
+                update=self._update(chain.tables.update, found, ranks),
                 imbalance=request.imbalance,
             ),
             cluster=cluster_reference(machine),
@@ -209,9 +242,10 @@ class Finalists:
         )
         return self._predicted(bind_prepared(plan, self._whole(plan.training.part), blocks), machine)
 
-    def _update(self, update: Update, configuration: Configuration, ranks: tuple[RankFilling, ...]) -> Update:
+    def _update(self, update: Update, found: Contender, ranks: tuple[RankFilling, ...]) -> Update:
         """What becomes of gradients, in buckets for which the fullest rank has room where their size was left to the
         search."""
+        configuration, update = found.configuration, replace(update, gathers=found.outcome.gathers)
         if self.request.update.buckets != AUTO_BUCKETS:
             return update
         capacities = (self.engine.capacities[self.engine.group_of(configuration, rank)] for rank in range(len(ranks)))

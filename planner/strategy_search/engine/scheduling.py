@@ -5,8 +5,8 @@ batches, may be run in other orders of whole stages too (`COMPARED`): the judge 
 the memory that it holds, and the fastest that fits is taken. 1F1B stays where others win nothing to speak of (`WORTH`):
 they hold more. Interleaved stages are other stages, and are searched where they are asked for.
 
-Interleaved micro-batches, slices of the sequence, and schedules without a flush are for those who ask for
-them: the plan that was found is taken so, and priced.
+Interleaved micro-batches and slices of the sequence are tried on the best plan, schedules without a flush are for
+those who ask for them: the plan that was found is taken so, and priced.
 
 Not good for: plans that another order would have divided otherwise, with fewer blocks where it holds more.
 """
@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from costmodels import SCHEDULES
-from hardware_profiles import PYTORCH, Bytes, Machine
+from hardware_profiles import PYTORCH, Bytes, Cluster, Machine
 from planner.errors import PlannerError, RequestError
 from planner.plan.binding.bind import BoundPlan, bind_prepared
-from planner.plan.plan import SLICED, Plan
+from planner.plan.plan import SLICED, Plan, Prediction
 from planner.plan.prediction.predict import predict, predict_alike
 from planner.plan.prediction.step import PIPELINE_BUBBLE
 from planner.plan.schedule_checks import check_schedule
@@ -56,6 +56,34 @@ def fastest_schedule(
     return best
 
 
+def with_turns(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: Sequence[Bytes]) -> BoundPlan:
+    """The same plan with interleaved micro-batches, or slices of its sequence, where nobody decided about either and
+    that saves `WORTH` of its step."""
+    plan = bound.plan
+    decided = pinned.interleave is not None or pinned.slices is not None or pinned.schedule is not None
+    if decided or not isinstance(cluster, Cluster) or cluster.software != PYTORCH or plan.virtual_stages > 1:
+        return bound
+    sends = plan.mesh.size > 1 and not plan.training.update.by_block
+    tried = replace(pinned, interleave=0 if sends else 1, slices=0 if plan.pipeline > 1 else 1)
+    best, known = bound, dict[tuple[int, bool], BoundPlan]()
+    for other in _tried(plan, tried):
+        if (other.training.interleave > 1) + (other.slices > 1) != 1:
+            continue
+        try:
+            again = _bound_again(other, bound, known)
+        except PlannerError:  # the model, or what else was decided, cannot be taken so
+            continue
+        prediction = predict(again, cluster)
+        least = best.plan.prediction.step_seconds * (1 - WORTH if best is bound else 1)
+        if prediction.step_seconds < least and _all_fit(prediction, limits):
+            best = replace(again, plan=replace(other, prediction=prediction))
+    return best
+
+
+def _all_fit(prediction: Prediction, limits: Sequence[Bytes]) -> bool:
+    return all(stage.peak_bytes <= limit for stage, limit in zip(prediction.stages, limits, strict=True))
+
+
 def asks(pinned: Pinned) -> bool:
     """Whether anything is asked for that is decided behind the search."""
     kind = SCHEDULES[pinned.schedule or "1f1b"]
@@ -86,11 +114,9 @@ def as_asked(bound: BoundPlan, request: SearchRequest, cluster: Machine, limits:
         found.append(replace(again, plan=replace(other, prediction=predict(again, cluster))))
     if not found:
         raise RequestError(f"the plan that was found cannot be taken so: {refusal}")
-    fitting = [
-        one
-        for one in found
-        if all(stage.peak_bytes <= limit for stage, limit in zip(one.plan.prediction.stages, limits, strict=True))
-    ]
+    if request.pinned.schedule is None and {request.pinned.interleave, request.pinned.slices} <= {None, 0, 1}:
+        found.append(fastest_schedule(bound, cluster, limits))
+    fitting = [one for one in found if _all_fit(one.plan.prediction, limits)]
     if not fitting:
         return min(found, key=lambda one: one.plan.prediction.peak_bytes)
     return min(fitting, key=lambda one: one.plan.prediction.step_seconds)

@@ -28,7 +28,7 @@ def turns_fault(request: SearchRequest) -> Fault | None:
     pipeline = 1 if request.cluster.devices == 1 else pinned.pipeline
     virtual = pinned.virtual_stages
     if virtual is None:
-        virtual = 0 if pinned.schedule == INTERLEAVED else 1
+        virtual = 0 if pinned.schedule in (None, INTERLEAVED) else 1
     return schedule_fault(
         Turns(
             schedule=pinned.schedule,

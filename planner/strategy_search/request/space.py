@@ -80,15 +80,13 @@ class Pinned:
     """What the user has decided: None leaves it to the search.
 
     Attributes:
-        pipeline, virtual_stages: pipeline ranks, and stages on each. None for the latter means 1; 0 lets the
-            search choose.
-        schedule: the order in which pipeline ranks take their turns. None compares those of whole stages, or takes
-            interleaved 1F1B where `virtual_stages` asks for it.
-        interleave: micro-batches that a rank takes at a time, operator by operator in turn. None means 1; 0 lets the
-        search
-            choose.
-        slices: parts of the sequence that a stage takes one after the other ("seqpipe"). None means 1; 0 lets the
-            search choose.
+        pipeline, virtual_stages: pipeline ranks, and stages on each; 0 for the latter is None.
+        schedule: the order in which pipeline ranks take their turns. None compares those of whole stages, and
+            interleaved 1F1B.
+        interleave: micro-batches that a rank takes at a time, operator by operator in turn. None tries some on the best
+            plan, 0 on all that are close to it.
+        slices: parts of the sequence that a stage takes one after the other ("seqpipe"); None and 0 as for
+            `interleave`.
         data, context, tensor: degrees of parallelism. With any of these, or of the next five, every axis of the mesh
             has one purpose for all operators ("manual mode"); the product of all degrees is the device count.
         expert: into how many parts the experts are cut, over devices that split tokens: a part of the context and
@@ -242,7 +240,8 @@ def _virtual_stages(template: Template, pipeline: int, micro_batches: int, pinne
     if pipeline == 1 and (pinned.schedule not in (None, "1f1b") or pinned.slices not in (None, 0, 1)):
         return ()
     interleaved = pinned.schedule == INTERLEAVED
-    wanted = (0 if interleaved else 1) if pinned.virtual_stages is None else pinned.virtual_stages
+    sliced = pinned.slices is not None or (pinned.interleave or 1) > 1
+    wanted = int(sliced and not interleaved) if pinned.virtual_stages is None else pinned.virtual_stages
     if wanted == 1 or pipeline == 1 or (wanted == 0 and pinned.schedule not in (None, INTERLEAVED)):
         return (1,) if wanted in (0, 1) else ()
     blocks, possible = template.blocks.count, [1]

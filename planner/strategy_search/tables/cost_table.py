@@ -6,7 +6,7 @@ step, bytes per device.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from planner.pricing import (
 )
 from planner.pricing.bucket_size import sized
 from planner.pricing.operator_price import transient_bytes
-from planner.pricing.parameter_price import gathered_at_once, reduced
+from planner.pricing.parameter_price import reduced
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import Rule, Strategy
 from planner.sharding.rules import rule_of
@@ -45,13 +45,15 @@ _CELL_BYTES = 24  # of an edge for each pair of candidates: seconds forward and 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OperatorTable:
     """One operator: candidates (K), prices, bytes kept for its backward pass, of those the ones that nothing outside of
-    its block reads (`own`), bytes that live while it runs."""
+    its block reads (`own`), bytes that live while it runs, and the bytes of its `weights` where each is gathered by
+    itself."""
 
     candidates: Candidates
     prices: OperatorPrices
     kept: Array
     own: Array
     transient: Array
+    weights: Array
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,13 +72,18 @@ class EdgeTable:
 class UseTable:
     """One use of a parameter, (K, K_consumer) each: seconds to gather the weight and to bring its gradient back, and
     the bytes of the weight where gathering gives it memory of its own. `needed` says whether the backward pass reads
-    the weight."""
+    the weight. `together` is the same use where the weights of a block go together, None where that is not asked for;
+    in it `first_*` are the seconds of the first message of each way, which may travel while other blocks run: None
+    where the weight goes by itself."""
 
     consumer: int
     needed: bool
     gather: Array
     reduce: Array
     gathered: Array
+    together: "UseTable | None" = None
+    first_gather: Array | None = None
+    first_reduce: Array | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -107,7 +114,8 @@ class CostTables:
 
 @dataclass(kw_only=True)
 class TableBuilder:
-    """Builds the tables for one mesh; what they share between micro-batch sizes is made once."""
+    """Builds the tables for one mesh; what they share between micro-batch sizes is made once. `together` asks for what
+    weights take that a block gathers together, beside what each takes by itself."""
 
     mesh: Mesh
     cluster: Cluster
@@ -115,11 +123,13 @@ class TableBuilder:
     optimizer: str
     update: Update = PLAIN
     offload: Offload = NOTHING
+    together: bool = False
 
     def __post_init__(self) -> None:
         self._lists = CandidateLists(mesh=self.mesh)
         self.update = sized(self.update, self.mesh, self.cluster)
-        self._pricers = Pricers.of(self.mesh, self.cluster, self.update)
+        self._pricers = Pricers.of(self.mesh, self.cluster, replace(self.update, gathers="each"))
+        self._together = Pricers.of(self.mesh, self.cluster, replace(self.update, gathers="block"))
         self._prices: dict[tuple[int, tuple[bool, ...], int], tuple[Rule, Candidates, OperatorPrices]] = {}
         self._parameters: dict[object, tuple[tuple[StoredParameter, ...], ParameterPrices, DuplexColumn]] = {}
 
@@ -211,10 +221,8 @@ class TableBuilder:
             prices=prices,
             kept=sum((prices.results[place] for place in made), kept),
             own=sum((prices.results[place] for place in made if place not in others), kept),
-            transient=sum(
-                [] if gathered_at_once(self.cluster.software, self.update) else gathered,
-                transient_bytes(alive, graph, index, rule, prices),
-            ),
+            transient=transient_bytes(alive, graph, index, rule, prices),
+            weights=sum(gathered, np.zeros(len(candidates.strategies))),
         )
 
     def _edge(self, template: Template, edge: ValueEdge, operators: Sequence[OperatorTable]) -> EdgeTable:
@@ -293,33 +301,53 @@ class TableBuilder:
             for operand, used in enumerate(graph.operators[at].operands):
                 if used == name:
                     wanted = operators[at].candidates.operands[operand]
-                    gather = _spread(self._pricers.parameters, tensor, made.forward, wanted.forward)
-                    back = np.zeros_like(gather)
-                    if trainable and not local:
-                        moved = reduced(tensor, self.update)
-                        back = _spread(self._pricers.gradients, moved, wanted.gradient, made.gradient).T
-                    sends = self._sends(self._pricers.parameters, tensor, made.forward, wanted.forward)
-                    if trainable and not local and self.update.by_block:  # gradients of a block wait for each other
-                        sends = sends | self._sends(self._pricers.gradients, moved, wanted.gradient, made.gradient).T
-                    nbytes = operators[at].prices.operands[operand][None, :]
-                    uses.append(
-                        UseTable(
-                            consumer=at,
-                            needed=operand in template.alive.weights[at],
-                            gather=gather,
-                            reduce=back,
-                            gathered=np.where(sends, nbytes, 0.0),
-                        )
-                    )
+                    nbytes = operators[at].prices.operands[operand]
+                    needed, reduces = operand in template.alive.weights[at], trainable and not local
+                    moving = (tensor, made, wanted, nbytes)
+                    use = self._use(self._pricers, at, *moving, needed=needed, reduces=reduces)
+                    if self.together:
+                        goes = _goes_along(template, name, at)
+                        other = self._use(self._together, at, *moving, needed=needed, reduces=reduces, goes=goes)
+                        use = replace(use, together=other)
+                    uses.append(use)
         return ParameterTable(name=name, stored=stored, prices=prices, uses=tuple(uses))
 
-    def _sends(
-        self, pricer: RedistributionPricer, tensor: TensorType, source: LayoutColumn, target: LayoutColumn
-    ) -> NDArray[np.bool_]:
-        """Whether anything is sent, for every pair of candidates."""
-        matrix = pricer.matrix(tensor, source.distinct, target.distinct)
-        sends: NDArray[np.bool_] = matrix.sends[source.index[:, None], target.index[None, :]]
-        return sends
+    def _use(
+        self,
+        pricers: Pricers,
+        at: int,
+        tensor: TensorType,
+        made: DuplexColumn,
+        wanted: DuplexColumn,
+        nbytes: Array,
+        *,
+        needed: bool,
+        reduces: bool,
+        goes: bool | None = None,
+    ) -> UseTable:
+        """One use by these prices. Where weights of a block go together, `goes` says whether this one may: its gradient
+        waits for others then, and takes memory, too."""
+        every = (made.forward.index[:, None], wanted.forward.index[None, :])
+        there = pricers.parameters.matrix(tensor, made.forward.distinct, wanted.forward.distinct)
+        sends, firsts = there.sends[every], [there.first[every]]
+        back = np.zeros_like(firsts[0])
+        if reduces:
+            every = (wanted.gradient.index[:, None], made.gradient.index[None, :])
+            moved = reduced(tensor, self.update)
+            found = pricers.gradients.matrix(moved, wanted.gradient.distinct, made.gradient.distinct)
+            back = found.seconds[every].T
+            firsts.append(found.first[every].T)
+            if goes is not None:
+                sends = sends | found.sends[every].T
+        return UseTable(
+            consumer=at,
+            needed=needed,
+            gather=there.seconds[made.forward.index[:, None], wanted.forward.index[None, :]],
+            reduce=back,
+            gathered=np.where(sends, nbytes[None, :], 0.0),
+            first_gather=firsts[0] if goes else None,
+            first_reduce=(firsts[1] if reduces else np.zeros_like(back)) if goes else None,
+        )
 
 
 def _spread(pricer: RedistributionPricer, tensor: TensorType, source: LayoutColumn, target: LayoutColumn) -> Array:
@@ -335,6 +363,14 @@ def _same(made: LayoutColumn, wanted: LayoutColumn) -> NDArray[np.bool_]:
     wanted_in_made = np.array([place.get(layout, -1) for layout in wanted.distinct])
     same: NDArray[np.bool_] = made.index[:, None] == wanted_in_made[wanted.index][None, :]
     return same
+
+
+def _goes_along(template: Template, name: str, at: int) -> bool:
+    """Whether a weight that an operator reads may go together with others (`planner.plan.layout.block_gathers`)."""
+    graph = template.graph
+    op = graph.operators[at]
+    alone = tuple(graph.consumers.get(name, ())) == (at,) and op.operands.count(name) == 1
+    return alone and name in graph.differentiable and rule_of(graph, op).op_class not in ("view", "copy")
 
 
 def _by_samples(rule: Rule, strategies: tuple[Strategy, ...]) -> tuple[Strategy, ...]:

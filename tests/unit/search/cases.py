@@ -406,6 +406,7 @@ def make_case(
             optimizer=optimizer,
             update=update,
             offload=offload,
+            together=update.by_block,
         )
     tables = building.build(template)
     return Case(
@@ -422,6 +423,7 @@ def make_case(
             stages=configuration.pipeline,
             activations=offload.activations,
             saved=offload.saved,
+            gathers=update.gathers,
         ),
         setting=setting_of(configuration, usable_memory(cluster.device)),
     )

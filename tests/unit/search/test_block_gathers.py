@@ -14,7 +14,7 @@ from planner.plan.plan import Plan
 from planner.plan.prediction.predict import predict, stage_costs
 from planner.pricing.message import Message, message_seconds
 from planner.sharding.buckets import Bucket
-from planner.sharding.update import GATHERS, Update
+from planner.sharding.update import GATHERS, PLAIN, Update
 from planner.strategy_search.decomposition.lagrangian import Multipliers
 from planner.strategy_search.engine.finalists import OPTIMAL, Ranked
 from planner.strategy_search.request.space import Configuration, Pinned
@@ -58,7 +58,7 @@ def test_the_pieces_and_the_judge_agree(
         bound = bind(plan_of(case, ranks), traced(model), BATCH)
         for rank, cost in enumerate(stage_costs(bound, case.cluster)):
             columns = columns_of(case, ranks, rank)
-            part = total(columns, "part") + float(multipliers.crossing_seconds(case.setting, rank)[state])
+            part = total(columns, "part") + total(columns, "under") + float(multipliers.crossing_seconds(case.setting, rank)[state])
             assert same(part, math.fsum(cost.micro_batch.values()))
             check_bytes(case, state, ranks, rank, cost, model)
             beyond.append(cost.together)
@@ -72,7 +72,7 @@ def test_a_plan_says_so_and_is_faster() -> None:
     pinned = Pinned(data=4, zero=3, micro_batches=1, recompute="none")
     alone, together = (
         search(request_of("llama-4", cluster_of("cpu", 4), 16, pinned=pinned, update=update)).plans[0]
-        for update in (Update(buckets="none"), TOGETHER)
+        for update in (PLAIN, TOGETHER)
     )
     assert together.plan.training.update == TOGETHER
     assert together.seconds < alone.seconds

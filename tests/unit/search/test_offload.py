@@ -18,7 +18,7 @@ from planner.plan.file import dump_plan, parse_plan
 from planner.plan.plan import Plan
 from planner.plan.prediction.loosening import loosened
 from planner.plan.prediction.predict import predict, stage_costs
-from planner.sharding.update import Update
+from planner.sharding.update import PLAIN, Update
 from planner.strategy_search.decomposition.lagrangian import Multipliers
 from planner.strategy_search.request.offload import ANYTHING, NOTHING, Offload, parse_offload
 from planner.strategy_search.request.request import SearchRequest
@@ -50,7 +50,7 @@ HOST = Offload(optimizer=("host",))
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "update",
-    [Update(buckets="none"), Update(buckets="none", gradient_dtype="parameter", master_weights=False)],
+    [PLAIN, replace(PLAIN, gradient_dtype="parameter", master_weights=False)],
     ids=str,
 )
 @pytest.mark.parametrize(

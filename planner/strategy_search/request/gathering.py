@@ -1,0 +1,27 @@
+"""Ways to gather weights for their use that a request leaves open (`planner.sharding.update.Update.gathers`)."""
+
+from dataclasses import replace
+
+from hardware_profiles import PYTORCH, MixedCluster, device_type_of
+from planner.plan.schedule_checks import gathers_fault
+from planner.sharding.update import AUTO_GATHERS
+from planner.strategy_search.request.request import SearchRequest
+
+_TRIED = ("ahead", "each", "block")
+"""In this order: what takes the least time, what takes the least memory, what lies between. On CPUs nothing comes
+ahead: their messages take the cores that compute."""
+
+
+def ways_to_gather(request: SearchRequest, blocks: int) -> tuple[str, ...]:
+    """The one that is asked for, or those that the request allows for a model of so many repeated blocks. Other
+    software than ours gathers as it does, and without blocks nothing goes together."""
+    asked = request.update.gathers
+    if asked != AUTO_GATHERS:
+        return (asked,)
+    cluster = request.cluster
+    own = not isinstance(cluster, MixedCluster) and cluster.software == PYTORCH and cluster.devices > 1
+    if not own or blocks < 2 or "device" not in request.offload.saved:
+        return ("each",)
+    interleave = request.pinned.interleave or 1
+    tried = _TRIED[1:] if device_type_of(cluster) == "cpu" else _TRIED
+    return tuple(way for way in tried if gathers_fault(replace(request.update, gathers=way), interleave) is None)
