@@ -21,7 +21,7 @@ from planner.strategy_search.engine.contexts import ContextNotes
 from planner.strategy_search.engine.engine import Family
 from planner.strategy_search.engine.evaluation import NO_HINT, Hint, Outcome
 from planner.strategy_search.engine.families import all_configurations, engine_of, families_of, family_of
-from planner.strategy_search.engine.finalists import OPTIMAL, Finalists
+from planner.strategy_search.engine.finalists import OPTIMAL, Finalists, Ranked
 from planner.strategy_search.engine.outcome_words import configuration_words, fate_words, nothing_fits
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.refusals import no_configuration
@@ -68,6 +68,7 @@ class BestFirst:
         self.total = self.evaluated = self.solved = 0
         self.queue: list[tuple[float, tuple[object, ...], Family | None, tuple[Configuration, ...], Hint]] = []
         self.hint = NO_HINT
+        self.cut_off = list[tuple[float, Configuration, Family | None]]()  # of no interest when it was evaluated
         self.contexts = ContextNotes()
         self.covered, self.full = True, False
         self.disagreement: NothingAgreesError | None = None
@@ -95,6 +96,13 @@ class BestFirst:
         self._open_families()
         self._tell()
         self._begin_cheaply()
+        if self._evaluate_promising():
+            return True
+        self._refine()
+        return False
+
+    def _evaluate_promising(self) -> bool:
+        """Evaluate what may be faster than plans of no interest; whether it was stopped before its end."""
         while self.queue and self.queue[0][0] < self.cutoff:
             if self.cancelled():
                 return True
@@ -108,8 +116,22 @@ class BestFirst:
             except (LimitError, MemoryError):
                 self.proved = min(self.proved, bound)  # what was taken from the queue may hold the best plan
                 raise
-        self._refine()
         return False
+
+    def _search_on(self, finalists: Finalists, plans: tuple[Ranked, ...]) -> tuple[Ranked, ...]:
+        """Where the best plans take longer than the sums by which others were left out, those others, too."""
+        slowest = plans[min(self.request.top, len(plans)) - 1].seconds
+        if not self.request.prune or slowest <= self.contenders.cutoff or slowest >= self.limit:
+            return plans
+        self._tell("searching on")
+        self.contenders.step = slowest
+        for bound, configuration, family in self.cut_off:
+            heapq.heappush(self.queue, (bound, _order(configuration), family, (configuration,), _NOT_ASKED))
+        self.cut_off.clear()
+        if not self._evaluate_promising():
+            finalists.found = self.contenders.found
+            plans = finalists.plans()
+        return plans
 
     def _begin_cheaply(self) -> None:
         """Of a large graph, evaluate one configuration first in which candidates are few, on one axis or none, so that
@@ -235,6 +257,8 @@ class BestFirst:
             if family is not None:
                 family.hint = self.hint
         own = 0.0 if self.engine.spreads else outcome.bound  # of the strategies that were spread to, not of all
+        if not outcome.ranks and outcome.bound < math.inf:
+            self.cut_off.append((max(bound, own), configuration, family))
         self._take(configuration, outcome, max(bound, own))
 
     def _take(self, configuration: Configuration, outcome: Outcome, bound: float) -> None:
@@ -290,16 +314,21 @@ class BestFirst:
                 more,
                 why if not stopped else "the search was stopped",
             )
+        finalists = Finalists(
+            request=self.request,
+            engine=self.engine,
+            prepared=self.prepared,
+            found=self.contenders.found,
+            bound=bound,
+            limits=self.limits,
+            covered=self.covered,
+        )
+        plans = finalists.plans()
+        if not stopped and self.request.algorithm != "recursive_programming":
+            with contextlib.suppress(LimitError):
+                plans = self._search_on(finalists, plans)
         return SearchResult(
-            plans=Finalists(
-                request=self.request,
-                engine=self.engine,
-                prepared=self.prepared,
-                found=self.contenders.found,
-                bound=bound,
-                limits=self.limits,
-                covered=self.covered,
-            ).plans(),
+            plans=plans,
             bound_seconds=bound,
             covered=self.covered,
             contexts=self.contexts.outcomes(),

@@ -70,6 +70,7 @@ class Contenders:
 
     def __init__(self, top: int, *, decided: bool) -> None:
         self.top, self.decided = top, decided
+        self.step = 0.0  # what takes less than that contends: the best plans take as long, whatever their sums
         self.found: list[Contender] = []  # least objective first
 
     @property
@@ -83,6 +84,8 @@ class Contenders:
         if len(self.found) < self.top:
             return math.inf
         last = self.found[self.top - 1].objective
+        if self.step:
+            return max(last, self.step)
         if self.decided:
             return last
         near = self.best * (1 + NEAR)
@@ -95,5 +98,6 @@ class Contenders:
         others = [found for found in self.found if found.configuration != contender.configuration]
         ordered = sorted([*others, contender], key=lambda found: (found.objective, found.order))
         near = -math.inf if self.decided else ordered[0].objective * (1 + NEAR)
-        close = [found for found in ordered[self.top : CONTENDERS] if found.objective < near]
+        most, near = (2 * CONTENDERS, self.step) if self.step else (CONTENDERS, near)
+        close = [found for found in ordered[self.top : most] if found.objective < near]
         self.found = [*ordered[: self.top], *close]

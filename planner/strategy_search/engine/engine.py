@@ -243,9 +243,15 @@ class Engine:
         cutoff: float = math.inf,
         enough: float = -math.inf,
         hint: Hint = NO_HINT,
+        room: float = 0.0,
     ) -> Outcome:
-        """The best plan of a configuration in which weights are gathered in one way."""
+        """The best plan of a configuration in which weights are gathered in one way, and which leaves `room` bytes of
+        every device."""
         pipeline_of_kinds, setting = self.pipeline_of_kinds(configuration, gathers), self.setting(configuration)
+        if room:
+            capacities = tuple(capacity - room for capacity in pipeline_of_kinds.capacities)
+            pipeline_of_kinds = replace(pipeline_of_kinds, capacities=capacities)
+            setting = replace(setting, capacity=capacities[0])
         check_virtual_stages(pipeline_of_kinds.chain, setting)
         outcome = Evaluation(pipeline_of_kinds, setting, cutoff=cutoff, enough=enough, hint=hint).run()
         return replace(outcome, gathers=gathers)

@@ -32,8 +32,8 @@ from planner.strategy_search.engine.settle import Certificate, settle_and_certif
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
 
-_LATENCIES = 2e-3
-"""Share of a step that messages may take beyond what the search knows of them, before other ways are tried."""
+_MESSAGES = 2e-3
+"""Share of a step that messages may take beyond what the search knows of them, before others are tried."""
 
 OPTIMAL = 1e-9
 """Within this of the bound, relatively, a result counts as optimal."""
@@ -99,6 +99,7 @@ class Finalists:
 
     def __post_init__(self) -> None:
         self._wholes: dict[int, OperatorGraph] = {}
+        self._known: dict[int, tuple[Contender, Ranked]] = {}  # by identity
 
     def plans(self) -> tuple[Ranked, ...]:
         """The fastest of the contenders, fastest first; those that cannot be among them are not priced: their hosts
@@ -111,10 +112,13 @@ class Finalists:
                 break
             if plans and reached():
                 break
-            ranked = self._ranked(found)
-            if reordered:
-                with contextlib.suppress(LimitError):  # in the order that the search assumed, then
-                    ranked = self._scheduled(ranked, plans[top - 1].seconds if len(plans) >= top else math.inf)
+            if id(found) not in self._known:
+                ranked = self._ranked(found)
+                if reordered:
+                    with contextlib.suppress(LimitError):  # in the order that the search assumed, then
+                        ranked = self._scheduled(ranked, plans[top - 1].seconds if len(plans) >= top else math.inf)
+                self._known[id(found)] = (found, ranked)
+            ranked = self._known[id(found)][1]
             plans = sorted([*plans, ranked], key=lambda ranked: ranked.seconds)
         fitting = [ranked for ranked in plans if self._fits(ranked.configuration, ranked.plan.prediction)]
         if not fitting:
@@ -167,19 +171,23 @@ class Finalists:
         return replace(ranked, bound=bound, configuration=configuration)
 
     def _ranked(self, found: Contender) -> Ranked:
-        """A result as a plan. Where weights go together the search knows the least that their messages take: where that
-        was much too little, other ways to gather them are priced, too."""
+        """A result as a plan. The sums of the search know the least that messages take: those of weights that go
+        together, and those of buckets, for which a full device may have no room. Where that was much too little, other
+        ways to gather weights are priced, too, and plans that leave room for buckets."""
         ranked = self._priced_as_found(found)
-        if found.outcome.gathers == "each" or ranked.objective <= found.objective * (1 + _LATENCIES):
+        if ranked.objective <= found.objective * (1 + _MESSAGES):
             return ranked
-        for gathers in self.engine.gathers:
-            if gathers != found.outcome.gathers:
-                outcome = self.engine.evaluate_as(gathers, found.configuration, cutoff=ranked.objective)
-                if outcome.seconds < ranked.objective:
-                    pieces = self.engine.pipeline_of_kinds(found.configuration, gathers)
-                    other = self._priced_as_found(replace(found, outcome=outcome, pipeline_of_kinds=pieces))
-                    if self._fits(other.configuration, other.plan.prediction):
-                        ranked = min(ranked, other, key=lambda one: one.seconds)
+        assumed = found.pipeline_of_kinds.chain.tables.update
+        others = [(way, 0.0) for way in self.engine.gathers if way != found.outcome.gathers]
+        if assumed.bucketed and ranked.plan.training.update.buckets != assumed.buckets:
+            others += [(way, room_of(assumed.bucket_size)) for way in self.engine.gathers]
+        for gathers, room in others:
+            outcome = self.engine.evaluate_as(gathers, found.configuration, cutoff=ranked.objective, room=room)
+            if outcome.seconds < ranked.objective:
+                pieces = self.engine.pipeline_of_kinds(found.configuration, gathers)
+                other = self._priced_as_found(replace(found, outcome=outcome, pipeline_of_kinds=pieces))
+                if self._fits(other.configuration, other.plan.prediction):
+                    ranked = min(ranked, other, key=lambda one: one.seconds)
         return ranked
 
     def _priced_as_found(self, found: Contender) -> Ranked:

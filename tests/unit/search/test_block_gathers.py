@@ -58,7 +58,11 @@ def test_the_pieces_and_the_judge_agree(
         bound = bind(plan_of(case, ranks), traced(model), BATCH)
         for rank, cost in enumerate(stage_costs(bound, case.cluster)):
             columns = columns_of(case, ranks, rank)
-            part = total(columns, "part") + total(columns, "under") + float(multipliers.crossing_seconds(case.setting, rank)[state])
+            part = (
+                total(columns, "part")
+                + total(columns, "under")
+                + float(multipliers.crossing_seconds(case.setting, rank)[state])
+            )
             assert same(part, math.fsum(cost.micro_batch.values()))
             check_bytes(case, state, ranks, rank, cost, model)
             beyond.append(cost.together)

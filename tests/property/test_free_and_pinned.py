@@ -1,0 +1,61 @@
+"""Whoever decides by hand never gets a faster plan than whoever leaves it to the search."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from planner.errors import PlannerError
+from planner.sharding.update import Update
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import Pinned
+from planner.strategy_search.search import search
+from tests.unit.search.cases import cluster_of, request_of
+
+MODELS = ("llama-4", "gpt-4-tied", "mixture", "kinds-in-turn")
+DECISIONS: dict[str, tuple[Any, ...]] = {
+    "micro_batches": (1, 2, 4, 8),
+    "pipeline": (1, 2, 4),
+    "virtual_stages": (1, 2),
+    "schedule": ("1f1b", "gpipe", "zb_h1", "interleaved_1f1b"),
+    "interleave": (1, 2),
+    "recompute": ("none", "selective", "full"),
+    "zero": (0, 1, 2, 3),
+}
+
+
+def random_request(draw: random.Random) -> SearchRequest:
+    """A small model on a few devices, perhaps behind slow links, perhaps with little memory."""
+    cluster = cluster_of(draw.choice(("cpu", "h100-80gb")), draw.choice((2, 4, 8)))
+    if draw.random() < 0.3:
+        slower = draw.choice((10, 100))
+        levels = (replace(level, bandwidth=level.bandwidth / slower) for level in cluster.levels)
+        cluster = replace(cluster, levels=tuple(levels))
+    request = request_of(draw.choice(MODELS), cluster, draw.choice((8, 16, 32)))
+    if draw.random() < 0.5:
+        return request
+    peak = search(request).plan.prediction.peak_bytes
+    return replace(request, memory_limit=peak * draw.choice((0.98, 0.9, 0.8)))
+
+
+@pytest.mark.cases(2, 12)
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
+def test_a_free_search_is_no_slower_than_what_is_decided(seed: int) -> None:
+    draw = random.Random(seed)
+    request = random_request(draw)
+    try:
+        free = search(request).plans[0].seconds
+    except PlannerError:  # less memory than anything needs
+        free = None
+    for _ in range(3):
+        decided = {name: draw.choice(values) for name, values in DECISIONS.items() if draw.random() < 0.35}
+        gathers = draw.choice(("auto", "each", "block"))
+        asked = replace(request, pinned=Pinned(**decided), update=Update(gathers=gathers))
+        try:
+            found = search(asked).plans[0].seconds
+        except PlannerError:  # what is decided cannot be had together
+            continue
+        assert free is not None, "decisions made room for a plan"
+        assert free <= found * (1 + 1e-9), (decided, gathers)
