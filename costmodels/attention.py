@@ -11,8 +11,9 @@
             |##|##|##|##|            t       = L + (compute^3 + memory^3)^(1/3)
             +--+--+--+--+
 
-P peak, W memory bandwidth, L launch latency, S compute units, b the bandwidth efficiency of the class; e, x, f, g the
-`compute`, `softmax`, `fill` and `tail` of the device's `AttentionKernel`. e is defined at d = d_v = 128, c = 512. The
+P peak, times the clock that a power limit leaves (`Device.clock`), W memory bandwidth, L launch latency, S compute
+units, b the bandwidth efficiency of the class; e, x, f, g the `compute`, `softmax`, `fill` and `tail` of the device's
+`AttentionKernel`. e is defined at d = d_v = 128, c = 512. The
 fitted f are large (150 to 1000 keys), because short sequences take much longer than their work says; the formula makes
 no claim as to why. What a measured call does beside (rotating queries and keys, storing them) is in
 `attention_preparation` and belongs to the fit alone: a training graph has operators for it.
@@ -114,7 +115,8 @@ def attention_rate(dtype: str, device: Device) -> FlopsPerSecond:
     kernel = device.attention_kernel(dtype)
     if kernel is None:
         return device.peak(dtype) * device.efficiency("attention").compute
-    return device.peak(dtype) * kernel.compute * float(np.hypot(1.0, kernel.softmax / _REFERENCE))
+    share = kernel.compute * device.clock
+    return device.peak(dtype) * share * float(np.hypot(1.0, kernel.softmax / _REFERENCE))
 
 
 def _time(
@@ -135,7 +137,7 @@ def _time(
             device=device,
             kernels=kernels,
         )
-    compute = _tiled(shape, kernel, device) * (work / (rate * kernel.compute * device.peak(dtype)))
+    compute = _tiled(shape, kernel, device) * (work / (rate * kernel.compute * device.clock * device.peak(dtype)))
     memory = read_and_written * (1.0 / (device.efficiency("attention").bandwidth * device.memory_bandwidth))
     time = np.cbrt(compute * compute * compute + memory * memory * memory) + device.launch_latency * kernels
     return time if any(isinstance(extent, np.ndarray) for extent in extents) else float(time)

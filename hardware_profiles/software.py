@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from hardware_profiles.units import Bytes
+from hardware_profiles.units import Bytes, Seconds
 
-AttentionKernels = Literal["best", "flash2", "flash1", "unfused"]
-"""The fastest of the device, the second or first generation of FlashAttention, or score matrices in memory."""
+AttentionKernels = Literal["best", "sdpa", "flash2", "flash1", "unfused"]
+"""The fastest of the device, what `scaled_dot_product_attention` of PyTorch calls there, the second or first generation
+of FlashAttention, or score matrices in memory."""
 
+
+_FP32 = 4  # bytes of a gradient
 
 LossMemory = Literal["whole", "in place", "pieces"]
 """What of logits stands in memory: them, their fp32 copy and its softmax; the softmax in place of the fp32 copy, and
@@ -77,6 +80,10 @@ class Software:
             0 cuts along dims alone.
         loss: what of logits stands in memory.
         offloaded: whether gradients and the optimizer's state live in the memory of the host.
+        grouped: seconds that the product of each expert takes beside, where they are launched one by one; 0 where one
+            kernel computes those of all experts.
+        adds: whether the kernels of weight gradients add to the gradient that is kept of a step (Megatron's main
+            gradient).
     """
 
     name: str
@@ -98,13 +105,20 @@ class Software:
     flat: int = 0
     loss: LossMemory = "whole"
     offloaded: bool = False
+    grouped: Seconds = 0.0
+    adds: bool = False
+
+    def adds_in_fp32(self, dtype: str) -> bool:
+        """Whether the kernel of a weight gradient adds it to one in fp32 (Megatron's main gradients)."""
+        kept = {"bf16": self.stored.bf16, "fp16": self.stored.fp16}.get(dtype, 0.0)
+        return self.adds and not self.accumulates and kept >= _FP32
 
 
 PYTORCH = Software(
     name="pytorch",
     passes=1.0,
     host=1.0,
-    attention="best",
+    attention="sdpa",
     scores=0.0,
     whole_blocks=False,
     accumulates=True,

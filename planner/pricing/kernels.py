@@ -57,6 +57,7 @@ from costmodels import (
     experts_time,
     matmul_time,
     operator_time,
+    weight_gradient_time,
 )
 from hardware_profiles import Device, Software
 from planner.sharding.rule import Rule
@@ -68,6 +69,10 @@ WORD = 16
 
 UNFUSED_KERNELS = 6
 """Operators that a framework launches for unfused attention: two products, scaling, mask, softmax, dropout."""
+
+EXPERTS_KERNELS = 12
+"""Operators that a framework launches for experts: rows are counted, sorted, and their weights; moved to their experts
+and once more behind the exchange; two products, the activation; moved back twice, weighted and summed."""
 
 _EXPERT_PRODUCTS = 6
 """Floating point operations of a row for each element of a matrix: three matrices, two operations each."""
@@ -130,6 +135,8 @@ def _launched(call: KernelCall) -> int:
     """Operators that a framework launches for one of the graph."""
     if call.rule.op_class == FREE_OP_CLASS:
         return 0
+    if call.rule.op_class == "experts":
+        return EXPERTS_KERNELS
     return UNFUSED_KERNELS if _is_unfused(call) else 1
 
 
@@ -167,12 +174,17 @@ def _matmul(call: KernelCall) -> tuple[Array, Array]:
     slower = np.where((n % words > 0) | (k % words > 0), call.device.misaligned, 1.0) if dtype in _SHORT else 1.0
     products = [(m, n, k)]
     products += [(m, k, n)] if first in call.graded else []
-    products += [(n, k, m)] if second in call.graded else []
     rows, columns, depths = (np.concatenate(extents) for extents in zip(*products, strict=True))
     moved = np.tile(call.moved, len(products)) if rule.roles else None
     time = matmul_time(rows, columns, depths, np.tile(batch, len(products)), dtype, call.device, moved)
     by_product = np.asarray(time).reshape(len(products), len(m)) * slower
-    return by_product[0], by_product[1:].sum(axis=0)
+    backward = by_product[1:].sum(axis=0)
+    if second in call.graded:
+        added = call.software.adds_in_fp32(call.dtype) and bool((batch == 1).all())  # products of activations are not
+        moved = call.moved if rule.roles else None
+        weights = weight_gradient_time(n, k, m, batch, dtype, call.device, moved, added=added)
+        backward = backward + np.asarray(weights) * slower
+    return by_product[0], backward
 
 
 def _product_shape(call: KernelCall, first: int, second: int) -> tuple[Array, Array, Array, Array]:
@@ -277,6 +289,9 @@ def _experts(call: KernelCall) -> tuple[Array, Array]:
         experts=_held_experts(call, roles["experts"]),
         width=roles["width"],
         hidden=roles["hidden"],
+        each=call.software.grouped,
+        added=call.software.adds_in_fp32(call.dtype),
+        sorted_again=_exchanged(call, roles["experts"]) if call.software.grouped else 0.0,
     )
     forward = np.asarray(experts_time(shape, dtype, call.device))
     if not call.graded:
@@ -284,6 +299,13 @@ def _experts(call: KernelCall) -> tuple[Array, Array]:
     rows, weights = not {0, 1}.isdisjoint(call.graded), not {3, 4, 5}.isdisjoint(call.graded)
     backward = experts_backward_time(shape, dtype, call.device, rows=rows, weights=weights)
     return forward, np.asarray(backward)
+
+
+def _exchanged(call: KernelCall, most: Array) -> Array:
+    """1.0 where a device has some of the experts only, (K,)."""
+    if "e" not in call.rule.index:
+        return np.zeros_like(most)
+    return np.asarray(most < call.rule.factors[call.rule.index["e"]].extent, dtype=np.float64)
 
 
 def _held_experts(call: KernelCall, most: Array) -> Array:

@@ -141,5 +141,5 @@ def _attention(row: Row, stack: Software) -> AttentionKernels:
     if re.search(r"fa2|sdpa", word):
         return "flash2"
     if not date or date >= _THIRD or row.text("profile").startswith("ascend"):
-        return "best"
+        return "best" if stack.attention == "unfused" else stack.attention
     return "flash2" if date >= _SECOND or stack.name == "nemo" else "flash1"
