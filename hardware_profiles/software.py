@@ -58,7 +58,8 @@ class Software:
             compiler fuses chains.
         host: what the host takes to launch an operator, in units of `Device.host_latency`.
         attention: which attention kernels.
-        scores: with unfused attention, bytes kept for the backward pass of each score, for each byte of an element.
+        scores: with unfused attention, how many elements are kept for the backward pass of each score: 1 is the
+            softmax, 2 what dropout makes of it too, and its mask of a byte.
         whole_blocks: whether recomputation runs a block to its end (Megatron), or only until all that its backward
             pass needs is there (torch's checkpoint).
         accumulates: whether adding up gradients is a pass of its own, or done by the kernel of the weight gradient.
@@ -82,6 +83,8 @@ class Software:
         offloaded: whether gradients and the optimizer's state live in the memory of the host.
         grouped: seconds that the product of each expert takes beside, where they are launched one by one; 0 where one
             kernel computes those of all experts.
+        casts: share of the operands of products in fp8 that a kernel of its own brings there in the forward pass; the
+            others are written so by the norm or the activation before. Gradients always take a kernel.
         adds: whether the kernels of weight gradients add to the gradient that is kept of a step (Megatron's main
             gradient).
     """
@@ -107,6 +110,7 @@ class Software:
     offloaded: bool = False
     grouped: Seconds = 0.0
     adds: bool = False
+    casts: float = 1.0
 
     def adds_in_fp32(self, dtype: str) -> bool:
         """Whether the kernel of a weight gradient adds it to one in fp32 (Megatron's main gradients)."""

@@ -53,6 +53,7 @@ class _StackFile(Strict):
     buffers_mib: Number
     grouped_us: Number | None = None
     adds: bool = False
+    casts: Portion | None = None
     hidden: _Hidden
     stored: _Stored
 
@@ -73,6 +74,7 @@ class _StackFile(Strict):
             loss=self.loss,
             buffers=self.buffers_mib.value * MIB,
             adds=self.adds,
+            casts=1.0 if self.casts is None else self.casts.value,
             grouped=0.0 if self.grouped_us is None else seconds_from_us(self.grouped_us.value),
             stored=Stored(**_values(self.stored)),
         )

@@ -28,7 +28,7 @@ What software adds (`hardware_profiles.Software`):
         scores E = batch heads q k             forward                              backward
         products    q k^T, p v                 2 matmuls                            4 matmuls
         softmax     scaled and masked          read and write: 2 w E                3 w E: result, gradient in and out
-        dropout                                read, write, mask: (2 w + 1) E       (2 w + 1) E
+        dropout, where software has it         read, write, mask: (2 w + 1) E       (2 w + 1) E
 
     (Korthikanti et al. 2022, section 4.1, count the same tensors: 5 a s^2 b bytes kept where w = 2.)
 
@@ -128,7 +128,8 @@ def score_bytes(call: KernelCall) -> Array | None:
     if not _is_unfused(call) or call.rule.unfused or not call.graded:
         return None
     shape = _attention_shape(call)
-    return np.asarray(_scores(shape) * (call.software.scores * element_bytes(call.dtype)))
+    kept = call.software.scores
+    return np.asarray(_scores(shape) * (kept * element_bytes(call.dtype) + max(0.0, kept - 1)))
 
 
 def _launched(call: KernelCall) -> int:
@@ -176,7 +177,9 @@ def _matmul(call: KernelCall) -> tuple[Array, Array]:
     products += [(m, k, n)] if first in call.graded else []
     rows, columns, depths = (np.concatenate(extents) for extents in zip(*products, strict=True))
     moved = np.tile(call.moved, len(products)) if rule.roles else None
-    time = matmul_time(rows, columns, depths, np.tile(batch, len(products)), dtype, call.device, moved)
+    cast = np.repeat([call.software.casts, 1.0][: len(products)], len(m))
+    several = np.tile(batch, len(products))
+    time = matmul_time(rows, columns, depths, several, dtype, call.device, moved, converted=cast)
     by_product = np.asarray(time).reshape(len(products), len(m)) * slower
     backward = by_product[1:].sum(axis=0)
     if second in call.graded:
@@ -251,7 +254,8 @@ def _unfused(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:
     def products(*extents: tuple[Quantity, Quantity, Quantity]) -> Array:
         return sum((np.asarray(matmul_time(*one, each, dtype, device)) for one in extents), nothing)
 
-    dropped = _passed(call, (2 * width + 1) * scores)
+    drops = call.rule.unfused or call.software.scores > 1
+    dropped = _passed(call, (2 * width + 1) * scores) if drops else nothing
     forward = products((q, k, d), (q, v, k)) + _passed(call, 2 * width * scores) + dropped
     if not call.graded:
         return forward, nothing

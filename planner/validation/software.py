@@ -5,8 +5,11 @@
     PaddlePaddle                                                 paddle
     NeMo, Megatron Bridge, Transformer Engine                    nemo
     a device of Ascend                                           mindspeed
+    MosaicML                                                     llm-foundry
     ZeRO 3                                                       fsdp, fsdp-compiled where it is compiled
-    anything else                                                megatron-2021 without fused attention, else megatron
+    InternEvo                                                    internevo
+    anything else                                                megatron-2021 before 2023 without fused attention,
+                                                                 else megatron
 
 Attention kernels go by their name, or by the date: FlashAttention-2 came in July 2023, FlashAttention-3 and the kernels
 of cuDNN a year later, and frameworks followed within half a year. What hides communication is the stack's, or what the
@@ -120,6 +123,8 @@ def _stack(row: Row, zero: int) -> str:
         return "paddle"
     if zero == 3 and "deepspeed" in words:
         return "deepspeed-zero3"
+    if zero == 3 and re.search(r"llm-foundry|mosaicml", words):
+        return "llm-foundry"
     if zero == 3:
         return "fsdp-compiled" if row.truth("compile") else "fsdp"
     if "deepspeed" in words:
@@ -127,7 +132,9 @@ def _stack(row: Row, zero: int) -> str:
     if re.search(r"nemo|megatron-bridge|transformer engine|\bte\b", words):
         return "nemo"
     fused = row.text("flash_attention").lower()
-    return "megatron-2021" if fused == "false" or (not fused and row.text("date") < "2023") else "megatron"
+    if re.search(r"internevo|internlm", words):
+        return "internevo"
+    return "megatron-2021" if fused in ("", "false") and row.text("date") < "2023" else "megatron"
 
 
 def _attention(row: Row, stack: Software) -> AttentionKernels:
