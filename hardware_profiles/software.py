@@ -83,6 +83,7 @@ class Software:
         offloaded: whether gradients and the optimizer's state live in the memory of the host.
         grouped: seconds that the product of each expert takes beside, where they are launched one by one; 0 where one
             kernel computes those of all experts.
+        drops_tokens: whether rows beyond the capacity of an expert are dropped, so that all shapes are known before.
         casts: share of the operands of products in fp8 that a kernel of its own brings there in the forward pass; the
             others are written so by the norm or the activation before. Gradients always take a kernel.
         adds: whether the kernels of weight gradients add to the gradient that is kept of a step (Megatron's main
@@ -111,6 +112,7 @@ class Software:
     grouped: Seconds = 0.0
     adds: bool = False
     casts: float = 1.0
+    drops_tokens: bool = False
 
     def adds_in_fp32(self, dtype: str) -> bool:
         """Whether the kernel of a weight gradient adds it to one in fp32 (Megatron's main gradients)."""

@@ -91,6 +91,10 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
     except UnknownKeyError:
         attention = "best"
     notes.append(f"taken for {stack.name}, attention {attention}")
+    if re.search(
+        r"token[- ]?drop|moe-expert-capacity-factor", f"{row.text('model')} {flags} {row.text('notes')}".lower()
+    ):
+        stack = replace(stack, drops_tokens=True)
     if "no-gradient-accumulation-fusion" in flags:
         stack = replace(stack, accumulates=True)
     return replace(stack, attention=attention, products=products_of(row))
