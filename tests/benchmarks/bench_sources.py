@@ -5,7 +5,7 @@
     python tests/benchmarks/bench_sources.py runs.json [--before older.json] [--write]
 
     source      rows of one publication, which err together
-    left out    intervals are made anew from the errors of all other sources, and counted in this one
+    left out    intervals are made anew from the errors of all other sources, flagged or not, and counted in this one
 
 `--before` sets errors of an older file beside, over the rows that both have. `--write` writes the intervals of all
 sources (`hardware_profiles/intervals.csv`). Rows that do not reconcile, and those that are
@@ -49,14 +49,14 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="an older one, to compare with")
     parser.add_argument("--write", action="store_true", help="write the intervals of all rows")
     asked = parser.parse_args()
-    rows = timed(asked.runs)
+    rows, every_row = timed(asked.runs), timed(asked.runs, flags=None)
     older = {row["id"]: row for row in timed(asked.before)} if asked.before else {}
     print(f"{'source':48s} rows  mean error    bias   inside  left out" + ("   before" if older else ""))
     by_source = sources(rows)
     means, held = [], []
     for name, some in sorted(by_source.items()):
         errors = [error_of(row) for row in some]
-        inside = left_out(rows, name)
+        inside = left_out(rows, every_row, name)
         held += inside
         means.append(statistics.fmean(map(abs, errors)))
         known = [abs(error_of(older[row["id"]])) for row in some if row["id"] in older]
@@ -70,18 +70,18 @@ def main() -> None:
     print(f"all rows {statistics.fmean(every):.1%}, mean over sources {statistics.fmean(means):.1%}")
     print(f"intervals of other sources hold {statistics.fmean(held):.0%} of rows; tau {tau(rows):.2f}")
     if asked.write:
-        SPREADS.write_text(dump_spreads(spreads_of(measured(rows))), encoding="utf-8")
+        SPREADS.write_text(dump_spreads(spreads_of(measured(every_row))), encoding="utf-8")
 
 
-def timed(path: Path) -> list[Row]:
-    """Clean rows that have both times."""
+def timed(path: Path, flags: Sequence[str] | None = CLEAN) -> list[Row]:
+    """Rows of tiers A and B that have both times, of these flags; None means any."""
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
     return [
         row
         for row in rows
         if row["predicted_seconds"]
         and row["measured_seconds"]
-        and (row["flag"] or "") in CLEAN
+        and (flags is None or (row["flag"] or "") in flags)
         and row["tier"] in ("A", "B")
     ]
 
@@ -104,9 +104,9 @@ def measured(rows: Sequence[Row]) -> list[tuple[str, bool, float, str]]:
     return [(row["profile"], row["id"] in EXPERTS, -math.log1p(error_of(row)), row["source"]) for row in rows]
 
 
-def left_out(rows: Sequence[Row], source: str) -> list[bool]:
+def left_out(rows: Sequence[Row], every: Sequence[Row], source: str) -> list[bool]:
     """Whether intervals made of all other sources hold the rows of this one."""
-    spreads = spreads_of(measured([row for row in rows if row["source"] != source]))
+    spreads = spreads_of(measured([row for row in every if row["source"] != source]))
     found = []
     for row in rows:
         if row["source"] == source:
