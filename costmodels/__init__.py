@@ -14,7 +14,7 @@ from costmodels.errors import CostModelError
 from costmodels.experts import BALANCED, ExpertsShape, experts_backward_time, experts_time
 from costmodels.fit import fit_attention, fit_matmul, percentage_error
 from costmodels.interleaving import backward_slots_of, interleaved_time, slots_of
-from costmodels.matmul import element_bytes, matmul_rate, matmul_time
+from costmodels.matmul import element_bytes, matmul_rate, matmul_time, weight_gradient_time
 from costmodels.memory import (
     PLAIN_UPDATE,
     Optimizer,
@@ -119,4 +119,5 @@ __all__ = [
     "visit_pace",
     "visit_seconds",
     "visits_time",
+    "weight_gradient_time",
 ]

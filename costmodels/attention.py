@@ -11,10 +11,11 @@
             |##|##|##|##|            t       = L + (compute^3 + memory^3)^(1/3)
             +--+--+--+--+
 
-P peak, W memory bandwidth, L launch latency, S compute units, b the bandwidth efficiency of the class; e, x, f, g the
-`compute`, `softmax`, `fill` and `tail` of the device's `AttentionKernel`. e is defined at d = d_v = 128, c = 512. The
-fitted f are large (150 to 1000 keys), because short sequences take much longer than their work says; the formula makes
-no claim as to why. What a measured call does beside (rotating queries and keys, storing them) is in
+P peak, times the clock that a power limit leaves (`Device.clock`), W memory bandwidth, L launch latency, S compute
+units, b the bandwidth efficiency of the class; e, x, f, g the `compute`, `softmax`, `fill` and `tail` of the device's
+`AttentionKernel`. d and d_v are those of the next kernel, 32, 64, 96, 128, 192 or 256; e is defined at d = d_v = 128,
+c = 512. The fitted f are large (150 to 1000 keys), because short sequences take much longer than their work says; the
+formula makes no claim as to why. What a measured call does beside (rotating queries and keys, storing them) is in
 `attention_preparation` and belongs to the fit alone: a training graph has operators for it.
 
 Backward: 2.5 times the work (five products for two), at 0.86 of the rate of the forward pass, so 2.9 times the time of
@@ -48,6 +49,11 @@ BACKWARD_RATE = 0.63 / 0.73
 """Rate of the backward pass over that of the forward pass (FlashAttention-2 on A100)."""
 
 _TILE = 128
+_WIDTHS = np.array([32.0, 64.0, 96.0, 128.0, 192.0, 256.0])
+"""Widths of heads that FlashAttention-2 has kernels of (csrc/flash_attn/src/static_switch.h, HEADDIM_SWITCH, v2.7): a
+head of 150 takes the time of one of 192."""
+
+_WIDE = 64.0  # wider ones are multiples of this
 _REFERENCE = 512.0  # FLOP per score with head_dim 128
 
 
@@ -114,7 +120,8 @@ def attention_rate(dtype: str, device: Device) -> FlopsPerSecond:
     kernel = device.attention_kernel(dtype)
     if kernel is None:
         return device.peak(dtype) * device.efficiency("attention").compute
-    return device.peak(dtype) * kernel.compute * float(np.hypot(1.0, kernel.softmax / _REFERENCE))
+    share = kernel.compute * device.clock
+    return device.peak(dtype) * share * float(np.hypot(1.0, kernel.softmax / _REFERENCE))
 
 
 def _time(
@@ -135,17 +142,25 @@ def _time(
             device=device,
             kernels=kernels,
         )
-    compute = _tiled(shape, kernel, device) * (work / (rate * kernel.compute * device.peak(dtype)))
+    compute = _tiled(shape, kernel, device) * (work / (rate * kernel.compute * device.clock * device.peak(dtype)))
     memory = read_and_written * (1.0 / (device.efficiency("attention").bandwidth * device.memory_bandwidth))
     time = np.cbrt(compute * compute * compute + memory * memory * memory) + device.launch_latency * kernels
     return time if any(isinstance(extent, np.ndarray) for extent in extents) else float(time)
+
+
+def _padded(width: Quantity) -> Quantity:
+    """The width of a head as kernels compute with it: the next one that they are compiled for."""
+    place = np.searchsorted(_WIDTHS, width)
+    wide = _WIDE * np.ceil(np.asarray(width) / _WIDE)
+    padded = np.where(place < len(_WIDTHS), _WIDTHS[np.minimum(place, len(_WIDTHS) - 1)], wide)
+    return padded if isinstance(width, np.ndarray) else float(padded)
 
 
 def _tiled(shape: AttentionShape, kernel: AttentionKernel, device: Device) -> Array:
     """Floating point operations of the peak rate that the slowest compute unit's time is worth, times their number."""
     rows, columns = np.ceil(shape.queries / _TILE), np.ceil(shape.keys / _TILE)
     met = (rows * columns + np.maximum(rows, columns)) / 2 if shape.causal else rows * columns
-    products = 2.0 * (shape.head_dim + shape.value_dim)
+    products = 2.0 * (_padded(shape.head_dim) + _padded(shape.value_dim))
     score = np.hypot(products, kernel.softmax) * (1.0 / np.hypot(1.0, kernel.softmax / _REFERENCE))
     work = shape.batch * shape.heads * (_TILE * met + kernel.fill * rows)
     longest = (_TILE * columns + kernel.fill) * device.compute_units

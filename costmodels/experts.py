@@ -14,13 +14,17 @@
 
         forward     permute R h + R h, activation 2R f + R f, combine R h + T h        elements read + written
         backward    R h + T h, activation 3R f + 3R f, R h + T h
+        both        4 R h where rows are sorted again between their exchange and their products
 
     and the launches of what sorts, copies and activates. Where rows are fewer than experts, as many experts get one.
+Every group of products is one kernel, or, where the library launches a product for each expert, takes `each` seconds
+more for each of them. The gradient of the weights is added to one in fp32 where software keeps it so, which is read
+and written.
 
 The laws of `matmul_time` hold: monotone in T, k, f and h, and c times the tokens take at most c times as long.
 
-Not in it: rows that are sorted once more after they were exchanged between devices; their journey, which is a
-collective; and the spread among the experts of one device, whose products run side by side anyway.
+Not in it: the journey of rows between devices, which is a collective; and the spread among the experts of one device,
+whose products run side by side anyway.
 
 Source: Gale et al., "MegaBlocks: efficient sparse training with mixture-of-experts", arXiv 2211.15841. Against measured
 kernels: `tests/validation/test_experts.py`.
@@ -32,7 +36,7 @@ import numpy as np
 
 from costmodels.compute import operator_time
 from costmodels.errors import CostModelError
-from costmodels.matmul import element_bytes, matmul_time
+from costmodels.matmul import element_bytes, matmul_time, weight_gradient_time
 from costmodels.units import Quantity
 from hardware_profiles import Device
 
@@ -53,6 +57,9 @@ class ExpertsShape:
         width: f, of an expert.
         hidden: h, of a token.
         imbalance: i, rows of the device with the most of them over the average.
+        each: seconds that the product of an expert takes beside, where products are launched one by one.
+        added: whether gradients of weights are added to those in fp32.
+        sorted_again: 1 where rows are sorted by expert once more behind their exchange, and back before it, else 0.
     """
 
     tokens: Quantity
@@ -61,6 +68,9 @@ class ExpertsShape:
     width: Quantity
     hidden: Quantity
     imbalance: float = BALANCED
+    each: float = 0.0
+    added: bool = False
+    sorted_again: Quantity = 0.0
 
 
 def experts_time(shape: ExpertsShape, dtype: str, device: Device) -> Quantity:
@@ -73,8 +83,8 @@ def experts_time(shape: ExpertsShape, dtype: str, device: Device) -> Quantity:
     rows, each, groups = _rows(shape)
     h, f = shape.hidden, shape.width
     products = matmul_time(each, 2 * f, h, groups, dtype, device) + matmul_time(each, h, f, groups, dtype, device)
-    copied = 3 * rows * h + shape.tokens * h
-    return products + _moved(copied, 3 * rows * f, _SORTING + 2, dtype, device)
+    copied = (3 + 4 * shape.sorted_again) * rows * h + shape.tokens * h
+    return products + 2 * shape.each * groups + _moved(copied, 3 * rows * f, _SORTING + 2, dtype, device)
 
 
 def experts_backward_time(shape: ExpertsShape, dtype: str, device: Device, *, rows: bool, weights: bool) -> Quantity:
@@ -82,16 +92,16 @@ def experts_backward_time(shape: ExpertsShape, dtype: str, device: Device, *, ro
     `weights` of experts, or of both. Raises as `experts_time`."""
     count, each, groups = _rows(shape)
     h, f = shape.hidden, shape.width
-    copied = 2 * (count * h + shape.tokens * h)
+    copied = 2 * (count * h + shape.tokens * h) + 4 * shape.sorted_again * count * h
     time = _moved(copied, 6 * count * f, 2, dtype, device)
     if rows:
-        time = (
-            time + matmul_time(each, f, h, groups, dtype, device) + matmul_time(each, h, 2 * f, groups, dtype, device)
-        )
+        time = time + 2 * shape.each * groups
+        time = time + matmul_time(each, f, h, groups, dtype, device)
+        time = time + matmul_time(each, h, 2 * f, groups, dtype, device)
     if weights:
-        time = (
-            time + matmul_time(h, f, each, groups, dtype, device) + matmul_time(2 * f, h, each, groups, dtype, device)
-        )
+        time = time + 2 * shape.each * groups
+        for m, n in ((h, f), (2 * f, h)):
+            time = time + weight_gradient_time(m, n, each, groups, dtype, device, added=shape.added)
     return time
 
 

@@ -14,9 +14,10 @@
                         memory    = batch (m k + k n + m n) w / (b W)
                         t         = L + norm of compute and memory (+ 3 m k batch / C, where A is converted first)
 
-    P peak, W memory bandwidth and S from the datasheet; w bytes per element (of C: 2 at least); e, b, L, R, f, q, D and
-    C the `compute`, `bandwidth`, `launch`, `feed`, `fill`, `quantisation`, `split` and `convert` of the device's
-    `MatmulKernel`. The norms (a^p + b^p)^(1/p) stand in for the maximum, which real kernels only come close to: p is 6
+    P peak, times the clock; W memory bandwidth and S from the datasheet; w bytes per element (of C: 2 at least); e, b,
+    L, R, f, q, D and C the `compute`, `bandwidth`, `launch`, `feed`, `fill`, `quantisation`, `split` and `convert` of
+    the device's `MatmulKernel`. The norms (a^p + b^p)^(1/p) stand in for the maximum, which real kernels only come
+    close to: p is 6
     inside a tile, whose loads are pipelined, and 3 between computing and memory. (4 s m n: the parts of a sum are
     written and read back in four bytes, half of that from the cache.)
 
@@ -26,11 +27,13 @@ over a fixed set keeps them:
     monotone       t does not fall when m, n, k or batch grows
     subadditive    c-fold m, n, k or batch takes at most c times as long (c a whole number)
 
-So effects that break the second one are left out on purpose. Operands that happen to lie in the cache are read faster
-(the measured tables have it: skinny products of less than about 100 MB on B200 beat its memory), and kernels of
-several milliseconds throttle: they take 5 to 12 percent longer per operation than those of some 100 µs. The formula
-says too much for the former, too little for the latter. Not good for: sparse products, n below 32, and libraries that
-were tuned for none of this.
+So effects that break the second one are left out on purpose: operands that happen to lie in the cache are read faster
+(the measured tables have it: skinny products of less than about 100 MB on B200 beat its memory). Power limits the clock
+of a device that is at work all the time: products of several milliseconds take 6 to 14 percent longer per operation
+than those of some 100 µs. A step of training is longer than any of them, so that all products get the clock that the
+longest have (`MatmulKernel.clock`, and `Device.clock` where the limit is lower than that of the board); a short product
+on a device that rests between is faster. Not good for: sparse products, n below 32, and libraries that were tuned for
+none of this.
 
 Costs some 25 array operations on (15, K) numbers.
 
@@ -69,6 +72,9 @@ def matmul_time(
     dtype: str,
     device: Device,
     moved: Quantity | None = None,
+    *,
+    slower: Quantity = 1.0,
+    converted: Quantity = 1.0,
 ) -> Quantity: ...
 def matmul_time(
     m: Quantity,
@@ -78,6 +84,9 @@ def matmul_time(
     dtype: str,
     device: Device,
     moved: Quantity | None = None,
+    *,
+    slower: Quantity = 1.0,
+    converted: Quantity = 1.0,
 ) -> Quantity:
     """Seconds of `batch` products of m x k with k x n, launched together; element-wise over arrays of one dim.
 
@@ -89,6 +98,8 @@ def matmul_time(
         device: the device.
         moved: bytes of memory read and written, where they are not those of three plain matrices: a convolution reads
             elements that its windows share once.
+        slower: how many times longer than that of a plain product the work of the compute units takes.
+        converted: share of the first operand that is brought into the dtype for this product.
 
     Raises:
         hardware_profiles.UnknownKeyError: the device says nothing about the dtype.
@@ -104,12 +115,41 @@ def matmul_time(
         flops: Quantity = 2.0 * m * n * k * batch
         return operator_time(op_class="matmul", flops=flops, bytes_moved=read_and_written, dtype=dtype, device=device)
     peak, bandwidth = device.peak(dtype), device.memory_bandwidth
-    time = _tiled(m, n, k, batch, _steps(kernel, peak, device.compute_units, width), kernel, device)
+    clock = kernel.clock * device.clock
+    steps = _steps(kernel, peak * clock, device.compute_units, width)
+    time = _tiled(m, n, k, batch, steps, kernel, device) * slower
     memory = read_and_written * (1.0 / (kernel.bandwidth * bandwidth))
     time = np.cbrt(time * time * time + memory * memory * memory) + kernel.launch
     if kernel.convert is not None:
-        time = time + (2 + width) * m * k * batch / kernel.convert
+        time = time + converted * ((2 + width) * m * k * batch / kernel.convert)
     return time if any(isinstance(extent, np.ndarray) for extent in (m, n, k, batch)) else float(time[0])
+
+
+def weight_gradient_time(
+    m: Quantity,
+    n: Quantity,
+    k: Quantity,
+    batch: Quantity,
+    dtype: str,
+    device: Device,
+    moved: Quantity | None = None,
+    *,
+    added: bool,
+) -> Quantity:
+    """Seconds of `batch` weight gradients of m x n, summed over k rows.
+
+    Where it is `added` to a gradient in fp32, that is read and written, and the product keeps `MatmulKernel.added` of
+    its rate. Its operands have been brought into the dtype with those of the other products of the layer: libraries
+    cast and transpose in one pass.
+
+    Raises: as `matmul_time`.
+    """
+    kernel, width = device.matmul_kernel(dtype), element_bytes(dtype)
+    slower = 1.0 / kernel.added if added and kernel is not None else 1.0
+    read_and_written: Quantity | None = moved
+    if added and moved is None:
+        read_and_written = batch * ((m + n) * k * width + m * n * 8.0)
+    return matmul_time(m, n, k, batch, dtype, device, read_and_written, slower=slower, converted=0.0)
 
 
 def element_bytes(dtype: str) -> int:
@@ -151,5 +191,5 @@ def _steps(kernel: MatmulKernel, peak: FlopsPerSecond, compute_units: int, width
 def matmul_rate(dtype: str, device: Device) -> FlopsPerSecond:
     """FLOP/s that no product exceeds, as `matmul_time` has it: the peak times the share that large kernels reach."""
     kernel = device.matmul_kernel(dtype)
-    share = device.efficiency("matmul").compute if kernel is None else kernel.compute
+    share = device.efficiency("matmul").compute if kernel is None else kernel.compute * kernel.clock * device.clock
     return device.peak(dtype) * share

@@ -3,7 +3,7 @@
 from hardware_profiles.accuracy import FitError, RunError, dump_records, recorded, with_records
 from hardware_profiles.cluster import Cluster, Fact
 from hardware_profiles.compose import LevelChoice, compose, parse_levels, with_network
-from hardware_profiles.device import OP_CLASSES, Device, Efficiency
+from hardware_profiles.device import OP_CLASSES, POWER_EXPONENT, Device, Efficiency
 from hardware_profiles.dtypes import DTYPES, TRAINED, DType, engine_words
 from hardware_profiles.errors import (
     HardwareProfileError,
@@ -89,6 +89,7 @@ __all__ = [
     "MixedCluster",
     "OP_CLASSES",
     "Origin",
+    "POWER_EXPONENT",
     "PYTORCH",
     "Parameter",
     "Protocol",

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hardware_profiles.digests import OPTIONAL_IN_DIGEST
 from hardware_profiles.errors import UnknownKeyError
 from hardware_profiles.kernels import AttentionKernel, MatmulKernel
 from hardware_profiles.software import AttentionKernels
@@ -21,8 +22,11 @@ OP_CLASSES: tuple[str, ...] = (
 )
 """Classes of kernels that a profile gives an efficiency for. The class "view" costs nothing and is in no profile."""
 
-OPTIONAL_IN_DIGEST = {"left out of digests at its default": True}
-"""Metadata of a field that is younger than plans that hold digests."""
+POWER_EXPONENT = 0.38
+"""Rates of products follow the power limit to this power: large ones in bf16 reach 0.742 of the peak on the A100 PCIe
+board, limited to 300 W (SimuMax@4dcaae513b configs/system/a100_pcie.json, median of 122), and 0.828 on the SXM board,
+400 W (aiconfigurator@095f58a51, median of 415 of 0.5 ms and more). A voltage that follows the clock would make it
+1/3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +47,8 @@ class Device:
     `compute_units` is the number of parts that work on one tile of a kernel each (SMs of a GPU, cores of an NPU).
     `matmul_kernels` and `attention_kernels` name dtypes; None says that the class efficiency is all there is.
     `generations` says how many times longer older attention kernels take than those; `misaligned` how many times longer
-    a 16-bit matrix product takes whose rows are no multiples of 16 bytes.
+    a 16-bit matrix product takes whose rows are no multiples of 16 bytes. `power_share` is the power limit that is set
+    over that of the board whose kernels those are: it costs clock, not peak (see `clock`).
     """
 
     name: str
@@ -61,6 +66,13 @@ class Device:
     host_latency: Seconds = field(default=0.0, metadata=OPTIONAL_IN_DIGEST)
     misaligned: float = field(default=1.0, metadata=OPTIONAL_IN_DIGEST)
     generations: tuple[tuple[AttentionKernels, float], ...] = field(default=(), metadata=OPTIONAL_IN_DIGEST)
+    power_share: float = field(default=1.0, metadata=OPTIONAL_IN_DIGEST)
+
+    @property
+    def clock(self) -> float:
+        """Share of the rate of products and attention that the power limit leaves, (P / P_board)^x with x the
+        `POWER_EXPONENT`; memory keeps its clock."""
+        return float(min(1.0, self.power_share**POWER_EXPONENT))
 
     def peak(self, dtype: str) -> FlopsPerSecond:
         """Dense peak for a dtype ("bf16", "fp32", ...); raises `UnknownKeyError` for one that has no figure."""
@@ -97,11 +109,16 @@ class Device:
         raise UnknownKeyError(f"device {self.name} does not say how it computes attention in {dtype!r}; it has {known}")
 
     def attention_slowdown(self, kernels: AttentionKernels) -> float:
-        """How many times longer than its best ones these kernels take; raises `UnknownKeyError` if unknown."""
+        """How many times longer than its best ones these kernels take; raises `UnknownKeyError` if unknown.
+
+        A profile that says nothing of PyTorch's own ("sdpa") has its figures of them, as those of `plan calibrate` are.
+        """
         if kernels == "best":
             return 1.0
         for name, value in self.generations:
             if name == kernels:
                 return value
+        if kernels == "sdpa":
+            return 1.0
         known = ", ".join(("best", "unfused", *(name for name, _ in self.generations)))
         raise UnknownKeyError(f"device {self.name} has no figure for attention by {kernels}; it has {known}")

@@ -4,8 +4,9 @@ They are parameters of the formulas in `costmodels.matmul` and `costmodels.atten
 per device and dtype; a dtype without one has None, which means: the roofline with the efficiency of the op class.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from hardware_profiles.digests import OPTIONAL_IN_DIGEST
 from hardware_profiles.units import BytesPerSecond, Flops, Seconds
 
 
@@ -20,6 +21,10 @@ class MatmulKernel:
     cutting k and adding the parts up costs. `convert` is the rate, in bytes read and written, at which the first
     operand is brought into this dtype; None where it comes in it. `spread` is the standard deviation of the logarithm
     of measured over predicted time.
+
+    Those are of single kernels on a device that has not been working. `clock` is the share of their rate that is left
+    under the load of training, where power limits the clock; `added` the share of that which a product keeps that adds
+    its result to one in fp32, as weight gradients do.
     """
 
     compute: float
@@ -31,6 +36,8 @@ class MatmulKernel:
     split: Seconds
     convert: BytesPerSecond | None
     spread: float
+    clock: float = field(default=1.0, metadata=OPTIONAL_IN_DIGEST)
+    added: float = field(default=1.0, metadata=OPTIONAL_IN_DIGEST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from hardware_profiles.device import OPTIONAL_IN_DIGEST
+from hardware_profiles.digests import OPTIONAL_IN_DIGEST
 from hardware_profiles.errors import TopologyError
 from hardware_profiles.units import BytesPerSecond, Seconds
 

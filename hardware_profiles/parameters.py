@@ -20,6 +20,8 @@ _MATMUL = {
     "quantisation": (SHARE, "of a whole wave of tiles that a last, partial one costs"),
     "split_us": ("µs", "to cut k and add the parts up"),
     "convert_gb_per_s": ("GB/s", "read and written to bring the first operand into the dtype"),
+    "clock": (SHARE, "of those rates that is left under the load of training"),
+    "added": (SHARE, "of what is left that products keep whose result is added in fp32"),
 }
 _ATTENTION = {
     "compute": (SHARE, "of the peak, head_dim 128, long sequences"),

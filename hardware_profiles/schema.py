@@ -60,6 +60,8 @@ class _Matmul(Strict):
     split_us: Number
     convert_gb_per_s: Positive | None = None
     spread: Number
+    clock: Share | None = None
+    added: Share | None = None
 
     def convert(self) -> MatmulKernel:
         rate = self.convert_gb_per_s
@@ -73,6 +75,8 @@ class _Matmul(Strict):
             split=seconds_from_us(self.split_us.value),
             convert=None if rate is None else bytes_per_second_from_gb_per_s(rate.value),
             spread=self.spread.value,
+            clock=1.0 if self.clock is None else self.clock.value,
+            added=1.0 if self.added is None else self.added.value,
         )
 
 
@@ -142,6 +146,17 @@ class _Level(Strict):
         )
 
 
+class _Power(Strict):
+    """The limit that is set, and that of the board whose kernels are those of the profile, in W."""
+
+    limit_w: Positive
+    board_w: Positive
+
+    @property
+    def share(self) -> float:
+        return self.limit_w.value / self.board_w.value
+
+
 class _Device(Strict):
     name: Text
     device_type: DeviceType
@@ -157,7 +172,8 @@ class _Device(Strict):
     attention: dict[Text, _AttentionForm]
     host_latency_us: Number | None = None
     misaligned: AtLeastOne | None = None
-    generations: dict[Literal["flash1", "flash2"], AtLeastOne] = Field(default_factory=dict)
+    power: _Power | None = None
+    generations: dict[Literal["flash1", "flash2", "sdpa"], AtLeastOne] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _has_every_op_class(self) -> "_Device":
@@ -201,6 +217,7 @@ class _Device(Strict):
             attention_kernels=tuple((dtype, _attention(self.attention, dtype)) for dtype in sorted(self.attention)),
             host_latency=0.0 if self.host_latency_us is None else seconds_from_us(self.host_latency_us.value),
             misaligned=1.0 if self.misaligned is None else self.misaligned.value,
+            power_share=1.0 if self.power is None else self.power.share,
             generations=tuple((name, fact.value) for name, fact in sorted(self.generations.items())),
         )
 

@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from hardware_profiles.units import Bytes
+from hardware_profiles.units import Bytes, Seconds
 
-AttentionKernels = Literal["best", "flash2", "flash1", "unfused"]
-"""The fastest of the device, the second or first generation of FlashAttention, or score matrices in memory."""
+AttentionKernels = Literal["best", "sdpa", "flash2", "flash1", "unfused"]
+"""The fastest of the device, what `scaled_dot_product_attention` of PyTorch calls there, the second or first generation
+of FlashAttention, or score matrices in memory."""
 
+
+_FP32 = 4  # bytes of a gradient
 
 LossMemory = Literal["whole", "in place", "pieces"]
 """What of logits stands in memory: them, their fp32 copy and its softmax; the softmax in place of the fp32 copy, and
@@ -55,7 +58,8 @@ class Software:
             compiler fuses chains.
         host: what the host takes to launch an operator, in units of `Device.host_latency`.
         attention: which attention kernels.
-        scores: with unfused attention, bytes kept for the backward pass of each score, for each byte of an element.
+        scores: with unfused attention, how many elements are kept for the backward pass of each score: 1 is the
+            softmax, 2 what dropout makes of it too, and its mask of a byte.
         whole_blocks: whether recomputation runs a block to its end (Megatron), or only until all that its backward
             pass needs is there (torch's checkpoint).
         accumulates: whether adding up gradients is a pass of its own, or done by the kernel of the weight gradient.
@@ -77,6 +81,13 @@ class Software:
             0 cuts along dims alone.
         loss: what of logits stands in memory.
         offloaded: whether gradients and the optimizer's state live in the memory of the host.
+        grouped: seconds that the product of each expert takes beside, where they are launched one by one; 0 where one
+            kernel computes those of all experts.
+        drops_tokens: whether rows beyond the capacity of an expert are dropped, so that all shapes are known before.
+        casts: share of the operands of products in fp8 that a kernel of its own brings there in the forward pass; the
+            others are written so by the norm or the activation before. Gradients always take a kernel.
+        adds: whether the kernels of weight gradients add to the gradient that is kept of a step (Megatron's main
+            gradient).
     """
 
     name: str
@@ -98,13 +109,22 @@ class Software:
     flat: int = 0
     loss: LossMemory = "whole"
     offloaded: bool = False
+    grouped: Seconds = 0.0
+    adds: bool = False
+    casts: float = 1.0
+    drops_tokens: bool = False
+
+    def adds_in_fp32(self, dtype: str) -> bool:
+        """Whether the kernel of a weight gradient adds it to one in fp32 (Megatron's main gradients)."""
+        kept = {"bf16": self.stored.bf16, "fp16": self.stored.fp16}.get(dtype, 0.0)
+        return self.adds and not self.accumulates and kept >= _FP32
 
 
 PYTORCH = Software(
     name="pytorch",
     passes=1.0,
     host=1.0,
-    attention="best",
+    attention="sdpa",
     scores=0.0,
     whole_blocks=False,
     accumulates=True,

@@ -14,7 +14,7 @@ from hardware_profiles.errors import InvalidProfileError, UnknownProfileError, s
 from hardware_profiles.fact_models import Number, Portion, Positive, Strict, Text, facts_of
 from hardware_profiles.foreign import ForeignTextError, decoded, form_fault, parse_toml
 from hardware_profiles.software import PYTORCH, AttentionKernels, Hidden, LossMemory, Software, Stored
-from hardware_profiles.units import MIB
+from hardware_profiles.units import MIB, seconds_from_us
 
 _SUFFIX = ".toml"
 
@@ -51,6 +51,9 @@ class _StackFile(Strict):
     regathers: bool
     loss: LossMemory
     buffers_mib: Number
+    grouped_us: Number | None = None
+    adds: bool = False
+    casts: Portion | None = None
     hidden: _Hidden
     stored: _Stored
 
@@ -70,6 +73,9 @@ class _StackFile(Strict):
             regathers=self.regathers,
             loss=self.loss,
             buffers=self.buffers_mib.value * MIB,
+            adds=self.adds,
+            casts=1.0 if self.casts is None else self.casts.value,
+            grouped=0.0 if self.grouped_us is None else seconds_from_us(self.grouped_us.value),
             stored=Stored(**_values(self.stored)),
         )
 

@@ -28,7 +28,7 @@ What software adds (`hardware_profiles.Software`):
         scores E = batch heads q k             forward                              backward
         products    q k^T, p v                 2 matmuls                            4 matmuls
         softmax     scaled and masked          read and write: 2 w E                3 w E: result, gradient in and out
-        dropout                                read, write, mask: (2 w + 1) E       (2 w + 1) E
+        dropout, where software has it         read, write, mask: (2 w + 1) E       (2 w + 1) E
 
     (Korthikanti et al. 2022, section 4.1, count the same tensors: 5 a s^2 b bytes kept where w = 2.)
 
@@ -57,6 +57,7 @@ from costmodels import (
     experts_time,
     matmul_time,
     operator_time,
+    weight_gradient_time,
 )
 from hardware_profiles import Device, Software
 from planner.sharding.rule import Rule
@@ -68,6 +69,15 @@ WORD = 16
 
 UNFUSED_KERNELS = 6
 """Operators that a framework launches for unfused attention: two products, scaling, mask, softmax, dropout."""
+
+EXPERTS_KERNELS = 12
+"""Operators that a framework launches for experts: rows are counted, sorted, and their weights; moved to their experts;
+two products, the activation; moved back, weighted and summed."""
+
+DROPLESS_KERNELS = 30
+"""Those of Megatron, which sorts once more behind the exchange and hands out tensors expert by expert: layers of Qwen3
+30B with one sequence take 4.7 ms on B200 where tokens over a capacity are dropped, and 9.1 ms where none are (Megatron
+Bridge 25.09 to 26.02), with what else is launched at 62 us an operator."""
 
 _EXPERT_PRODUCTS = 6
 """Floating point operations of a row for each element of a matrix: three matrices, two operations each."""
@@ -123,13 +133,17 @@ def score_bytes(call: KernelCall) -> Array | None:
     if not _is_unfused(call) or call.rule.unfused or not call.graded:
         return None
     shape = _attention_shape(call)
-    return np.asarray(_scores(shape) * (call.software.scores * element_bytes(call.dtype)))
+    kept = call.software.scores
+    return np.asarray(_scores(shape) * (kept * element_bytes(call.dtype) + max(0.0, kept - 1)))
 
 
 def _launched(call: KernelCall) -> int:
     """Operators that a framework launches for one of the graph."""
     if call.rule.op_class == FREE_OP_CLASS:
         return 0
+    if call.rule.op_class == "experts":
+        dropless = call.software.grouped and not call.software.drops_tokens
+        return DROPLESS_KERNELS if dropless else EXPERTS_KERNELS
     return UNFUSED_KERNELS if _is_unfused(call) else 1
 
 
@@ -167,12 +181,19 @@ def _matmul(call: KernelCall) -> tuple[Array, Array]:
     slower = np.where((n % words > 0) | (k % words > 0), call.device.misaligned, 1.0) if dtype in _SHORT else 1.0
     products = [(m, n, k)]
     products += [(m, k, n)] if first in call.graded else []
-    products += [(n, k, m)] if second in call.graded else []
     rows, columns, depths = (np.concatenate(extents) for extents in zip(*products, strict=True))
     moved = np.tile(call.moved, len(products)) if rule.roles else None
-    time = matmul_time(rows, columns, depths, np.tile(batch, len(products)), dtype, call.device, moved)
+    cast = np.repeat([call.software.casts, 1.0][: len(products)], len(m))
+    several = np.tile(batch, len(products))
+    time = matmul_time(rows, columns, depths, several, dtype, call.device, moved, converted=cast)
     by_product = np.asarray(time).reshape(len(products), len(m)) * slower
-    return by_product[0], by_product[1:].sum(axis=0)
+    backward = by_product[1:].sum(axis=0)
+    if second in call.graded:
+        added = call.software.adds_in_fp32(call.dtype) and bool((batch == 1).all())  # products of activations are not
+        moved = call.moved if rule.roles else None
+        weights = weight_gradient_time(n, k, m, batch, dtype, call.device, moved, added=added)
+        backward = backward + np.asarray(weights) * slower
+    return by_product[0], backward
 
 
 def _product_shape(call: KernelCall, first: int, second: int) -> tuple[Array, Array, Array, Array]:
@@ -239,7 +260,8 @@ def _unfused(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:
     def products(*extents: tuple[Quantity, Quantity, Quantity]) -> Array:
         return sum((np.asarray(matmul_time(*one, each, dtype, device)) for one in extents), nothing)
 
-    dropped = _passed(call, (2 * width + 1) * scores)
+    drops = call.rule.unfused or call.software.scores > 1
+    dropped = _passed(call, (2 * width + 1) * scores) if drops else nothing
     forward = products((q, k, d), (q, v, k)) + _passed(call, 2 * width * scores) + dropped
     if not call.graded:
         return forward, nothing
@@ -277,6 +299,9 @@ def _experts(call: KernelCall) -> tuple[Array, Array]:
         experts=_held_experts(call, roles["experts"]),
         width=roles["width"],
         hidden=roles["hidden"],
+        each=call.software.grouped,
+        added=call.software.adds_in_fp32(call.dtype),
+        sorted_again=_exchanged(call, roles["experts"]) if call.software.grouped else 0.0,
     )
     forward = np.asarray(experts_time(shape, dtype, call.device))
     if not call.graded:
@@ -284,6 +309,13 @@ def _experts(call: KernelCall) -> tuple[Array, Array]:
     rows, weights = not {0, 1}.isdisjoint(call.graded), not {3, 4, 5}.isdisjoint(call.graded)
     backward = experts_backward_time(shape, dtype, call.device, rows=rows, weights=weights)
     return forward, np.asarray(backward)
+
+
+def _exchanged(call: KernelCall, most: Array) -> Array:
+    """1.0 where a device has some of the experts only, (K,)."""
+    if "e" not in call.rule.index:
+        return np.zeros_like(most)
+    return np.asarray(most < call.rule.factors[call.rule.index["e"]].extent, dtype=np.float64)
 
 
 def _held_experts(call: KernelCall, most: Array) -> Array:

@@ -17,6 +17,7 @@ from planner.models.dimensions import DTYPES, Dimensions, ExpertDimensions, Fami
 from planner.plan.schedule_checks import PASSES
 from planner.strategy_search.job import PRECISION
 from planner.strategy_search.request.space import ContextBy, Pinned, Running
+from planner.strategy_search.request.template import EVERY_SECOND_PRODUCT
 from planner.validation.rows import Row
 
 VOCABULARY_MULTIPLE = 128
@@ -378,9 +379,9 @@ def _repeated(row: Row, recompute: Running | None, notes: list[str]) -> tuple[st
     if recompute != "selective":
         return ()
     detail = row.text("recompute_detail").lower()
-    if "selective op" in detail:  # torchtitan keeps products and attention
-        notes.append("selective recomputation: of everything but products and attention")
-        return ("elementwise", "normalisation", "copy")
+    if re.search(r"selective op|selective \(op|per[- ]op\b|op-level", detail):  # torchtitan
+        notes.append("selective recomputation: of everything but attention and every second product")
+        return ("elementwise", "normalisation", "copy", EVERY_SECOND_PRODUCT)
     named = re.search(r"modules=\[([^\]]*)\]", detail)
     if named:
         words = named[1]

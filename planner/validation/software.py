@@ -5,8 +5,11 @@
     PaddlePaddle                                                 paddle
     NeMo, Megatron Bridge, Transformer Engine                    nemo
     a device of Ascend                                           mindspeed
+    MosaicML                                                     llm-foundry
     ZeRO 3                                                       fsdp, fsdp-compiled where it is compiled
-    anything else                                                megatron-2021 without fused attention, else megatron
+    InternEvo                                                    internevo
+    anything else                                                megatron-2021 before 2023 without fused attention,
+                                                                 else megatron
 
 Attention kernels go by their name, or by the date: FlashAttention-2 came in July 2023, FlashAttention-3 and the kernels
 of cuDNN a year later, and frameworks followed within half a year. What hides communication is the stack's, or what the
@@ -88,6 +91,10 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
     except UnknownKeyError:
         attention = "best"
     notes.append(f"taken for {stack.name}, attention {attention}")
+    if re.search(
+        r"token[- ]?drop|moe-expert-capacity-factor", f"{row.text('model')} {flags} {row.text('notes')}".lower()
+    ):
+        stack = replace(stack, drops_tokens=True)
     if "no-gradient-accumulation-fusion" in flags:
         stack = replace(stack, accumulates=True)
     return replace(stack, attention=attention, products=products_of(row))
@@ -120,6 +127,8 @@ def _stack(row: Row, zero: int) -> str:
         return "paddle"
     if zero == 3 and "deepspeed" in words:
         return "deepspeed-zero3"
+    if zero == 3 and re.search(r"llm-foundry|mosaicml", words):
+        return "llm-foundry"
     if zero == 3:
         return "fsdp-compiled" if row.truth("compile") else "fsdp"
     if "deepspeed" in words:
@@ -127,7 +136,9 @@ def _stack(row: Row, zero: int) -> str:
     if re.search(r"nemo|megatron-bridge|transformer engine|\bte\b", words):
         return "nemo"
     fused = row.text("flash_attention").lower()
-    return "megatron-2021" if fused == "false" or (not fused and row.text("date") < "2023") else "megatron"
+    if re.search(r"internevo|internlm", words):
+        return "internevo"
+    return "megatron-2021" if fused in ("", "false") and row.text("date") < "2023" else "megatron"
 
 
 def _attention(row: Row, stack: Software) -> AttentionKernels:
@@ -141,5 +152,5 @@ def _attention(row: Row, stack: Software) -> AttentionKernels:
     if re.search(r"fa2|sdpa", word):
         return "flash2"
     if not date or date >= _THIRD or row.text("profile").startswith("ascend"):
-        return "best"
+        return "best" if stack.attention == "unfused" else stack.attention
     return "flash2" if date >= _SECOND or stack.name == "nemo" else "flash1"

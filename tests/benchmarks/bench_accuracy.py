@@ -117,7 +117,7 @@ def main() -> None:
     if asked.write:
         write(known)
         by_id = {row.id: row for row in rows}
-        spreads = spreads_of((*kind_of(by_id[one.id]), -one.error) for one in known)
+        spreads = spreads_of((*kind_of(by_id[one.id]), -one.error, by_id[one.id].text("source")) for one in known)
         SPREADS.write_text(dump_spreads(spreads), encoding="utf-8")
     cross_validated({row.id: row for row in rows}, known)
 
@@ -214,7 +214,10 @@ def cross_validated(rows: Mapping[str, Row], known: Sequence[Known]) -> None:
             change = fit(errors, slopes)
             found.append(np.exp(change))
             fitted = errors + slopes @ change
-            spreads = spreads_of((*kind_of(rows[one.id]), -error) for one, error in zip(train, fitted, strict=True))
+            spreads = spreads_of(
+                (*kind_of(rows[one.id]), -error, rows[one.id].text("source"))
+                for one, error in zip(train, fitted, strict=True)
+            )
             for one in (one for name in others for one in groups[name]):
                 error = one.error + float(np.dot(one.slopes, change))
                 left_out[one.id].append(error)

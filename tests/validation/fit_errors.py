@@ -18,7 +18,7 @@ from hardware_profiles import FitError, dump_records, load_profile, profile_name
 from planner.plan.writing import write_atomically
 from tests.validation.test_collectives import in_a_node
 from tests.validation.test_collectives import rows as collectives
-from tests.validation.test_kernel_tables import SMALL, attention_of, rows, tables
+from tests.validation.test_kernel_tables import SMALL, attention_of, cold, rows, tables
 
 
 def fit_errors(date: str) -> Iterator[FitError]:
@@ -26,7 +26,7 @@ def fit_errors(date: str) -> Iterator[FitError]:
     for profile, dtype in tables("gemm"):
         columns, device = rows("gemm", profile, dtype), load_profile(profile).device
         m, n, k, measured = (columns[name] for name in ("m", "n", "k", "time_s"))
-        predicted = np.asarray(matmul_time(m, n, k, 1.0, dtype, device))
+        predicted = np.asarray(matmul_time(m, n, k, 1.0, dtype, cold(device, dtype)))
         yield _error(profile, f"matmul {dtype}", predicted / measured - 1, measured, date, "kernels_gemm.csv")
     for profile, dtype in tables("attention"):
         columns, device = rows("attention", profile, dtype), load_profile(profile).device

@@ -25,7 +25,7 @@ from costmodels import (
     matmul_time,
     percentage_error,
 )
-from hardware_profiles import load_profile
+from hardware_profiles import Device, load_profile
 
 DATA = Path(__file__).parent / "data"
 DTYPES = {"bfloat16": "bf16", "fp8": "fp8"}
@@ -50,6 +50,13 @@ def rows(kind: str, profile: str, dtype: str) -> dict[str, Array]:
         ]
     names = [name for name in found[0] if name not in ("profile", "gemm_dtype", "attn_dtype", "source")]
     return {name: np.array([float(row[name]) for row in found]) for name in names}
+
+
+def cold(device: Device, dtype: str) -> Device:
+    """The device as a table finds it: not at the clock that is left under the load of training."""
+    kernel = device.matmul_kernel(dtype)
+    assert kernel is not None, (device.name, dtype)
+    return replace(device, matmul_kernels=((dtype, replace(kernel, clock=1.0)),))
 
 
 def tables(kind: str) -> list[tuple[str, str]]:
@@ -123,7 +130,7 @@ def test_the_packaged_profile_is_the_fit_of_all_rows(profile: str, dtype: str) -
     assert (kernel.compute, kernel.launch, kernel.spread) == pytest.approx(
         (fitted.compute, fitted.launch, fitted.spread), rel=0.01
     )
-    predicted = np.asarray(matmul_time(m, n, k, 1.0, dtype, device))
+    predicted = np.asarray(matmul_time(m, n, k, 1.0, dtype, cold(device, dtype)))
     assert percentage_error(predicted, time, SMALL) <= OVER_THE_BAR.get((profile, dtype), MATMUL_BAR)
 
 

@@ -170,8 +170,7 @@ class PieceMaker:
             graph = self.template.graph
             op = graph.operators[index]
             rule = rule_of(graph, op)
-            allowed = rule.op_class not in self.template.never_kept
-            if allowed and keeping_fault(rule) is None and prices.forward.any():
+            if not self.template.never_keeps(index) and keeping_fault(rule) is None and prices.forward.any():
                 results = [name for name in op.results if name is not None]
                 own = [place for place, name in enumerate(results) if name in self.template.alive.kept]
                 change = keeping(prices, works, own)

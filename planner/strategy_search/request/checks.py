@@ -11,6 +11,7 @@ from planner.plan.plan import INTERLEAVED
 from planner.plan.schedule_checks import Turns, ring_fault, schedule_fault
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import ContextBy, Pinned, Running, context_splits
+from planner.strategy_search.request.template import EVERY_SECOND_PRODUCT
 
 _DEGREES = ("pipeline", "data", "context", "ulysses", "tensor", "expert", "replicas", "micro_batch", "micro_batches")
 _SEARCHED = ("virtual_stages", "interleave", "slices")  # where 0 has them searched
@@ -66,7 +67,7 @@ def _word_fault(pinned: Pinned) -> Fault | None:
         ("schedule", pinned.schedule, SCHEDULES),
         ("value of recompute", pinned.recompute, get_args(Running)),
         ("value of context_by", pinned.context_by, get_args(ContextBy)),
-        *(("op class of never_kept", name, OP_CLASSES) for name in pinned.never_kept),
+        *(("op class of never_kept", name, (*OP_CLASSES, EVERY_SECOND_PRODUCT)) for name in pinned.never_kept),
     )
     for kind, word, known in words:
         if word is not None and word not in known:

@@ -107,7 +107,8 @@ class Pinned:
         ulysses: of the degree of a context the part by heads, for "hybrid" and "auto"; None leaves it to the search.
         zigzag: whether a ring of causal attention cuts the sequence in zigzag order; None means yes.
         never_kept: classes of operators (`hardware_profiles.OP_CLASSES`) whose results a recomputed block never keeps;
-            ("attention",) is selective recomputation as in Korthikanti et al. 2022.
+            ("attention",) is selective recomputation as in Korthikanti et al. 2022. `EVERY_SECOND_PRODUCT` among them
+            is of the second, fourth, ... matrix product of a block, as torchtitan's selective policy has it.
         even: whether all ranks of a pipeline hold equally many blocks, where they divide.
         offload: what may be offloaded.
     """

@@ -31,6 +31,10 @@ from planner.sharding.rules import rule_of
 EdgeKind = Literal["outside", "inside", "enter", "every", "loop", "leave"]
 
 
+EVERY_SECOND_PRODUCT = "every second matmul"
+"""What torchtitan's selective recomputation (`_get_custom_policy`, "op") recomputes beside what is not a product."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueEdge:
     """Operand `operand` of operator `consumer` is the value `name`, made by operator `producer` (positions in the
@@ -104,6 +108,19 @@ class Template:
         """How often an operator stands in the model."""
         kind = self.kind_of(index)
         return 1 if kind is None else self.blocks.kinds.count(kind)
+
+    def never_keeps(self, index: int) -> bool:
+        """Whether no recomputed block keeps the results of an operator."""
+        if EVERY_SECOND_PRODUCT in self.never_kept and index in self._second_products:
+            return True
+        return rule_of(self.graph, self.graph.operators[index]).op_class in self.never_kept
+
+    @cached_property
+    def _second_products(self) -> frozenset[int]:
+        """The second, fourth, ... matrix product of a block of each kind."""
+        rules = {index: rule_of(self.graph, self.graph.operators[index]) for held in self.held for index in held}
+        products = ([index for index in held if rules[index].op_class == "matmul"] for held in self.held)
+        return frozenset(index for found in products for index in found[1::2])
 
     def works(self, index: int) -> bool:
         """Whether an operator is computed once more where its block is recomputed."""

@@ -31,7 +31,7 @@ def extents(low: int, high: int, count: int) -> np.ndarray:
 def test_products_of_a_known_kernel(dtype: str) -> None:
     kernel = DEVICE.matmul_kernel(dtype)
     assert kernel is not None
-    true = replace(kernel, compute=0.6, bandwidth=0.7, quantisation=0.5, fill=300.0)
+    true = replace(kernel, clock=1.0, compute=0.6, bandwidth=0.7, quantisation=0.5, fill=300.0)
     m, n, k = (extents(5, 14, 200) for _ in range(3))
     times = np.asarray(matmul_time(m, n, k, 1.0, dtype, replace(DEVICE, matmul_kernels=((dtype, true),))))
     wild = times.copy()

@@ -23,27 +23,34 @@ def normal(count: int, width: float, seed: int = 0) -> list[float]:
 
 
 def test_a_class_has_the_quantiles_of_its_runs() -> None:
-    errors = [("a100-80gb", False, math.log(value)) for value in (0.5, *[1.0] * 98, 2.0)]
+    errors = [("a100-80gb", False, math.log(value), "one") for value in (0.5, *[1.0] * 98, 2.0)]
     one = spread_of("a100-40gb", False, spreads_of(errors))
     assert (one.low, one.high, one.runs) == (1.0, 1.0, 100)
 
 
 @pytest.mark.parametrize("width", [0.05, 0.2])
 def test_as_many_of_further_runs_lie_inside_as_should(width: float) -> None:
-    one = spread_of("h100-80gb", False, spreads_of(("h100-80gb", False, e) for e in normal(400, width)))
+    one = spread_of("h100-80gb", False, spreads_of(("h100-80gb", False, e, "one") for e in normal(400, width)))
     further = normal(4000, width, seed=1)
     share = sum(one.low <= math.exp(error) <= one.high for error in further) / len(further)
     assert share == pytest.approx(1 - 2 * TAIL, abs=0.05)
 
 
+def test_a_source_with_many_runs_does_not_decide_alone() -> None:
+    """Of 100 runs that are right and four that are not the latter weigh 2 of 12: more than what an end leaves out."""
+    errors = [("a100-80gb", False, 0.0, "many")] * 100 + [("a100-80gb", False, math.log(2.0), "few")] * 4
+    assert spread_of("a100-80gb", False, spreads_of(errors)).high == pytest.approx(2.0)
+    assert spread_of("a100-80gb", False, spreads_of([(*one[:3], "all") for one in errors])).high == 1.0
+
+
 def test_what_nobody_measured_is_twice_as_uncertain() -> None:
-    spreads = spreads_of([("a100-80gb", False, error) for error in normal(200, 0.1)])
+    spreads = spreads_of([("a100-80gb", False, error, "one") for error in normal(200, 0.1)])
     known, other = spread_of("a100-80gb", False, spreads), spread_of("my-machine", False, spreads)
     assert math.log(other.high) == pytest.approx(2 * math.log(known.high))
     assert math.log(other.low) == pytest.approx(2 * math.log(known.low))
     assert spread_of("a100-80gb", True, spreads) == other  # no runs with experts
-    few = [("a100-80gb", True, 0.0)] * (FEWEST - 1)
-    assert ("ampere", True) not in spreads_of([*few, *(("h100-80gb", False, e) for e in normal(50, 0.1))])
+    few = [("a100-80gb", True, 0.0, "one")] * (FEWEST - 1)
+    assert ("ampere", True) not in spreads_of([*few, *(("h100-80gb", False, e, "one") for e in normal(50, 0.1))])
 
 
 def test_the_packaged_table_holds_for_every_profile() -> None:

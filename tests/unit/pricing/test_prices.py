@@ -112,8 +112,9 @@ def test_attention_is_priced_by_its_local_shape() -> None:
         rule, [named_strategy(rule, ("g", None), "attention")], types[:3], types[3:], [True] * 3, MESH, CLUSTER
     )
     shape = AttentionShape(batch=2, heads=4, key_heads=1, queries=512, keys=512, head_dim=64, value_dim=64, causal=True)
-    assert prices.forward[0] == pytest.approx(attention_time(shape, "bf16", CLUSTER.device))
-    assert prices.backward[0] == pytest.approx(attention_backward_time(shape, "bf16", CLUSTER.device))
+    slower = CLUSTER.device.attention_slowdown("sdpa")
+    assert prices.forward[0] == pytest.approx(slower * attention_time(shape, "bf16", CLUSTER.device))
+    assert prices.backward[0] == pytest.approx(slower * attention_backward_time(shape, "bf16", CLUSTER.device))
 
 
 @pytest.mark.parametrize("name", [LINEAR, ATTENTION, "cross_entropy_loss"])

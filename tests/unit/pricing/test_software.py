@@ -48,7 +48,7 @@ def attention(cluster: Cluster) -> OperatorPrices:
 SHAPE = AttentionShape(batch=2, heads=16, key_heads=16, queries=512, keys=512, head_dim=64, value_dim=64, causal=True)
 
 
-@pytest.mark.parametrize(("kernels", "times"), [("best", 1.0), ("flash2", 1.0), ("flash1", 2.0)])
+@pytest.mark.parametrize(("kernels", "times"), [("best", 1.0), ("sdpa", 1.0), ("flash2", 1.0), ("flash1", 2.0)])
 def test_older_attention_kernels_take_their_time(kernels: str, times: float) -> None:
     prices = attention(run_by(replace(PYTORCH, attention=kernels)))  # type: ignore[arg-type]
     assert prices.forward[0] == pytest.approx(times * attention_time(SHAPE, "fp16", QUIET.device))
@@ -63,7 +63,7 @@ def test_kernels_that_a_device_does_not_know_are_refused() -> None:
 
 def test_unfused_attention_is_six_products_and_passes_over_scores() -> None:
     """2 x 16 heads, 512 x 512 scores, 64 wide, fp16."""
-    prices = attention(run_by(replace(PYTORCH, attention="unfused", scores=2.5)))
+    prices = attention(run_by(replace(PYTORCH, attention="unfused", scores=2.0)))
     device, each, scores = QUIET.device, 32, 32 * 512 * 512
 
     def passed(nbytes: float) -> float:
@@ -75,13 +75,16 @@ def test_unfused_attention_is_six_products_and_passes_over_scores() -> None:
     assert prices.backward[0] == pytest.approx(backward + passed(6 * scores) + passed(5 * scores))
     assert prices.saved_extra[0] == 5 * scores  # Korthikanti et al. 2022, section 4.1: 5 a s^2 b
     assert prices.forward[0] > attention_time(SHAPE, "fp16", device)
+    without = attention(run_by(replace(PYTORCH, attention="unfused", scores=1.0)))
+    assert without.saved_extra[0] == 2 * scores  # the softmax alone
+    assert without.forward[0] == pytest.approx(forward + passed(4 * scores))
 
 
 def test_attention_that_drops_probabilities_is_unfused_whatever_the_software() -> None:
     shapes = [(2, 16, 512, 64)] * 4
     name, scores = "aten.scaled_dot_product_attention.default", 32 * 512 * 512
     dropping = priced(name, shapes, run_by(PYTORCH), None, 0.1, True)
-    unfused = attention(run_by(replace(PYTORCH, attention="unfused", scores=2.5)))
+    unfused = attention(run_by(replace(PYTORCH, attention="unfused", scores=2.0)))
     for direction in ("forward", "backward", "saved_extra"):
         assert getattr(dropping, direction)[0] == getattr(unfused, direction)[0], direction
     fused = priced(name, shapes, run_by(PYTORCH, A100), None, 0.0, True)
@@ -200,3 +203,19 @@ def test_recomputation_to_the_end_of_a_block() -> None:
     early = replays(prepared, blocks)[0]
     whole = replays(prepared, blocks, whole=True)[0]
     assert early.works < early.moves < whole.works == whole.moves == len(blocks.operators(0))
+
+
+def test_pytorch_calls_flash_attention_2_on_hopper() -> None:
+    hopper = cluster_of("h100-80gb", 16)
+    own, best = (attention(hopper.with_software(replace(PYTORCH, attention=one))) for one in ("sdpa", "best"))
+    assert own.forward[0] == pytest.approx(1.5 * best.forward[0])
+
+
+def test_weight_gradients_that_are_added_in_fp32_take_longer() -> None:
+    shapes, b200 = [(4096, 4096)] * 3, cluster_of("b200-180gb", 16)
+    plain, added = (
+        priced("aten.linear.default", shapes, b200.with_software(replace(PYTORCH, accumulates=False, adds=adds)))
+        for adds in (False, True)
+    )
+    assert added.forward[0] == plain.forward[0]
+    assert 1.02 < added.backward[0] / plain.backward[0] < 1.05  # one product of two, at 0.94 of its rate

@@ -201,7 +201,7 @@ def test_heads_need_not_make_up_the_hidden_size(tmp_path: Path) -> None:
         ({"recompute": "selective"}, "selective recomputation: of attention"),
         (
             {"recompute": "selective", "recompute_detail": "selective op"},
-            "selective recomputation: of everything but products and attention",
+            "selective recomputation: of everything but attention and every second product",
         ),
         (
             {"recompute": "selective", "recompute_detail": "selective ( n= modules=[layernorm mlp moe_act])"},

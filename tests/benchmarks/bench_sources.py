@@ -1,0 +1,134 @@
+"""Errors by source, and how often intervals hold in a source that they have not seen.
+
+    gunzip -k tests/benchmarks/data/published_runs.csv.gz
+    plan validate tests/benchmarks/data/published_runs.csv --json > runs.json
+    python tests/benchmarks/bench_sources.py runs.json [--before older.json] [--write]
+
+    source      rows of one publication, which err together
+    left out    intervals are made anew from the errors of all other sources, flagged or not, and counted in this one
+
+`--before` sets errors of an older file beside, over the rows that both have. `--write` writes the intervals of all
+sources (`hardware_profiles/intervals.csv`). Rows that do not reconcile, and those that are
+neither of tier A nor B, are left out.
+"""
+
+import argparse
+import csv
+import gzip
+import io
+import json
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hardware_profiles.intervals import dump_spreads, spread_of, spreads_of
+from planner.validation.summary import kendall_tau
+
+RUNS = Path(__file__).resolve().parent / "data" / "published_runs.csv.gz"
+SPREADS = Path(__file__).resolve().parents[2] / "hardware_profiles" / "intervals.csv"
+CLEAN = ("", "old", "cluster-from-script", "hw-flops")
+"""Flags of rows that are complete and consistent."""
+
+Row = Mapping[str, Any]
+
+
+def _with_experts() -> frozenset[str]:
+    text = gzip.decompress(RUNS.read_bytes()).decode()
+    return frozenset(row["id"] for row in csv.DictReader(io.StringIO(text)) if row["arch"] == "moe")
+
+
+EXPERTS = _with_experts()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("runs", type=Path, help="what plan validate --json printed")
+    parser.add_argument("--before", type=Path, help="an older one, to compare with")
+    parser.add_argument("--write", action="store_true", help="write the intervals of all rows")
+    asked = parser.parse_args()
+    rows, every_row = timed(asked.runs), timed(asked.runs, flags=None)
+    older = {row["id"]: row for row in timed(asked.before)} if asked.before else {}
+    print(f"{'source':48s} rows  mean error    bias   inside  left out" + ("   before" if older else ""))
+    by_source = sources(rows)
+    means, held = [], []
+    for name, some in sorted(by_source.items()):
+        errors = [error_of(row) for row in some]
+        inside = left_out(rows, every_row, name)
+        held += inside
+        means.append(statistics.fmean(map(abs, errors)))
+        known = [abs(error_of(older[row["id"]])) for row in some if row["id"] in older]
+        before = f"  {statistics.fmean(known):7.1%}" if known else ""
+        shown = statistics.fmean(row["low_seconds"] <= row["measured_seconds"] <= row["high_seconds"] for row in some)
+        print(
+            f"{name[:48]:48s} {len(some):4d}  {means[-1]:9.1%}  {statistics.fmean(errors):+6.1%}"
+            f"  {shown:6.0%}  {statistics.fmean(inside):8.0%}{before}"
+        )
+    every = [abs(error_of(row)) for row in rows]
+    print(f"all rows {statistics.fmean(every):.1%}, mean over sources {statistics.fmean(means):.1%}")
+    print(f"intervals of other sources hold {statistics.fmean(held):.0%} of rows; tau {tau(rows):.2f}")
+    if asked.write:
+        SPREADS.write_text(dump_spreads(spreads_of(measured(every_row))), encoding="utf-8")
+
+
+def timed(path: Path, flags: Sequence[str] | None = CLEAN) -> list[Row]:
+    """Rows of tiers A and B that have both times, of these flags; None means any."""
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return [
+        row
+        for row in rows
+        if row["predicted_seconds"]
+        and row["measured_seconds"]
+        and (flags is None or (row["flag"] or "") in flags)
+        and row["tier"] in ("A", "B")
+    ]
+
+
+def sources(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows by their source."""
+    found: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        found[row["source"]].append(row)
+    return found
+
+
+def error_of(row: Row) -> float:
+    """Predicted over measured time, less one."""
+    return float(row["predicted_seconds"] / row["measured_seconds"] - 1)
+
+
+def measured(rows: Sequence[Row]) -> list[tuple[str, bool, float, str]]:
+    """What intervals are made of: profile, experts, log of measured over predicted, source."""
+    return [(row["profile"], row["id"] in EXPERTS, -math.log1p(error_of(row)), row["source"]) for row in rows]
+
+
+def left_out(rows: Sequence[Row], every: Sequence[Row], source: str) -> list[bool]:
+    """Whether intervals made of all other sources hold the rows of this one."""
+    spreads = spreads_of(measured([row for row in every if row["source"] != source]))
+    found = []
+    for row in rows:
+        if row["source"] == source:
+            spread = spread_of(row["profile"], row["id"] in EXPERTS, spreads)
+            found.append(spread.low <= row["measured_seconds"] / row["predicted_seconds"] <= spread.high)
+    return found
+
+
+def tau(rows: Sequence[Row]) -> float:
+    """The median of Kendall's tau over the rank groups of four and more."""
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row["rank_group"]:
+            groups[row["rank_group"]].append(row)
+    taus = [
+        kendall_tau([row["predicted_seconds"] for row in some], [row["measured_seconds"] for row in some])
+        for some in groups.values()
+        if len(some) >= 4
+    ]
+    known = [value for value in taus if value is not None]
+    return statistics.median(known) if known else math.nan
+
+
+if __name__ == "__main__":
+    main()
