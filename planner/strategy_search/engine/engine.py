@@ -4,6 +4,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from planner.sharding.mesh import build_mesh
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.rule import pieces_of
 from planner.sharding.rules import rule_of
+from planner.sharding.update import NO_BUCKETS
 from planner.strategy_search.decomposition.cutting import cut
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline, step_bounds
 from planner.strategy_search.decomposition.lagrangian import Multipliers, Setting, first_bounds, setting_of
@@ -113,6 +115,12 @@ class Engine:
         self._scaled: dict[int, Template] = {}
         self.groups = parts_of(self.request.cluster)
         self.capacities = tuple(self._capacity(group) for group in self.groups)
+
+    @cached_property
+    def without_buckets(self) -> "Engine":
+        """The same without buckets of gradients."""
+        update = replace(self.request.update, buckets=NO_BUCKETS)
+        return Engine(request=replace(self.request, update=update), template=self.template, limits=self.limits)
 
     def _capacity(self, group: Cluster) -> float:
         """Bytes that the tensors of a plan may fill on a device."""

@@ -173,18 +173,20 @@ class Finalists:
     def _ranked(self, found: Contender) -> Ranked:
         """A result as a plan. The sums of the search know the least that messages take: those of weights that go
         together, and those of buckets, for which a full device may have no room. Where that was much too little, other
-        ways to gather weights are priced, too, and plans that leave room for buckets."""
+        ways to gather weights are priced, too, and plans that leave room for buckets, or have none."""
         ranked = self._priced_as_found(found)
-        if ranked.objective <= found.objective * (1 + _MESSAGES):
+        if ranked.seconds <= found.objective * (1 + _MESSAGES):
             return ranked
-        assumed = found.pipeline_of_kinds.chain.tables.update
-        others = [(way, 0.0) for way in self.engine.gathers if way != found.outcome.gathers]
-        if assumed.bucketed and ranked.plan.training.update.buckets != assumed.buckets:
-            others += [(way, room_of(assumed.bucket_size)) for way in self.engine.gathers]
-        for gathers, room in others:
-            outcome = self.engine.evaluate_as(gathers, found.configuration, cutoff=ranked.objective, room=room)
-            if outcome.seconds < ranked.objective:
-                pieces = self.engine.pipeline_of_kinds(found.configuration, gathers)
+        assumed, engine = found.pipeline_of_kinds.chain.tables.update, self.engine
+        others = [(engine, way, 0.0) for way in engine.gathers if way != found.outcome.gathers]
+        if self.request.update.buckets == AUTO_BUCKETS and assumed.bucketed:
+            if ranked.plan.training.update.buckets != assumed.buckets:
+                others += [(engine, way, room_of(assumed.bucket_size)) for way in engine.gathers]
+            others += [(engine.without_buckets, way, 0.0) for way in engine.gathers]
+        for engine, gathers, room in others:
+            outcome = engine.evaluate_as(gathers, found.configuration, cutoff=ranked.seconds, room=room)
+            if outcome.seconds < ranked.seconds:
+                pieces = engine.pipeline_of_kinds(found.configuration, gathers)
                 other = self._priced_as_found(replace(found, outcome=outcome, pipeline_of_kinds=pieces))
                 if self._fits(other.configuration, other.plan.prediction):
                     ranked = min(ranked, other, key=lambda one: one.seconds)
