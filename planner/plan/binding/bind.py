@@ -6,6 +6,7 @@ comes out is legal and complete, and is all that the runtime and the pricing nee
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from hardware_profiles import Home
 from planner.errors import PlanFileError, StrategyError, unknown_name
@@ -212,18 +213,21 @@ def _kept_place(
 def stage_of_operators(bound: BoundPlan) -> Mapping[int, int]:
     """Stage of each operator, virtual or not: by its block; what comes before is in the first stage, what comes after
     in the last."""
-    stages = bound.plan.stages
-    by_block = {
-        block: s
-        for s, stage in enumerate(stages)
-        for block in range(stage.first_block, stage.first_block + stage.blocks)
-    }
-    found = {}
-    for at in range(len(bound.operators)):
-        block = bound.blocks.block_of(at)
-        outside = 0 if at < bound.blocks.stop else len(stages) - 1
-        found[at] = outside if block is None else by_block[block]
-    return found
+    ends = stage_ends(bound)
+    if ("stages", ends) not in bound.graph.derived:
+        found, begin = dict[int, int](), 0
+        for stage, end in enumerate(ends):
+            found.update(dict.fromkeys(range(begin, end), stage))
+            begin = end
+        bound.graph.derived["stages", ends] = found
+    return cast("Mapping[int, int]", bound.graph.derived["stages", ends])
+
+
+def stage_ends(bound: BoundPlan) -> tuple[int, ...]:
+    """For each stage the first operator behind it."""
+    borders = bound.blocks.borders
+    ends = (borders[stage.first_block + stage.blocks] for stage in bound.plan.stages[:-1])
+    return (*ends, len(bound.operators))
 
 
 def _bound(
@@ -330,5 +334,6 @@ __all__ = [
     "bind_operator",
     "check_stored",
     "prepare",
+    "stage_ends",
     "stage_of_operators",
 ]

@@ -8,6 +8,7 @@ backward pass of a block begins: it counts as one more such block.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from hardware_profiles import Cluster, Group, Hidden, Machine, Seconds, clusters_of_ranks, links_of_ranks
 from planner.graph.blocks import Blocks
@@ -36,11 +37,17 @@ from planner.pricing import (
 from planner.pricing.liveness import liveness, replays
 from planner.pricing.message import Message
 from planner.pricing.model_flops import whole_flops
-from planner.pricing.parameter_price import summed
+from planner.pricing.parameter_price import reduced, summed
 from planner.pricing.redistribution_price import PricedRoute
 from planner.sharding.layout import Layout, local_fraction, replicated
 from planner.sharding.rule import Duplex
-from planner.sharding.stored import StoredParameter
+
+
+class _Routed(NamedTuple):
+    """A route with its hidden seconds, and what it is known by, which is kept so that nothing else has its identity."""
+
+    found: tuple[PricedRoute, Seconds]
+    of: tuple[TensorType, Layout, Layout]
 
 
 def hides(cluster: Machine) -> bool:
@@ -73,20 +80,23 @@ class Walk:
         self.replays = replays(graph, blocks, software.whole_blocks)
         self.ending = blocks.stop if _handed_alone(graph, blocks) else len(graph.operators)
         self.stage_of = stage_of_operators(self.bound)
-        self.arriving = crossing_values(graph, self.stage_of, len(plan.stages))
+        self.arriving = crossing_values(self.bound)
         self.rank_of = {at: stage % plan.pipeline for at, stage in self.stage_of.items()}
         self._prices: dict[tuple[int, object, tuple[bool, ...]], OperatorPrices] = {}
         self.hosted = bool(self.cluster.device.host_latency * self.cluster.software.host)
         self._alone: dict[tuple[int, tuple[bool, ...]], float] = {}
-        self._stored: dict[tuple[TensorType, bool, StoredParameter, bool], ParameterPrices] = {}
+        self._stored: dict[tuple[int, bool, int, bool], ParameterPrices] = {}
+        self._routes: dict[tuple[str, int, int, int], _Routed] = {}
+        self._gradients: dict[tuple[int, str], TensorType] = {}
         self.begin(self.bound, self.stages)
 
     def begin(self, bound: BoundPlan, stages: Sequence[Sequence[Segment]]) -> None:
         """Start over with the same plan under another schedule, and the segments of its stages."""
         self.bound = bound
+        self.defers = bound.plan.schedule_kind.splits_backward
         self.deferred_weight_gradients = {
             op.operator.operands[place]
-            for at, op in enumerate(self.bound.operators)
+            for at, op in enumerate(self.bound.operators if self.defers else ())
             for place in deferred_weight_gradients(self.bound, at)
         }
         self.waiting = 0
@@ -203,6 +213,8 @@ class Walk:
         often as each pass does it for its `owner`; `later` in a backward pass says that it is deferred. Its messages
         take so much `beyond` the additive sums, each time; None for those that are somebody else's."""
         route, hidden = self.route(moved, tensor, source, target)
+        if not (route.messages or route.seconds or hidden or beyond):
+            return
         cost.micro_batch[part] += sum(times.values()) * route.seconds
         for phase, number in times.items():
             into = chunk.forward if phase == "forward" else chunk.pass_of(later=later)
@@ -214,13 +226,31 @@ class Walk:
             charge(cost.messages, part, owner, message, times)
 
     def route(self, moved: str, tensor: TensorType, source: Layout, target: Layout) -> tuple[PricedRoute, float]:
-        """A redistribution as it is charged, and the seconds of it that are hidden."""
-        pricer: RedistributionPricer = getattr(self.pricers, moved)
-        route = pricer.route(tensor, source, target)
-        if self.whole is None:
-            return route, 0.0
-        whole: RedistributionPricer = getattr(self.whole, moved)
-        return route, max(0.0, whole.route(tensor, source, target).seconds - route.seconds)
+        """A redistribution as it is charged, and the seconds of it that are hidden. Blocks share types and layouts, by
+        whose identity it is found again."""
+        key = (moved, id(tensor), id(source), id(target))
+        if key not in self._routes:
+            pricer: RedistributionPricer = getattr(self.pricers, moved)
+            route, hidden = pricer.route(tensor, source, target), 0.0
+            if self.whole is not None:
+                whole: RedistributionPricer = getattr(self.whole, moved)
+                hidden = max(0.0, whole.route(tensor, source, target).seconds - route.seconds)
+            self._routes[key] = _Routed((route, hidden), (tensor, source, target))
+        return self._routes[key].found
+
+    def reduced(self, tensor: TensorType) -> TensorType:
+        """A parameter of the graph as the gradient of one use is reduced."""
+        key = (id(tensor), "reduced")
+        if key not in self._gradients:
+            self._gradients[key] = reduced(tensor, self.update)
+        return self._gradients[key]
+
+    def summed(self, tensor: TensorType) -> TensorType:
+        """A parameter of the graph as its gradient is added up."""
+        key = (id(tensor), "summed")
+        if key not in self._gradients:
+            self._gradients[key] = summed(tensor, self.update)
+        return self._gradients[key]
 
     def gather(
         self,
@@ -237,7 +267,7 @@ class Walk:
     ) -> None:
         """Charge a weight, or its gradient, that moves for one use; messages of those that go together are nobody's."""
         pricer: RedistributionPricer = getattr(self.pricers, moved)
-        beyond = self.together.use(pricer, name, pricer.route(tensor, source, target), times)
+        beyond = self.together.use(pricer, name, self.route(moved, tensor, source, target)[0], times)
         self.move(cost, chunk, owner, GATHERING, moved, tensor, source, target, times, later, beyond)
 
     def _parameter(self, cost: StageCost, name: str, chunk: ChunkCost, block: int | None) -> float:
@@ -246,7 +276,7 @@ class Walk:
         plan, graph = self.bound.plan, self.bound.graph
         tensor, stored, trainable = graph.types[name], self.bound.parameters[name], name in graph.differentiable
         local = self.update.is_local(name)
-        kind = (tensor, trainable, stored, local)
+        kind = (id(tensor), trainable, id(stored), local)
         if kind not in self._stored:
             training = plan.training
             self._stored[kind] = price_parameter(
@@ -254,7 +284,7 @@ class Walk:
             )
         prices = self._stored[kind]
         if trainable and not local:
-            sums, hidden = self.route("sums", summed(tensor, self.update), stored.gradient, stored.state)
+            sums, hidden = self.route("sums", self.summed(tensor), stored.gradient, stored.state)
             gathered, below = self.route("updated", tensor, stored.state, stored.weight)
             for part, route in (("gradient reduction", sums), ("weight gathering", gathered)):
                 cost.once[part] += route.seconds
@@ -283,7 +313,7 @@ class Walk:
         if len(ranks) < 2:
             return
         plan, tensor = self.bound.plan, self.bound.graph.types[name]
-        nbytes = summed(tensor, self.update).nbytes * local_fraction(self.bound.parameters[name].state, plan.mesh.sizes)
+        nbytes = self.summed(tensor).nbytes * local_fraction(self.bound.parameters[name].state, plan.mesh.sizes)
         seconds = tied_seconds(nbytes, self._links(ranks[0], ranks[-1]))
         cost.once["gradient reduction"] += seconds
         charge(

@@ -171,7 +171,7 @@ def _shape(bucket: Bucket, tables: list[Array]) -> tuple[int, ...]:
 def _least(views: list[Array], shape: tuple[int, ...]) -> Array:
     """The minimum over the second axis of a broadcast sum, the one after that which counts problems."""
     if math.prod(shape) <= BLOCK:
-        found: Array = np.minimum.reduce(_sum(views), axis=1)
+        found: Array = np.minimum.reduce(_sum(views, shape), axis=1)
         return found
     if len(views[0]) > 1:
         alone = [[view[at : at + 1] for view in views] for at in range(shape[0])]
@@ -185,11 +185,15 @@ def _least(views: list[Array], shape: tuple[int, ...]) -> Array:
     return best[None]
 
 
-def _sum(views: list[Array]) -> Array:
-    """Add small tables first, so that few additions run over the full table; the order is fixed, so is the rounding."""
-    total = views[0]
+def _sum(views: list[Array], shape: tuple[int, ...] = ()) -> Array:
+    """Add small tables first, so that few additions run over the full table; the order is fixed, so is the rounding.
+    `shape` is that of the sum, where it is known."""
+    total, own = views[0], False
     for view in views[1:]:
-        total = total + view
+        if own and total.shape == shape:
+            total += view  # into memory that is there
+        else:
+            total, own = total + view, True
     return total
 
 
