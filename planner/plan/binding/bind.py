@@ -6,6 +6,7 @@ comes out is legal and complete, and is all that the runtime and the pricing nee
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import cast
 
 from hardware_profiles import Home
@@ -74,6 +75,11 @@ class BoundPlan:
     recomputed: Mapping[int, frozenset[int]]
     offloaded_blocks: Mapping[int, Home]
     sequences: Sequences
+
+    @cached_property
+    def offloads_weights(self) -> bool:
+        """Whether any weight of the plan is offloaded."""
+        return any(stored.weight_offloaded for stored in self.parameters.values())
 
     def recompute_of(self, block: int | None) -> frozenset[int] | None:
         """How a block is recomputed: the places in it of the operators whose results are kept all the same (none under

@@ -34,7 +34,8 @@ def cut_stage(bound: BoundPlan, stage: int) -> StageCut:
     """The part of a plan that one stage executes."""
     graph, count = bound.graph, len(bound.plan.stages)
     begin, end = (0, *stage_ends(bound))[stage : stage + 2]
-    own = [at for at in range(begin, end) if _varies(graph, at)]
+    varies = varying(graph)
+    own = [at for at in range(begin, end) if varies[at]]
     own += _constants(graph, own, positional(bound.whole, graph))
     crossing = crossing_values(bound)
     used = {name for at in own for name in graph.operators[at].operands}
@@ -61,19 +62,24 @@ def check_updates(bound: BoundPlan, cuts: Sequence[StageCut]) -> None:
             )
 
 
-def _varies(graph: OperatorGraph, at: int) -> bool:
-    return any(name in graph.data_dependent for name in graph.operators[at].results if name is not None)
+def varying(graph: OperatorGraph) -> tuple[bool, ...]:
+    """Which operators make something that is not the same in every step."""
+    if ("varying",) not in graph.derived:
+        dependent = graph.data_dependent
+        graph.derived["varying",] = tuple(not dependent.isdisjoint(op.results) for op in graph.operators)
+    return cast("tuple[bool, ...]", graph.derived["varying",])
 
 
 def _constants(graph: OperatorGraph, own: Sequence[int], given: frozenset[str]) -> list[int]:
     """Operators whose results never change (masks, positions) and that the stage needs: it computes them itself, but
     for those that every slice of the sequence is `given`."""
     found: set[int] = set()
+    varies = varying(graph)
     wanted = [name for at in own for name in graph.operators[at].operands]
     while wanted:
         name = wanted.pop()
         at = None if name in given else graph.producer.get(name)
-        if at is not None and not _varies(graph, at) and at not in found:
+        if at is not None and not varies[at] and at not in found:
             found.add(at)
             wanted += graph.operators[at].operands
     return sorted(found)

@@ -52,7 +52,7 @@ class OperatorVisit:
             place = bound.place_of(at)
             self.works, self.moves = place < replays.works, place < replays.moves
         self.prices = walk.price(self.operator)
-        self.chunk = cost.chunks[walk.chunk_of(at)]
+        self.chunk = cost.chunks[walk.chunk_of[at]]
         self.home: Home = "device" if self.segment is None else self.segment.home_of_saved
         self.later = (
             deferred_weight_gradients(bound, at) if walk.defers else ()
@@ -160,7 +160,7 @@ class OperatorVisit:
 
     def _launch(self, prices: OperatorPrices, *, again: bool) -> None:
         """Count what its kernels wait for their launches, block by block and pass by pass."""
-        number = self.walk.chunk_of(self.at)
+        number = self.walk.chunk_of[self.at]
         forward, backward = (self.cost.launches[number, self.block, name] for name in ("forward", "backward"))
         forward.add(float(prices.forward[0]), float(prices.late[0][0]), prices.host[0])
         if prices.backward[0]:
@@ -291,7 +291,7 @@ class OperatorVisit:
         if nbytes > 0 and self.block is not None:
             latency = self.walk.cluster.device.launch_latency
             fetch, store = away_seconds(nbytes, self.walk.cluster.store(home), latency)
-            key = (self.walk.chunk_of(self.at), self.block)
+            key = (self.walk.chunk_of[self.at], self.block)
             self.cost.offload_values(key, home, self.live * nbytes, (float(fetch), float(store)))
 
     def _kept_until_later(self) -> Bytes:

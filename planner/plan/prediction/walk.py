@@ -1,6 +1,6 @@
 """The judge's walk over a bound plan: one pipeline rank after the other, operator by operator.
 
-Nothing is folded, tabulated or shared between ranks (see `planner.plan.prediction.predict`). A block that is recomputed
+Nothing is tabulated or shared between ranks (see `planner.plan.prediction.predict`). A block that is recomputed
 keeps what flows into it and what its kept operators have made for every micro-batch in flight, and the rest while its
 own backward pass runs: one block of a rank at a time. What the operators after the blocks keep is gone before the
 backward pass of a block begins: it counts as one more such block.
@@ -23,6 +23,7 @@ from planner.plan.layout.weight_offload import block_of_offloaded
 from planner.plan.prediction.charges import UNCHARGED, Phase, Times, charge
 from planner.plan.prediction.coalesced_collectives import Together
 from planner.plan.prediction.operator_visit import OperatorVisit
+from planner.plan.prediction.repeated_blocks import BlockSums
 from planner.plan.prediction.stage_cost import GATHERING, StageCost, tied_seconds, transfer_seconds
 from planner.plan.prediction.step import ChunkCost, PassCost
 from planner.plan.schedule import in_flight_of, most_deferred, updates_of, weight_versions
@@ -41,6 +42,8 @@ from planner.pricing.parameter_price import reduced, summed
 from planner.pricing.redistribution_price import PricedRoute
 from planner.sharding.layout import Layout, local_fraction, replicated
 from planner.sharding.rule import Duplex
+
+_NO_SUMS = BlockSums(block=-1, chunk=0)
 
 
 class _Routed(NamedTuple):
@@ -81,12 +84,15 @@ class Walk:
         self.ending = blocks.stop if _handed_alone(graph, blocks) else len(graph.operators)
         self.stage_of = stage_of_operators(self.bound)
         self.arriving = crossing_values(self.bound)
-        self.rank_of = {at: stage % plan.pipeline for at, stage in self.stage_of.items()}
+        pipeline = plan.pipeline
+        self.rank_of = {at: stage % pipeline for at, stage in self.stage_of.items()}
+        self.chunk_of = {at: stage // pipeline for at, stage in self.stage_of.items()}  # of the chunks of its rank
         self._prices: dict[tuple[int, object, tuple[bool, ...]], OperatorPrices] = {}
         self.hosted = bool(self.cluster.device.host_latency * self.cluster.software.host)
         self._alone: dict[tuple[int, tuple[bool, ...]], float] = {}
         self._stored: dict[tuple[int, bool, int, bool], ParameterPrices] = {}
         self._routes: dict[tuple[str, int, int, int], _Routed] = {}
+        self._made: dict[str, Duplex] = {}
         self._gradients: dict[tuple[int, str], TensorType] = {}
         self.begin(self.bound, self.stages)
 
@@ -115,10 +121,13 @@ class Walk:
         rank: int,
         live: Sequence[int] | None = None,
         after: Callable[[int, StageCost, Mapping[int, float]], None] = lambda at, cost, at_once: None,
+        *,
+        repeated: frozenset[int] = frozenset(),
     ) -> StageCost:
         """Walk the operators of all stages of one pipeline rank, with `live` micro-batches in flight in each chunk,
         where these are not those of the schedule. `after` each operator somebody may look at the sums so far, and at
-        the bytes of each block that are there while its backward pass runs."""
+        the bytes of each block that are there while its backward pass runs. Operators of `repeated` blocks add what the
+        block before theirs added; their messages are not listed."""
         plan, operators = self.bound.plan, self.bound.operators
         interleave = plan.training.interleave
         held = plan.stages[rank :: plan.pipeline]
@@ -138,14 +147,22 @@ class Walk:
         seen: set[str] = set()  # what flows into blocks
         at_once: dict[int, float] = {}
         own = [at for at in range(len(operators)) if self.rank_of[at] == rank]
+        numbers, written, last = self.bound.blocks.numbers, _NO_SUMS, -1
         for at in own:
-            chunk = cost.chunks[self.chunk_of(at)]
+            block, number = numbers.get(at, -1), self.chunk_of[at]
+            if block in repeated or block + 1 in repeated:
+                if block != last:
+                    if block not in repeated:
+                        written = self._written(block, number, live[number], seen)
+                    written.add(cost, at_once, block)
+                    for flops in written.flops:
+                        self.flops += flops
+                last = block
+                continue
+            chunk = cost.chunks[number]
             passes = [chunk.forward, chunk.backward] if interleave > 1 else []
             before = [one.taken for one in passes]
-            visit = OperatorVisit(self, cost, at, live[self.chunk_of(at)], seen, at_once)
-            visit.work()
-            visit.communicate()
-            visit.hold()
+            self._visit(cost, at, live[number], seen, at_once)
             for one, taken in zip(passes, before, strict=True):
                 one.close(taken)
             after(at, cost, at_once)
@@ -154,7 +171,7 @@ class Walk:
         for (number, _, name), launches in cost.launches.items():
             cost.chunks[number].save(name, launches.ahead)
             cost.ahead += launches.ahead
-        used = {name: self.chunk_of(at) for at in reversed(own) for name in operators[at].operator.operands}
+        used = {name: self.chunk_of[at] for at in reversed(own) for name in operators[at].operator.operands}
         for stage in range(rank, len(plan.stages), plan.pipeline):
             self.together.end_stage(cost, cost.chunks[stage // plan.pipeline], stage)
         blocks = block_of_offloaded(self.bound, [name for name in used if name in self.bound.parameters])
@@ -182,6 +199,22 @@ class Walk:
         self._crossings(cost, rank, live)
         self._loss(cost, rank)
         return cost
+
+    def _visit(self, cost: StageCost, at: int, live: int, seen: set[str], at_once: dict[int, float]) -> None:
+        visit = OperatorVisit(self, cost, at, live, seen, at_once)
+        visit.work()
+        visit.communicate()
+        visit.hold()
+
+    def _written(self, block: int, number: int, live: int, seen: set[str]) -> BlockSums:
+        """What the operators of a block of a chunk add to the sums."""
+        written, flops = BlockSums(block=block, chunk=number), self.flops
+        for at in self.bound.blocks.operators(block):
+            self.flops = 0.0
+            self._visit(written.cost, at, live, seen, written.at_once)
+            written.flops.append(self.flops)
+        self.flops = flops
+        return written
 
     def _updates(self, cost: StageCost, rank: int) -> None:
         """Schedules without a flush may update with every micro-batch, and hold weights that others still read."""
@@ -353,10 +386,6 @@ class Walk:
         if plan.pipeline > 1:
             charge(cost.messages, UNCHARGED, "", Message(kind="all_reduce", axis=None, nbytes=4.0), {"update": 1})
 
-    def chunk_of(self, at: int) -> int:
-        """Which of the chunks of its rank an operator is in."""
-        return self.stage_of[at] // self.bound.plan.pipeline
-
     def _transfer(self, cost: StageCost, chunk: ChunkCost, phase: Phase, name: str, stage: int) -> float:
         """Charge a value that crosses from the stage before into `stage`, or its gradient that goes back, in the pass
         that waits for it; returns its bytes on a device."""
@@ -378,9 +407,11 @@ class Walk:
 
     def made(self, name: str) -> Duplex:
         """Layouts in which a value is made."""
-        bound = self.bound.operators[self.bound.graph.producer[name]]
-        results = [result for result in bound.operator.results if result is not None]
-        return bound.layouts.results[results.index(name)]
+        if name not in self._made:
+            bound = self.bound.operators[self.bound.graph.producer[name]]
+            results = (result for result in bound.operator.results if result is not None)
+            self._made.update(zip(results, bound.layouts.results, strict=True))
+        return self._made[name]
 
     def price(self, bound: BoundOperator, without: Sequence[int] = (), *, counted: bool = True) -> OperatorPrices:
         """Prices of an operator, `without` the gradients of some operands; its work is the model's where `counted`."""

@@ -31,9 +31,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-import networkx as nx
-from networkx.algorithms.approximation import treewidth_min_degree, treewidth_min_fill_in
-
 from planner.limits import check
 
 EXACT = 2**28
@@ -251,6 +248,9 @@ def _decompositions(core: Graph, kept: frozenset[int]) -> list[list[int]]:
     bag has all that are kept, as they are joined for it."""
     if not MANY > len(core) > len(kept) + 2:  # any order of three variables is as good
         return []
+    import networkx as nx  # takes a fifth of a second to load
+    from networkx.algorithms.approximation import treewidth_min_degree, treewidth_min_fill_in
+
     graph = nx.Graph({variable: list(near) for variable, near in core.items()})
     graph.add_edges_from(itertools.combinations(sorted(kept), 2))
     orders = []
