@@ -31,8 +31,6 @@ from planner.strategy_search.solvers.problem import Array
 # Cells that are added up at once: 256 KiB, which stays in the cache of one core.
 BLOCK = 2**15
 
-_EVERY = slice(None)
-
 
 def eliminate(schedule: Schedule, tables: list[Array], rest: int = 0) -> list[Array]:
     """Go up: the tables (nodes, then pairs) followed by the message of every bucket; the last one is the optimum.
@@ -53,7 +51,7 @@ def eliminate_together(schedule: Schedule, tables: list[Array], rest: int = 0) -
     cells = 0
     for bucket in schedule.buckets[: len(schedule.buckets) - rest]:
         inputs = bucket.inputs + bucket.child_inputs
-        views = [tables[source.table][(_EVERY, *source.expand)] for source in inputs]
+        views = [tables[source.table][source.together] for source in inputs]
         shape = (len(tables[0]), *_shape(bucket, tables))
         if (cells := cells + math.prod(shape)) > BLOCK:
             check()

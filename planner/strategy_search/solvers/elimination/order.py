@@ -57,12 +57,14 @@ class Input:
         axes: which axes of the clique table its own axes are, rising; empty for a lone number.
         others: the variables of its axes but the first, which is the eliminated one. For back-substitution.
         expand: index that gives it every axis of the clique table, for broadcasting.
+        together: the same behind an axis that counts problems.
     """
 
     table: int
     axes: tuple[int, ...]
     others: tuple[int, ...]
     expand: Index
+    together: Index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +220,7 @@ def _split(
 def _input(table: int, scope: tuple[int, ...], clique: tuple[int, ...]) -> Input:
     axes = tuple(clique.index(variable) for variable in scope)
     expand = tuple(slice(None) if axis in axes else None for axis in range(len(clique)))
-    return Input(table=table, axes=axes, others=scope[1:], expand=expand)
+    return Input(table=table, axes=axes, others=scope[1:], expand=expand, together=(slice(None), *expand))
 
 
 def elimination_order(sizes: tuple[int, ...], edges: Pairs, last: tuple[int, ...] = ()) -> list[int]:
