@@ -9,6 +9,7 @@ nothing under pytest 9.2 (pytest-xdist #1386).
 """
 
 import gc
+import os
 
 import pytest
 from hypothesis import settings
@@ -18,6 +19,9 @@ from tests.long_lists import mark_long_lists
 
 # Test runs make many objects that live long; looking through all of them again and again takes 7% of the time.
 gc.set_threshold(100_000, 50, 1000)
+
+# Traced graphs of earlier runs are not what is tested; who tests them says where they are.
+os.environ["PLAN_GRAPH_CACHE"] = "none"
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=30)
 settings.register_profile("explore", deadline=None, max_examples=1000)

@@ -352,6 +352,16 @@ class Options:
             " second each; cached ones are verified.",
         ),
     ] = None
+    graph_cache: Annotated[
+        str | None,
+        word(
+            SEARCH,
+            "FOLDER",
+            "Cache of traced graphs of zoo models, keyed by sources and versions; none keeps none, as does"
+            " PLAN_GRAPH_CACHE=none.",
+            "~/.cache/parallel-planner/graphs",
+        ),
+    ] = None
     certify: Annotated[
         bool, switch(SEARCH, "--certify", "Check the slowest pipeline rank with an integer program.")
     ] = False

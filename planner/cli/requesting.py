@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
+from planner.cli.graph_folder import graph_folder
 from planner.cli.options import Options, flag
 from planner.cli.texts import say
 from planner.cli.values import (
@@ -113,6 +114,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         precision=options.precision,
         global_batch=options.global_batch,
         rule_cache=None if options.rule_cache is None else Path(options.rule_cache),
+        graph_cache=graph_folder(options),
         noted=_noted if options.speaks else lambda _: None,
     )
     return job.request(
@@ -147,6 +149,7 @@ def retracing(options: Options, request: "SearchRequest") -> "Callable[[int], Se
             lambda model: traced(model, full=options.full_trace),
             sequence_length=length,
             precision=request.precision,
+            graph_cache=graph_folder(options),
         )
         return replace(request, graph=job.graph, batch=job.batch, model=job.model)
 

@@ -14,9 +14,9 @@ A run says what the blocks hand on. Its neighbours in the list of modules that i
 (`planner.graph.kinds`).
 """
 
-from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class BlockRun:
         return self.period * self.count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Blocks:
     """Consecutive blocks: block b has the operators `borders[b]` to `borders[b + 1] - 1`, and blocks of one kind in
     `kinds` are equal. Kinds are counted in the order in which they first come."""
@@ -87,8 +87,12 @@ class Blocks:
 
     def block_of(self, index: int) -> int | None:
         """Number of the block an operator belongs to; None outside."""
-        block = bisect_right(self.borders, index) - 1
-        return block if 0 <= block < len(self.kinds) else None
+        return self.numbers.get(index)
+
+    @cached_property
+    def numbers(self) -> Mapping[int, int]:
+        """The block of each operator that is in one."""
+        return {at: block for block in range(self.count) for at in self.operators(block)}
 
     def template(self, index: int) -> int:
         """The operator at the same place of the first block of its kind; an operator outside is its own template."""

@@ -190,6 +190,16 @@ class OperatorGraph:
     constants: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
+    def derived(self) -> dict[object, Any]:
+        """What others derive of this graph, which does not change, and find again: by the name of an operator with this
+        operator its sharding rule, else under a tuple that begins with a word."""
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was derived."""
+        return {name: value for name, value in vars(self).items() if name != "derived"}
+
+    @cached_property
     def producer(self) -> Mapping[str, int]:
         """Index of the operator that makes a value; inputs, parameters and buffers are not in it."""
         return {name: i for i, op in enumerate(self.operators) for name in op.results if name is not None}

@@ -110,6 +110,14 @@ def graph_text(graph: OperatorGraph, *, batch: int, sequence_length: int | None)
 
 def carried_graph(text: str) -> Carried:
     """The graph in a text of `graph_text`; the inverse of it. Raises PlanFileError where it is none."""
+    found = own_graph(text)
+    _check_types(found.graph)
+    return found
+
+
+def own_graph(text: str) -> Carried:
+    """The same of a text that nobody else could write: the types in it are believed, so that PyTorch is not needed.
+    Raises PlanFileError."""
     try:
         plain = _unpacked(text)
         parse_json(decoded(plain))
@@ -120,8 +128,10 @@ def carried_graph(text: str) -> Carried:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"][:4]) or "the text"
         raise _fault(f"{place}: {first['msg']}") from error
+    known: dict[TensorType, TensorType] = {}  # one object for equal types: blocks share theirs
+    types = ((name, _type_of(name, *given)) for name, given in form.types.items())
     graph = OperatorGraph(
-        types={name: _type_of(name, *given) for name, given in form.types.items()},
+        types={name: known.setdefault(tensor, tensor) for name, tensor in types},
         inputs=tuple(form.inputs),
         parameters=tuple(Parameter(name=n, aliases=tuple(a), trainable=t) for n, a, t in form.parameters),
         buffers=tuple(form.buffers),
@@ -130,7 +140,6 @@ def carried_graph(text: str) -> Carried:
         updates=tuple(form.updates),
     )
     _check_values(graph)
-    _check_types(graph)
     return Carried(graph=graph, batch=form.batch, sequence_length=form.sequence_length)
 
 

@@ -18,6 +18,7 @@ where it keeps nothing but operands. Other software runs the whole block again (
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 from hardware_profiles import LossMemory
 from planner.graph.blocks import IDENTITY, Blocks
@@ -57,6 +58,13 @@ def liveness(graph: OperatorGraph, fused: bool = False, loss: LossMemory = "whol
     `fused`: what an elementwise operator makes of operands that are kept anyway is made again in the backward pass.
     `loss`: what of logits stands in memory.
     """
+    key = ("liveness", fused, loss)
+    if key not in graph.derived:
+        graph.derived[key] = _liveness(graph, fused, loss)
+    return cast("Liveness", graph.derived[key])
+
+
+def _liveness(graph: OperatorGraph, fused: bool, loss: LossMemory) -> Liveness:
     needed = tuple(_needed_operands(graph, op, rule_of(graph, op)) for op in graph.operators)
     saved = tuple(
         frozenset(index for index in positions if _is_activation(graph, op.operands[index]))
@@ -105,8 +113,11 @@ def replay(graph: OperatorGraph, start: int, stop: int, whole: bool = False) -> 
 
 def replays(graph: OperatorGraph, blocks: Blocks, whole: bool = False) -> tuple[Replay, ...]:
     """What the recomputation of a block of each kind does again; all of it if `whole`."""
-    firsts = [blocks.operators(block) for block in blocks.firsts]
-    return tuple(replay(graph, first.start, first.stop, whole) for first in firsts)
+    firsts = tuple(blocks.operators(block) for block in blocks.firsts)
+    key = ("replays", firsts, whole)
+    if key not in graph.derived:
+        graph.derived[key] = tuple(replay(graph, first.start, first.stop, whole) for first in firsts)
+    return cast("tuple[Replay, ...]", graph.derived[key])
 
 
 def _loss_operators(graph: OperatorGraph) -> frozenset[int]:

@@ -91,7 +91,7 @@ def price_operator(
     looked_up = sum((written for _ in rule.looked_up), np.zeros(len(extents)))
     graded = tuple(i for i, needed in enumerate(differentiable) if needed)
     gradients = sum((operand_bytes[i] for i in graded), np.zeros(len(extents)))
-    worked = sum(i not in rule.addends for i in graded)
+    worked, one = sum(i not in rule.addends for i in graded), np.ones(len(extents))
     call = KernelCall(
         rule=rule,
         extents=extents,
@@ -102,8 +102,8 @@ def price_operator(
         flops=flops,
         moved=read + written + looked_up,
         moved_backward=read + written + gradients,
-        hops=np.array([_hops(rule, strategy, mesh) for strategy in strategies]),
-        uneven=np.array([uneven(rule, strategy, mesh) for strategy in strategies]),
+        hops=np.array([_hops(rule, strategy, mesh) for strategy in strategies]) if rule.rings else one,
+        uneven=np.array([uneven(rule, strategy, mesh) for strategy in strategies]) if rule.rings else one,
     )
     forward, backward = kernel_seconds(call)
     host = host_seconds(call)
@@ -190,12 +190,15 @@ def transient_bytes(alive: Liveness, graph: OperatorGraph, at: int, rule: Rule, 
 
 def _extents(rule: Rule, cut: tuple[tuple[int, ...], ...], strategies: Sequence[Strategy], mesh: Mesh) -> Array:
     """Extent of each factor on one device, where an axis cuts so, (K, factors)."""
-    extents = np.tile(np.array([float(factor.extent) for factor in rule.factors]), (len(strategies), 1))
-    for row, strategy in enumerate(strategies):
+    whole = [float(factor.extent) for factor in rule.factors]
+    rows = []
+    for strategy in strategies:
+        row = whole.copy()
         for choice, size in zip(strategy, mesh.sizes, strict=True):
             for factor in cut[choice] if choice is not None else ():
-                extents[row, factor] /= size
-    return extents
+                row[factor] /= size
+        rows.append(row)
+    return np.array(rows).reshape(len(strategies), len(whole))
 
 
 def _fullest(rule: Rule, extents: Array) -> Array:
@@ -246,7 +249,9 @@ class InnerMessage:
 
 
 def _inner_scratch(rule: Rule, strategies: Sequence[Strategy], extents: Array, mesh: Mesh) -> Array:
-    sends = [bool(rule.inner_scratch and inner_messages(rule, strategy, mesh)) for strategy in strategies]
+    if not rule.inner_scratch:
+        return np.zeros(len(extents))
+    sends = [bool(inner_messages(rule, strategy, mesh)) for strategy in strategies]
     return np.where(sends, _sum_work(rule.inner_scratch, extents), 0.0)
 
 

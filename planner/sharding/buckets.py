@@ -17,6 +17,8 @@ wait for an all-reduce, which needs no memory of its own once it is under way.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
 
 from planner.graph.operator_graph import OperatorGraph
 from planner.matching import matches
@@ -44,7 +46,7 @@ class Traveller:
         return tuple((step.kind, step.axis) for step in self.steps if step.kind in COLLECTIVES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Bucket:
     """Travellers that go together, in the order in which they arrive."""
 
@@ -58,7 +60,7 @@ class Bucket:
     def moves(self) -> Moves:
         return self.members[0].moves
 
-    @property
+    @cached_property
     def nbytes(self) -> tuple[float, ...]:
         """Of the message of each collective."""
         return tuple(sum(every) for every in zip(*(member.nbytes for member in self.members), strict=True))
@@ -122,6 +124,7 @@ def in_buckets(
     """
     size = buckets if isinstance(buckets, int) else 0
     open_: dict[object, list[Traveller]] = {}
+    filled: dict[object, list[float]] = {}  # bytes of each message of those
     done: list[Bucket] = []
     for one in travellers:
         place = None if one.name in alone else bucket_place(one.name, buckets, positions[one.name])
@@ -131,8 +134,11 @@ def in_buckets(
             done.append(Bucket(members=(one,)))
             continue
         key = (place, one.moves, one.dtype)
-        if size and key in open_ and max(Bucket(members=(*open_[key], one)).nbytes) > size:
+        more = [before + own for before, own in zip(filled.get(key, ()), one.nbytes, strict=False)]
+        if size and key in open_ and max(more) > size:
             done.append(Bucket(members=tuple(open_.pop(key))))
+            more = []
+        filled[key] = more or list(one.nbytes)
         open_.setdefault(key, []).append(one)
     last = {one.name: at for at, one in enumerate(travellers)}
     whole = [*done, *(Bucket(members=tuple(members)) for members in open_.values())]
@@ -177,14 +183,19 @@ def bucket_place(name: str, buckets: Buckets, position: int) -> object:
     return next((number for pattern, number in bucket_numbers(buckets) if matches(name, pattern)), None)
 
 
-def trainable_positions(graph: OperatorGraph) -> dict[str, int]:
+def trainable_positions(graph: OperatorGraph) -> Mapping[str, int]:
     """Positions of the trainable parameters among each other, in the order of the model."""
-    names = [parameter.name for parameter in graph.parameters if parameter.name in graph.differentiable]
-    return {name: at for at, name in enumerate(names)}
+    if ("trainable",) not in graph.derived:
+        names = [parameter.name for parameter in graph.parameters if parameter.name in graph.differentiable]
+        graph.derived["trainable",] = {name: at for at, name in enumerate(names)}
+    return cast("Mapping[str, int]", graph.derived["trainable",])
 
 
 def arrival_order(graph: OperatorGraph) -> tuple[str, ...]:
     """Trainable parameters in the order in which a backward pass has their gradients: who is first read last. Those
     that nobody reads come at the end."""
-    first = {name: uses[0] for name, uses in graph.consumers.items()}
-    return tuple(sorted(trainable_positions(graph), key=lambda name: (-first.get(name, -1), name)))
+    if ("arrival",) not in graph.derived:
+        first = {name: uses[0] for name, uses in graph.consumers.items()}
+        order = sorted(trainable_positions(graph), key=lambda name: (-first.get(name, -1), name))
+        graph.derived["arrival",] = tuple(order)
+    return cast("tuple[str, ...]", graph.derived["arrival",])

@@ -72,16 +72,22 @@ def cuts(rank: int, layout: Layout, sizes: Sequence[int]) -> tuple[int, ...]:
     """Into how many pieces the layout cuts each of `rank` dims."""
     counts = [1] * rank
     for placement, size in zip(layout, sizes, strict=True):
-        if placement.is_shard:
+        if placement.dim >= 0:
             counts[placement.dim] *= size
     return tuple(counts)
 
 
 def divides(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> bool:
     """Whether a tensor of this shape can have the layout: the dims exist and divide evenly."""
-    if any(placement.is_shard and placement.dim >= len(shape) for placement in layout):
-        return False
-    return all(extent % count == 0 for extent, count in zip(shape, cuts(len(shape), layout, sizes), strict=True))
+    counts = [1] * len(shape)
+    for placement, size in zip(layout, sizes, strict=True):
+        if placement.dim >= len(shape):
+            return False
+        if placement.dim >= 0:
+            counts[placement.dim] *= size
+            if shape[placement.dim] % counts[placement.dim]:
+                return False
+    return True
 
 
 def local_shape(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> tuple[int, ...]:
@@ -103,4 +109,4 @@ def local_shape(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> t
 
 def local_fraction(layout: Layout, sizes: Sequence[int]) -> float:
     """Share of the tensor's elements that one device holds."""
-    return 1.0 / math.prod(size for placement, size in zip(layout, sizes, strict=True) if placement.is_shard)
+    return 1.0 / math.prod([size for placement, size in zip(layout, sizes, strict=True) if placement.dim >= 0])

@@ -39,7 +39,6 @@ from numpy.typing import NDArray
 
 from planner.errors import LayoutError
 from planner.sharding.layout import (
-    PARTIAL,
     Layout,
     divides,
     format_layout,
@@ -192,7 +191,7 @@ class Routes:
 
     def positions(self, layouts: Sequence[Layout]) -> Indices:
         """Positions of layouts in the grid; the same for all tensors with as many dims."""
-        digits = [_CUT + p.dim if p.is_shard else int(p == PARTIAL) for layout in layouts for p in layout]
+        digits = [_CUT + p.dim if p.dim >= 0 else int(p.kind == "partial") for layout in layouts for p in layout]
         places: Indices = np.array(digits, dtype=np.intp).reshape(len(layouts), -1) @ self._strides
         return places
 

@@ -64,7 +64,8 @@ def rescale_sequence(graph: OperatorGraph, length: int, new_length: int) -> Oper
 def _rescaled(graph: OperatorGraph, rescaling: "_Growths", what: str) -> OperatorGraph:
     try:
         growths = rescaling.settled()
-        types = {name: _grown(name, tensor, growths[name]) for name, tensor in graph.types.items()}
+        known: dict[object, TensorType] = {}
+        types = {name: _grown(name, tensor, growths[name], known) for name, tensor in graph.types.items()}
         operators = tuple(_respelled(op, rule_of(graph, op), graph.types, types) for op in graph.operators)
     except _RefusalError as refusal:
         raise RequestError(f"the {what} cannot be changed: {refusal}") from refusal
@@ -103,11 +104,22 @@ class _Growths:
 
     def settled(self) -> Mapping[str, tuple[Growth, ...]]:
         """Forward through the graph, again for every size that turns out to be spelled by the batch."""
+        rules = [rule_of(self._graph, op) for op in self._graph.operators]
         while True:
-            growths = dict(self._given)
+            alike: dict[tuple[Growth, ...], tuple[Growth, ...]] = {}
+            growths = {name: alike.setdefault(dims, dims) for name, dims in self._given.items()}
+            results: dict[object, list[tuple[Growth, ...]]] = {}  # of equal operators on operands that grow alike
             try:
-                for op in self._graph.operators:
-                    self._propagate(rule_of(self._graph, op), op, growths)
+                for op, rule in zip(self._graph.operators, rules, strict=True):
+                    made = [result for result in op.results if result is not None]
+                    if any(name == result for name, _ in self._spelled for result in made) or rule.looked_up:
+                        self._propagate(rule, op, growths)
+                        continue
+                    key = (id(rule), *(id(growths[name]) for name in op.operands))  # none of which goes meanwhile
+                    if key not in results:
+                        self._propagate(rule, op, growths)
+                        results[key] = [alike.setdefault(growths[result], growths[result]) for result in made]
+                    growths.update(zip(made, results[key], strict=True))
             except _ClashError as clash:
                 known = dict(self._spelled), dict(self._given)
                 if not all(self._demand(*wanted) for wanted in clash.wanted) or known == (self._spelled, self._given):
@@ -275,7 +287,15 @@ def _of_dim(rule: Rule, op: Operator, indexed: tuple[int, ...], factors: Mapping
     return found
 
 
-def _grown(name: str, tensor: TensorType, growths: tuple[Growth, ...]) -> TensorType:
+def _grown(name: str, tensor: TensorType, growths: tuple[Growth, ...], known: dict[object, TensorType]) -> TensorType:
+    """The type of a value that grows so; `known` has one for all that are equal."""
+    key = (tensor, id(growths))
+    if key not in known:
+        known[key] = _larger(name, tensor, growths)
+    return known[key]
+
+
+def _larger(name: str, tensor: TensorType, growths: tuple[Growth, ...]) -> TensorType:
     shape = tuple(extent * growth.scale for extent, growth in zip(tensor.shape, growths, strict=True))
     if any(extent.denominator != 1 for extent in shape):
         raise _RefusalError(f"{name} of shape {tensor.shape} would get the shape ({', '.join(map(str, shape))})")

@@ -211,6 +211,11 @@ class Rule:
         return frozenset(factor.parts[0] for factor in self.factors if factor.kind is FactorKind.EXCHANGE)
 
     @cached_property
+    def rings(self) -> frozenset[int]:
+        """Factors along which operands may come round."""
+        return frozenset(i for i, factor in enumerate(self.factors) if factor.kind is FactorKind.RING)
+
+    @cached_property
     def aligned(self) -> tuple[tuple[int, int, int], ...]:
         """Of the aligned factors themselves, the few, and the many."""
         return tuple((i, *f.parts[:2]) for i, f in enumerate(self.factors) if f.kind is FactorKind.ALIGNED)  # type: ignore[misc]
@@ -313,8 +318,9 @@ def loop_extents(rule: Rule, strategy: Strategy, mesh: Mesh) -> tuple[float, ...
 
 def ring_axis(rule: Rule, strategy: Strategy, sizes: Sequence[int]) -> int | None:
     """The axis of two devices or more along which operands come round; None where none do."""
-    chosen = (axis for axis, choice in enumerate(strategy) if choice is not None and sizes[axis] > 1)
-    return next((axis for axis in chosen if rule.factors[strategy[axis] or 0].kind is FactorKind.RING), None)
+    if not rule.rings:
+        return None
+    return next((axis for axis, choice in enumerate(strategy) if choice in rule.rings and sizes[axis] > 1), None)
 
 
 def pieces_of(rule: Rule, strategy: Strategy, sizes: Sequence[int]) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ same job everywhere:
     global batch    4 samples per device; where the model computes with one batch alone, the next multiple of it
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,8 @@ from hardware_profiles import (
 )
 from planner.errors import RequestError, unknown_name
 from planner.graph.operator_graph import OperatorGraph
+from planner.plan.carried import Carried
+from planner.plan.graph_cache import graph_key, keep_graph, read_graph
 from planner.plan.outline import model_reference
 from planner.plan.plan import PRECISIONS, ModelReference
 from planner.sharding.discover import discover
@@ -36,6 +39,9 @@ from planner.strategy_search.request.request import SearchRequest
 
 if TYPE_CHECKING:
     from planner.models.zoo import BuiltModel
+
+_LOG = logging.getLogger(__name__)
+"""What --verbose shows."""
 
 PRECISION = "bf16"
 """What accelerators compute in where nobody says."""
@@ -132,33 +138,56 @@ def named_job(
     precision: str | None = None,
     global_batch: int | None = None,
     rule_cache: Path | None = None,
+    graph_cache: Path | None = None,
     noted: Callable[[str], None] = lambda _: None,
 ) -> Job:
     """The job of a model that is named: of the zoo, a configuration's, or a factory's.
 
     Args:
         trace: traces what is built.
+        graph_cache: a folder that keeps traced graphs of zoo models (`planner.plan.graph_cache`).
         rule_cache: see `discover`, which finds rules of operators that have none and says in `noted` what must be
             known of them.
 
     Raises ModelError where it cannot be built or traced, RuleError where an operator cannot get a rule.
     """
-    from planner.models.zoo import build_model
+    from planner.models.zoo import build_model, is_of_zoo
 
     precision = default_precision(cluster) if precision is None else _known(precision)
-    built = build_model(name, dtype=PRECISIONS[precision], sequence_length=sequence_length)
-    graph = discover(trace(built), rule_cache, noted)
-    fault = None if built.published else batch_fault(graph, built.batch, lambda n: trace(_with_samples(built, n)))
+    dtype, fault = PRECISIONS[precision], None
+    if is_of_zoo(name):
+        found = _traced(name, trace, dtype, sequence_length, graph_cache)
+        graph = discover(found.graph, rule_cache, noted)
+    else:
+        built = build_model(name, dtype=dtype, sequence_length=sequence_length)
+        graph = discover(trace(built), rule_cache, noted)
+        found = Carried(graph=graph, batch=built.batch, sequence_length=built.sequence_length)
+        fault = batch_fault(graph, built.batch, lambda n: trace(_with_samples(built, n)))
     return Job(
-        model=model_reference(graph, name=name, sequence_length=built.sequence_length, batch=built.batch),
+        model=model_reference(graph, name=name, sequence_length=found.sequence_length, batch=found.batch),
         graph=graph,
-        batch=built.batch,
+        batch=found.batch,
         cluster=cluster,
         precision=precision,
         global_batch=default_global_batch(cluster.devices) if global_batch is None else global_batch,
         given_batch=global_batch is not None,
         only_batch=fault,
     )
+
+
+def _traced(name: str, trace: Trace, dtype: str, sequence_length: int | None, cache: Path | None) -> Carried:
+    """The graph of a zoo model: one that is kept, or traced, and kept from then on."""
+    from planner.models.zoo import build_model
+
+    key = None if cache is None else graph_key(name, dtype=dtype, sequence_length=sequence_length)
+    kept = None if cache is None or key is None else read_graph(cache, key)
+    if kept is not None:
+        return kept
+    built = build_model(name, dtype=dtype, sequence_length=sequence_length)
+    traced = Carried(graph=trace(built), batch=built.batch, sequence_length=built.sequence_length)
+    if cache is not None and key is not None and (why := keep_graph(cache, key, traced)):
+        _LOG.info("the graph of %s is not kept: %s", name, why)
+    return traced
 
 
 def given_job(

@@ -162,6 +162,7 @@ MAY_PRINT = ("planner.cli", "planner.report", "runtime.launch.launch")
 # Launchers speak through environment variables, and so do we with the processes that we start. Nothing else reads them.
 MAY_READ_ENVIRONMENT = (
     "planner.cli.commands.run",  # whether a launcher has started this process
+    "planner.cli.graph_folder",  # PLAN_GRAPH_CACHE and XDG_CACHE_HOME
     "planner.cli.printing",  # COLUMNS
     "runtime.comm.device_mesh",  # the launcher's rank and address
     "runtime.comm.groups",  # the same, before there is a mesh

@@ -6,6 +6,8 @@ comes out is legal and complete, and is all that the runtime and the pricing nee
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
 
 from hardware_profiles import Home
 from planner.errors import PlanFileError, StrategyError, unknown_name
@@ -73,6 +75,11 @@ class BoundPlan:
     recomputed: Mapping[int, frozenset[int]]
     offloaded_blocks: Mapping[int, Home]
     sequences: Sequences
+
+    @cached_property
+    def offloads_weights(self) -> bool:
+        """Whether any weight of the plan is offloaded."""
+        return any(stored.weight_offloaded for stored in self.parameters.values())
 
     def recompute_of(self, block: int | None) -> frozenset[int] | None:
         """How a block is recomputed: the places in it of the operators whose results are kept all the same (none under
@@ -212,18 +219,21 @@ def _kept_place(
 def stage_of_operators(bound: BoundPlan) -> Mapping[int, int]:
     """Stage of each operator, virtual or not: by its block; what comes before is in the first stage, what comes after
     in the last."""
-    stages = bound.plan.stages
-    by_block = {
-        block: s
-        for s, stage in enumerate(stages)
-        for block in range(stage.first_block, stage.first_block + stage.blocks)
-    }
-    found = {}
-    for at in range(len(bound.operators)):
-        block = bound.blocks.block_of(at)
-        outside = 0 if at < bound.blocks.stop else len(stages) - 1
-        found[at] = outside if block is None else by_block[block]
-    return found
+    ends = stage_ends(bound)
+    if ("stages", ends) not in bound.graph.derived:
+        found, begin = dict[int, int](), 0
+        for stage, end in enumerate(ends):
+            found.update(dict.fromkeys(range(begin, end), stage))
+            begin = end
+        bound.graph.derived["stages", ends] = found
+    return cast("Mapping[int, int]", bound.graph.derived["stages", ends])
+
+
+def stage_ends(bound: BoundPlan) -> tuple[int, ...]:
+    """For each stage the first operator behind it."""
+    borders = bound.blocks.borders
+    ends = (borders[stage.first_block + stage.blocks] for stage in bound.plan.stages[:-1])
+    return (*ends, len(bound.operators))
 
 
 def _bound(
@@ -330,5 +340,6 @@ __all__ = [
     "bind_operator",
     "check_stored",
     "prepare",
+    "stage_ends",
     "stage_of_operators",
 ]

@@ -69,6 +69,8 @@ def earlier_keys(rule: Rule) -> Rule:
 
 def positional(whole: OperatorGraph, part: OperatorGraph) -> frozenset[str]:
     """Constants and buffers of which every slice has its own part, where the graph `part` has that of the first."""
+    if part is whole:
+        return frozenset()
     constant = (name for name in part.types if name not in part.data_dependent)
     return frozenset(name for name in constant if part.types[name].shape != whole.types[name].shape)
 

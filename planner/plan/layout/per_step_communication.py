@@ -12,11 +12,12 @@ the same, a few messages of some bytes, and are left out of the sum for that.
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import cast
 
 from costmodels import collective_time
 from hardware_profiles import Cluster, Machine, links_of_all
-from planner.plan.binding.bind import BoundPlan, stage_of_operators
+from planner.plan.binding.bind import BoundPlan, stage_ends, stage_of_operators
 from planner.pricing import Pricers
 from planner.pricing.bucket_size import room_of
 from planner.pricing.message import Message, bucket_messages, message_seconds
@@ -103,20 +104,23 @@ def _buckets(bound: BoundPlan, held: Collection[str], *, gradients: bool) -> tup
 def _traveller(bound: BoundPlan, name: str, gradients: bool, known: dict[object, Traveller]) -> Traveller:
     """A parameter on its way, which others of its kind share: the blocks of a model."""
     stored, tensor, mesh = bound.parameters[name], bound.graph.types[name], bound.plan.mesh
-    if gradients:
-        tensor = summed(tensor, bound.plan.training.update)
-    way = (stored.gradient, stored.state) if gradients else (stored.state, stored.weight)
-    kind = (tensor, way)
+    kind = (id(tensor), id(stored))
     if kind not in known:
-        known[kind] = traveller(name, tensor.shape, tensor.dtype, tensor.element_bytes, mesh, *way)
-    return replace(known[kind], name=name)
+        moved = summed(tensor, bound.plan.training.update) if gradients else tensor
+        way = (stored.gradient, stored.state) if gradients else (stored.state, stored.weight)
+        known[kind] = traveller(name, moved.shape, moved.dtype, moved.element_bytes, mesh, *way)
+    one = known[kind]
+    return Traveller(name=name, dtype=one.dtype, steps=one.steps, nbytes=one.nbytes)
 
 
 def shared_parameters(bound: BoundPlan) -> frozenset[str]:
     """Parameters that several pipeline ranks hold, and whose gradients they add up one by one."""
-    stages, pipeline = stage_of_operators(bound), bound.plan.pipeline
-    homes = {name: {stages[at] % pipeline for at in uses} for name, uses in bound.graph.consumers.items()}
-    return frozenset(name for name in bound.parameters if len(homes.get(name, ())) > 1)
+    key = ("shared parameters", stage_ends(bound), bound.plan.pipeline)
+    if key not in bound.graph.derived:
+        stages, pipeline, uses = stage_of_operators(bound), bound.plan.pipeline, bound.graph.consumers
+        homes = {name: {stages[at] % pipeline for at in uses.get(name, ())} for name in bound.parameters}
+        bound.graph.derived[key] = frozenset(name for name, ranks in homes.items() if len(ranks) > 1)
+    return cast("frozenset[str]", bound.graph.derived[key])
 
 
 def norm_messages(bound: BoundPlan) -> tuple[Message, ...]:

@@ -105,11 +105,18 @@ def _runs(bound: BoundPlan, operators: Sequence[int]) -> list[tuple[int | None, 
     """Blocks that are segments by themselves, and None with all others between them."""
     apart = offloads_weights(bound) or bound.plan.training.update.by_block
 
-    def alone(at: int) -> int | None:
-        block = bound.blocks.block_of(at)
-        return block if apart or block in bound.offloaded_blocks or bound.recompute_of(block) is not None else None
+    numbers = bound.blocks.numbers
+    alone = {
+        block
+        for block in range(bound.blocks.count)
+        if apart or block in bound.offloaded_blocks or bound.recompute_of(block) is not None
+    }
 
-    return [(block, tuple(run)) for block, run in groupby(operators, key=alone)]
+    def own(at: int) -> int | None:
+        block = numbers.get(at)
+        return block if block in alone else None
+
+    return [(block, tuple(run)) for block, run in groupby(operators, key=own)]
 
 
 def _results(bound: BoundPlan, cut: StageCut) -> Collection[str]:

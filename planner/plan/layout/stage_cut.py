@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from planner.errors import PlannerError
 from planner.graph.operator_graph import OperatorGraph
-from planner.plan.binding.bind import BoundPlan, stage_of_operators
+from planner.plan.binding.bind import BoundPlan, stage_ends, stage_of_operators
 from planner.plan.binding.slices import positional
 from planner.sharding.layout import replicated
 from planner.sharding.rule import Duplex
@@ -31,11 +32,12 @@ class StageCut:
 
 def cut_stage(bound: BoundPlan, stage: int) -> StageCut:
     """The part of a plan that one stage executes."""
-    graph, stages = bound.graph, stage_of_operators(bound)
-    count = len(bound.plan.stages)
-    own = [at for at in range(len(bound.operators)) if stages[at] == stage and _varies(graph, at)]
+    graph, count = bound.graph, len(bound.plan.stages)
+    begin, end = (0, *stage_ends(bound))[stage : stage + 2]
+    varies = varying(graph)
+    own = [at for at in range(begin, end) if varies[at]]
     own += _constants(graph, own, positional(bound.whole, graph))
-    crossing = crossing_values(graph, stages, count)
+    crossing = crossing_values(bound)
     used = {name for at in own for name in graph.operators[at].operands}
     return StageCut(
         stage=stage,
@@ -60,27 +62,39 @@ def check_updates(bound: BoundPlan, cuts: Sequence[StageCut]) -> None:
             )
 
 
-def _varies(graph: OperatorGraph, at: int) -> bool:
-    return any(name in graph.data_dependent for name in graph.operators[at].results if name is not None)
+def varying(graph: OperatorGraph) -> tuple[bool, ...]:
+    """Which operators make something that is not the same in every step."""
+    if ("varying",) not in graph.derived:
+        dependent = graph.data_dependent
+        graph.derived["varying",] = tuple(not dependent.isdisjoint(op.results) for op in graph.operators)
+    return cast("tuple[bool, ...]", graph.derived["varying",])
 
 
 def _constants(graph: OperatorGraph, own: Sequence[int], given: frozenset[str]) -> list[int]:
     """Operators whose results never change (masks, positions) and that the stage needs: it computes them itself, but
     for those that every slice of the sequence is `given`."""
     found: set[int] = set()
+    varies = varying(graph)
     wanted = [name for at in own for name in graph.operators[at].operands]
     while wanted:
         name = wanted.pop()
         at = None if name in given else graph.producer.get(name)
-        if at is not None and not _varies(graph, at) and at not in found:
+        if at is not None and not varies[at] and at not in found:
             found.add(at)
             wanted += graph.operators[at].operands
     return sorted(found)
 
 
-def crossing_values(graph: OperatorGraph, stages: Mapping[int, int], count: int) -> tuple[tuple[str, ...], ...]:
-    """For each of `count` stages, by the stage of each operator, the values that it gets from the one before: made
-    before it, and read in it or behind it, so that it hands them on."""
+def crossing_values(bound: BoundPlan) -> tuple[tuple[str, ...], ...]:
+    """For each stage of a plan the values that it gets from the one before: made before it, and read in it or behind
+    it, so that it hands them on."""
+    key = ("crossing", stage_ends(bound))
+    if key not in bound.graph.derived:
+        bound.graph.derived[key] = _crossing(bound.graph, stage_of_operators(bound), len(bound.plan.stages))
+    return cast("tuple[tuple[str, ...], ...]", bound.graph.derived[key])
+
+
+def _crossing(graph: OperatorGraph, stages: Mapping[int, int], count: int) -> tuple[tuple[str, ...], ...]:
     found: list[list[str]] = [[] for _ in range(count)]
     for at, op in enumerate(graph.operators):
         for name in op.results:

@@ -15,11 +15,13 @@ from planner.plan.binding.bind import BoundPlan
 
 def offloads_weights(bound: BoundPlan) -> bool:
     """Whether any weight of the plan is offloaded."""
-    return any(stored.weight_offloaded for stored in bound.parameters.values())
+    return bound.offloads_weights
 
 
 def offloaded_weights(bound: BoundPlan, operators: Sequence[int]) -> tuple[str, ...]:
     """The offloaded weights that a run of operators reads, in the order in which it reads them."""
+    if not offloads_weights(bound):
+        return ()
     names = dict.fromkeys(name for at in operators for name in bound.graph.operators[at].operands)
     return tuple(name for name in names if name in bound.parameters and bound.parameters[name].weight_offloaded)
 

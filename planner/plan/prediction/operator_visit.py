@@ -21,7 +21,7 @@ from planner.plan.schedule import whole_in_flight
 from planner.pricing import OperatorPrices, keeping
 from planner.pricing.message import message_seconds
 from planner.pricing.operator_price import ROUND, inner_messages, transient_bytes
-from planner.pricing.parameter_price import gathered_at_once, reduced
+from planner.pricing.parameter_price import gathered_at_once
 from planner.sharding.layout import Layout, local_fraction
 from planner.sharding.rule import Duplex
 
@@ -52,9 +52,11 @@ class OperatorVisit:
             place = bound.place_of(at)
             self.works, self.moves = place < replays.works, place < replays.moves
         self.prices = walk.price(self.operator)
-        self.chunk = cost.chunks[walk.chunk_of(at)]
+        self.chunk = cost.chunks[walk.chunk_of[at]]
         self.home: Home = "device" if self.segment is None else self.segment.home_of_saved
-        self.later = deferred_weight_gradients(bound, at)  # operands whose gradients are deferred
+        self.later = (
+            deferred_weight_gradients(bound, at) if walk.defers else ()
+        )  # operands whose gradients are deferred
         self.results = [name for name in self.operator.operator.results if name is not None]
         self.in_pieces = self._kept_in_pieces()
         kept = walk.alive.kept
@@ -158,7 +160,7 @@ class OperatorVisit:
 
     def _launch(self, prices: OperatorPrices, *, again: bool) -> None:
         """Count what its kernels wait for their launches, block by block and pass by pass."""
-        number = self.walk.chunk_of(self.at)
+        number = self.walk.chunk_of[self.at]
         forward, backward = (self.cost.launches[number, self.block, name] for name in ("forward", "backward"))
         forward.add(float(prices.forward[0]), float(prices.late[0][0]), prices.host[0])
         if prices.backward[0]:
@@ -208,11 +210,11 @@ class OperatorVisit:
         tensor, stored = self.bound.graph.types[name], self.bound.parameters[name]
         there = (stored.weight, wanted.forward)
         walk.gather(*sums, name, "parameters", tensor, *there, {"forward": 1, **again})
-        gathered = bool(walk.pricers.parameters.route(tensor, *there).messages)
+        gathered = bool(walk.route("parameters", tensor, *there)[0].messages)
         if name in self.bound.graph.differentiable and not update.is_local(name):
-            moved, back = reduced(tensor, update), (wanted.gradient, stored.gradient)
+            moved, back = walk.reduced(tensor), (wanted.gradient, stored.gradient)
             walk.gather(*sums, name, "gradients", moved, *back, {"backward": 1}, place in self.later)
-            gathered |= update.by_block and bool(walk.pricers.gradients.route(moved, *back).messages)
+            gathered |= update.by_block and bool(walk.route("gradients", moved, *back)[0].messages)
         return gathered
 
     # memory
@@ -289,7 +291,7 @@ class OperatorVisit:
         if nbytes > 0 and self.block is not None:
             latency = self.walk.cluster.device.launch_latency
             fetch, store = away_seconds(nbytes, self.walk.cluster.store(home), latency)
-            key = (self.walk.chunk_of(self.at), self.block)
+            key = (self.walk.chunk_of[self.at], self.block)
             self.cost.offload_values(key, home, self.live * nbytes, (float(fetch), float(store)))
 
     def _kept_until_later(self) -> Bytes:

@@ -1,8 +1,9 @@
 """What a bound plan costs, computed operator by operator over the whole graph.
 
-This is the judge. The search fills tables for one block and multiplies; here nothing is folded, tabulated or shared
-between stages, so that an error in the search shows as a difference between the two. Both use the prices of
-`planner.pricing`.
+This is the judge. The search fills tables for one block and multiplies; here nothing is tabulated or shared between
+stages, and a block is left out only where all of it was compared with the one before it, whose numbers are then added
+once more (`planner.plan.prediction.repeated_blocks`). So an error in the search shows as a difference between the two.
+Both use the prices of `planner.pricing`.
 
     rank r:   t_r  seconds of one micro-batch, forward and backward, with the transfers it waits for
               u_r  seconds once a step: gradients, optimizer, weights
@@ -24,6 +25,7 @@ from hardware_profiles import HOMES, Bytes, Cluster, Machine, Seconds, clusters_
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.segments import segments_by_stage
 from planner.plan.plan import Plan, Prediction, StagePrediction
+from planner.plan.prediction.repeated_blocks import repeated_blocks
 from planner.plan.prediction.stage_cost import StageCost
 from planner.plan.prediction.step import AHEAD, BESIDE, COVERED, GATHERED_AHEAD, PIPELINE_BUBBLE, UNCOVERED, step_of
 from planner.plan.prediction.walk import hides, walks_of
@@ -46,13 +48,15 @@ def predict_alike(
     clusters, apart = clusters_of_ranks(cluster, len(walks)), tuple({id(walk): walk for walk in walks}.values())
     limits = (math.inf,) * len(walks) if limits is None else limits
     for bound in bounds:
+        repeated = tuple(repeated_blocks(bound, walk.alive) for walk in walks)
         if bound is not bounds[0]:  # with which they have begun
-            stages = segments_by_stage(bound)
+            # which gradients are deferred, and do not go with others, alone depends on the schedule
+            stages = segments_by_stage(bound) if bound.plan.training.update.by_block else apart[0].stages
             for walk in apart:
                 walk.begin(bound, stages)
         costs, fits = list[StageCost](), True
         for rank, walk in enumerate(walks):
-            costs.append(walk.rank(rank))
+            costs.append(walk.rank(rank, repeated=repeated[rank]))
             fits = _peak(costs[-1], clusters[rank]) <= limits[rank]
             if not fits:
                 break

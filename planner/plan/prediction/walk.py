@@ -1,6 +1,6 @@
 """The judge's walk over a bound plan: one pipeline rank after the other, operator by operator.
 
-Nothing is folded, tabulated or shared between ranks (see `planner.plan.prediction.predict`). A block that is recomputed
+Nothing is tabulated or shared between ranks (see `planner.plan.prediction.predict`). A block that is recomputed
 keeps what flows into it and what its kept operators have made for every micro-batch in flight, and the rest while its
 own backward pass runs: one block of a rank at a time. What the operators after the blocks keep is gone before the
 backward pass of a block begins: it counts as one more such block.
@@ -8,6 +8,7 @@ backward pass of a block begins: it counts as one more such block.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from hardware_profiles import Cluster, Group, Hidden, Machine, Seconds, clusters_of_ranks, links_of_ranks
 from planner.graph.blocks import Blocks
@@ -22,6 +23,7 @@ from planner.plan.layout.weight_offload import block_of_offloaded
 from planner.plan.prediction.charges import UNCHARGED, Phase, Times, charge
 from planner.plan.prediction.coalesced_collectives import Together
 from planner.plan.prediction.operator_visit import OperatorVisit
+from planner.plan.prediction.repeated_blocks import BlockSums
 from planner.plan.prediction.stage_cost import GATHERING, StageCost, tied_seconds, transfer_seconds
 from planner.plan.prediction.step import ChunkCost, PassCost
 from planner.plan.schedule import in_flight_of, most_deferred, updates_of, weight_versions
@@ -36,11 +38,19 @@ from planner.pricing import (
 from planner.pricing.liveness import liveness, replays
 from planner.pricing.message import Message
 from planner.pricing.model_flops import whole_flops
-from planner.pricing.parameter_price import summed
+from planner.pricing.parameter_price import reduced, summed
 from planner.pricing.redistribution_price import PricedRoute
 from planner.sharding.layout import Layout, local_fraction, replicated
 from planner.sharding.rule import Duplex
-from planner.sharding.stored import StoredParameter
+
+_NO_SUMS = BlockSums(block=-1, chunk=0)
+
+
+class _Routed(NamedTuple):
+    """A route with its hidden seconds, and what it is known by, which is kept so that nothing else has its identity."""
+
+    found: tuple[PricedRoute, Seconds]
+    of: tuple[TensorType, Layout, Layout]
 
 
 def hides(cluster: Machine) -> bool:
@@ -73,20 +83,26 @@ class Walk:
         self.replays = replays(graph, blocks, software.whole_blocks)
         self.ending = blocks.stop if _handed_alone(graph, blocks) else len(graph.operators)
         self.stage_of = stage_of_operators(self.bound)
-        self.arriving = crossing_values(graph, self.stage_of, len(plan.stages))
-        self.rank_of = {at: stage % plan.pipeline for at, stage in self.stage_of.items()}
+        self.arriving = crossing_values(self.bound)
+        pipeline = plan.pipeline
+        self.rank_of = {at: stage % pipeline for at, stage in self.stage_of.items()}
+        self.chunk_of = {at: stage // pipeline for at, stage in self.stage_of.items()}  # of the chunks of its rank
         self._prices: dict[tuple[int, object, tuple[bool, ...]], OperatorPrices] = {}
         self.hosted = bool(self.cluster.device.host_latency * self.cluster.software.host)
         self._alone: dict[tuple[int, tuple[bool, ...]], float] = {}
-        self._stored: dict[tuple[TensorType, bool, StoredParameter, bool], ParameterPrices] = {}
+        self._stored: dict[tuple[int, bool, int, bool], ParameterPrices] = {}
+        self._routes: dict[tuple[str, int, int, int], _Routed] = {}
+        self._made: dict[str, Duplex] = {}
+        self._gradients: dict[tuple[int, str], TensorType] = {}
         self.begin(self.bound, self.stages)
 
     def begin(self, bound: BoundPlan, stages: Sequence[Sequence[Segment]]) -> None:
         """Start over with the same plan under another schedule, and the segments of its stages."""
         self.bound = bound
+        self.defers = bound.plan.schedule_kind.splits_backward
         self.deferred_weight_gradients = {
             op.operator.operands[place]
-            for at, op in enumerate(self.bound.operators)
+            for at, op in enumerate(self.bound.operators if self.defers else ())
             for place in deferred_weight_gradients(self.bound, at)
         }
         self.waiting = 0
@@ -105,10 +121,13 @@ class Walk:
         rank: int,
         live: Sequence[int] | None = None,
         after: Callable[[int, StageCost, Mapping[int, float]], None] = lambda at, cost, at_once: None,
+        *,
+        repeated: frozenset[int] = frozenset(),
     ) -> StageCost:
         """Walk the operators of all stages of one pipeline rank, with `live` micro-batches in flight in each chunk,
         where these are not those of the schedule. `after` each operator somebody may look at the sums so far, and at
-        the bytes of each block that are there while its backward pass runs."""
+        the bytes of each block that are there while its backward pass runs. Operators of `repeated` blocks add what the
+        block before theirs added; their messages are not listed."""
         plan, operators = self.bound.plan, self.bound.operators
         interleave = plan.training.interleave
         held = plan.stages[rank :: plan.pipeline]
@@ -128,14 +147,22 @@ class Walk:
         seen: set[str] = set()  # what flows into blocks
         at_once: dict[int, float] = {}
         own = [at for at in range(len(operators)) if self.rank_of[at] == rank]
+        numbers, written, last = self.bound.blocks.numbers, _NO_SUMS, -1
         for at in own:
-            chunk = cost.chunks[self.chunk_of(at)]
+            block, number = numbers.get(at, -1), self.chunk_of[at]
+            if block in repeated or block + 1 in repeated:
+                if block != last:
+                    if block not in repeated:
+                        written = self._written(block, number, live[number], seen)
+                    written.add(cost, at_once, block)
+                    for flops in written.flops:
+                        self.flops += flops
+                last = block
+                continue
+            chunk = cost.chunks[number]
             passes = [chunk.forward, chunk.backward] if interleave > 1 else []
             before = [one.taken for one in passes]
-            visit = OperatorVisit(self, cost, at, live[self.chunk_of(at)], seen, at_once)
-            visit.work()
-            visit.communicate()
-            visit.hold()
+            self._visit(cost, at, live[number], seen, at_once)
             for one, taken in zip(passes, before, strict=True):
                 one.close(taken)
             after(at, cost, at_once)
@@ -144,7 +171,7 @@ class Walk:
         for (number, _, name), launches in cost.launches.items():
             cost.chunks[number].save(name, launches.ahead)
             cost.ahead += launches.ahead
-        used = {name: self.chunk_of(at) for at in reversed(own) for name in operators[at].operator.operands}
+        used = {name: self.chunk_of[at] for at in reversed(own) for name in operators[at].operator.operands}
         for stage in range(rank, len(plan.stages), plan.pipeline):
             self.together.end_stage(cost, cost.chunks[stage // plan.pipeline], stage)
         blocks = block_of_offloaded(self.bound, [name for name in used if name in self.bound.parameters])
@@ -172,6 +199,22 @@ class Walk:
         self._crossings(cost, rank, live)
         self._loss(cost, rank)
         return cost
+
+    def _visit(self, cost: StageCost, at: int, live: int, seen: set[str], at_once: dict[int, float]) -> None:
+        visit = OperatorVisit(self, cost, at, live, seen, at_once)
+        visit.work()
+        visit.communicate()
+        visit.hold()
+
+    def _written(self, block: int, number: int, live: int, seen: set[str]) -> BlockSums:
+        """What the operators of a block of a chunk add to the sums."""
+        written, flops = BlockSums(block=block, chunk=number), self.flops
+        for at in self.bound.blocks.operators(block):
+            self.flops = 0.0
+            self._visit(written.cost, at, live, seen, written.at_once)
+            written.flops.append(self.flops)
+        self.flops = flops
+        return written
 
     def _updates(self, cost: StageCost, rank: int) -> None:
         """Schedules without a flush may update with every micro-batch, and hold weights that others still read."""
@@ -203,6 +246,8 @@ class Walk:
         often as each pass does it for its `owner`; `later` in a backward pass says that it is deferred. Its messages
         take so much `beyond` the additive sums, each time; None for those that are somebody else's."""
         route, hidden = self.route(moved, tensor, source, target)
+        if not (route.messages or route.seconds or hidden or beyond):
+            return
         cost.micro_batch[part] += sum(times.values()) * route.seconds
         for phase, number in times.items():
             into = chunk.forward if phase == "forward" else chunk.pass_of(later=later)
@@ -214,13 +259,31 @@ class Walk:
             charge(cost.messages, part, owner, message, times)
 
     def route(self, moved: str, tensor: TensorType, source: Layout, target: Layout) -> tuple[PricedRoute, float]:
-        """A redistribution as it is charged, and the seconds of it that are hidden."""
-        pricer: RedistributionPricer = getattr(self.pricers, moved)
-        route = pricer.route(tensor, source, target)
-        if self.whole is None:
-            return route, 0.0
-        whole: RedistributionPricer = getattr(self.whole, moved)
-        return route, max(0.0, whole.route(tensor, source, target).seconds - route.seconds)
+        """A redistribution as it is charged, and the seconds of it that are hidden. Blocks share types and layouts, by
+        whose identity it is found again."""
+        key = (moved, id(tensor), id(source), id(target))
+        if key not in self._routes:
+            pricer: RedistributionPricer = getattr(self.pricers, moved)
+            route, hidden = pricer.route(tensor, source, target), 0.0
+            if self.whole is not None:
+                whole: RedistributionPricer = getattr(self.whole, moved)
+                hidden = max(0.0, whole.route(tensor, source, target).seconds - route.seconds)
+            self._routes[key] = _Routed((route, hidden), (tensor, source, target))
+        return self._routes[key].found
+
+    def reduced(self, tensor: TensorType) -> TensorType:
+        """A parameter of the graph as the gradient of one use is reduced."""
+        key = (id(tensor), "reduced")
+        if key not in self._gradients:
+            self._gradients[key] = reduced(tensor, self.update)
+        return self._gradients[key]
+
+    def summed(self, tensor: TensorType) -> TensorType:
+        """A parameter of the graph as its gradient is added up."""
+        key = (id(tensor), "summed")
+        if key not in self._gradients:
+            self._gradients[key] = summed(tensor, self.update)
+        return self._gradients[key]
 
     def gather(
         self,
@@ -237,7 +300,7 @@ class Walk:
     ) -> None:
         """Charge a weight, or its gradient, that moves for one use; messages of those that go together are nobody's."""
         pricer: RedistributionPricer = getattr(self.pricers, moved)
-        beyond = self.together.use(pricer, name, pricer.route(tensor, source, target), times)
+        beyond = self.together.use(pricer, name, self.route(moved, tensor, source, target)[0], times)
         self.move(cost, chunk, owner, GATHERING, moved, tensor, source, target, times, later, beyond)
 
     def _parameter(self, cost: StageCost, name: str, chunk: ChunkCost, block: int | None) -> float:
@@ -246,7 +309,7 @@ class Walk:
         plan, graph = self.bound.plan, self.bound.graph
         tensor, stored, trainable = graph.types[name], self.bound.parameters[name], name in graph.differentiable
         local = self.update.is_local(name)
-        kind = (tensor, trainable, stored, local)
+        kind = (id(tensor), trainable, id(stored), local)
         if kind not in self._stored:
             training = plan.training
             self._stored[kind] = price_parameter(
@@ -254,7 +317,7 @@ class Walk:
             )
         prices = self._stored[kind]
         if trainable and not local:
-            sums, hidden = self.route("sums", summed(tensor, self.update), stored.gradient, stored.state)
+            sums, hidden = self.route("sums", self.summed(tensor), stored.gradient, stored.state)
             gathered, below = self.route("updated", tensor, stored.state, stored.weight)
             for part, route in (("gradient reduction", sums), ("weight gathering", gathered)):
                 cost.once[part] += route.seconds
@@ -283,7 +346,7 @@ class Walk:
         if len(ranks) < 2:
             return
         plan, tensor = self.bound.plan, self.bound.graph.types[name]
-        nbytes = summed(tensor, self.update).nbytes * local_fraction(self.bound.parameters[name].state, plan.mesh.sizes)
+        nbytes = self.summed(tensor).nbytes * local_fraction(self.bound.parameters[name].state, plan.mesh.sizes)
         seconds = tied_seconds(nbytes, self._links(ranks[0], ranks[-1]))
         cost.once["gradient reduction"] += seconds
         charge(
@@ -323,10 +386,6 @@ class Walk:
         if plan.pipeline > 1:
             charge(cost.messages, UNCHARGED, "", Message(kind="all_reduce", axis=None, nbytes=4.0), {"update": 1})
 
-    def chunk_of(self, at: int) -> int:
-        """Which of the chunks of its rank an operator is in."""
-        return self.stage_of[at] // self.bound.plan.pipeline
-
     def _transfer(self, cost: StageCost, chunk: ChunkCost, phase: Phase, name: str, stage: int) -> float:
         """Charge a value that crosses from the stage before into `stage`, or its gradient that goes back, in the pass
         that waits for it; returns its bytes on a device."""
@@ -348,9 +407,11 @@ class Walk:
 
     def made(self, name: str) -> Duplex:
         """Layouts in which a value is made."""
-        bound = self.bound.operators[self.bound.graph.producer[name]]
-        results = [result for result in bound.operator.results if result is not None]
-        return bound.layouts.results[results.index(name)]
+        if name not in self._made:
+            bound = self.bound.operators[self.bound.graph.producer[name]]
+            results = (result for result in bound.operator.results if result is not None)
+            self._made.update(zip(results, bound.layouts.results, strict=True))
+        return self._made[name]
 
     def price(self, bound: BoundOperator, without: Sequence[int] = (), *, counted: bool = True) -> OperatorPrices:
         """Prices of an operator, `without` the gradients of some operands; its work is the model's where `counted`."""

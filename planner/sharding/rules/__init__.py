@@ -1,6 +1,7 @@
 """Rules by operator name, and the rule of one call."""
 
 from functools import lru_cache
+from typing import cast
 
 from planner.errors import RuleError
 from planner.graph.call import Call, typed_call
@@ -18,6 +19,15 @@ def rule_of(graph: OperatorGraph, operator: Operator) -> Rule:
     That which the operator carries, where one was found by trial; else that of the table. Raises RuleError, naming the
     operator and the module it is called in, where there is no rule for it.
     """
+    known = graph.derived.get(operator.name)
+    if known is not None and known[0] is operator:
+        return cast("Rule", known[1])
+    rule = _rule_of(graph, operator)
+    graph.derived[operator.name] = (operator, rule)
+    return rule
+
+
+def _rule_of(graph: OperatorGraph, operator: Operator) -> Rule:
     if operator.op not in RULES and operator.rule is None:
         raise RuleError(
             f"operator {operator.op}, called in module '{operator.module or '(root)'}', has no sharding rule; add a row"

@@ -1,11 +1,12 @@
 """Candidates: the legal strategies of an operator and the layouts that follow, for a mesh.
 
-Equal lists are made once: legality and layouts depend on the form of a rule and on which sets of axes divide its
-factors, not on the extents themselves, so another batch size or another block finds its candidates ready.
+Equal lists are made once, for all meshes: legality and layouts depend on the form of a rule and on which sets of axes
+divide its factors, not on the extents themselves, so another batch size or another block finds its candidates ready.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +52,7 @@ class Candidates:
 
 @dataclass(kw_only=True)
 class CandidateLists:
-    """Makes and keeps candidate lists for one shape of mesh."""
+    """Finds candidate lists for one shape of mesh."""
 
     mesh: Mesh
     _known: dict[tuple[object, ...], Candidates] = field(default_factory=dict)
@@ -65,10 +66,7 @@ class CandidateLists:
 
     def among(self, rule: Rule, strategies: tuple[Strategy, ...]) -> Candidates:
         """The given strategies of a rule, which must be legal, as its candidates."""
-        key = (*_layouts_of(rule), strategies)
-        if key not in self._known:
-            self._known[key] = self._make(rule, strategies)
-        return self._known[key]
+        return _made(_Form(content=_layouts_of(rule), rule=rule), strategies)
 
     def _of_form(self, rule: Rule) -> Candidates:
         sizes = self.mesh.sizes
@@ -76,27 +74,38 @@ class CandidateLists:
         complete = tuple(_complete_sets(extent, sizes) for extent in extents)
         key = (*_layouts_of(rule), cut_limits(extents, sizes), complete)
         if key not in self._known:
-            self._known[key] = self._make(rule, legal_strategies(rule, self.mesh))
+            self._known[key] = self.among(rule, legal_strategies(rule, self.mesh))
         return self._known[key]
 
-    def _make(self, rule: Rule, strategies: tuple[Strategy, ...]) -> Candidates:
-        layouts = [derive_layouts(rule, strategy) for strategy in strategies]
 
-        def columns(side: str, count: int) -> tuple[DuplexColumn, ...]:
-            tensors = [[getattr(row, side)[t] for row in layouts] for t in range(count)]
-            return tuple(
-                DuplexColumn(
-                    forward=LayoutColumn.of([duplex.forward for duplex in duplexes]),
-                    gradient=LayoutColumn.of([duplex.gradient for duplex in duplexes]),
-                )
-                for duplexes in tensors
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """All of a rule that layouts depend on (`_layouts_of`), and a rule that has this form."""
+
+    content: tuple[object, ...]
+    rule: Rule = field(compare=False)
+
+
+@lru_cache(maxsize=512)
+def _made(form: _Form, strategies: tuple[Strategy, ...]) -> Candidates:
+    """Strategies of rules of a form as candidates: those of all meshes with as many axes."""
+    layouts = [derive_layouts(form.rule, strategy) for strategy in strategies]
+
+    def columns(side: str, count: int) -> tuple[DuplexColumn, ...]:
+        tensors = [[getattr(row, side)[t] for row in layouts] for t in range(count)]
+        return tuple(
+            DuplexColumn(
+                forward=LayoutColumn.of([duplex.forward for duplex in duplexes]),
+                gradient=LayoutColumn.of([duplex.gradient for duplex in duplexes]),
             )
-
-        return Candidates(
-            strategies=strategies,
-            operands=columns("operands", len(rule.operands)),
-            results=columns("results", len(rule.results)),
+            for duplexes in tensors
         )
+
+    return Candidates(
+        strategies=strategies,
+        operands=columns("operands", len(form.rule.operands)),
+        results=columns("results", len(form.rule.results)),
+    )
 
 
 def _layouts_of(rule: Rule) -> tuple[object, ...]:

@@ -31,8 +31,6 @@ from planner.strategy_search.solvers.problem import Array
 # Cells that are added up at once: 256 KiB, which stays in the cache of one core.
 BLOCK = 2**15
 
-_EVERY = slice(None)
-
 
 def eliminate(schedule: Schedule, tables: list[Array], rest: int = 0) -> list[Array]:
     """Go up: the tables (nodes, then pairs) followed by the message of every bucket; the last one is the optimum.
@@ -53,7 +51,7 @@ def eliminate_together(schedule: Schedule, tables: list[Array], rest: int = 0) -
     cells = 0
     for bucket in schedule.buckets[: len(schedule.buckets) - rest]:
         inputs = bucket.inputs + bucket.child_inputs
-        views = [tables[source.table][(_EVERY, *source.expand)] for source in inputs]
+        views = [tables[source.table][source.together] for source in inputs]
         shape = (len(tables[0]), *_shape(bucket, tables))
         if (cells := cells + math.prod(shape)) > BLOCK:
             check()
@@ -171,7 +169,7 @@ def _shape(bucket: Bucket, tables: list[Array]) -> tuple[int, ...]:
 def _least(views: list[Array], shape: tuple[int, ...]) -> Array:
     """The minimum over the second axis of a broadcast sum, the one after that which counts problems."""
     if math.prod(shape) <= BLOCK:
-        found: Array = np.minimum.reduce(_sum(views), axis=1)
+        found: Array = np.minimum.reduce(_sum(views, shape), axis=1)
         return found
     if len(views[0]) > 1:
         alone = [[view[at : at + 1] for view in views] for at in range(shape[0])]
@@ -185,11 +183,15 @@ def _least(views: list[Array], shape: tuple[int, ...]) -> Array:
     return best[None]
 
 
-def _sum(views: list[Array]) -> Array:
-    """Add small tables first, so that few additions run over the full table; the order is fixed, so is the rounding."""
-    total = views[0]
+def _sum(views: list[Array], shape: tuple[int, ...] = ()) -> Array:
+    """Add small tables first, so that few additions run over the full table; the order is fixed, so is the rounding.
+    `shape` is that of the sum, where it is known."""
+    total, own = views[0], False
     for view in views[1:]:
-        total = total + view
+        if own and total.shape == shape:
+            total += view  # into memory that is there
+        else:
+            total, own = total + view, True
     return total
 
 

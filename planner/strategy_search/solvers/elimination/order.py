@@ -31,9 +31,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-import networkx as nx
-from networkx.algorithms.approximation import treewidth_min_degree, treewidth_min_fill_in
-
 from planner.limits import check
 
 EXACT = 2**28
@@ -60,12 +57,14 @@ class Input:
         axes: which axes of the clique table its own axes are, rising; empty for a lone number.
         others: the variables of its axes but the first, which is the eliminated one. For back-substitution.
         expand: index that gives it every axis of the clique table, for broadcasting.
+        together: the same behind an axis that counts problems.
     """
 
     table: int
     axes: tuple[int, ...]
     others: tuple[int, ...]
     expand: Index
+    together: Index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +220,7 @@ def _split(
 def _input(table: int, scope: tuple[int, ...], clique: tuple[int, ...]) -> Input:
     axes = tuple(clique.index(variable) for variable in scope)
     expand = tuple(slice(None) if axis in axes else None for axis in range(len(clique)))
-    return Input(table=table, axes=axes, others=scope[1:], expand=expand)
+    return Input(table=table, axes=axes, others=scope[1:], expand=expand, together=(slice(None), *expand))
 
 
 def elimination_order(sizes: tuple[int, ...], edges: Pairs, last: tuple[int, ...] = ()) -> list[int]:
@@ -251,6 +250,9 @@ def _decompositions(core: Graph, kept: frozenset[int]) -> list[list[int]]:
     bag has all that are kept, as they are joined for it."""
     if not MANY > len(core) > len(kept) + 2:  # any order of three variables is as good
         return []
+    import networkx as nx  # takes a fifth of a second to load
+    from networkx.algorithms.approximation import treewidth_min_degree, treewidth_min_fill_in
+
     graph = nx.Graph({variable: list(near) for variable, near in core.items()})
     graph.add_edges_from(itertools.combinations(sorted(kept), 2))
     orders = []

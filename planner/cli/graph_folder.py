@@ -1,0 +1,45 @@
+"""Where traced graphs are kept, unless somebody says otherwise:
+
+    --graph-cache FOLDER     else PLAN_GRAPH_CACHE     else $XDG_CACHE_HOME/parallel-planner/graphs
+
+Without XDG_CACHE_HOME that is in ~/.cache; `none` as the folder keeps none. (https://specifications.freedesktop.org/basedir-spec/latest/)
+"""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from planner.cli.options import Options
+
+VARIABLE = "PLAN_GRAPH_CACHE"
+NONE = "none"
+_PROJECT = "parallel-planner"
+
+
+def graph_folder(options: "Options") -> Path | None:
+    """The folder of traced graphs; None where none are kept, as where every block is asked to be traced."""
+    said = options.graph_cache or os.environ.get(VARIABLE)
+    if said == NONE or options.full_trace:
+        return None
+    if said:
+        return Path(said).expanduser()
+    above = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    above = above if above.is_absolute() else Path("~/.cache").expanduser()
+    return above / _PROJECT / "graphs"
+
+
+def is_kept(options: "Options") -> bool:
+    """Whether the graph of the model that was asked for is likely there, so that PyTorch is not needed."""
+    from hardware_profiles import load_machine
+    from planner.models.zoo import is_of_zoo
+    from planner.plan.graph_cache import graph_key, graph_path
+    from planner.plan.plan import PRECISIONS
+    from planner.strategy_search.job import default_precision
+
+    folder = graph_folder(options)
+    if folder is None or not is_of_zoo(options.reference):
+        return False
+    precision = options.precision or default_precision(load_machine(options.profile))
+    key = graph_key(options.reference, dtype=PRECISIONS[precision], sequence_length=options.seq_len)
+    return key is not None and graph_path(folder, key).is_file()

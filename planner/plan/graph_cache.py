@@ -1,0 +1,165 @@
+"""Traced graphs of zoo models on disk, so that a model is traced once: tracing takes a third of planning.
+
+    FOLDER/graph-<digest of the key>.json      {"schema_version": 1, "key": {...}, "graph": text}
+
+The key is all that decides about a graph: the model with what is changed of it, dtype and sequence length, the sources
+of the zoo, of tracing and of this form, the build of PyTorch, and Python. The text is that of `planner.plan.carried`.
+
+A file is data: JSON of exactly these keys, read without following links, only up to a size, and only in a folder in
+which nobody but its owner writes; nothing in it is ever executed. One that is broken, of another key or form is traced
+anew and written over. So the cache costs nothing but space, and changes no result. Files are written whole or not at
+all; where they are more than `MOST` bytes together, those that were used least lately go.
+
+Graphs of other models are not kept: what a factory or a config makes depends on code that is not ours.
+"""
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hardware_profiles.foreign import ForeignTextError, decoded, parse_json
+from planner.errors import PlanFileError
+from planner.models.overrides import canonical_reference
+from planner.plan.carried import LONGEST, Carried, graph_text, own_graph
+from planner.plan.writing import write_atomically
+
+SCHEMA_VERSION = 1
+MOST = 64 * 2**20
+"""Bytes that files of graphs take together; that of Llama 70B takes 70 kB, that of DeepSeek-V3 130 kB."""
+
+_SOURCES = ("graph", "models", "plan/carried.py")
+"""What makes a graph and its text, in the package `planner`."""
+_PATTERN = "graph-*.json"
+_LEFT = 3600.0
+"""Seconds after which a file that a process began to write, and did not end, is nobody's."""
+
+GraphKey = Mapping[str, str | int | None]
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    schema_version: Annotated[int, Field(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)]
+    key: dict[str, str | int | None]
+    graph: Annotated[str, Field(max_length=LONGEST)]
+
+
+def graph_key(reference: str, *, dtype: str, sequence_length: int | None) -> GraphKey | None:
+    """All that the graph of a zoo model depends on; None where that cannot be told, as sources cannot be read."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    try:
+        torch = (Path(found.origin).parent / "version.py").read_bytes()
+        sources = _digest_of_sources()
+    except OSError:
+        return None
+    return {
+        "reference": canonical_reference(reference),
+        "dtype": dtype,
+        "sequence_length": sequence_length,
+        "sources": sources,
+        "torch": hashlib.sha256(torch).hexdigest(),
+        "python": sys.version,
+    }
+
+
+def graph_path(folder: Path, key: GraphKey) -> Path:
+    """The file of a key."""
+    return folder / f"graph-{hashlib.sha256(repr(sorted(key.items())).encode()).hexdigest()[:32]}.json"
+
+
+def read_graph(folder: Path, key: GraphKey) -> Carried | None:
+    """The graph that a folder keeps for a key; None where there is none that can be used."""
+    path = graph_path(folder, key)
+    try:
+        if _fault_of(folder):
+            return None
+        file = _File.model_validate(parse_json(decoded(_content(path))))
+        if file.key != key:
+            return None
+        graph = own_graph(file.graph)
+        os.utime(path)
+    except (OSError, ForeignTextError, ValidationError, PlanFileError):
+        return None
+    return graph
+
+
+def keep_graph(folder: Path, key: GraphKey, traced: Carried) -> str:
+    """Keep a graph, as it was traced. Returns why that cannot be, or an empty text."""
+    if traced.graph.constants:
+        return "the model makes tensors in its forward pass, whose values no file has"
+    text = graph_text(traced.graph, batch=traced.batch, sequence_length=traced.sequence_length)
+    if text is None:
+        return "the graph is too long"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if fault := _fault_of(folder):
+            return fault
+        file = _File(schema_version=SCHEMA_VERSION, key=dict(key), graph=text)
+        write_atomically(graph_path(folder, key), file.model_dump_json(), private=True)
+        _make_room(folder)
+    except PlanFileError as error:
+        return str(error)
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+    return ""
+
+
+def _digest_of_sources() -> str:
+    """Of all sources by their names and contents. Raises OSError."""
+    root, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
+    for place in _SOURCES:
+        paths = [root / place] if place.endswith(".py") else sorted((root / place).rglob("*.py"))
+        for path in paths:
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def _fault_of(folder: Path) -> str:
+    """Why what is in a folder may be somebody else's; empty where it is its owner's alone. Raises OSError."""
+    found = folder.stat()
+    if not stat.S_ISDIR(found.st_mode):
+        return f"{folder}: it is no folder"
+    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"{folder}: others may write there; take a folder of your own (chmod 700)"
+    return ""
+
+
+def _content(path: Path) -> bytes:
+    """The content of a plain file of at most the size that is written. Raises OSError for anything else."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        content = file.read(2 * LONGEST) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+    return content
+
+
+def _make_room(folder: Path) -> None:
+    """Delete what was used least lately until the files take at most `MOST` bytes, and what was begun and left."""
+    for path, found in _files(folder, f".{_PATTERN}.*"):
+        if found.st_mtime < time.time() - _LEFT:
+            path.unlink(missing_ok=True)
+    files = sorted(_files(folder, _PATTERN), key=lambda one: one[1].st_mtime)
+    total = sum(found.st_size for _, found in files)
+    for path, found in files:
+        if total <= MOST:
+            break
+        path.unlink(missing_ok=True)
+        total -= found.st_size
+
+
+def _files(folder: Path, pattern: str) -> Iterator[tuple[Path, os.stat_result]]:
+    """Files with what is known of them; those that another process deletes meanwhile are left out."""
+    for path in folder.glob(pattern):
+        with contextlib.suppress(FileNotFoundError):
+            yield path, path.lstat()

@@ -1,0 +1,71 @@
+"""Blocks that are visited once: the prediction is the one of visiting all, to the last bit."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from planner.plan.binding.bind import BoundPlan, bind
+from planner.plan.prediction import predict as predicting
+from planner.plan.prediction.predict import predict
+from planner.plan.prediction.repeated_blocks import repeated_blocks
+from planner.pricing.liveness import liveness
+from planner.strategy_search.request.space import Pinned
+from planner.strategy_search.search import search
+from tests.unit.plan.plans import BY_HAND, plan_named
+from tests.unit.search.cases import BATCH, cluster_of, request_of, traced
+
+SIX, MESHES = "llama-6-tied", {1: (2, 4), 2: (4,)}
+"""A model of six blocks, and the mesh of a rank of so many."""
+
+
+@cache
+def bound_of(ranks: int, recompute: str = "none") -> BoundPlan:
+    pinned = Pinned(mesh=MESHES[ranks], pipeline=ranks, micro_batches=2, recompute=recompute)  # type: ignore[arg-type]
+    plan = search(request_of(SIX, cluster_of("h100-80gb", 8), 8, pinned=pinned)).plan
+    return bind(plan, traced(SIX), BATCH)
+
+
+def all_visited(bound: BoundPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = cluster_of(bound.plan.cluster.profile, bound.plan.cluster.devices)
+    once = predict(bound, cluster)
+    monkeypatch.setattr(predicting, "repeated_blocks", lambda bound, alive: frozenset())
+    assert predict(bound, cluster) == once
+
+
+@pytest.mark.parametrize("recompute", ["none", "full", "selective"])
+def test_the_prediction_is_that_of_all_visits(recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = bound_of(1, recompute)
+    assert repeated_blocks(bound, liveness(bound.graph)) == {3}
+    all_visited(bound, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["pipeline", "several groups", "no blocks", BY_HAND])
+def test_nothing_changes_where_little_is_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_named(name)
+    all_visited(bind(plan, traced(plan.model.reference), BATCH), monkeypatch)
+
+
+def test_blocks_at_the_ends_of_a_stage_or_group_are_visited() -> None:
+    bound = bound_of(1)
+    alive = liveness(bound.graph)
+    (group,) = [group for group in bound.plan.groups if group.blocks]
+    others = [one for one in bound.plan.groups if not one.blocks]
+    halves = replace(group, blocks=3), replace(group, first_block=group.first_block + 3, blocks=3)
+    cut = replace(bound, plan=replace(bound.plan, groups=(*others, *halves)))
+    assert repeated_blocks(cut, alive) == frozenset()
+    assert repeated_blocks(bound_of(2), liveness(bound_of(2).graph)) == frozenset()  # three blocks a stage
+
+
+def test_a_block_of_which_more_is_kept_is_like_no_other() -> None:
+    bound = bound_of(1)
+    alive = liveness(bound.graph)
+    at = bound.blocks.borders[2]
+    saved = (*alive.saved[:at], alive.saved[at] ^ {7}, *alive.saved[at + 1 :])
+    assert repeated_blocks(bound, replace(alive, saved=saved)) == frozenset()
+
+
+def test_deferred_gradients_are_visited() -> None:
+    bound = bound_of(1)
+    deferring = replace(bound, plan=replace(bound.plan, schedule="zb_h1"))
+    assert repeated_blocks(deferring, liveness(bound.graph)) == frozenset()
