@@ -25,7 +25,7 @@ from dataclasses import replace
 
 from hardware_profiles import MixedCluster
 from planner.errors import InfeasibleError, LimitError, PlannerError, RequestError
-from planner.limits import check, limited
+from planner.limits import check, limited, sharing
 from planner.sharding.update import AUTO_GATHERS, GATHERS
 from planner.strategy_search.best_first import BestFirst
 from planner.strategy_search.engine.families import all_configurations, engine_of, families_of, family_of
@@ -92,17 +92,18 @@ def _gathering_each_way(
     """The fastest of what is found for every way to gather weights: each is another problem, with sums and memory of
     its own, and what is proved is proved about the one that is taken."""
     found, refusals, late = list[SearchResult](), list[PlannerError](), False
-    for gathers in GATHERS:
+    for at, gathers in enumerate(GATHERS):
         try:
             one = replace(request, update=replace(request.update, gathers=gathers))
-            found.append(search(one, on_progress, cancelled, cutoff))
+            with sharing(len(GATHERS) - at):
+                found.append(search(one, on_progress, cancelled, cutoff))
         except (RequestError, InfeasibleError) as error:
             refusals.append(error)
             late = late or isinstance(error, LimitError)
     if not found:
         raise refusals[0]
     best = min(found, key=lambda result: result.plans[0].seconds)
-    return best.cut_short() if late else best
+    return best.cut_short() if late or any(result.statistics.stopped for result in found) else best
 
 
 def find_fitting(request: SearchRequest, cancelled: Callable[[], bool] = lambda: False) -> bool:
