@@ -262,6 +262,20 @@ class Multipliers:
         bound = slowest + lone if self._averaged is None else np.maximum(slowest + lone, self._averaged)
         return np.where(possible, bound, math.inf)
 
+    def leanest(self, flights: float, most: float, interiors: tuple[float, float, float]) -> tuple[Array, Array, Array]:
+        """Least bytes of head, inner blocks (kinds, *states) and tail for every state, in which no operator needs more
+        than so many for a moment, but where it cannot do with less. Of the interior of each such a part counts."""
+        question = self._priced(math.inf, flights, most)
+        sides = (len(self.chain.head), sum(map(len, self.chain.kinds)), len(self.chain.tail))
+        head, inner, tail = interiors
+        order = (*(head,) * sides[0], *(tail,) * sides[2], *(inner,) * sides[1])
+        asked = [
+            replace(one, weights=replace(one.weights, replay=part))
+            for one, part in zip(question.asked, order, strict=True)
+        ]
+        (found,) = _answers([(self, replace(question, asked=asked))])
+        return found.values
+
     def least_bytes(self, setting: Setting) -> float:
         """Bytes below which no plan comes on average over its ranks, as far as the least memory was asked for."""
         least = 0.0

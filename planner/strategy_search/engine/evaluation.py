@@ -25,6 +25,7 @@ from planner.errors import LimitError
 from planner.strategy_search.decomposition.division import Division, divide
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline, step_bounds
 from planner.strategy_search.decomposition.lagrangian import Multipliers, Priced, Setting, State
+from planner.strategy_search.decomposition.least_memory import impossible
 from planner.strategy_search.decomposition.pieces import Chain, Column, Piece
 from planner.strategy_search.decomposition.stage_filling import Filled, Filling, Rank, Way, fill_best
 from planner.strategy_search.decomposition.stage_problem import Part, parts_problem
@@ -140,7 +141,7 @@ class Evaluation:
             for kind, multipliers in enumerate(self.multipliers):
                 multipliers.solve_all([one for one in hinted if self._new(kind, *one)])
             proved = np.maximum(proved, self._bounds())
-        closed = np.zeros(self.chain.shape, dtype=bool)
+        closed, ruled_out = np.zeros(self.chain.shape, dtype=bool), False
         try:
             for _ in range(3 * self.rounds):
                 open_bounds = np.where(closed, math.inf, proved)
@@ -158,6 +159,8 @@ class Evaluation:
                     continue
                 asked = self._next(ranks, division)
                 if asked is None or len(self.multipliers[asked[0]].priced) >= self.rounds:
+                    if found is None and not ruled_out:
+                        proved, ruled_out = np.where(self._impossible(), math.inf, proved), True
                     closed[state] = True
                     continue
                 kind, price, flights = asked
@@ -182,6 +185,12 @@ class Evaluation:
             self._look_at_the_leanest()
             return self._outcome(math.inf, bound, (), ())
         return self._outcome(best[0], min(bound, best[0]), best[1], best[2])
+
+    def _impossible(self) -> NDArray[np.bool_]:
+        """States of the boundary in which provably nothing fits; asked where nothing was found in one."""
+        if len(self.multipliers) > 1:
+            return np.zeros(self.chain.shape, dtype=np.bool_)
+        return impossible(self.chain, self.setting)
 
     def _bounds(self) -> Array:
         return step_bounds(self.pipeline_of_kinds, self.multipliers, self.setting)

@@ -71,6 +71,6 @@ if __name__ == "__main__":
     for what in ("time", "cost", "memory", "gathers"):
         best, whole = run(asked(what), None, 1.0)
         print(what, whole, best.plans[0].objective, flush=True)
-        for part in (0.3, ):
+        for part in (0.3,):
             found, took = run(asked(what), LIMIT, part * whole / LIMIT)
             print("  ", part, took / LIMIT, found.plans[0].objective, found.gap, found.statistics.stopped, flush=True)
