@@ -105,11 +105,11 @@ class BestFirst:
     def _begin(self) -> None:
         """Look for the incumbent, as soon as it is known what there is; where time is limited make it a plan."""
         self._open_families()
-        self._tell()
         hurried = seconds_left() < math.inf
-        plain = self.request.algorithm == "recursive_programming" or self.engine.spreads
-        if self.engine.hopeless or not self.request.prune or (plain and not hurried):
+        other = self.request.algorithm == "recursive_programming" or self.engine.spreads
+        if self.engine.hopeless or not self.request.prune or (other and not hurried):
             return
+        self._tell()
         for smallest, *others in conventional(self.engine, self.space):
             if self._tried_first(smallest):
                 all(self._tried_first(larger) for larger in others)  # until one is slower, or does not fit

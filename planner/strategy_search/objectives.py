@@ -12,7 +12,7 @@ from dataclasses import replace
 from costmodels import peak_memory
 from hardware_profiles import of_one_kind
 from planner.errors import InfeasibleError, LimitError, PlannerError
-from planner.limits import limited, reached, sharing
+from planner.limits import limited, reached, reading, seconds_after, seconds_left, sharing
 from planner.nearest import divisors
 from planner.strategy_search.placing import with_placing
 from planner.strategy_search.request.request import SearchRequest
@@ -101,9 +101,13 @@ def _gib(nbytes: float) -> str:
 def least_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
     """The plans of the least device-seconds, on all devices or on fewer; all of them first."""
     best: list[SearchResult] = []
-    cost, late = math.inf, False
+    cost, late, quickest = math.inf, False, math.inf
     numbers = divisors(request.cluster.devices)
     for devices in reversed(numbers):
+        began = reading()
+        if best and seconds_left() + seconds_after() < quickest:
+            late = True
+            break
         try:
             cluster = request.cluster.with_devices(devices)
             told = _named(on_progress, f"on {devices} devices")
@@ -116,7 +120,7 @@ def least_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -
             if reached() or cancelled():
                 break
             continue
-        late = late or result.statistics.stopped
+        late, quickest = late or result.statistics.stopped, min(quickest, reading() - began)
         if result.plans[0].objective * devices < cost:
             cost = result.plans[0].objective * devices
             best.append(result)

@@ -25,7 +25,7 @@ from dataclasses import replace
 
 from hardware_profiles import MixedCluster
 from planner.errors import InfeasibleError, LimitError, PlannerError, RequestError
-from planner.limits import check, limited, sharing
+from planner.limits import check, limited, reading, seconds_after, seconds_left, sharing
 from planner.sharding.update import AUTO_GATHERS, GATHERS
 from planner.strategy_search.best_first import BestFirst
 from planner.strategy_search.engine.families import all_configurations, engine_of, families_of, family_of
@@ -92,7 +92,12 @@ def _gathering_each_way(
     """The fastest of what is found for every way to gather weights: each is another problem, with sums and memory of
     its own, and what is proved is proved about the one that is taken."""
     found, refusals, late = list[SearchResult](), list[PlannerError](), False
+    quickest = math.inf
     for at, gathers in enumerate(GATHERS):
+        began = reading()
+        if found and seconds_left() + seconds_after() < quickest:
+            late = True
+            break
         try:
             one = replace(request, update=replace(request.update, gathers=gathers))
             with sharing(len(GATHERS) - at):
@@ -100,6 +105,7 @@ def _gathering_each_way(
         except (RequestError, InfeasibleError) as error:
             refusals.append(error)
             late = late or isinstance(error, LimitError)
+        quickest = min(quickest, reading() - began)
     if not found:
         raise refusals[0]
     best = min(found, key=lambda result: result.plans[0].seconds)

@@ -1,7 +1,7 @@
 """What the search begins with: the conventional plans that an expert would try, in the order in which he would.
 
     axes                  what they are for             what stays open
-    n                     data                          ZeRO (each tensor by itself), recomputation, division of blocks
+    n                     data, or tensor inside a node ZeRO (each tensor by itself), recomputation, division of blocks
     n/t x t               data, tensor inside a node    the same, and which matmul is split by rows, which by columns
     p ranks of these      pipeline                      the same
 
@@ -24,36 +24,32 @@ from planner.strategy_search.request.space import Configuration, Role
 TRIED = 6
 """Conventional configurations that are evaluated until one fits, at most."""
 
-_PURPOSES: dict[int, tuple[Role, ...]] = {0: (), 1: ("data",), 2: ("data", "tensor")}
+_PURPOSES: dict[int, tuple[tuple[Role, ...], ...]] = {0: ((),), 1: (("data",), ("tensor",)), 2: (("data", "tensor"),)}
 
 
 def conventional(engine: Engine, space: Sequence[Configuration]) -> list[list[Configuration]]:
     """The first few of the conventional ways to use the devices of a request, each with its micro-batches, the smallest
     first; none where meshes of more axes were asked for."""
-    inside = {1, *(group.levels[-1].fan_out or group.devices for group in parts_of(engine.request.cluster))}
+    nodes = {group.levels[0].fan_out or group.devices for group in parts_of(engine.request.cluster)}
     found: dict[object, list[tuple[int, int, int, Configuration]]] = {}
+    decided = engine.request.pinned.mesh is not None
     for one in space:
-        degrees = _degrees(one)
-        if degrees is None:
-            continue
-        data, tensor = degrees
+        inside = {1, *(min(node, math.prod(one.mesh)) for node in nodes)}
         part = engine.request.global_batch // one.micro_batches
-        if part % data == 0 and (one.roles or tensor in inside or engine.request.pinned.mesh is not None):
-            named = one if one.roles else replace(one, roles=_PURPOSES[len(one.mesh)])
-            found.setdefault(one.family, []).append((part, one.virtual_stages, tensor, named))
+        for roles in (one.roles,) if one.roles else _PURPOSES.get(len(one.mesh), ()):
+            named = replace(one, roles=roles)
+            data, tensor = _degrees(named)
+            if part % data == 0 and (one.roles or tensor in inside or decided):
+                found.setdefault(named.family, []).append((part, one.virtual_stages, tensor, named))
     ladders = [sorted(members, key=lambda member: member[:2]) for members in found.values()]
     ladders.sort(key=lambda members: (_coarse(engine.bound(members[0][3])), members[0][3].pipeline, members[0][2]))
     return [[one for *_, one in members] for members in ladders[:TRIED]]
 
 
-def _degrees(one: Configuration) -> tuple[int, int] | None:
-    """Data and tensor parallel degrees of a configuration taken conventionally; None where it cannot be."""
-    if one.roles:
-        degrees = dict(zip(one.roles, one.mesh, strict=True))
-        return degrees.get("data", 1) * degrees.get("replica", 1) * degrees.get("expert", 1), degrees.get("tensor", 1)
-    if len(one.mesh) not in _PURPOSES:
-        return None
-    return math.prod(one.mesh[:1]), math.prod(one.mesh[1:])
+def _degrees(one: Configuration) -> tuple[int, int]:
+    """Data and tensor parallel degrees of a configuration whose axes have purposes."""
+    degrees = dict(zip(one.roles, one.mesh, strict=True))
+    return degrees.get("data", 1) * degrees.get("replica", 1) * degrees.get("expert", 1), degrees.get("tensor", 1)
 
 
 def _coarse(seconds: float) -> float:
