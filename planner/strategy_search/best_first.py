@@ -111,6 +111,8 @@ class BestFirst:
             return
         self._tell()
         for smallest, *others in conventional(self.engine, self.space):
+            if self.cancelled():
+                return
             if self._tried_first(smallest):
                 all(self._tried_first(larger) for larger in others)  # until one is slower, or does not fit
                 break
