@@ -5,7 +5,8 @@
                                 every loop whose body may be long:  check()
 
 `check` raises LimitError where a limit is reached. The search catches it and goes on with what it has found, under
-limits that leave a plan the time to be priced (`finishing`). Limits belong to the context that they were set in, a
+limits that leave a plan the time to be priced (`finishing`); where that takes longer than this, the search ends
+`sooner`. Limits belong to the context that they were set in, a
 thread or a task, as deadlines do in Go and cancel scopes in Trio: a function five calls down need not be given what
 the functions between do not use. An inner limit only tightens an outer one. Without any limit `check` does nothing.
 
@@ -29,7 +30,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -49,7 +50,7 @@ GRACE = 0.5
 FINISH = 0.2
 """Of the time limit, what pricing the best plans may take after it, relatively."""
 
-_FINISH_SECONDS = 2.0  # but so long at least
+_FINISH_SECONDS = 1.0  # but so long at least
 _EVERY = 0.02  # seconds between two readings of the memory
 _LARGE = 2**24  # bytes from which a table is asked for before it is made
 _POLL = 0.1  # seconds between two looks of the watching thread
@@ -100,6 +101,10 @@ class Limits:
         """Bytes that may still be taken."""
         return math.inf if self.memory == math.inf else max(0.0, self.memory - self.resident())
 
+    def spare(self) -> float:
+        """Seconds past the end in which what was found is priced."""
+        return max(_FINISH_SECONDS, FINISH * self.seconds) if self.seconds < math.inf else math.inf
+
     def late(self) -> LimitError:
         return LimitError(f"the time limit of {self.seconds:g} s is reached")
 
@@ -145,20 +150,34 @@ def seconds_left() -> float:
     return math.inf if limits is None else limits.ends - limits.clock()
 
 
+def seconds_after() -> float:
+    """Seconds that `finishing` gives; infinite without a limit."""
+    limits = _CURRENT.get()
+    return math.inf if limits is None else limits.spare()
+
+
+def reading() -> float:
+    """Of the clock of the limits: to measure, where time is limited, what something takes; 0 where it is not."""
+    limits = _CURRENT.get()
+    return 0.0 if limits is None or limits.ends == math.inf else limits.clock()
+
+
 @contextlib.contextmanager
 def limited(
     seconds: float | None = None,
     memory: float | None = None,
     *,
+    spent: float = 0.0,
     clock: Callable[[], float] | None = None,
     resident: Callable[[], float] | None = None,
 ) -> Iterator[Limits]:
-    """Limit what is done inside: seconds from now on, bytes that the process may have resident. What an outer limit
-    says holds too, and its clock and its way to read the memory where no other is given."""
+    """Limit what is done inside: seconds from now on, of which some are `spent` already, and bytes that the process may
+    have resident. What an outer limit says holds too, and its clock and its way to read the memory where no other is
+    given."""
     outer = _CURRENT.get() or Limits()
     found = Limits(clock=clock or outer.clock, resident=resident or outer.resident)
     found.ends, found.seconds, found.memory = outer.ends, outer.seconds, outer.memory
-    if seconds is not None and (ends := found.clock() + seconds) < found.ends:
+    if seconds is not None and (ends := found.clock() + seconds - spent) < found.ends:
         found.ends, found.seconds = ends, seconds
     if memory is not None:
         found.memory = min(found.memory, memory)
@@ -176,10 +195,9 @@ def finishing() -> Iterator[None]:
     if outer is None:
         yield
         return
-    spare = max(_FINISH_SECONDS, FINISH * outer.seconds) if outer.seconds < math.inf else math.inf
     memory = max(outer.memory, outer.resident()) * 1.1 if outer.memory < math.inf else math.inf
     inner = Limits(
-        ends=max(outer.ends, outer.clock()) + spare,
+        ends=max(outer.ends, outer.clock()) + outer.spare(),
         seconds=outer.seconds,
         memory=memory,
         clock=outer.clock,
@@ -190,6 +208,29 @@ def finishing() -> Iterator[None]:
         yield
     finally:
         _CURRENT.reset(token)
+
+
+@contextlib.contextmanager
+def sooner(seconds: float) -> Iterator[None]:
+    """What is done inside ends so many seconds before the limit."""
+    outer = _CURRENT.get()
+    if outer is None or seconds <= 0:
+        yield
+        return
+    token = _CURRENT.set(replace(outer, ends=outer.ends - seconds))
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+@contextlib.contextmanager
+def sharing(parts: int) -> Iterator[None]:
+    """What is done inside ends when so large a part of the time that is left is over: the first of so many things that
+    are to be done within it."""
+    left = seconds_left()
+    with sooner(0.0 if left == math.inf else left * (1 - 1 / parts)):
+        yield
 
 
 class _Interrupted(BaseException):
@@ -286,6 +327,16 @@ def _take_interruption(thread: int) -> None:
             pass
     except _Interrupted:
         return
+
+
+def process_seconds() -> float:
+    """Seconds since this process began; where the system does not say, those that it has computed for."""
+    try:
+        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+            began = int(file.read().rsplit(")", 1)[1].split()[19]) / os.sysconf("SC_CLK_TCK")
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)
+    except (AttributeError, OSError, IndexError, ValueError):
+        return time.process_time()
 
 
 def resident_bytes() -> float:

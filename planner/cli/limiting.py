@@ -1,7 +1,9 @@
 """Limits of a command: the time of --time-limit, the memory of --planner-memory or most of what is available."""
 
 import contextlib
+import time
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from planner.cli.graph_folder import is_kept
@@ -11,15 +13,34 @@ if TYPE_CHECKING:
     from planner.cli.options import Options
 
 
+_BEGAN: ContextVar[float | None] = ContextVar("planner_began", default=None)
+
+
+@contextlib.contextmanager
+def whole_process() -> Iterator[None]:
+    """What is run inside is all that this process does, so that a time limit counts from its start."""
+    from planner.limits import process_seconds
+
+    token = _BEGAN.set(time.monotonic() - process_seconds())
+    try:
+        yield
+    finally:
+        _BEGAN.reset(token)
+
+
 @contextlib.contextmanager
 def within_limits(options: "Options") -> Iterator[None]:
-    """Limit what a command does from here on. Libraries are loaded before the clock starts: what they take has nothing
-    to do with what is asked. PyTorch is not needed where the graph is kept."""
-    import planner.strategy_search.objectives
+    """Limit what a command does from here on. The time is that of the whole process, where that was told: the import of
+    libraries and whatever came before count too. PyTorch is not needed where the graph is kept."""
     from planner.limits import default_memory, limited
 
-    if not is_kept(options):
-        import planner.graph.trace  # noqa: F401, loads PyTorch
     memory = None if options.planner_memory is None else parse_memory(options.planner_memory, "--planner-memory")
-    with limited(options.time_limit, default_memory() if memory is None else memory):
-        yield
+    began = _BEGAN.get()
+    with limited(options.time_limit, spent=0.0 if began is None else time.monotonic() - began):
+        import planner.strategy_search.objectives
+
+        if not is_kept(options):
+            import planner.graph.trace  # noqa: F401, loads PyTorch
+
+        with limited(memory=default_memory() if memory is None else memory):
+            yield

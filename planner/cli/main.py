@@ -27,6 +27,7 @@ from planner.cli.commands import (
 )
 from planner.cli.errors import FAULT, fault_text
 from planner.cli.errors import reporting as errors_reported
+from planner.cli.limiting import whole_process
 from planner.cli.options import Options, flag, taking_options
 from planner.cli.usage import Commands
 from planner.errors import RequestError
@@ -105,7 +106,8 @@ def main() -> None:
     """Entry point of the `plan` script. What nobody expected is a fault of ours: one line, and a file to report it
     with."""
     try:
-        app(prog_name="plan")
+        with whole_process():
+            app(prog_name="plan")
     except KeyboardInterrupt:
         typer.echo("plan: interrupted", err=True)
         sys.exit(130)

@@ -1,5 +1,6 @@
 """Best-first over families of configurations, then over their members.
 
+incumbent a conventional plan, found and priced first, so that a search that is stopped has an answer  (incumbent)
 queue     (lower bound, family or configuration), the least bound first
 family    replaced by its members, each with the bound that the largest micro-batch proves
 member    evaluated; the end is where the least bound of the queue reaches the best step time
@@ -10,18 +11,19 @@ import heapq
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hardware_profiles import Hidden
-from planner.errors import LimitError, RequestError
-from planner.limits import check, finishing
+from planner.errors import InfeasibleError, LimitError, RequestError
+from planner.limits import check, finishing, reading, seconds_after, seconds_left, sooner
 from planner.strategy_search.engine.assemble import assembly
-from planner.strategy_search.engine.contenders import Contender, Contenders
+from planner.strategy_search.engine.contenders import NEAR, Contender, Contenders
 from planner.strategy_search.engine.contexts import ContextNotes
 from planner.strategy_search.engine.engine import Family
 from planner.strategy_search.engine.evaluation import NO_HINT, Hint, Outcome
 from planner.strategy_search.engine.families import all_configurations, engine_of, families_of, family_of
-from planner.strategy_search.engine.finalists import OPTIMAL, Finalists, Ranked
+from planner.strategy_search.engine.finalists import OPTIMAL, Finalists, OverfullError, Ranked, with_proof
+from planner.strategy_search.engine.incumbent import conventional
 from planner.strategy_search.engine.outcome_words import configuration_words, fate_words, nothing_fits
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.refusals import no_configuration
@@ -33,9 +35,6 @@ _LOG = logging.getLogger(__name__)
 """What becomes of every configuration, for people who ask; INFO."""
 
 _SWEPT = 3  # configurations that recursive programming decides once more, with sweeps
-
-_LARGE_GRAPH = 600
-"""Operators, without those of repeated blocks, from which something cheap is evaluated first."""
 
 _NOT_ASKED: Hint = (-1.0, (-1.0, -1.0))
 
@@ -72,32 +71,79 @@ class BestFirst:
         self.contexts = ContextNotes()
         self.covered, self.full = True, False
         self.disagreement: NothingAgreesError | None = None
+        self.incumbent: Contender | None = None
+        self.space: list[Configuration] = []
+        self.ready: tuple[Ranked, ...] = ()  # the incumbent priced, where time is limited
+        self.pricing = 0.0  # seconds that this took
 
     @property
     def cutoff(self) -> float:
         """Plans as slow as that are of no interest."""
-        return min(self.limit, self.contenders.cutoff) if self.request.prune else self.limit
+        if not self.request.prune:
+            return self.limit
+        first = self.incumbent.objective * (1 + NEAR) if self.incumbent and self.request.top == 1 else math.inf
+        return min(self.limit, self.contenders.cutoff, first)
+
+    @property
+    def best(self) -> float:
+        """The least objective yet."""
+        return min(self.contenders.best, self.incumbent.objective if self.incumbent else math.inf)
 
     def run(self) -> SearchResult:
         """Search until nothing better is left, it is cancelled, or a limit of the planner is reached."""
         recursive = self.request.algorithm == "recursive_programming"
         try:
-            stopped = self._recursively() if recursive else self._best_first()
+            with finishing():
+                self._begin()
+            with sooner(1.5 * self.pricing - seconds_after() / 2):  # others may take longer than the incumbent
+                stopped = self._recursively() if recursive else self._best_first()
             return self._result(stopped)
         except (LimitError, MemoryError) as error:
-            if not self.contenders.found:
+            if self.best == math.inf:
                 raise
             self.full = isinstance(error, MemoryError) or error.memory
         with finishing():
             return self._result(True)
 
+    def _begin(self) -> None:
+        """Look for the incumbent, as soon as it is known what there is; where time is limited make it a plan."""
+        self._open_families()
+        hurried = seconds_left() < math.inf
+        other = self.request.algorithm == "recursive_programming" or self.engine.spreads
+        if self.engine.hopeless or not self.request.prune or (other and not hurried):
+            return
+        self._tell()
+        for smallest, *others in conventional(self.engine, self.space):
+            if self.cancelled():
+                return
+            if self._tried_first(smallest):
+                all(self._tried_first(larger) for larger in others)  # until one is slower, or does not fit
+                break
+        self._tell()
+        if self.incumbent is not None and hurried:
+            began = reading()
+            with contextlib.suppress(OverfullError, InfeasibleError):
+                self.ready = self._finalists([self.incumbent]).plans()
+            self.pricing = reading() - began
+
+    def _tried_first(self, configuration: Configuration) -> bool:
+        """Whether a conventional configuration is the best yet."""
+        try:
+            outcome = self.engine.evaluate(configuration, cutoff=min(self.limit, self.best))
+        except NothingAgreesError:
+            return False
+        self.solved += outcome.solved
+        if not outcome.ranks or outcome.seconds >= min(self.limit, self.best):
+            return False
+        pieces = self.engine.pipeline_of_kinds(configuration, outcome.gathers)
+        self.incumbent = Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pieces)
+        return True
+
     def _best_first(self) -> bool:
         """Whether it was stopped before its end."""
-        self._open_families()
-        self._tell()
-        self._begin_cheaply()
         if self._evaluate_promising():
             return True
+        self._take_incumbent()
         self._refine()
         return False
 
@@ -133,15 +179,10 @@ class BestFirst:
             plans = finalists.plans()
         return plans
 
-    def _begin_cheaply(self) -> None:
-        """Of a large graph, evaluate one configuration first in which candidates are few, on one axis or none, so that
-        there is an answer: the bounds of a family alone may take longer than there is time."""
-        if len(self.engine.template.graph.operators) < _LARGE_GRAPH:
-            return
-        plain = [c for c in self._space() if c.pipeline == 1 and len(c.mesh) < 2 and not c.roles]
-        best = min(plain, key=lambda c: (abs(math.log(_samples(self.request, c))), _order(c)), default=None)
-        if best is not None:
-            self._evaluate(best, None, self.engine.bound(best))
+    def _take_incumbent(self) -> None:
+        """Let the incumbent contend where nothing better was found."""
+        if self.incumbent is not None and self.incumbent.objective < self.contenders.best:
+            self.contenders.add(self.incumbent)
 
     def _refine(self) -> None:
         """Whether the best plan gets faster on a mesh of three or four axes, which are not searched exhaustively."""
@@ -186,11 +227,11 @@ class BestFirst:
 
     def _lines(self) -> list[tuple[Configuration, ...]]:
         """Configurations that differ in their micro-batches only; without a given mesh one stands for all meshes."""
-        space = self._space()
-        self.proved = min(map(self.engine.bound, space))  # of all: not every one is looked at
+        self.queue.clear()
+        self.proved = min(map(self.engine.bound, self.space))  # of all: not every one is looked at
         given = self.request.pinned.mesh is not None or bool(self.request.shards)
         lines: dict[object, list[Configuration]] = {}
-        for c in space:
+        for c in self.space:
             if given or c.roles or len(c.mesh) < 2:
                 lines.setdefault((c.family, c.virtual_stages), []).append(c)
         self.total = sum(map(len, lines.values()))
@@ -219,9 +260,9 @@ class BestFirst:
         return space
 
     def _open_families(self) -> None:
-        space = self._space()
-        self.total = len(space)
-        for members in families_of(space):
+        self.space = self._space()
+        self.total = len(self.space)
+        for members in families_of(self.space):
             bound = min(map(self.engine.bound, members))
             heapq.heappush(self.queue, (bound, _order(members[0]), None, members, NO_HINT))
 
@@ -283,7 +324,7 @@ class BestFirst:
             Progress(
                 total=self.total,
                 done=self.evaluated,
-                best_seconds=self.contenders.best,
+                best_seconds=self.best,
                 bound_seconds=self._bound(),
                 phase=phase,
             )
@@ -292,10 +333,10 @@ class BestFirst:
     def _bound(self) -> float:
         """What is proved by now: evaluated configurations by their own bounds, the others by those in the queue."""
         ahead = self.queue[0][0] if self.queue else math.inf
-        return min(self.proved, ahead, self.contenders.best)
+        return min(self.proved, ahead, self.best)
 
     def _result(self, stopped: bool) -> SearchResult:
-        if not self.contenders.found:
+        if self.best == math.inf:
             if self.disagreement is not None and not self.evaluated:
                 raise self.disagreement
             if self.least == math.inf and not stopped:
@@ -307,28 +348,15 @@ class BestFirst:
         for ahead, _, _, members, _ in sorted(self.queue, key=lambda one: one[:2]):
             self.contexts.note(members[0], bound=ahead)
             more = f" and {len(members) - 1} with other micro-batches" if len(members) > 1 else ""
-            why = f"takes {ahead:.4g} s or more, and a plan of {self.contenders.best:.4g} s is known"
+            why = f"takes {ahead:.4g} s or more, and a plan of {self.best:.4g} s is known"
             _LOG.info(
                 "%s%s: cut off, %s",
                 configuration_words(members[0]),
                 more,
                 why if not stopped else "the search was stopped",
             )
-        finalists = Finalists(
-            request=self.request,
-            engine=self.engine,
-            prepared=self.prepared,
-            found=self.contenders.found,
-            bound=bound,
-            limits=self.limits,
-            covered=self.covered,
-        )
-        plans = finalists.plans()
-        if not stopped and self.request.algorithm != "recursive_programming":
-            with contextlib.suppress(LimitError):
-                plans = self._search_on(finalists, plans)
         return SearchResult(
-            plans=plans,
+            plans=self._plans(bound, stopped),
             bound_seconds=bound,
             covered=self.covered,
             contexts=self.contexts.outcomes(),
@@ -340,6 +368,35 @@ class BestFirst:
                 stopped=stopped,
                 full=self.full,
             ),
+        )
+
+    def _plans(self, bound: float, stopped: bool) -> tuple[Ranked, ...]:
+        """The best contenders as plans; of a search that was stopped the incumbent, which is one, where nothing better
+        was found, or where there is no time to make plans of others."""
+        if self.ready and stopped and (self.best < self.contenders.best or seconds_left() < self.pricing):
+            return tuple(with_proof(ranked, bound, covered=self.covered) for ranked in self.ready)
+        self._take_incumbent()
+        try:
+            finalists = self._finalists(self.contenders.found, bound)
+            plans = finalists.plans()
+            if not stopped and self.request.algorithm != "recursive_programming":
+                with contextlib.suppress(LimitError):
+                    plans = self._search_on(finalists, plans)
+            return plans
+        except LimitError:
+            if not self.ready:
+                raise
+            return tuple(with_proof(ranked, bound, covered=self.covered) for ranked in self.ready)
+
+    def _finalists(self, found: Sequence[Contender], bound: float = 0.0) -> Finalists:
+        return Finalists(
+            request=self.request,
+            engine=self.engine,
+            prepared=self.prepared,
+            found=found,
+            bound=bound,
+            limits=self.limits,
+            covered=self.covered,
         )
 
     def _look_at_the_leanest(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from costmodels import peak_memory
 from hardware_profiles import of_one_kind
 from planner.errors import InfeasibleError, LimitError, PlannerError
-from planner.limits import limited
+from planner.limits import limited, reached, reading, seconds_after, seconds_left, sharing
 from planner.nearest import divisors
 from planner.strategy_search.placing import with_placing
 from planner.strategy_search.request.request import SearchRequest
@@ -58,22 +58,30 @@ def _time(result: SearchResult) -> float:
 
 def least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
     """The fastest plan within the least memory, to `PRECISION`, in which anything was found to fit."""
-    found = search(request, _named(on_progress, "for any plan"), cancelled)
-    high = found.plan.prediction.peak_bytes
-    low = _reserved(request)
+    with sharing(3):
+        found = search(request, _named(on_progress, "for any plan"), cancelled)
+    most = high = found.plan.prediction.peak_bytes
+    low, late = _reserved(request), False
     try:
-        while high - low > PRECISION * high and not cancelled():
-            middle = (low + high) / 2
-            on_progress(_bisecting(low, high))
-            if find_fitting(replace(request, memory_limit=middle), cancelled):
-                high = middle
-            else:
-                low = middle
-        return search(replace(request, memory_limit=high), _named(on_progress, f"within {_gib(high)}"), cancelled)
+        with sharing(2):
+            while high - low > PRECISION * high and not cancelled():
+                middle = (low + high) / 2
+                on_progress(_bisecting(low, high))
+                if find_fitting(replace(request, memory_limit=middle), cancelled):
+                    high = middle
+                else:
+                    low = middle
     except LimitError:
-        return found.cut_short()
+        late = True
+    try:
+        if not late or high < most:
+            told = _named(on_progress, f"within {_gib(high)}")
+            found = search(replace(request, memory_limit=high), told, cancelled)
+    except LimitError:
+        late = True
     except InfeasibleError:
-        return found
+        pass
+    return found.cut_short() if late else found
 
 
 def _named(on_progress: Listener, what: str) -> Listener:
@@ -93,19 +101,26 @@ def _gib(nbytes: float) -> str:
 def least_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
     """The plans of the least device-seconds, on all devices or on fewer; all of them first."""
     best: list[SearchResult] = []
-    cost, late = math.inf, False
-    for devices in reversed(divisors(request.cluster.devices)):
+    cost, late, quickest = math.inf, False, math.inf
+    numbers = divisors(request.cluster.devices)
+    for devices in reversed(numbers):
+        began = reading()
+        if best and seconds_left() + seconds_after() < quickest:
+            late = True
+            break
         try:
             cluster = request.cluster.with_devices(devices)
             told = _named(on_progress, f"on {devices} devices")
-            result = search(replace(request, cluster=cluster), told, cancelled, cost / devices)
+            with sharing(numbers.index(devices) + 1):
+                result = search(replace(request, cluster=cluster), told, cancelled, cost / devices)
         except PlannerError as error:  # too little memory, no division, or not legal on this machine
             if devices == request.cluster.devices and not isinstance(error, InfeasibleError):
                 raise
-            late = isinstance(error, LimitError)
-            if late or cancelled():
+            late = late or isinstance(error, LimitError)
+            if reached() or cancelled():
                 break
             continue
+        late, quickest = late or result.statistics.stopped, min(quickest, reading() - began)
         if result.plans[0].objective * devices < cost:
             cost = result.plans[0].objective * devices
             best.append(result)
@@ -132,7 +147,8 @@ def _front(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> tu
     while not cancelled():
         try:
             told = on_progress if limit is None else _named(on_progress, f"within {_gib(limit)}")
-            found = search(replace(request, memory_limit=limit, top=1), told, cancelled)
+            with sharing(2):  # with the next, which is like it
+                found = search(replace(request, memory_limit=limit, top=1), told, cancelled)
         except InfeasibleError as error:
             if limit == request.memory_limit:
                 raise

@@ -29,6 +29,7 @@ from hardware_profiles import Bytes, HardwareProfileError, MixedCluster
 from planner.errors import InfeasibleError, LimitError, PlannerError
 from planner.graph.operator_graph import OperatorGraph, ValueRef
 from planner.graph.placed import Placed, place_of, tables_of
+from planner.limits import sharing
 from planner.matching import matches
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.result import SearchResult
@@ -71,7 +72,8 @@ def with_placing(
         return solve(given)
     bisection = _Bisection(given, tables, solve, score, cancelled)
     try:
-        first = bisection.begin()
+        with sharing(1 if request.placing == "fit" else 2):
+            first = bisection.begin()
     except InfeasibleError:
         best = bisection.best()
         if best is None:
@@ -154,7 +156,8 @@ class _Bisection:
         if least.result is None:
             return None
         best = replace(least.result, placements=len(self._known))
-        return best.cut_short() if self._late else best
+        stopped = [one for one in self._known.values() if one.result is not None and one.result.statistics.stopped]
+        return best.cut_short() if self._late or stopped else best
 
     def _at(self, count: int) -> _Found:
         if count not in self._known:
@@ -167,7 +170,8 @@ class _Bisection:
         placed = (*self._request.update.placed, *_as_patterns(self._request.graph, self._tables[:count]))
         try:
             update = replace(self._request.update, placed=placed)
-            result = self._solve(replace(self._request, update=update))
+            with sharing(2):  # with the next, where the tables are others
+                result = self._solve(replace(self._request, update=update))
         except LimitError:
             self._late = True
             return _NOTHING

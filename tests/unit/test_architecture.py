@@ -178,6 +178,7 @@ ENVIRONMENT = ("environ", "environb", "getenv", "getenvb", "putenv", "unsetenv")
 
 # The names of a module that its functions change.
 STATE = {
+    "planner.cli.limiting": {"_BEGAN"},  # a ContextVar: when the process began, where a command is all that it does
     "planner.limits": {"_CURRENT"},  # a ContextVar: the limits of the call that runs
     "runtime.comm.groups": {"_LAST"},  # the step of which `get_rank` and its like speak, as long as it lives
     "runtime.step.training_step": {"_alive"},  # steps whose process groups are left before the interpreter ends

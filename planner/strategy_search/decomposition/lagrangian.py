@@ -269,7 +269,7 @@ class Multipliers:
         Rank s with n inner blocks is busy for a + n b or more, for every a and b that a price proves. The slowest rank
         is busy for at least the time in which all ranks together have room for all blocks, whole ones.
         """
-        possible = np.isfinite(self._sum_of_parts(setting))
+        possible = self._possible(setting)
         slowest = np.zeros(self.chain.shape)
         for units in self.units(possible):
             total = self.whole(units)
@@ -288,6 +288,26 @@ class Multipliers:
         lone = self._sum_of_parts(setting) / setting.chunks
         bound = slowest + lone if self._averaged is None else np.maximum(slowest + lone, self._averaged)
         return np.where(possible, bound, math.inf)
+
+    def _possible(self, setting: Setting) -> NDArray[np.bool_]:
+        """States for which there is a choice, whatever it takes: as the first price has it, if it lets all count."""
+        if setting.ranks == 1 and self.priced and self.priced[0].proves:
+            return np.isfinite(self.value(self.priced[0]))
+        return np.isfinite(self._sum_of_parts(setting))
+
+    def leanest(self, flights: float, most: float, interiors: tuple[float, float, float]) -> tuple[Array, Array, Array]:
+        """Least bytes of head, inner blocks (kinds, *states) and tail for every state, in which no operator needs more
+        than so many for a moment, but where it cannot do with less. Of the interior of each such a part counts."""
+        question = self._priced(math.inf, flights, cap=most)
+        sides = (len(self.chain.head), sum(map(len, self.chain.kinds)), len(self.chain.tail))
+        head, inner, tail = interiors
+        order = (*(head,) * sides[0], *(tail,) * sides[2], *(inner,) * sides[1])
+        asked = [
+            replace(one, weights=replace(one.weights, replay=part))
+            for one, part in zip(question.asked, order, strict=True)
+        ]
+        (found,) = _answers([(self, replace(question, asked=asked))])
+        return found.values
 
     def least_bytes(self, setting: Setting) -> float:
         """Bytes below which no plan comes on average over its ranks, as far as the least memory was asked for."""
@@ -458,12 +478,19 @@ class Multipliers:
         return (ends + between) / self.parts
 
     def _least_values(self, kinds: Sequence[tuple[Solved, ...]]) -> Array:
-        return np.array([self._least_value(solved) for solved in kinds]).reshape(len(kinds), *self.chain.shape)
+        least = [self._own_least(solved) for solved in kinds]
+        together = np.stack(np.broadcast_arrays(*least)) if least else np.zeros((0, *self.chain.shape))
+        return np.broadcast_to(together, (len(kinds), *self.chain.shape))
 
     def _least_value(self, solved: tuple[Solved, ...]) -> Array:
-        total = np.full(self.chain.shape, 0.0 if not solved else math.inf)
+        return np.broadcast_to(self._own_least(solved), self.chain.shape)
+
+    def _own_least(self, solved: tuple[Solved, ...]) -> Array:
+        """The least values of some pieces, with axes of one for what is not on their boundary: of the many states of a
+        chain a piece may know few."""
+        total = np.full((1,) * len(self.chain.shape), 0.0 if not solved else math.inf)
         for one in solved:
-            total = np.minimum(total, over(self.chain, one))
+            total = np.minimum(total, _own(self.chain, one))
         return total
 
 
@@ -504,8 +531,13 @@ def _worth(pieces: Sequence[Piece], price: float) -> Sequence[Piece]:
 
 def over(chain: Chain, solved: Solved) -> Array:
     """Values of a piece over all states of the chain's boundary."""
+    return np.broadcast_to(_own(chain, solved), chain.shape)
+
+
+def _own(chain: Chain, solved: Solved) -> Array:
+    """Values of a piece, with axes of one for what is not on its boundary."""
     axes = [chain.boundary.index(name) for name in solved.piece.boundary]
     shape = [1] * len(chain.boundary)
     for axis, size in zip(axes, solved.values.shape, strict=True):
         shape[axis] = size
-    return np.broadcast_to(solved.values.reshape(shape), chain.shape)
+    return solved.values.reshape(shape)

@@ -26,6 +26,7 @@ from planner.errors import LimitError
 from planner.strategy_search.decomposition.division import Division, divide
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline, step_bounds
 from planner.strategy_search.decomposition.lagrangian import Multipliers, Priced, Setting, State
+from planner.strategy_search.decomposition.least_memory import impossible
 from planner.strategy_search.decomposition.pieces import NEITHER, Chain, Column, Passes, Piece
 from planner.strategy_search.decomposition.stage_filling import Filled, Filling, Rank, Way, fill_best
 from planner.strategy_search.decomposition.stage_problem import Part, parts_problem
@@ -150,7 +151,7 @@ class Evaluation:
             for kind, multipliers in enumerate(self.multipliers):
                 multipliers.solve_all([one for one in hinted if self._new(kind, *one)])
             proved = np.maximum(proved, self._bounds())
-        closed = np.zeros(self.chain.shape, dtype=bool)
+        closed, ruled_out = np.zeros(self.chain.shape, dtype=bool), False
         try:
             for _ in range(3 * self.rounds):
                 open_bounds = np.where(closed, math.inf, proved)
@@ -168,6 +169,8 @@ class Evaluation:
                     continue
                 asked = self._next(ranks, division)
                 if asked is None or len(self.multipliers[asked[0]].priced) >= self.rounds:
+                    if found is None and not ruled_out:
+                        proved, ruled_out = np.where(self._impossible(), math.inf, proved), True
                     closed[state] = True
                     continue
                 kind, price, flights, under = asked
@@ -202,6 +205,12 @@ class Evaluation:
         if not price:
             return [(0.0, 0.0, under)] if any(under) else []
         return [(price, one, under) for one in sorted({self._flights(0), self._flights(self.setting.ranks // 2)})]
+
+    def _impossible(self) -> NDArray[np.bool_]:
+        """States of the boundary in which provably nothing fits; asked where nothing was found in one."""
+        if len(self.multipliers) > 1:
+            return np.zeros(self.chain.shape, dtype=np.bool_)
+        return impossible(self.chain, self.setting)
 
     def _bounds(self) -> Array:
         return step_bounds(self.pipeline_of_kinds, self.multipliers, self.setting)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from hardware_profiles import Machine
 from planner.errors import InfeasibleError, LimitError
 from planner.graph.operator_graph import OperatorGraph
-from planner.limits import reached
+from planner.limits import reached, reading, seconds_left
 from planner.plan.binding.bind import BoundPlan, bind_prepared
 from planner.plan.binding.machine import cluster_reference, placed
 from planner.plan.layout.offloaded import offloaded_fault
@@ -105,12 +105,14 @@ class Finalists:
         """The fastest of the contenders, fastest first; those that cannot be among them are not priced: their hosts
         would have to save more by launching ahead than those of the others."""
         top, plans = self.request.top, list[Ranked]()
+        longest, began = 0.0, reading()  # seconds to make a plan of one
         reordered = reorders(self.request.pinned)
         bounded = [(found.least_step(any_order=reordered), found.objective, found.order, found) for found in self.found]
         for least, _, _, found in sorted(bounded, key=lambda one: one[:3]):
             if len(plans) >= top and least >= plans[top - 1].launched_in_turn * (1 - OPTIMAL):
                 break
-            if plans and reached():
+            longest, began = max(longest, reading() - began), reading()
+            if plans and (reached() or seconds_left() < longest):
                 break
             if id(found) not in self._known:
                 ranked = self._ranked(found)
@@ -266,20 +268,31 @@ class Finalists:
 
     def _predicted(self, bound_plan: BoundPlan, machine: Machine) -> BoundPlan:
         """A plan with what is predicted and proved of it."""
-        plan, prediction = bound_plan.plan, predict(bound_plan, machine)
-        gap = max(0.0, 1 - self.bound / prediction.objective_seconds)
-        provenance = replace(
-            plan.provenance,
-            status="optimal" if gap <= OPTIMAL and self.covered else "feasible",
-            gap=0.0 if gap <= OPTIMAL else float(f"{gap:.3g}"),
-        )
-        return replace(bound_plan, plan=replace(plan, prediction=prediction, provenance=provenance))
+        plan = replace(bound_plan.plan, prediction=predict(bound_plan, machine))
+        return replace(bound_plan, plan=_with_proof(plan, self.bound, covered=self.covered))
 
     def _whole(self, part: int) -> OperatorGraph:
         """The whole graph with the batch of one micro-batch."""
         if part not in self._wholes:
             self._wholes[part] = rescale_batch(self.prepared, self.request.batch, part)
         return self._wholes[part]
+
+
+def with_proof(ranked: Ranked, bound: float, *, covered: bool) -> Ranked:
+    """A result with what has been proved since it was made."""
+    plan = _with_proof(ranked.plan, bound, covered=covered)
+    return replace(ranked, bound=replace(ranked.bound, plan=plan))
+
+
+def _with_proof(plan: Plan, bound: float, *, covered: bool) -> Plan:
+    """A plan with what is proved of it: none has an objective below `bound`."""
+    gap = max(0.0, 1 - bound / plan.prediction.objective_seconds)
+    provenance = replace(
+        plan.provenance,
+        status="optimal" if gap <= OPTIMAL and covered else "feasible",
+        gap=0.0 if gap <= OPTIMAL else float(f"{gap:.3g}"),
+    )
+    return replace(plan, provenance=provenance)
 
 
 def _overfull(plans: list[Ranked], limit: float) -> OverfullError:

@@ -36,6 +36,8 @@ from planner.strategy_search.request.offload import NOTHING, Offload
 from planner.strategy_search.request.restriction import Restriction
 from planner.strategy_search.request.template import Template, ValueEdge
 from planner.strategy_search.tables.candidates import CandidateLists, Candidates, DuplexColumn, LayoutColumn
+from planner.strategy_search.tables.dominance import among as priced_among
+from planner.strategy_search.tables.dominance import undominated
 
 Array = NDArray[np.float64]
 
@@ -290,6 +292,8 @@ class TableBuilder:
             prices = price_parameter(
                 tensor, trainable, stored, self.precision, self.optimizer, self._pricers, self.update, local
             )
+            kept = undominated(stored, prices)
+            stored, prices = tuple(stored[place] for place in kept), priced_among(prices, kept)
             column = DuplexColumn(
                 forward=LayoutColumn.of([s.weight for s in stored]),
                 gradient=LayoutColumn.of([s.gradient for s in stored]),

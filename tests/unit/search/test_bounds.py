@@ -16,6 +16,7 @@ import pytest
 from planner.plan.binding.bind import bind
 from planner.plan.prediction.predict import stage_costs
 from planner.strategy_search.decomposition.lagrangian import Multipliers, State
+from planner.strategy_search.decomposition.least_memory import impossible
 from planner.strategy_search.decomposition.pieces import Column, Piece
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.evaluation import Evaluation, RankFilling
@@ -105,6 +106,7 @@ def test_no_plan_at_all_beats_the_bounds(model: str, ranks: int, chunks: int, mi
         best = min(seconds for seconds, peak in priced if peak <= setting.capacity * ALL)
         outcome = Evaluation(case.chain, setting).run()
         assert outcome.bound <= best * ALL
+        assert not impossible(case.chain, setting)[state]
         assert outcome.ranks
         assert outcome.bound <= outcome.seconds * ALL
         assert peak_of(case, state, outcome.ranks) <= setting.capacity * ALL
@@ -114,6 +116,21 @@ def test_no_plan_at_all_beats_the_bounds(model: str, ranks: int, chunks: int, mi
             for flights in sorted({setting.flights(rank) for rank in range(setting.ranks)}):
                 multipliers.solve(price, flights)
                 assert float(multipliers.bounds(setting)[state]) <= best * ALL, (price, flights)
+
+
+@pytest.mark.cases(1, 3)
+@pytest.mark.parametrize(("ranks", "chunks"), [(1, 1), (2, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize("model", ["chain", "llama-4"])
+def test_where_nothing_fits_nothing_is_bounded(model: str, ranks: int, chunks: int) -> None:
+    """A little below the least into which anything was found to fit, that is proved."""
+    configuration = Configuration(pipeline=ranks, virtual_stages=chunks, mesh=(), micro_batches=4)
+    case = make_case(model, "cpu", configuration, 24)
+    capacity = Evaluation(case.chain, replace(case.setting, capacity=1.0)).run().least
+    while Evaluation(case.chain, replace(case.setting, capacity=capacity)).run().ranks:
+        capacity *= 0.97
+    scarce = Evaluation(case.chain, replace(case.setting, capacity=0.95 * capacity)).run()
+    assert not scarce.ranks
+    assert scarce.bound == math.inf
 
 
 def changed(case: Case, ranks: tuple[RankFilling, ...], draw: random.Random) -> tuple[RankFilling, ...]:
@@ -173,6 +190,7 @@ def test_what_is_found_fits_and_nothing_that_fits_beats_its_bound(model: str) ->
             plans += [(state, random_ranks(case, draw, state)) for state in states]
             for state, ranks in plans:
                 if peak_of(case, state, ranks) <= setting.capacity:
+                    assert not impossible(case.chain, setting)[state]
                     assert outcome.bound <= seconds_of(case, state, ranks) * ALL
 
 

@@ -1,0 +1,150 @@
+"""In which states of the boundary nothing fits, whatever time it takes.
+
+A rank with n inner blocks holds at least
+
+    head + n inner + tail  +  largest interior  +  t          t: what its operator that needs most for a moment needs
+
+where head, inner and tail are the leanest ways to run them, each problem solved exactly (`Multipliers`, with an
+infinite price). Chosen each by itself, the leanest ways and the least t are those of different plans: what is lean for
+good may be what is large for a moment. So plans are told apart by their t:
+
+    t in [a, b]     operators that need more than b for a moment are ruled out; holds the sum of the leanest ways, and a
+
+The interval that allows the leanest plan is halved until nothing fits in any, or some rounds have shown nothing. The
+largest interior, of those that are recomputed, is no smaller than that of the tail, or of the head, or the average of
+the blocks: each is a bound, and the best of them counts.
+
+Ranks differ in their micro-batches in flight: what is asked for few of them holds for more. A rank has room for so many
+blocks; where all together have not room for all there are, nothing fits. Every step of this is a relaxation, so what is
+ruled out is ruled out by proof.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.strategy_search.decomposition.lagrangian import Multipliers, Setting
+from planner.strategy_search.decomposition.pieces import Chain, Piece
+
+Array = NDArray[np.float64]
+
+_HALVINGS = 6
+"""Of the interval that allows the leanest plan, for every number of micro-batches in flight."""
+
+_FLIGHTS = 3
+"""Numbers of micro-batches in flight that are looked at, of the ranks of a pipeline."""
+
+_NEVER = 1e15
+"""Blocks: more than there are."""
+
+_ROUNDING = 1e-9
+"""Of the capacity: sums in another order differ by less."""
+
+
+Leanest = tuple[Array, Array, Array, float]
+"""Least bytes of head, one inner block, whichever its kind, and tail, of every state; and the inner blocks up to which
+they are proved."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Interval:
+    """Plans whose operators need between `low` and `high` bytes for a moment, at most; what of them is known."""
+
+    low: float
+    high: float
+    leanest: tuple[Leanest, ...]
+
+
+def impossible(chain: Chain, setting: Setting) -> NDArray[np.bool_]:
+    """States of the boundary in which no plan fits into the capacity, as far as that can be proved. A chain that is the
+    same on all ranks."""
+    return _Proof(chain, setting).run()
+
+
+class _Proof:
+    def __init__(self, chain: Chain, setting: Setting) -> None:
+        self.chain, self.setting = chain, setting
+        self.multipliers = Multipliers(chain, setting.weight, columns=False)
+        self.blocks = chain.block_ranges.blocks
+        equal = setting.chunks > 1 or setting.ranks == 1
+        self.share = math.ceil(self.blocks / setting.ranks)  # some rank holds as many
+        averages = (self.share,) if equal else dict.fromkeys((self.share, min(self.blocks, 2 * self.share)))
+        self.counted: list[tuple[tuple[float, float, float], float]] = []  # parts of interiors, up to so many blocks
+        self.counted += [((0.0, 1 / most, 0.0), float(most)) for most in averages if most]
+        self.counted += [((0.0, 0.0, 1.0), math.inf)] if chain.tail else []
+        self.counted += [((1.0, 0.0, 0.0), math.inf)] if chain.head else []
+        pieces = (*chain.head, *chain.inner, *chain.tail)
+        found = [values for piece in pieces for values in piece.transient]
+        self.sizes = np.unique(np.concatenate(found)) if found else np.zeros(1)
+        self.inner_least = self._least(chain.inner) if self.blocks else 0.0
+
+    @staticmethod
+    def _least(pieces: Sequence[Piece]) -> float:
+        """Bytes that some operator needs for a moment, whatever is chosen."""
+        return min((piece.least_transient for piece in pieces), default=0.0)
+
+    def run(self) -> NDArray[np.bool_]:
+        setting = self.setting
+        flights = [setting.flights(rank) for rank in range(setting.ranks)]
+        distinct = sorted(set(flights))
+        places = {round(place * (len(distinct) - 1) / max(1, _FLIGHTS - 1)) for place in range(_FLIGHTS)}
+        rooms = {distinct[place]: self._rooms(distinct[place]) for place in sorted(places)}
+        total = np.zeros(self.chain.shape)
+        for rank, own in enumerate(flights):
+            known = max((flight for flight in rooms if flight <= own), default=None)
+            if known is None:
+                return np.zeros(self.chain.shape, dtype=bool)
+            room = np.clip(rooms[known][rank == 0, rank == setting.ranks - 1], -_NEVER, _NEVER / setting.ranks / 2)
+            if setting.ranks == 1 or setting.chunks > 1:
+                total = np.where(room < self.blocks / setting.ranks, -_NEVER, total + room)
+            else:
+                total = total + room
+        found: NDArray[np.bool_] = total < self.blocks
+        return found
+
+    def _rooms(self, flights: float) -> dict[tuple[bool, bool], Array]:
+        """Inner blocks for which a rank has room: first or not, last or not; minus infinity where not even for none."""
+        setting = self.setting
+        kinds = dict.fromkeys((rank == 0, rank == setting.ranks - 1) for rank in range(setting.ranks))
+        intervals = [self._interval(flights, 0.0, float(self.sizes[-1]))]
+        for _ in range(_HALVINGS):
+            allowing = max(intervals, key=lambda one: max(float(self._room(one, *kind).max()) for kind in kinds))
+            inside = self.sizes[(self.sizes > allowing.low) & (self.sizes < allowing.high)]
+            enough = max(float(self._room(allowing, *kind).max()) for kind in kinds) >= self.share
+            if not len(inside) or not enough:
+                break
+            middle = float(inside[len(inside) // 2])
+            intervals.remove(allowing)
+            intervals += [
+                self._interval(flights, allowing.low, middle),
+                replace(allowing, low=float(self.sizes[np.searchsorted(self.sizes, middle) + 1])),
+            ]
+        return {kind: np.max([self._room(one, *kind) for one in intervals], axis=0) for kind in kinds}
+
+    def _interval(self, flights: float, low: float, high: float) -> _Interval:
+        found = []
+        for interiors, most in self.counted:
+            head, inner, tail = self.multipliers.leanest(flights, high, interiors)
+            least = inner.min(axis=0) if len(inner) else np.zeros(self.chain.shape)
+            found.append((head, least, tail, most))
+        return _Interval(low=low, high=high, leanest=tuple(found))
+
+    def _room(self, interval: _Interval, first: bool, last: bool) -> Array:
+        """Inner blocks for which a rank has room in such plans; no limit where there is room for more than the average
+        of interiors speaks about."""
+        setting, chain = self.setting, self.chain
+        own = last and self.blocks and not chain.blocks_in_tail
+        less = np.minimum(chain.ending, 0.0) * setting.in_flight[-1][-1] if own else 0.0
+        here = (chain.head if first else (), chain.tail if last else ())
+        low = max(interval.low, self.inner_least, *map(self._least, here))
+        found = np.full(chain.shape, math.inf)
+        for head, inner, tail, most in interval.leanest:
+            ends = (head if first else 0.0) + (tail if last else 0.0) + less
+            left = setting.capacity * (1 + _ROUNDING) - low - ends
+            with np.errstate(invalid="ignore"):
+                blocks = np.floor(left / np.maximum(inner, 1e-30) + 1e-9) if self.blocks else np.zeros(chain.shape)
+            found = np.minimum(found, np.where(left < 0, -math.inf, np.where(blocks >= most, math.inf, blocks)))
+        return found
