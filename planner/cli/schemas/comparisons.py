@@ -139,6 +139,7 @@ class Audit(Strict):
 
 class Row(Strict):
     id: str
+    line: int
     source: Text
     profile: Text
     rank_group: Text
@@ -150,6 +151,12 @@ class Row(Strict):
     high_seconds: Number
     measured_peak_bytes: Number
     predicted_peak_bytes: Number
+    low_peak_bytes: Number
+    high_peak_bytes: Number
+    peak_kind: Literal["allocated", "reserved", "used"] | None
+    needed_bytes: Number
+    capacity_bytes: Number
+    time_seconds: dict[str, float] | None
     feasible: bool | None
     notes: list[str]
     error: Text
