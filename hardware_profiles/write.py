@@ -70,7 +70,9 @@ def _device(cluster: Cluster) -> Iterator[tuple[str, Value]]:
     device = cluster.device
     yield "name", device.name
     yield "device_type", device.device_type
-    yield "memory_gib", gib_from_bytes(device.memory)
+    yield "memory_gib", gib_from_bytes(device.memory if device.installed is None else device.installed)
+    if device.installed is not None:
+        yield "usable_gib", gib_from_bytes(device.memory)
     yield "reserved_gib", gib_from_bytes(device.reserved)
     yield "allocator_slack", device.allocator_slack
     yield "memory_bandwidth_gb_per_s", gb_per_s_from_bytes_per_second(device.memory_bandwidth)

@@ -13,6 +13,7 @@ from planner.cli.commands import (
     audit,
     calibrate,
     checkpoint,
+    compare,
     diff,
     estimate,
     explain,
@@ -42,6 +43,7 @@ app = typer.Typer(
 )
 app.command("audit")(audit.audit)
 app.command("calibrate")(calibrate.calibrate)
+app.command("compare")(compare.compare)
 app.command("diff")(diff.diff)
 app.command("estimate")(estimate.estimate)
 app.command("explain")(explain.explain)

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from planner.cli.schemas.comparisons import Audit, Diff, Explained, ExplainedNames, Reported, Validated
+from planner.cli.schemas.comparisons import Audit, Compared, Diff, Explained, ExplainedNames, Reported, Validated
 from planner.cli.schemas.errors import Refused
 from planner.cli.schemas.lists import Calibrated, Fitted, Model, Models, Profile, Profiles, Stack, Stacks
 from planner.cli.schemas.plans import (
@@ -32,6 +32,7 @@ ANSWERS: dict[str, type[BaseModel]] = {
     "plan": Answer,
     "plan estimate": Answer,
     "plan estimate PLAN": Repriced,
+    "plan compare": Compared,
     "plan diff": Diff,
     "plan explain PLAN": Explained,
     "plan explain PLAN NAME": ExplainedNames,

@@ -170,6 +170,32 @@ class Validated(Strict):
     summary: dict[str, Any]
 
 
+class Term(Strict):
+    name: str
+    predicted: float
+    measured: float
+    share: float
+    wrong: bool
+
+
+class Compared(Strict):
+    """`plan compare`."""
+
+    schema_version: Literal[1]
+    clock: Literal["wall", "cpu"]
+    predicted_seconds: float
+    measured_seconds: float
+    error: float
+    low_seconds: Number
+    high_seconds: Number
+    inside: bool | None
+    terms: list[Term]
+    memory: list[Term]
+    predicted_peak_bytes: float
+    measured_peak_bytes: Number
+    peak_kind: str
+
+
 class Reported(BaseModel):
     """`plan report`; the other keys are what the page shows."""
 

@@ -158,7 +158,7 @@ def test_the_main_job_as_json(folder: Path) -> None:
         "schema_version", "model", "parameters", "hardware", "cluster", "software", "devices", "groups",
         "sequence_length",
         "global_batch", "precision", "optimizer", "update", "step_seconds", "objective_seconds", "low_seconds",
-        "high_seconds", "peak_bytes", "capacity_bytes",
+        "high_seconds", "peak_bytes", "high_peak_bytes", "capacity_bytes",
         "tokens_per_second_per_device", "samples_per_second", "model_flops_utilisation", "degrees",
         "virtual_stages", "schedule", "slices", "interleave", "sequence_parallel", "optimizer_sharding",
         "micro_batches", "recomputation", "offload", "mesh",
@@ -339,7 +339,7 @@ def test_nothing_fits() -> None:
     assert re.search(
         r"usermodels:huge does not fit on 2 x cpu: the leanest plan looked at needs [\d.]+ GiB per device", message
     )
-    assert re.search(r"[\d.]+ GiB more than the 4\.0 GiB there are", message)
+    assert re.search(r"[\d.]+ GiB more than the 3\.7 GiB a margin of 8\.6% for its error leaves of 4\.0 GiB", message)
     assert re.search(
         r"It would fit with: .*\d+ devices \(--devices \d+; [\d.]+ m?s a step, [\d.,]+ samples/s per device\)", message
     )

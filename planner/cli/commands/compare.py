@@ -1,0 +1,117 @@
+"""`plan compare`: a prediction beside what was measured of the plan, term by term."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.cli.errors import reporting
+from planner.cli.output import write_json
+from planner.cli.printing import console_of
+from planner.errors import RequestError
+
+if TYPE_CHECKING:
+    from planner.plan.compare.measured import RunComparison, Term
+
+SCHEMA_VERSION = 1  # of the object that `plan compare --json` prints
+
+
+def compare(
+    plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
+    measured: Annotated[Path, typer.Argument(help="What plan run PLAN --measure FILE has recorded of it.")],
+    clock: Annotated[
+        str,
+        typer.Option(
+            metavar="wall|cpu",
+            help="Seconds of the clock, or for what processes compute those of the CPU, on machines that others use.",
+        ),
+    ] = "wall",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Compare what a plan predicts with what was measured, term by term, and say which terms are wrong.
+
+    Terms sum to the step on both sides, so what each is off by is its part of the error of the step.
+
+    [bold]plan run tiny.json --steps 20 --no-check --measure tiny.run.json[/bold]
+
+    [bold]plan compare tiny.json tiny.run.json[/bold]
+    """
+    with reporting(as_json):
+        from hardware_profiles.run_record import load_run_record
+        from planner.plan.compare.measured import compare_run
+        from planner.plan.file import load_plan
+
+        if clock not in ("wall", "cpu"):
+            raise RequestError(f"--clock '{clock}': it is wall or cpu")
+        found = compare_run(load_plan(plan_file), load_run_record(measured), "cpu" if clock == "cpu" else "wall")
+        if as_json:
+            write_json("plan compare", content(found))
+        else:
+            _show(found)
+
+
+def content(found: "RunComparison") -> dict[str, Any]:
+    """What `--json` prints."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "clock": found.clock,
+        "predicted_seconds": found.predicted_seconds,
+        "measured_seconds": found.measured_seconds,
+        "error": found.error,
+        "low_seconds": found.low_seconds,
+        "high_seconds": found.high_seconds,
+        "inside": found.inside,
+        "terms": [{**asdict(one), "wrong": one.wrong} for one in found.terms],
+        "memory": [{**asdict(one), "wrong": one.wrong} for one in found.memory],
+        "predicted_peak_bytes": found.predicted_peak_bytes,
+        "measured_peak_bytes": found.measured_peak_bytes,
+        "peak_kind": found.peak_kind,
+    }
+
+
+def _show(found: "RunComparison") -> None:
+    from planner.report.table import table_of
+    from planner.report.units import bytes_text, percent_text, seconds_text
+
+    console = console_of()
+    table = table_of("", "term", "predicted", "measured", "off by", "of the step", "")
+    for column in table.columns[1:5]:
+        column.justify = "right"
+    for one in found.terms:
+        table.add_row(*_cells(one, seconds_text))
+    error = f"{found.error:+.1%}"
+    table.add_row("step", seconds_text(found.predicted_seconds), seconds_text(found.measured_seconds), error, error, "")
+    console.print(table)
+    memory = table_of("", "memory", "predicted", "measured", "off by", "of these", "")
+    for column in memory.columns[1:5]:
+        column.justify = "right"
+    for one in found.memory:
+        memory.add_row(*_cells(one, bytes_text))
+    if found.measured_peak_bytes is not None:
+        off = f"{found.predicted_peak_bytes / found.measured_peak_bytes - 1:+.1%}"
+        peaks = bytes_text(found.predicted_peak_bytes), bytes_text(found.measured_peak_bytes)
+        memory.add_row("peak", *peaks, off, "", "")
+    console.print(memory)
+    console.print(f"The measured peak counts what is {found.peak_kind}.", soft_wrap=True)
+    if found.low_seconds is not None and found.high_seconds is not None:
+        ends = f"{seconds_text(found.low_seconds)} to {seconds_text(found.high_seconds)}"
+        console.print(f"The interval, {ends}, {'held' if found.inside else 'did NOT hold'}.")
+    if found.wrong:
+        parts = ", ".join(f"{one.name} {one.share:+.1%}" for one in found.wrong)
+        console.print(f"Wrong, with what of the step each is off by: {parts}.", soft_wrap=True)
+    else:
+        console.print(f"No term is off by more than a tenth of itself and {percent_text(0.02)} of the step.")
+
+
+def _cells(one: "Term", text: Any) -> tuple[str, ...]:
+    off = f"{one.predicted / one.measured - 1:+.1%}" if one.measured else "-"
+    sign = "-" if one.measured < 0 else ""
+    return (
+        one.name,
+        text(one.predicted),
+        f"{sign}{text(abs(one.measured))}",
+        off,
+        f"{one.share:+.1%}",
+        "wrong" if one.wrong else "",
+    )
