@@ -66,6 +66,33 @@ def dump_profile(cluster: Cluster, origins: Mapping[str, Origin], comment: str) 
     return text
 
 
+def dump_tables(content: Mapping[str, Any], comment: str) -> str:
+    """The text of plain tables as a profile file has them, each number with its source in a line."""
+    import tomlkit
+
+    document = tomlkit.document()
+    for line in comment.splitlines():
+        document.add(tomlkit.comment(line))
+    document.add(tomlkit.nl())
+    for key, value in content.items():
+        document[key] = _inline(value)
+    return tomlkit.dumps(document)
+
+
+def _inline(value: Any) -> Any:
+    """Plain values, in which numbers with their sources stand in one line."""
+    from tomlkit import inline_table
+
+    if isinstance(value, list):
+        return [_inline(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    found: Any = inline_table() if "value" in value or ("form" in value and len(value) == 1) else {}
+    for key, item in value.items():
+        found[key] = _inline(item)
+    return found
+
+
 def _device(cluster: Cluster) -> Iterator[tuple[str, Value]]:
     device = cluster.device
     yield "name", device.name

@@ -21,6 +21,7 @@ from planner.cli.commands import (
     import_,
     lists,
     plan,
+    replan,
     report,
     run,
     show,
@@ -50,6 +51,7 @@ app.command("explain")(explain.explain)
 app.command("export")(export.export)
 app.command("fit")(calibrate.fit)
 app.command("import")(import_.import_)
+app.command("replan")(replan.replan)
 app.command("report")(report.report)
 app.command("run")(run.run)
 app.command("show")(show.show)

@@ -182,6 +182,13 @@ def _record(path: Path) -> None:
     recorded(RunError, path)
 
 
+def _run_record(path: Path) -> None:
+    from hardware_profiles.run_record import load_run_record
+    from planner.plan.compare.corrections import factors_of
+
+    factors_of([load_run_record(path)])
+
+
 def _measurements(path: Path) -> None:
     from costmodels.fit_machine import fit_machine
     from hardware_profiles import load_measurements
@@ -522,6 +529,13 @@ def readers() -> tuple[Reader, ...]:
             format=JSON,
             seeds=_measured(),
             read=_measurements,
+            argv=lambda path: ["fit", str(path), "-o", str(path.with_suffix(".toml"))],
+        ),
+        Reader(
+            name="record of a run",
+            format=JSON,
+            seeds=_seeds("run-record.json"),
+            read=_run_record,
             argv=lambda path: ["fit", str(path), "-o", str(path.with_suffix(".toml"))],
         ),
         _imports("accelerate", YAML, "accelerate.yaml"),

@@ -12,21 +12,31 @@ from planner.cli.printing import console_of
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
-    from planner.plan.compare.measured import RunComparison, Term
+    from planner.plan.compare.measured import Clock, RunComparison, Term
 
 SCHEMA_VERSION = 1  # of the object that `plan compare --json` prints
+
+
+ByClock = Annotated[
+    str,
+    typer.Option(
+        metavar="wall|cpu",
+        help="Seconds of the clock, or for what processes compute those of the CPU, on machines that others use.",
+    ),
+]
+
+
+def clock_of(word: str) -> "Clock":
+    """A clock by its name. Raises RequestError."""
+    if word not in ("wall", "cpu"):
+        raise RequestError(f"--clock '{word}': it is wall or cpu")
+    return "cpu" if word == "cpu" else "wall"
 
 
 def compare(
     plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
     measured: Annotated[Path, typer.Argument(help="What plan run PLAN --measure FILE has recorded of it.")],
-    clock: Annotated[
-        str,
-        typer.Option(
-            metavar="wall|cpu",
-            help="Seconds of the clock, or for what processes compute those of the CPU, on machines that others use.",
-        ),
-    ] = "wall",
+    clock: ByClock = "wall",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare what a plan predicts with what was measured, term by term, and say which terms are wrong.
@@ -42,9 +52,7 @@ def compare(
         from planner.plan.compare.measured import compare_run
         from planner.plan.file import load_plan
 
-        if clock not in ("wall", "cpu"):
-            raise RequestError(f"--clock '{clock}': it is wall or cpu")
-        found = compare_run(load_plan(plan_file), load_run_record(measured), "cpu" if clock == "cpu" else "wall")
+        found = compare_run(load_plan(plan_file), load_run_record(measured), clock_of(clock))
         if as_json:
             write_json("plan compare", content(found))
         else:

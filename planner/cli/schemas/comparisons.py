@@ -196,6 +196,19 @@ class Compared(Strict):
     peak_kind: str
 
 
+class Replanned(Strict):
+    """`plan replan`."""
+
+    schema_version: Literal[1]
+    profile: str
+    step_seconds_before: float
+    kept: End
+    best: End
+    saved_seconds: float
+    differences: list[Item]
+    stopped: bool
+
+
 class Reported(BaseModel):
     """`plan report`; the other keys are what the page shows."""
 
