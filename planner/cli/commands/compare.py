@@ -13,6 +13,8 @@ from planner.errors import RequestError
 
 if TYPE_CHECKING:
     from planner.plan.compare.measured import Clock, RunComparison, Term
+    from planner.plan.plan import Plan
+    from planner.validation.cells import PeakKind
 
 SCHEMA_VERSION = 1  # of the object that `plan compare --json` prints
 
@@ -35,7 +37,13 @@ def clock_of(word: str) -> "Clock":
 
 def compare(
     plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
-    measured: Annotated[Path, typer.Argument(help="What plan run PLAN --measure FILE has recorded of it.")],
+    measured: Annotated[
+        Path | None, typer.Argument(help="What plan run PLAN --measure FILE has recorded of it.")
+    ] = None,
+    log: Annotated[Path | None, typer.Option(help="The log of another engine that has run it, instead.")] = None,
+    engine: Annotated[
+        str | None, typer.Option("--from", metavar="ENGINE", help="Of --log: megatron, nemo or torchtitan.")
+    ] = None,
     clock: ByClock = "wall",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -46,20 +54,57 @@ def compare(
     [bold]plan run tiny.json --steps 20 --no-check --measure tiny.run.json[/bold]
 
     [bold]plan compare tiny.json tiny.run.json[/bold]
+
+    [bold]plan compare llama8b.json --log train.log --from torchtitan[/bold]
     """
     with reporting(as_json):
         from hardware_profiles.run_record import load_run_record
         from planner.plan.compare.measured import compare_run
         from planner.plan.file import load_plan
 
-        found = compare_run(load_plan(plan_file), load_run_record(measured), clock_of(clock))
-        if as_json:
-            write_json("plan compare", content(found))
+        plan = load_plan(plan_file)
+        if measured is not None:
+            if log is not None or engine is not None:
+                raise RequestError("--log and --from are for runs of other engines; leave out the record, or both")
+            found, flops = compare_run(plan, load_run_record(measured), clock_of(clock)), None
+        elif log is not None and engine is not None:
+            found, flops = _logged(plan, log, engine)
         else:
-            _show(found)
+            raise RequestError("missing what was measured: a record of plan run --measure, or --log FILE --from ENGINE")
+        if as_json:
+            write_json("plan compare", content(found, flops))
+        else:
+            _show(found, flops)
 
 
-def content(found: "RunComparison") -> dict[str, Any]:
+def _logged(plan: "Plan", log: Path, engine: str) -> "tuple[RunComparison, tuple[float, float] | None]":
+    """A run that a log tells of beside its plan: the step and the peak; and TFLOP/s of a device, as predicted and as
+    measured."""
+    from hardware_profiles import parts_of
+    from planner.plan.binding.machine import machine_of
+    from planner.plan.compare.measured import RunComparison
+    from planner.plan.compare.training_log import read_log
+    from planner.validation.peak import peak_of
+
+    run, prediction = read_log(log, engine, plan), plan.prediction
+    kind: PeakKind = "allocated" if run.peak_kind == "allocated" else "reserved"
+    flops = prediction.model_flops / prediction.step_seconds / plan.cluster.devices / 1e12
+    found = RunComparison(
+        clock="wall",
+        predicted_seconds=prediction.step_seconds,
+        measured_seconds=run.seconds,
+        low_seconds=prediction.low_seconds,
+        high_seconds=prediction.high_seconds,
+        terms=(),
+        memory=(),
+        predicted_peak_bytes=peak_of(prediction, parts_of(machine_of(plan.cluster))[0].device, kind),
+        measured_peak_bytes=run.peak_bytes,
+        peak_kind=run.peak_kind,
+    )
+    return found, None if run.tflops is None else (flops, run.tflops)
+
+
+def content(found: "RunComparison", flops: tuple[float, float] | None = None) -> dict[str, Any]:
     """What `--json` prints."""
     return {
         "schema_version": SCHEMA_VERSION,
@@ -75,10 +120,12 @@ def content(found: "RunComparison") -> dict[str, Any]:
         "predicted_peak_bytes": found.predicted_peak_bytes,
         "measured_peak_bytes": found.measured_peak_bytes,
         "peak_kind": found.peak_kind,
+        "predicted_tflops": None if flops is None else flops[0],
+        "measured_tflops": None if flops is None else flops[1],
     }
 
 
-def _show(found: "RunComparison") -> None:
+def _show(found: "RunComparison", flops: tuple[float, float] | None) -> None:
     from planner.report.table import table_of
     from planner.report.units import bytes_text, percent_text, seconds_text
 
@@ -100,15 +147,18 @@ def _show(found: "RunComparison") -> None:
         off = f"{found.predicted_peak_bytes / found.measured_peak_bytes - 1:+.1%}"
         peaks = bytes_text(found.predicted_peak_bytes), bytes_text(found.measured_peak_bytes)
         memory.add_row("peak", *peaks, off, "", "")
-    console.print(memory)
-    console.print(f"The measured peak counts what is {found.peak_kind}.", soft_wrap=True)
+    if memory.row_count:
+        console.print(memory)
+        console.print(f"The measured peak counts what is {found.peak_kind}.", soft_wrap=True)
+    if flops is not None:
+        console.print(f"TFLOP/s of a device: {flops[0]:.1f} predicted, of the model alone; {flops[1]:.1f} by the log.")
     if found.low_seconds is not None and found.high_seconds is not None:
         ends = f"{seconds_text(found.low_seconds)} to {seconds_text(found.high_seconds)}"
         console.print(f"The interval, {ends}, {'held' if found.inside else 'did NOT hold'}.")
     if found.wrong:
         parts = ", ".join(f"{one.name} {one.share:+.1%}" for one in found.wrong)
         console.print(f"Wrong, with what of the step each is off by: {parts}.", soft_wrap=True)
-    else:
+    elif found.terms:
         console.print(f"No term is off by more than a tenth of itself and {percent_text(0.02)} of the step.")
 
 

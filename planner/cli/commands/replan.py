@@ -33,7 +33,7 @@ def replan(
 ) -> None:
     """Search again for another profile, with nothing decided, and say what changes and what it saves.
 
-    [bold]plan fit tiny.run.json -o mine.toml && plan replan tiny.json --hardware mine.toml -o better.json[/bold]
+    [bold]plan replan tiny.json --hardware mine.toml -o better.json[/bold]
     """
     with reporting(as_json):
         from planner.plan.compare.repricing import repriced

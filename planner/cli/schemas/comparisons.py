@@ -194,6 +194,8 @@ class Compared(Strict):
     predicted_peak_bytes: float
     measured_peak_bytes: Number
     peak_kind: str
+    predicted_tflops: Number
+    measured_tflops: Number
 
 
 class Replanned(Strict):

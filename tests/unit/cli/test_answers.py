@@ -36,6 +36,10 @@ def files(tmp_path_factory: pytest.TempPathFactory, traced_once: None) -> Path:
         made = CliRunner().invoke(app, [*TINY, *options, "-q", "-o", str(folder / name)])
         assert made.exit_code == 0, made.stderr
     (folder / "a.run.json").write_text(dump_run_record(record_of(load_plan(folder / "a.json"))), encoding="utf-8")
+    line = (
+        "global_batch_size: 8 | max_memory_allocated: 1073741824 | train_step_timing in s: 0.2 | TFLOPS_per_GPU: 1e-2"
+    )
+    (folder / "train.log").write_text(f"{line}\n", encoding="utf-8")
     write_model(folder / "merged", "llama-tiny")
     for words in (
         ("export", str(folder / "b.json"), *TO_MEGATRON, "-o", str(folder / "megatron")),
@@ -76,6 +80,7 @@ CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("plan estimate", ("estimate", *TINY, "--tensor", "2", "--certify")),
     ("plan estimate PLAN", ("estimate", "a.json")),
     ("plan compare", ("compare", "a.json", "a.run.json", "--clock", "cpu")),
+    ("plan compare", ("compare", "a.json", "--log", "train.log", "--from", "nemo")),
     ("plan fit RUN", ("fit", "a.run.json", "-o", "mine.toml")),
     ("plan replan", ("replan", "b.json", "--hardware", "cpu")),
     ("plan diff", ("diff", "a.json", "b.json")),
