@@ -3,8 +3,8 @@
 Quantiles of measured / predicted of published runs that say what their peak counts and that fill a quarter of a device
 or more: of smaller ones constants are most of what is off, and nothing runs out of memory. A stack with fewer than
 `FEWEST` such runs takes those of all stacks. What the upper end has over 1 is the margin that a plan leaves free, so
-that of twenty plans that are called feasible nineteen are, by the runs that there are. `python -m
-tests.benchmarks.bench_memory --write` makes the table.
+that of twenty plans that are called feasible nineteen are, by the runs that there are. `python
+tests/benchmarks/bench_memory.py --write` makes the table.
 """
 
 import csv

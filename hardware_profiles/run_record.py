@@ -69,8 +69,8 @@ class RunMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTerms:
-    """Seconds of a step of one rank by `TERMS`, which sum to the step, and CPU seconds of its process by the same
-    terms, of those in which it computes; its peak, and the bytes of what it keeps by class."""
+    """Seconds of a step of one rank by `TERMS`, which sum to the step, and CPU seconds of the thread that computes, by
+    the terms in which it does; its peak, and the bytes of what it keeps by class."""
 
     __pydantic_config__ = _STRICT
 

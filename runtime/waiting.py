@@ -33,8 +33,9 @@ class Calls:
 
 @dataclass(slots=True)
 class Waits:
-    """Seconds of waiting so far, and of every phase (`phase`) the seconds, those of the CPU, and the calls in it by the
-    names of their functions. `settle` is called at the ends of phases: it waits for work that was only asked for."""
+    """Seconds of waiting so far; of every phase (`phase`) the seconds, and those of the CPU that this thread took
+    (others of the process move bytes for collectives); and the calls in it by the names of their functions. `settle` is
+    called at the ends of phases: it waits for work that was only asked for."""
 
     seconds: Seconds = 0.0
     current: str = ""
@@ -74,13 +75,13 @@ def phase(name: str) -> Iterator[None]:
         yield
         return
     outer, waits.current = waits.current, name
-    started, busy = time.perf_counter(), time.process_time()
+    started, busy = time.perf_counter(), time.thread_time()
     try:
         yield
         waits.settle()
     finally:
         seconds, cpu = waits.phases.get(name, (0.0, 0.0))
-        waits.phases[name] = seconds + time.perf_counter() - started, cpu + time.process_time() - busy
+        waits.phases[name] = seconds + time.perf_counter() - started, cpu + time.thread_time() - busy
         waits.current = outer
 
 

@@ -12,10 +12,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench_accuracy import BLOCKING, published
+
 from hardware_profiles import load_software
 from hardware_profiles.memory_intervals import OTHER, dump_peak_spreads, peak_spreads
 from planner.validation import Evaluated, evaluate_rows
-from tests.benchmarks.bench_accuracy import BLOCKING, published
 
 TABLE = Path(__file__).resolve().parents[2] / "hardware_profiles" / "memory_intervals.csv"
 FILLED = 0.25

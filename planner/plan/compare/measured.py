@@ -5,8 +5,8 @@
     ...                                                             the last column sums to the error of the step
 
 Measured terms are those of the pipeline stage that is busy longest, in the mean of its ranks, as the prediction has the
-busiest stage. By the clock of the CPU (`clock="cpu"`) the terms in which a rank computes are the CPU seconds of its
-process: on a machine that others use they say what the work takes, and not how long it stood in line.
+busiest stage. By the clock of the CPU (`clock="cpu"`) the terms in which a rank computes are the CPU seconds of
+the thread that computes: on a machine that others use they say what the work takes, and not how long it stood in line.
 """
 
 import statistics
