@@ -24,6 +24,7 @@ from costmodels.memory import (
     optimizer_traffic,
     parameter_bytes,
     peak_memory,
+    planned_memory,
     usable_memory,
 )
 from costmodels.offload import PLACES, Visit, away_seconds, offloaded_bytes, visit_pace, visit_seconds, visits_time
@@ -109,6 +110,7 @@ __all__ = [
     "parameter_bytes",
     "peak_memory",
     "percentage_error",
+    "planned_memory",
     "rank_ends",
     "schedule_orders",
     "server_rows_time",

@@ -106,6 +106,12 @@ def usable_memory(device: Device) -> Bytes:
     return (device.memory - device.reserved) / (1 + device.allocator_slack)
 
 
+def planned_memory(device: Device, software: Software) -> Bytes:
+    """The most that the predicted peak of a plan may be, in bytes: with it the upper end of its interval still fits,
+    peak * `Software.peak_high` <= memory."""
+    return device.memory / software.peak_high
+
+
 def _lookup(precision: str, optimizer: str) -> tuple[Bytes, int]:
     if precision not in _COMPUTE_BYTES:
         raise CostModelError(f"unknown precision {precision!r}; known: {', '.join(_COMPUTE_BYTES)}")

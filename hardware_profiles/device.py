@@ -42,7 +42,8 @@ class Device:
     """One accelerator, or one process on a CPU.
 
     A kernel costs at least `launch_latency`, and an operator that a framework launches one by one what its host needs
-    for that, `host_latency`. Of `memory`, `reserved` is never available to tensors (driver context,
+    for that, `host_latency`. `memory` is what the driver leaves of the `installed` one (None: it is not known what that
+    leaves, and `memory` is all). Of `memory`, `reserved` is never available to tensors (driver context,
     communication buffers), and `allocator_slack` is the share by which the allocator holds more than it hands out.
     `compute_units` is the number of parts that work on one tile of a kernel each (SMs of a GPU, cores of an NPU).
     `matmul_kernels` and `attention_kernels` name dtypes; None says that the class efficiency is all there is.
@@ -67,6 +68,7 @@ class Device:
     misaligned: float = field(default=1.0, metadata=OPTIONAL_IN_DIGEST)
     generations: tuple[tuple[AttentionKernels, float], ...] = field(default=(), metadata=OPTIONAL_IN_DIGEST)
     power_share: float = field(default=1.0, metadata=OPTIONAL_IN_DIGEST)
+    installed: Bytes | None = field(default=None, metadata=OPTIONAL_IN_DIGEST)
 
     @property
     def clock(self) -> float:

@@ -174,6 +174,7 @@ class _Device(Strict):
     misaligned: AtLeastOne | None = None
     power: _Power | None = None
     generations: dict[Literal["flash1", "flash2", "sdpa"], AtLeastOne] = Field(default_factory=dict)
+    usable_gib: Positive | None = None
 
     @model_validator(mode="after")
     def _has_every_op_class(self) -> "_Device":
@@ -181,7 +182,9 @@ class _Device(Strict):
         missing, unknown = sorted(set(OP_CLASSES) - given), sorted(given - set(OP_CLASSES))
         if missing or unknown:
             raise ValueError(f"efficiency lacks op classes {missing} and has unknown ones {unknown}")
-        if self.reserved_gib.value >= self.memory_gib.value:
+        if self.usable_gib is not None and self.usable_gib.value > self.memory_gib.value:
+            raise ValueError("usable_gib is more than memory_gib")
+        if self.reserved_gib.value >= (self.usable_gib or self.memory_gib).value:
             raise ValueError("reserved_gib leaves no memory")
         return self
 
@@ -200,7 +203,8 @@ class _Device(Strict):
         return Device(
             name=self.name,
             device_type=self.device_type,
-            memory=bytes_from_gib(self.memory_gib.value),
+            memory=bytes_from_gib((self.usable_gib or self.memory_gib).value),
+            installed=None if self.usable_gib is None else bytes_from_gib(self.memory_gib.value),
             reserved=bytes_from_gib(self.reserved_gib.value),
             allocator_slack=self.allocator_slack.value,
             memory_bandwidth=bytes_per_second_from_gb_per_s(self.memory_bandwidth_gb_per_s.value),

@@ -80,6 +80,8 @@ class Software:
         flat: ZeRO stage whose pieces are cut evenly out of flat buffers even where no dim of a parameter divides;
             0 cuts along dims alone.
         loss: what of logits stands in memory.
+        peak_low, peak_high: between which shares of the predicted peak of a device peaks were measured, of nine runs in
+            ten; the latter is what a plan leaves free for the error of its prediction.
         offloaded: whether gradients and the optimizer's state live in the memory of the host.
         grouped: seconds that the product of each expert takes beside, where they are launched one by one; 0 where one
             kernel computes those of all experts.
@@ -109,6 +111,8 @@ class Software:
     flat: int = 0
     loss: LossMemory = "whole"
     offloaded: bool = False
+    peak_low: float = 1.0
+    peak_high: float = 1.0
     grouped: Seconds = 0.0
     adds: bool = False
     casts: float = 1.0

@@ -3,6 +3,7 @@
 passes = { value = 1.8, source = "...", kind = "fitted" }
 """
 
+from dataclasses import replace
 from functools import lru_cache
 from importlib import resources
 from typing import Literal
@@ -13,6 +14,8 @@ from hardware_profiles.cluster import Fact
 from hardware_profiles.errors import InvalidProfileError, UnknownProfileError, suggestion
 from hardware_profiles.fact_models import Number, Portion, Positive, Strict, Text, facts_of
 from hardware_profiles.foreign import ForeignTextError, decoded, form_fault, parse_toml
+from hardware_profiles.memory_intervals import peak_spread
+from hardware_profiles.memory_intervals import table as peak_spreads_known
 from hardware_profiles.software import PYTORCH, AttentionKernels, Hidden, LossMemory, Software, Stored
 from hardware_profiles.units import MIB, seconds_from_us
 
@@ -93,15 +96,27 @@ def software_names() -> tuple[str, ...]:
 
 
 def load_software(name: str) -> Software:
-    """A stack by its name; raises `UnknownProfileError`, which names the nearest ones."""
-    if name == PYTORCH.name:
-        return PYTORCH
-    return _stack(name).to_software()
+    """A stack by its name, with the interval of its peaks; raises `UnknownProfileError`, which names the nearest
+    ones."""
+    software = PYTORCH if name == PYTORCH.name else _stack(name).to_software()
+    spread = peak_spread(name)
+    return replace(software, peak_low=spread.low, peak_high=spread.high)
 
 
 def software_facts(name: str) -> tuple[Fact, ...]:
     """The numbers of a stack with their sources; raises as `load_software`."""
-    return () if name == PYTORCH.name else tuple(facts_of("", _stack(name)))
+    known = () if name == PYTORCH.name else tuple(facts_of("", _stack(name)))
+    return (*known, *_peak_facts(name))
+
+
+def _peak_facts(name: str) -> tuple[Fact, Fact]:
+    spread = peak_spread(name)
+    whose = "with this stack" if name in peak_spreads_known() else "with any stack, as there are too few of this one"
+    source = f"measured over predicted peaks of {spread.runs} published runs {whose}: nine of ten lie between the ends"
+    return (
+        Fact(key="peak_low", value=spread.low, source=source, kind="fitted"),
+        Fact(key="peak_high", value=spread.high, source=source, kind="fitted"),
+    )
 
 
 @lru_cache(maxsize=64)

@@ -66,11 +66,40 @@ def dump_profile(cluster: Cluster, origins: Mapping[str, Origin], comment: str) 
     return text
 
 
+def dump_tables(content: Mapping[str, Any], comment: str) -> str:
+    """The text of plain tables as a profile file has them, each number with its source in a line."""
+    import tomlkit
+
+    document = tomlkit.document()
+    for line in comment.splitlines():
+        document.add(tomlkit.comment(line))
+    document.add(tomlkit.nl())
+    for key, value in content.items():
+        document[key] = _inline(value)
+    return tomlkit.dumps(document)
+
+
+def _inline(value: Any) -> Any:
+    """Plain values, in which numbers with their sources stand in one line."""
+    from tomlkit import inline_table
+
+    if isinstance(value, list):
+        return [_inline(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    found: Any = inline_table() if "value" in value or ("form" in value and len(value) == 1) else {}
+    for key, item in value.items():
+        found[key] = _inline(item)
+    return found
+
+
 def _device(cluster: Cluster) -> Iterator[tuple[str, Value]]:
     device = cluster.device
     yield "name", device.name
     yield "device_type", device.device_type
-    yield "memory_gib", gib_from_bytes(device.memory)
+    yield "memory_gib", gib_from_bytes(device.memory if device.installed is None else device.installed)
+    if device.installed is not None:
+        yield "usable_gib", gib_from_bytes(device.memory)
     yield "reserved_gib", gib_from_bytes(device.reserved)
     yield "allocator_slack", device.allocator_slack
     yield "memory_bandwidth_gb_per_s", gb_per_s_from_bytes_per_second(device.memory_bandwidth)

@@ -116,6 +116,14 @@ class RunSettings:
         str | None,
         Flag("Folder of the parameter servers; under torchrun, of those that run already.", metavar="DIR"),
     ] = None
+    measure: Annotated[
+        str | None,
+        Flag(
+            "Record what steps take, for [bold]plan compare[/bold] and [bold]plan fit[/bold], term by term; the last"
+            " step runs under the profiler.",
+            metavar="FILE",
+        ),
+    ] = None
     general: Annotated[bool, Flag("Run operators one by one in the general executor, the slower reference.")] = False
     compile: Annotated[bool, Flag("Fuse chains of elementwise operators by torch.compile.")] = False
     lock: str | None = None

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from hardware_profiles import Seconds
@@ -22,24 +23,66 @@ _T = TypeVar("_T")
 
 
 @dataclass(slots=True)
+class Calls:
+    """Calls of one function in one phase: how many, seconds, and bytes of the tensors that they send."""
+
+    count: int = 0
+    seconds: Seconds = 0.0
+    nbytes: int = 0
+
+
+@dataclass(slots=True)
 class Waits:
-    """Seconds of waiting so far."""
+    """Seconds of waiting so far; of every phase (`phase`) the seconds, and those of the CPU that this thread took
+    (others of the process move bytes for collectives); and the calls in it by the names of their functions. `settle` is
+    called at the ends of phases: it waits for work that was only asked for."""
 
     seconds: Seconds = 0.0
+    current: str = ""
+    phases: dict[str, tuple[Seconds, Seconds]] = field(default_factory=dict)
+    calls: dict[tuple[str, str], Calls] = field(default_factory=dict)
+    settle: Callable[[], None] = lambda: None
+
+    def waited(self, call: Callable[..., object], seconds: Seconds, sent: object) -> None:
+        """Count a call."""
+        self.seconds += seconds
+        named = call.func if isinstance(call, partial) else call
+        one = self.calls.setdefault((self.current, getattr(named, "__name__", "call")), Calls())
+        one.count += 1
+        one.seconds += seconds
+        one.nbytes += int(getattr(sent, "nbytes", 0))
 
 
 _ASKED: ContextVar[Waits | None] = ContextVar("who asks for the seconds of waiting", default=None)
 
 
 @contextmanager
-def timing_waits() -> Iterator[Waits]:
+def timing_waits(settle: Callable[[], None] = lambda: None) -> Iterator[Waits]:
     """Collects what this thread waits from here on."""
-    waits = Waits()
+    waits = Waits(settle=settle)
     token = _ASKED.set(waits)
     try:
         yield waits
     finally:
         _ASKED.reset(token)
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """A part of a step, "forward", "backward" or "update", whose seconds are counted where somebody asks."""
+    waits = _ASKED.get()
+    if waits is None:
+        yield
+        return
+    outer, waits.current = waits.current, name
+    started, busy = time.perf_counter(), time.thread_time()
+    try:
+        yield
+        waits.settle()
+    finally:
+        seconds, cpu = waits.phases.get(name, (0.0, 0.0))
+        waits.phases[name] = seconds + time.perf_counter() - started, cpu + time.thread_time() - busy
+        waits.current = outer
 
 
 def waiting_for(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -51,4 +94,10 @@ def waiting_for(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> 
     try:
         return call(*args, **kwargs)
     finally:
-        waits.seconds += time.perf_counter() - started
+        waits.waited(call, time.perf_counter() - started, _sent(call, args))
+
+
+def _sent(call: Callable[..., object], args: tuple[object, ...]) -> object:
+    """The tensor of a call: the last of its arguments that is one, which is the input where there is an output too."""
+    given = (*call.args, *args) if isinstance(call, partial) else args
+    return next((one for one in reversed(given) if hasattr(one, "nbytes")), None)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from planner.cli.searching import Found
     from planner.plan.compare.explanation import Explanation
     from planner.plan.layout.roles import Roles
+    from planner.plan.plan import Prediction
     from planner.strategy_search.engine.finalists import Ranked
     from planner.strategy_search.request.request import SearchRequest
     from planner.strategy_search.result import SearchResult
@@ -89,10 +90,16 @@ class Answer:
         return explain(
             prediction,
             micro_batches=best.plan.training.micro_batches,
-            capacity=min(prediction.capacity_bytes, self.request.memory_limit or math.inf),
+            capacity=min(_planned(prediction), self.request.memory_limit or math.inf),
             memory_price=best.memory_price,
             next_best=next_best,
         )
+
+
+def _planned(prediction: "Prediction") -> float:
+    """What of a device a peak may be predicted to fill, beside its margin."""
+    high = prediction.peak_bytes if prediction.high_peak_bytes is None else prediction.high_peak_bytes
+    return prediction.capacity_bytes * prediction.peak_bytes / high
 
 
 def shown_plans(options: Options, found: "Found") -> "tuple[Ranked, ...]":

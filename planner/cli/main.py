@@ -13,6 +13,7 @@ from planner.cli.commands import (
     audit,
     calibrate,
     checkpoint,
+    compare,
     diff,
     estimate,
     explain,
@@ -20,6 +21,7 @@ from planner.cli.commands import (
     import_,
     lists,
     plan,
+    replan,
     report,
     run,
     show,
@@ -43,12 +45,14 @@ app = typer.Typer(
 )
 app.command("audit")(audit.audit)
 app.command("calibrate")(calibrate.calibrate)
+app.command("compare")(compare.compare)
 app.command("diff")(diff.diff)
 app.command("estimate")(estimate.estimate)
 app.command("explain")(explain.explain)
 app.command("export")(export.export)
 app.command("fit")(calibrate.fit)
 app.command("import")(import_.import_)
+app.command("replan")(replan.replan)
 app.command("report")(report.report)
 app.command("run")(run.run)
 app.command("show")(show.show)

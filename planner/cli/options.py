@@ -333,6 +333,15 @@ class Options:
     memory_limit: Annotated[
         str | None, word(SEARCH, "SIZE", "Memory per device that the plan may use, as in 64GiB.")
     ] = None
+    memory_margin: Annotated[
+        str | None,
+        word(
+            SEARCH,
+            "SHARE",
+            "Share of the predicted peak that is left free for its error, as in 5%; 0% fills the device.",
+            "by the errors of measured runs with the training stack",
+        ),
+    ] = None
     planner_memory: Annotated[
         str | None,
         word(

@@ -72,6 +72,7 @@ def plan_content(plan: "Plan", found: "Roles", prediction: "Prediction") -> dict
         "low_seconds": prediction.low_seconds,
         "high_seconds": prediction.high_seconds,
         "peak_bytes": prediction.peak_bytes,
+        "high_peak_bytes": prediction.high_peak_bytes,
         "capacity_bytes": prediction.capacity_bytes,
         "tokens_per_second_per_device": prediction.samples_per_second * length / plan.cluster.devices
         if length

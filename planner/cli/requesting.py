@@ -11,6 +11,7 @@ from planner.cli.texts import say
 from planner.cli.values import (
     parse_buckets,
     parse_count,
+    parse_margin,
     parse_memory,
     parse_mesh,
     parse_places,
@@ -90,12 +91,14 @@ def _check_degrees(options: Options) -> None:
 def request_of(options: Options, console: "Console") -> "SearchRequest":
     """Trace the model and say what is to be searched."""
     from planner.cli.tracing import traced
-    from planner.strategy_search.job import machine_from, named_job
+    from planner.strategy_search.job import machine_from, named_job, with_memory_margin
 
     reference = options.reference
     cluster = machine_from(
         options.profile, levels=options.cluster, software=options.software, devices=options.device_count
     )
+    if options.memory_margin is not None:
+        cluster = with_memory_margin(cluster, parse_margin(options.memory_margin))
     limit = None if options.memory_limit is None else parse_memory(options.memory_limit)
     sources = _sources(options.shard_from or ())
     update = update_of(options)

@@ -39,6 +39,15 @@ def parse_memory(text: str, option: str = "--memory-limit") -> float:
     return size
 
 
+def parse_margin(text: str) -> float:
+    """A share from 5% or 0.05; at most the peak once more."""
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(%?)\s*", text, re.ASCII)
+    share = math.nan if found is None else float(found[1]) / (100 if found[2] else 1)
+    if not 0 <= share <= 1:
+        raise RequestError(f"--memory-margin '{text}' is not a share; write it as in 5%, from 0% to 100%")
+    return share
+
+
 def parse_count(option: str, text: str) -> int:
     """A number of 1 or more; 0 for `auto`, which leaves it to the search."""
     if text.lower() == "auto":

@@ -167,7 +167,8 @@ class Prediction:
     is that of the busiest pipeline rank and how long it waits for others; memory that of the fullest one, per device.
     `stages` has every pipeline rank; a file of version 1 says nothing of them. Four of five steps like this should be
     measured between `low_seconds` and `high_seconds` (`hardware_profiles.spread_of`); None in files that are older than
-    that.
+    that. So is `high_peak_bytes`, the end of the interval of the peak: what it has over `peak_bytes` is the margin that
+    a plan keeps for the error of its prediction (`hardware_profiles.Software.peak_high`).
     """
 
     step_seconds: float
@@ -182,6 +183,7 @@ class Prediction:
     stages: tuple[StagePrediction, ...] = ()
     low_seconds: float | None = None
     high_seconds: float | None = None
+    high_peak_bytes: float | None = None
     offloaded: tuple[tuple[str, float], ...] = ()
 
     @staticmethod

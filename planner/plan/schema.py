@@ -118,6 +118,7 @@ class PredictionSection(_Strict):
     low_seconds: Positive | None = None
     high_seconds: Positive | None = None
     peak_bytes: Positive
+    high_peak_bytes: Positive | None = None
     capacity_bytes: Positive
     model_flops: float
     model_flops_utilisation: float

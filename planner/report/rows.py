@@ -82,6 +82,15 @@ def _experts(plan: Plan, roles: Roles) -> Rows:
     )
 
 
+def margin_text(prediction: Prediction) -> str:
+    """What is left free for the error of the predicted peak, and what both come to."""
+    high = prediction.peak_bytes if prediction.high_peak_bytes is None else prediction.high_peak_bytes
+    kept = high - prediction.peak_bytes
+    whole = f"{bytes_text(high)} of {bytes_text(prediction.capacity_bytes)}"
+    over = "" if high <= prediction.capacity_bytes * (1 + 1e-9) else ": more than there is"
+    return f"{bytes_text(kept)} ({percent_text(kept / prediction.peak_bytes)} of it); together {whole}{over}"
+
+
 def figure_rows(plan: Plan, prediction: Prediction) -> Rows:
     """What it costs, in the figures that people compare."""
     rows = [("step time", seconds_text(prediction.step_seconds))]
@@ -100,4 +109,6 @@ def figure_rows(plan: Plan, prediction: Prediction) -> Rows:
     fullest = next((one for one in group_runs(plan) if prediction.peak_bytes in one.peaks(prediction)), None)
     where = "" if fullest is None else f", on {fullest.group}"
     outside = tuple((f"kept on the {home}", bytes_text(nbytes)) for home, nbytes in prediction.offloaded)
-    return (*rows, ("peak memory", peak + where), *outside)
+    high = prediction.high_peak_bytes
+    margin = () if high is None or high <= prediction.peak_bytes else (("memory margin", margin_text(prediction)),)
+    return (*rows, ("peak memory", peak + where), *margin, *outside)

@@ -86,8 +86,18 @@ def _costs(plan: Plan, prediction: Prediction) -> RenderableType:
         table,
         *_stages(plan, prediction),
         _parts("\nTime of a step", prediction.time, prediction.step_seconds, seconds_text),
-        _parts("\nMemory of the fullest device", prediction.memory, prediction.peak_bytes, bytes_text),
+        _memory(prediction),
     )
+
+
+def _memory(prediction: Prediction) -> Table:
+    """The parts of the peak, and below them what is left free for its error."""
+    table = _parts("\nMemory of the fullest device", prediction.memory, prediction.peak_bytes, bytes_text)
+    kept = 0.0 if prediction.high_peak_bytes is None else prediction.high_peak_bytes - prediction.peak_bytes
+    if kept > 0:
+        share = percent_text(kept / prediction.peak_bytes)
+        table.add_row("margin for the error of the peak, beside it", bytes_text(kept), share)
+    return table
 
 
 def _stages(plan: Plan, prediction: Prediction) -> tuple[Table, ...]:

@@ -21,7 +21,7 @@ from planner.graph.expert_load import EVEN
 from planner.graph.operator_graph import OperatorGraph
 from planner.limits import default_memory, limited
 from planner.sharding.update import DEFAULT, Update
-from planner.strategy_search.job import given_job, machine_from, named_job
+from planner.strategy_search.job import given_job, machine_from, named_job, with_memory_margin
 from planner.strategy_search.objectives import plan_for
 from planner.strategy_search.request.request import Objective, Placing, Shard
 from planner.strategy_search.request.space import FREE, Pinned
@@ -55,6 +55,7 @@ def search(
     rule_cache: str | os.PathLike[str] | None = None,
     time_limit: float | None = None,
     memory_limit: float | None = None,
+    memory_margin: float | None = None,
     planner_memory: float | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
     cancelled: Callable[[], bool] = lambda: False,
@@ -88,6 +89,8 @@ def search(
             be known of them is given as a UserWarning.
         time_limit: seconds, tracing and pricing among them, after which the best plan so far is returned, with its gap.
         memory_limit: bytes of a device that may be used, if less than it has.
+        memory_margin: share of the predicted peak that is left free for its error; where not given what the errors of
+            measured runs with the training stack ask for (`hardware_profiles.Software.peak_high`).
         planner_memory: bytes that this process may have resident while it plans; what it has, and most of what the
             machine has available, where not given. Where it is reached, the best plan so far is returned.
         on_progress: called after every configuration that was evaluated, and where another phase begins.
@@ -101,6 +104,8 @@ def search(
         LimitError: where `time_limit` or `planner_memory` was reached before there was a plan.
     """
     machine = machine_from(cluster, software=software, devices=devices)
+    if memory_margin is not None:
+        machine = with_memory_margin(machine, memory_margin)
     asked: dict[str, Any] = {
         "precision": precision,
         "global_batch": global_batch,

@@ -83,6 +83,14 @@ def machine_from(
     return machine if devices is None else machine.with_devices(devices)
 
 
+def with_memory_margin(machine: Machine, margin: float) -> Machine:
+    """The machine with that share of a predicted peak left free, instead of what errors of measured runs ask for.
+    Raises RequestError for a share below 0 or above 1."""
+    if not 0 <= margin <= 1:
+        raise RequestError(f"memory_margin = {margin}: it is a share of the predicted peak, from 0 to 1")
+    return machine.with_software(replace(machine.software, peak_high=1.0 + margin))
+
+
 def _composed(machine: Machine, levels: str) -> Machine:
     if not isinstance(machine, Cluster):
         raise RequestError(

@@ -11,14 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from planner.errors import RequestError
 from planner.models.deepseek_models import DEEPSEEK_MODELS
 from planner.models.dimensions import DTYPES, Dimensions, ExpertDimensions, Family
 from planner.plan.schedule_checks import PASSES
 from planner.strategy_search.job import PRECISION
 from planner.strategy_search.request.space import ContextBy, Pinned, Running
 from planner.strategy_search.request.template import EVERY_SECOND_PRODUCT
-from planner.validation.rows import Row
+from planner.validation.cells import unknown
+from planner.validation.rows import Row, readings_of
+from planner.validation.stage_layers import stage_layers
+from planner.validation.unsupported import UnsupportedError
 
 VOCABULARY_MULTIPLE = 128
 """Megatron pads vocabularies to a multiple, so that they can be cut."""
@@ -39,10 +41,6 @@ LARGEST: Mapping[str, int] = {
 """Beyond every run that was published: a row with more is not evaluated, which might never end."""
 
 
-class UnsupportedError(RequestError):
-    """A run that the planner has no words for; the message is the reason."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What is to be trained, and with what: runs of one job differ in their configuration only."""
@@ -55,12 +53,15 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A job, its configuration, and what had to be assumed."""
+    """A job, its configuration, and what had to be assumed. `stages` has the layers of every stage, virtual ones too,
+    in the order of the model, where they are not equally many; `pinned` has one stage on a rank then, and the plan
+    that is found for it is cut anew."""
 
     job: Job
     pinned: Pinned
     notes: tuple[str, ...]
     recomputed_in_backward: tuple[str, ...] = ()  # see Software.recomputed_in_backward
+    stages: tuple[int, ...] | None = None
 
 
 def padded_vocabulary(size: int) -> int:
@@ -77,13 +78,17 @@ def run_of(row: Row) -> Run:
     model = model_of(row, notes)
     _check_training(row, notes)
     devices, global_batch = _needed(row, "n_devices"), _needed(row, "global_batch")
+    notes += readings_of(row)
     pinned = _pinned(row, devices, model, notes)
+    stages = stage_layers(row, model, notes)
+    if stages is not None:
+        pinned = replace(pinned, virtual_stages=1, schedule="1f1b", even=False)
     job = Job(model=model, profile=row.text("profile"), devices=devices, global_batch=global_batch)
     recomputed_in_backward: tuple[str, ...] = ()
     if pinned.never_kept == ("attention",):  # Megatron checkpoints attention alone: the block is run as one that is not
         recomputed_in_backward = pinned.never_kept
         pinned = replace(pinned, recompute="none", never_kept=())
-    return Run(job=job, pinned=pinned, notes=tuple(notes), recomputed_in_backward=recomputed_in_backward)
+    return Run(job=job, pinned=pinned, notes=tuple(notes), recomputed_in_backward=recomputed_in_backward, stages=stages)
 
 
 def _check_sizes(row: Row) -> None:
@@ -101,7 +106,7 @@ def _check_sizes(row: Row) -> None:
 
 def model_of(row: Row, notes: list[str]) -> Dimensions:
     """The decoder of the row's dimensions whose parameters agree best with those that are published."""
-    if row.text("arch") not in ("", "dense", "gqa", "moe"):
+    if row.text("arch").lower() not in ("", "dense", "gqa", "moe"):
         raise UnsupportedError(
             f"the architecture is {row.text('arch')}; dense decoders and mixtures of experts are built from dimensions"
         )
@@ -130,7 +135,7 @@ def _candidates(row: Row, precision: str, notes: list[str]) -> list[Dimensions]:
         experts, head = _with_unsaid(experts, row, like), None
     ffn, kv_heads = row.integer("ffn_hidden"), row.integer("n_kv_heads")
     if kv_heads is None:
-        if row.text("arch") == "gqa":
+        if row.text("arch").lower() == "gqa":
             raise UnsupportedError("n_kv_heads is empty")
         kv_heads = heads
         notes.append("n_kv_heads unknown: as many as heads")
@@ -219,7 +224,7 @@ def _parameters_of_its_kind(model: Dimensions) -> float | None:
 
 def _experts(row: Row, notes: list[str]) -> ExpertDimensions | None:
     """The experts of a row; None where it is dense. Flags are those of Megatron."""
-    if row.text("arch") != "moe" and (row.integer("n_experts", least=0) or 0) <= 1:
+    if row.text("arch").lower() != "moe" and (row.integer("n_experts", least=0) or 0) <= 1:
         return None
     words = _words(row)
     width = row.integer("moe_ffn_hidden")
@@ -257,8 +262,8 @@ def _needed(row: Row, column: str) -> int:
 
 
 def _precision(row: Row, notes: list[str]) -> str:
-    precision = row.text("precision")
-    if not precision:
+    precision = row.text("precision").lower()
+    if unknown(precision):
         notes.append(f"precision unknown: {PRECISION}")
         return PRECISION
     if precision == "fp8":
@@ -279,7 +284,8 @@ def _check_training(row: Row, notes: list[str]) -> None:
 
 def _pinned(row: Row, devices: int, model: Dimensions, notes: list[str]) -> Pinned:
     tensor, pipeline = (_degree(row, name, notes) for name in ("tp", "pp"))
-    context, virtual = row.integer("cp") or 1, row.integer("vpp") or 1
+    context = row.integer("cp") or 1
+    virtual = _degree(row, "vpp", notes) if pipeline > 1 else 1
     rest = tensor * pipeline * context
     data = row.integer("dp")
     if data is None:
@@ -346,15 +352,15 @@ def _degree(row: Row, column: str, notes: list[str]) -> int:
 
 
 def _zero(row: Row, shards: int, notes: list[str]) -> int:
-    """The ZeRO stage, from words like "3" or "fsdp2 (3)"; else what a distributed optimizer is."""
-    found = re.search(r"^([0-3])$|\(([0-3])\)", row.text("zero_stage"))
-    if found:
-        return int(found[1] or found[2])
-    optimizer = row.text("distributed_optimizer").lower()
-    if not optimizer and row.text("zero_stage").startswith("deepspeed"):
+    """The ZeRO stage; where none is said, what a distributed optimizer is."""
+    stage = row.zero_stage()
+    if stage is not None:
+        return stage
+    shared = row.shares_optimizer()
+    if shared is None and row.text("zero_stage").lower().startswith("deepspeed"):
         notes.append("ZeRO stage of DeepSpeed unknown: 3")
         return 3
-    stage = 1 if optimizer in ("true", "1") or optimizer.startswith("implied") or "zero-1" in optimizer else 0
+    stage = int(shared or False)
     if shards > 1:
         notes.append(f"ZeRO stage unknown: {stage}")
     return stage

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from multiprocessing import get_context
 
 from costmodels import CostModelError
@@ -18,10 +19,13 @@ from hardware_profiles import Cluster, HardwareProfileError
 from planner.errors import PlannerError
 from planner.graph.operator_graph import OperatorGraph
 from planner.models.dimensions import TRACED_BATCH, Dimensions, build
-from planner.plan.plan import Prediction
+from planner.plan.binding.bind import bind
+from planner.plan.plan import INTERLEAVED, Plan, Prediction, Stage
+from planner.plan.prediction.predict import predict
 from planner.strategy_search.api import search
+from planner.validation.cells import PeakKind
 from planner.validation.configuration import Job, Run, run_of
-from planner.validation.peak import CONVENTIONS, convention_of, peak_of
+from planner.validation.peak import KIND_WORDS, kind_of_peak, peak_ends, peak_of
 from planner.validation.rows import Row
 from planner.validation.software import machine_of_run
 
@@ -38,8 +42,9 @@ _ENDLESS = 1e18  # bytes
 class Evaluated:
     """A row and what we predict for it; None where there is nothing to say, then `error` is the reason.
 
-    The step should be measured between `low_seconds` and `high_seconds`; `time` has its parts.
-    `feasible`: it fits by our model of memory.
+    The step should be measured between `low_seconds` and `high_seconds`, the peak between `low_peak_bytes` and
+    `high_peak_bytes`; `time` has the parts of the step. Peaks are counted as the row counts them (`peak_kind`), but for
+    `needed_bytes` of the `capacity_bytes` of the device.
     """
 
     row: Row
@@ -47,10 +52,27 @@ class Evaluated:
     low_seconds: float | None = None
     high_seconds: float | None = None
     predicted_peak_bytes: float | None = None
+    low_peak_bytes: float | None = None
+    high_peak_bytes: float | None = None
+    peak_kind: PeakKind | None = None
+    needed_bytes: float | None = None
+    capacity_bytes: float | None = None
     time: tuple[tuple[str, float], ...] = ()
-    feasible: bool | None = None
     notes: tuple[str, ...] = ()
     error: str | None = None
+
+    @property
+    def feasible(self) -> bool | None:
+        """Whether it fits by our model of memory."""
+        if self.needed_bytes is None or self.capacity_bytes is None:
+            return None
+        return self.needed_bytes <= self.capacity_bytes
+
+    @property
+    def ran(self) -> bool:
+        """Whether the run was made, and did not run out of memory."""
+        row = self.row
+        return not row.out_of_memory and (row.measured_seconds or row.measured_peak_bytes) is not None
 
     @property
     def seconds_error(self) -> float | None:
@@ -69,6 +91,14 @@ class Evaluated:
     def memory_error(self) -> float | None:
         """Relative error of the peak."""
         return _relative(self.predicted_peak_bytes, self.row.measured_peak_bytes)
+
+    @property
+    def peak_inside(self) -> bool | None:
+        """Whether the measured peak lies between the ends; None where something is unknown."""
+        measured = self.row.measured_peak_bytes
+        if measured is None or self.low_peak_bytes is None or self.high_peak_bytes is None:
+            return None
+        return self.low_peak_bytes <= measured <= self.high_peak_bytes
 
 
 def _relative(predicted: float | None, measured: float | None) -> float | None:
@@ -91,11 +121,11 @@ def evaluate_rows(
     change: Change = as_it_is,
 ) -> tuple[Evaluated, ...]:
     """All rows, in their order; `on_done` hears how many more are done. `change` is made to every machine."""
-    found: dict[str, Evaluated] = {}
+    found: dict[int, Evaluated] = {}  # by line: of two rows of one name the second is there too, refused
     chunks = list(_chunks(rows))
     if processes <= 1 or len(rows) <= FEW:
         for chunk in chunks:
-            found.update((one.row.id, one) for one in evaluate_chunk(chunk, change))
+            found.update((one.row.line, one) for one in evaluate_chunk(chunk, change))
             on_done(len(chunk))
     else:
         with ProcessPoolExecutor(min(processes, len(chunks)), mp_context=get_context("spawn")) as pool:
@@ -103,12 +133,12 @@ def evaluate_rows(
             try:
                 for done in as_completed(waiting):
                     results = done.result()
-                    found.update((one.row.id, one) for one in results)
+                    found.update((one.row.line, one) for one in results)
                     on_done(len(results))
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-    return tuple(found[row.id] for row in rows)
+    return tuple(found[row.line] for row in rows)
 
 
 def evaluate_chunk(rows: Iterable[Row], change: Change = as_it_is) -> list[Evaluated]:
@@ -117,6 +147,9 @@ def evaluate_chunk(rows: Iterable[Row], change: Change = as_it_is) -> list[Evalu
     results = []
     for row in rows:
         notes: tuple[str, ...] = ()
+        if row.fault:
+            results.append(Evaluated(row=row, error=row.fault))
+            continue
         try:
             run = run_of(row)
             notes = run.notes
@@ -124,21 +157,27 @@ def evaluate_chunk(rows: Iterable[Row], change: Change = as_it_is) -> list[Evalu
             cluster = change(machine)
             if run.job.model not in graphs:
                 graphs = {run.job.model: traced(run.job.model)}
-            prediction, feasible = _predicted(run, cluster, graphs[run.job.model])
-            convention = convention_of(row)
+            endless = replace(cluster, device=replace(cluster.device, memory=_ENDLESS))
+            prediction = _searched(run, endless, graphs[run.job.model])
+            kind = kind_of_peak(row)
         except (PlannerError, HardwareProfileError, CostModelError) as error:
             results.append(Evaluated(row=row, notes=notes, error=str(error)))
             continue
+        low, high = peak_ends(prediction, cluster.device, cluster.software, kind)
         results.append(
             Evaluated(
                 row=row,
                 predicted_seconds=prediction.step_seconds,
                 low_seconds=prediction.low_seconds,
                 high_seconds=prediction.high_seconds,
-                predicted_peak_bytes=peak_of(prediction, cluster.device, convention),
+                predicted_peak_bytes=peak_of(prediction, cluster.device, kind),
+                low_peak_bytes=low,
+                high_peak_bytes=high,
+                peak_kind=kind,
+                needed_bytes=prediction.peak_bytes,
+                capacity_bytes=cluster.device.memory,
                 time=prediction.time,
-                feasible=feasible,
-                notes=(*notes, f"peak as {CONVENTIONS[convention]}"),
+                notes=(*notes, KIND_WORDS[kind]) if row.measured_peak_bytes is not None else notes,
             )
         )
     return results
@@ -167,17 +206,10 @@ def _chunks(rows: Sequence[Row]) -> Iterator[list[Row]]:
     for row in rows:
         model = None
         with suppress(PlannerError):
-            model = run_of(row).job.model
+            model = None if row.fault else run_of(row).job.model
         groups.setdefault(model, []).append(row)
     for group in groups.values():
         yield from (group[at : at + CHUNK] for at in range(0, len(group), CHUNK))
-
-
-def _predicted(run: Run, cluster: Cluster, graph: OperatorGraph) -> tuple[Prediction, bool]:
-    """What a run costs, and whether it fits."""
-    endless = replace(cluster, device=replace(cluster.device, memory=_ENDLESS))
-    prediction = _searched(run, endless, graph)
-    return prediction, prediction.peak_bytes <= cluster.device.memory
 
 
 def _searched(run: Run, cluster: Cluster, graph: OperatorGraph) -> Prediction:
@@ -190,4 +222,17 @@ def _searched(run: Run, cluster: Cluster, graph: OperatorGraph) -> Prediction:
         precision=job.model.precision,
         pinned=run.pinned,
     )
-    return result.plan.prediction
+    return result.plan.prediction if run.stages is None else _cut(result.plan, run.stages, graph, cluster)
+
+
+def _cut(plan: Plan, layers: tuple[int, ...], graph: OperatorGraph, cluster: Cluster) -> Prediction:
+    """A plan of one stage on each rank with other stages, of so many layers each."""
+    firsts = (0, *accumulate(layers))
+    virtual = len(layers) // plan.pipeline
+    moved = replace(
+        plan,
+        stages=tuple(Stage(first_block=first, blocks=count) for first, count in zip(firsts, layers, strict=False)),
+        virtual_stages=virtual,
+        schedule=INTERLEAVED if virtual > 1 else plan.schedule,
+    )
+    return predict(bind(moved, graph, TRACED_BATCH), cluster)

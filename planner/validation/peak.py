@@ -4,41 +4,48 @@
     reserved      what the allocator has taken    torch.cuda.max_memory_reserved: fragmentation and rounding too
     used          what the device has given       nvidia-smi: context and communication buffers too
 
-A row says so in its notes, in these words; one that says nothing is taken for "used", which bounds the others.
+The column `peak_mem_kind` says so, else words in the notes of a row. Where nobody does, the peak is compared with the
+one in the middle, and may be anything from the least of the first to the most of the last.
 """
 
 import re
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
 
-from hardware_profiles import Device
+from hardware_profiles import Device, Software
 from planner.plan.plan import Prediction
+from planner.validation.cells import PEAK_KINDS, PeakKind
 from planner.validation.rows import Row
 
-Convention: TypeAlias = Literal["allocated", "reserved", "used"]
-
-CONVENTIONS: Mapping[Convention, str] = {
-    "allocated": "allocated by tensors",
-    "reserved": "reserved by the allocator",
-    "used": "used on the device",
+KIND_WORDS: Mapping[PeakKind | None, str] = {
+    "allocated": "peak as allocated by tensors",
+    "reserved": "peak as reserved by the allocator",
+    "used": "peak as used on the device",
+    None: "peak unknown to be allocated, reserved or used: as reserved, and its interval has all three",
 }
 
-_WORDS: Mapping[Convention, str] = {
+_WORDS: Mapping[PeakKind, str] = {
     "used": r"nvidia-smi|npu-smi|used/\d+",
     "reserved": r"reserved",
     "allocated": r"max_memory_allocated|allocated",
 }
 
 
-def convention_of(row: Row) -> Convention:
-    """What the peak of a row counts."""
-    notes = row.text("notes").lower()
-    return next((name for name, words in _WORDS.items() if re.search(words, notes)), "used")
+def kind_of_peak(row: Row) -> PeakKind | None:
+    """What the peak of a row counts; None where it does not say. Raises RequestError for a word that is no kind."""
+    named, notes = row.peak_kind(), row.text("notes").lower()
+    return named or next((name for name, words in _WORDS.items() if re.search(words, notes)), None)
 
 
-def peak_of(prediction: Prediction, device: Device, convention: Convention) -> float:
+def peak_of(prediction: Prediction, device: Device, kind: PeakKind | None) -> float:
     """The predicted peak in bytes, counted in the way of a row."""
-    if convention == "used":
+    if kind == "used":
         return prediction.peak_bytes
     reserved = prediction.peak_bytes - device.reserved
-    return reserved if convention == "reserved" else reserved / (1 + device.allocator_slack)
+    return reserved / (1 + device.allocator_slack) if kind == "allocated" else reserved
+
+
+def peak_ends(prediction: Prediction, device: Device, software: Software, kind: PeakKind | None) -> tuple[float, float]:
+    """Between which bytes the peak of a row should be measured (`Software.peak_low`, `Software.peak_high`)."""
+    kinds = PEAK_KINDS if kind is None else (kind,)
+    peaks = [peak_of(prediction, device, each) for each in kinds]
+    return software.peak_low * min(peaks), software.peak_high * max(peaks)

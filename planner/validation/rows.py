@@ -3,20 +3,27 @@
     id         what it is called     source, profile, device, rank_group, tier, flag     where it is from, how good
     the model  arch, n_layers, hidden, ffn_hidden, n_heads, n_kv_heads, head_dim, vocab, seq_len, n_params_B,
                n_experts, topk, moe_ffn_hidden
-    the run    n_devices, precision, tp, sp, cp, ep, pp, vpp, dp, zero_stage, micro_batch, global_batch, recompute, ...
-    measured   iter_time_s or tokens_per_s_per_device, peak_mem_GB
+    the run    n_devices, precision, tp, sp, cp, ep, pp, vpp, dp, layers_per_stage, zero_stage, micro_batch,
+               global_batch, recompute, stack, ...
+    measured   iter_time_s or tokens_per_s_per_device, peak_mem_GB with peak_mem_kind
 
-A column that is missing is as good as empty, unless nothing can be said without it. Other columns are ignored.
+A column that is missing is as good as empty, unless nothing can be said without it. Other columns are ignored. What
+cells may say stands in `planner.validation.cells`. A row with a cell that says something else is refused: it is
+returned with the reason, and the others are read.
 """
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar, cast
 
+from hardware_profiles import software_names
 from hardware_profiles.foreign import ForeignTextError, parse_csv, read_text
 from planner.errors import RequestError, unknown_name
+from planner.validation import cells
+from planner.validation.cells import PEAK_KINDS, PeakKind
 
+_Value = TypeVar("_Value")
 _GIGABYTE = 1e9  # bytes of a column named _GB
 _BILLION = 1e9  # parameters of a column named _B
 
@@ -36,15 +43,16 @@ REQUIRED = (
 """Columns that a file must have."""
 
 RECOMPUTATIONS = ("none", "selective", "full")
-_TRUTH = {"true": True, "false": False, "1": True, "0": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One run. None, and an empty text, stand for unknown. `values` are all cells of the row as they were read."""
+    """One run. None, and an empty text, stand for unknown. `values` are all cells of the row as they were read; `fault`
+    says why a row is refused, with line and column."""
 
     line: int
     values: Mapping[str, str]
+    fault: str = ""
 
     def text(self, column: str) -> str:
         """A word."""
@@ -52,36 +60,64 @@ class Row:
 
     def integer(self, column: str, least: int = 1) -> int | None:
         """A whole number that is at least so large. Raises RequestError for anything else."""
-        text = self.text(column)
-        if not text:
-            return None
-        number = self._number(column, f"a whole number of {least} or more")
-        if number != int(number) or number < least:
-            raise self._malformed(column, f"a whole number of {least} or more")
-        return int(number)
+        wanted = f"a whole number of {least} or more"
+        number = self._read(column, cells.whole, wanted)
+        if number is not None and number < least:
+            raise self._malformed(column, wanted)
+        return number
 
     def quantity(self, column: str) -> float | None:
-        """A number above 0. Raises RequestError for anything else."""
-        if not self.text(column):
-            return None
-        number = self._number(column, "a number above 0")
-        if number <= 0:
+        """A number above 0, in the unit of the column's name. Raises RequestError for anything else."""
+        number = self._read(column, lambda text: cells.quantity(text, column), "a number above 0")
+        if number is not None and number <= 0:
             raise self._malformed(column, "a number above 0")
         return number
 
     def truth(self, column: str) -> bool | None:
         """True or False. Raises RequestError for anything else."""
-        text = self.text(column).lower()
-        if text and text not in _TRUTH:
-            raise self._malformed(column, "True or False")
-        return _TRUTH[text] if text else None
+        return self._read(column, cells.truth, "True or False")
 
     def recomputation(self) -> str | None:
         """One of the ways to run a block. Raises RequestError for anything else."""
-        text = self.text("recompute")
-        if text and text not in RECOMPUTATIONS:
-            raise self._malformed("recompute", f"one of {', '.join(RECOMPUTATIONS)}")
-        return text or None
+        return self._one_of("recompute", RECOMPUTATIONS)
+
+    def zero_stage(self) -> int | None:
+        """0 to 3; None where nothing is said, and for a DeepSpeed without a stage. Raises RequestError."""
+        return self._read("zero_stage", cells.zero_stage, "0 to 3, ZeRO-3, fsdp2 (3), FULL_SHARD or SHARD_GRAD_OP")
+
+    def attention(self) -> cells.Attention | None:
+        """Attention kernels. Raises RequestError for words that are none."""
+        wanted = "True, False, FA1 to FA4, SDPA, cuDNN, TE or unfused"
+        return self._read("flash_attention", cells.attention, wanted)
+
+    def shares_optimizer(self) -> bool | None:
+        """Whether the states of the optimizer are shared out among data parallel devices, from True, "DeepSpeed ZeRO-1"
+        or "implied by --overlap-param-gather". Raises RequestError for anything else."""
+        word = self.text("distributed_optimizer").lower()
+        if word == "none":
+            return False
+        if word.startswith("implied") or "zero-1" in word:
+            return True
+        return self._read("distributed_optimizer", cells.truth, "True, False, or ZeRO-1 by name")
+
+    def layers_per_stage(self) -> tuple[int, ...] | None:
+        """Layers of each pipeline stage. Raises RequestError for anything else."""
+        return self._read("layers_per_stage", cells.layer_counts, "layers of each stage, as in 15 16 16 14")
+
+    def peak_kind(self) -> PeakKind | None:
+        """What the measured peak counts. Raises RequestError for anything else."""
+        return cast(PeakKind | None, self._one_of("peak_mem_kind", PEAK_KINDS))
+
+    def stack(self) -> str | None:
+        """The training stack by its name. Raises RequestError for one that is not known."""
+        name = self.text("stack").lower()
+        if cells.unknown(name):
+            return None
+        if name not in software_names():
+            raise RequestError(
+                f"line {self.line}, column stack: {unknown_name('training stack', name, software_names())}"
+            )
+        return name
 
     @property
     def id(self) -> str:
@@ -89,7 +125,9 @@ class Row:
 
     @property
     def measured_seconds(self) -> float | None:
-        """Seconds of a step, as given or from the tokens that a device did in a second."""
+        """Seconds of a step, as given or from the tokens that a device did in a second; None of a refused row."""
+        if self.fault:
+            return None
         seconds = self.quantity("iter_time_s")
         if seconds is not None:
             return seconds
@@ -101,9 +139,16 @@ class Row:
 
     @property
     def measured_peak_bytes(self) -> float | None:
-        """Bytes on the fullest device, as published."""
+        """Bytes on the fullest device, as published; None of a refused row."""
+        if self.fault:
+            return None
         size = self.quantity("peak_mem_GB")
         return None if size is None else size * _GIGABYTE
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the run did not fit."""
+        return self.text("tier") == "OOM"
 
     @property
     def parameters(self) -> float | None:
@@ -111,58 +156,92 @@ class Row:
         count = self.quantity("n_params_B")
         return None if count is None else count * _BILLION
 
-    def _number(self, column: str, wanted: str) -> float:
+    def _read(self, column: str, read: Callable[[str], _Value], wanted: str) -> _Value | None:
+        text = self.text(column)
+        if cells.unknown(text):
+            return None
         try:
-            number = float(self.text(column))
-        except ValueError:
-            number = math.nan
-        if not math.isfinite(number):
-            raise self._malformed(column, wanted)
-        return number
+            return read(text)
+        except ValueError as error:
+            raise self._malformed(column, wanted, str(error) if type(error) is cells.UnclearError else "") from error
 
-    def _malformed(self, column: str, wanted: str) -> RequestError:
-        return RequestError(f"line {self.line}, column {column}: '{self.text(column)}' is not {wanted}")
+    def _one_of(self, column: str, words: Sequence[str]) -> str | None:
+        word = self.text(column).lower()
+        if not cells.unknown(word) and word not in words:
+            raise self._malformed(column, f"one of {', '.join(words)}")
+        return word if word in words else None
+
+    def _malformed(self, column: str, wanted: str, reason: str = "") -> RequestError:
+        why = f": {reason}" if reason else ""
+        return RequestError(f"line {self.line}, column {column}: '{self.text(column):.40}' is not {wanted}{why}")
 
 
 _INTEGERS = ("n_layers", "hidden", "ffn_hidden", "n_heads", "n_kv_heads", "head_dim", "vocab", "seq_len", "n_devices")
 _EXPERTS = ("topk", "moe_ffn_hidden")
-_DEGREES = ("tp", "cp", "ep", "pp", "vpp", "dp", "micro_batch", "global_batch")
-_QUANTITIES = ("n_params_B", "iter_time_s", "tokens_per_s_per_device", "peak_mem_GB")
+_DEGREES = ("devices_per_node", "tp", "cp", "ep", "pp", "vpp", "dp", "micro_batch", "global_batch")
+_QUANTITIES = tuple(cells.UNITS)
 
 
-def read_rows(path: Path, where: Mapping[str, str] | None = None, limit: int | None = None) -> tuple[Row, ...]:
+def read_rows(
+    path: Path, where: Mapping[str, str] | None = None, limit: int | None = None, *, strict: bool = False
+) -> tuple[Row, ...]:
     """The rows of a file in its order, those alone whose cells are what `where` says of their columns, at most `limit`.
 
-    Raises RequestError, with line and column, for a file that cannot be understood; the whole file is checked.
+    A row with a cell that is not what its column promises, with the name of another one or with too many or too few
+    cells is there with its `fault`. Raises RequestError for a file that has no rows of this kind, and for the first
+    faulty row of all where the reader is `strict`.
     """
     try:
         text = read_text(path)
     except ForeignTextError as error:
         raise RequestError(f"{path}: {error}; give a CSV file of measured runs, in UTF-8") from error
     try:
-        rows = tuple(_read(parse_csv(text), where or {}))
+        rows = tuple(_read(parse_csv(text), where or {}, strict))
     except (ForeignTextError, RequestError) as error:
         raise RequestError(f"{path}: {error}") from error
     return rows[:limit]
 
 
-def _read(lines: Iterator[tuple[int, list[str]]], where: Mapping[str, str]) -> Iterator[Row]:
+def readings_of(row: Row) -> tuple[str, ...]:
+    """Cells of numbers that are written otherwise than plain numbers, and what they are read as."""
+    found = []
+    for column in (*_INTEGERS, "n_experts", *_EXPERTS, *_DEGREES, *_QUANTITIES):
+        text = row.text(column)
+        if not text or text.replace(".", "", 1).isdecimal():
+            continue
+        value = row.quantity(column) if column in _QUANTITIES else row.integer(column, least=0)
+        found.append(f"{column} '{text:.40}' read as {'unknown' if value is None else format(value, '.10g')}")
+    return tuple(found)
+
+
+def _read(lines: Iterator[tuple[int, list[str]]], where: Mapping[str, str], strict: bool) -> Iterator[Row]:
     columns = _columns(next(lines, (1, []))[1], where)
     known: dict[str, int] = {}
-    for line, cells in lines:
-        if len(cells) != len(columns):
-            last = columns[min(len(cells), len(columns)) - 1]
-            raise RequestError(
-                f"line {line}, column {last}: {len(cells)} cells under {len(columns)} columns; quote commas"
-            )
-        row = Row(line=line, values=dict(zip(columns, cells, strict=True)))
-        _check(row, known)
-        if all(row.text(column) == value for column, value in where.items()):
+    for line, values in lines:
+        row = Row(line=line, values=dict(zip(columns, values, strict=False)))
+        whole = len(values) == len(columns)  # else nobody knows what stands under which column: shown, whatever `where`
+        chosen = not whole or all(row.text(column) == value for column, value in where.items())
+        if not chosen and not strict:
+            continue
+        try:
+            if not whole:
+                raise RequestError(_ragged(line, columns, len(values)))
+            _check(row, known)
+        except RequestError as error:
+            if strict:
+                raise
+            row = replace(row, fault=str(error))
+        if chosen:
             yield row
 
 
-def _columns(cells: Sequence[str], where: Mapping[str, str]) -> list[str]:
-    header = [name.strip() for name in cells]
+def _ragged(line: int, columns: Sequence[str], count: int) -> str:
+    last = columns[min(count, len(columns)) - 1]
+    return f"line {line}, column {last}: {count} cells under {len(columns)} columns; quote commas"
+
+
+def _columns(values: Sequence[str], where: Mapping[str, str]) -> list[str]:
+    header = [name.strip() for name in values]
     for name in REQUIRED:
         if name not in header:
             raise RequestError(f"line 1: there is no column {name}; a file of runs has {', '.join(REQUIRED)}")
@@ -187,5 +266,12 @@ def _check(row: Row, known: dict[str, int]) -> None:
     row.integer("n_experts", least=0)
     for column in _QUANTITIES:
         row.quantity(column)
-    row.truth("sp")
+    for column in ("sp", "compile"):
+        row.truth(column)
     row.recomputation()
+    row.zero_stage()
+    row.attention()
+    row.shares_optimizer()
+    row.layers_per_stage()
+    row.peak_kind()
+    row.stack()

@@ -1,6 +1,7 @@
 """Which software a run was done with, and over which network, as far as its row says.
 
     what the row says                                            stack
+    a name in its column `stack`                                 that one
     DeepSpeed, ZeRO 3 or less                                    deepspeed-zero3, deepspeed
     PaddlePaddle                                                 paddle
     NeMo, Megatron Bridge, Transformer Engine                    nemo
@@ -10,6 +11,9 @@
     InternEvo                                                    internevo
     anything else                                                megatron-2021 before 2023 without fused attention,
                                                                  else megatron
+
+Words are looked for in flags and source first, and in notes where those name none; a word that is denied ("not NeMo")
+does not count.
 
 Attention kernels go by their name, or by the date: FlashAttention-2 came in July 2023, FlashAttention-3 and the kernels
 of cuDNN a year later, and frameworks followed within half a year. What hides communication is the stack's, or what the
@@ -53,6 +57,9 @@ def machine_of_run(row: Row, devices: int, zero: int, notes: list[str]) -> Clust
     if stated:
         cluster = with_network(cluster, bandwidth=stated)
         notes.append("network as the row states it")
+    text, node = row.text("inter_bw"), row.integer("devices_per_node")
+    if bandwidth is None and text and not text.startswith("n/a") and node is not None and devices > node:
+        notes.append(f"network as the profile has it: inter_bw '{text:.40}' says no bandwidth of a device or a node")
     return cluster.with_software(software_of(row, cluster, zero, notes)).with_devices(devices)
 
 
@@ -120,37 +127,45 @@ def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
 
 
 def _stack(row: Row, zero: int) -> str:
-    words = " ".join(row.text(column) for column in ("source", "other_flags", "distributed_optimizer", "notes")).lower()
+    """The stack that a row names, else that of words in its flags and its source, else of words in its notes."""
+    if (named := row.stack()) is not None:
+        return named
     if row.text("profile").startswith("ascend"):
         return "mindspeed"
-    if "paddle" in words:
-        return "paddle"
-    if zero == 3 and "deepspeed" in words:
-        return "deepspeed-zero3"
-    if zero == 3 and re.search(r"llm-foundry|mosaicml", words):
-        return "llm-foundry"
+    for columns in (("source", "other_flags", "distributed_optimizer"), ("notes",)):
+        words = " ".join(row.text(column) for column in columns).lower()
+        if mentions(words, r"paddle"):
+            return "paddle"
+        if mentions(words, r"deepspeed"):
+            return "deepspeed-zero3" if zero == 3 else "deepspeed"
+        if zero == 3 and mentions(words, r"llm-foundry|mosaicml"):
+            return "llm-foundry"
+        if zero != 3 and mentions(words, r"nemo|megatron-bridge|transformer engine|\bte\b"):
+            return "nemo"
+        if zero != 3 and mentions(words, r"internevo|internlm"):
+            return "internevo"
     if zero == 3:
         return "fsdp-compiled" if row.truth("compile") else "fsdp"
-    if "deepspeed" in words:
-        return "deepspeed"
-    if re.search(r"nemo|megatron-bridge|transformer engine|\bte\b", words):
-        return "nemo"
-    fused = row.text("flash_attention").lower()
-    if re.search(r"internevo|internlm", words):
-        return "internevo"
-    return "megatron-2021" if fused in ("", "false") and row.text("date") < "2023" else "megatron"
+    fused = row.attention()
+    return "megatron-2021" if fused in (None, "unfused") and row.text("date") < "2023" else "megatron"
+
+
+_NOT = re.compile(r"(?:\b(?:not|no|non|without|never|isn't|neither|nor|unlike)|instead of|rather than)\W+(?:\w+\W+)?$")
+
+
+def mentions(words: str, pattern: str) -> bool:
+    """Whether a text has a word, and not only to deny it ("not NeMo", "without the NeMo container")."""
+    return any(not _NOT.search(words[: found.start()]) for found in re.finditer(pattern, words))
 
 
 def _attention(row: Row, stack: Software) -> AttentionKernels:
-    word, date = row.text("flash_attention").lower(), row.text("date")
-    if word == "false":
+    named, date = row.attention(), row.text("date")
+    if named == "unfused" or (named is None and stack.attention == "unfused"):
         return "unfused"
-    if not word and stack.attention == "unfused":
-        return "unfused"
-    if re.search(r"fa3|fa4|\bte\b|cudnn", word):
+    if named == "latest":
         return "best"
-    if re.search(r"fa2|sdpa", word):
-        return "flash2"
+    if named in ("flash1", "flash2"):
+        return named
     if not date or date >= _THIRD or row.text("profile").startswith("ascend"):
         return "best" if stack.attention == "unfused" else stack.attention
     return "flash2" if date >= _SECOND or stack.name == "nemo" else "flash1"

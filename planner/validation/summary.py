@@ -20,6 +20,9 @@ from planner.validation.evaluate import Evaluated
 TIED = 1e-9
 """Values that are this close, relatively, are tied."""
 
+ABOVE = 0.05
+"""How far a peak may be measured above the prediction of a run that fits before it counts as a mistake, relatively."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
@@ -32,9 +35,24 @@ class Errors:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mistakes:
+    """So many rows of `judged`, which are off by so much relatively; None where there are none."""
+
+    judged: int
+    count: int
+    mean: float | None
+    worst: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Rows that have something in common; `inside` is the share of the timed ones that lie in their intervals, `tau` is
-    of a rank group only, None where it has fewer than two ranks."""
+    """Rows that have something in common; `inside` and `peak_inside` are the shares of the timed ones, and of those
+    with a peak, that lie in their intervals, `tau` is of a rank group only, None where it has fewer than two ranks.
+
+    Two kinds of mistakes about memory. `ran`: of the runs that were made those of which we say that they do not fit,
+    and the share of the device that they would lack. `above`: of the runs that we say fit those whose peak was measured
+    more than `ABOVE` over the predicted one, or that ran out of memory (which count as no excess), and how far over.
+    """
 
     name: str
     rows: int
@@ -42,7 +60,10 @@ class Part:
     feasible: int
     seconds: Errors
     memory: Errors
+    ran: Mistakes
+    above: Mistakes
     inside: float | None = None
+    peak_inside: float | None = None
     tau: float | None = None
 
 
@@ -120,8 +141,44 @@ def _part(name: str, results: Sequence[Evaluated], tau: float | None = None) -> 
         feasible=sum(bool(result.feasible) for result in results),
         seconds=errors_of(result.seconds_error for result in results),
         memory=errors_of(result.memory_error for result in results),
+        ran=_ran(results),
+        above=_above(results),
         inside=_share(result.inside for result in results),
+        peak_inside=_share(result.peak_inside for result in results),
         tau=tau,
+    )
+
+
+def _ran(results: Sequence[Evaluated]) -> Mistakes:
+    judged = [result for result in results if result.feasible is not None and result.ran]
+    lacking = [
+        result.needed_bytes / result.capacity_bytes - 1
+        for result in judged
+        if not result.feasible and result.needed_bytes is not None and result.capacity_bytes is not None
+    ]
+    return _mistakes(len(judged), lacking)
+
+
+def _above(results: Sequence[Evaluated]) -> Mistakes:
+    judged = [
+        result
+        for result in results
+        if result.feasible and (result.memory_error is not None or result.row.out_of_memory)
+    ]
+    excess = [
+        0.0 if result.memory_error is None else 1 / (1 + result.memory_error) - 1
+        for result in judged
+        if result.row.out_of_memory or 1 / (1 + (result.memory_error or 0.0)) - 1 > ABOVE
+    ]
+    return _mistakes(len(judged), excess)
+
+
+def _mistakes(judged: int, sizes: Sequence[float]) -> Mistakes:
+    return Mistakes(
+        judged=judged,
+        count=len(sizes),
+        mean=math.fsum(sizes) / len(sizes) if sizes else None,
+        worst=max(sizes, default=None),
     )
 
 

@@ -16,10 +16,12 @@ import torch
 import torch.distributed as dist
 
 from hardware_profiles import DTYPES, Seconds
+from hardware_profiles.run_record import dump_run_record
 from planner.errors import RequestError
 from planner.models.zoo import BuiltModel
 from planner.plan.binding.model_of import build_planned
 from planner.plan.plan import PRECISIONS, Plan
+from planner.plan.writing import write_atomically
 from runtime.checkpoint.folder import finished
 from runtime.comm.device_mesh import Communicators, RankMesh, current_device, local_rank
 from runtime.data.datasets import DatasetBatches, dataset_batches, synthetic_batches
@@ -31,6 +33,7 @@ from runtime.processes.progress import NoticeReport, Report, RunSummary, StepRep
 from runtime.processes.rank import At
 from runtime.processes.stragglers import LEAST_STEPS, slow_ranks
 from runtime.processes.this_machine import elsewhere, peak_memory
+from runtime.profiling.recording import FEWEST, WARM_UP, Recorder
 from runtime.reference.unsharded import UnshardedStep
 from runtime.run_settings import RunSettings
 from runtime.servers.addresses import Addresses
@@ -74,6 +77,7 @@ def _trained(
 ) -> Iterator[Report]:
     """What `train` reports, of a run whose folder is open."""
     device = current_device(local_rank())
+    _check_measured(settings)
     at("building the model")
     built = _build(plan, settings)
     at("tracing the model and building the step")
@@ -91,12 +95,20 @@ def _trained(
     _check_data(settings, checkpoints)
     data = _data(built, step, settings, checkpoints.position)
     seconds, busy, worst = [], [], 0.0
+    recorder = Recorder(plan=plan, step=step) if settings.measure is not None else None
+    settle = (lambda: None) if recorder is None else recorder.settle()
     for read, call, whole in _timed(data.batches):
         number = step.steps + 1
         at(f"step {number}")
-        with timing_waits() as waits:
+        looking = recorder.profiling() if recorder is not None and number == settings.steps else None
+        with looking or contextlib.nullcontext(), timing_waits(settle) as waits:
             report = run.step_report(number, call, whole)
-        if report.trouble is None:
+        if recorder is not None and report.trouble is None:
+            if looking is None:
+                recorder.add(report.seconds, waits)
+            else:
+                recorder.profiled = report.seconds
+        if report.trouble is None and looking is None:
             seconds.append(report.seconds)
             busy.append(report.seconds - waits.seconds + (0.0 if _compares(plan, settings) else read))
         worst = max(worst, report.difference)
@@ -115,7 +127,18 @@ def _trained(
         at(f"reading the batch of step {number + 1}")
     at("summing up")
     checkpoints.wait()
+    if recorder is not None and (record := recorder.record()) is not None:
+        write_atomically(Path(str(settings.measure)), dump_run_record(record))
     yield run.summary(seconds, busy, worst if _compares(plan, settings) else None)
+
+
+def _check_measured(settings: RunSettings) -> None:
+    """Raise RequestError where too few steps would be measured."""
+    if settings.measure is not None and settings.steps < FEWEST:
+        raise RequestError(
+            f"--measure {settings.measure}: --steps {settings.steps} are too few: {WARM_UP} warm up and the last one is"
+            f" profiled; give --steps {FEWEST} or more"
+        )
 
 
 def _build(plan: Plan, settings: RunSettings) -> BuiltModel:

@@ -27,7 +27,7 @@ from costmodels import Turn, ends
 from runtime.comm.collectives import all_reduce
 from runtime.executor.deferred_weight_gradients import DeferredGradients
 from runtime.step.stage_links import Chunk, Crossing
-from runtime.waiting import waiting_for
+from runtime.waiting import phase, waiting_for
 
 Values = Mapping[str, torch.Tensor]
 Forward = Callable[[Turn, Sequence[Values], Sequence[DeferredGradients | None]], Sequence[Values]]
@@ -133,7 +133,8 @@ class Pipeline:
         they have made is nobody's any more when this returns, but for what is being sent."""
         chunk = self.chunks[turn.chunk]
         received = [self._arrived(chunk) for _ in range(self.interleave)]
-        made = forward(turn, received, deferred)
+        with phase("forward"):
+            made = forward(turn, received, deferred)
         for values in made:
             self._hand_on(chunk, values)
         edges = [self._edges(chunk, values) for values in made]
@@ -166,9 +167,10 @@ class Pipeline:
         chunk, key = self.chunks[turn.chunk], _key(turn)
         passed = self._live[key]
         if turn.kind == "weight_gradient":
-            for products in passed.deferred:
-                assert products is not None, turn
-                products.finish()
+            with phase("backward"):
+                for products in passed.deferred:
+                    assert products is not None, turn
+                    products.finish()
         else:
             self._live[key] = Passed(received=(), edges=(), deferred=passed.deferred)
             gradients = [given for _ in range(self.interleave) for given in self._returned(chunk, seed)]
@@ -189,8 +191,9 @@ class Pipeline:
         edges = [edge for copy in passed.edges for edge in copy.values()]
         pairs = [(edge, given) for edge, given in zip(edges, gradients, strict=True) if edge is not None]
         if pairs:
-            torch.autograd.backward([edge for edge, _ in pairs], [gradient for _, gradient in pairs])
-            self.passed()
+            with phase("backward"):
+                torch.autograd.backward([edge for edge, _ in pairs], [gradient for _, gradient in pairs])
+                self.passed()
         for values in passed.received:
             for arrival in chunk.arrivals:
                 if arrival.differentiable:

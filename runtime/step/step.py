@@ -50,6 +50,7 @@ from runtime.step.pipeline import Pipeline, Values
 from runtime.step.stage_links import build_chunks, everyone, share_parameters, whole_value
 from runtime.tables.placed import PlacedTables
 from runtime.update.optimizer import ShardedOptimizer
+from runtime.waiting import phase
 
 
 class RankStep:
@@ -176,7 +177,9 @@ class RankStep:
             check_gradients(self.parameters.values(), self.steps + 1, self.place.device)
         self.optimizer.set_learning_rate(learning_rate)
         self.trouble = None
-        if not self.optimizer.step(lambda gradients: self._accepts(loss, gradients)):
+        with phase("update"):
+            made = self.optimizer.step(lambda gradients: self._accepts(loss, gradients))
+        if not made:
             self.buffers.update(buffers)
             self.tables.forget()
             steps, samples = self._start  # the batch is gone all the same

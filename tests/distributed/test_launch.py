@@ -10,15 +10,19 @@ from types import ModuleType
 
 import pytest
 
+from hardware_profiles.run_record import load_run_record
 from planner.cli.schemas import ANSWERS
+from planner.errors import RequestError
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
 from planner.plan.file import save_plan
 from planner.plan.plan import Plan
 from runtime.launch.launch import launch
+from runtime.launch.training import train
 from runtime.processes.progress import Report, RunSummary, StepReport
 from runtime.run_settings import RunSettings
 from tests.distributed.listening import listening_meanwhile
+from tests.refusals import refused
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -68,6 +72,27 @@ def test_the_plan_agrees_with_the_unsharded_model(tmp_path: Path, monkeypatch: p
     assert len(summary.peak_bytes) == 2
     assert min(summary.peak_bytes) > 0
     assert "plan calibrate" in summary.elsewhere, "the shipped profile describes no machine in particular"
+
+
+@pytest.mark.thorough
+def test_a_measured_run_is_recorded_term_by_term(tmp_path: Path) -> None:
+    path, record = tmp_path / "plan.json", tmp_path / "run.json"
+    plan = plan_for("llama-tiny", 8)
+    save_plan(plan, path)
+    code, steps, _ = reports_of(path, steps=6, check=False, measure=str(record))
+    assert code == 0
+    run = load_run_record(record)
+    assert (run.plan.model, run.plan.devices, len(run.ranks)) == ("llama-tiny", 2, 2)
+    assert run.step_seconds == tuple(step.seconds for step in steps[2:5]), "warm-up and the profiled step are left out"
+    assert run.profiled_seconds == steps[5].seconds
+    for rank in run.ranks:
+        assert min(run.step_seconds) <= sum(rank.seconds.values()) <= 1.5 * max(run.step_seconds)
+        assert min(rank.seconds[name] for name in ("forward", "backward", "update", "reduction")) > 0
+        assert rank.memory["weights"] == dict(plan.prediction.memory).get("weights", rank.memory["weights"])
+    assert run.operators["matmul"] > 0
+    assert {one.phase for one in run.collectives} >= {"update"}
+    with refused(RequestError, "--measure", "--steps 4", 5):
+        list(train(plan, RunSettings(steps=4, measure=str(record))))
 
 
 MODULE = """

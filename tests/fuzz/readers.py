@@ -182,6 +182,25 @@ def _record(path: Path) -> None:
     recorded(RunError, path)
 
 
+def _training_log(path: Path) -> None:
+    from planner.plan.compare.training_log import ENGINES, read_log
+    from planner.plan.file import load_plan
+
+    plan = load_plan(ROOT / "tests" / "golden" / "plans" / "llama-tiny-4-cpu.json")
+    for engine in ENGINES:
+        try:
+            read_log(path, engine, plan)
+        except PlannerError:
+            continue
+
+
+def _run_record(path: Path) -> None:
+    from hardware_profiles.run_record import load_run_record
+    from planner.plan.compare.corrections import factors_of
+
+    factors_of([load_run_record(path)])
+
+
 def _measurements(path: Path) -> None:
     from costmodels.fit_machine import fit_machine
     from hardware_profiles import load_measurements
@@ -522,6 +541,14 @@ def readers() -> tuple[Reader, ...]:
             format=JSON,
             seeds=_measured(),
             read=_measurements,
+            argv=lambda path: ["fit", str(path), "-o", str(path.with_suffix(".toml"))],
+        ),
+        Reader(name="training log", format=WORDS, seeds=_seeds("train.log"), read=_training_log),
+        Reader(
+            name="record of a run",
+            format=JSON,
+            seeds=_seeds("run-record.json"),
+            read=_run_record,
             argv=lambda path: ["fit", str(path), "-o", str(path.with_suffix(".toml"))],
         ),
         _imports("accelerate", YAML, "accelerate.yaml"),

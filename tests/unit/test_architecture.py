@@ -117,6 +117,7 @@ PARSERS: dict[str, tuple[str, ...]] = {
 MAY_PARSE = {
     "hardware_profiles.foreign": ("ast", "csv", "json", "tomllib"),
     "hardware_profiles.intervals": ("csv",),  # a packaged table
+    "hardware_profiles.memory_intervals": ("csv",),  # the same
     "planner.export.yaml_files": ("yaml",),
     "runtime.servers.frames": ("json",),  # limits of their own, without pydantic
 }

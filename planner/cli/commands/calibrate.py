@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from planner.cli.commands.compare import ByClock, clock_of
+from planner.cli.commands.fit_runs import fit_runs, is_run
 from planner.cli.errors import reporting
 from planner.cli.output import write_json
 from planner.cli.texts import say
@@ -60,20 +62,35 @@ def calibrate(
 
 
 def fit(
-    measurements: Annotated[Path, typer.Argument(help="Measured times, as plan calibrate writes them.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Measured times, as plan calibrate writes them, or runs, as plan run --measure does."),
+    ],
     output: Output = PROFILE,
+    hardware: Annotated[
+        str | None, typer.Option(metavar="PROFILE", help="Of runs: the profile to correct, where it is a file.")
+    ] = None,
+    clock: ByClock = "wall",
     as_json: AsJson = False,
 ) -> None:
-    """Fit a hardware profile to measured times, without measuring again.
+    """Fit a hardware profile to measured times, without measuring again; or correct one by measured runs of plans.
 
     [bold]plan fit laptop.measurements.json -o laptop.toml[/bold]
+
+    [bold]plan fit tiny.run.json other.run.json -o mine.toml[/bold]
     """
     with reporting(as_json):
         from hardware_profiles import load_measurements
 
         _check_name(output)
-        _check(output, measurements)
-        _fit(load_measurements(measurements), measurements, output, as_json)
+        for file in files:
+            _check(output, file)
+        if all(map(is_run, files)):
+            fit_runs(files, output, hardware, clock_of(clock), as_json)
+            return
+        if len(files) > 1 or hardware is not None or clock != "wall":
+            raise RequestError("several files, --hardware and --clock are for runs, as plan run --measure writes them")
+        _fit(load_measurements(files[0]), files[0], output, as_json)
 
 
 def _check_name(output: Path) -> None:

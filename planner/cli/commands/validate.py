@@ -35,6 +35,9 @@ def validate(
     processes: Annotated[
         int | None, typer.Option(min=1, help="Processes to use; one for each core if left out.")
     ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="End at the first row that cannot be read, whether or not it is asked for.")
+    ] = False,
     record: Annotated[
         Path | None,
         typer.Option(
@@ -46,7 +49,7 @@ def validate(
     """Predict step time and peak memory of measured training runs, and report the errors.
 
     Every row is evaluated as it was run: all degrees, ZeRO, micro-batch and recomputation are fixed. Notes say what was
-    assumed for a row, or why it cannot be evaluated. docs/validate.md lists the columns.
+    assumed for a row, or why it cannot be evaluated or read. docs/validate.md lists the columns.
 
     [bold]plan validate runs.csv --where profile=h100-80gb[/bold]
     """
@@ -56,7 +59,7 @@ def validate(
         started, conditions = time.perf_counter(), _conditions(where or [])
         if record is not None:
             _check_record(record, conditions, limit)
-        rows = read_rows(file, conditions, limit)
+        rows = read_rows(file, conditions, limit, strict=strict)
         with _progress(len(rows), as_json) as advance:
             results = evaluate_rows(rows, processes or len(os.sched_getaffinity(0)), advance)
         summary, seconds = summarise(results), time.perf_counter() - started
@@ -126,6 +129,7 @@ def _row_content(result: "Evaluated") -> dict[str, Any]:
     row = result.row
     return {
         "id": row.id,
+        "line": row.line,
         **{name: row.text(name) or None for name in ("source", "profile", "rank_group", "tier", "flag")},
         "measured_seconds": row.measured_seconds,
         "predicted_seconds": result.predicted_seconds,
@@ -133,6 +137,12 @@ def _row_content(result: "Evaluated") -> dict[str, Any]:
         "high_seconds": result.high_seconds,
         "measured_peak_bytes": row.measured_peak_bytes,
         "predicted_peak_bytes": result.predicted_peak_bytes,
+        "low_peak_bytes": result.low_peak_bytes,
+        "high_peak_bytes": result.high_peak_bytes,
+        "peak_kind": result.peak_kind,
+        "needed_bytes": result.needed_bytes,
+        "capacity_bytes": result.capacity_bytes,
+        "time_seconds": dict(result.time) or None,
         "feasible": result.feasible,
         "notes": list(result.notes),
         "error": result.error,
@@ -153,9 +163,12 @@ def _show(results: "Sequence[Evaluated]", summary: "Summary", seconds: float) ->
         ("rank group of two rows or more", ranked),
     ):
         _show_parts(console, title, parts)
+    _show_mistakes(console, (*summary.sources, whole))
     tau = "" if summary.median_tau is None else f"; Kendall's tau in rank groups, median {summary.median_tau:.2f}"
+    refused = sum(bool(result.row.fault) for result in results)
+    unread = f", {refused} refused as they cannot be read" if refused else ""
     console.print(
-        f"\n{whole.evaluated} of {whole.rows} rows evaluated in {seconds:.1f} s;"
+        f"\n{whole.evaluated} of {whole.rows} rows evaluated in {seconds:.1f} s{unread};"
         f" {whole.feasible} fit by our model of memory{tau}"
     )
 
@@ -168,11 +181,12 @@ def _show_rows(console: "PlainConsole", results: "Sequence[Evaluated]") -> None:
     lines: list[tuple[str, ...]] = [("row", *_MEASURES, "fits", "remarks")]
     for result in results:
         row = result.row
-        said = result.notes if result.error is None else (f"not evaluated: {result.error}",)
+        reason = "refused" if row.fault else "not evaluated"
+        said = result.notes if result.error is None else (f"{reason}: {result.error}",)
         numbers = [remarks.setdefault(one, len(remarks) + 1) for one in said]
         lines.append(
             (
-                row.id,
+                row.id or f"line {row.line}",
                 *(_known(value, seconds_text) for value in (row.measured_seconds, result.predicted_seconds)),
                 _known(result.seconds_error, _percent),
                 *(_known(value, bytes_text) for value in (row.measured_peak_bytes, result.predicted_peak_bytes)),
@@ -202,6 +216,31 @@ def _show_parts(console: "PlainConsole", title: str, parts: "Sequence[Part]") ->
         lines.append((part.name, str(part.rows), str(part.evaluated), *cells))
     console.print()
     _print_columns(console, lines)
+
+
+def _show_mistakes(console: "PlainConsole", parts: "Sequence[Part]") -> None:
+    """Both kinds of mistakes about memory, of the sources that have runs to judge them by."""
+    head = (
+        "memory: source",
+        "ran",
+        "we say no",
+        "lacking: mean",
+        "worst",
+        "fit",
+        "peak over 5% above",
+        "mean",
+        "worst",
+    )
+    lines: list[tuple[str, ...]] = [head]
+    for part in parts:
+        cells = []
+        for kind in (part.ran, part.above):
+            cells += [str(kind.judged), str(kind.count), _known(kind.mean, _percent), _known(kind.worst, _percent)]
+        if part.ran.count or part.above.judged:
+            lines.append((part.name, *cells))
+    if len(lines) > 1:
+        console.print()
+        _print_columns(console, lines)
 
 
 def _print_columns(console: "PlainConsole", lines: Sequence[tuple[str, ...]]) -> None:

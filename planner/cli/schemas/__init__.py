@@ -11,9 +11,18 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from planner.cli.schemas.comparisons import Audit, Diff, Explained, ExplainedNames, Reported, Validated
+from planner.cli.schemas.comparisons import (
+    Audit,
+    Compared,
+    Diff,
+    Explained,
+    ExplainedNames,
+    Replanned,
+    Reported,
+    Validated,
+)
 from planner.cli.schemas.errors import Refused
-from planner.cli.schemas.lists import Calibrated, Fitted, Model, Models, Profile, Profiles, Stack, Stacks
+from planner.cli.schemas.lists import Calibrated, Corrected, Fitted, Model, Models, Profile, Profiles, Stack, Stacks
 from planner.cli.schemas.plans import (
     Answer,
     Exported,
@@ -32,6 +41,7 @@ ANSWERS: dict[str, type[BaseModel]] = {
     "plan": Answer,
     "plan estimate": Answer,
     "plan estimate PLAN": Repriced,
+    "plan compare": Compared,
     "plan diff": Diff,
     "plan explain PLAN": Explained,
     "plan explain PLAN NAME": ExplainedNames,
@@ -54,6 +64,8 @@ ANSWERS: dict[str, type[BaseModel]] = {
     "plan stacks NAME": Stack,
     "plan calibrate": Calibrated,
     "plan fit": Calibrated,
+    "plan fit RUN": Corrected,
+    "plan replan": Replanned,
     "plan checkpoint adopt": Adopted,
     "plan checkpoint inspect": Inspected,
     "plan checkpoint verify": VerifiedCheckpoint,

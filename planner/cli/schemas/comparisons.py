@@ -139,6 +139,7 @@ class Audit(Strict):
 
 class Row(Strict):
     id: str
+    line: int
     source: Text
     profile: Text
     rank_group: Text
@@ -150,6 +151,12 @@ class Row(Strict):
     high_seconds: Number
     measured_peak_bytes: Number
     predicted_peak_bytes: Number
+    low_peak_bytes: Number
+    high_peak_bytes: Number
+    peak_kind: Literal["allocated", "reserved", "used"] | None
+    needed_bytes: Number
+    capacity_bytes: Number
+    time_seconds: dict[str, float] | None
     feasible: bool | None
     notes: list[str]
     error: Text
@@ -161,6 +168,47 @@ class Validated(Strict):
     schema_version: Literal[1]
     rows: list[Row]
     summary: dict[str, Any]
+
+
+class Term(Strict):
+    name: str
+    predicted: float
+    measured: float
+    share: float
+    wrong: bool
+
+
+class Compared(Strict):
+    """`plan compare`."""
+
+    schema_version: Literal[1]
+    clock: Literal["wall", "cpu"]
+    predicted_seconds: float
+    measured_seconds: float
+    error: float
+    low_seconds: Number
+    high_seconds: Number
+    inside: bool | None
+    terms: list[Term]
+    memory: list[Term]
+    predicted_peak_bytes: float
+    measured_peak_bytes: Number
+    peak_kind: str
+    predicted_tflops: Number
+    measured_tflops: Number
+
+
+class Replanned(Strict):
+    """`plan replan`."""
+
+    schema_version: Literal[1]
+    profile: str
+    step_seconds_before: float
+    kept: End
+    best: End
+    saved_seconds: float
+    differences: list[Item]
+    stopped: bool
 
 
 class Reported(BaseModel):

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from planner.cli.schemas.form import Strict
+from planner.cli.schemas.form import Number, Strict
 
 
 class ListedModel(Strict):
@@ -112,3 +112,22 @@ class Calibrated(Strict):
     profile_file: str
     measurements_file: str
     residuals: list[Residual]
+
+
+class Correction(Strict):
+    name: str
+    value: Number
+    low: float
+    high: float
+    runs: int
+
+
+class Corrected(Strict):
+    """`plan fit RUN...`."""
+
+    schema_version: Literal[1]
+    profile: str
+    profile_file: str
+    corrected: str
+    clock: Literal["wall", "cpu"]
+    factors: list[Correction]

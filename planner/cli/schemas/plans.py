@@ -65,6 +65,7 @@ class PlanContent(Choices):
     low_seconds: Number
     high_seconds: Number
     peak_bytes: float
+    high_peak_bytes: Number
     capacity_bytes: float
     tokens_per_second_per_device: Number
     samples_per_second: float

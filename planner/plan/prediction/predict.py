@@ -112,6 +112,7 @@ def _assemble(
         step_seconds=step.seconds,
         objective_seconds=float(step_time(per_part, per_step, m, virtual)),
         peak_bytes=peaks[fullest],
+        high_peak_bytes=peaks[fullest] * clusters[fullest].software.peak_high,
         capacity_bytes=clusters[fullest].device.memory,
         model_flops=flops,
         model_flops_utilisation=flops / (step.seconds * devices * _mean(peak_flops)),

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels import peak_memory, usable_memory
+from costmodels import peak_memory, planned_memory, usable_memory
 from hardware_profiles import Cluster, Machine, MixedCluster, of_one_kind, parts_of
 from planner.pricing.bucket_size import flat_bytes, sized
 from planner.sharding.mesh import build_mesh
@@ -124,10 +124,9 @@ class Engine:
 
     def _capacity(self, group: Cluster) -> float:
         """Bytes that the tensors of a plan may fill on a device."""
-        request, found = self.request, usable_memory(group.device)
-        if request.memory_limit is not None:
-            found = min(found, usable_memory(replace(group.device, memory=request.memory_limit)))
-        return found - self.buffers(group)
+        limit, planned = self.request.memory_limit, planned_memory(group.device, group.software)
+        memory = planned if limit is None else min(planned, limit)
+        return usable_memory(replace(group.device, memory=memory)) - self.buffers(group)
 
     def buffers(self, group: Cluster) -> float:
         """Bytes that are set aside for what the software and messages need."""

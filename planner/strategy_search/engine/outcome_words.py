@@ -2,7 +2,7 @@
 
 import math
 
-from costmodels import peak_memory
+from costmodels import peak_memory, planned_memory
 from hardware_profiles import Cluster, MixedCluster
 from planner.errors import InfeasibleError
 from planner.strategy_search.engine.evaluation import Outcome
@@ -39,7 +39,13 @@ def nothing_fits(
     if stopped:
         return InfeasibleError("no plan that fits was found before the search was stopped; give it more time")
     needed = float(peak_memory(least, 0.0, request.cluster.software.buffers, device))
-    memory = device.memory if request.memory_limit is None else min(device.memory, request.memory_limit)
+    memory = planned_memory(device, group.software)
+    there = "there are"
+    if request.memory_limit is not None and request.memory_limit <= memory:
+        memory = request.memory_limit
+    elif memory < device.memory:
+        margin = device.memory / memory - 1
+        there = f"a margin of {margin:.1%} for its error leaves of {_gib(device.memory)} (--memory-margin)"
     where = _rank_words(*fullest) + (f" ({group.name})" if isinstance(request.cluster, MixedCluster) else "")
     if not memory < needed < math.inf:
         return InfeasibleError(
@@ -49,7 +55,7 @@ def nothing_fits(
     return InfeasibleError(
         f"{request.model.reference} does not fit on {request.cluster.devices} x {request.cluster.name}: the "
         f"leanest plan looked at needs {_gib(needed)} per device{where}, {_gib(needed - memory)} more"
-        f" than the {_gib(memory)} there are",
+        f" than the {_gib(memory)} {there}",
         needed=needed,
         missing=needed - memory,
     )

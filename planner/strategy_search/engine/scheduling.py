@@ -40,7 +40,12 @@ def fastest_schedule(
     interest where without any waiting it took longer than `cutoff`. Software other than ours runs what it was measured
     with."""
     plan = bound.plan
-    if plan.pipeline == 1 or plan.schedule != "1f1b" or plan.training.interleave > 1 or cluster.software != PYTORCH:
+    if (
+        plan.pipeline == 1
+        or plan.schedule != "1f1b"
+        or plan.training.interleave > 1
+        or cluster.software.name != PYTORCH.name
+    ):
         return bound
     if plan.prediction.step_seconds - dict(plan.prediction.time)[PIPELINE_BUBBLE] >= cutoff:
         return bound

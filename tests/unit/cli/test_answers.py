@@ -10,9 +10,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from hardware_profiles.run_record import MeasuredRun, RankTerms, RunMachine, dump_run_record
 from planner.cli.main import app
 from planner.cli.schemas import ANSWERS, json_schema
 from planner.cli.schemas.errors import Refused
+from planner.plan.compare.measured import run_plan
+from planner.plan.file import load_plan
+from planner.plan.plan import Plan
 from runtime.processes.progress import NoticeReport, RestartReport, RunSummary, StepReport, content_of
 from runtime.processes.stragglers import SlowRank
 from tests.unit.runtime.checkpoint_states import write_model
@@ -31,6 +35,11 @@ def files(tmp_path_factory: pytest.TempPathFactory, traced_once: None) -> Path:
     for name, options in (("a.json", ()), ("b.json", ("--tensor", "2"))):
         made = CliRunner().invoke(app, [*TINY, *options, "-q", "-o", str(folder / name)])
         assert made.exit_code == 0, made.stderr
+    (folder / "a.run.json").write_text(dump_run_record(record_of(load_plan(folder / "a.json"))), encoding="utf-8")
+    line = (
+        "global_batch_size: 8 | max_memory_allocated: 1073741824 | train_step_timing in s: 0.2 | TFLOPS_per_GPU: 1e-2"
+    )
+    (folder / "train.log").write_text(f"{line}\n", encoding="utf-8")
     write_model(folder / "merged", "llama-tiny")
     for words in (
         ("export", str(folder / "b.json"), *TO_MEGATRON, "-o", str(folder / "megatron")),
@@ -41,10 +50,39 @@ def files(tmp_path_factory: pytest.TempPathFactory, traced_once: None) -> Path:
     return folder
 
 
+def record_of(plan: Plan) -> MeasuredRun:
+    """A run in which all took twice what was predicted."""
+    known = run_plan(plan)
+    rank = RankTerms(
+        stage=0,
+        seconds={name: 2 * seconds for name, seconds in known.predicted.items()},
+        cpu_seconds={"forward": 0.1},
+        peak_bytes=5e8,
+        memory={"weights": 1e7},
+    )
+    return MeasuredRun(
+        kind="measured run",
+        schema_version=1,
+        date="2026-01-01",
+        plan=known,
+        machine=RunMachine(name="a processor", device_type="cpu", torch="2.9", threads=1),
+        step_seconds=(0.3,),
+        profiled_seconds=0.4,
+        ranks=(rank,),
+        operators={"matmul": 0.1},
+        collectives=(),
+        peak_kind="resident",
+    )
+
+
 CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("plan", (*TINY, "--top", "2", "--explain", "-o", "c.json")),
     ("plan estimate", ("estimate", *TINY, "--tensor", "2", "--certify")),
     ("plan estimate PLAN", ("estimate", "a.json")),
+    ("plan compare", ("compare", "a.json", "a.run.json", "--clock", "cpu")),
+    ("plan compare", ("compare", "a.json", "--log", "train.log", "--from", "nemo")),
+    ("plan fit RUN", ("fit", "a.run.json", "-o", "mine.toml")),
+    ("plan replan", ("replan", "b.json", "--hardware", "cpu")),
     ("plan diff", ("diff", "a.json", "b.json")),
     ("plan explain PLAN", ("explain", "a.json", "--no-search")),
     ("plan explain PLAN NAME", ("explain", "a.json", "*.mlp.up_proj")),

@@ -43,6 +43,7 @@ def test_json(runs: Path) -> None:
     first, second, other, impossible, elsewhere = content["rows"]
     assert list(first) == [
         "id",
+        "line",
         "source",
         "profile",
         "rank_group",
@@ -54,6 +55,12 @@ def test_json(runs: Path) -> None:
         "high_seconds",
         "measured_peak_bytes",
         "predicted_peak_bytes",
+        "low_peak_bytes",
+        "high_peak_bytes",
+        "peak_kind",
+        "needed_bytes",
+        "capacity_bytes",
+        "time_seconds",
         "feasible",
         "notes",
         "error",
@@ -62,7 +69,11 @@ def test_json(runs: Path) -> None:
     assert (first["measured_seconds"], first["measured_peak_bytes"], first["flag"]) == (0.1, 4e9, None)
     assert (first["feasible"], first["error"]) == (True, None)
     assert first["low_seconds"] < first["predicted_seconds"] < first["high_seconds"]
-    assert first["notes"] == ["taken for megatron-2021, attention unfused", "peak as used on the device"]
+    assert first["notes"][0] == "taken for megatron-2021, attention unfused"
+    assert first["notes"][1].startswith("peak unknown to be allocated, reserved or used")
+    assert sum(first["time_seconds"].values()) == pytest.approx(first["predicted_seconds"])
+    assert first["low_peak_bytes"] < first["predicted_peak_bytes"] < first["high_peak_bytes"]
+    assert first["needed_bytes"] < first["capacity_bytes"]
     assert second["notes"] == ["recomputation unknown: none", *first["notes"]]
     assert "the architecture is ssm" in other["error"]
     assert (other["predicted_seconds"], other["feasible"]) == (None, None)
@@ -73,6 +84,9 @@ def test_json(runs: Path) -> None:
     summary = content["summary"]
     assert (summary["whole"]["rows"], summary["whole"]["evaluated"], summary["whole"]["feasible"]) == (5, 3, 2)
     assert [part["name"] for part in summary["rank_groups"]] == ["one", "other"]
+    assert (summary["whole"]["ran"]["judged"], summary["whole"]["ran"]["count"]) == (3, 1)
+    lacking = impossible["needed_bytes"] / impossible["capacity_bytes"] - 1
+    assert summary["whole"]["ran"]["worst"] == pytest.approx(lacking)
 
 
 def test_what_people_read(runs: Path) -> None:
@@ -99,9 +113,24 @@ def test_a_bad_condition_is_bad_input(runs: Path, where: str) -> None:
     assert "--where" in done.stderr
 
 
-def test_a_malformed_file_is_bad_input(tmp_path: Path) -> None:
-    path = write(tmp_path / "runs.csv", row(), row(id="b", pp="two"))
+def test_a_bad_row_is_one_refused_row(tmp_path: Path) -> None:
+    path = write(tmp_path / "runs.csv", row(arch="ssm"), row(id="b", pp="two"), row(arch="ssm"))
     done = CliRunner().invoke(app, ["validate", str(path), "--json"])
+    assert done.exit_code == 0, done.output
+    first, bad, again = json.loads(done.stdout)["rows"]
+    assert "the architecture is ssm" in first["error"]
+    assert (bad["line"], bad["measured_seconds"]) == (3, None)
+    assert "line 3, column pp: 'two' is not a whole number" in bad["error"]
+    assert "'gpt' is the name of line 2 too" in again["error"]
+    shown = CliRunner().invoke(app, ["validate", str(path)]).stdout
+    assert "refused: line 3, column pp" in shown
+    assert "0 of 3 rows evaluated" in shown
+    assert "2 refused as they cannot be read" in shown
+
+
+def test_a_strict_reader_ends_at_the_first_bad_row(tmp_path: Path) -> None:
+    path = write(tmp_path / "runs.csv", row(arch="ssm"), row(id="b", pp="two", tier="B"))
+    done = CliRunner().invoke(app, ["validate", str(path), "--json", "--strict", "--where", "tier=A"])
     assert done.exit_code == 2
     assert "line 3, column pp: 'two' is not a whole number" in json.loads(done.stdout)["error"]["message"]
     assert CliRunner().invoke(app, ["validate", str(tmp_path / "none.csv")]).exit_code == 2

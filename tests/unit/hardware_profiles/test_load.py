@@ -56,7 +56,9 @@ def test_figures_are_in_si_units(
 
 
 def test_memory_is_in_gib() -> None:
-    assert load_profile("a100-80gb").device.memory == 80 * GIB
+    device = load_profile("a100-80gb").device
+    assert (device.installed, device.memory) == (80 * GIB, 79.1 * GIB)
+    assert (load_profile("cpu").device.installed, load_profile("cpu").device.memory) == (None, 4 * GIB)
 
 
 def test_a_supernode_is_a_level_between_nodes_and_cluster() -> None:

@@ -48,6 +48,10 @@ EMPTY = (
     "flash_attention",
     "flag",
     "other_flags",
+    "stack",
+    "layers_per_stage",
+    "peak_mem_kind",
+    "notes",
 )
 COLUMNS = (*GPT, *EMPTY, "tokens_per_s_per_device")
 

@@ -1,31 +1,35 @@
 """The convention of a measured peak."""
 
+from dataclasses import replace
+
 import pytest
 
-from hardware_profiles import load_profile
+from hardware_profiles import PYTORCH, load_profile
 from planner.plan.plan import Prediction
-from planner.validation.peak import Convention, convention_of, peak_of
+from planner.validation.cells import PeakKind
+from planner.validation.peak import kind_of_peak, peak_ends, peak_of
 from planner.validation.rows import Row
 
 DEVICE = load_profile("a100-80gb").device
 
 
 @pytest.mark.parametrize(
-    ("notes", "convention"),
+    ("notes", "kind"),
     [
         ("Mem = nvidia-smi max on first/last nodes", "used"),
         ('memory in GB as nvidia-smi-like "used/80"', "used"),
         ("16.3 GiB max_memory_reserved worst rank", "reserved"),
         ("peak = torch max_memory_allocated (reported rank)", "allocated"),
         ('max over printed ranks of "max allocated memory"', "allocated"),
-        ("iter time derived", "used"),
+        ("iter time derived", None),
     ],
 )
-def test_words_of_a_convention(notes: str, convention: Convention) -> None:
-    assert convention_of(Row(line=2, values={"notes": notes})) == convention
+def test_words_of_a_kind(notes: str, kind: PeakKind | None) -> None:
+    assert kind_of_peak(Row(line=2, values={"notes": notes})) == kind
+    assert kind_of_peak(Row(line=2, values={"notes": notes, "peak_mem_kind": "Reserved"})) == "reserved"
 
 
-def test_conventions_count_less_and_less() -> None:
+def test_kinds_count_less_and_less() -> None:
     tensors = 10e9
     peak = tensors * (1 + DEVICE.allocator_slack) + DEVICE.reserved
     prediction = Prediction(
@@ -43,3 +47,6 @@ def test_conventions_count_less_and_less() -> None:
     assert peak_of(prediction, DEVICE, "used") == peak
     assert peak_of(prediction, DEVICE, "reserved") == peak - DEVICE.reserved
     assert peak_of(prediction, DEVICE, "allocated") == pytest.approx(tensors)
+    software = replace(PYTORCH, peak_low=0.9, peak_high=1.1)
+    assert peak_ends(prediction, DEVICE, software, "used") == pytest.approx((0.9 * peak, 1.1 * peak))
+    assert peak_ends(prediction, DEVICE, software, None) == pytest.approx((0.9 * tensors, 1.1 * peak))

@@ -6,8 +6,9 @@ import pytest
 
 from planner.errors import RequestError
 from planner.models.dimensions import ExpertDimensions
-from planner.validation.configuration import UnsupportedError, run_of
-from planner.validation.rows import Row, read_rows
+from planner.validation.configuration import run_of
+from planner.validation.rows import Row, read_rows, readings_of
+from planner.validation.unsupported import UnsupportedError
 from tests.refusals import refused
 from tests.unit.validation.runs import COLUMNS, row, write
 
@@ -36,6 +37,17 @@ def test_rows_are_chosen_by_their_cells_in_the_order_of_the_file(tmp_path: Path)
 @pytest.mark.parametrize(
     ("column", "cell", "wanted"),
     [
+        ("seq_len", "~6000", "'~6000' is not a whole number of 1 or more"),
+        ("vocab", "128k", "it may be 128000 or 128 x 1024"),
+        ("n_params_B", '"1,024"', "it may be 1024 or 1.024"),
+        ("n_layers", '"1,02"', "'1,02' is not a whole number"),
+        ("zero_stage", "sharded", "'sharded' is not 0 to 3"),
+        ("zero_stage", "HYBRID_SHARD", "'HYBRID_SHARD' is not 0 to 3"),
+        ("flash_attention", "maybe", "'maybe' is not True, False"),
+        ("distributed_optimizer", "perhaps", "'perhaps' is not True, False"),
+        ("stack", "nemoo", "unknown training stack 'nemoo'; did you mean nemo"),
+        ("peak_mem_kind", "resident", "'resident' is not one of allocated, reserved, used"),
+        ("layers_per_stage", "15+16", "'15+16' is not layers of each stage"),
         ("tp", "two", "'two' is not a whole number of 1 or more"),
         ("tp", "0", "'0' is not a whole number of 1 or more"),
         ("n_layers", "1.5", "'1.5' is not a whole number of 1 or more"),
@@ -49,10 +61,15 @@ def test_rows_are_chosen_by_their_cells_in_the_order_of_the_file(tmp_path: Path)
     ],
 )
 def test_a_malformed_cell_is_named(tmp_path: Path, column: str, cell: str, wanted: str) -> None:
-    path = write(tmp_path / "runs.csv", row(), row(**{"id": "other", column: cell}))
+    path = write(tmp_path / "runs.csv", row(), row(**{"id": "other", column: cell}), row(id="third"))
+    first, bad, third = read_rows(path)
+    assert (first.fault, third.fault) == ("", "")
+    assert bad.fault.startswith(f"line 3, column {column}: ")
+    assert wanted in bad.fault
+    assert bad.measured_seconds is None
     with pytest.raises(RequestError) as raised:
-        read_rows(path)
-    assert f"{path}: line 3, column {column}: {wanted}" in str(raised.value)
+        read_rows(path, strict=True)
+    assert str(raised.value) == f"{path}: {bad.fault}"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +78,6 @@ def test_a_malformed_cell_is_named(tmp_path: Path, column: str, cell: str, wante
         ("", "line 1: there is no column id"),
         ("id,profile\n", "line 1: there is no column n_layers"),
         (",".join([*COLUMNS, "tp"]) + "\n", "line 1, column tp: it stands there 2 times"),
-        (",".join(COLUMNS) + "\na,b\n", f"line 2, column source: 2 cells under {len(COLUMNS)} columns"),
         (",".join(COLUMNS) + '\n"a,b\n', "line 2: "),
     ],
 )
@@ -71,6 +87,76 @@ def test_a_malformed_file_is_named(tmp_path: Path, text: str, wanted: str) -> No
     with pytest.raises(RequestError) as raised:
         read_rows(path)
     assert wanted in str(raised.value)
+
+
+def test_a_row_with_cells_missing_is_refused_whatever_is_asked_for(tmp_path: Path) -> None:
+    path = write(tmp_path / "runs.csv", row())
+    path.write_text(path.read_text(encoding="utf-8") + "a,b\n", encoding="utf-8")
+    assert [read.fault for read in read_rows(path, {"tier": "A"})] == [
+        "",
+        f"line 3, column source: 2 cells under {len(COLUMNS)} columns; quote commas",
+    ]
+
+
+def test_rows_that_nobody_asked_for_are_not_read(tmp_path: Path) -> None:
+    """Neither a cell nor a name of one that is left out matters, unless the reader is strict."""
+    path = write(tmp_path / "runs.csv", row(tier="B"), row(id="other", tier="B", tp="two"), row())
+    assert [(read.id, read.fault) for read in read_rows(path, {"tier": "A"})] == [("gpt", "")]
+    with refused(RequestError, "line 3", "tp"):
+        read_rows(path, {"tier": "A"}, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "value"),
+    [
+        ("seq_len", '"4,096"', 4096),
+        ("seq_len", "4_096", 4096),
+        ("seq_len", "128Ki", 131072),
+        ("n_params_B", "350M", 0.35),
+        ("n_params_B", "1.3T", 1300),
+        ("iter_time_s", "1350 ms", 1.35),
+        ("peak_mem_GB", "74 GiB", 79.456894976),
+        ("tokens_per_s_per_device", '"12,345.5 tokens/s"', 12345.5),
+        ("vpp", "n/a", None),
+    ],
+)
+def test_what_has_one_meaning_is_read_and_noted(tmp_path: Path, column: str, cell: str, value: float | None) -> None:
+    read = one(tmp_path, **{column: cell})
+    assert read.fault == ""
+    quantity = column in ("n_params_B", "iter_time_s", "peak_mem_GB", "tokens_per_s_per_device")
+    assert (read.quantity(column) if quantity else read.integer(column)) == pytest.approx(value)
+    (note,) = readings_of(read)
+    assert note.startswith(f"{column} '{cell.strip(chr(34))}' read as")
+
+
+@pytest.mark.parametrize(
+    ("cells", "stages", "note"),
+    [
+        ({"n_layers": "6"}, (2, 1, 1, 2), None),
+        ({"layers_per_stage": "3 1"}, (3, 1), None),
+        ({"other_flags": '"num-layer-list=1,3; position-embedding-type=rope"'}, (1, 3), None),
+        ({"layers_per_stage": "2 2"}, None, None),
+        ({"vpp": "3"}, (0, 1, 1, 1, 1, 0), "embedding and head are counted as layers of the pipeline"),
+        ({"n_layers": "5", "n_params_B": ""}, None, "layers of each stage unknown: as the search divides them"),
+    ],
+)
+def test_layers_of_stages(
+    tmp_path: Path, cells: dict[str, str], stages: tuple[int, ...] | None, note: str | None
+) -> None:
+    if cells == {"n_layers": "6"}:
+        cells = {**cells, "layers_per_stage": "2 1 1 2", "vpp": "2", "n_params_B": ""}
+    run = run_of(one(tmp_path, **cells))
+    assert run.stages == stages
+    assert note is None or note in run.notes
+    if stages is not None:
+        assert (run.pinned.virtual_stages, run.pinned.even) == (1, False)
+
+
+def test_layers_that_no_stages_hold(tmp_path: Path) -> None:
+    with refused(UnsupportedError, "layers_per_stage", 2, 5, "n_layers=4"):
+        run_of(one(tmp_path, layers_per_stage="3 2"))
+    with refused(UnsupportedError, "n_layers=5", "pp 2 x vpp 2", 4):
+        run_of(one(tmp_path, n_layers="5", vpp="2", n_params_B=""))
 
 
 def test_a_row_becomes_a_request(tmp_path: Path) -> None:
@@ -100,7 +186,20 @@ def test_what_is_unknown_is_what_frameworks_do_and_noted(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("cell", "optimizer", "stage"),
-    [("3", "", 3), ("fsdp2 (3)", "", 3), ("", "True", 1), ("deepspeed", "DeepSpeed ZeRO-1", 1), ("", "", 0)],
+    [
+        ("3", "", 3),
+        ("fsdp2 (3)", "", 3),
+        ("FULL_SHARD", "True", 3),
+        ("SHARD_GRAD_OP", "", 2),
+        ("NO_SHARD", "", 0),
+        ("fsdp2", "", 3),
+        ("ZeRO-1", "", 1),
+        ("", "True", 1),
+        ("", "yes", 1),
+        ("deepspeed", "DeepSpeed ZeRO-1", 1),
+        ("deepspeed", "", 3),
+        ("", "", 0),
+    ],
 )
 def test_words_for_zero(tmp_path: Path, cell: str, optimizer: str, stage: int) -> None:
     assert run_of(one(tmp_path, zero_stage=cell, distributed_optimizer=optimizer)).pinned.zero == stage

@@ -38,6 +38,10 @@ def machine(folder: Path, zero: int = 0, devices: int = 8, **changes: str) -> tu
         (3, {"date": "2024-12", "compile": "True"}, "fsdp-compiled"),
         (1, {"source": "NeMo 24.07", "flash_attention": "True"}, "nemo"),
         (1, {"profile": "ascend-910b-64gb", "flash_attention": "True"}, "mindspeed"),
+        (1, {"source": "NeMo 24.07", "stack": "deepspeed"}, "deepspeed"),
+        (1, {"notes": "plain Megatron-LM, not NeMo", "flash_attention": "True"}, "megatron"),
+        (1, {"notes": "run without the NeMo container; NeMo 2 recipe", "flash_attention": "True"}, "nemo"),
+        (1, {"other_flags": "Megatron-DeepSpeed", "notes": "beside NeMo", "flash_attention": "True"}, "deepspeed"),
     ],
 )
 def test_stacks(tmp_path: Path, zero: int, changes: dict[str, str], stack: str) -> None:
@@ -93,6 +97,8 @@ def test_networks_as_stated(tmp_path: Path, text: str, per_device: float | None)
     expected = load_profile("a100-80gb").levels[-1].bandwidth if per_device is None else per_device
     assert cluster.levels[-1].bandwidth == pytest.approx(expected)
     assert ("network as the row states it" in notes) == (per_device is not None)
+    unclear = text not in ("", "n/a (single node)") and per_device is None
+    assert any(note.startswith("network as the profile has it") for note in notes) == unclear
 
 
 def test_links_inside_a_node(tmp_path: Path) -> None:

@@ -62,3 +62,28 @@ def test_parts_and_taus() -> None:
     assert [(part.name, part.tau) for part in summary.rank_groups] == [("g", -1.0), ("h", None)]
     assert summary.median_tau == -1.0
     assert summary.profiles == ()
+
+
+def test_both_kinds_of_mistakes_about_memory() -> None:
+    def one(measured: str, predicted: float, needed: float, tier: str = "A") -> Evaluated:
+        cells = {"id": "x", "source": "a", "peak_mem_GB": measured, "iter_time_s": "1", "tier": tier}
+        return Evaluated(
+            row=Row(line=1, values=cells), predicted_peak_bytes=predicted, needed_bytes=needed, capacity_bytes=80e9,
+            low_peak_bytes=0.9 * predicted, high_peak_bytes=1.1 * predicted,
+        )  # fmt: skip
+
+    whole = summarise(
+        (
+            one("70", 69e9, 79e9),  # right
+            one("", 90e9, 100e9),  # ran, and we say that it lacks 25%
+            one("70", 90e9, 88e9),  # ran, and lacks 10%
+            one("75", 60e9, 65e9),  # 25% above
+            one("", 60e9, 65e9, "OOM"),  # did not fit, and we say that it does
+            one("", 90e9, 100e9, "OOM"),  # did not fit, as we say
+        )
+    ).whole
+    assert (whole.ran.judged, whole.ran.count) == (4, 2)
+    assert (whole.ran.mean, whole.ran.worst) == (pytest.approx(0.175), pytest.approx(0.25))
+    assert (whole.above.judged, whole.above.count) == (3, 2)
+    assert (whole.above.mean, whole.above.worst) == (pytest.approx(0.125), pytest.approx(0.25))
+    assert whole.peak_inside == pytest.approx(1 / 3)

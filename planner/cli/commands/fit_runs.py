@@ -1,0 +1,56 @@
+"""`plan fit RUN...`: a profile corrected by measured runs of plans."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.cli.output import write_json
+from planner.cli.texts import say
+
+if TYPE_CHECKING:
+    from planner.plan.compare.measured import Clock
+
+SCHEMA_VERSION = 1  # of the object that `plan fit RUN... --json` prints
+
+
+def is_run(path: Path) -> bool:
+    """Whether a file says that it is a measured run. A file that cannot be read is none, and its reader says why."""
+    from hardware_profiles.foreign import ForeignTextError, parse_json, read_text
+    from hardware_profiles.run_record import is_run_record
+
+    try:
+        return is_run_record(parse_json(read_text(path)))
+    except ForeignTextError:
+        return False
+
+
+def fit_runs(files: list[Path], output: Path, hardware: str | None, clock: "Clock", as_json: bool) -> None:
+    """Write the profile of the runs, corrected, and say by how much and by how many runs."""
+    from hardware_profiles.corrections import corrected_profile
+    from hardware_profiles.run_record import load_run_record
+    from planner.plan.compare.corrections import corrections_of, factors_of
+    from planner.plan.writing import write_atomically
+
+    runs = [load_run_record(file) for file in files]
+    factors = factors_of(runs, clock)
+    profile = hardware or runs[0].plan.profile
+    corrections = corrections_of(runs, factors, clock)
+    comment = f"{profile}, corrected by {corrections.source}."
+    write_atomically(output, corrected_profile(profile, corrections, output.stem, comment))
+    if as_json:
+        content = {
+            "schema_version": SCHEMA_VERSION,
+            "profile": output.stem,
+            "profile_file": str(output),
+            "corrected": profile,
+            "clock": clock,
+            "factors": [asdict(one) for one in factors],
+        }
+        write_json("plan fit RUN", content)
+        return
+    say(f"{'correction':<12}{'times as fast':>15}{'runs':>6}   between")
+    for one in factors:
+        value = "-" if one.value is None else f"{one.value:.3g}"
+        between = "" if one.runs < 2 else f"   {one.low:.3g} and {one.high:.3g}"
+        say(f"{one.name:<12}{value:>15}{one.runs:>6}{between}")
+    say(f"profile: {output} ({profile}, corrected)")

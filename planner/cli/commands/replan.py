@@ -1,0 +1,128 @@
+"""`plan replan`: what a plan was made for, planned again for another profile."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.cli.commands.show import OfModel, naming, traced_again
+from planner.cli.errors import reporting
+from planner.cli.output import write_json
+from planner.cli.printing import console_of
+from planner.cli.stopping import SAID, stoppable
+from planner.cli.texts import say
+from planner.cli.waiting import waiting
+
+if TYPE_CHECKING:
+    from hardware_profiles import Machine
+    from planner.plan.binding.bind import BoundPlan
+    from planner.plan.plan import Plan
+
+SCHEMA_VERSION = 1  # of the object that `plan replan --json` prints
+
+
+def replan(
+    plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
+    hardware: Annotated[
+        str, typer.Option(metavar="PROFILE", help="The profile to plan for, as plan fit has corrected it.")
+    ],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the new plan.")] = None,
+    model: OfModel = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Search again for another profile, with nothing decided, and say what changes and what it saves.
+
+    [bold]plan replan tiny.json --hardware mine.toml -o better.json[/bold]
+    """
+    with reporting(as_json):
+        from planner.plan.compare.repricing import repriced
+        from planner.plan.file import load_plan, save_plan
+        from planner.strategy_search.analysis.around import request_for
+        from planner.strategy_search.search import search
+
+        plan = load_plan(plan_file)
+        with waiting() as wait:
+            wait.phase("tracing the model")
+            with naming(plan_file):
+                machine = _machine(plan, hardware)
+                traced = traced_again(plan, model)
+                kept = repriced(plan, traced.graph, traced.batch, machine)
+            wait.phase("searching again")
+            with stoppable(lambda: wait.phase("stopping")) as stopped:
+                found = search(request_for(kept.plan, traced.graph, traced.batch, machine), wait.searched, stopped)
+        best = found.bound if found.plan.prediction.step_seconds < kept.plan.prediction.step_seconds else kept
+        if output is not None:
+            save_plan(best.plan, output)
+        content = _content((plan_file, output), plan, kept, best)
+        if as_json:
+            write_json("plan replan", {**content, "stopped": stopped()})
+            return
+        _show(content)
+        if output is not None:
+            say(f"plan: {output}")
+        if stopped():
+            say(f"{SAID}: there may be faster plans.")
+
+
+def _machine(plan: "Plan", hardware: str) -> "Machine":
+    """The machine of a plan by another profile; with the levels of the plan, where it is the same one."""
+    from hardware_profiles import load_machine
+    from planner.plan.binding.machine import machine_of
+    from planner.strategy_search.job import machine_from
+
+    if load_machine(hardware).name == plan.cluster.profile:
+        return machine_of(replace(plan.cluster), hardware)
+    return machine_from(hardware, software=plan.cluster.software, devices=plan.cluster.devices)
+
+
+def _words(bound: "BoundPlan") -> dict[str, str]:
+    from planner.plan.layout.roles import roles
+    from planner.plan.words import plan_words
+
+    return plan_words(bound, roles(bound))
+
+
+def _content(files: tuple[Path, Path | None], before: "Plan", kept: "BoundPlan", best: "BoundPlan") -> dict[str, Any]:
+    from planner.plan.words import telling
+
+    here, there = _words(kept), _words(best)
+    names = ("" if file is None else str(file) for file in files)
+    ends = [
+        {
+            "plan_file": name,
+            "step_seconds": bound.plan.prediction.step_seconds,
+            "peak_bytes": bound.plan.prediction.peak_bytes,
+            "capacity_bytes": bound.plan.prediction.capacity_bytes,
+        }
+        for name, bound in zip(names, (kept, best), strict=True)
+    ]
+    saved = kept.plan.prediction.step_seconds - best.plan.prediction.step_seconds
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "profile": best.plan.cluster.profile,
+        "step_seconds_before": before.prediction.step_seconds,
+        "kept": ends[0],
+        "best": ends[1],
+        "saved_seconds": saved,
+        "differences": [{"name": name, "first": here[name], "second": there[name]} for name in telling((here, there))],
+    }
+
+
+def _show(content: dict[str, Any]) -> None:
+    from planner.report.table import table_of
+    from planner.report.units import percent_text, seconds_text
+
+    console = console_of()
+    kept, best = content["kept"]["step_seconds"], content["best"]["step_seconds"]
+    was = seconds_text(content["step_seconds_before"])
+    console.print(f"The plan as it is takes {seconds_text(kept)} a step by this profile; its file says {was}.")
+    if content["saved_seconds"] <= 0:
+        console.print("No plan was found that is faster.")
+        return
+    share = percent_text(content["saved_seconds"] / kept)
+    console.print(f"Another plan takes {seconds_text(best)}: {share} less. What changes:")
+    table = table_of("", "", "from", "to")
+    for one in content["differences"]:
+        table.add_row(one["name"], one["first"], one["second"])
+    console.print(table)

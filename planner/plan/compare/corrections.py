@@ -1,0 +1,72 @@
+"""What records of runs say of a profile: one factor for each kind of its numbers.
+
+    factor     of what                 from
+    compute    kernels                 forward and backward
+    update     the optimizer           update
+    messages   links of all levels     communication and reduction
+
+A factor is predicted over measured seconds, the geometric mean over the runs in which it counts: `COUNTS` of the step
+at least on one side. One factor for all kernels and one for all links is all that terms of steps can tell apart; it
+says nothing of kernels and collectives that were not run.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hardware_profiles.corrections import FACTORS, Corrections
+from hardware_profiles.run_record import MeasuredRun
+from planner.errors import RequestError
+from planner.plan.compare.measured import COUNTS, Clock, measured_terms
+
+_TERMS = {"compute": ("forward", "backward"), "update": ("update",), "messages": ("communication", "reduction")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factor:
+    """How many times faster the numbers of a kind are than the profile says; `runs` stand behind it, and lie between
+    `low` and `high`. None where no run says anything."""
+
+    name: str
+    value: float | None
+    low: float
+    high: float
+    runs: int
+
+
+def factors_of(runs: Sequence[MeasuredRun], clock: Clock = "wall") -> tuple[Factor, ...]:
+    """The factors that runs of one profile ask for. Raises RequestError where they are of several profiles or
+    machines."""
+    _check_alike(runs, "profile", lambda run: run.plan.profile)
+    _check_alike(runs, "machine", lambda run: run.machine.name)
+    return tuple(_factor(name, runs, clock) for name in FACTORS)
+
+
+def corrections_of(runs: Sequence[MeasuredRun], factors: Sequence[Factor], clock: Clock = "wall") -> Corrections:
+    """What makes the profile of the runs one of their machine."""
+    machine, dates = runs[0].machine, sorted({run.date for run in runs})
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    words = f"{len(runs)} run{'s' if len(runs) > 1 else ''} on {machine.name}, PyTorch {machine.torch}, {when}"
+    return Corrections(
+        factors={one.name: one.value for one in factors if one.value is not None},
+        source=words if clock == "wall" else f"{words}, CPU seconds",
+    )
+
+
+def _check_alike(runs: Sequence[MeasuredRun], what: str, of: Callable[[MeasuredRun], str]) -> None:
+    found = sorted({of(run) for run in runs})
+    if len(found) > 1:
+        raise RequestError(f"the runs are of {len(found)} {what}s, {' and '.join(found[:2])}; fit each by itself")
+
+
+def _factor(name: str, runs: Sequence[MeasuredRun], clock: Clock) -> Factor:
+    ratios = []
+    for run in runs:
+        measured = measured_terms(run, clock)
+        said, found = (sum(terms[term] for term in _TERMS[name]) for terms in (run.plan.predicted, measured))
+        if said > 0 and found > 0 and max(said, found) >= COUNTS * sum(measured.values()):
+            ratios.append(said / found)
+    if not ratios:
+        return Factor(name=name, value=None, low=1.0, high=1.0, runs=0)
+    mean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
+    return Factor(name=name, value=mean, low=min(ratios), high=max(ratios), runs=len(ratios))

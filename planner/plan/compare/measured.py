@@ -1,0 +1,184 @@
+"""A prediction beside what was measured of the same plan, term by term.
+
+    term           predicted   measured   of the error of the step
+    forward        f           F          (f - F) / step            terms sum to the step on both sides, so that
+    ...                                                             the last column sums to the error of the step
+
+Measured terms are those of the pipeline stage that is busy longest, in the mean of its ranks, as the prediction has the
+busiest stage. By the clock of the CPU (`clock="cpu"`) the terms in which a rank computes are the CPU seconds of
+the thread that computes: on a machine that others use they say what the work takes, and not how long it stood in line.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from hardware_profiles import Bytes, Seconds
+from hardware_profiles.run_record import TERMS, MeasuredRun, RankTerms, RunPlan
+from planner.errors import RequestError
+from planner.plan.plan import Plan, Prediction
+
+Clock: TypeAlias = Literal["wall", "cpu"]
+
+_PARTS: Mapping[str, str] = {
+    "forward": "forward",
+    "backward": "backward",
+    "recomputation": "backward",
+    "gradient accumulation": "backward",
+    "communication": "communication",
+    "parameter gathering": "communication",
+    "stage transfer": "transfer",
+    "pipeline bubble": "transfer",
+    "optimizer": "update",
+    "gradient reduction": "reduction",
+    "weight gathering": "reduction",
+}
+"""Terms of the parts of a prediction; parts that are not here are the `rest`."""
+
+WRONG = 0.1
+"""A term is wrong where it is off by more than that of itself, and by more than `COUNTS` of the step."""
+
+COUNTS = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One term: what is predicted and measured, in seconds or bytes; `share` is the difference by the measured whole,
+    positive where too much is predicted."""
+
+    name: str
+    predicted: float
+    measured: float
+    share: float
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it is far off and counts."""
+        return abs(self.share) > COUNTS and abs(self.predicted - self.measured) > WRONG * self.measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunComparison:
+    """A run beside its prediction. `error` is that of the step, relative; `inside` whether the measured step lies in
+    the interval of the prediction, None where it has none. `memory` has the classes whose bytes were counted."""
+
+    clock: Clock
+    predicted_seconds: Seconds
+    measured_seconds: Seconds
+    low_seconds: Seconds | None
+    high_seconds: Seconds | None
+    terms: tuple[Term, ...]
+    memory: tuple[Term, ...]
+    predicted_peak_bytes: Bytes
+    measured_peak_bytes: Bytes | None
+    peak_kind: str
+
+    @property
+    def error(self) -> float:
+        return self.predicted_seconds / self.measured_seconds - 1
+
+    @property
+    def inside(self) -> bool | None:
+        if self.low_seconds is None or self.high_seconds is None:
+            return None
+        return self.low_seconds <= self.measured_seconds <= self.high_seconds
+
+    @property
+    def wrong(self) -> tuple[Term, ...]:
+        """Terms that are wrong, the largest share of the error first."""
+        return tuple(sorted((one for one in self.terms if one.wrong), key=lambda one: -abs(one.share)))
+
+
+def predicted_terms(prediction: Prediction) -> dict[str, Seconds]:
+    """A prediction by the terms of a record; they sum to its step."""
+    found = dict.fromkeys(TERMS, 0.0)
+    for part, seconds in prediction.time:
+        found[_PARTS.get(part, "rest")] += seconds
+    return found
+
+
+def measured_terms(run: MeasuredRun, clock: Clock = "wall") -> dict[str, Seconds]:
+    """The terms of the stage that is busy longest, in the mean of its ranks."""
+    stages: dict[int, list[RankTerms]] = {}
+    for rank in run.ranks:
+        stages.setdefault(rank.stage, []).append(rank)
+
+    def terms(ranks: Sequence[RankTerms]) -> dict[str, Seconds]:
+        return {
+            name: statistics.fmean(
+                one.cpu_seconds[name] if clock == "cpu" and name in one.cpu_seconds else one.seconds[name]
+                for one in ranks
+            )
+            for name in TERMS
+        }
+
+    busy = ("forward", "backward", "update")
+    return max((terms(ranks) for ranks in stages.values()), key=lambda found: sum(found[name] for name in busy))
+
+
+def compare_run(plan: Plan, run: MeasuredRun, clock: Clock = "wall") -> RunComparison:
+    """The plan's prediction beside a run of it. Raises RequestError where the run is of another plan."""
+    check_same_plan(plan, run.plan)
+    prediction = plan.prediction
+    said, found = predicted_terms(prediction), measured_terms(run, clock)
+    whole = sum(found.values())
+    held = dict(prediction.memory)
+    fullest = max(run.ranks, key=lambda one: sum(one.memory.values()))
+    state = sum(fullest.memory.values())
+    return RunComparison(
+        clock=clock,
+        predicted_seconds=prediction.step_seconds,
+        measured_seconds=whole,
+        low_seconds=prediction.low_seconds,
+        high_seconds=prediction.high_seconds,
+        terms=tuple(_term(name, said[name], found[name], whole) for name in TERMS if said[name] or found[name]),
+        memory=tuple(_term(name, held.get(name, 0.0), size, state) for name, size in fullest.memory.items()),
+        predicted_peak_bytes=prediction.peak_bytes,
+        measured_peak_bytes=max(one.peak_bytes for one in run.ranks),
+        peak_kind=run.peak_kind,
+    )
+
+
+def run_plan(plan: Plan) -> RunPlan:
+    """What a record says of its plan."""
+    return RunPlan(
+        model=plan.model.reference,
+        parameters=plan.model.parameters,
+        profile=plan.cluster.profile,
+        software=plan.cluster.software,
+        devices=plan.cluster.devices,
+        pipeline=plan.pipeline,
+        virtual_stages=plan.virtual_stages,
+        mesh=tuple(plan.mesh.sizes),
+        global_batch=plan.training.global_batch,
+        micro_batches=plan.training.micro_batches,
+        precision=plan.training.precision,
+        optimizer=plan.training.optimizer,
+        sequence_length=plan.model.sequence_length,
+        predicted=predicted_terms(plan.prediction),
+    )
+
+
+_MACHINE = ("profile", "software", "predicted")  # of which a plan may say something else than when it was run
+
+
+def check_same_plan(plan: Plan, ran: RunPlan) -> None:
+    """Raise RequestError where a run is of another plan, with the first thing that differs."""
+    known = run_plan(plan)
+    for name in RunPlan.__dataclass_fields__:
+        here, there = getattr(known, name), getattr(ran, name)
+        if name not in _MACHINE and here != there:
+            raise RequestError(
+                f"the run is of another plan: {name.replace('_', ' ')} is {_text(there)} there and {_text(here)} in the"
+                " plan; give the plan that was run"
+            )
+
+
+def _text(value: object) -> str:
+    return "x".join(map(str, value)) or "1" if isinstance(value, tuple) else str(value)
+
+
+def _term(name: str, predicted: float, measured: float, whole: float) -> Term:
+    share = (predicted - measured) / whole if whole else 0.0
+    return Term(name=name, predicted=predicted, measured=measured, share=share)

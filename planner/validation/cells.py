@@ -1,0 +1,143 @@
+"""What a cell of a table of runs says: one meaning, or a refusal. Nothing is read as something that it may not be.
+
+whole numbers     4096  4,096  4_096  4.096e3  128Ki (x 1024)      not 128k, which may be 128000 or 131072
+quantities        1.35  12,345.6  1,234,567                        not 1,024, which may be 1.024; not ~6000
+  n_params_B      70  70B  350M  1.3T                    iter_time_s    1.35  1350 ms  1.35 s  2 min
+  peak_mem_GB     79.4  79.4 GB  74 GiB  75776 MiB       tokens_per_s_per_device    12345.6  12345.6 tokens/s
+truth             True False  yes no  on off  1 0
+unknown           an empty cell, n/a, -, ?, unknown
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+from hardware_profiles.units import GIB, MIB
+
+Attention: TypeAlias = Literal["unfused", "fused", "flash1", "flash2", "latest"]
+"""Score matrices in memory; a fused kernel that nobody names; the first or second generation of FlashAttention; the
+newest kernels (FlashAttention-3 and later, cuDNN, Transformer Engine)."""
+
+PeakKind: TypeAlias = Literal["allocated", "reserved", "used"]
+PEAK_KINDS: tuple[PeakKind, ...] = ("allocated", "reserved", "used")
+
+_UNKNOWN = frozenset({"", "n/a", "na", "-", "--", "?", "unknown"})
+_TRUE, _FALSE = frozenset({"true", "yes", "on", "1"}), frozenset({"false", "no", "off", "0"})
+_GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
+_AMBIGUOUS = re.compile(r"\d{1,3},\d{3}")  # a thousand and more, or a decimal comma
+_NUMBER = re.compile(r"([-+]?[\d,_.]*\d[\d,_.]*(?:[eE][-+]?\d{1,4})?)\s*([A-Za-z/ ]*)")
+
+_SECONDS: Mapping[str, float] = {"s": 1, "sec": 1, "seconds": 1, "ms": 1e-3, "us": 1e-6, "min": 60}
+_GIGABYTES: Mapping[str, float] = {"gb": 1, "mb": 1e-3, "gib": GIB / 1e9, "mib": MIB / 1e9}
+_BILLIONS: Mapping[str, float] = {"b": 1, "billion": 1, "m": 1e-3, "million": 1e-3, "t": 1e3, "trillion": 1e3}
+UNITS: Mapping[str, Mapping[str, float]] = {
+    "n_params_B": _BILLIONS,
+    "iter_time_s": _SECONDS,
+    "peak_mem_GB": _GIGABYTES,
+    "tokens_per_s_per_device": {"tokens/s": 1, "tok/s": 1},
+}
+"""Units that a column takes, with what they are in that of its name."""
+
+_WHOLE: Mapping[str, float] = {"ki": 1024}
+
+_STAGES: Mapping[str, int | None] = {
+    "none": 0, "no": 0, "off": 0, "false": 0, "no_shard": 0, "ddp": 0,
+    "shard_grad_op": 2,
+    "full_shard": 3, "fsdp": 3, "fsdp1": 3, "fsdp2": 3,
+    "deepspeed": None,
+}  # fmt: skip
+"""Words for ZeRO. The strategies of FSDP are those of `torch.distributed.fsdp.ShardingStrategy`, which says what each
+shares out; it reshards after the forward pass unless it is told otherwise. None: a stage that is not said."""
+
+_STAGE = re.compile(r"(?:(?:deepspeed\W+)?(?:zero|stage|zero[-_ ]?stage)[-_ ]?)?([0-3])")
+_IN_BRACKETS = re.compile(r"[\w .-]+\(([0-3])\)")
+
+_ATTENTION: tuple[tuple[str, Attention], ...] = (
+    (r"false|no|off|0|none|eager|math|unfused", "unfused"),
+    (r"true|yes|on|1|flash|flash[-_ ]?attention|flash[-_ ]?attn", "fused"),
+    (r"fa1|flash[-_ ]?(?:attention|attn)?[-_ ]?v?1", "flash1"),
+    (r"fa2|sdpa|sdpa fa2|flash[-_ ]?(?:attention|attn)?[-_ ]?v?2", "flash2"),
+    (r"fa3|fa4|flash[-_ ]?(?:attention|attn)?[-_ ]?v?[34]|te|te default|transformer engine|cudnn", "latest"),
+)
+
+
+class UnclearError(ValueError):
+    """A text that may be several numbers; the message says which."""
+
+
+def unknown(text: str) -> bool:
+    """Whether a cell says that nothing is known."""
+    return text.lower() in _UNKNOWN
+
+
+def whole(text: str) -> int:
+    """A whole number. Raises ValueError, UnclearError where the text may be several numbers."""
+    found = _number(text, _WHOLE, decimals=False)
+    if found != int(found):
+        raise ValueError
+    return int(found)
+
+
+def quantity(text: str, column: str) -> float:
+    """A number in the unit of the column's name. Raises ValueError as `whole`."""
+    return _number(text, UNITS[column], decimals=True)
+
+
+def _number(text: str, units: Mapping[str, float], *, decimals: bool) -> float:
+    parts = _NUMBER.fullmatch(text)
+    if parts is None:
+        raise ValueError
+    digits, unit = parts[1], parts[2].strip().lower()
+    if unit == "k" and not decimals:
+        raise UnclearError(f"it may be {digits}000 or {digits} x 1024; write the number, or {digits}Ki for the latter")
+    if unit and unit not in units:
+        raise ValueError
+    if "," in digits:
+        if decimals and _AMBIGUOUS.fullmatch(digits):
+            raise UnclearError(f"it may be {digits.replace(',', '')} or {digits.replace(',', '.')}; write no comma")
+        if not _GROUPED.fullmatch(digits):
+            raise ValueError
+    number = float(digits.replace(",", "")) * units.get(unit, 1)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+def truth(text: str) -> bool:
+    """True or False. Raises ValueError."""
+    word = text.lower()
+    if word not in _TRUE | _FALSE:
+        raise ValueError
+    return word in _TRUE
+
+
+def zero_stage(text: str) -> int | None:
+    """The ZeRO stage, from 3, ZeRO-3, "fsdp2 (3)" or FULL_SHARD; None for DeepSpeed without a stage. Raises
+    ValueError."""
+    word = text.lower()
+    if word in _STAGES:
+        return _STAGES[word]
+    found = _STAGE.fullmatch(word) or _IN_BRACKETS.fullmatch(word)
+    if found:
+        return int(found[1])
+    if word.startswith("deepspeed ("):  # "deepspeed (stage in config json)"
+        return None
+    raise ValueError
+
+
+def attention(text: str) -> Attention:
+    """Which attention kernels a cell names. Raises ValueError."""
+    word = text.lower()
+    for pattern, found in _ATTENTION:
+        if re.fullmatch(pattern, word):
+            return found
+    raise ValueError
+
+
+def layer_counts(text: str) -> tuple[int, ...]:
+    """Layers of the stages of a pipeline, first to last: "15 16 16 14". Raises ValueError."""
+    counts = tuple(whole(part) for part in re.split(r"[\s;/|]+", text.strip()))
+    if min(counts) < 0:
+        raise ValueError
+    return counts

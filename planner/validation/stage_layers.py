@@ -1,0 +1,70 @@
+"""Layers of the stages of a pipeline where they are not equally many.
+
+    what the row says                                      layers of its stages
+    layers_per_stage, or num-layer-list among its flags    those
+    stages divide the layers                               equally many
+    stages divide the layers and two more                  embedding and head are layers: one less at both ends
+    a DeepSeek                                             equally many, rounded up, and the last what is left
+    anything else                                          virtual stages: not evaluated; else as the search divides
+
+The third is what Megatron-LM demands for such numbers (--account-for-embedding-in-pipeline-split and its like for the
+loss), and what Llama 3 405B was trained with (Grattafiori et al. 2024, section 3.3.2: 126 layers on 16 stages). The
+fourth are the layouts of the recipes of Megatron Bridge for DeepSeek-V3 (61 layers), without its layer that foretells
+tokens.
+"""
+
+import re
+
+from planner.errors import RequestError
+from planner.models.dimensions import Dimensions
+from planner.validation.cells import layer_counts
+from planner.validation.rows import Row
+from planner.validation.unsupported import UnsupportedError
+
+
+def stage_layers(row: Row, model: Dimensions, notes: list[str]) -> tuple[int, ...] | None:
+    """Layers of every stage in the order of the model, virtual ones too; None where they are equally many, or left to
+    the search. Raises UnsupportedError where they cannot be."""
+    pipeline, layers = row.integer("pp") or 1, model.layers
+    virtual = row.integer("vpp") or 1 if pipeline > 1 else 1
+    stages = pipeline * virtual
+    given = _given(row)
+    if given is not None:
+        if len(given) == pipeline and virtual > 1 and not any(count % virtual for count in given):
+            given = tuple(count // virtual for count in given) * virtual
+        if len(given) != stages or sum(given) != layers:
+            raise UnsupportedError(
+                f"layers_per_stage names {len(given)} stages of {sum(given)} layers; pp {pipeline} x vpp {virtual} ="
+                f" {stages} stages hold n_layers={layers}"
+            )
+        return given if len(set(given)) > 1 else None
+    share, rest = divmod(layers, stages)
+    if not rest:
+        return None
+    if (layers + 2) % stages == 0:
+        notes.append("embedding and head are counted as layers of the pipeline")
+        share = (layers + 2) // stages
+        return (share - 1, *(share,) * (stages - 2), share - 1)
+    left = layers - (share + 1) * (stages - 1)
+    if model.like and left > 0:
+        notes.append(f"layers of stages as in the recipes for DeepSeek-V3: {share + 1}, the last {left}")
+        return (*(share + 1,) * (stages - 1), left)
+    if virtual > 1:
+        raise UnsupportedError(
+            f"n_layers={layers} on pp {pipeline} x vpp {virtual} = {stages} stages: say in layers_per_stage how many"
+            " each holds"
+        )
+    notes.append("layers of each stage unknown: as the search divides them")
+    return None
+
+
+def _given(row: Row) -> tuple[int, ...] | None:
+    """Layers that a row names."""
+    column = row.layers_per_stage()
+    flag = re.search(r"num-layer-list=([\d,]{1,999})", row.text("other_flags").lower())
+    if column is not None or flag is None:
+        return column
+    try:
+        return layer_counts(flag[1].strip(",").replace(",", " "))
+    except ValueError as error:
+        raise RequestError(f"line {row.line}, column other_flags: '{flag[0]:.60}' has no numbers of layers") from error

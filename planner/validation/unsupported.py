@@ -1,0 +1,7 @@
+"""A run that cannot be evaluated."""
+
+from planner.errors import RequestError
+
+
+class UnsupportedError(RequestError):
+    """A run that the planner has no words for; the message is the reason."""

@@ -1,0 +1,82 @@
+"""A profile that runs correct: by how much, by how many, and that predictions follow."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from costmodels import operator_time
+from hardware_profiles import Cluster, UnknownProfileError, load_profile
+from hardware_profiles.corrections import Corrections, corrected_profile
+from hardware_profiles.load import parse_profile
+from hardware_profiles.run_record import MeasuredRun
+from planner.errors import RequestError
+from planner.plan.compare.corrections import corrections_of, factors_of
+from planner.plan.compare.measured import predicted_terms, run_plan
+from tests.refusals import refused
+from tests.unit.plan.test_measured import plan, rank, run
+
+
+def slower(times: float, messages: float = 1.0) -> MeasuredRun:
+    """A run whose kernels took so many times what was predicted, and its collectives."""
+    said = predicted_terms(plan().prediction)
+    found = {name: times * seconds for name, seconds in said.items()}
+    found |= {name: messages * said[name] for name in ("communication", "reduction")}
+    return run(rank(**found))
+
+
+def test_factors_are_the_geometric_mean_of_the_runs_that_say_something() -> None:
+    factors = {one.name: one for one in factors_of([slower(2.0, 4.0), slower(8.0, 4.0)])}
+    assert factors["compute"].value == pytest.approx(1 / 4)
+    assert (factors["compute"].low, factors["compute"].high) == (pytest.approx(1 / 8), pytest.approx(1 / 2))
+    assert factors["messages"].value == pytest.approx(1 / 4)
+    assert factors["update"].value is None  # less than a fiftieth of the step
+    assert factors["update"].runs == 0
+
+
+def test_runs_of_several_machines_are_not_mixed() -> None:
+    other = slower(2.0)
+    elsewhere = replace(other, plan=replace(run_plan(plan()), profile="h100-80gb"))
+    with refused(RequestError, "2 profiles", "cpu", "h100-80gb"):
+        factors_of([other, elsewhere])
+
+
+def test_a_corrected_profile_takes_as_long_as_was_measured(tmp_path: Path) -> None:
+    record = slower(1.6, 3.0)
+    text = corrected_profile("cpu", corrections_of([record], factors_of([record])), "mine", "of a test")
+    path = tmp_path / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    found = load_profile(path).with_devices(4)
+    assert found.name == "mine"
+    (fact,) = (one for one in found.facts if one.key == "level.0.bandwidth_gb_per_s")
+    assert fact.kind == "fitted"
+    assert "1 run on a processor" in fact.source
+    assert "[was: two-core x86 machine" in fact.source
+    assert seconds(found) == pytest.approx(1.6 * seconds(load_profile("cpu")), rel=1e-4)
+    before, after = load_profile("cpu").levels[0], found.levels[0]
+    assert after.bandwidth == pytest.approx(before.bandwidth / 3, rel=1e-4)
+    assert after.latency == pytest.approx(3 * before.latency, rel=1e-4)
+
+
+def seconds(cluster: Cluster) -> float:
+    """Of a kernel that is bound by its bytes, and launched."""
+    return float(
+        operator_time(
+            op_class="elementwise", flops=0.0, bytes_moved=1e6, dtype="fp32", device=cluster.device, kernels=1.0
+        )
+    )
+
+
+def test_kernels_faster_than_the_peak_raise_it() -> None:
+    fast = Corrections(factors={"compute": 1.5}, source="a test")
+    text = corrected_profile("cpu", fast, "mine", "of a test")
+    before, after = load_profile("cpu").device, parse_profile(text.encode(), "text").device
+    assert after.peak("fp32") > before.peak("fp32")
+    rate = after.peak("fp32") * after.efficiency("matmul").compute
+    assert rate == pytest.approx(1.5 * before.peak("fp32") * before.efficiency("matmul").compute, rel=1e-4)
+    assert max(after.efficiency(name).compute for name, _ in after.efficiencies) <= 1
+
+
+def test_a_profile_that_is_not_there_is_named() -> None:
+    with refused(UnknownProfileError, "none.toml", "--hardware"):
+        corrected_profile("none.toml", Corrections(factors={}, source="a test"), "mine", "")

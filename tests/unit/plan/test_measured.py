@@ -1,0 +1,99 @@
+"""A prediction beside a run of it: terms sum to the step, and a record of another plan is none of it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hardware_profiles import MeasurementsError
+from hardware_profiles.run_record import (
+    TERMS,
+    MeasuredRun,
+    RankTerms,
+    RunMachine,
+    dump_run_record,
+    load_run_record,
+    parse_run_record,
+)
+from planner.errors import RequestError
+from planner.plan.compare.measured import compare_run, predicted_terms, run_plan
+from planner.plan.file import load_plan
+from planner.plan.plan import Plan
+from tests.refusals import refused
+
+PLAN = Path(__file__).resolve().parents[2] / "golden" / "plans" / "llama-tiny-4-cpu.json"
+
+
+def plan() -> Plan:
+    return load_plan(PLAN)
+
+
+def rank(stage: int = 0, **seconds: float) -> RankTerms:
+    return RankTerms(
+        stage=stage,
+        seconds={name: seconds.get(name, 0.0) for name in TERMS},
+        cpu_seconds={"forward": 0.05, "backward": 0.1, "update": 0.01},
+        peak_bytes=5e8,
+        memory={"weights": 1e7, "gradients": 1e7, "optimizer state": 5e6},
+    )
+
+
+def run(*ranks: RankTerms) -> MeasuredRun:
+    return MeasuredRun(
+        kind="measured run",
+        schema_version=1,
+        date="2026-01-01",
+        plan=run_plan(plan()),
+        machine=RunMachine(name="a processor", device_type="cpu", torch="2.9", threads=1),
+        step_seconds=(0.2,),
+        profiled_seconds=None,
+        ranks=ranks,
+        operators={"matmul": 0.1},
+        collectives=(),
+        peak_kind="resident",
+    )
+
+
+def test_terms_sum_to_the_step_on_both_sides() -> None:
+    said = predicted_terms(plan().prediction)
+    assert sum(said.values()) == pytest.approx(plan().prediction.step_seconds)
+    found = compare_run(plan(), run(rank(forward=0.06, backward=0.1, communication=0.01, rest=0.03)))
+    assert found.measured_seconds == pytest.approx(0.2)
+    assert sum(one.share for one in found.terms) == pytest.approx(found.error)
+    assert found.inside
+    assert [one.name for one in found.wrong] == ["rest", "reduction", "forward", "communication"]
+    assert {one.name: one.measured for one in found.memory}["weights"] == 1e7
+
+
+def test_the_stage_that_is_busy_longest_counts_in_the_mean_of_its_ranks() -> None:
+    ranks = (rank(forward=0.1, transfer=0.1), rank(1, forward=0.14, rest=0.06), rank(1, forward=0.16, rest=0.04))
+    found = {one.name: one.measured for one in compare_run(plan(), run(*ranks)).terms}
+    assert found["forward"] == pytest.approx(0.15)
+    assert found["rest"] == pytest.approx(0.05)
+    clock = compare_run(plan(), run(*ranks), "cpu")
+    assert {one.name: one.measured for one in clock.terms}["forward"] == 0.05
+
+
+def test_a_run_of_another_plan_is_refused() -> None:
+    other = replace(run(rank()), plan=replace(run_plan(plan()), mesh=(4, 2)))
+    with refused(RequestError, "mesh", "4x2"):
+        compare_run(plan(), other)
+
+
+def test_a_record_reads_back_and_what_is_none_is_named(tmp_path: Path) -> None:
+    record = run(rank(forward=0.1))
+    path = tmp_path / "run.json"
+    path.write_text(dump_run_record(record), encoding="utf-8")
+    assert load_run_record(path) == record
+    with refused(MeasurementsError, str(PLAN), "measured run"):
+        load_run_record(PLAN)
+    content = json.loads(dump_run_record(record))
+    for change, place in (
+        ({"extra": 1}, "extra"),
+        ({"step_seconds": []}, "step_seconds"),
+        ({"schema_version": 2}, "schema_version"),
+        ({"ranks": [{**content["ranks"][0], "seconds": {"forward": 1.0}}]}, "ranks.0.seconds"),
+    ):
+        with refused(MeasurementsError, place):
+            parse_run_record(json.dumps({**content, **change}))

@@ -1,0 +1,49 @@
+"""What a plan leaves free for the error of its peak."""
+
+from dataclasses import replace
+
+import pytest
+
+import planner
+from costmodels import planned_memory
+from hardware_profiles import Cluster, load_profile, load_software, software_facts
+from planner.cli.values import parse_margin
+from planner.errors import InfeasibleError, RequestError
+from planner.strategy_search.job import with_memory_margin
+from tests.refusals import refused
+
+
+def small(nbytes: float) -> Cluster:
+    cluster = load_profile("cpu")
+    return replace(cluster, device=replace(cluster.device, memory=nbytes))
+
+
+def test_the_upper_end_of_the_peak_fits() -> None:
+    full = planner.search("llama-tiny", small(2**30), devices=2, memory_margin=0.0).plan.prediction
+    assert full.high_peak_bytes == full.peak_bytes
+    tight = small(full.peak_bytes)
+    left = planner.search("llama-tiny", tight, devices=2, memory_margin=0.02).plan.prediction
+    assert left.high_peak_bytes == pytest.approx(1.02 * left.peak_bytes)
+    assert 1.02 * left.peak_bytes <= tight.device.memory
+    with refused(InfeasibleError, "a margin of 50.0%", "--memory-margin"):
+        planner.search("llama-tiny", tight, devices=2, memory_margin=0.5)
+
+
+def test_the_margin_is_that_of_the_stack_unless_it_is_given() -> None:
+    for name in ("pytorch", "nemo", "megatron"):
+        software = load_software(name)
+        assert software.peak_low < 1 < software.peak_high
+        (fact,) = (one for one in software_facts(name) if one.key == "peak_high")
+        assert (fact.value, fact.kind) == (software.peak_high, "fitted")
+    cluster = load_profile("h100-80gb").with_software(load_software("nemo"))
+    assert planned_memory(cluster.device, cluster.software) == cluster.device.memory / load_software("nemo").peak_high
+    assert with_memory_margin(cluster, 0.25).software.peak_high == 1.25
+    with refused(RequestError, "memory_margin", -0.1):
+        with_memory_margin(cluster, -0.1)
+
+
+def test_a_margin_is_a_share() -> None:
+    assert (parse_margin("5%"), parse_margin("0.05"), parse_margin("0")) == (0.05, 0.05, 0.0)
+    for text in ("5 GiB", "-1%", "150%", "much"):
+        with refused(RequestError, "--memory-margin", text):
+            parse_margin(text)
