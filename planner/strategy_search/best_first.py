@@ -67,6 +67,8 @@ class BestFirst:
         self.total = self.evaluated = self.solved = 0
         self.queue: list[tuple[float, tuple[object, ...], Family | None, tuple[Configuration, ...], Hint]] = []
         self.hint = NO_HINT
+        self.alone: dict[object, tuple[float, float]] = {}  # seconds with one stage on each rank, and their bound
+        self.interleaved = list[tuple[float, Configuration, Family | None]]()  # with more, to be evaluated later
         self.cut_off = list[tuple[float, Configuration, Family | None]]()  # of no interest when it was evaluated
         self.contexts = ContextNotes()
         self.covered, self.full = True, False
@@ -157,11 +159,40 @@ class BestFirst:
             try:
                 if family is None and len(members) > 1:
                     self._open_family(members, bound)
-                elif not self._delayed(bound, family, members[0], asked):
+                elif self._delayed(bound, family, members[0], asked):
+                    pass
+                elif members[0].virtual_stages > 1 and self.request.pinned.virtual_stages is None:
+                    self.interleaved.append((bound, members[0], family))
+                else:
                     self._evaluate(members[0], family, bound)
             except (LimitError, MemoryError):
                 self.proved = min(self.proved, bound)  # what was taken from the queue may hold the best plan
                 raise
+        return self._evaluate_interleaved()
+
+    def _evaluate_interleaved(self) -> bool:
+        """Of configurations with virtual stages evaluate those that are promising by what was found with one stage on
+        each rank, as far as a shorter bubble may help; whether it was stopped before its end. The bounds of the others
+        stay: with v equal stages on each of p ranks m micro-batches take
+
+            (m - 1/v) max t + sum t / v >= (m + (p-1)/v) / (m + p-1)  of what they take with one,
+
+        as sum t <= p max t, and they hold no less."""
+        later, self.interleaved = sorted(self.interleaved, key=lambda one: (one[0], _order(one[1]))), []
+        for bound, configuration, family in later:
+            c = configuration
+            alone, proved = self.alone.get((c.family, c.micro_batches), (math.inf, self.cutoff))
+            share = (c.micro_batches + (c.pipeline - 1) / c.virtual_stages) / (c.micro_batches + c.pipeline - 1)
+            best, bound = alone * share, max(bound, proved * share)
+            if bound >= self.cutoff:
+                continue
+            if best >= self.cutoff:
+                self.proved = min(self.proved, bound)
+                continue
+            if self.cancelled():
+                return True
+            check()
+            self._evaluate(configuration, family, bound)
         return False
 
     def _search_on(self, finalists: Finalists, plans: tuple[Ranked, ...]) -> tuple[Ranked, ...]:
@@ -308,6 +339,8 @@ class BestFirst:
         self.solved += outcome.solved
         self._missed(configuration, outcome)
         found = outcome.seconds if outcome.ranks else math.inf
+        if configuration.virtual_stages == 1:
+            self.alone[configuration.family, configuration.micro_batches] = (found, max(bound, outcome.bound))
         known = max(bound, outcome.bound)
         self.contexts.note(configuration, bound=known, seconds=found, least=outcome.least)
         _LOG.info("%s: %s", configuration_words(configuration), fate_words(outcome, self.cutoff))

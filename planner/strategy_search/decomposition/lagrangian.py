@@ -73,6 +73,11 @@ class Setting:
         """
         return self.micro_batches - (1 / self.chunks if self.ranks > 1 else 0.0)
 
+    @property
+    def shared_weight(self) -> float:
+        """The same, and no more than that, for all numbers of virtual stages, but one: they share their prices."""
+        return self.weight if self.chunks == 1 else self.micro_batches - 1 / 2
+
     def flights(self, rank: int) -> float:
         """Micro-batches in flight of a rank, on average over its chunks."""
         return math.fsum(self.in_flight[rank]) / self.chunks
@@ -179,7 +184,7 @@ class Multipliers:
         self.counts = chain.block_ranges.totals
         self.priced: list[Priced] = []
         self._alone: Priced | None = None
-        self._averaged: Array | None = None
+        self._averaged: dict[int, Array] = {}  # by virtual stages
 
     def solve(self, price: float, flights: float, under: Passes = NEITHER, cap: float = math.inf) -> None:
         """Solve the pieces at a price of memory, for so many micro-batches in flight; an infinite price asks for the
@@ -194,6 +199,12 @@ class Multipliers:
         self._add([*questions, self._average(average)] if average is not None else questions)
         if average is not None:
             self._note_average(average)
+
+    def begin(self, setting: Setting) -> None:
+        """Solve the pieces with memory for free, first of all, and for what the average rank takes."""
+        free = [] if self.priced else [(0.0, 0.0, NEITHER)]
+        if free or setting.ranks > 1:
+            self.solve_all(free, average=setting if setting.ranks > 1 else None)
 
     def _priced(self, price: float, flights: float, under: Passes = NEITHER, cap: float = math.inf) -> "_Question":
         weights = self._weights(price, flights, under)
@@ -285,8 +296,9 @@ class Multipliers:
             slowest = np.maximum(slowest, busy)
         if setting.ranks == 1:
             return np.where(possible, slowest, math.inf)
-        lone = self._sum_of_parts(setting) / setting.chunks
-        bound = slowest + lone if self._averaged is None else np.maximum(slowest + lone, self._averaged)
+        # the slowest rank takes as long as the average one; what of its weight the prices have not counts so
+        lone = self._sum_of_parts(setting) * (1 / setting.chunks + (setting.weight - self.weight) / setting.ranks)
+        bound = np.maximum(slowest + lone, self._averaged.get(setting.chunks, 0.0))
         return np.where(possible, bound, math.inf)
 
     def _possible(self, setting: Setting) -> NDArray[np.bool_]:
@@ -461,10 +473,11 @@ class Multipliers:
 
     def _note_average(self, setting: Setting) -> None:
         """The last answer is to that."""
-        self._averaged = self.value(self.priced[-1]) + self._average_weight(setting) * self.crossings(setting)
+        seconds = self.value(self.priced[-1]) + self._average_weight(setting) * self.crossings(setting)
+        self._averaged[setting.chunks] = seconds
 
     def _average_weight(self, setting: Setting) -> float:
-        return 1 / setting.chunks + self.weight / setting.ranks
+        return 1 / setting.chunks + setting.weight / setting.ranks
 
     def crossings(self, setting: Setting) -> Array:
         """Seconds of a micro-batch in transfers between all ranks."""
@@ -506,8 +519,7 @@ def first_bounds(members: Sequence[tuple[Multipliers, Setting]]) -> list[float]:
         multipliers.priced.append(priced)
         if setting.ranks > 1:
             multipliers._note_average(setting)
-            assert multipliers._averaged is not None
-            found.append(float(multipliers._averaged.min()))
+            found.append(float(multipliers._averaged[setting.chunks].min()))
         else:
             found.append(float(multipliers.bounds(setting).min()))
     return found

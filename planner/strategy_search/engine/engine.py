@@ -88,11 +88,11 @@ class Family:
         """What is known of a member, with micro-batches in flight counted in those of the family's chain."""
         ratio = configuration.micro_batches // self.micro_batches
         setting = setting_of(configuration, self.pipeline_of_kinds.capacities[0])
-        key = (ratio, setting.weight)
+        key = (ratio, setting.shared_weight)
         if key not in self._duals:
             allowed = self.scaling.allowed(ratio)
             self._duals[key] = [
-                Multipliers(chain, setting.weight, ratio, allowed, columns=False)
+                Multipliers(chain, setting.shared_weight, ratio, allowed, columns=False)
                 for chain in self.pipeline_of_kinds.chains
             ]
         flights = tuple(tuple(number / ratio for number in chunks) for chunks in setting.in_flight)
@@ -111,6 +111,7 @@ class Engine:
         self._builders: dict[tuple[Cluster, tuple[int, ...], frozenset[int]], TableBuilder] = {}
         self._tables: OrderedDict[object, tuple[CostTables, ...]] = OrderedDict()
         self._lineups: dict[object, dict[str, HeterogeneousPipeline]] = {}  # by way to gather, of the same keys
+        self._multipliers: dict[object, dict[str, list[Multipliers]]] = {}  # of several virtual stages
         self.gathers = ways_to_gather(self.request, self.template.blocks.count)
         self._scaled: dict[int, Template] = {}
         self.groups = parts_of(self.request.cluster)
@@ -260,8 +261,11 @@ class Engine:
             pipeline_of_kinds = replace(pipeline_of_kinds, capacities=capacities)
             setting = replace(setting, capacity=capacities[0])
         check_virtual_stages(pipeline_of_kinds.chain, setting)
-        outcome = Evaluation(pipeline_of_kinds, setting, cutoff=cutoff, enough=enough, hint=hint).run()
-        return replace(outcome, gathers=gathers)
+        evaluation = Evaluation(pipeline_of_kinds, setting, cutoff=cutoff, enough=enough, hint=hint)
+        if setting.chunks > 1:  # what other numbers of virtual stages have asked is known
+            known = self._multipliers[configuration.family, configuration.micro_batches]
+            evaluation.multipliers = known.setdefault(gathers, evaluation.multipliers)
+        return replace(evaluation.run(), gathers=gathers)
 
     def pipeline_of_kinds(self, configuration: Configuration, gathers: str) -> HeterogeneousPipeline:
         """The pieces of a configuration with weights gathered in a way; kept as long as its tables are."""
@@ -310,10 +314,10 @@ class Engine:
         return self._tables[key]
 
     def _keep(self, key: object, tables: tuple[CostTables, ...]) -> None:
-        self._tables[key], self._lineups[key] = tables, {}
+        self._tables[key], self._lineups[key], self._multipliers[key] = tables, {}, {}
         while len(self._tables) > KEPT:
             oldest, _ = self._tables.popitem(last=False)
-            del self._lineups[oldest]
+            del self._lineups[oldest], self._multipliers[oldest]
 
     def _spread(self, configuration: Configuration, gathers: str) -> tuple[CostTables, ...]:
         """The tables of what the user's decisions spread to (see `propagation`)."""

@@ -127,11 +127,12 @@ class Evaluation:
             chain if isinstance(chain, HeterogeneousPipeline) else HeterogeneousPipeline.alike(chain, setting)
         )
         self.chain = self.pipeline_of_kinds.chain
-        self.multipliers = [Multipliers(one, setting.weight) for one in self.pipeline_of_kinds.chains]
+        self.multipliers = [Multipliers(one, setting.shared_weight) for one in self.pipeline_of_kinds.chains]
         self.block_ranges = self.chain.block_ranges
         self.blocks = self.block_ranges.blocks
         self.pools: list[list[Way]] = [[] for _ in self.multipliers]
         self.tried: set[tuple[int, float, float, Passes]] = set()
+        self.known = 0  # prices that others have asked for
         self.least, self.fullest = math.inf, 0
         self.price, self.under = 0.0, NEITHER
         self.share = 0.0  # of the capacity, one by so much, to which what lives for a moment is kept; 0 is no limit
@@ -141,10 +142,7 @@ class Evaluation:
         """Try prices until the best result is proved, or nothing more can be learnt."""
         best: tuple[float, State, tuple[RankFilling, ...]] | None = None
         setting = self.setting
-        for multipliers in self.multipliers:
-            multipliers.solve_all(
-                [(0.0, 0.0, NEITHER)], average=setting if setting.ranks > 1 and len(self.multipliers) == 1 else None
-            )
+        begun = self._begin()
         proved = self._bounds()
         hinted = self._hinted() if proved.min() < self.cutoff else []
         if hinted and (any(hinted[0][2]) or not self._roomy(proved)):
@@ -168,7 +166,7 @@ class Evaluation:
                     closed[state] = True
                     continue
                 asked = self._next(ranks, division)
-                if asked is None or len(self.multipliers[asked[0]].priced) >= self.rounds:
+                if asked is None or len(self.multipliers[asked[0]].priced) - begun[asked[0]] >= self.rounds:
                     if found is None and not ruled_out:
                         proved, ruled_out = np.where(self._impossible(), math.inf, proved), True
                     closed[state] = True
@@ -190,13 +188,23 @@ class Evaluation:
             best is None
             and setting.ranks == 1
             and bound < self.cutoff
-            and len(self.multipliers[0].priced) < self.rounds
+            and len(self.multipliers[0].priced) - begun[0] < self.rounds
         ):
             best, bound = self._settled(bound)
         if best is None:
             self._look_at_the_leanest()
             return self._outcome(math.inf, bound, (), ())
         return self._outcome(best[0], min(bound, best[0]), best[1], best[2])
+
+    def _begin(self) -> list[int]:
+        """Solve the pieces with memory for free; how many prices of each kind of devices were known before."""
+        for multipliers in self.multipliers:
+            if len(self.multipliers) == 1:
+                self.known = len(multipliers.priced)
+                multipliers.begin(self.setting)
+            else:
+                multipliers.solve(0.0, 0.0)
+        return [self.known] * len(self.multipliers)
 
     def _hinted(self) -> list[tuple[float, float, Passes]]:
         """Prices, flights and shares that the hint asks for."""
@@ -315,7 +323,7 @@ class Evaluation:
             fullest=self.fullest,
             price=self.price,
             under=self.under,
-            solved=sum(len(multipliers.priced) for multipliers in self.multipliers),
+            solved=sum(len(multipliers.priced) - self.known for multipliers in self.multipliers),
         )
 
     # Composing
@@ -495,7 +503,10 @@ class Evaluation:
                 if self._new(kinds[rank], math.inf, flights := self._flights(rank)):
                     return kinds[rank], math.inf, flights, NEITHER
             if not self.shares:
-                return None
+                flights = self._flights(order[0])
+                price = self._price_of_leaning(order[0])
+                new = price is not None and self._new(kinds[order[0]], price, flights)
+                return (kinds[order[0]], price, flights, NEITHER) if new and price is not None else None
             self.share = self.shares.pop(0)
             return kinds[order[0]], math.inf, self._flights(order[0]), NEITHER
         held = division.block_ranges
@@ -513,12 +524,12 @@ class Evaluation:
             wider = self.block_ranges.wider(start, division.blocks[rank]) if setting.chunks == 1 else None
             idle = busy[rank] < _IDLE * busy[slowest] and wider is not None
             if idle and math.isinf(ranks[rank].busy[wider]):
-                price: float | None = math.inf
+                asked: float | None = math.inf
             else:  # with one block more it would take work off the others
-                price = self._crossing_price(rank, ranks[rank], wider if idle and wider is not None else held[rank])
-            under = NEITHER if price == math.inf else self.under
-            if price is not None and self._new(kinds[rank], price, flights := self._flights(rank), under):
-                return kinds[rank], price, flights, under
+                asked = self._crossing_price(rank, ranks[rank], wider if idle and wider is not None else held[rank])
+            under = NEITHER if asked == math.inf else self.under
+            if asked is not None and self._new(kinds[rank], asked, flights := self._flights(rank), under):
+                return kinds[rank], asked, flights, under
         return None
 
     def _covering_shares(self, rank: int, block_range: int) -> Passes | None:
@@ -572,6 +583,22 @@ class Evaluation:
                 return (busy - fast) / (rich - memory)
         faster = [(rich, fast) for rich, fast in map(cost, pool) if fast < busy and rich > memory]
         return min(((busy - fast) / (rich - memory) for rich, fast in faster), default=None)
+
+    def _price_of_leaning(self, rank: int) -> float | None:
+        """The price of memory at which the fastest and the leanest way known to run the blocks of a rank cost the same:
+        where nothing fits, but only just, it shows how slow that would be."""
+        flights, m = self._flights(rank), self.setting.micro_batches
+        points = []
+        for way in self.pools[self.pipeline_of_kinds.kinds[rank]]:
+            amounts = [
+                (number, column.amounts) for number, column in zip(self.chain.block_ranges.totals, way, strict=True)
+            ]
+            memory = math.fsum(number * (a.fixed + flights * a.live) for number, a in amounts)
+            points.append((memory, math.fsum(number * (m * a.part + a.step) for number, a in amounts)))
+        if not points:
+            return None
+        lean, fast = min(points), min(points, key=lambda point: (point[1], point[0]))
+        return (lean[1] - fast[1]) / (fast[0] - lean[0]) if lean[0] < fast[0] and lean[1] > fast[1] else None
 
     def _ends_price(self, flights: float) -> float | None:
         """The same for a model without repeated blocks, between the leanest and the fastest way known."""

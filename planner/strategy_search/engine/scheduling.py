@@ -66,7 +66,7 @@ def with_turns(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: Seque
     that saves `WORTH` of its step."""
     plan = bound.plan
     decided = pinned.interleave is not None or pinned.slices is not None or pinned.schedule is not None
-    if decided or not isinstance(cluster, Cluster) or cluster.software != PYTORCH or plan.virtual_stages > 1:
+    if decided or not isinstance(cluster, Cluster) or cluster.software.name != PYTORCH.name or plan.virtual_stages > 1:
         return bound
     sends = plan.mesh.size > 1 and not plan.training.update.by_block
     tried = replace(pinned, interleave=0 if sends else 1, slices=0 if plan.pipeline > 1 else 1)

@@ -19,7 +19,7 @@ def ways_to_gather(request: SearchRequest, blocks: int) -> tuple[str, ...]:
     if asked != AUTO_GATHERS:
         return (asked,)
     cluster = request.cluster
-    own = not isinstance(cluster, MixedCluster) and cluster.software == PYTORCH and cluster.devices > 1
+    own = not isinstance(cluster, MixedCluster) and cluster.software.name == PYTORCH.name and cluster.devices > 1
     if not own or blocks < 2 or "device" not in request.offload.saved:
         return ("each",)
     interleave = request.pinned.interleave or 1
