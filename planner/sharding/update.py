@@ -73,7 +73,7 @@ class Update:
     clip_norm: float | None = None
     broadcast: bool = False
     buckets: Buckets = AUTO_BUCKETS
-    gathers: str = AUTO_GATHERS
+    gathers: str = "each"
     local_parameters: tuple[str, ...] = ()
     placed: Placed = ()
 
@@ -124,10 +124,10 @@ class Update:
         return any(matches(name, pattern) for pattern in self.local_parameters)
 
 
-PLAIN = Update(buckets=NO_BUCKETS, gathers="each")
+PLAIN = Update(buckets=NO_BUCKETS)
 """What a plan means that says nothing."""
 
-DEFAULT = Update()
+DEFAULT = Update(gathers=AUTO_GATHERS)
 """What a search is asked for that is told nothing."""
 
 

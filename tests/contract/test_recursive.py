@@ -46,7 +46,9 @@ def six_per_node(devices: int) -> Cluster:
 
 def exact(task: Task, mesh: Mesh, capacity: float, restriction: Restriction | None = None) -> Outcome:
     """What the exact search finds on a mesh, among all candidates or some."""
-    builder = TableBuilder(mesh=mesh, cluster=task.cluster, precision=task.precision, optimizer=task.optimizer)
+    builder = TableBuilder(
+        mesh=mesh, cluster=task.cluster, precision=task.precision, optimizer=task.optimizer, dominated=True
+    )
     tables = builder.build(task.template, restriction)
     chain = cut(tables, task.cluster, recomputation=task.recomputation, stages=task.configuration.pipeline)
     return Evaluation(chain, setting_of(task.configuration, capacity)).run()
@@ -143,7 +145,7 @@ def test_restricted_tables_are_part_of_all(sizes: tuple[int, ...]) -> None:
     task = task_of("llama-2", cluster_of("h100-80gb", 8))
     graph = task.template.graph
     mesh = build_mesh(task.cluster, sizes)
-    builder = TableBuilder(mesh=mesh, cluster=task.cluster, precision="fp32", optimizer="adamw")
+    builder = TableBuilder(mesh=mesh, cluster=task.cluster, precision="fp32", optimizer="adamw", dominated=True)
     every = builder.build(task.template)
     fixed = Fixed(
         operators=tuple(table.candidates.strategies[-1] for table in every.operators),

@@ -117,7 +117,8 @@ class CostTables:
 @dataclass(kw_only=True)
 class TableBuilder:
     """Builds the tables for one mesh; what they share between micro-batch sizes is made once. `together` asks for what
-    weights take that a block gathers together, beside what each takes by itself."""
+    weights take that a block gathers together, beside what each takes by itself; `dominated` keeps stored layouts that
+    another beats in everything."""
 
     mesh: Mesh
     cluster: Cluster
@@ -126,6 +127,7 @@ class TableBuilder:
     update: Update = PLAIN
     offload: Offload = NOTHING
     together: bool = False
+    dominated: bool = False
 
     def __post_init__(self) -> None:
         self._lists = CandidateLists(mesh=self.mesh)
@@ -292,8 +294,9 @@ class TableBuilder:
             prices = price_parameter(
                 tensor, trainable, stored, self.precision, self.optimizer, self._pricers, self.update, local
             )
-            kept = undominated(stored, prices)
-            stored, prices = tuple(stored[place] for place in kept), priced_among(prices, kept)
+            if not self.dominated:
+                kept = undominated(stored, prices)
+                stored, prices = tuple(stored[place] for place in kept), priced_among(prices, kept)
             column = DuplexColumn(
                 forward=LayoutColumn.of([s.weight for s in stored]),
                 gradient=LayoutColumn.of([s.gradient for s in stored]),

@@ -347,7 +347,9 @@ def cluster_of(profile: str, devices: int) -> Cluster:
 @cache
 def builder(profile: str, devices: int, mesh: tuple[int, ...], precision: str, optimizer: str) -> TableBuilder:
     cluster = cluster_of(profile, devices)
-    return TableBuilder(mesh=build_mesh(cluster, mesh), cluster=cluster, precision=precision, optimizer=optimizer)
+    return TableBuilder(
+        mesh=build_mesh(cluster, mesh), cluster=cluster, precision=precision, optimizer=optimizer, dominated=True
+    )
 
 
 ALL_WAYS: tuple[Running, ...] = ("none", "selective", "full")
@@ -407,6 +409,7 @@ def make_case(
             update=update,
             offload=offload,
             together=update.by_block,
+            dominated=True,
         )
     tables = building.build(template)
     return Case(
