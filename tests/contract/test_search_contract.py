@@ -168,7 +168,7 @@ def test_what_is_pinned_is_kept() -> None:
     cluster = cluster_of("h100-80gb", 8)
     pinned = Pinned(pipeline=2, mesh=(2, 2), micro_batches=4, recompute="full")
     plan = search(request_of("llama-4", cluster, 8, pinned=pinned)).plan
-    assert (len(plan.stages), plan.mesh.sizes) == (2, (2, 2))
+    assert (plan.pipeline, plan.mesh.sizes) == (2, (2, 2))
     assert plan.training.micro_batches == 4
     assert {group.recomputation for group in plan.groups if group.blocks} == {"full"}
 

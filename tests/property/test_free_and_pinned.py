@@ -52,8 +52,8 @@ def test_a_free_search_is_no_slower_than_what_is_decided(seed: int) -> None:
     for _ in range(3):
         decided = {name: draw.choice(values) for name, values in DECISIONS.items() if draw.random() < 0.35}
         gathers = draw.choice(("auto", "each", "block"))
-        asked = replace(request, pinned=Pinned(**decided), update=Update(gathers=gathers))
         try:
+            asked = replace(request, pinned=Pinned(**decided), update=Update(gathers=gathers))
             found = search(asked).plans[0].seconds
         except PlannerError:  # what is decided cannot be had together
             continue

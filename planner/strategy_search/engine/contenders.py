@@ -66,38 +66,47 @@ class Contender:
 
 class Contenders:
     """The `top` best by their objectives, and, unless steps are always as long as that (`decided`), what contends with
-    the best."""
+    the best: of plans with one stage on each rank, and of those with several, each among themselves, as other orders of
+    turns take the former less than their objectives."""
 
     def __init__(self, top: int, *, decided: bool) -> None:
         self.top, self.decided = top, decided
         self.step = 0.0  # what takes less than that contends: the best plans take as long, whatever their sums
-        self.found: list[Contender] = []  # least objective first
+        self._plain: list[Contender] = []  # least objective first
+        self._interleaved: list[Contender] = []
+
+    @property
+    def found(self) -> list[Contender]:
+        """All, least objective first."""
+        return sorted([*self._plain, *self._interleaved], key=lambda found: (found.objective, found.order))
 
     @property
     def best(self) -> float:
         """The least objective; infinite before there is any."""
-        return self.found[0].objective if self.found else math.inf
+        return min((found[0].objective for found in (self._plain, self._interleaved) if found), default=math.inf)
 
     @property
     def cutoff(self) -> float:
         """What takes as long as that by its objective does not contend."""
-        if len(self.found) < self.top:
+        found = self._plain or self._interleaved
+        if len(found) < self.top:
             return math.inf
-        last = self.found[self.top - 1].objective
+        last = found[self.top - 1].objective
         if self.step:
             return max(last, self.step)
         if self.decided:
             return last
-        near = self.best * (1 + NEAR)
-        if len(self.found) >= CONTENDERS:
-            near = min(near, self.found[CONTENDERS - 1].objective)
+        near = found[0].objective * (1 + NEAR)
+        if len(found) >= CONTENDERS:
+            near = min(near, found[CONTENDERS - 1].objective)
         return max(last, near)
 
     def add(self, contender: Contender) -> None:
         """Take one in, in place of what was found for its configuration before."""
-        others = [found for found in self.found if found.configuration != contender.configuration]
+        alike = self._interleaved if contender.configuration.virtual_stages > 1 else self._plain
+        others = [found for found in alike if found.configuration != contender.configuration]
         ordered = sorted([*others, contender], key=lambda found: (found.objective, found.order))
         near = -math.inf if self.decided else ordered[0].objective * (1 + NEAR)
         most, near = (2 * CONTENDERS, self.step) if self.step else (CONTENDERS, near)
         close = [found for found in ordered[self.top : most] if found.objective < near]
-        self.found = [*ordered[: self.top], *close]
+        alike[:] = [*ordered[: self.top], *close]

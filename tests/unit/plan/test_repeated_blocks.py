@@ -10,6 +10,7 @@ from planner.plan.prediction import predict as predicting
 from planner.plan.prediction.predict import predict
 from planner.plan.prediction.repeated_blocks import repeated_blocks
 from planner.pricing.liveness import liveness
+from planner.sharding.update import Update
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.search import search
 from tests.unit.plan.plans import BY_HAND, plan_named
@@ -22,7 +23,8 @@ SIX, MESHES = "llama-6-tied", {1: (2, 4), 2: (4,)}
 @cache
 def bound_of(ranks: int, recompute: str = "none") -> BoundPlan:
     pinned = Pinned(mesh=MESHES[ranks], pipeline=ranks, micro_batches=2, recompute=recompute)  # type: ignore[arg-type]
-    plan = search(request_of(SIX, cluster_of("h100-80gb", 8), 8, pinned=pinned)).plan
+    request = request_of(SIX, cluster_of("h100-80gb", 8), 8, pinned=pinned, update=Update())
+    plan = search(request).plan
     return bind(plan, traced(SIX), BATCH)
 
 

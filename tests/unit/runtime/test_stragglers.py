@@ -17,7 +17,7 @@ from tests.distributed import plans
 RUNTIME = Path(runtime.__file__).parent
 OUTSIDE = {
     "agreement", "checking", "checkpoint", "exchange", "finiteness", "initial_values", "launch", "measuring",
-    "recovery", "same_batch", "training",
+    "recording", "recovery", "same_batch", "training",
 }  # fmt: skip
 """Modules of what is done beside steps, or in the first one only."""
 WAITING = {

@@ -80,7 +80,7 @@ def test_a_plan_says_so_and_is_faster() -> None:
     )
     assert together.plan.training.update == TOGETHER
     assert together.seconds < alone.seconds
-    assert together.objective <= together.seconds
+    assert together.objective <= together.seconds * (1 + OPTIMAL)
 
 
 def test_what_comes_ahead_is_hidden_but_for_the_ends() -> None:

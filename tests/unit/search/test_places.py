@@ -39,7 +39,7 @@ def planned(
     machine = load_profile("h100-80gb").with_devices(2) if cluster is None else cluster
     graph, batch = kaggle
     found = search(
-        graph, machine, batch=batch, global_batch=64, precision="fp32", update=Update(placed=placed), pinned=pinned
+        graph, machine, batch=batch, global_batch=64, precision="fp32", update=Update(buckets="none", placed=placed), pinned=pinned
     )
     return found.plan
 
@@ -127,7 +127,7 @@ WORDS: Placed = (("model.embed_tokens.*", "host"),)
 def found_with(model: str, placed: Placed, pinned: Pinned, **settings: object) -> Plan:
     machine = load_profile("h100-80gb").with_devices(4)
     return search(
-        plans.traced(model), machine, batch=plans.BATCH, global_batch=16, update=Update(placed=placed), pinned=pinned,
+        plans.traced(model), machine, batch=plans.BATCH, global_batch=16, update=Update(buckets="none", placed=placed), pinned=pinned,
         **settings,
     ).plan  # type: ignore[arg-type]  # fmt: skip
 
