@@ -49,12 +49,13 @@ def test_auto_is_a_word_for_the_search(plan: Any, here: Path) -> None:
 @pytest.mark.slow
 def test_nothing_is_said_where_nothing_was_asked(plan: Any, here: Path) -> None:
     """Gradients are reduced in buckets whose size the search has chosen; one that changes nothing is not written."""
-    found = plan.json(*TINY, "-o", "plan.json")["update"]
+    alone = ("--gathers", "each")
+    found = plan.json(*TINY, *alone, "-o", "plan.json")["update"]
     assert set(found) == {"buckets"}
     assert found["buckets"] > 0
     assert load_plan(here / "plan.json").training.update == replace(PLAIN, **found)
     assert plan.json(*TINY[:-4], "--devices", "1", "-o", "one.json")["update"] == {}
-    assert plan.json(*TINY, "--buckets", "none", "-o", "plan.json")["update"] == {}
+    assert plan.json(*TINY, *alone, "--buckets", "none", "-o", "plan.json")["update"] == {}
     assert load_plan(here / "plan.json").training.update == PLAIN
     assert plan("verify", "plan.json").out.startswith("legal; ")
 

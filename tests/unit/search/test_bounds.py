@@ -17,7 +17,7 @@ from planner.plan.binding.bind import bind
 from planner.plan.prediction.predict import stage_costs
 from planner.strategy_search.decomposition.lagrangian import Multipliers, State
 from planner.strategy_search.decomposition.least_memory import impossible
-from planner.strategy_search.decomposition.pieces import Column, Piece
+from planner.strategy_search.decomposition.pieces import NEITHER, Column, Piece
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.evaluation import Evaluation, RankFilling
 from planner.strategy_search.request.bounds import bounds
@@ -235,5 +235,5 @@ def test_the_largest_micro_batch_bounds_its_parts(model: str, profile: str) -> N
             assert engine.bound(member) <= outcome.seconds * ALL
             assert family.step_seconds([member])[0] <= outcome.seconds * ALL, member
             for price in (0.0, outcome.price, 1e-9, 1e-7):
-                assert family.priced_seconds(member, price) <= outcome.seconds * ALL, (member, price)
+                assert family.priced_seconds(member, (price, NEITHER)) <= outcome.seconds * ALL, (member, price)
             assert not outcome.ranks or family.least_bytes(member) <= max(rank.peak for rank in outcome.ranks) * ALL

@@ -39,7 +39,13 @@ def planned(
     machine = load_profile("h100-80gb").with_devices(2) if cluster is None else cluster
     graph, batch = kaggle
     found = search(
-        graph, machine, batch=batch, global_batch=64, precision="fp32", update=Update(buckets="none", placed=placed), pinned=pinned
+        graph,
+        machine,
+        batch=batch,
+        global_batch=64,
+        precision="fp32",
+        update=Update(buckets="none", placed=placed),
+        pinned=pinned,
     )
     return found.plan
 
