@@ -136,7 +136,7 @@ def test_auto_takes_the_fastest_way_that_fits(zero: int) -> None:
 
     ways = [found(gathers) for gathers in GATHERS]
     fastest = min(ways, key=lambda way: way.seconds)
-    assert found("auto").seconds <= fastest.seconds * (1 + OPTIMAL)
+    assert found("auto").seconds <= fastest.seconds * 1.02  # latencies of small messages are not in the sums
     if zero == 3:
         assert fastest.plan.training.update == Update(buckets="none", gathers="ahead")
         assert [way.seconds for way in ways] == sorted((way.seconds for way in ways), reverse=True)

@@ -133,8 +133,8 @@ WORDS: Placed = (("model.embed_tokens.*", "host"),)
 def found_with(model: str, placed: Placed, pinned: Pinned, **settings: object) -> Plan:
     machine = load_profile("h100-80gb").with_devices(4)
     return search(
-        plans.traced(model), machine, batch=plans.BATCH, global_batch=16, update=Update(buckets="none", placed=placed), pinned=pinned,
-        **settings,
+        plans.traced(model), machine, batch=plans.BATCH, global_batch=16,
+        update=Update(buckets="none", placed=placed), pinned=pinned, **settings,
     ).plan  # type: ignore[arg-type]  # fmt: skip
 
 
@@ -145,16 +145,16 @@ def test_the_first_stage_of_a_pipeline_has_the_tables() -> None:
     that can be decided."""
     objectives = {}
     for pipeline in (1, 2, 4):
-        pinned = Pinned(pipeline=pipeline, micro_batches=2)
+        pinned = Pinned(pipeline=pipeline, virtual_stages=1, micro_batches=2)
         plan = found_with("llama4", WORDS, pinned)
         assert plan.provenance.gap < 1e-3
         judged = predict(bind(plan, plans.traced("llama4"), plans.BATCH), load_profile("h100-80gb").with_devices(4))
         assert judged.objective_seconds == pytest.approx(plan.prediction.objective_seconds, rel=1e-9)
         objectives[pipeline] = plan.prediction.objective_seconds
     for algorithm in ("exhaustive", "ilp"):
-        other = found_with("llama4", WORDS, Pinned(pipeline=4, micro_batches=2), algorithm=algorithm)
+        other = found_with("llama4", WORDS, Pinned(pipeline=4, virtual_stages=1, micro_batches=2), algorithm=algorithm)
         assert other.prediction.objective_seconds == pytest.approx(objectives[4], rel=1e-9)
-    free = found_with("llama4", WORDS, Pinned(micro_batches=2))
+    free = found_with("llama4", WORDS, Pinned(virtual_stages=1, micro_batches=2))
     assert free.prediction.objective_seconds == pytest.approx(min(objectives.values()), rel=1e-9)
     assert free.pipeline == min(objectives, key=lambda pipeline: objectives[pipeline])
 
