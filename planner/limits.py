@@ -181,9 +181,15 @@ def limited(
         found.ends, found.seconds = ends, seconds
     if memory is not None:
         found.memory = min(found.memory, memory)
-    token = _CURRENT.set(found)
-    try:
+    with _within(found):
         yield found
+
+
+@contextlib.contextmanager
+def _within(limits: Limits) -> Iterator[None]:
+    token = _CURRENT.set(limits)
+    try:
+        yield
     finally:
         _CURRENT.reset(token)
 
@@ -203,11 +209,8 @@ def finishing() -> Iterator[None]:
         clock=outer.clock,
         resident=outer.resident,
     )
-    token = _CURRENT.set(inner)
-    try:
+    with _within(inner):
         yield
-    finally:
-        _CURRENT.reset(token)
 
 
 @contextlib.contextmanager
@@ -217,11 +220,8 @@ def sooner(seconds: float) -> Iterator[None]:
     if outer is None or seconds <= 0:
         yield
         return
-    token = _CURRENT.set(replace(outer, ends=outer.ends - seconds))
-    try:
+    with _within(replace(outer, ends=outer.ends - seconds)):
         yield
-    finally:
-        _CURRENT.reset(token)
 
 
 @contextlib.contextmanager

@@ -56,7 +56,8 @@ class BestFirst:
         self.request, self.on_progress, self.cancelled, self.limit = request, on_progress, cancelled, cutoff
         self.engine, self.prepared = engine_of(request)
         hides = request.cluster.software.hidden != Hidden() or "ahead" in self.engine.gathers
-        self.contenders = Contenders(request.top, decided=request.pinned.pipeline == 1 and not hides)
+        decided = request.pinned.pipeline == 1 and not hides and request.prune
+        self.contenders = Contenders(request.top, decided=decided, every=not request.prune)
         memory = max(group.device.memory for group in self.engine.groups)
         self.memory = min(memory, memory if request.memory_limit is None else request.memory_limit)
         self.limits = tuple(self.engine.limit_bytes(group) * (1 + OPTIMAL) for group in self.engine.groups)
@@ -64,7 +65,8 @@ class BestFirst:
         self.fullest = (0, 1)  # the rank that needs it, of so many
         self.short = self.engine.groups[0]  # the group of devices that it is on
         self.proved = math.inf
-        self.total = self.evaluated = self.solved = 0
+        self.total = self.solved = 0
+        self.evaluated = set[Configuration]()
         self.queue: list[tuple[float, tuple[object, ...], Family | None, tuple[Configuration, ...], Hint]] = []
         self.hint = NO_HINT
         self.alone: dict[object, tuple[float, float]] = {}  # seconds with one stage on each rank, and their bound
@@ -83,7 +85,9 @@ class BestFirst:
         """Plans as slow as that are of no interest."""
         if not self.request.prune:
             return self.limit
-        first = self.incumbent.objective * (1 + NEAR) if self.incumbent and self.request.top == 1 else math.inf
+        first = math.inf
+        if self.incumbent and self.request.top == 1 and not self.contenders.step:
+            first = self.incumbent.objective * (1 + NEAR)
         return min(self.limit, self.contenders.cutoff, first)
 
     @property
@@ -159,16 +163,19 @@ class BestFirst:
             try:
                 if family is None and len(members) > 1:
                     self._open_family(members, bound)
-                elif self._delayed(bound, family, members[0], asked):
-                    pass
-                elif members[0].virtual_stages > 1 and self.request.pinned.virtual_stages is None:
-                    self.interleaved.append((bound, members[0], family))
-                else:
-                    self._evaluate(members[0], family, bound)
+                elif not self._delayed(bound, family, members[0], asked):
+                    self._evaluate_or_leave(members[0], family, bound)
             except (LimitError, MemoryError):
                 self.proved = min(self.proved, bound)  # what was taken from the queue may hold the best plan
                 raise
         return self._evaluate_interleaved()
+
+    def _evaluate_or_leave(self, configuration: Configuration, family: Family | None, bound: float) -> None:
+        """Evaluate a configuration; one with virtual stages, of which nobody decided the number, later."""
+        if configuration.virtual_stages > 1 and self.request.pinned.virtual_stages is None:
+            self.interleaved.append((bound, configuration, family))
+        else:
+            self._evaluate(configuration, family, bound)
 
     def _evaluate_interleaved(self) -> bool:
         """Of configurations with virtual stages evaluate those that are promising by what was found with one stage on
@@ -178,21 +185,20 @@ class BestFirst:
             (m - 1/v) max t + sum t / v >= (m + (p-1)/v) / (m + p-1)  of what they take with one,
 
         as sum t <= p max t, and they hold no less."""
-        later, self.interleaved = sorted(self.interleaved, key=lambda one: (one[0], _order(one[1]))), []
-        for bound, configuration, family in later:
-            c = configuration
-            alone, proved = self.alone.get((c.family, c.micro_batches), (math.inf, self.cutoff))
-            share = (c.micro_batches + (c.pipeline - 1) / c.virtual_stages) / (c.micro_batches + c.pipeline - 1)
-            best, bound = alone * share, max(bound, proved * share)
-            if bound >= self.cutoff:
-                continue
-            if best >= self.cutoff:
-                self.proved = min(self.proved, bound)
-                continue
+        self.interleaved.sort(key=lambda one: (one[0], _order(one[1])), reverse=True)
+        while self.interleaved:
             if self.cancelled():
                 return True
             check()
-            self._evaluate(configuration, family, bound)
+            bound, c, family = self.interleaved[-1]
+            alone, proved = self.alone.get((c.family, c.micro_batches), (math.inf, self.cutoff))
+            share = (c.micro_batches + (c.pipeline - 1) / c.virtual_stages) / (c.micro_batches + c.pipeline - 1)
+            bound = max(bound, proved * share)
+            if bound < self.cutoff and alone * share < self.cutoff:
+                self._evaluate(c, family, bound)
+            else:
+                self.proved = min(self.proved, bound)
+            self.interleaved.pop()
         return False
 
     def _search_on(self, finalists: Finalists, plans: tuple[Ranked, ...]) -> tuple[Ranked, ...]:
@@ -273,7 +279,7 @@ class BestFirst:
         try:
             found = self.engine.recursive(configuration, sweeps=sweeps)
             if found is None:
-                self.evaluated += 1
+                self.evaluated.add(configuration)
                 return math.inf
             adopted = self.engine.adopt(configuration, found)
             outcome = self.engine.evaluate(adopted)
@@ -335,7 +341,7 @@ class BestFirst:
 
     def _take(self, configuration: Configuration, outcome: Outcome, bound: float) -> None:
         """Note an outcome; `bound`: no plan of its kind is faster."""
-        self.evaluated += 1
+        self.evaluated.add(configuration)
         self.solved += outcome.solved
         self._missed(configuration, outcome)
         found = outcome.seconds if outcome.ranks else math.inf
@@ -356,7 +362,7 @@ class BestFirst:
         self.on_progress(
             Progress(
                 total=self.total,
-                done=self.evaluated,
+                done=len(self.evaluated),
                 best_seconds=self.best,
                 bound_seconds=self._bound(),
                 phase=phase,
@@ -366,7 +372,7 @@ class BestFirst:
     def _bound(self) -> float:
         """What is proved by now: evaluated configurations by their own bounds, the others by those in the queue."""
         ahead = self.queue[0][0] if self.queue else math.inf
-        return min(self.proved, ahead, self.best)
+        return min(self.proved, ahead, self.best, *(bound for bound, *_ in self.interleaved))
 
     def _result(self, stopped: bool) -> SearchResult:
         if self.best == math.inf:
@@ -395,7 +401,7 @@ class BestFirst:
             contexts=self.contexts.outcomes(),
             statistics=Statistics(
                 configurations=self.total,
-                evaluated=self.evaluated,
+                evaluated=len(self.evaluated),
                 solved=self.solved,
                 seconds=time.perf_counter() - self.started,
                 stopped=stopped,

@@ -67,10 +67,10 @@ class Contender:
 class Contenders:
     """The `top` best by their objectives, and, unless steps are always as long as that (`decided`), what contends with
     the best: of plans with one stage on each rank, and of those with several, each among themselves, as other orders of
-    turns take the former less than their objectives."""
+    turns take the former less than their objectives. Or `every` one contends."""
 
-    def __init__(self, top: int, *, decided: bool) -> None:
-        self.top, self.decided = top, decided
+    def __init__(self, top: int, *, decided: bool, every: bool = False) -> None:
+        self.top, self.decided, self.every = top, decided, every
         self.step = 0.0  # what takes less than that contends: the best plans take as long, whatever their sums
         self._plain: list[Contender] = []  # least objective first
         self._interleaved: list[Contender] = []
@@ -106,6 +106,9 @@ class Contenders:
         alike = self._interleaved if contender.configuration.virtual_stages > 1 else self._plain
         others = [found for found in alike if found.configuration != contender.configuration]
         ordered = sorted([*others, contender], key=lambda found: (found.objective, found.order))
+        if self.every:
+            alike[:] = ordered
+            return
         near = -math.inf if self.decided else ordered[0].objective * (1 + NEAR)
         most, near = (2 * CONTENDERS, self.step) if self.step else (CONTENDERS, near)
         close = [found for found in ordered[self.top : most] if found.objective < near]

@@ -3,7 +3,7 @@
 import math
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -99,6 +99,16 @@ class Family:
         return self._duals[key], replace(setting, in_flight=flights)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Kept:
+    """Cost tables, and what was made of them by way to gather: pieces, and their prices of memory for several numbers
+    of virtual stages."""
+
+    tables: tuple[CostTables, ...]
+    pieces: dict[str, HeterogeneousPipeline] = field(default_factory=dict)
+    multipliers: dict[str, list[Multipliers]] = field(default_factory=dict)
+
+
 @dataclass(kw_only=True)
 class Engine:
     """Evaluates configurations; keeps what they share. Use it in `search`."""
@@ -109,9 +119,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self._builders: dict[tuple[Cluster, tuple[int, ...], frozenset[int]], TableBuilder] = {}
-        self._tables: OrderedDict[object, tuple[CostTables, ...]] = OrderedDict()
-        self._lineups: dict[object, dict[str, HeterogeneousPipeline]] = {}  # by way to gather, of the same keys
-        self._multipliers: dict[object, dict[str, list[Multipliers]]] = {}  # of several virtual stages
+        self._kept: OrderedDict[object, _Kept] = OrderedDict()
         self.gathers = ways_to_gather(self.request, self.template.blocks.count)
         self._scaled: dict[int, Template] = {}
         self.groups = parts_of(self.request.cluster)
@@ -211,7 +219,7 @@ class Engine:
         adopted = replace(configuration, mesh=found.mesh.sizes)
         template = self._template(configuration.micro_batches)
         tables = self._builder(adopted, self.groups[0]).build(template, found.chosen)
-        self._keep((adopted.family, adopted.micro_batches), (tables,))
+        self._keep(adopted, (tables,))
         return adopted
 
     def family(self, configuration: Configuration) -> Family:
@@ -261,20 +269,21 @@ class Engine:
             pipeline_of_kinds = replace(pipeline_of_kinds, capacities=capacities)
             setting = replace(setting, capacity=capacities[0])
         check_virtual_stages(pipeline_of_kinds.chain, setting)
-        evaluation = Evaluation(pipeline_of_kinds, setting, cutoff=cutoff, enough=enough, hint=hint)
+        multipliers: list[Multipliers] | None = None
         if setting.chunks > 1:  # what other numbers of virtual stages have asked is known
-            known = self._multipliers[configuration.family, configuration.micro_batches]
-            evaluation.multipliers = known.setdefault(gathers, evaluation.multipliers)
+            multipliers = self._known(configuration).multipliers.setdefault(gathers, [])
+        evaluation = Evaluation(
+            pipeline_of_kinds, setting, cutoff=cutoff, enough=enough, hint=hint, multipliers=multipliers
+        )
         return replace(evaluation.run(), gathers=gathers)
 
     def pipeline_of_kinds(self, configuration: Configuration, gathers: str) -> HeterogeneousPipeline:
         """The pieces of a configuration with weights gathered in a way; kept as long as its tables are."""
-        tables = self.tables(configuration)
-        known = self._lineups[configuration.family, configuration.micro_batches]
-        if gathers not in known:
-            own = self._spread(configuration, gathers) if self.spreads else tables
-            known[gathers] = self._cut(configuration, own, gathers)
-        return known[gathers]
+        known = self._known(configuration)
+        if gathers not in known.pieces:
+            own = self._spread(configuration, gathers) if self.spreads else known.tables
+            known.pieces[gathers] = self._cut(configuration, own, gathers)
+        return known.pieces[gathers]
 
     def _cut(
         self, configuration: Configuration, tables: tuple[CostTables, ...], gathers: str, free: Collection[int] = ()
@@ -302,22 +311,26 @@ class Engine:
         return HeterogeneousPipeline(chains=chains, kinds=kinds, capacities=capacities)
 
     def tables(self, configuration: Configuration) -> tuple[CostTables, ...]:
-        """The cost tables of a configuration, for every group of devices in the order of the pipeline; those of the
-        `KEPT` last ones asked for are kept, as configurations that differ in their virtual stages share them."""
+        """The cost tables of a configuration, for every group of devices in the order of the pipeline."""
+        return self._known(configuration).tables
+
+    def _known(self, configuration: Configuration) -> "_Kept":
+        """What is kept of a configuration: of the `KEPT` last ones asked for, and of all that differ from them in their
+        virtual stages."""
         key = (configuration.family, configuration.micro_batches)
-        if key not in self._tables:
+        if key not in self._kept:
             template = self._template(configuration.micro_batches)
             restriction = decided_of(self.request, configuration, template)
             groups = parts_of(self.machine(configuration))
-            self._keep(key, tuple(self._builder(configuration, one).build(template, restriction) for one in groups))
-        self._tables.move_to_end(key)
-        return self._tables[key]
+            tables = tuple(self._builder(configuration, one).build(template, restriction) for one in groups)
+            self._keep(configuration, tables)
+        self._kept.move_to_end(key)
+        return self._kept[key]
 
-    def _keep(self, key: object, tables: tuple[CostTables, ...]) -> None:
-        self._tables[key], self._lineups[key], self._multipliers[key] = tables, {}, {}
-        while len(self._tables) > KEPT:
-            oldest, _ = self._tables.popitem(last=False)
-            del self._lineups[oldest], self._multipliers[oldest]
+    def _keep(self, configuration: Configuration, tables: tuple[CostTables, ...]) -> None:
+        self._kept[configuration.family, configuration.micro_batches] = _Kept(tables=tables)
+        while len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
 
     def _spread(self, configuration: Configuration, gathers: str) -> tuple[CostTables, ...]:
         """The tables of what the user's decisions spread to (see `propagation`)."""

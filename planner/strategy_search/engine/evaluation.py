@@ -108,7 +108,8 @@ class Evaluation:
     """Evaluates one configuration of a chain, or of one for every kind of devices that the ranks are on.
 
     `cutoff`: plans as slow as that are of no interest; `enough`: one as fast as that will do; `hint`: a price of memory
-    and shares of what travels under work to try early; `rounds`: prices to try at most.
+    and shares of what travels under work to try early; `rounds`: prices to try at most; `multipliers`: what others have
+    asked of the same pieces, or an empty list for those who come after.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Evaluation:
         enough: float = -math.inf,
         hint: Hint = NO_HINT,
         rounds: int = ROUNDS,
+        multipliers: list[Multipliers] | None = None,
     ) -> None:
         self.rounds = rounds
         self.setting, self.cutoff, self.enough, self.hint = setting, cutoff, enough, hint
@@ -127,12 +129,17 @@ class Evaluation:
             chain if isinstance(chain, HeterogeneousPipeline) else HeterogeneousPipeline.alike(chain, setting)
         )
         self.chain = self.pipeline_of_kinds.chain
-        self.multipliers = [Multipliers(one, setting.shared_weight) for one in self.pipeline_of_kinds.chains]
+        self.multipliers = [] if multipliers is None else multipliers
+        if not self.multipliers:
+            self.multipliers += [Multipliers(one, setting.shared_weight) for one in self.pipeline_of_kinds.chains]
         self.block_ranges = self.chain.block_ranges
         self.blocks = self.block_ranges.blocks
         self.pools: list[list[Way]] = [[] for _ in self.multipliers]
         self.tried: set[tuple[int, float, float, Passes]] = set()
         self.known = 0  # prices that others have asked for
+        for kind, one in enumerate(self.multipliers):
+            for priced in one.priced:
+                self._new(kind, priced.price, priced.flights, priced.under)
         self.least, self.fullest = math.inf, 0
         self.price, self.under = 0.0, NEITHER
         self.share = 0.0  # of the capacity, one by so much, to which what lives for a moment is kept; 0 is no limit

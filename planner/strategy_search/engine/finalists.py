@@ -27,7 +27,7 @@ from planner.strategy_search.engine.assemble import assembly, groups_of, input_l
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.evaluation import RankFilling
-from planner.strategy_search.engine.scheduling import as_asked, asks, fastest_schedule, reorders, with_turns
+from planner.strategy_search.engine.scheduling import all_fit, as_asked, asks, fastest_schedule, reorders, with_turns
 from planner.strategy_search.engine.settle import Certificate, settle_and_certify
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
@@ -159,8 +159,7 @@ class Finalists:
         return tuple(self.limits[self.engine.group_of(configuration, rank)] for rank in range(configuration.pipeline))
 
     def _fits(self, configuration: Configuration, prediction: Prediction) -> bool:
-        limits = self._limits(configuration)
-        return all(stage.peak_bytes <= limit for stage, limit in zip(prediction.stages, limits, strict=True))
+        return all_fit(prediction, self._limits(configuration))
 
     def _scheduled(self, ranked: Ranked, cutoff: float) -> Ranked:
         """A result in the order of turns that takes it least; as it is where none can take less than that."""

@@ -12,7 +12,7 @@ Not good for: plans that another order would have divided otherwise, with fewer 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from costmodels import SCHEDULES
@@ -70,22 +70,15 @@ def with_turns(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: Seque
         return bound
     sends = plan.mesh.size > 1 and not plan.training.update.by_block
     tried = replace(pinned, interleave=0 if sends else 1, slices=0 if plan.pipeline > 1 else 1)
-    best, known = bound, dict[tuple[int, bool], BoundPlan]()
-    for other in _tried(plan, tried):
-        if (other.training.interleave > 1) + (other.slices > 1) != 1:
-            continue
-        try:
-            again = _bound_again(other, bound, known)
-        except PlannerError:  # the model, or what else was decided, cannot be taken so
-            continue
-        prediction = predict(again, cluster)
-        least = best.plan.prediction.step_seconds * (1 - WORTH if best is bound else 1)
-        if prediction.step_seconds < least and _all_fit(prediction, limits):
-            best = replace(again, plan=replace(other, prediction=prediction))
-    return best
+    others = [one for one in _tried(plan, tried) if (one.training.interleave > 1) != (one.slices > 1)]
+    found, _ = _priced(others, bound, cluster)
+    fitting = [one for one in found if all_fit(one.plan.prediction, limits)]
+    best = min(fitting, key=lambda one: one.plan.prediction.step_seconds, default=bound)
+    return best if best.plan.prediction.step_seconds < plan.prediction.step_seconds * (1 - WORTH) else bound
 
 
-def _all_fit(prediction: Prediction, limits: Sequence[Bytes]) -> bool:
+def all_fit(prediction: Prediction, limits: Sequence[Bytes]) -> bool:
+    """Whether no device of a pipeline rank needs more bytes than its limit."""
     return all(stage.peak_bytes <= limit for stage, limit in zip(prediction.stages, limits, strict=True))
 
 
@@ -108,20 +101,12 @@ def as_asked(bound: BoundPlan, request: SearchRequest, cluster: Machine, limits:
 
     Raises RequestError, with the numbers, where the plan cannot be taken so.
     """
-    found, refusal = list[BoundPlan](), None
-    known: dict[tuple[int, bool], BoundPlan] = {}
-    for other in _tried(bound.plan, request.pinned):
-        try:
-            again = _bound_again(other, bound, known)
-        except PlannerError as error:
-            refusal = error
-            continue
-        found.append(replace(again, plan=replace(other, prediction=predict(again, cluster))))
+    found, refusal = _priced(_tried(bound.plan, request.pinned), bound, cluster)
     if not found:
         raise RequestError(f"the plan that was found cannot be taken so: {refusal}")
     if request.pinned.schedule is None and {request.pinned.interleave, request.pinned.slices} <= {None, 0, 1}:
         found.append(fastest_schedule(bound, cluster, limits))
-    fitting = [one for one in found if _all_fit(one.plan.prediction, limits)]
+    fitting = [one for one in found if all_fit(one.plan.prediction, limits)]
     if not fitting:
         return min(found, key=lambda one: one.plan.prediction.peak_bytes)
     return min(fitting, key=lambda one: one.plan.prediction.step_seconds)
@@ -134,6 +119,20 @@ def _tried(plan: Plan, pinned: Pinned) -> Iterator[Plan]:
         for slices in _asked(pinned.slices, plan.model.sequence_length or 1):
             schedule = SLICED if slices > 1 else pinned.schedule or plan.schedule
             yield replace(plan, training=training, slices=slices, schedule=schedule)
+
+
+def _priced(plans: Iterable[Plan], bound: BoundPlan, cluster: Machine) -> tuple[list[BoundPlan], PlannerError | None]:
+    """Other plans for the graph of a micro-batch that `bound` has, with their predictions; and why the last of those
+    that cannot be had cannot, if any."""
+    found, refusal, known = list[BoundPlan](), None, dict[tuple[int, bool], BoundPlan]()
+    for plan in plans:
+        try:
+            again = _bound_again(plan, bound, known)
+        except PlannerError as error:
+            refusal = error
+            continue
+        found.append(replace(again, plan=replace(plan, prediction=predict(again, cluster))))
+    return found, refusal
 
 
 def _bound_again(plan: Plan, bound: BoundPlan, known: dict[tuple[int, bool], BoundPlan]) -> BoundPlan:
