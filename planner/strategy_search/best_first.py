@@ -19,9 +19,9 @@ from planner.limits import check, finishing, reading, seconds_after, seconds_lef
 from planner.strategy_search.engine.assemble import assembly
 from planner.strategy_search.engine.contenders import NEAR, Contender, Contenders
 from planner.strategy_search.engine.contexts import ContextNotes
-from planner.strategy_search.engine.engine import Family
 from planner.strategy_search.engine.evaluation import NO_HINT, Hint, Outcome
 from planner.strategy_search.engine.families import all_configurations, engine_of, families_of, family_of
+from planner.strategy_search.engine.family import Family
 from planner.strategy_search.engine.finalists import OPTIMAL, Finalists, OverfullError, Ranked, with_proof
 from planner.strategy_search.engine.incumbent import conventional
 from planner.strategy_search.engine.outcome_words import configuration_words, fate_words, nothing_fits
@@ -143,6 +143,7 @@ class BestFirst:
             return False
         pieces = self.engine.pipeline_of_kinds(configuration, outcome.gathers)
         self.incumbent = Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pieces)
+        self.hint = (outcome.price, outcome.under)
         return True
 
     def _best_first(self) -> bool:
@@ -163,19 +164,14 @@ class BestFirst:
             try:
                 if family is None and len(members) > 1:
                     self._open_family(members, bound)
+                elif members[0].virtual_stages > 1 and self.request.pinned.virtual_stages is None:
+                    self.interleaved.append((bound, members[0], family))
                 elif not self._delayed(bound, family, members[0], asked):
-                    self._evaluate_or_leave(members[0], family, bound)
+                    self._evaluate(members[0], family, bound)
             except (LimitError, MemoryError):
                 self.proved = min(self.proved, bound)  # what was taken from the queue may hold the best plan
                 raise
         return self._evaluate_interleaved()
-
-    def _evaluate_or_leave(self, configuration: Configuration, family: Family | None, bound: float) -> None:
-        """Evaluate a configuration; one with virtual stages, of which nobody decided the number, later."""
-        if configuration.virtual_stages > 1 and self.request.pinned.virtual_stages is None:
-            self.interleaved.append((bound, configuration, family))
-        else:
-            self._evaluate(configuration, family, bound)
 
     def _evaluate_interleaved(self) -> bool:
         """Of configurations with virtual stages evaluate those that are promising by what was found with one stage on
@@ -194,6 +190,8 @@ class BestFirst:
             alone, proved = self.alone.get((c.family, c.micro_batches), (math.inf, self.cutoff))
             share = (c.micro_batches + (c.pipeline - 1) / c.virtual_stages) / (c.micro_batches + c.pipeline - 1)
             bound = max(bound, proved * share)
+            if bound < self.cutoff and family is not None:
+                bound = max(bound, family.priced_seconds(c, self._hint_for(family), self.cutoff))
             if bound < self.cutoff and alone * share < self.cutoff:
                 self._evaluate(c, family, bound)
             else:
@@ -315,17 +313,22 @@ class BestFirst:
         """Whether a price of memory that mattered elsewhere shows that a configuration can wait."""
         if family is None:
             return False
-        hint = family.hint if family.hint != NO_HINT else self.hint
+        hint = self._hint_for(family)
         if hint == asked:
             return False
-        better = max(bound, family.priced_seconds(configuration, hint))
+        better = max(bound, family.priced_seconds(configuration, hint, self.cutoff))
         heapq.heappush(self.queue, (better, _order(configuration), family, (configuration,), hint))
         return True
 
+    def _hint_for(self, family: Family | None) -> Hint:
+        """What mattered to a member of a family, or else lately."""
+        return family.hint if family is not None and family.hint != NO_HINT else self.hint
+
     def _evaluate(self, configuration: Configuration, family: Family | None, bound: float) -> None:
-        hint = family.hint if family is not None and family.hint != NO_HINT else self.hint
+        hint = self._hint_for(family)
         try:
-            outcome = self.engine.evaluate(configuration, cutoff=self.cutoff, hint=hint)
+            proved = {} if family is None else family.proved(configuration)
+            outcome = self.engine.evaluate(configuration, cutoff=self.cutoff, hint=hint, proved=proved)
         except NothingAgreesError as error:
             self.disagreement = self.disagreement or error
             _LOG.info("%s: left out, %s", configuration_words(configuration), error)

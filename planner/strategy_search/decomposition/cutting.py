@@ -50,7 +50,7 @@ def cut(
     `stages` is the number of pipeline ranks: a parameter of the first and of the last is priced in both. Operators in
     `free` and their edges cost nothing: what comes out is a bound on templates in which only these differ.
     `activations` are homes of what flows into recomputed blocks, `saved` of what other blocks save. `gathers` is how
-    weights are gathered for use (`planner.sharding.update.GATHERS`), or `LEAST`.
+    weights are gathered for use (`planner.sharding.update.GATHERS`), or `LEAST_WAITING`.
     """
     return Cutter(
         tables=tables,

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
-LEAST, LEAST_WAITING = "least", "least waiting"
-"""The least that any way to gather weights takes: seconds as where they come ahead, or where those of a block come
-together, and memory as where each comes by itself. What is found so is a bound on all ways, or on those that wait."""
+AHEAD = "ahead"
+"""The way to gather weights in which they travel while other blocks run."""
 
-TRAVELLING = ("ahead", LEAST)
-"""Ways in which weights travel while other blocks run."""
+LEAST_WAITING = "least waiting"
+"""The least that any way takes in which weights are waited for: seconds as where those of a block come together, and
+memory as where each comes by itself. What is found so is a bound on all of them."""
 
 
 @dataclass(kw_only=True)
@@ -55,7 +55,7 @@ class PieceMaker:
         self.gathers = self.cutter.gathers
         update = replace(self.tables.update, gathers=self.gathers if self.gathers in GATHERS else "each")
         self.at_once = gathered_at_once(self.cutter.cluster.software, update)
-        self.travels = self.gathers in TRAVELLING and self.template.blocks.count > 1
+        self.travels = self.gathers == AHEAD and self.template.blocks.count > 1
         self.alias = self.cutter.alias
         inside = set(self.operators)
         edges = [table for table in self.tables.edges if self._counts(table, inside)]

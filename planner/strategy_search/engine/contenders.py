@@ -56,9 +56,11 @@ class Contender:
             ends = [column.amounts for column in (filling.head, filling.tail) if column is not None]
             inner = [column.amounts for column in filling.inner]
             crossing = float(multipliers.crossing_seconds(setting, rank)[self.outcome.state])
-            sums = [sum(a.part for a in ends), sum(a.step for a in ends)]
-            parts.append(sums[0] + setting.chunks * sum(a.part for a in inner) + crossing)
-            steps.append(sums[1] + setting.chunks * sum(a.step for a in inner))
+            amounts = [*ends, *inner * setting.chunks]
+            waits = max(0.0, sum(a.excess_forward for a in amounts)) + max(0.0, sum(a.excess_backward for a in amounts))
+            waits += setting.chunks * min((a.under for a in inner), default=0.0)  # of a block with none before it
+            parts.append(sum(a.part for a in amounts) + waits + crossing)
+            steps.append(sum(a.step for a in amounts))
         if any_order or not SCHEDULES[self.configuration.schedule].in_rows:  # which another order may beat
             return max(setting.micro_batches * part + step for part, step in zip(parts, steps, strict=True))
         return least_step_time(parts, steps, setting.micro_batches, setting.chunks)

@@ -2,28 +2,32 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-
-import numpy as np
-from numpy.typing import NDArray
+from types import MappingProxyType
 
 from costmodels import peak_memory, planned_memory, usable_memory
 from hardware_profiles import Cluster, Machine, MixedCluster, of_one_kind, parts_of
 from planner.pricing.bucket_size import flat_bytes, sized
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rescale import rescale_batch
-from planner.sharding.rule import pieces_of
-from planner.sharding.rules import rule_of
 from planner.sharding.update import NO_BUCKETS
 from planner.strategy_search.decomposition.cutting import cut
-from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline, step_bounds
-from planner.strategy_search.decomposition.lagrangian import Multipliers, Setting, first_bounds, setting_of
-from planner.strategy_search.decomposition.piece_maker import LEAST, LEAST_WAITING
-from planner.strategy_search.decomposition.pieces import NEITHER, Passes
+from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
+from planner.strategy_search.decomposition.lagrangian import Multipliers, Setting, setting_of
+from planner.strategy_search.decomposition.piece_maker import AHEAD, LEAST_WAITING
 from planner.strategy_search.engine.assemble import Assembly
-from planner.strategy_search.engine.evaluation import NO_HINT, Evaluation, Hint, Outcome, best_of, check_virtual_stages
+from planner.strategy_search.engine.evaluation import (
+    NO_HINT,
+    Evaluation,
+    Hint,
+    Outcome,
+    best_of,
+    check_virtual_stages,
+    ruled_out,
+)
+from planner.strategy_search.engine.family import Family, Ways, scaling_of
 from planner.strategy_search.engine.propagation import fixed_of, propagated
 from planner.strategy_search.engine.recursive import RecursivePlan, Task, plan_recursively, refine
 from planner.strategy_search.request.bounds import Bounds, mixed_step_seconds
@@ -36,67 +40,6 @@ from planner.strategy_search.tables.cost_table import CostTables, TableBuilder
 
 KEPT = 4
 """Cost tables, and pieces made of them, that are kept: of the configurations that were asked for last."""
-
-
-class Family:
-    """Configurations that differ in the number of micro-batches only, and what their largest micro-batch proves.
-
-    k times the batch takes at most k times as long, and holds k times as much, so the pieces of the largest micro-batch
-    bound those of its k-th parts: under the strategies that are legal for them.
-    """
-
-    def __init__(self, pipeline_of_kinds: HeterogeneousPipeline, micro_batches: int, scaling: "Scaling") -> None:
-        self.pipeline_of_kinds, self.micro_batches, self.scaling = pipeline_of_kinds, micro_batches, scaling
-        self.hint = NO_HINT  # what mattered to a member
-        self._duals: dict[tuple[int, float], list[Multipliers]] = {}
-        self._known: set[tuple[int, float, float, float, Passes]] = set()
-
-    def step_seconds(self, members: Sequence[Configuration]) -> list[float]:
-        """Least step time of each member, whatever the memory; to be asked once."""
-        known = [self._of(configuration) for configuration in members]
-        if len(self.pipeline_of_kinds.chains) == 1:
-            return first_bounds([(multipliers[0], setting) for multipliers, setting in known])
-        found = []
-        for multipliers, setting in known:
-            for one in multipliers:
-                one.solve(0.0, 0.0)
-            found.append(float(step_bounds(self.pipeline_of_kinds, multipliers, setting).min()))
-        return found
-
-    def priced_seconds(self, configuration: Configuration, hint: Hint) -> float:
-        """Least step time of a member with memory at a price, and shares of what travels under work; infinite where
-        even the leanest choice does not fit."""
-        multipliers, setting = self._of(configuration)
-        flights = sorted({setting.flights(0), setting.flights(setting.ranks // 2)})
-        price, under = hint
-        under = under if self.pipeline_of_kinds.chain.travels else NEITHER
-        tries = [(0.0, 0.0, NEITHER), (math.inf, flights[-1], NEITHER), *([(0.0, 0.0, under)] if any(under) else [])]
-        tries += [(float(f"{price:.3g}"), number, under) for number in flights if price]
-        known = {(multipliers[0].parts, multipliers[0].weight, *one): one for one in tries}
-        for each in multipliers:
-            each.solve_all([one for key, one in known.items() if key not in self._known])
-        self._known |= known.keys()
-        return float(step_bounds(self.pipeline_of_kinds, multipliers, setting).min())
-
-    def least_bytes(self, configuration: Configuration) -> float:
-        """About the least bytes that a member needs; never more."""
-        multipliers, setting = self._of(configuration)
-        multipliers[0].solve(math.inf, setting.flights(setting.ranks - 1))
-        return multipliers[0].least_bytes(setting)
-
-    def _of(self, configuration: Configuration) -> tuple[list[Multipliers], Setting]:
-        """What is known of a member, with micro-batches in flight counted in those of the family's chain."""
-        ratio = configuration.micro_batches // self.micro_batches
-        setting = setting_of(configuration, self.pipeline_of_kinds.capacities[0])
-        key = (ratio, setting.shared_weight)
-        if key not in self._duals:
-            allowed = self.scaling.allowed(ratio)
-            self._duals[key] = [
-                Multipliers(chain, setting.shared_weight, ratio, allowed, columns=False)
-                for chain in self.pipeline_of_kinds.chains
-            ]
-        flights = tuple(tuple(number / ratio for number in chunks) for chunks in setting.in_flight)
-        return self._duals[key], replace(setting, in_flight=flights)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -226,17 +169,24 @@ class Engine:
         """A bound on all configurations of a family with as many micro-batches as this one, or a multiple."""
         tables = self.tables(configuration)
         part = self.request.global_batch // configuration.micro_batches
-        scaling = _scaling(tables[0], self._scaled_to(2 * part))
-        least = LEAST if "ahead" in self.gathers else LEAST_WAITING
-        gathers = self.gathers[0] if len(self.gathers) == 1 else least
-        cut_for_all = self._cut(configuration, tables, gathers, scaling.hindered)
-        return Family(cut_for_all, configuration.micro_batches, scaling)
+        scaling = scaling_of(tables[0], self._scaled_to(2 * part))
+        waiting = tuple(way for way in self.gathers if way != AHEAD)
+        apart: list[tuple[str, Ways]] = [(way, (way,)) for way in self.gathers if way == AHEAD or len(waiting) == 1]
+        apart += [(LEAST_WAITING, waiting)] if len(waiting) > 1 else []
+        pieces = [(ways, self._cut(configuration, tables, gathers, scaling.hindered)) for gathers, ways in apart]
+        return Family(pieces, configuration.micro_batches, scaling)
 
     def evaluate(
-        self, configuration: Configuration, *, cutoff: float = math.inf, enough: float = -math.inf, hint: Hint = NO_HINT
+        self,
+        configuration: Configuration,
+        *,
+        cutoff: float = math.inf,
+        enough: float = -math.inf,
+        hint: Hint = NO_HINT,
+        proved: Mapping[str, float] = MappingProxyType({}),
     ) -> Outcome:
         """The best plan of a configuration, with weights gathered in whichever way is best, and how good any could be
-        (see `Evaluation`).
+        (see `Evaluation`). `proved`: least step time of some ways, which may rule them out.
 
         Where they come ahead, no way to run a block takes longer than where they come otherwise, but it takes more
         memory: the other ways are tried where that matters.
@@ -244,10 +194,15 @@ class Engine:
         Raises NothingAgreesError where what is decided, or virtual stages, cannot be had on this mesh.
         """
         outcomes = list[Outcome]()
+        first = min(self.gathers, key=lambda way: proved.get(way, 0.0))
         for gathers in self.gathers:
+            least = proved.get(gathers, 0.0)
+            if least >= cutoff and gathers != first:
+                outcomes.append(ruled_out(gathers, least))
+                continue
             outcomes.append(self.evaluate_as(gathers, configuration, cutoff=cutoff, enough=enough, hint=hint))
             cutoff = min(cutoff, outcomes[-1].seconds)
-            if outcomes[-1].ranks and not outcomes[-1].price and gathers == "ahead":
+            if outcomes[-1].ranks and not outcomes[-1].price and gathers == AHEAD:
                 break
         return best_of(outcomes)
 
@@ -369,41 +324,3 @@ class Engine:
             graph = rescale_batch(self.template.graph, self.request.batch, part)
             self._scaled[part] = replace(self.template, graph=graph)
         return self._scaled[part]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Scaling:
-    """How candidates depend on the batch.
-
-    `hindered` are operators for which a larger batch may forbid a strategy: one that splits an inner factor of a
-    compound dim after the outer one, which grows with the batch, has been split completely. For all others `pieces` has
-    extents that grow with the batch, and into how many pieces each candidate cuts them.
-    """
-
-    hindered: frozenset[int]
-    pieces: tuple[tuple[int, int, NDArray[np.int64]], ...]  # operator, extent, pieces of each candidate
-
-    def allowed(self, parts: int) -> dict[int, NDArray[np.bool_]]:
-        """Candidates that are still legal for a batch of a `parts`-th."""
-        found: dict[int, NDArray[np.bool_]] = {}
-        for index, extent, pieces in self.pieces:
-            legal = (extent // parts) % pieces == 0
-            found[index] = found[index] & legal if index in found else legal
-        return found
-
-
-def _scaling(tables: CostTables, doubled: Template) -> Scaling:
-    """Seen by comparing with twice the batch."""
-    template, sizes = tables.template, tables.mesh.sizes
-    hindered, pieces = set(), []
-    for index, (op, other) in enumerate(zip(template.graph.operators, doubled.graph.operators, strict=True)):
-        rule, twin = rule_of(template.graph, op), rule_of(doubled.graph, other)
-        changing = [f for f, factor in enumerate(rule.factors) if factor.extent != twin.factors[f].extent]
-        if any(f in changing for dims in (*rule.operands, *rule.results) for factors in dims for f in factors[:-1]):
-            hindered.add(index)
-            continue
-        strategies = tables.operators[index].candidates.strategies
-        for f in changing:
-            counts = [pieces_of(rule, strategy, sizes)[f] for strategy in strategies]
-            pieces.append((index, rule.factors[f].extent, np.array(counts, dtype=np.int64)))
-    return Scaling(hindered=frozenset(hindered), pieces=tuple(pieces))

@@ -668,3 +668,10 @@ def best_of(outcomes: Sequence[Outcome]) -> Outcome:
         fullest=leanest.fullest,
         solved=sum(outcome.solved for outcome in outcomes),
     )
+
+
+def ruled_out(gathers: str, seconds: float) -> Outcome:
+    """Of a way to gather weights that was not tried, as it takes so many seconds or more."""
+    return Outcome(
+        seconds=math.inf, bound=seconds, state=(), ranks=(), least=math.inf, price=0.0, solved=0, gathers=gathers
+    )

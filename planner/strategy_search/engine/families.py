@@ -4,7 +4,8 @@ from hardware_profiles import parts_of
 from planner.errors import RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import prepare
-from planner.strategy_search.engine.engine import Engine, Family
+from planner.strategy_search.engine.engine import Engine
+from planner.strategy_search.engine.family import Family
 from planner.strategy_search.request.bounds import bounds
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.refusals import space_of

@@ -1,0 +1,166 @@
+"""Configurations that differ in their micro-batches only: what the largest of these proves of all.
+
+proof     k times the batch takes at most k times as long, and holds k times as much, so the pieces of the largest
+          micro-batch bound those of its k-th parts: under the strategies that are legal for them  (Scaling)
+ways      to gather weights are bounded apart: where they come ahead, and all in which they are waited for together
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.sharding.rule import pieces_of
+from planner.sharding.rules import rule_of
+from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline, step_bounds
+from planner.strategy_search.decomposition.lagrangian import Multipliers, Setting, first_bounds, setting_of
+from planner.strategy_search.decomposition.pieces import NEITHER, Passes
+from planner.strategy_search.engine.evaluation import NO_HINT, Hint
+from planner.strategy_search.request.space import Configuration
+from planner.strategy_search.request.template import Template
+from planner.strategy_search.tables.cost_table import CostTables
+
+Ways: TypeAlias = tuple[str, ...]
+"""Ways to gather weights (`planner.sharding.update.GATHERS`) that are bounded together."""
+
+
+class Family:
+    """Configurations that differ in the number of micro-batches only.
+
+    `pieces`: of the largest micro-batch, for ways to gather weights that are bounded together; the first takes the
+    least time where memory is free, the last the least memory.
+    """
+
+    def __init__(
+        self, pieces: Sequence[tuple[Ways, HeterogeneousPipeline]], micro_batches: int, scaling: "Scaling"
+    ) -> None:
+        self.hint = NO_HINT  # what mattered to a member
+        self._parts = [(ways, _Bounds(own, micro_batches, scaling)) for ways, own in pieces]
+        self._proved: dict[Configuration, dict[Ways, float]] = {}
+
+    def step_seconds(self, members: Sequence[Configuration]) -> list[float]:
+        """Least step time of each member, whatever the memory; to be asked once."""
+        (_, fastest), *_ = self._parts
+        return fastest.step_seconds(members)
+
+    def priced_seconds(self, configuration: Configuration, hint: Hint, cutoff: float = math.inf) -> float:
+        """Least step time of a member with memory at a price, and shares of what travels under work, or as proved
+        before; infinite where even the leanest choice does not fit. Ways that are proved to take as long as the cutoff
+        are not looked at again."""
+        proved = self._proved.setdefault(configuration, {})
+        for ways, part in self._parts:
+            if proved.get(ways, 0.0) < cutoff:
+                proved[ways] = max(proved.get(ways, 0.0), part.priced_seconds(configuration, hint, cutoff))
+        return min(proved.values())
+
+    def proved(self, configuration: Configuration) -> dict[str, float]:
+        """Least step time of a member for every way to gather weights of which one is known."""
+        return {way: seconds for ways, seconds in self._proved.get(configuration, {}).items() for way in ways}
+
+    def least_bytes(self, configuration: Configuration) -> float:
+        """About the least bytes that a member needs; never more."""
+        *_, (_, leanest) = self._parts
+        return leanest.least_bytes(configuration)
+
+
+class _Bounds:
+    """What the pieces of the largest micro-batch prove, with weights gathered in one way."""
+
+    def __init__(self, pipeline_of_kinds: HeterogeneousPipeline, micro_batches: int, scaling: "Scaling") -> None:
+        self.pipeline_of_kinds, self.micro_batches, self.scaling = pipeline_of_kinds, micro_batches, scaling
+        self._duals: dict[tuple[int, float], list[Multipliers]] = {}
+        self._known: set[tuple[int, float, float, float, Passes]] = set()
+
+    def step_seconds(self, members: Sequence[Configuration]) -> list[float]:
+        """Least step time of each member, whatever the memory; to be asked once."""
+        known = [self._of(configuration) for configuration in members]
+        if len(self.pipeline_of_kinds.chains) == 1:
+            return first_bounds([(multipliers[0], setting) for multipliers, setting in known])
+        found = []
+        for multipliers, setting in known:
+            for one in multipliers:
+                one.solve(0.0, 0.0)
+            found.append(float(step_bounds(self.pipeline_of_kinds, multipliers, setting).min()))
+        return found
+
+    def priced_seconds(self, configuration: Configuration, hint: Hint, cutoff: float) -> float:
+        """Least step time of a member with memory at a price, and shares of what travels under work; infinite where
+        even the leanest choice does not fit. What is cheap to ask comes first, until the cutoff is reached."""
+        multipliers, setting = self._of(configuration)
+        flights = sorted({setting.flights(0), setting.flights(setting.ranks // 2)})
+        price, under = hint
+        under = under if self.pipeline_of_kinds.chain.travels else NEITHER
+        priced = [(float(f"{price:.3g}"), number, under) for number in flights if price]
+        shares = [(0.0, 0.0, under)] if any(under) else []
+        proved = 0.0
+        for tries in ([(0.0, 0.0, NEITHER)], [*shares, *priced], [(math.inf, flights[-1], NEITHER)]):
+            known = {(multipliers[0].parts, multipliers[0].weight, *one): one for one in tries}
+            for each in multipliers:
+                each.solve_all([one for key, one in known.items() if key not in self._known])
+            self._known |= known.keys()
+            if tries:
+                proved = float(step_bounds(self.pipeline_of_kinds, multipliers, setting).min())
+            if proved >= cutoff:
+                break
+        return proved
+
+    def least_bytes(self, configuration: Configuration) -> float:
+        """About the least bytes that a member needs; never more."""
+        multipliers, setting = self._of(configuration)
+        multipliers[0].solve(math.inf, setting.flights(setting.ranks - 1))
+        return multipliers[0].least_bytes(setting)
+
+    def _of(self, configuration: Configuration) -> tuple[list[Multipliers], Setting]:
+        """What is known of a member, with micro-batches in flight counted in those of the family's chain."""
+        ratio = configuration.micro_batches // self.micro_batches
+        setting = setting_of(configuration, self.pipeline_of_kinds.capacities[0])
+        key = (ratio, setting.shared_weight)
+        if key not in self._duals:
+            allowed = self.scaling.allowed(ratio)
+            self._duals[key] = [
+                Multipliers(chain, setting.shared_weight, ratio, allowed, columns=False)
+                for chain in self.pipeline_of_kinds.chains
+            ]
+        flights = tuple(tuple(number / ratio for number in chunks) for chunks in setting.in_flight)
+        return self._duals[key], replace(setting, in_flight=flights)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scaling:
+    """How candidates depend on the batch.
+
+    `hindered` are operators for which a larger batch may forbid a strategy: one that splits an inner factor of a
+    compound dim after the outer one, which grows with the batch, has been split completely. For all others `pieces` has
+    extents that grow with the batch, and into how many pieces each candidate cuts them.
+    """
+
+    hindered: frozenset[int]
+    pieces: tuple[tuple[int, int, NDArray[np.int64]], ...]  # operator, extent, pieces of each candidate
+
+    def allowed(self, parts: int) -> dict[int, NDArray[np.bool_]]:
+        """Candidates that are still legal for a batch of a `parts`-th."""
+        found: dict[int, NDArray[np.bool_]] = {}
+        for index, extent, pieces in self.pieces:
+            legal = (extent // parts) % pieces == 0
+            found[index] = found[index] & legal if index in found else legal
+        return found
+
+
+def scaling_of(tables: CostTables, doubled: Template) -> Scaling:
+    """Seen by comparing with twice the batch."""
+    template, sizes = tables.template, tables.mesh.sizes
+    hindered, pieces = set(), []
+    for index, (op, other) in enumerate(zip(template.graph.operators, doubled.graph.operators, strict=True)):
+        rule, twin = rule_of(template.graph, op), rule_of(doubled.graph, other)
+        changing = [f for f, factor in enumerate(rule.factors) if factor.extent != twin.factors[f].extent]
+        if any(f in changing for dims in (*rule.operands, *rule.results) for factors in dims for f in factors[:-1]):
+            hindered.add(index)
+            continue
+        strategies = tables.operators[index].candidates.strategies
+        for f in changing:
+            counts = [pieces_of(rule, strategy, sizes)[f] for strategy in strategies]
+            pieces.append((index, rule.factors[f].extent, np.array(counts, dtype=np.int64)))
+    return Scaling(hindered=frozenset(hindered), pieces=tuple(pieces))
