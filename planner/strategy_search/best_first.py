@@ -175,8 +175,8 @@ class BestFirst:
 
     def _evaluate_interleaved(self) -> bool:
         """Of configurations with virtual stages evaluate those that are promising by what was found with one stage on
-        each rank, as far as a shorter bubble may help; whether it was stopped before its end. The bounds of the others
-        stay: with v equal stages on each of p ranks m micro-batches take
+        each rank, as far as a shorter bubble may help, and those that nothing proves to be slower than the best;
+        whether it was stopped before its end. With v equal stages on each of p ranks m micro-batches take
 
             (m - 1/v) max t + sum t / v >= (m + (p-1)/v) / (m + p-1)  of what they take with one,
 
@@ -192,7 +192,7 @@ class BestFirst:
             bound = max(bound, proved * share)
             if bound < self.cutoff and family is not None:
                 bound = max(bound, family.priced_seconds(c, self._hint_for(family), self.cutoff))
-            if bound < self.cutoff and alone * share < self.cutoff:
+            if bound < self.best or (bound < self.cutoff and alone * share < self.cutoff):
                 self._evaluate(c, family, bound)
             else:
                 self.proved = min(self.proved, bound)

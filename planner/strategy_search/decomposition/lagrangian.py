@@ -106,6 +106,7 @@ class Priced:
     flights: float
     under: Passes
     proves: bool  # whether the values bound the busy time of a rank
+    at_tail: bool  # whether what is there for a moment counts as the tail has it
     head: tuple[Solved, ...]
     inner: tuple[tuple[Solved, ...], ...]  # of every kind of block
     tail: tuple[Solved, ...]
@@ -156,6 +157,7 @@ class _Question:
     flights: float
     under: Passes
     proves: bool
+    at_tail: bool
     asked: list[Asked]
     numbers: list[int]
 
@@ -186,12 +188,22 @@ class Multipliers:
         self._alone: Priced | None = None
         self._averaged: dict[int, Array] = {}  # by virtual stages
 
-    def solve(self, price: float, flights: float, under: Passes = NEITHER, cap: float = math.inf) -> None:
+    def solve(
+        self,
+        price: float,
+        flights: float,
+        under: Passes = NEITHER,
+        cap: float = math.inf,
+        *,
+        at_tail: bool = False,
+    ) -> None:
         """Solve the pieces at a price of memory, for so many micro-batches in flight; an infinite price asks for the
         least memory. `under`, from 0 to 1, is the share that counts of what travels under the work of each pass,
         beyond that work: max(0, excess) is no less than any share of it. With a cap on the bytes that an operator needs
-        for a moment nothing is proved, but found."""
-        self._add([self._priced(price, flights, under, cap)])
+        for a moment nothing is proved, but found. The largest interior of a recomputed block is no smaller than the
+        average, or than what the tail replays, and the most that an operator needs for a moment is no less than that of
+        one in the tail: so they count `at_tail`, where that is asked for."""
+        self._add([self._priced(price, flights, under, cap, at_tail)])
 
     def solve_all(self, prices: Sequence[tuple[float, float, Passes]], average: Setting | None = None) -> None:
         """`solve` for several prices, flights and shares, and `solve_average` if a setting is given, at once."""
@@ -200,15 +212,32 @@ class Multipliers:
         if average is not None:
             self._note_average(average)
 
+    def knows(self, price: float, flights: float, under: Passes) -> bool:
+        """Whether the pieces were solved at that price, without a cap."""
+        return any((one.price, one.flights, one.under) == (price, flights, under) and one.proves for one in self.priced)
+
     def begin(self, setting: Setting) -> None:
         """Solve the pieces with memory for free, first of all, and for what the average rank takes."""
         free = [] if self.priced else [(0.0, 0.0, NEITHER)]
         if free or setting.ranks > 1:
             self.solve_all(free, average=setting if setting.ranks > 1 else None)
 
-    def _priced(self, price: float, flights: float, under: Passes = NEITHER, cap: float = math.inf) -> "_Question":
+    def _priced(
+        self, price: float, flights: float, under: Passes = NEITHER, cap: float = math.inf, at_tail: bool = False
+    ) -> "_Question":
         weights = self._weights(price, flights, under)
-        return self._question(weights, price, flights, under=under, proves=cap == math.inf, cap=cap)
+        if at_tail:
+            weights = replace(weights, replay=0.0)
+        question = self._question(weights, price, flights, under=under, proves=cap == math.inf, cap=cap)
+        if not at_tail:
+            return question
+        own = slice(question.numbers[0], question.numbers[0] + question.numbers[1])
+        counted = [
+            replace(one, weights=replace(one.weights, replay=price / self.parts, transient=price / self.parts))
+            for one in question.asked[own]
+        ]
+        asked = [*question.asked[: own.start], *counted, *question.asked[own.stop :]]
+        return replace(question, asked=asked, at_tail=True)
 
     def _weights(self, price: float, flights: float, under: Passes) -> Weights:
         blocks, rest = max(1, self.chain.tables.template.blocks.count), self.weight * (1 - 1 / self.parts)
@@ -254,6 +283,7 @@ class Multipliers:
             flights=flights,
             under=under,
             proves=proves,
+            at_tail=False,
             asked=[Asked(piece=one, weights=own, banned=banned(one)) for pieces, own in worth for one in pieces],
             numbers=[len(pieces) for pieces, _ in worth],
         )
@@ -266,6 +296,7 @@ class Multipliers:
             flights=question.flights,
             under=question.under,
             proves=question.proves,
+            at_tail=question.at_tail,
             head=head if self.columns else (),
             inner=tuple(inner) if self.columns else (),
             tail=tail if self.columns else (),
@@ -386,12 +417,13 @@ class Multipliers:
         """What the prices that are `usable` prove for a rank and others like it, `ranks` in all."""
         first, last = rank == 0, rank == setting.ranks - 1
         crossing = self.crossing_seconds(setting, rank) * (self.weight / self.parts)
-        capacity = setting.capacity - self._least_transient(first, last)
+        at_once = self._least_transient(first, last)
         own = last and self.blocks and not self.chain.blocks_in_tail  # the last block is an inner one and may hold less
         less = np.minimum(self.chain.ending, 0.0) * setting.in_flight[-1][-1] if own else np.zeros(self.chain.shape)
         ends, slopes, wholes, room = [], [], [], np.full(self.chain.shape, math.inf)
         for at in usable:
             priced = self.priced[at]
+            capacity = setting.capacity - (0.0 if priced.at_tail and last else at_once)
             head, inner, tail = priced.values
             value = (head if first else 0.0) + (tail if last else 0.0)
             value = value + less * (1.0 if math.isinf(priced.price) else priced.price)

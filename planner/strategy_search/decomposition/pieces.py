@@ -56,6 +56,7 @@ class Weights:
     fixed: float = 0.0
     live: float = 0.0
     replay: float = 0.0
+    transient: float = 0.0  # of the operator that needs most for a moment, whatever is chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +164,9 @@ class Piece:
         )
         keeps = change < 0
         cost[:nodes] += np.minimum(change, 0.0)
+        if weights.transient and self.transient:
+            position = max(range(len(self.transient)), key=lambda at: float(self.transient[at].min()))
+            cost[self.node_cells(position)] += weights.transient * self.transient[position]
         return cost, keeps
 
     def banned(self, allowed: Mapping[int, NDArray[np.bool_]]) -> NDArray[np.bool_]:

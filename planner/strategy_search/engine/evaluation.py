@@ -45,6 +45,9 @@ _IDLE = 0.97
 _PROBES = 4
 """Ranks, evenly spaced, beside the slowest, for whose micro-batches in flight prices are tried."""
 
+_STEP = 1.5
+"""Factor between prices that are tried for what they prove."""
+
 _SETTLED = 1e-3
 """How close to the best the exact solver goes, relatively."""
 
@@ -144,6 +147,7 @@ class Evaluation:
         self.price, self.under = 0.0, NEITHER
         self.share = 0.0  # of the capacity, one by so much, to which what lives for a moment is kept; 0 is no limit
         self.shares = list(CAPS)
+        self.sharpened = False
 
     def run(self) -> Outcome:
         """Try prices until the best result is proved, or nothing more can be learnt."""
@@ -176,10 +180,13 @@ class Evaluation:
                 if asked is None or len(self.multipliers[asked[0]].priced) - begun[asked[0]] >= self.rounds:
                     if found is None and not ruled_out:
                         proved, ruled_out = np.where(self._impossible(), math.inf, proved), True
+                    if proved[state] < limit and self._sharpened(state, limit):
+                        proved = np.where(proved == math.inf, proved, np.maximum(proved, self._bounds()))
                     closed[state] = True
                     continue
                 kind, price, flights, under = asked
-                self.multipliers[kind].solve(price, flights, under)
+                if not self.multipliers[kind].knows(price, flights, under):
+                    self.multipliers[kind].solve(price, flights, under)
                 share = max(self.share, CAPS[1]) if price == math.inf else self.share
                 if share:
                     self.multipliers[kind].solve(
@@ -220,6 +227,26 @@ class Evaluation:
         if not price:
             return [(0.0, 0.0, under)] if any(under) else []
         return [(price, one, under) for one in sorted({self._flights(0), self._flights(self.setting.ranks // 2)})]
+
+    def _sharpened(self, state: State, limit: float) -> bool:
+        """Ask for prices only for what they prove of a state in which no more is found: whether any was new. The bound
+        is concave in the price, which is followed upwards, until it rules the state out; what is there for a moment
+        counts as the average, and as the tail has it."""
+        multipliers, flights = self.multipliers[0], self._flights(0)
+        price = next((one.price for one in reversed(multipliers.priced) if one.proves and 0 < one.price < math.inf), 0)
+        if self.sharpened or len(self.multipliers) > 1 or not price:
+            return False
+        self.sharpened = True
+        best = float(self._bounds()[state])
+        for at_tail in (False, True) if self.chain.tail else (False,):
+            for factor in (_STEP, 1 / _STEP):
+                better = True
+                while better and best < limit:
+                    multipliers.solve(price * factor, flights, self.under, at_tail=at_tail)
+                    found = float(self._bounds()[state])
+                    better = found > best * (1 + _SETTLED)
+                    best, price = (found, price * factor) if better else (best, price)
+        return True
 
     def _impossible(self) -> NDArray[np.bool_]:
         """States of the boundary in which provably nothing fits; asked where nothing was found in one."""
