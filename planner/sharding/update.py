@@ -26,7 +26,7 @@ from planner.sharding.layout import Layout
 
 GRADIENTS = ("mean", "sum")
 GRADIENT_DTYPES = ("mixed", "fp32", "parameter")
-GATHERS = ("each", "block", "ahead")
+GATHERS = EACH, BLOCK, AHEAD = ("each", "block", "ahead")
 AUTO_GATHERS = "auto"
 NO_BUCKETS: Final = "none"
 AUTO_BUCKETS: Final = "auto"
@@ -90,12 +90,12 @@ class Update:
     @property
     def by_block(self) -> bool:
         """Whether the weights of a block are gathered together."""
-        return self.gathers in ("block", "ahead")
+        return self.gathers in (BLOCK, AHEAD)
 
     @property
     def ahead(self) -> bool:
         """Whether they are gathered, and their gradients reduced, while other blocks run."""
-        return self.gathers == "ahead"
+        return self.gathers == AHEAD
 
     @property
     def variant(self) -> UpdateVariant:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from hardware_profiles import Hidden
 from planner.errors import InfeasibleError, LimitError, RequestError
 from planner.limits import check, finishing, reading, seconds_after, seconds_left, sooner
+from planner.sharding.update import AHEAD
 from planner.strategy_search.engine.assemble import assembly
 from planner.strategy_search.engine.contenders import NEAR, Contender, Contenders
 from planner.strategy_search.engine.contexts import ContextNotes
@@ -55,7 +56,7 @@ class BestFirst:
         self.started = time.perf_counter()
         self.request, self.on_progress, self.cancelled, self.limit = request, on_progress, cancelled, cutoff
         self.engine, self.prepared = engine_of(request)
-        hides = request.cluster.software.hidden != Hidden() or "ahead" in self.engine.gathers
+        hides = request.cluster.software.hidden != Hidden() or AHEAD in self.engine.gathers
         decided = request.pinned.pipeline == 1 and not hides and request.prune
         self.contenders = Contenders(request.top, decided=decided, every=not request.prune)
         memory = max(group.device.memory for group in self.engine.groups)

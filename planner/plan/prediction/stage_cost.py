@@ -11,6 +11,9 @@ from planner.plan.prediction.charges import Charges
 from planner.plan.prediction.step import ChunkCost, Launches
 from planner.pricing import ParameterPrices
 
+COMMUNICATION = "communication"
+"""Messages between operators that are waited for, a micro-batch."""
+
 GATHERING = "parameter gathering"
 """Weights that are gathered for their use, and gradients that are reduced behind it, a micro-batch."""
 
@@ -18,7 +21,7 @@ TIME_PER_MICRO_BATCH = (
     "forward",
     "backward",
     "recomputation",
-    "communication",
+    COMMUNICATION,
     GATHERING,
     "gradient accumulation",
     "stage transfer",

@@ -18,7 +18,7 @@ from planner.limits import check
 from planner.pricing.keeping import keeping, keeping_fault
 from planner.pricing.parameter_price import gathered_at_once
 from planner.sharding.rules import rule_of
-from planner.sharding.update import GATHERS
+from planner.sharding.update import AHEAD, EACH, GATHERS
 from planner.strategy_search.decomposition.pieces import Key, Piece
 from planner.strategy_search.request.space import Running
 from planner.strategy_search.request.template import Share
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from planner.strategy_search.decomposition.cutting import Cutter
 
 Array = NDArray[np.float64]
-
-AHEAD = "ahead"
-"""The way to gather weights in which they travel while other blocks run."""
 
 LEAST_WAITING = "least waiting"
 """The least that any way takes in which weights are waited for: seconds as where those of a block come together, and
@@ -53,7 +50,7 @@ class PieceMaker:
         self.tables = self.cutter.tables
         self.template = self.tables.template
         self.gathers = self.cutter.gathers
-        update = replace(self.tables.update, gathers=self.gathers if self.gathers in GATHERS else "each")
+        update = replace(self.tables.update, gathers=self.gathers if self.gathers in GATHERS else EACH)
         self.at_once = gathered_at_once(self.cutter.cluster.software, update)
         self.travels = self.gathers == AHEAD and self.template.blocks.count > 1
         self.alias = self.cutter.alias
@@ -216,7 +213,7 @@ class PieceMaker:
         time of its own."""
         again = self._again(use.consumer)
         twice = self._moves(use.consumer) if again else use.needed
-        way = use if self.gathers == "each" or use.together is None else use.together
+        way = use if self.gathers == EACH or use.together is None else use.together
         seconds = way.gather * (2 if twice else 1) + way.reduce
         held = self.at_once or int(again and use.needed)
         kept = held * (way if self.at_once else use).gathered

@@ -12,11 +12,11 @@ from hardware_profiles import Cluster, Machine, MixedCluster, of_one_kind, parts
 from planner.pricing.bucket_size import flat_bytes, sized
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rescale import rescale_batch
-from planner.sharding.update import NO_BUCKETS
+from planner.sharding.update import AHEAD, EACH, NO_BUCKETS
 from planner.strategy_search.decomposition.cutting import cut
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
 from planner.strategy_search.decomposition.lagrangian import Multipliers, Setting, setting_of
-from planner.strategy_search.decomposition.piece_maker import AHEAD, LEAST_WAITING
+from planner.strategy_search.decomposition.piece_maker import LEAST_WAITING
 from planner.strategy_search.engine.assemble import Assembly
 from planner.strategy_search.engine.evaluation import (
     NO_HINT,
@@ -311,7 +311,7 @@ class Engine:
                 optimizer=request.optimizer,
                 update=max(sizes, key=lambda update: update.bucket_size),
                 offload=request.offload,
-                together=self.gathers != ("each",),
+                together=self.gathers != (EACH,),
             )
         return self._builders[key]
 

@@ -22,12 +22,21 @@ from planner.plan.prediction.step import AHEAD
 from planner.pricing.bucket_size import room_of, smaller
 from planner.sharding.discover import written_rules
 from planner.sharding.rescale import rescale_batch
-from planner.sharding.update import AUTO_BUCKETS, NO_BUCKETS, Update
+from planner.sharding.update import AUTO_BUCKETS, EACH, NO_BUCKETS, Update
 from planner.strategy_search.engine.assemble import assembly, groups_of, input_layouts, stages_of
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.evaluation import RankFilling
-from planner.strategy_search.engine.scheduling import all_fit, as_asked, asks, fastest_schedule, reorders, with_turns
+from planner.strategy_search.engine.scheduling import (
+    WORTH,
+    all_fit,
+    as_asked,
+    asks,
+    fastest_schedule,
+    reorders,
+    turns_may_cover,
+    with_turns,
+)
 from planner.strategy_search.engine.settle import Certificate, settle_and_certify
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
@@ -136,14 +145,26 @@ class Finalists:
         return (best, *(self._plain_if_nothing_goes_together(ranked) for ranked in storable[1:top]))
 
     def _with_turns(self, ranked: Ranked) -> Ranked:
-        """A result whose micro-batches take turns, or whose sequence comes in slices, where that is faster."""
+        """A result whose micro-batches take turns, or whose sequence comes in slices, where that is faster; if need be
+        with weights gathered one by one."""
         with contextlib.suppress(LimitError):
-            machine = self.engine.machine(ranked.configuration)
-            bound = with_turns(ranked.bound, self.request.pinned, machine, self._limits(ranked.configuration))
-            return replace(
-                ranked, bound=bound, configuration=replace(ranked.configuration, schedule=bound.plan.schedule)
-            )
+            configuration, best = ranked.configuration, self._in_turns(ranked)
+            machine = self.engine.machine(configuration)
+            if EACH in self.engine.gathers and turns_may_cover(ranked.bound, self.request.pinned, machine):
+                outcome = self.engine.evaluate_as(EACH, configuration)
+                if outcome.ranks:
+                    pieces = self.engine.pipeline_of_kinds(configuration, EACH)
+                    one_by_one = Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pieces)
+                    other = self._in_turns(self._priced_as_found(one_by_one))
+                    fits = self._fits(other.configuration, other.plan.prediction)
+                    best = other if fits and other.seconds < best.seconds * (1 - WORTH) else best
+            return best
         return ranked
+
+    def _in_turns(self, ranked: Ranked) -> Ranked:
+        machine = self.engine.machine(ranked.configuration)
+        bound = with_turns(ranked.bound, self.request.pinned, machine, self._limits(ranked.configuration))
+        return replace(ranked, bound=bound, configuration=replace(ranked.configuration, schedule=bound.plan.schedule))
 
     def _plain_if_nothing_goes_together(self, ranked: Ranked) -> Ranked:
         """A result without buckets where these were left to the search, and would have one member each."""
@@ -209,7 +230,7 @@ class Finalists:
             smaller_buckets = settled.plan.training.update != assumed
             faster = smaller_buckets or prediction.objective_seconds < found.objective
             fits = self._fits(configuration, prediction)
-            if fits and not faster and found.outcome.gathers != "each":  # the search knows the least of their messages
+            if fits and not faster and found.outcome.gathers != EACH:  # the search knows the least of their messages
                 plain = self._priced(found, found.outcome.ranks)
                 faster = prediction.objective_seconds < plain.plan.prediction.objective_seconds
             if fits and faster:

@@ -21,7 +21,8 @@ from planner.errors import PlannerError, RequestError
 from planner.plan.binding.bind import BoundPlan, bind_prepared
 from planner.plan.plan import SLICED, Plan, Prediction
 from planner.plan.prediction.predict import predict, predict_alike
-from planner.plan.prediction.step import PIPELINE_BUBBLE
+from planner.plan.prediction.stage_cost import COMMUNICATION, GATHERING
+from planner.plan.prediction.step import GATHERED_AHEAD, PIPELINE_BUBBLE
 from planner.plan.schedule_checks import check_schedule
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Pinned
@@ -65,8 +66,7 @@ def with_turns(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: Seque
     """The same plan with interleaved micro-batches, or slices of its sequence, where nobody decided about either and
     that saves `WORTH` of its step."""
     plan = bound.plan
-    decided = pinned.interleave is not None or pinned.slices is not None or pinned.schedule is not None
-    if decided or not isinstance(cluster, Cluster) or cluster.software.name != PYTORCH.name or plan.virtual_stages > 1:
+    if not _turns_are_open(plan, pinned, cluster):
         return bound
     sends = plan.mesh.size > 1 and not plan.training.update.by_block
     tried = replace(pinned, interleave=0 if sends else 1, slices=0 if plan.pipeline > 1 else 1)
@@ -75,6 +75,24 @@ def with_turns(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: Seque
     fitting = [one for one in found if all_fit(one.plan.prediction, limits)]
     best = min(fitting, key=lambda one: one.plan.prediction.step_seconds, default=bound)
     return best if best.plan.prediction.step_seconds < plan.prediction.step_seconds * (1 - WORTH) else bound
+
+
+def turns_may_cover(bound: BoundPlan, pinned: Pinned, cluster: Machine) -> bool:
+    """Whether the plan gathers weights together, for which micro-batches cannot take turns, and waits for messages for
+    so long that turns, with weights gathered one by one, may take it less."""
+    plan = bound.plan
+    if not _turns_are_open(plan, pinned, cluster) or plan.pipeline > 1 or not plan.training.update.by_block:
+        return False
+    time = dict(plan.prediction.time)
+    waited = sum(time.get(name, 0.0) for name in (COMMUNICATION, GATHERING, GATHERED_AHEAD))
+    return plan.training.micro_batches > 1 and waited >= WORTH * plan.prediction.step_seconds
+
+
+def _turns_are_open(plan: Plan, pinned: Pinned, cluster: Machine) -> bool:
+    """Whether nobody decided in which order micro-batches and slices take turns, and our own software runs them."""
+    decided = pinned.interleave is not None or pinned.slices is not None or pinned.schedule is not None
+    ours = isinstance(cluster, Cluster) and cluster.software.name == PYTORCH.name
+    return ours and not decided and plan.virtual_stages == 1
 
 
 def all_fit(prediction: Prediction, limits: Sequence[Bytes]) -> bool:

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from hardware_profiles import PYTORCH, MixedCluster, device_type_of
 from planner.plan.schedule_checks import gathers_fault
-from planner.sharding.update import AUTO_GATHERS
+from planner.sharding.update import AHEAD, AUTO_GATHERS, BLOCK, EACH
 from planner.strategy_search.request.request import SearchRequest
 
-_TRIED = ("ahead", "each", "block")
+_TRIED = (AHEAD, EACH, BLOCK)
 """In this order: what takes the least time, what takes the least memory, what lies between. On CPUs nothing comes
 ahead: their messages take the cores that compute."""
 
@@ -21,7 +21,7 @@ def ways_to_gather(request: SearchRequest, blocks: int) -> tuple[str, ...]:
     cluster = request.cluster
     own = not isinstance(cluster, MixedCluster) and cluster.software.name == PYTORCH.name and cluster.devices > 1
     if not own or blocks < 2 or "device" not in request.offload.saved:
-        return ("each",)
+        return (EACH,)
     interleave = request.pinned.interleave or 1
     tried = _TRIED[1:] if device_type_of(cluster) == "cpu" else _TRIED
     return tuple(way for way in tried if gathers_fault(replace(request.update, gathers=way), interleave) is None)

@@ -114,8 +114,9 @@ def test_no_plan_at_all_beats_the_bounds(model: str, ranks: int, chunks: int, mi
         multipliers = Multipliers(case.chain, setting.weight)
         for price in (0.0, 1e-12, 1e-10, 1e-9, 1e-8, 1e-6, math.inf):
             for flights in sorted({setting.flights(rank) for rank in range(setting.ranks)}):
-                multipliers.solve(price, flights)
-                assert float(multipliers.bounds(setting)[state]) <= best * ALL, (price, flights)
+                for at_tail in (False, True) if case.chain.tail and 0 < price < math.inf else (False,):
+                    multipliers.solve(price, flights, at_tail=at_tail)
+                    assert float(multipliers.bounds(setting)[state]) <= best * ALL, (price, flights, at_tail)
 
 
 @pytest.mark.cases(1, 3)
