@@ -149,7 +149,6 @@ class _Mixed:
         """Units for which the ranks of a line have room in a time."""
         most = line.room
         if time is not None:
-            within = ((time - line.ends) / line.slopes).min(axis=0)
-            most = np.minimum(most, self.multipliers[0].whole_blocks(within + 1e-9))
+            most = np.minimum(most, self.multipliers[0].whole_blocks(line.within(time) + 1e-9))
         room: Array = np.maximum(most, 0.0) * line.ranks
         return room

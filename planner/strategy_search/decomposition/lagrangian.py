@@ -50,6 +50,12 @@ _SUGGESTING = 4
 _ROUNDING = 1e-12
 """Of sums of the same numbers in another order, relatively."""
 
+_ENDS = 2
+"""Head and tail, which may stand on a rank beside inner blocks."""
+
+_NEVER = 1e15
+"""Blocks: more than there are."""
+
 _LEAN = 1e-6
 """Bytes that a second is worth where the least memory is asked for: only breaks ties."""
 
@@ -77,6 +83,12 @@ class Setting:
     def shared_weight(self) -> float:
         """The same, and no more than that, for all numbers of virtual stages, but one: they share their prices."""
         return self.weight if self.chunks == 1 else self.micro_batches - 1 / 2
+
+    def most(self, chain: Chain) -> int:
+        """Inner blocks of a rank about which most is to be proved: all that it may hold, or some more than it holds on
+        average."""
+        share = math.ceil(chain.block_ranges.blocks / self.ranks)
+        return share if self.ranks == 1 or self.chunks > 1 else min(chain.block_ranges.blocks, share + share // 4 + 1)
 
     def flights(self, rank: int) -> float:
         """Micro-batches in flight of a rank, on average over its chunks."""
@@ -133,14 +145,22 @@ class Priced:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Lines:
-    """What is proved for some equal ranks: busy for a + n b with n units of inner blocks, for every (a, b) of `ends`
-    and `slopes`, (prices, states) each; and no `room` for more units, (states). `wholes` is what all blocks take."""
+    """What is proved for some equal ranks: busy for a + n b with n units of inner blocks, up to `most` of them,
+    (states), for every (a, b) of `ends` and `slopes`, (prices, states) each; and no `room` for more units, (states).
+    `wholes` is what all blocks take."""
 
     ends: Array
     slopes: Array
     wholes: Array
+    most: Array
     room: Array
     ranks: int
+
+    def within(self, time: Array) -> Array:
+        """Units for which a rank has room in a time by every price; no limit where that is more than it speaks of."""
+        units = (time - self.ends) / self.slopes
+        least: Array = np.where(units >= self.most, _NEVER, units).min(axis=0)
+        return least
 
     def busy(self, share: float) -> Array:
         """Least busy seconds with such a share of all blocks, the same of every kind."""
@@ -167,6 +187,8 @@ class Multipliers:
 
     `weight`: how often a micro-batch counts (see `Setting.weight`). `parts`: how many of those micro-batches one of the
     chain's is cut into, where these are to be bounded. `allowed`: the candidates that some operators may choose.
+    `most`: inner blocks of a rank, up to which the largest interior of those that are recomputed is taken as their
+    average (see `Setting.most`).
     `columns`: whether choices are asked for, not bounds alone.
     """
 
@@ -177,6 +199,7 @@ class Multipliers:
         parts: int = 1,
         allowed: Mapping[int, NDArray[np.bool_]] | None = None,
         *,
+        most: int | None = None,
         columns: bool = True,
     ) -> None:
         self.chain, self.weight, self.parts, self.columns = chain, weight, parts, columns
@@ -184,6 +207,7 @@ class Multipliers:
         self.banned = {id(piece): piece.banned(allowed) for piece in pieces} if allowed else {}
         self.blocks = chain.block_ranges.blocks
         self.counts = chain.block_ranges.totals
+        self.most = self.blocks if most is None else most
         self.priced: list[Priced] = []
         self._alone: Priced | None = None
         self._averaged: dict[int, Array] = {}  # by virtual stages
@@ -240,10 +264,14 @@ class Multipliers:
         return replace(question, asked=asked, at_tail=True)
 
     def _weights(self, price: float, flights: float, under: Passes) -> Weights:
-        blocks, rest = max(1, self.chain.tables.template.blocks.count), self.weight * (1 - 1 / self.parts)
+        rest = self.weight * (1 - 1 / self.parts)
         if math.isinf(price):
             return Weights(
-                part=self.weight * _LEAN, step=_LEAN, fixed=1.0, live=flights, replay=1.0 / (blocks + 1) / self.parts
+                part=self.weight * _LEAN,
+                step=_LEAN,
+                fixed=1.0,
+                live=flights,
+                replay=1.0 / (self.blocks + _ENDS) / self.parts,
             )
         return Weights(
             part=self.weight / self.parts,
@@ -253,7 +281,7 @@ class Multipliers:
             step=1.0,
             fixed=price,
             live=price * flights,
-            replay=price / (blocks + 1) / self.parts,
+            replay=price / (self.most + _ENDS) / self.parts,
         )
 
     def _add(self, questions: Sequence["_Question"]) -> None:
@@ -438,7 +466,14 @@ class Multipliers:
                     np.where(possible, crossing + value - (priced.price * capacity if priced.price else 0.0), 0.0)
                 )
                 slopes.append(slope)
-        return Lines(ends=np.array(ends), slopes=np.array(slopes), wholes=np.array(wholes), room=room, ranks=ranks)
+        return Lines(
+            ends=np.array(ends),
+            slopes=np.array(slopes),
+            wholes=np.array(wholes),
+            most=self.most * units.min(axis=0) if len(units) else np.full(self.chain.shape, math.inf),
+            room=room,
+            ranks=ranks,
+        )
 
     def whole_blocks(self, units: Array) -> Array:
         """Whole blocks, where every block is a unit."""
@@ -461,7 +496,7 @@ class Multipliers:
             middle = (low + high) / 2
             room = np.zeros(high.shape)
             for line in lines:
-                most = ((middle - line.ends) / line.slopes).min(axis=0)
+                most = line.within(middle)
                 room += np.where(
                     most < 0, -math.inf, np.minimum(self.whole_blocks(most + 1e-9), line.room) * line.ranks
                 )

@@ -134,7 +134,10 @@ class Evaluation:
         self.chain = self.pipeline_of_kinds.chain
         self.multipliers = [] if multipliers is None else multipliers
         if not self.multipliers:
-            self.multipliers += [Multipliers(one, setting.shared_weight) for one in self.pipeline_of_kinds.chains]
+            self.multipliers += [
+                Multipliers(one, setting.shared_weight, most=setting.most(self.chain))
+                for one in self.pipeline_of_kinds.chains
+            ]
         self.block_ranges = self.chain.block_ranges
         self.blocks = self.block_ranges.blocks
         self.pools: list[list[Way]] = [[] for _ in self.multipliers]
@@ -237,8 +240,8 @@ class Evaluation:
         if self.sharpened or len(self.multipliers) > 1 or not price:
             return False
         self.sharpened = True
-        best = float(self._bounds()[state])
         for at_tail in (False, True) if self.chain.tail else (False,):
+            best = float(self._bounds()[state])
             for factor in (_STEP, 1 / _STEP):
                 better = True
                 while better and best < limit:
@@ -671,7 +674,8 @@ def _distinct_ends(
 
 def _crossing_share(points: Sequence[tuple[float, float]]) -> float | None:
     """For ways that take so long, and have so much that travels more than work: the share of that at which the two
-    cost the same between which a mixture is quickest that just covers."""
+    cost the same between which a mixture is quickest that just covers; a half where waiting for the rest is quicker
+    than that, as what would cover it better is not known yet."""
     over, covered = [p for p in points if p[1] > 0], [p for p in points if p[1] <= 0]
     if not over or not covered:
         return 1.0 if over else None
@@ -681,7 +685,9 @@ def _crossing_share(points: Sequence[tuple[float, float]]) -> float | None:
         for other in covered
     }
     share = mixtures[min(mixtures)]
-    return float(f"{share:.6g}") if 0 < share <= 1 else None
+    if share > 1:
+        return 0.5
+    return float(f"{share:.6g}") if share > 0 else None
 
 
 def best_of(outcomes: Sequence[Outcome]) -> Outcome:

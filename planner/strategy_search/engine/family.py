@@ -121,7 +121,7 @@ class _Bounds:
         if key not in self._duals:
             allowed = self.scaling.allowed(ratio)
             self._duals[key] = [
-                Multipliers(chain, setting.shared_weight, ratio, allowed, columns=False)
+                Multipliers(chain, setting.shared_weight, ratio, allowed, most=setting.most(chain), columns=False)
                 for chain in self.pipeline_of_kinds.chains
             ]
         flights = tuple(tuple(number / ratio for number in chunks) for chunks in setting.in_flight)
