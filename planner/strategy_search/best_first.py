@@ -22,7 +22,7 @@ from planner.strategy_search.engine.contenders import NEAR, Contender, Contender
 from planner.strategy_search.engine.contexts import ContextNotes
 from planner.strategy_search.engine.evaluation import NO_HINT, Hint, Outcome
 from planner.strategy_search.engine.families import all_configurations, engine_of, families_of, family_of
-from planner.strategy_search.engine.family import Family
+from planner.strategy_search.engine.family import Family, least_share
 from planner.strategy_search.engine.finalists import OPTIMAL, Finalists, OverfullError, Ranked, with_proof
 from planner.strategy_search.engine.incumbent import conventional
 from planner.strategy_search.engine.outcome_words import configuration_words, fate_words, nothing_fits
@@ -177,11 +177,7 @@ class BestFirst:
     def _evaluate_interleaved(self) -> bool:
         """Of configurations with virtual stages evaluate those that are promising by what was found with one stage on
         each rank, as far as a shorter bubble may help, and those that nothing proves to be slower than the best;
-        whether it was stopped before its end. With v equal stages on each of p ranks m micro-batches take
-
-            (m - 1/v) max t + sum t / v >= (m + (p-1)/v) / (m + p-1)  of what they take with one,
-
-        as sum t <= p max t, and they hold no less."""
+        whether it was stopped before its end (see `least_share`)."""
         self.interleaved.sort(key=lambda one: (one[0], _order(one[1])), reverse=True)
         while self.interleaved:
             if self.cancelled():
@@ -189,7 +185,7 @@ class BestFirst:
             check()
             bound, c, family = self.interleaved[-1]
             alone, proved = self.alone.get((c.family, c.micro_batches), (math.inf, self.cutoff))
-            share = (c.micro_batches + (c.pipeline - 1) / c.virtual_stages) / (c.micro_batches + c.pipeline - 1)
+            share = least_share(c)
             bound = max(bound, proved * share)
             if bound < self.cutoff and family is not None:
                 bound = max(bound, family.priced_seconds(c, self._hint_for(family), self.cutoff))

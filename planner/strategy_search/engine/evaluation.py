@@ -45,8 +45,8 @@ _IDLE = 0.97
 _PROBES = 4
 """Ranks, evenly spaced, beside the slowest, for whose micro-batches in flight prices are tried."""
 
-_STEP = 1.5
-"""Factor between prices that are tried for what they prove."""
+_STEPS = (1.5, 1 / 1.5, 1.15, 1 / 1.15)
+"""Factors between prices that are tried for what they prove."""
 
 _SETTLED = 1e-3
 """How close to the best the exact solver goes, relatively."""
@@ -242,7 +242,7 @@ class Evaluation:
         self.sharpened = True
         for at_tail in (False, True) if self.chain.tail else (False,):
             best = float(self._bounds()[state])
-            for factor in (_STEP, 1 / _STEP):
+            for factor in _STEPS:
                 better = True
                 while better and best < limit:
                     multipliers.solve(price * factor, flights, self.under, at_tail=at_tail)

@@ -39,7 +39,7 @@ class Family:
     ) -> None:
         self.hint = NO_HINT  # what mattered to a member
         self._parts = [(ways, _Bounds(own, micro_batches, scaling)) for ways, own in pieces]
-        self._proved: dict[Configuration, dict[Ways, float]] = {}
+        self._proved: dict[tuple[int, int], dict[Ways, float]] = {}  # by micro-batches and virtual stages
 
     def step_seconds(self, members: Sequence[Configuration]) -> list[float]:
         """Least step time of each member, whatever the memory; to be asked once."""
@@ -50,7 +50,7 @@ class Family:
         """Least step time of a member with memory at a price, and shares of what travels under work, or as proved
         before; infinite where even the leanest choice does not fit. Ways that are proved to take as long as the cutoff
         are not looked at again."""
-        proved = self._proved.setdefault(configuration, {})
+        proved = self._known(configuration)
         for ways, part in self._parts:
             if proved.get(ways, 0.0) < cutoff:
                 proved[ways] = max(proved.get(ways, 0.0), part.priced_seconds(configuration, hint, cutoff))
@@ -58,12 +58,31 @@ class Family:
 
     def proved(self, configuration: Configuration) -> dict[str, float]:
         """Least step time of a member for every way to gather weights of which one is known."""
-        return {way: seconds for ways, seconds in self._proved.get(configuration, {}).items() for way in ways}
+        return {way: seconds for ways, seconds in self._known(configuration).items() for way in ways}
+
+    def _known(self, configuration: Configuration) -> dict[Ways, float]:
+        """What is proved of a member by ways to gather; of virtual stages what follows from those without."""
+        m, v = configuration.micro_batches, configuration.virtual_stages
+        if (m, v) not in self._proved:
+            share = least_share(configuration)
+            alone = self._proved.get((m, 1), {})
+            self._proved[m, v] = {ways: share * seconds for ways, seconds in alone.items()}
+        return self._proved[m, v]
 
     def least_bytes(self, configuration: Configuration) -> float:
         """About the least bytes that a member needs; never more."""
         *_, (_, leanest) = self._parts
         return leanest.least_bytes(configuration)
+
+
+def least_share(configuration: Configuration) -> float:
+    """The least share of a step with one stage on each of p ranks that a step with v takes: m micro-batches take
+
+        (m - 1/v) max t + sum t / v >= (m + (p-1)/v) / (m + p-1)  of what they take with one,
+
+    as sum t <= p max t, and stages that hold as many blocks together hold no less."""
+    p, v, m = configuration.pipeline, configuration.virtual_stages, configuration.micro_batches
+    return (m + (p - 1) / v) / (m + p - 1)
 
 
 class _Bounds:
