@@ -53,7 +53,7 @@ _ROUNDING = 1e-12
 _ENDS = 2
 """Head and tail, which may stand on a rank beside inner blocks."""
 
-_NEVER = 1e15
+NEVER = 1e15
 """Blocks: more than there are."""
 
 _LEAN = 1e-6
@@ -159,7 +159,7 @@ class Lines:
     def within(self, time: Array) -> Array:
         """Units for which a rank has room in a time by every price; no limit where that is more than it speaks of."""
         units = (time - self.ends) / self.slopes
-        least: Array = np.where(units >= self.most, _NEVER, units).min(axis=0)
+        least: Array = np.where(units >= self.most, NEVER, units).min(axis=0)
         return least
 
     def busy(self, share: float) -> Array:

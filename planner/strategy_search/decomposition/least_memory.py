@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.strategy_search.decomposition.lagrangian import Multipliers, Setting
+from planner.strategy_search.decomposition.lagrangian import NEVER, Multipliers, Setting
 from planner.strategy_search.decomposition.pieces import Chain, Piece
 
 Array = NDArray[np.float64]
@@ -36,9 +36,6 @@ _HALVINGS = 6
 
 _FLIGHTS = 3
 """Numbers of micro-batches in flight that are looked at, of the ranks of a pipeline."""
-
-_NEVER = 1e15
-"""Blocks: more than there are."""
 
 _ROUNDING = 1e-9
 """Of the capacity: sums in another order differ by less."""
@@ -97,9 +94,9 @@ class _Proof:
             known = max((flight for flight in rooms if flight <= own), default=None)
             if known is None:
                 return np.zeros(self.chain.shape, dtype=bool)
-            room = np.clip(rooms[known][rank == 0, rank == setting.ranks - 1], -_NEVER, _NEVER / setting.ranks / 2)
+            room = np.clip(rooms[known][rank == 0, rank == setting.ranks - 1], -NEVER, NEVER / setting.ranks / 2)
             if setting.ranks == 1 or setting.chunks > 1:
-                total = np.where(room < self.blocks / setting.ranks, -_NEVER, total + room)
+                total = np.where(room < self.blocks / setting.ranks, -NEVER, total + room)
             else:
                 total = total + room
         found: NDArray[np.bool_] = total < self.blocks
