@@ -78,6 +78,7 @@ class BestFirst:
         self.disagreement: NothingAgreesError | None = None
         self.incumbent: Contender | None = None
         self.space: list[Configuration] = []
+        self.plain = set[tuple[object, int]]()  # families and micro-batches of those with one stage on each rank
         self.ready: tuple[Ranked, ...] = ()  # the incumbent priced, where time is limited
         self.pricing = 0.0  # seconds that this took
 
@@ -165,7 +166,7 @@ class BestFirst:
             try:
                 if family is None and len(members) > 1:
                     self._open_family(members, bound)
-                elif members[0].virtual_stages > 1 and self.request.pinned.virtual_stages is None:
+                elif self._waits_for_plain(members[0]):
                     self.interleaved.append((bound, members[0], family))
                 elif not self._delayed(bound, family, members[0], asked):
                     self._evaluate(members[0], family, bound)
@@ -173,6 +174,16 @@ class BestFirst:
                 self.proved = min(self.proved, bound)  # what was taken from the queue may hold the best plan
                 raise
         return self._evaluate_interleaved()
+
+    def _waits_for_plain(self, configuration: Configuration) -> bool:
+        """Whether a configuration has virtual stages, of which nobody decided the number, and is looked at when all is
+        known of the same with one stage on each rank."""
+        c = configuration
+        return (
+            c.virtual_stages > 1
+            and self.request.pinned.virtual_stages is None
+            and (c.family, c.micro_batches) in self.plain
+        )
 
     def _evaluate_interleaved(self) -> bool:
         """Of configurations with virtual stages evaluate those that are promising by what was found with one stage on
@@ -193,6 +204,7 @@ class BestFirst:
                 self._evaluate(c, family, bound)
             else:
                 self.proved = min(self.proved, bound)
+                self.cut_off.append((bound, c, family))
             self.interleaved.pop()
         return False
 
@@ -293,6 +305,7 @@ class BestFirst:
 
     def _open_families(self) -> None:
         self.space = self._space()
+        self.plain = {(c.family, c.micro_batches) for c in self.space if c.virtual_stages == 1}
         self.total = len(self.space)
         for members in families_of(self.space):
             bound = min(map(self.engine.bound, members))
@@ -346,7 +359,7 @@ class BestFirst:
         self._missed(configuration, outcome)
         found = outcome.seconds if outcome.ranks else math.inf
         if configuration.virtual_stages == 1:
-            self.alone[configuration.family, configuration.micro_batches] = (found, max(bound, outcome.bound))
+            self.alone[configuration.family, configuration.micro_batches] = (found, bound)
         known = max(bound, outcome.bound)
         self.contexts.note(configuration, bound=known, seconds=found, least=outcome.least)
         _LOG.info("%s: %s", configuration_words(configuration), fate_words(outcome, self.cutoff))

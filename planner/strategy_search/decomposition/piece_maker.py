@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 LEAST_WAITING = "least waiting"
-"""The least that any way takes in which weights are waited for: seconds as where those of a block come together, and
-memory as where each comes by itself. What is found so is a bound on all of them."""
+"""The least that any way takes in which weights are waited for: seconds as where those of a block come together, memory
+as where each comes by itself, but for the weight of an operator beside it for a moment, which a block that has all of
+its own does not add. What is found so is a bound on all of them."""
 
 
 @dataclass(kw_only=True)
@@ -161,7 +162,8 @@ class PieceMaker:
         if self._offloaded(index):
             self._add(key, part=self._away(table.own), live=-table.own, replay=offloaded_bytes(table.own))
         at = self.place[key]
-        transient = table.transient if self.at_once else table.transient + table.weights
+        beside = not self.at_once and self.gathers != LEAST_WAITING
+        transient = table.transient + table.weights if beside else table.transient
         self.columns["transient"][at] = np.maximum(self.columns["transient"][at], transient)
         if works and self.way == "selective":
             graph = self.template.graph
@@ -217,6 +219,8 @@ class PieceMaker:
         seconds = way.gather * (2 if twice else 1) + way.reduce
         held = self.at_once or int(again and use.needed)
         kept = held * (way if self.at_once else use).gathered
+        if self.gathers == LEAST_WAITING and use.together is not None:
+            kept = np.minimum(kept, use.together.gathered)
         keys = (name, self._key(use.consumer))
         if self.travels and way.first_gather is not None and way.first_reduce is not None:
             there, back = way.first_gather, way.first_gather * twice + way.first_reduce

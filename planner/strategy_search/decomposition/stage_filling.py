@@ -181,9 +181,9 @@ def _filled(
     busy = outer.busy + mixed.total("busy") + mixed.change("busy", lean)
     waits = np.zeros(1)
     if mixed.travels:
-        waits = mixed.waited_for()
         for name, own in (("excess_forward", outer.excess_forward), ("excess_backward", outer.excess_backward)):
             waits = waits + np.maximum(own + mixed.total(name) + mixed.change(name, lean), 0.0)
+        waits = np.maximum(waits, mixed.waited_for())  # of a block that the excess counts, too
         busy = busy + weight * waits
     busy = np.where(fits, busy, math.inf)
     best = busy.argmin(axis=1)

@@ -57,8 +57,11 @@ class Contender:
             inner = [column.amounts for column in filling.inner]
             crossing = float(multipliers.crossing_seconds(setting, rank)[self.outcome.state])
             amounts = [*ends, *inner * setting.chunks]
-            waits = max(0.0, sum(a.excess_forward for a in amounts)) + max(0.0, sum(a.excess_backward for a in amounts))
-            waits += setting.chunks * min((a.under for a in inner), default=0.0)  # of a block with none before it
+            alone = setting.chunks * min((a.under for a in inner), default=0.0)  # of a block with none before it
+            excess = max(0.0, sum(a.excess_forward for a in amounts)) + max(
+                0.0, sum(a.excess_backward for a in amounts)
+            )
+            waits = max(alone, excess)  # which counts that block, too
             parts.append(sum(a.part for a in amounts) + waits + crossing)
             steps.append(sum(a.step for a in amounts))
         if any_order or not SCHEDULES[self.configuration.schedule].in_rows:  # which another order may beat

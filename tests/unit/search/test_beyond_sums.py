@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 
 from planner.errors import InfeasibleError
+from planner.sharding.update import Update
+from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Pinned
-from planner.strategy_search.search import search
+from planner.strategy_search.search import find_fitting, search
 from tests.unit.search.cases import cluster_of, request_of
 
 
@@ -37,3 +39,25 @@ def test_the_bound_of_a_search_that_is_stopped_counts_virtual_stages_that_are_le
             break
     assert len(bounds) > 1
     assert max(bounds) <= best * (1 + 1e-9)
+
+
+def test_interleaved_stages_are_searched_where_the_schedule_alone_is_asked_for() -> None:
+    pinned = Pinned(pipeline=2, schedule="interleaved_1f1b")
+    request = request_of("residual-8", cluster_of("h100-80gb", 4), 8, pinned=pinned)
+    for asked in (request, replace(request, prune=False)):
+        assert search(asked).plans[0].configuration.virtual_stages > 1
+
+
+def test_gathering_by_block_fits_where_each_weight_beside_its_operator_does_not() -> None:
+    """A weight that is gathered by itself lies beside what its operator needs for a moment."""
+    pinned = Pinned(pipeline=1, data=4, tensor=2, zero=1, recompute="none", micro_batches=1)
+
+    def asked(gathers: str) -> SearchRequest:
+        update = Update(gathers=gathers, gradient_dtype="fp32")
+        limit = 537043159.04
+        return request_of(
+            "post-norm", cluster_of("cpu", 8), 8, precision="fp32", pinned=pinned, update=update, memory_limit=limit
+        )
+
+    assert find_fitting(asked("block"))
+    assert find_fitting(asked("auto"))
