@@ -17,7 +17,7 @@ from nbformat import NotebookNode
 
 HERE = Path(__file__).resolve().parent
 NOTEBOOKS = tuple(sorted(HERE.glob("*.ipynb")))
-SECONDS = 300
+SECONDS = 1200
 """Of a cell at most, on a machine that does other things too."""
 
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}

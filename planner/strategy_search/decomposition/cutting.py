@@ -279,9 +279,8 @@ class Cutter:
         graph, template = self.tables.template.graph, self.tables.template
         forward = backward = np.zeros([self._size(key) for key in self.boundary])
         for name in (*template.carried, *template.passing):
-            sizes = self._spread(graph.producer[name], self.tables.result_bytes[name])
-            known = {n: transfer_seconds(n, links) for n in np.unique(sizes).tolist()}
-            one = np.vectorize(known.__getitem__, otypes=[float])(sizes)
+            seconds = [transfer_seconds(n, links) for n in self.tables.result_bytes[name].tolist()]
+            one = self._spread(graph.producer[name], np.array(seconds))
             forward = forward + one
             backward = backward + (one if name in graph.differentiable else 0.0)
         return forward, backward

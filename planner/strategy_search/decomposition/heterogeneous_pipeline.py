@@ -76,11 +76,15 @@ class HeterogeneousPipeline:
 
 
 def step_bounds(
-    pipeline_of_kinds: HeterogeneousPipeline, multipliers: Sequence[Multipliers], setting: Setting
+    pipeline_of_kinds: HeterogeneousPipeline,
+    multipliers: Sequence[Multipliers],
+    setting: Setting,
+    among: NDArray[np.bool_] | None = None,
 ) -> Array:
-    """Least seconds of a step for every state of the boundary, from what the multipliers of every kind prove."""
+    """Least seconds of a step for every state of the boundary, from what the multipliers of every kind prove; of those
+    that are not `among` some, less may be proved."""
     if len(multipliers) == 1:
-        return multipliers[0].bounds(setting)
+        return multipliers[0].bounds(setting, among)
     return _Mixed(pipeline_of_kinds, multipliers, setting).bounds()
 
 

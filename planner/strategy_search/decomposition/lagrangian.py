@@ -211,6 +211,7 @@ class Multipliers:
         self.priced: list[Priced] = []
         self._alone: Priced | None = None
         self._averaged: dict[int, Array] = {}  # by virtual stages
+        self._lone: dict[int, Array] = {}
 
     def solve(
         self,
@@ -331,19 +332,23 @@ class Multipliers:
             values=(self._least_value(head), self._least_values(inner), self._least_value(tail)),
         )
 
-    def bounds(self, setting: Setting) -> Array:
-        """Least seconds of a step for every state of the boundary.
+    def bounds(self, setting: Setting, among: NDArray[np.bool_] | None = None) -> Array:
+        """Least seconds of a step for every state of the boundary; of those that are not `among` some, less is proved.
 
         `setting` has the micro-batches that are bounded, but flights counted in those of the chain.
 
         Rank s with n inner blocks is busy for a + n b or more, for every a and b that a price proves. The slowest rank
         is busy for at least the time in which all ranks together have room for all blocks, whole ones.
         """
-        possible = self._possible(setting)
-        slowest = np.zeros(self.chain.shape)
-        for units in self.units(possible):
+        everywhere = self._possible(setting)
+        some: NDArray[np.bool_] | None = None if among is None else everywhere & among
+        if some is not None and (not some.ndim or 2 * some.sum() > some.size):
+            some = None  # nearly all
+        possible = everywhere.copy() if some is None else np.ones(int(some.sum()), dtype=np.bool_)
+        slowest = np.zeros(possible.shape)
+        for units in self.units(possible, some):
             total = self.whole(units)
-            lines = self.lines(setting, possible, units)
+            lines = self.lines(setting, possible, units, some=some)
             busy: Array = np.max([line.busy(1 / setting.ranks) for line in lines], axis=0)  # if all ranks hold as many
             if setting.ranks == 1 or setting.chunks > 1:
                 possible &= np.min([line.room for line in lines], axis=0) >= total / setting.ranks * (1 - _ROUNDING)
@@ -353,12 +358,29 @@ class Multipliers:
                 possible &= room >= total * (1 - _ROUNDING)
                 busy = self.pace(lines, busy, total)
             slowest = np.maximum(slowest, busy)
+        if some is not None:
+            least = self._unpriced(setting)
+            everywhere[some], least[some] = possible, slowest
+            possible, slowest = everywhere, least
         if setting.ranks == 1:
             return np.where(possible, slowest, math.inf)
         # the slowest rank takes as long as the average one; what of its weight the prices have not counts so
         lone = self._sum_of_parts(setting) * (1 / setting.chunks + (setting.weight - self.weight) / setting.ranks)
         bound = np.maximum(slowest + lone, self._averaged.get(setting.chunks, 0.0))
         return np.where(possible, bound, math.inf)
+
+    def promising(self, setting: Setting, limit: float) -> NDArray[np.bool_] | None:
+        """States of which nothing is proved to take as long as that where memory is free; None if that was not
+        asked."""
+        if limit == math.inf or not (setting.chunks in self._averaged or (setting.ranks == 1 and self.priced)):
+            return None
+        return np.maximum(self._unpriced(setting), self._averaged.get(setting.chunks, 0.0)) < limit
+
+    def _unpriced(self, setting: Setting) -> Array:
+        """Least seconds of a single rank, of every state, where memory is free; nothing of several."""
+        if setting.ranks == 1 and self.priced and self.priced[0].proves and not self.priced[0].price:
+            return self.value(self.priced[0]).copy()
+        return np.zeros(self.chain.shape)
 
     def _possible(self, setting: Setting) -> NDArray[np.bool_]:
         """States for which there is a choice, whatever it takes: as the first price has it, if it lets all count."""
@@ -400,24 +422,29 @@ class Multipliers:
             (count * values for count, values in zip(self.counts, inner, strict=True)), np.zeros(inner.shape[1:])
         )
 
-    def units(self, possible: NDArray[np.bool_]) -> list[Array]:
-        """Units to measure blocks in, of every kind and state: one where there is one kind, else what they take at the
-        prices."""
-        shape = (len(self.counts), *self.chain.shape)
+    def units(self, possible: NDArray[np.bool_], some: NDArray[np.bool_] | None = None) -> list[Array]:
+        """Units to measure blocks in, of every kind and state, or of `some` states: one where there is one kind, else
+        what they take at the prices."""
+        shape = (len(self.counts), *possible.shape)
         if len(self.counts) < 2:
             return [np.ones(shape)]
         known = self.priced[:1] + self.priced[1:][-_SUGGESTING:]
         found = []
         for priced in known:
-            values = np.where(possible, np.maximum(priced.values[1], 1e-30), 1.0)
+            values = np.where(possible, np.maximum(_picked(priced.values[1], some), 1e-30), 1.0)
             found.append(values * (self.blocks / self.whole(values)))
         return found
 
     def lines(
-        self, setting: Setting, possible: NDArray[np.bool_], units: Array, among: Sequence[int] | None = None
+        self,
+        setting: Setting,
+        possible: NDArray[np.bool_],
+        units: Array,
+        among: Sequence[int] | None = None,
+        some: NDArray[np.bool_] | None = None,
     ) -> list["Lines"]:
-        """What the prices prove for the ranks, or some `among` them; those for which the same is known are taken
-        together."""
+        """What the prices prove for the ranks, or some `among` them, at `some` states, if not at all; those for which
+        the same is known are taken together."""
         alike: dict[tuple[tuple[int, ...], bool, bool, tuple[int, ...]], list[int]] = {}
         for rank in range(setting.ranks) if among is None else among:
             flights = setting.flights(rank) * (1 + 1e-12)
@@ -430,7 +457,8 @@ class Multipliers:
             key = (usable, rank == 0, rank == setting.ranks - 1, between)
             alike.setdefault(key, []).append(rank)
         return [
-            self._line(setting, possible, usable, ranks[0], len(ranks), units) for (usable, *_), ranks in alike.items()
+            self._line(setting, possible, usable, ranks[0], len(ranks), units, some)
+            for (usable, *_), ranks in alike.items()
         ]
 
     def _line(
@@ -441,22 +469,24 @@ class Multipliers:
         rank: int,
         ranks: int,
         units: Array,
+        some: NDArray[np.bool_] | None,
     ) -> "Lines":
         """What the prices that are `usable` prove for a rank and others like it, `ranks` in all."""
         first, last = rank == 0, rank == setting.ranks - 1
-        crossing = self.crossing_seconds(setting, rank) * (self.weight / self.parts)
+        crossing = _picked(self.crossing_seconds(setting, rank), some) * (self.weight / self.parts)
         at_once = self._least_transient(first, last)
         own = last and self.blocks and not self.chain.blocks_in_tail  # the last block is an inner one and may hold less
-        less = np.minimum(self.chain.ending, 0.0) * setting.in_flight[-1][-1] if own else np.zeros(self.chain.shape)
-        ends, slopes, wholes, room = [], [], [], np.full(self.chain.shape, math.inf)
+        ending = np.minimum(_picked(self.chain.ending, some), 0.0)
+        less = ending * setting.in_flight[-1][-1] if own else np.zeros(possible.shape)
+        ends, slopes, wholes, room = [], [], [], np.full(possible.shape, math.inf)
         for at in usable:
             priced = self.priced[at]
             capacity = setting.capacity - (0.0 if priced.at_tail and last else at_once)
-            head, inner, tail = priced.values
+            head, inner, tail = (_picked(values, some) for values in priced.values)
             value = (head if first else 0.0) + (tail if last else 0.0)
             value = value + less * (1.0 if math.isinf(priced.price) else priced.price)
             inner = np.where(possible, np.maximum(inner, 1e-30), 1.0)
-            slope = (inner / units).min(axis=0) if len(inner) else np.full(self.chain.shape, 1.0)
+            slope = (inner / units).min(axis=0) if len(inner) else np.full(possible.shape, 1.0)
             if math.isinf(priced.price):
                 left = np.where(possible, capacity + 1e-9 * setting.capacity - value, 0.0)
                 room = np.minimum(room, np.where(left < 0, -math.inf, self.whole_blocks(left / slope + 1e-6)))
@@ -470,7 +500,7 @@ class Multipliers:
             ends=np.array(ends),
             slopes=np.array(slopes),
             wholes=np.array(wholes),
-            most=self.most * units.min(axis=0) if len(units) else np.full(self.chain.shape, math.inf),
+            most=self.most * units.min(axis=0) if len(units) else np.full(possible.shape, math.inf),
             room=room,
             ranks=ranks,
         )
@@ -530,7 +560,9 @@ class Multipliers:
 
     def _sum_of_parts(self, setting: Setting) -> Array:
         """Least seconds of one micro-batch on all ranks."""
-        return self.value(self.alone()) + self.crossings(setting)
+        if setting.chunks not in self._lone:
+            self._lone[setting.chunks] = self.value(self.alone()) + self.crossings(setting)
+        return self._lone[setting.chunks]
 
     def _average(self, setting: Setting) -> "_Question":
         """For ranks that are all as quick as the average one: best where micro-batches are few."""
@@ -611,6 +643,11 @@ def _worth(pieces: Sequence[Piece], price: float) -> Sequence[Piece]:
 def over(chain: Chain, solved: Solved) -> Array:
     """Values of a piece over all states of the chain's boundary."""
     return np.broadcast_to(_own(chain, solved), chain.shape)
+
+
+def _picked(values: Array, some: NDArray[np.bool_] | None) -> Array:
+    """Values of `some` states, if not of all; axes before those of the boundary stay."""
+    return values if some is None else values[..., some]
 
 
 def _own(chain: Chain, solved: Solved) -> Array:

@@ -212,7 +212,7 @@ class PieceMaker:
     def _use(self, use: UseTable, name: str) -> None:
         """The weight is gathered once more where the backward pass needs it, or the block is recomputed; a recomputed
         block keeps what it has gathered until its backward pass is done. What travels while other blocks run takes no
-        time of its own."""
+        time of its own; what stands before the blocks waits for its weights, and for its gradients at the end."""
         again = self._again(use.consumer)
         twice = self._moves(use.consumer) if again else use.needed
         way = use if self.gathers == EACH or use.together is None else use.together
@@ -223,7 +223,9 @@ class PieceMaker:
             kept = np.minimum(kept, use.together.gathered)
         keys = (name, self._key(use.consumer))
         if self.travels and way.first_gather is not None and way.first_reduce is not None:
-            there, back = way.first_gather, way.first_gather * twice + way.first_reduce
+            ends = self.share.first and not self.share.blocks and not self.whole
+            there = np.zeros_like(way.first_gather) if ends else way.first_gather
+            back = way.first_gather * twice + (0.0 if ends else way.first_reduce)
             seconds = seconds - there - back  # what follows a first message is waited for
             self._join(*keys, under=there, under_again=back)
         self._join(*keys, part=seconds, steady=seconds, replay=kept)

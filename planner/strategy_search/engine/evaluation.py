@@ -157,12 +157,12 @@ class Evaluation:
         best: tuple[float, State, tuple[RankFilling, ...]] | None = None
         setting = self.setting
         begun = self._begin()
-        proved = self._bounds()
+        proved = self._bounds(self.multipliers[0].promising(setting, self.cutoff))
         hinted = self._hinted() if proved.min() < self.cutoff else []
         if hinted and (any(hinted[0][2]) or not self._roomy(proved)):
             for kind, multipliers in enumerate(self.multipliers):
                 multipliers.solve_all([one for one in hinted if self._new(kind, *one)])
-            proved = np.maximum(proved, self._bounds())
+            proved = np.maximum(proved, self._bounds(proved < self.cutoff))
         closed, ruled_out = np.zeros(self.chain.shape, dtype=bool), False
         try:
             for _ in range(3 * self.rounds):
@@ -184,7 +184,7 @@ class Evaluation:
                     if found is None and not ruled_out:
                         proved, ruled_out = np.where(self._impossible(), math.inf, proved), True
                     if proved[state] < limit and self._sharpened(state, limit):
-                        proved = np.where(proved == math.inf, proved, np.maximum(proved, self._bounds()))
+                        proved = np.where(proved == math.inf, proved, np.maximum(proved, self._bounds(proved < limit)))
                     closed[state] = True
                     continue
                 kind, price, flights, under = asked
@@ -195,7 +195,7 @@ class Evaluation:
                     self.multipliers[kind].solve(
                         price, flights, under, cap=self.pipeline_of_kinds.capacities[kind] / share
                     )
-                proved = np.where(proved == math.inf, proved, np.maximum(proved, self._bounds()))
+                proved = np.where(proved == math.inf, proved, np.maximum(proved, self._bounds(proved < limit)))
         except (LimitError, MemoryError):
             if best is None:
                 raise
@@ -241,12 +241,14 @@ class Evaluation:
             return False
         self.sharpened = True
         for at_tail in (False, True) if self.chain.tail else (False,):
-            best = float(self._bounds()[state])
+            alone = np.zeros(self.chain.shape, dtype=np.bool_)
+            alone[state] = True
+            best = float(self._bounds(alone)[state])
             for factor in _STEPS:
                 better = True
                 while better and best < limit:
                     multipliers.solve(price * factor, flights, self.under, at_tail=at_tail)
-                    found = float(self._bounds()[state])
+                    found = float(self._bounds(alone)[state])
                     better = found > best * (1 + _SETTLED)
                     best, price = (found, price * factor) if better else (best, price)
         return True
@@ -257,8 +259,9 @@ class Evaluation:
             return np.zeros(self.chain.shape, dtype=np.bool_)
         return impossible(self.chain, self.setting)
 
-    def _bounds(self) -> Array:
-        return step_bounds(self.pipeline_of_kinds, self.multipliers, self.setting)
+    def _bounds(self, among: NDArray[np.bool_] | None = None) -> Array:
+        """What is proved of every state by now; of those that are not `among` some, less."""
+        return step_bounds(self.pipeline_of_kinds, self.multipliers, self.setting, among)
 
     def _look_at_the_leanest(self) -> None:
         """Compose where the boundary takes the least memory, to know how much is missing."""
@@ -417,8 +420,8 @@ class Evaluation:
         """What every rank comes to, and the best division of the blocks, if any fits.
 
         Only ranges of blocks of about as many blocks as a rank holds on average are priced, and longer ones where those
-        do not prove that they are of no use: where a rank would be busy with them for no longer than the step found
-        takes.
+        do not prove that they are of no use: where a rank has room for them, and would be busy with them for no longer
+        than the step found takes.
         """
         setting, lengths = self.setting, self.block_ranges.lengths
         kinds = self.pipeline_of_kinds.kinds
@@ -440,7 +443,8 @@ class Evaluation:
                 equal=equal,
                 cutoff=self.cutoff,
             )
-            if equal is not None or longest >= self.blocks or self._proves(division, longest):
+            held = any(np.isfinite(one.busy[lengths == longest]).any() for one in ranks)
+            if equal is not None or longest >= self.blocks or not held or self._proves(division, longest):
                 return ranks, division
             longest *= 2
 

@@ -23,6 +23,9 @@ from planner.strategy_search.request.space import Configuration
 from planner.strategy_search.request.template import Template
 from planner.strategy_search.tables.cost_table import CostTables
 
+_MANY_STATES = 2**17
+"""Of the boundary, from which on what was asked of all members, to put them in order, is not kept: a megabyte each."""
+
 Ways: TypeAlias = tuple[str, ...]
 """Ways to gather weights (`planner.sharding.update.GATHERS`) that are bounded together."""
 
@@ -42,9 +45,14 @@ class Family:
         self._proved: dict[tuple[int, int], dict[Ways, float]] = {}  # by micro-batches and virtual stages
 
     def step_seconds(self, members: Sequence[Configuration]) -> list[float]:
-        """Least step time of each member, whatever the memory; to be asked once."""
+        """Least step time of each member, whatever the memory; to be asked once. Of virtual stages what follows from
+        one stage on each rank, where that is a member, too."""
         (_, fastest), *_ = self._parts
-        return fastest.step_seconds(members)
+        plain = {c.micro_batches for c in members if c.virtual_stages == 1}
+        asked = [c for c in members if c.virtual_stages == 1 or c.micro_batches not in plain]
+        known = dict(zip(asked, fastest.step_seconds(asked), strict=True))
+        alone = {c.micro_batches: seconds for c, seconds in known.items() if c.virtual_stages == 1}
+        return [known[c] if c in known else least_share(c) * alone[c.micro_batches] for c in members]
 
     def priced_seconds(self, configuration: Configuration, hint: Hint, cutoff: float = math.inf) -> float:
         """Least step time of a member with memory at a price, and shares of what travels under work, or as proved
@@ -97,7 +105,10 @@ class _Bounds:
         """Least step time of each member, whatever the memory; to be asked once."""
         known = [self._of(configuration) for configuration in members]
         if len(self.pipeline_of_kinds.chains) == 1:
-            return first_bounds([(multipliers[0], setting) for multipliers, setting in known])
+            bounds = first_bounds([(multipliers[0], setting) for multipliers, setting in known])
+            if math.prod(self.pipeline_of_kinds.chain.shape) >= _MANY_STATES:
+                self._duals.clear()
+            return bounds
         found = []
         for multipliers, setting in known:
             for one in multipliers:
@@ -114,17 +125,18 @@ class _Bounds:
         under = under if self.pipeline_of_kinds.chain.travels else NEITHER
         priced = [(float(f"{price:.3g}"), number, under) for number in flights if price]
         shares = [(0.0, 0.0, under)] if any(under) else []
-        proved = 0.0
+        proved = np.zeros(self.pipeline_of_kinds.chain.shape)
         for tries in ([(0.0, 0.0, NEITHER)], [*shares, *priced], [(math.inf, flights[-1], NEITHER)]):
             known = {(multipliers[0].parts, multipliers[0].weight, *one): one for one in tries}
             for each in multipliers:
                 each.solve_all([one for key, one in known.items() if key not in self._known])
             self._known |= known.keys()
             if tries:
-                proved = float(step_bounds(self.pipeline_of_kinds, multipliers, setting).min())
-            if proved >= cutoff:
+                found = step_bounds(self.pipeline_of_kinds, multipliers, setting, proved < cutoff)
+                proved = np.maximum(proved, found)
+            if proved.min() >= cutoff:
                 break
-        return proved
+        return float(proved.min())
 
     def least_bytes(self, configuration: Configuration) -> float:
         """About the least bytes that a member needs; never more."""

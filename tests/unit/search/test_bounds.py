@@ -119,6 +119,26 @@ def test_no_plan_at_all_beats_the_bounds(model: str, ranks: int, chunks: int, mi
                     assert float(multipliers.bounds(setting)[state]) <= best * ALL, (price, flights, at_tail)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("model", ["llama-4", "kinds-in-turn"])
+def test_bounds_of_some_states_are_those_of_all(model: str, ranks: int) -> None:
+    case = make_case(model, "cpu", Configuration(pipeline=ranks, mesh=(2,), micro_batches=4), 8)
+    setting = replace(case.setting, capacity=case.setting.capacity / 1e4)
+    multipliers = Multipliers(case.chain, setting.weight)
+    multipliers.begin(setting)
+    if ranks == 1:
+        multipliers.solve(0.0, 0.0)
+    multipliers.solve(1e-9, setting.flights(0))
+    whole = multipliers.bounds(setting)
+    assert whole.size > 2
+    for state in np.ndindex(whole.shape):
+        among = np.zeros(whole.shape, dtype=np.bool_)
+        among[state] = True
+        found = multipliers.bounds(setting, among)
+        assert found[state] == whole[state]
+        assert (found <= whole).all()
+
+
 @pytest.mark.cases(1, 3)
 @pytest.mark.parametrize(("ranks", "chunks"), [(1, 1), (2, 1), (3, 1), (2, 2)])
 @pytest.mark.parametrize("model", ["chain", "llama-4"])

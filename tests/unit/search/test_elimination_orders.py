@@ -2,9 +2,11 @@
 
 import random
 
+import numpy as np
 import pytest
 
-from planner.strategy_search.solvers.elimination import order
+from planner.strategy_search.solvers.elimination import messages, order
+from planner.strategy_search.solvers.elimination.messages import eliminate_together, remainder
 from planner.strategy_search.solvers.elimination.order import elimination_order, schedule
 
 
@@ -44,3 +46,32 @@ def test_tree_decompositions_are_never_worse_and_sometimes_better(monkeypatch: p
     schedule.cache_clear()
     assert all(one <= other for one, other in zip(with_them, without, strict=True))
     assert any(one < other for one, other in zip(with_them, without, strict=True))
+
+
+def test_blocks_that_repeat_in_a_problem_are_eliminated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six blocks of two operators and a weight, all of which read one value, which is left with the last: sums are the
+    same numbers, and those of equal tables are made once."""
+    draw, blocks = np.random.default_rng(0), 6
+    inside, onwards, shared, weight = (draw.random((4, 4)) for _ in range(4))
+    edges, tables = [], []
+    for block in range(blocks):
+        first = 3 * block
+        edges += [(first, first + 1), (first + 1, 3 * blocks), (first + 1, first + 2)]
+        tables += [inside, shared, weight]
+        if block:
+            edges.append((first - 2, first))
+            tables.append(onwards)
+    sizes = (4,) * (3 * blocks + 1)
+    plan = schedule(sizes, tuple(edges), (3 * blocks - 2, 3 * blocks))
+    nodes = [np.zeros((1, 4)) for _ in sizes]
+    pairs = [np.zeros(())] * len(plan.pairs)
+    for table, (number, flip) in zip(tables, plan.edge_pairs, strict=True):
+        pairs[number] = (table.T if flip else table)[None]
+    made, least = list[object](), messages._least
+    monkeypatch.setattr(messages, "_least", lambda *views: (made.append(1), least(*views))[1])
+    alone = remainder(plan, eliminate_together(plan, [*nodes, *pairs], 2), 2)
+    every = len(made)
+    monkeypatch.setattr(messages, "_MANY", 1)
+    together = remainder(plan, eliminate_together(plan, [*nodes, *pairs], 2), 2)
+    assert np.array_equal(alone, together)
+    assert len(made) - every <= every - (blocks - 1)

@@ -31,6 +31,9 @@ from planner.strategy_search.solvers.problem import Array
 # Cells that are added up at once: 256 KiB, which stays in the cache of one core.
 BLOCK = 2**15
 
+_MANY = 300
+"""Buckets from which on it pays to look for repeated ones: a problem with blocks that are not cut apart."""
+
 
 def eliminate(schedule: Schedule, tables: list[Array], rest: int = 0) -> list[Array]:
     """Go up: the tables (nodes, then pairs) followed by the message of every bucket; the last one is the optimum.
@@ -48,9 +51,13 @@ def eliminate_together(schedule: Schedule, tables: list[Array], rest: int = 0) -
     """
     tables = list(tables)
     room(schedule.message_cells * len(tables[0]) * 8, "the messages of an elimination")
+    alike = _Alike(tables) if len(schedule.buckets) - rest >= _MANY else None
     cells = 0
     for bucket in schedule.buckets[: len(schedule.buckets) - rest]:
         inputs = bucket.inputs + bucket.child_inputs
+        if alike is not None and (known := alike.known(inputs)) is not None:
+            tables.append(tables[known])
+            continue
         views = [tables[source.table][source.together] for source in inputs]
         shape = (len(tables[0]), *_shape(bucket, tables))
         if (cells := cells + math.prod(shape)) > BLOCK:
@@ -58,6 +65,26 @@ def eliminate_together(schedule: Schedule, tables: list[Array], rest: int = 0) -
             cells = 0
         tables.append(_least(views, shape))
     return tables
+
+
+class _Alike:
+    """Buckets that add up equal tables in the same way, and so send on the same: blocks that repeat in one problem.
+
+    Every table has the number of the first that equals it.
+    """
+
+    def __init__(self, tables: Sequence[Array]) -> None:
+        first: dict[tuple[tuple[int, ...], bytes], int] = {}
+        self.numbers = [first.setdefault((table.shape, table.tobytes()), at) for at, table in enumerate(tables)]
+        self.sums: dict[tuple[tuple[int, tuple[int, ...]], ...], int] = {}
+
+    def known(self, inputs: Sequence[Input]) -> int | None:
+        """The message of an earlier bucket of the same inputs, if there is one; the next message has that number."""
+        key = tuple((self.numbers[source.table], source.axes) for source in inputs)
+        number = self.sums.setdefault(key, len(self.numbers))
+        known = number if number < len(self.numbers) else None
+        self.numbers.append(number)
+        return known
 
 
 def optimum(tables: list[Array]) -> float:
@@ -74,17 +101,21 @@ def remainder(schedule: Schedule, tables: list[Array], rest: int) -> Array:
     order = [bucket.variable for bucket in schedule.buckets[done:]]
     states = math.prod(tables[variable].shape[-1] for variable in order)
     room(2 * states * len(tables[0]) * 8, "the states of the boundary between blocks")
-    total = np.zeros([len(tables[0]), *[tables[variable].shape[-1] for variable in order]])
+    sums: dict[tuple[int, ...], Array] = {}  # by the axes of the tables: of many few have all
     for bucket in schedule.buckets[done:]:
         clique = (bucket.variable, *bucket.scope)
         arrived = [source for child, source in zip(bucket.children, bucket.child_inputs, strict=True) if child < done]
         for source in (*bucket.inputs, *arrived):
             check()
             axes = [order.index(clique[axis]) for axis in source.axes]
-            shape = [len(total)] + [1] * rest
+            shape = [len(tables[0])] + [1] * rest
             for axis, size in zip(axes, tables[source.table].shape[1:], strict=True):
                 shape[1 + axis] = size
-            total = total + tables[source.table].reshape(shape)
+            one, own = tables[source.table].reshape(shape), tuple(sorted(axes))
+            sums[own] = sums[own] + one if own in sums else one
+    total = np.zeros([len(tables[0]), *[tables[variable].shape[-1] for variable in order]])
+    for own in sorted(sums, key=len):
+        total += sums[own]
     return total
 
 
