@@ -19,11 +19,12 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels import SCHEDULES, Schedule
+from costmodels import SCHEDULES
 from planner.strategy_search.decomposition.pieces import (
     NEITHER,
     Asked,
@@ -98,16 +99,18 @@ class Setting:
 def setting_of(configuration: Configuration, capacity: float) -> Setting:
     """How the pipeline of a configuration is run."""
     p, v, m = configuration.pipeline, configuration.virtual_stages, configuration.micro_batches
-    flights = tuple(_flights(SCHEDULES[configuration.schedule], rank, p, v, m) for rank in range(p))
+    flights = _flights(configuration.schedule, p, v, m)
     return Setting(ranks=p, chunks=v, micro_batches=m, in_flight=flights, capacity=capacity, even=configuration.even)
 
 
-def _flights(schedule: Schedule, rank: int, ranks: int, virtual: int, micro_batches: int) -> tuple[float, ...]:
-    """Micro-batches in flight, where those with deferred weight gradients count in full: what is kept of
-    them is no more than that, unless blocks are recomputed."""
-    if schedule.splits_backward:
-        return (float(min(micro_batches, ranks)),)
-    return tuple(map(float, schedule.in_flight(rank, ranks, micro_batches, virtual, 1)))
+@lru_cache(maxsize=1024)
+def _flights(schedule: str, ranks: int, virtual: int, micro_batches: int) -> tuple[tuple[float, ...], ...]:
+    """Micro-batches in flight (ranks, chunks), where those with deferred weight gradients count in full: what is kept
+    of them is no more than that, unless blocks are recomputed."""
+    named = SCHEDULES[schedule]
+    if named.splits_backward:
+        return ((float(min(micro_batches, ranks)),),) * ranks
+    return tuple(tuple(map(float, named.in_flight(rank, ranks, micro_batches, virtual, 1))) for rank in range(ranks))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -109,6 +109,8 @@ class _Bounds:
         """Least step time of a member with memory at a price, and shares of what travels under work; infinite where
         even the leanest choice does not fit. What is cheap to ask comes first, until the cutoff is reached."""
         multipliers, setting = self._of(configuration)
+        if (alone := self._proved_with_one_stage(configuration, setting)) >= cutoff:
+            return alone
         flights = sorted({setting.flights(0), setting.flights(setting.ranks // 2)})
         price, under = hint
         under = under if self.pipeline_of_kinds.chain.travels else NEITHER
@@ -125,6 +127,17 @@ class _Bounds:
             if proved >= cutoff:
                 break
         return proved
+
+    def _proved_with_one_stage(self, configuration: Configuration, setting: Setting) -> float:
+        """What the prices prove of a member with virtual stages that were asked for with one stage on each rank, where
+        a micro-batch counts less: no more than what its own would. Nothing is solved for it."""
+        if configuration.virtual_stages == 1:
+            return 0.0
+        weight = replace(setting, chunks=1).shared_weight
+        known = self._duals.get((configuration.micro_batches // self.micro_batches, weight))
+        if known is None or not known[0].knows(0.0, 0.0, NEITHER):
+            return 0.0
+        return float(step_bounds(self.pipeline_of_kinds, known, setting).min())
 
     def least_bytes(self, configuration: Configuration) -> float:
         """About the least bytes that a member needs; never more."""
