@@ -193,6 +193,7 @@ class Multipliers:
     `most`: inner blocks of a rank, up to which the largest interior of those that are recomputed is taken as their
     average (see `Setting.most`).
     `columns`: whether choices are asked for, not bounds alone.
+    `like`: those of the same chain, parts and candidates by another weight; they share what does not depend on it.
     """
 
     def __init__(
@@ -204,10 +205,12 @@ class Multipliers:
         *,
         most: int | None = None,
         columns: bool = True,
+        like: "Multipliers | None" = None,
     ) -> None:
-        self.chain, self.weight, self.parts, self.columns = chain, weight, parts, columns
-        pieces = (*chain.head, *chain.inner, *chain.tail)
-        self.banned = {id(piece): piece.banned(allowed) for piece in pieces} if allowed else {}
+        self.chain, self.weight, self.parts, self.columns, self.like = chain, weight, parts, columns, like
+        self.banned: dict[int, NDArray[np.bool_]] = {} if like is None else like.banned
+        if allowed and like is None:
+            self.banned = {id(piece): piece.banned(allowed) for piece in (*chain.head, *chain.inner, *chain.tail)}
         self.blocks = chain.block_ranges.blocks
         self.counts = chain.block_ranges.totals
         self.most = self.blocks if most is None else most
@@ -526,6 +529,8 @@ class Multipliers:
 
     def alone(self) -> Priced:
         """The pieces solved for the least seconds of one micro-batch."""
+        if self.like is not None:
+            return self.like.alone()
         if self._alone is None:
             weights = Weights(part=1 / self.parts, steady=1 - 1 / self.parts)
             (self._alone,) = _answers([(self, self._question(weights, 0.0, 0.0, proves=False))])

@@ -151,10 +151,13 @@ class _Bounds:
         setting = setting_of(configuration, self.pipeline_of_kinds.capacities[0])
         key = (ratio, setting.shared_weight)
         if key not in self._duals:
-            allowed = self.scaling.allowed(ratio)
+            chains, weight = self.pipeline_of_kinds.chains, setting.shared_weight
+            like = [known for (parts, _), known in self._duals.items() if parts == ratio]
+            others: Sequence[Multipliers | None] = like[0] if like else [None] * len(chains)
+            allowed = None if like else self.scaling.allowed(ratio)
             self._duals[key] = [
-                Multipliers(chain, setting.shared_weight, ratio, allowed, most=setting.most(chain), columns=False)
-                for chain in self.pipeline_of_kinds.chains
+                Multipliers(chain, weight, ratio, allowed, most=setting.most(chain), columns=False, like=other)
+                for chain, other in zip(chains, others, strict=True)
             ]
         flights = tuple(tuple(number / ratio for number in chunks) for chunks in setting.in_flight)
         return self._duals[key], replace(setting, in_flight=flights)
