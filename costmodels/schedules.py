@@ -22,6 +22,7 @@ from functools import lru_cache, reduce
 from typing import Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from costmodels.errors import CostModelError
 from costmodels.units import Quantity, Seconds
@@ -172,18 +173,15 @@ def in_flight_of_chunks(stage: int, stages: int, virtual: int, micro_batches: in
     cycle, total = stages * virtual, micro_batches * virtual
     warm_up = _warm_up(stage, stages, virtual, micro_batches)
 
-    def passed(chunk: int, number: int) -> int:
-        return stages * (number // cycle) + min(stages, max(0, number % cycle - chunk * stages))
-
     if warm_up == total:
         return (micro_batches,) * virtual
-    return tuple(
-        max(
-            passed(chunk, warm_up + turn + 1) - passed(virtual - 1 - chunk, turn)
-            for turn in range(min(cycle, total - warm_up))
-        )
-        for chunk in range(virtual)
-    )
+    turns, starts = np.arange(min(cycle, total - warm_up)), stages * np.arange(virtual)[:, None]
+
+    def passed(number: NDArray[np.intp]) -> NDArray[np.intp]:  # (chunks, turns)
+        found: NDArray[np.intp] = stages * (number // cycle) + np.clip(number % cycle - starts, 0, stages)
+        return found
+
+    return tuple((passed(warm_up + turns + 1) - passed(turns)[::-1]).max(axis=1).tolist())
 
 
 def _warm_up(stage: int, stages: int, virtual: int, micro_batches: int) -> int:

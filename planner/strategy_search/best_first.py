@@ -21,7 +21,7 @@ from planner.strategy_search.engine.assemble import assembly
 from planner.strategy_search.engine.contenders import NEAR, Contender, Contenders
 from planner.strategy_search.engine.contexts import ContextNotes
 from planner.strategy_search.engine.evaluation import NO_HINT, Hint, Outcome
-from planner.strategy_search.engine.families import all_configurations, engine_of, families_of, family_of
+from planner.strategy_search.engine.families import Shared, all_configurations, engine_of, families_of, family_of
 from planner.strategy_search.engine.family import Family, least_share
 from planner.strategy_search.engine.finalists import OPTIMAL, Finalists, OverfullError, Ranked, with_proof
 from planner.strategy_search.engine.incumbent import conventional
@@ -52,10 +52,11 @@ class BestFirst:
         on_progress: Callable[[Progress], None],
         cancelled: Callable[[], bool],
         cutoff: float,
+        shared: Shared,
     ) -> None:
         self.started = time.perf_counter()
         self.request, self.on_progress, self.cancelled, self.limit = request, on_progress, cancelled, cutoff
-        self.engine, self.prepared = engine_of(request)
+        self.engine, self.prepared = engine_of(request, shared)
         hides = request.cluster.software.hidden != Hidden() or AHEAD in self.engine.gathers
         decided = request.pinned.pipeline == 1 and not hides and request.prune
         self.contenders = Contenders(request.top, decided=decided, every=not request.prune)

@@ -14,6 +14,7 @@ from hardware_profiles import of_one_kind
 from planner.errors import InfeasibleError, LimitError, PlannerError
 from planner.limits import limited, reached, reading, seconds_after, seconds_left, sharing
 from planner.nearest import divisors
+from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.placing import with_placing
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.result import Progress, SearchResult
@@ -58,8 +59,9 @@ def _time(result: SearchResult) -> float:
 
 def least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
     """The fastest plan within the least memory, to `PRECISION`, in which anything was found to fit."""
+    shared = Shared()
     with sharing(3):
-        found = search(request, _named(on_progress, "for any plan"), cancelled)
+        found = search(request, _named(on_progress, "for any plan"), cancelled, shared=shared)
     most = high = found.plan.prediction.peak_bytes
     low, late = _reserved(request), False
     try:
@@ -67,7 +69,7 @@ def least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop)
             while high - low > PRECISION * high and not cancelled():
                 middle = (low + high) / 2
                 on_progress(_bisecting(low, high))
-                if find_fitting(replace(request, memory_limit=middle), cancelled):
+                if find_fitting(replace(request, memory_limit=middle), cancelled, shared):
                     high = middle
                 else:
                     low = middle
@@ -76,7 +78,7 @@ def least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop)
     try:
         if not late or high < most:
             told = _named(on_progress, f"within {_gib(high)}")
-            found = search(replace(request, memory_limit=high), told, cancelled)
+            found = search(replace(request, memory_limit=high), told, cancelled, shared=shared)
     except LimitError:
         late = True
     except InfeasibleError:
@@ -142,13 +144,13 @@ def front(
 def _front(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> tuple[SearchResult, ...]:
     if request.placing != "given":
         request = settled(request, plan_for(replace(request, objective="time", top=1), on_progress, cancelled))
-    points: list[SearchResult] = []
+    points, shared = list[SearchResult](), Shared()
     limit, reserved = request.memory_limit, _reserved(request)
     while not cancelled():
         try:
             told = on_progress if limit is None else _named(on_progress, f"within {_gib(limit)}")
             with sharing(2):  # with the next, which is like it
-                found = search(replace(request, memory_limit=limit, top=1), told, cancelled)
+                found = search(replace(request, memory_limit=limit, top=1), told, cancelled, shared=shared)
         except InfeasibleError as error:
             if limit == request.memory_limit:
                 raise

@@ -28,7 +28,7 @@ from planner.errors import InfeasibleError, LimitError
 from planner.limits import check, limited
 from planner.strategy_search.best_first import BestFirst
 from planner.strategy_search.engine.evaluation import NO_HINT
-from planner.strategy_search.engine.families import all_configurations, engine_of, families_of, family_of
+from planner.strategy_search.engine.families import Shared, all_configurations, engine_of, families_of, family_of
 from planner.strategy_search.engine.finalists import OverfullError
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.limit_words import nothing_before
@@ -43,12 +43,14 @@ def search(
     on_progress: Callable[[Progress], None] = lambda _: None,
     cancelled: Callable[[], bool] = lambda: False,
     cutoff: float = math.inf,
+    shared: Shared | None = None,
 ) -> SearchResult:
     """The fastest plans that fit, of those whose objectives are close to the least.
 
     Between two configurations `cancelled` is asked; where it says so, or a limit of the planner is reached
     (`planner.limits`, the time limit of the request among them), the best plans so far are returned. Plans whose
-    objective is `cutoff` seconds or more are of no interest.
+    objective is `cutoff` seconds or more are of no interest. `shared` is for several searches that differ in their
+    memory alone.
 
     Raises RequestError where the request divides into nothing, InfeasibleError, with the bytes that are missing, where
     nothing fits, LimitError where a limit was reached before anything was found.
@@ -56,15 +58,19 @@ def search(
     with limited(request.time_limit):
         try:
             check()
-            return _searched(request, on_progress, cancelled, cutoff)
+            return _searched(request, on_progress, cancelled, cutoff, shared or Shared())
         except (LimitError, MemoryError) as error:
             raise nothing_before(request, error) from error
 
 
 def _searched(
-    request: SearchRequest, on_progress: Callable[[Progress], None], cancelled: Callable[[], bool], cutoff: float
+    request: SearchRequest,
+    on_progress: Callable[[Progress], None],
+    cancelled: Callable[[], bool],
+    cutoff: float,
+    shared: Shared,
 ) -> SearchResult:
-    attempt, stated = BestFirst(request, on_progress, cancelled, cutoff), None
+    attempt, stated = BestFirst(request, on_progress, cancelled, cutoff, shared), None
     for _ in range(_ROUNDS):
         try:
             return attempt.run()
@@ -74,7 +80,7 @@ def _searched(
             stated = stated or attempt.limits
             memory = max(attempt.memory - error.excess, attempt.memory / 2)
             leaner = replace(attempt.request, memory_limit=memory)
-            attempt = BestFirst(leaner, on_progress, cancelled, cutoff)
+            attempt = BestFirst(leaner, on_progress, cancelled, cutoff, shared)
             attempt.limits = stated
             known = error
         except InfeasibleError:
@@ -84,10 +90,12 @@ def _searched(
     raise InfeasibleError(known.message) from None
 
 
-def find_fitting(request: SearchRequest, cancelled: Callable[[], bool] = lambda: False) -> bool:
+def find_fitting(
+    request: SearchRequest, cancelled: Callable[[], bool] = lambda: False, shared: Shared | None = None
+) -> bool:
     """Whether anything fits. Tries the leanest configurations first and stops at the first that does, or, without an
     answer and so with False, where it is cancelled. Raises LimitError where a limit of the planner is reached."""
-    engine, _ = engine_of(request)
+    engine, _ = engine_of(request, shared)
     if engine.hopeless:
         return False
     for members in families_of(all_configurations(engine)):

@@ -19,7 +19,8 @@ finds them in the segments of a stage (`planner.plan.layout.segments`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from planner.plan.binding.bind import BoundOperator, BoundPlan
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
@@ -43,9 +44,13 @@ class BlockGather:
         return self.there.names
 
 
-def block_gathers(bound: BoundPlan, operators: Sequence[int]) -> tuple[BlockGather, ...]:
+Known: TypeAlias = dict[tuple[int, ...], tuple[Traveller, Traveller]]
+"""Weights and their gradients on their way, by the identity of all that decides it, which blocks share."""
+
+
+def block_gathers(bound: BoundPlan, operators: Sequence[int], known: Known) -> tuple[BlockGather, ...]:
     """What a run of operators gathers together; nothing where the plan gathers each weight by itself, or there are no
-    two that could go together."""
+    two that could go together. `known` is what was found for other runs of the plan."""
     if not bound.plan.training.update.by_block:
         return ()
     together: dict[object, list[tuple[Traveller, Traveller, tuple[int, int]]]] = {}
@@ -53,7 +58,7 @@ def block_gathers(bound: BoundPlan, operators: Sequence[int]) -> tuple[BlockGath
         op = bound.operators[at]
         for place in range(len(op.operator.operands)):
             if _goes_along(bound, at, place):
-                there, back = _ways(bound, op, place)
+                there, back = _ways(bound, op, place, known)
                 if there.moves or back.moves:
                     key = (there.moves, there.dtype, back.moves, back.dtype)
                     together.setdefault(key, []).append((there, back, (at, place)))
@@ -85,15 +90,19 @@ def _goes_along(bound: BoundPlan, at: int, place: int) -> bool:
     )
 
 
-def _ways(bound: BoundPlan, op: BoundOperator, place: int) -> tuple[Traveller, Traveller]:
+def _ways(bound: BoundPlan, op: BoundOperator, place: int, known: Known) -> tuple[Traveller, Traveller]:
     """A weight on its way to its operator, and its gradient on the way back."""
     mesh, name = bound.plan.mesh, op.operator.operands[place]
     tensor, stored, wanted = bound.graph.types[name], bound.parameters[name], op.layouts.operands[place]
-    wide = reduced(tensor, bound.plan.training.update)
-    return (
-        traveller(name, tensor.shape, tensor.dtype, tensor.element_bytes, mesh, stored.weight, wanted.forward),
-        traveller(name, wide.shape, wide.dtype, wide.element_bytes, mesh, wanted.gradient, stored.gradient),
-    )
+    key = (id(tensor), id(stored), id(wanted))  # of what the plan and its graph keep
+    if key not in known:
+        wide = reduced(tensor, bound.plan.training.update)
+        known[key] = (
+            traveller(name, tensor.shape, tensor.dtype, tensor.element_bytes, mesh, stored.weight, wanted.forward),
+            traveller(name, wide.shape, wide.dtype, wide.element_bytes, mesh, wanted.gradient, stored.gradient),
+        )
+    there, back = known[key]
+    return replace(there, name=name), replace(back, name=name)
 
 
 def _needed(bound: BoundPlan, at: int, place: int) -> bool:

@@ -15,7 +15,7 @@ from itertools import groupby
 from hardware_profiles import Home
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.activation_offload import offloaded_activations
-from planner.plan.layout.block_gathers import BlockGather, block_gathers
+from planner.plan.layout.block_gathers import BlockGather, Known, block_gathers
 from planner.plan.layout.stage_cut import StageCut, cut_stage
 from planner.plan.layout.weight_offload import offloaded_weights, offloads_weights
 from planner.pricing.liveness import replays
@@ -68,8 +68,9 @@ class Segment:
         return frozenset(name for one in self.gathers for name in one.names)
 
 
-def segments_of(bound: BoundPlan, cut: StageCut) -> tuple[Segment, ...]:
-    """The segments of a stage, in order."""
+def segments_of(bound: BoundPlan, cut: StageCut, known: Known | None = None) -> tuple[Segment, ...]:
+    """The segments of a stage, in order. `known` is what is gathered together in other stages."""
+    known = {} if known is None else known
     results, again = _results(bound, cut), replays(bound.graph, bound.blocks)
     used_later, found = set(results), list[Segment]()
     for block, operators in reversed(_runs(bound, cut.operators)):
@@ -89,7 +90,7 @@ def segments_of(bound: BoundPlan, cut: StageCut) -> tuple[Segment, ...]:
                 home="device" if block is None else bound.offloaded_blocks.get(block, "device"),
                 offloads=offloaded_activations(bound, block),
                 weights=offloaded_weights(bound, operators),
-                gathers=block_gathers(bound, operators),
+                gathers=block_gathers(bound, operators, known),
             )
         )
         used_later.update(mentioned)
@@ -98,7 +99,8 @@ def segments_of(bound: BoundPlan, cut: StageCut) -> tuple[Segment, ...]:
 
 def segments_by_stage(bound: BoundPlan) -> tuple[tuple[Segment, ...], ...]:
     """Those of every stage of a plan."""
-    return tuple(segments_of(bound, cut_stage(bound, stage)) for stage in range(len(bound.plan.stages)))
+    known: Known = {}
+    return tuple(segments_of(bound, cut_stage(bound, stage), known) for stage in range(len(bound.plan.stages)))
 
 
 def _runs(bound: BoundPlan, operators: Sequence[int]) -> list[tuple[int | None, tuple[int, ...]]]:

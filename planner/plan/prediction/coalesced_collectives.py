@@ -5,7 +5,7 @@ and at the end of a stage added what the messages take that are really sent.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 
 from hardware_profiles import Cluster, Seconds
@@ -22,13 +22,14 @@ from planner.sharding.buckets import Bucket
 
 @dataclass(kw_only=True)
 class Together:
-    """Of one walk over a plan, by the prices of a cluster."""
+    """Of one walk over a plan, by the prices of a cluster. `charged` is what weights that go together were charged so
+    far, by stage and pass."""
 
     bound: BoundPlan
     stages: Sequence[Sequence[Segment]]
     cluster: Cluster
     pricers: Pricers
-    _charged: defaultdict[tuple[int, Phase], Seconds] = field(default_factory=lambda: defaultdict(float))
+    charged: MutableMapping[tuple[int, Phase], Seconds] = field(default_factory=lambda: defaultdict(float))
 
     def __post_init__(self) -> None:
         self._by_block = self.bound.plan.training.update.by_block
@@ -50,7 +51,7 @@ class Together:
         if name not in self._going:
             return sum(self._seconds(pricer, message) for message in route.messages) - shares
         for phase, number in times.items():
-            self._charged[self._stages[name], phase] += number * shares
+            self.charged[self._stages[name], phase] += number * shares
         return None
 
     def end_stage(self, cost: StageCost, chunk: ChunkCost, stage: int) -> None:
@@ -69,7 +70,7 @@ class Together:
             if way not in waited:
                 _pass(chunk, way.phase).hide(seconds[0])  # what follows it is waited for when it is there
         for phase in ("forward", "recomputation", "backward"):
-            beyond = sent[phase] - self._charged.pop((stage, phase), 0.0)
+            beyond = sent[phase] - self.charged.pop((stage, phase), 0.0)
             _pass(chunk, phase).add(waits=beyond)
             cost.together += beyond
 

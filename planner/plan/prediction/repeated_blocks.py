@@ -10,10 +10,12 @@ backward pass. All of that is compared, not assumed. Sums are made of the same n
 operator were visited, so that they are the same to the last bit.
 
 Not for walks that somebody looks on at, nor for plans in which blocks differ by their names or wait for each other:
-those that offload, gather by block, interleave, slice, or defer gradients.
+those that offload, interleave, slice, or defer gradients. What blocks gather together travels in messages of a stage,
+which are counted at its end.
 """
 
 from collections import Counter, defaultdict
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -33,7 +35,6 @@ def repeated_blocks(bound: BoundPlan, alive: Liveness) -> frozenset[int]:
     if (
         bound.offloaded_blocks
         or bound.offloads_weights
-        or update.by_block
         or update.local_parameters
         or plan.training.interleave > 1
         or plan.slices > 1
@@ -143,18 +144,28 @@ class BlockSums:
     at_once: _Sums = field(default_factory=_Sums)
     launches: defaultdict[tuple[int, int | None, str], _Added] = field(default_factory=lambda: defaultdict(_Added))
     messages: Charges = field(default_factory=Counter)
-    together: float = 0.0
+    charged: _Sums = field(default_factory=_Sums)  # of weights that are gathered together
     flops: list[float] = field(default_factory=list)
+    _together: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.chunks = {self.chunk: _Chunk()}
 
     @property
+    def together(self) -> float:
+        return 0.0
+
+    @together.setter
+    def together(self, value: float) -> None:
+        self._together.append(value)
+
+    @property
     def cost(self) -> StageCost:
         return cast("StageCost", self)
 
-    def add(self, cost: StageCost, at_once: dict[int, float], block: int) -> None:
-        """Add it to the sums of a rank, as those of this block."""
+    def add(self, cost: StageCost, at_once: dict[int, float], charged: MutableMapping[Any, float], block: int) -> None:
+        """Add it to the sums of a rank, as those of this block, and to what weights were `charged` that are gathered
+        together."""
         for name, values in self.micro_batch.added.items():
             for value in values:
                 cost.micro_batch[name] += value
@@ -164,6 +175,11 @@ class BlockSums:
                 continue
             for value in values:
                 cost.memory[name] += value
+        for key, values in self.charged.added.items():
+            for value in values:
+                charged[key] += value
+        for value in self._together:
+            cost.together += value
         for where, values in self.at_once.added.items():
             assert where == self.block, where
             for value in values:

@@ -154,7 +154,7 @@ class Walk:
                 if block != last:
                     if block not in repeated:
                         written = self._written(block, number, live[number], seen)
-                    written.add(cost, at_once, block)
+                    written.add(cost, at_once, self.together.charged, block)
                     for flops in written.flops:
                         self.flops += flops
                 last = block
@@ -208,12 +208,13 @@ class Walk:
 
     def _written(self, block: int, number: int, live: int, seen: set[str]) -> BlockSums:
         """What the operators of a block of a chunk add to the sums."""
-        written, flops = BlockSums(block=block, chunk=number), self.flops
+        written, flops, charged = BlockSums(block=block, chunk=number), self.flops, self.together.charged
+        self.together.charged = written.charged
         for at in self.bound.blocks.operators(block):
             self.flops = 0.0
             self._visit(written.cost, at, live, seen, written.at_once)
             written.flops.append(self.flops)
-        self.flops = flops
+        self.flops, self.together.charged = flops, charged
         return written
 
     def _updates(self, cost: StageCost, rank: int) -> None:

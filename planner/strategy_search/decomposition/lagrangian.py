@@ -19,11 +19,12 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels import SCHEDULES, Schedule
+from costmodels import SCHEDULES
 from planner.strategy_search.decomposition.pieces import (
     NEITHER,
     Asked,
@@ -98,16 +99,18 @@ class Setting:
 def setting_of(configuration: Configuration, capacity: float) -> Setting:
     """How the pipeline of a configuration is run."""
     p, v, m = configuration.pipeline, configuration.virtual_stages, configuration.micro_batches
-    flights = tuple(_flights(SCHEDULES[configuration.schedule], rank, p, v, m) for rank in range(p))
+    flights = _flights(configuration.schedule, p, v, m)
     return Setting(ranks=p, chunks=v, micro_batches=m, in_flight=flights, capacity=capacity, even=configuration.even)
 
 
-def _flights(schedule: Schedule, rank: int, ranks: int, virtual: int, micro_batches: int) -> tuple[float, ...]:
-    """Micro-batches in flight, where those with deferred weight gradients count in full: what is kept of
-    them is no more than that, unless blocks are recomputed."""
-    if schedule.splits_backward:
-        return (float(min(micro_batches, ranks)),)
-    return tuple(map(float, schedule.in_flight(rank, ranks, micro_batches, virtual, 1)))
+@lru_cache(maxsize=1024)
+def _flights(schedule: str, ranks: int, virtual: int, micro_batches: int) -> tuple[tuple[float, ...], ...]:
+    """Micro-batches in flight (ranks, chunks), where those with deferred weight gradients count in full: what is kept
+    of them is no more than that, unless blocks are recomputed."""
+    named = SCHEDULES[schedule]
+    if named.splits_backward:
+        return ((float(min(micro_batches, ranks)),),) * ranks
+    return tuple(tuple(map(float, named.in_flight(rank, ranks, micro_batches, virtual, 1))) for rank in range(ranks))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -190,6 +193,7 @@ class Multipliers:
     `most`: inner blocks of a rank, up to which the largest interior of those that are recomputed is taken as their
     average (see `Setting.most`).
     `columns`: whether choices are asked for, not bounds alone.
+    `like`: those of the same chain, parts and candidates by another weight; they share what does not depend on it.
     """
 
     def __init__(
@@ -201,10 +205,12 @@ class Multipliers:
         *,
         most: int | None = None,
         columns: bool = True,
+        like: "Multipliers | None" = None,
     ) -> None:
-        self.chain, self.weight, self.parts, self.columns = chain, weight, parts, columns
-        pieces = (*chain.head, *chain.inner, *chain.tail)
-        self.banned = {id(piece): piece.banned(allowed) for piece in pieces} if allowed else {}
+        self.chain, self.weight, self.parts, self.columns, self.like = chain, weight, parts, columns, like
+        self.banned: dict[int, NDArray[np.bool_]] = {} if like is None else like.banned
+        if allowed and like is None:
+            self.banned = {id(piece): piece.banned(allowed) for piece in (*chain.head, *chain.inner, *chain.tail)}
         self.blocks = chain.block_ranges.blocks
         self.counts = chain.block_ranges.totals
         self.most = self.blocks if most is None else most
@@ -553,6 +559,8 @@ class Multipliers:
 
     def alone(self) -> Priced:
         """The pieces solved for the least seconds of one micro-batch."""
+        if self.like is not None:
+            return self.like.alone()
         if self._alone is None:
             weights = Weights(part=1 / self.parts, steady=1 - 1 / self.parts)
             (self._alone,) = _answers([(self, self._question(weights, 0.0, 0.0, proves=False))])

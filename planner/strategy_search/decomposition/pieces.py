@@ -320,7 +320,8 @@ def solve(asked: Sequence[Asked]) -> list[Solved]:
 def _eliminated(costs: Sequence[Array], piece: Piece) -> list[Array]:
     """Tables and messages of problems of the structure of a piece."""
     room(16 * len(costs) * piece.part.size, "the cost tables of a piece")
-    return eliminate_together(piece.plan, piece.tables(np.stack(costs)), len(piece.boundary))
+    together = np.stack(costs) if len(costs) > 1 else costs[0][None]
+    return eliminate_together(piece.plan, piece.tables(together), len(piece.boundary))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

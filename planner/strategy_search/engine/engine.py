@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
+from typing import TypeAlias
 
 from costmodels import peak_memory, planned_memory, usable_memory
 from hardware_profiles import Cluster, Machine, MixedCluster, of_one_kind, parts_of
@@ -39,7 +40,13 @@ from planner.strategy_search.request.template import Template
 from planner.strategy_search.tables.cost_table import CostTables, TableBuilder
 
 KEPT = 4
-"""Cost tables, and pieces made of them, that are kept: of the configurations that were asked for last."""
+"""Pieces made of cost tables that are kept: of the configurations that were asked for last."""
+
+_TABLES = 2**27
+"""Bytes of cost tables that are kept: of the configurations that were asked for last."""
+
+Tables: TypeAlias = tuple[CostTables, ...]
+"""The cost tables of a configuration, for every group of devices in the order of the pipeline."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,24 +54,43 @@ class _Kept:
     """Cost tables, and what was made of them by way to gather: pieces, and their prices of memory for several numbers
     of virtual stages."""
 
-    tables: tuple[CostTables, ...]
+    tables: Tables
     pieces: dict[str, HeterogeneousPipeline] = field(default_factory=dict)
     multipliers: dict[str, list[Multipliers]] = field(default_factory=dict)
 
 
+@dataclass(kw_only=True, eq=False)
+class Built:
+    """What does not depend on how much memory there is: builders by mesh, templates by batch, and the cost tables of
+    configurations, so many bytes of them."""
+
+    builders: dict[tuple[Cluster, tuple[int, ...], frozenset[int]], TableBuilder] = field(default_factory=dict)
+    scaled: dict[int, Template] = field(default_factory=dict)
+    tables: OrderedDict[object, Tables] = field(default_factory=OrderedDict)
+    nbytes: int = 0
+
+    def keep(self, key: object, tables: Tables) -> None:
+        """Keep tables, and those asked for last beside them."""
+        self.tables[key] = tables
+        self.nbytes += sum(one.nbytes for one in tables)
+        while self.nbytes > _TABLES and len(self.tables) > 1:
+            _, others = self.tables.popitem(last=False)
+            self.nbytes -= sum(one.nbytes for one in others)
+
+
 @dataclass(kw_only=True)
 class Engine:
-    """Evaluates configurations; keeps what they share. Use it in `search`."""
+    """Evaluates configurations; keeps what they share. Use it in `search`. Engines of requests that differ in their
+    memory alone may share what is `built`."""
 
     request: SearchRequest
     template: Template
     limits: tuple[Bounds, ...]  # of every group of devices
+    built: Built = field(default_factory=Built)
 
     def __post_init__(self) -> None:
-        self._builders: dict[tuple[Cluster, tuple[int, ...], frozenset[int]], TableBuilder] = {}
         self._kept: OrderedDict[object, _Kept] = OrderedDict()
         self.gathers = ways_to_gather(self.request, self.template.blocks.count)
-        self._scaled: dict[int, Template] = {}
         self.groups = parts_of(self.request.cluster)
         self.capacities = tuple(self._capacity(group) for group in self.groups)
 
@@ -241,7 +267,7 @@ class Engine:
         return known.pieces[gathers]
 
     def _cut(
-        self, configuration: Configuration, tables: tuple[CostTables, ...], gathers: str, free: Collection[int] = ()
+        self, configuration: Configuration, tables: Tables, gathers: str, free: Collection[int] = ()
     ) -> HeterogeneousPipeline:
         """Tables, one for every group of devices in the order of the pipeline, cut into pieces."""
         machine, ranks = self.machine(configuration), configuration.pipeline
@@ -265,7 +291,7 @@ class Engine:
             capacities = tuple(self.capacities[at] for at in configuration.order)
         return HeterogeneousPipeline(chains=chains, kinds=kinds, capacities=capacities)
 
-    def tables(self, configuration: Configuration) -> tuple[CostTables, ...]:
+    def tables(self, configuration: Configuration) -> Tables:
         """The cost tables of a configuration, for every group of devices in the order of the pipeline."""
         return self._known(configuration).tables
 
@@ -274,20 +300,23 @@ class Engine:
         virtual stages."""
         key = (configuration.family, configuration.micro_batches)
         if key not in self._kept:
-            template = self._template(configuration.micro_batches)
-            restriction = decided_of(self.request, configuration, template)
-            groups = parts_of(self.machine(configuration))
-            tables = tuple(self._builder(configuration, one).build(template, restriction) for one in groups)
-            self._keep(configuration, tables)
+            if key not in self.built.tables:
+                template = self._template(configuration.micro_batches)
+                restriction = decided_of(self.request, configuration, template)
+                groups = parts_of(self.machine(configuration))
+                tables = tuple(self._builder(configuration, one).build(template, restriction) for one in groups)
+                self.built.keep(key, tables)
+            self.built.tables.move_to_end(key)
+            self._keep(configuration, self.built.tables[key])
         self._kept.move_to_end(key)
         return self._kept[key]
 
-    def _keep(self, configuration: Configuration, tables: tuple[CostTables, ...]) -> None:
+    def _keep(self, configuration: Configuration, tables: Tables) -> None:
         self._kept[configuration.family, configuration.micro_batches] = _Kept(tables=tables)
         while len(self._kept) > KEPT:
             self._kept.popitem(last=False)
 
-    def _spread(self, configuration: Configuration, gathers: str) -> tuple[CostTables, ...]:
+    def _spread(self, configuration: Configuration, gathers: str) -> Tables:
         """The tables of what the user's decisions spread to (see `propagation`)."""
         request, setting = self.request, self.setting(configuration)
         cluster = of_one_kind(request.cluster, "propagation of decisions")
@@ -300,11 +329,11 @@ class Engine:
     def _builder(self, configuration: Configuration, group: Cluster) -> TableBuilder:
         """The builder of the mesh of a configuration on a group of devices; what it has priced is kept."""
         key = (group, configuration.mesh, configuration.zigzag_axes)
-        if key not in self._builders:
+        if key not in self.built.builders:
             request = self.request
             mesh = build_mesh(request.cluster, configuration.mesh, zigzag=configuration.zigzag_axes)
             sizes = [sized(request.update, mesh, one) for one in self.groups]
-            self._builders[key] = TableBuilder(
+            self.built.builders[key] = TableBuilder(
                 mesh=mesh,
                 cluster=group,
                 precision=request.precision,
@@ -313,14 +342,15 @@ class Engine:
                 offload=request.offload,
                 together=self.gathers != (EACH,),
             )
-        return self._builders[key]
+        return self.built.builders[key]
 
     def _template(self, micro_batches: int) -> Template:
         """The template with the batch of one micro-batch."""
         return self._scaled_to(self.request.global_batch // micro_batches)
 
     def _scaled_to(self, part: int) -> Template:
-        if part not in self._scaled:
+        scaled = self.built.scaled
+        if part not in scaled:
             graph = rescale_batch(self.template.graph, self.request.batch, part)
-            self._scaled[part] = replace(self.template, graph=graph)
-        return self._scaled[part]
+            scaled[part] = replace(self.template, graph=graph)
+        return scaled[part]

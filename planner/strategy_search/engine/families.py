@@ -1,5 +1,7 @@
 """The engine of a request, its configurations, and their families: those that differ in their micro-batches only."""
 
+from dataclasses import dataclass, replace
+
 from hardware_profiles import parts_of
 from planner.errors import RequestError
 from planner.graph.operator_graph import OperatorGraph
@@ -38,9 +40,27 @@ def family_of(engine: Engine, members: tuple[Configuration, ...]) -> Family | No
         return None
 
 
-def engine_of(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
+@dataclass(kw_only=True)
+class Shared:
+    """What searches make once whose requests differ only in their limit of memory and in how many plans they ask for;
+    nothing before the first of them."""
+
+    made: tuple[Engine, OperatorGraph] | None = None
+
+
+def engine_of(request: SearchRequest, shared: Shared | None = None) -> tuple[Engine, OperatorGraph]:
     """The engine of a request, and its prepared graph. Raises RequestError for what a model without blocks cannot
     offload."""
+    if shared is not None and shared.made is not None:
+        engine, prepared = shared.made
+        return replace(engine, request=request), prepared
+    made = _engine_of(request)
+    if shared is not None:
+        shared.made = made
+    return made
+
+
+def _engine_of(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
     prepared, blocks = prepare(request.graph, request.imbalance, request.update.placed)
     never_kept = frozenset(request.pinned.never_kept)
     template = fold(prepared, blocks, request.cluster.software, never_kept)

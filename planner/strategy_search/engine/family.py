@@ -120,6 +120,8 @@ class _Bounds:
         """Least step time of a member with memory at a price, and shares of what travels under work; infinite where
         even the leanest choice does not fit. What is cheap to ask comes first, until the cutoff is reached."""
         multipliers, setting = self._of(configuration)
+        if (alone := self._proved_with_one_stage(configuration, setting)) >= cutoff:
+            return alone
         flights = sorted({setting.flights(0), setting.flights(setting.ranks // 2)})
         price, under = hint
         under = under if self.pipeline_of_kinds.chain.travels else NEITHER
@@ -138,6 +140,17 @@ class _Bounds:
                 break
         return float(proved.min())
 
+    def _proved_with_one_stage(self, configuration: Configuration, setting: Setting) -> float:
+        """What the prices prove of a member with virtual stages that were asked for with one stage on each rank, where
+        a micro-batch counts less: no more than what its own would. Nothing is solved for it."""
+        if configuration.virtual_stages == 1:
+            return 0.0
+        weight = replace(setting, chunks=1).shared_weight
+        known = self._duals.get((configuration.micro_batches // self.micro_batches, weight))
+        if known is None or not known[0].knows(0.0, 0.0, NEITHER):
+            return 0.0
+        return float(step_bounds(self.pipeline_of_kinds, known, setting).min())
+
     def least_bytes(self, configuration: Configuration) -> float:
         """About the least bytes that a member needs; never more."""
         multipliers, setting = self._of(configuration)
@@ -150,10 +163,13 @@ class _Bounds:
         setting = setting_of(configuration, self.pipeline_of_kinds.capacities[0])
         key = (ratio, setting.shared_weight)
         if key not in self._duals:
-            allowed = self.scaling.allowed(ratio)
+            chains, weight = self.pipeline_of_kinds.chains, setting.shared_weight
+            like = [known for (parts, _), known in self._duals.items() if parts == ratio]
+            others: Sequence[Multipliers | None] = like[0] if like else [None] * len(chains)
+            allowed = None if like else self.scaling.allowed(ratio)
             self._duals[key] = [
-                Multipliers(chain, setting.shared_weight, ratio, allowed, most=setting.most(chain), columns=False)
-                for chain in self.pipeline_of_kinds.chains
+                Multipliers(chain, weight, ratio, allowed, most=setting.most(chain), columns=False, like=other)
+                for chain, other in zip(chains, others, strict=True)
             ]
         flights = tuple(tuple(number / ratio for number in chunks) for chunks in setting.in_flight)
         return self._duals[key], replace(setting, in_flight=flights)

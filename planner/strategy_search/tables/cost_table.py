@@ -7,6 +7,7 @@ step, bytes per device.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,6 +114,12 @@ class CostTables:
     result_bytes: Mapping[str, Array]
     update: Update = PLAIN
 
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of the tables of edges and of uses of parameters, which are most of them."""
+        uses = [use for parameter in self.parameters for use in parameter.uses]
+        return sum(4 * edge.forward.nbytes for edge in self.edges) + sum(8 * use.gather.nbytes for use in uses)
+
 
 @dataclass(kw_only=True)
 class TableBuilder:
@@ -136,6 +143,7 @@ class TableBuilder:
         self._together = Pricers.of(self.mesh, self.cluster, replace(self.update, gathers="block"))
         self._prices: dict[tuple[int, tuple[bool, ...], int], tuple[Rule, Candidates, OperatorPrices]] = {}
         self._parameters: dict[object, tuple[tuple[StoredParameter, ...], ParameterPrices, DuplexColumn]] = {}
+        self._uses: dict[tuple[str, int, int], tuple[DuplexColumn, DuplexColumn, Array, UseTable]] = {}
 
     def build(self, template: Template, restriction: Restriction | None = None) -> CostTables:
         """Tables of a template whose graph has the batch of one micro-batch, of all candidates or of those that a
@@ -309,15 +317,32 @@ class TableBuilder:
                 if used == name:
                     wanted = operators[at].candidates.operands[operand]
                     nbytes = operators[at].prices.operands[operand]
-                    needed, reduces = operand in template.alive.weights[at], trainable and not local
-                    moving = (tensor, made, wanted, nbytes)
-                    use = self._use(self._pricers, at, *moving, needed=needed, reduces=reduces)
-                    if self.together:
-                        goes = _goes_along(template, name, at)
-                        other = self._use(self._together, at, *moving, needed=needed, reduces=reduces, goes=goes)
-                        use = replace(use, together=other)
-                    uses.append(use)
+                    known = self._uses.get((name, at, operand))  # the same for every micro-batch, as a rule
+                    if known is None or known[:2] != (made, wanted) or not np.array_equal(known[2], nbytes):
+                        moving = (tensor, made, wanted, nbytes)
+                        use = self._both_ways(template, name, at, operand, moving, reduces=trainable and not local)
+                        known = self._uses[name, at, operand] = (made, wanted, nbytes, use)
+                    uses.append(known[3])
         return ParameterTable(name=name, stored=stored, prices=prices, uses=tuple(uses))
+
+    def _both_ways(
+        self,
+        template: Template,
+        name: str,
+        at: int,
+        operand: int,
+        moving: tuple[TensorType, DuplexColumn, DuplexColumn, Array],
+        *,
+        reduces: bool,
+    ) -> UseTable:
+        """One use of a parameter by itself and, where that is asked for, together with the others of its block."""
+        needed = operand in template.alive.weights[at]
+        use = self._use(self._pricers, at, *moving, needed=needed, reduces=reduces)
+        if not self.together:
+            return use
+        goes = _goes_along(template, name, at)
+        other = self._use(self._together, at, *moving, needed=needed, reduces=reduces, goes=goes)
+        return replace(use, together=other)
 
     def _use(
         self,

@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 
 from planner.plan.binding.bind import BoundPlan, bind
+from planner.plan.layout.segments import segments_by_stage
 from planner.plan.prediction import predict as predicting
 from planner.plan.prediction.predict import predict
 from planner.plan.prediction.repeated_blocks import repeated_blocks
@@ -21,9 +22,11 @@ SIX, MESHES = "llama-6-tied", {1: (2, 4), 2: (4,)}
 
 
 @cache
-def bound_of(ranks: int, recompute: str = "none") -> BoundPlan:
-    pinned = Pinned(mesh=MESHES[ranks], pipeline=ranks, micro_batches=2, recompute=recompute)  # type: ignore[arg-type]
-    request = request_of(SIX, cluster_of("h100-80gb", 8), 8, pinned=pinned, update=Update())
+def bound_of(ranks: int, recompute: str = "none", gathers: str = "each") -> BoundPlan:
+    zero = None if gathers == "each" else 3
+    mesh = MESHES[ranks] if zero is None else None
+    pinned = Pinned(mesh=mesh, zero=zero, pipeline=ranks, micro_batches=2, recompute=recompute)  # type: ignore[arg-type]
+    request = request_of(SIX, cluster_of("h100-80gb", 8), 8, pinned=pinned, update=Update(gathers=gathers))
     plan = search(request).plan
     return bind(plan, traced(SIX), BATCH)
 
@@ -38,6 +41,15 @@ def all_visited(bound: BoundPlan, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("recompute", ["none", "full", "selective"])
 def test_the_prediction_is_that_of_all_visits(recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bound = bound_of(1, recompute)
+    assert repeated_blocks(bound, liveness(bound.graph)) == {3}
+    all_visited(bound, monkeypatch)
+
+
+@pytest.mark.parametrize("gathers", ["block", "ahead"])
+def test_so_it_is_where_blocks_gather_their_weights_together(gathers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = bound_of(1, "full", gathers)
+    (stage,) = segments_by_stage(bound)
+    assert any(one.gathers for one in stage)
     assert repeated_blocks(bound, liveness(bound.graph)) == {3}
     all_visited(bound, monkeypatch)
 

@@ -19,7 +19,7 @@ from planner.strategy_search.decomposition.lagrangian import Multipliers, State
 from planner.strategy_search.decomposition.least_memory import impossible
 from planner.strategy_search.decomposition.pieces import NEITHER, Column, Piece
 from planner.strategy_search.engine.engine import Engine
-from planner.strategy_search.engine.evaluation import Evaluation, RankFilling
+from planner.strategy_search.engine.evaluation import NO_HINT, Evaluation, RankFilling
 from planner.strategy_search.request.bounds import bounds
 from planner.strategy_search.request.space import Configuration, Pinned, configurations
 from tests.unit.search.cases import (
@@ -258,3 +258,19 @@ def test_the_largest_micro_batch_bounds_its_parts(model: str, profile: str) -> N
             for price in (0.0, outcome.price, 1e-9, 1e-7):
                 assert family.priced_seconds(member, (price, NEITHER)) <= outcome.seconds * ALL, (member, price)
             assert not outcome.ranks or family.least_bytes(member) <= max(rank.peak for rank in outcome.ranks) * ALL
+
+
+@pytest.mark.slow
+def test_prices_asked_for_with_one_stage_on_each_rank_bound_virtual_stages() -> None:
+    engine = engine_of("llama-4", "h100-80gb", 2, None)
+    space = configurations(engine.template, 2, 12, Pinned(pipeline=2, virtual_stages=0))
+    members = {(c.virtual_stages, c.micro_batches): c for c in space}
+    family = engine.family(members[1, 2])
+    for m in (2, 6):
+        assert family.priced_seconds(members[2, m], NO_HINT, cutoff=1e-12) > 0  # nothing is known: it is asked for
+    family = engine.family(members[1, 2])
+    for m in (2, 6):
+        for price in (0.0, 1e-7):
+            family.priced_seconds(members[1, m], (price, NEITHER))
+        proved = family.priced_seconds(members[2, m], NO_HINT, cutoff=1e-12)  # which whatever is known reaches
+        assert 0 < proved <= engine.evaluate(members[2, m]).seconds * ALL

@@ -9,10 +9,12 @@ import pytest
 from hardware_profiles import Cluster
 from planner.errors import InfeasibleError
 from planner.nearest import divisors
+from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.objectives import FRONT_STEP, PRECISION, front, least_cost, least_memory, plan_for
 from planner.strategy_search.request.request import Objective, SearchRequest
 from planner.strategy_search.result import Progress
 from planner.strategy_search.search import find_fitting, search
+from planner.strategy_search.tables.cost_table import TableBuilder
 from tests.refusals import refused
 from tests.unit.search.cases import cluster_of, request_of
 
@@ -115,3 +117,18 @@ def test_the_objective_decides(objective: Objective) -> None:
     wanted["cost"] = least_cost(asked, nothing, never)
     found = plan_for(asked, nothing, never).plans[0]
     assert math.isclose(found.seconds, wanted[objective].plans[0].seconds, rel_tol=1e-12)
+
+
+def test_searches_that_differ_in_memory_share_their_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, shared, built = request("chain", 2), Shared(), list[object]()
+    build = TableBuilder.build
+    monkeypatch.setattr(TableBuilder, "build", lambda *given: (built.append(given), build(*given))[1])
+    first = search(asked, shared=shared)
+    leaner = replace(asked, memory_limit=0.9 * first.plan.prediction.peak_bytes)
+    built.clear()
+    again = search(leaner, shared=shared)
+    more = len(built)
+    alone = search(leaner)
+    assert more < len(built) - more
+    assert again.plan == alone.plan != first.plan
+    assert again.bound_seconds == alone.bound_seconds

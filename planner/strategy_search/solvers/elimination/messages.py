@@ -52,14 +52,14 @@ def eliminate_together(schedule: Schedule, tables: list[Array], rest: int = 0) -
     tables = list(tables)
     room(schedule.message_cells * len(tables[0]) * 8, "the messages of an elimination")
     alike = _Alike(tables) if len(schedule.buckets) - rest >= _MANY else None
-    cells = 0
+    cells, problems, sizes = 0, len(tables[0]), [table.shape[-1] for table in tables]
     for bucket in schedule.buckets[: len(schedule.buckets) - rest]:
         inputs = bucket.inputs + bucket.child_inputs
         if alike is not None and (known := alike.known(inputs)) is not None:
             tables.append(tables[known])
             continue
         views = [tables[source.table][source.together] for source in inputs]
-        shape = (len(tables[0]), *_shape(bucket, tables))
+        shape = (problems, sizes[bucket.variable], *[sizes[variable] for variable in bucket.scope])
         if (cells := cells + math.prod(shape)) > BLOCK:
             check()
             cells = 0
