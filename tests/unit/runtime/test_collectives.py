@@ -8,9 +8,12 @@ import torch
 
 from runtime.comm import collectives
 
+MORE = 1000.0
+"""What the second rank has more than the first in every element."""
+
 
 class Twins:
-    """Two ranks of which the other has the same piece."""
+    """Two ranks, seen from the first."""
 
     @staticmethod
     def size() -> int:
@@ -20,19 +23,19 @@ class Twins:
 @pytest.fixture
 def twins(monkeypatch: pytest.MonkeyPatch) -> Twins:
     def exchange(incoming: torch.Tensor, outgoing: torch.Tensor, group: Twins) -> None:
-        """The first rank is sent the first half of both."""
+        """It is sent the first half of both."""
         assert outgoing.is_contiguous()
         assert incoming.is_contiguous()
-        incoming.copy_(torch.stack([outgoing[0]] * group.size()))
+        incoming.copy_(torch.stack([outgoing[0], outgoing[0] + MORE]))
 
     def reduce(flat: torch.Tensor, operation: object, group: Twins) -> None:
-        flat.mul_(group.size() if operation == collectives.dist.ReduceOp.SUM else 1)
+        flat.copy_(2 * flat + MORE if operation == collectives.dist.ReduceOp.SUM else flat + MORE)
 
     def scatter(own: torch.Tensor, flat: torch.Tensor, group: Twins) -> None:
-        own.copy_(flat.chunk(group.size())[0] * group.size())
+        own.copy_(2 * flat.chunk(2)[0] + MORE)
 
     def gather(whole: torch.Tensor, flat: torch.Tensor, group: Twins) -> None:
-        whole.copy_(torch.cat([flat] * group.size()))
+        whole.copy_(torch.cat([flat, flat + MORE]))
 
     monkeypatch.setattr(collectives.dist, "all_to_all_single", exchange)
     monkeypatch.setattr(collectives.dist, "all_reduce", reduce)
@@ -49,7 +52,7 @@ def test_an_exchange_keeps_the_order_of_dims_in_memory(twins: Twins, order: tupl
     for dim, to_dim in itertools.permutations(range(4), 2):
         moved = collectives.all_to_all(piece, dim, to_dim, twins)  # type: ignore[arg-type]  # all that is asked of it
         first = piece.chunk(2, to_dim)[0]
-        assert torch.equal(moved, torch.cat([first, first], dim))
+        assert torch.equal(moved, torch.cat([first, first + MORE], dim))
         assert moved.permute(order).is_contiguous()
 
 
@@ -59,12 +62,21 @@ def test_pieces_of_one_message_are_what_each_alone_would_be(twins: Twins, count:
     pieces, dims, others = pieces[:count], [1, 0, 2][:count], [0, 1, 0][:count]
     group: Any = twins  # all that is asked of it
     for collective, expected in (
-        (collectives.coalesced_all_reduce([piece.clone() for piece in pieces], group), lambda piece, *_: 2 * piece),
-        (collectives.coalesced_reduce_scatter(pieces, dims, group), lambda piece, dim, _: 2 * piece.chunk(2, dim)[0]),
-        (collectives.coalesced_all_gather(pieces, dims, group), lambda piece, dim, _: torch.cat([piece] * 2, dim)),
+        (
+            collectives.coalesced_all_reduce([piece.clone() for piece in pieces], group),
+            lambda piece, *_: 2 * piece + MORE,
+        ),
+        (
+            collectives.coalesced_reduce_scatter(pieces, dims, group),
+            lambda piece, dim, _: 2 * piece.chunk(2, dim)[0] + MORE,
+        ),
+        (
+            collectives.coalesced_all_gather(pieces, dims, group),
+            lambda piece, dim, _: torch.cat([piece, piece + MORE], dim),
+        ),
         (
             collectives.coalesced_all_to_all(pieces, dims, others, group),
-            lambda piece, dim, other: torch.cat([piece.chunk(2, other)[0]] * 2, dim),
+            lambda piece, dim, other: torch.cat([piece.chunk(2, other)[0], piece.chunk(2, other)[0] + MORE], dim),
         ),
     ):
         wanted = [expected(*one) for one in zip(pieces, dims, others, strict=True)]
