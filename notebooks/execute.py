@@ -40,7 +40,7 @@ def executed(path: Path) -> NotebookNode:
             record_timing=False,
             coalesce_streams=True,
         )
-        client.execute(env=_environment())
+        client.execute(env=_environment(), cleanup_kc=True)  # nbclient leaves a kernel whose manager it was given
     notebook.metadata = NotebookNode(kernelspec=KERNEL, language_info={"name": "python"})
     return notebook
 

@@ -4,7 +4,7 @@ Forty faults, each one changed operator, sign, bound, axis, term or name, over s
 checkpoints, files and the command line. Each is applied alone to a copy of the sources, and the tests run there until
 one fails: those that are nearest to the fault first, then all of `make test`, then the thorough list.
 
-    quick     the nearest tests of both lists
+    quick     the nearest tests of both lists; what they catch, and by which test, stands in docs/faults.md
     usual     all of `make test` and the nearest thorough tests for what is not caught yet
     full      all of both
 
@@ -12,6 +12,7 @@ one fails: those that are nearest to the fault first, then all of `make test`, t
 """
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -235,6 +236,7 @@ NEAREST = {
         "tests/unit/costmodels",
         "tests/unit/pricing",
         "tests/property/test_cost_laws.py",
+        "tests/property/test_kernel_laws.py",
         "tests/validation",
         "tests/golden",
     ),
@@ -258,16 +260,16 @@ NEAREST = {
         "tests/distributed/test_context.py",
         "tests/unit/runtime",
     ),
-    "checkpoints": ("tests/unit/runtime", "tests/distributed/test_saving.py"),
+    "checkpoints": ("tests/unit/sharding", "tests/unit/runtime", "tests/distributed/test_saving.py"),
     "files": (
         "tests/unit/plan/test_file.py",
         "tests/unit/hardware_profiles",
+        "tests/unit/export",
+        "tests/unit/test_limits.py",
         "tests/fuzz",
         "tests/unit/cli/test_names_in_files.py",
-        "tests/unit/test_limits.py",
-        "tests/unit/export",
     ),
-    "command line": ("tests/unit/report", "tests/unit/cli"),
+    "command line": ("tests/unit/hardware_profiles", "tests/unit/report", "tests/unit/cli"),
 }
 
 
@@ -286,11 +288,13 @@ def main() -> None:
                 sys.exit(f"{one.path}: {one.before!r} stands there {text.count(one.before)} times, and not once")
             path.write_text(text.replace(one.before, one.after), encoding="utf-8")
             started = time.perf_counter()
-            found = next((word for word, arguments in _stages(one) if _fails(copy, arguments)), "nobody")
+            tried = ((word, _failed(copy, arguments)) for word, arguments in _stages(one))
+            found, test = next(((word, test) for word, test in tried if test), ("nobody", ""))
             path.write_text(text, encoding="utf-8")
             caught[found] = caught.get(found, 0) + 1
             seconds = time.perf_counter() - started
             print(f"{number:>3} {one.area:13}{found:11}{seconds:>5.0f} s  {one.path}: {one.before[:60]}", flush=True)
+            print(f"{test:>{20 + len(test)}}", flush=True)
     print(f"{len(MUTANTS[first:last])} faults: " + ", ".join(f"{word} {count}" for word, count in caught.items()))
 
 
@@ -316,15 +320,16 @@ def _stages(one: Mutant) -> list[tuple[str, list[str]]]:
     return stages
 
 
-def _fails(copy: Path, arguments: list[str]) -> bool:
-    """Whether a test fails there; the tests of a folder that is not there are none."""
+def _failed(copy: Path, arguments: list[str]) -> str:
+    """The first test that fails there, "" where none does; the tests of a folder that is not there are none."""
     given = [word for word in arguments if not word.startswith("tests/") or (copy / word).exists()]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "2", "--dist", "loadfile", *given]
     environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1, 2):
         sys.exit(done.stdout[-3000:] + done.stderr[-3000:])
-    return done.returncode != 0
+    named = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    return "" if done.returncode == 0 else named[1] if named else "(not named)"
 
 
 if __name__ == "__main__":

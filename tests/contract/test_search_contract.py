@@ -402,38 +402,38 @@ def test_another_process_finds_the_same() -> None:
     """Sets and dicts of another process have another order; scarce memory, so that many prices are tried."""
     script = (
         "import sys; from tests.contract.test_search_contract import scarce; from planner.plan.file import dump_plan;"
-        "from planner.strategy_search.search import search;"
-        "sys.stdout.write(''.join(dump_plan(ranked.plan) for ranked in search(scarce()).plans))"
+        "from planner.strategy_search.search import search; found = search(scarce(float(sys.argv[1])));"
+        "sys.stdout.write(''.join(dump_plan(ranked.plan) for ranked in found.plans))"
     )
+    roomy = scarce(None)
+    reserved = roomy.cluster.device.reserved
+    limit = reserved + 0.5 * (search(roomy).plan.prediction.peak_bytes - reserved)
     done = subprocess.run(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", script, repr(limit)],
         env={"PYTHONHASHSEED": "4711", "PYTHONPATH": ":".join(filter(None, sys.path))},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout == "".join(dump_plan(ranked.plan) for ranked in search(scarce()).plans)
+    assert done.stdout == "".join(dump_plan(ranked.plan) for ranked in search(scarce(limit)).plans)
 
 
-def scarce() -> SearchRequest:
-    roomy = request_of("llama-4", cluster_of("h100-80gb", 4), 8, top=2)
-    device = roomy.cluster.device
-    peak = search(roomy).plan.prediction.peak_bytes
-    return replace(roomy, memory_limit=device.reserved + 0.5 * (peak - device.reserved))
+def scarce(memory_limit: float | None) -> SearchRequest:
+    return replace(request_of("llama-4", cluster_of("h100-80gb", 4), 8, top=2), memory_limit=memory_limit)
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
-def test_plans_settled_exactly_fit() -> None:
+@pytest.mark.cases(0, 2)
+@pytest.mark.parametrize("memory", [60e3, 64e3, 68e3, 72e3])
+def test_plans_settled_exactly_fit(memory: float) -> None:
     """Here prices of memory find nothing, and the exact solver has to count the interior of a recomputed block."""
-    for memory in (60e3, 64e3, 68e3, 72e3):
-        cluster = small_memory(cluster_of("h100-80gb", 8), memory)
-        pinned = Pinned(recompute="selective", pipeline=1)
-        try:
-            found = search(request_of("residual", cluster, 4, pinned=pinned))
-        except InfeasibleError:
-            continue
-        assert found.plan.prediction.peak_bytes <= memory * (1 + 1e-9)
+    cluster = small_memory(cluster_of("h100-80gb", 8), memory)
+    pinned = Pinned(recompute="selective", pipeline=1)
+    try:
+        found = search(request_of("residual", cluster, 4, pinned=pinned))
+    except InfeasibleError:
+        return
+    assert found.plan.prediction.peak_bytes <= memory * (1 + 1e-9)
 
 
 @pytest.mark.cases(0, 3)

@@ -21,6 +21,7 @@ from runtime.launch.launch import launch
 from runtime.launch.training import train
 from runtime.processes.progress import Report, RunSummary, StepReport
 from runtime.run_settings import RunSettings
+from tests.distributed.forked_ranks import forked_ranks
 from tests.distributed.listening import listening_meanwhile
 from tests.refusals import refused
 
@@ -79,7 +80,8 @@ def test_a_measured_run_is_recorded_term_by_term(tmp_path: Path) -> None:
     path, record = tmp_path / "plan.json", tmp_path / "run.json"
     plan = plan_for("llama-tiny", 8)
     save_plan(plan, path)
-    code, steps, _ = reports_of(path, steps=6, check=False, measure=str(record))
+    with forked_ranks():
+        code, steps, _ = reports_of(path, steps=6, check=False, measure=str(record))
     assert code == 0
     run = load_run_record(record)
     assert (run.plan.model, run.plan.devices, len(run.ranks)) == ("llama-tiny", 2, 2)

@@ -9,10 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from planner.cli.main import app
 from planner.plan.file import save_plan
 from runtime.checkpoint.folder import checkpoints, newest
 from runtime.checkpoint.source import open_checkpoint
+from tests.distributed.forked_ranks import forked_ranks
 from tests.distributed.soak import Found, Hurt, equal, faults_of, run, state_of
 from tests.distributed.test_launch import plan_for
 
@@ -31,9 +34,15 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def undisturbed(two: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
     """Twelve steps of it that nobody disturbs."""
-    found = run(two, tmp_path_factory.mktemp("alone"), Hurt(steps=12, kills=0, changes=0), "--save-every", "4")
-    assert found.code == 0, found.said
-    return found
+    folder = tmp_path_factory.mktemp("alone")
+    with forked_ranks():
+        words = ["run", str(two), "--steps", "12", "--no-check", "--json", "--save", str(folder), "--save-every", "4"]
+        done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    losses = {event["step"]: event["loss"] for event in events if event["event"] == "step"}
+    state = dict(state_of(folder))
+    return Found(code=0, losses=losses, repeated=[], restarts=[], state=state, left=[], said=done.stderr)
 
 
 @pytest.mark.slow

@@ -2,15 +2,16 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
+from planner.cli.main import app
+from tests.distributed.forked_ranks import forked_ranks
 from tests.long_lists import first
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.traced_once import traced_once
 
 CASES = {
     "dense": ("llama", 3, (2, 2), {}),
@@ -103,14 +104,14 @@ def test_a_damaged_file_is_refused_on_every_rank_and_nothing_has_changed(pool, t
         assert changed == []
 
 
-def _plan(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "planner.cli.main", *words]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
+def _plan(folder: Path, *words: str) -> Result:
+    with pytest.MonkeyPatch.context() as patch, traced_once(), forked_ranks():
+        patch.chdir(folder)
+        return CliRunner().invoke(app, words)
 
 
-def _losses(done: subprocess.CompletedProcess[str]) -> list[float]:
-    assert done.returncode == 0, done.stderr
+def _losses(done: Result) -> list[float]:
+    assert done.exit_code == 0, done.stderr
     reports = [json.loads(line) for line in done.stdout.splitlines()]
     return [report["loss"] for report in reports if report["event"] == "step"]
 
@@ -134,7 +135,7 @@ def interrupted(tmp_path: Path) -> tuple[Path, tuple[str, ...], list[float]]:
     folder = tmp_path
     (folder / "reading.py").write_text(DATASET)
     search = ("--model", "llama-tiny", "--seq-len", "128", "--devices", "2", "--hardware", "cpu", "--global-batch", "8")
-    assert _plan(folder, *search, "-o", "two.json").returncode == 0
+    assert _plan(folder, *search, "-o", "two.json").exit_code == 0
     saving = (*RUN, "--save", "runs/a", "--save-every", "2", "--keep", "2", "--continue")
     losses = _losses(_plan(folder, *saving, "--no-check", "--steps", "3"))
     there = sorted(path.name for path in (folder / "runs/a").iterdir())
@@ -166,13 +167,13 @@ def test_what_cannot_be_resumed_is_said(interrupted: tuple[Path, tuple[str, ...]
     folder, saving, _ = interrupted
     assert len(_losses(_plan(folder, *saving, "--no-check", "--steps", "5"))) == 2
     again = _plan(folder, *RUN, "--steps", "5", "--resume", "runs/a")
-    assert again.returncode == 2
+    assert again.exit_code == 2
     assert "is of step 5, and --steps 5 counts those before it too; give --steps 6 or more" in again.stderr
     over = _plan(folder, *saving, "--no-check", "--steps", "5")
-    assert (over.returncode, over.stdout) == (0, "")
+    assert (over.exit_code, over.stdout) == (0, "")
     assert "nothing is left to do: runs/a/step-000005 is of step 5, the last one of --steps" in over.stderr
     forgotten = _plan(folder, "run", "two.json", "--seed", "3", "--steps", "6", "--resume", "runs/a", "--no-check")
-    assert forgotten.returncode == 2
+    assert forgotten.exit_code == 2
     assert "was trained on a dataset, and synthetic data would follow; give its --dataset" in forgotten.stderr
     with open(folder / "runs/a/step-000005/rank-00001.safetensors", "r+b") as file:
         file.seek(-1, os.SEEK_END)
@@ -180,5 +181,5 @@ def test_what_cannot_be_resumed_is_said(interrupted: tuple[Path, tuple[str, ...]
         file.seek(-1, os.SEEK_END)
         file.write(bytes([last ^ 1]))
     damaged = _plan(folder, *saving, "--no-check", "--steps", "6")
-    assert damaged.returncode == 2
+    assert damaged.exit_code == 2
     assert "go on from the one before it with --resume runs/a/step-000004 --save runs/a" in damaged.stderr

@@ -10,6 +10,7 @@ import torch
 torch.set_num_threads(1)
 
 from tests.distributed import plans, tasks, tasks_checking, tasks_models, tasks_placed, tasks_saving, updates  # noqa: E402, F401, I001
+import runtime.launch.launch, runtime.launch.training  # noqa: E402, F401, E401
 from planner.graph.trace import trace  # noqa: E402
 
 trace(plans.build("llama"), plans.inputs("llama"))  # imports what tracing needs

@@ -12,10 +12,14 @@ import pytest
 from nbformat import NotebookNode
 
 from notebooks.execute import NOTEBOOKS, executed
+from tests.long_lists import rarely
 
 CELLS = 15  # of a notebook at most
 BYTES = 200_000  # of a file at most, pictures included
 PACKAGES = ("costmodels", "hardware_profiles", "planner", "runtime")
+
+LONGEST = "6_by_hand"  # a dozen searches; tests/unit/cli/test_by_hand.py and tests/unit/search/test_objectives.py
+RUN = [case for path in NOTEBOOKS for case in (rarely([path]) if path.stem == LONGEST else [path])]
 
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -99,7 +103,7 @@ def test_a_private_name_is_seen(line: str) -> None:
 
 
 @pytest.mark.thorough
-@each
+@pytest.mark.parametrize("path", RUN, ids=lambda path: path.stem)
 def test_it_runs_from_top_to_bottom(path: Path) -> None:
     notebook = executed(path)  # raises for the first cell that fails
     assert all(cell.execution_count for cell in code_of(notebook))

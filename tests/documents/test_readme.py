@@ -21,6 +21,8 @@ import pytest
 from typer.testing import CliRunner
 
 from planner.cli.main import app
+from tests.distributed.forked_ranks import forked_ranks
+from tests.long_lists import rarely
 from tests.traced_once import traced_once
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,19 +48,19 @@ STANDS_FOR = {
 }
 """What is written for a reader, and what is here."""
 
+_BY_HAND = "plan --model llama70b --devices 64 --tensor 8 --pipeline 8 --zero 1 -o llama70b-64-by-hand.json"
 _TWO = "plan --model llama-tiny --devices 2 --hardware cpu --global-batch 16 -o two.json"
 
 FIRST = {
-    "plan explain llama70b-64.json": _TWO,
-    "plan explain llama70b-64.json '*.mlp.up_proj'": _TWO,
+    "plan explain llama70b-64.json": (_TWO,),
+    "plan explain llama70b-64.json '*.mlp.up_proj'": (_TWO,),
     "plan run plan.json --model package.module:factory": (
-        "plan --model mine:factory --devices 2 --hardware cpu -o plan.json"
+        "plan --model mine:factory --devices 2 --hardware cpu -o plan.json",
     ),
-    "plan diff llama70b-64.json llama70b-64-by-hand.json": (
-        "plan --model llama70b --devices 64 --tensor 8 --pipeline 8 --zero 1 -o llama70b-64-by-hand.json"
-    ),
+    "plan diff llama70b-64.json llama70b-64-by-hand.json": ("plan --model llama70b --devices 64", _BY_HAND),
+    "plan export llama70b-64.json --to megatron -o run --approximate": (_BY_HAND,),
     "plan import train.toml --from torchtitan --model llama70b --devices 64 -o theirs.json": (
-        "plan export llama70b-64.json --to torchtitan -o titan --approximate"
+        "plan export llama70b-64.json --to torchtitan -o titan --approximate",
     ),
 }
 """What a reader has done before."""
@@ -92,6 +94,16 @@ SMALLER = {
     "plan report llama70b-64.json -o report.html": "plan report llama70b-64.json -o report.html --time-limit 2",
 }
 """Commands that take long, and what is run in their place."""
+
+RARELY = (
+    # prices plans of 80 blocks on the way; tests/unit/cli/test_diff.py compares plans of all kinds
+    "plan diff llama70b-64.json llama70b-64-by-hand.json",
+    # tests/unit/cli/test_lists_of_plans.py has what it prints
+    "plan --model llama-tiny --devices 4 --hardware cpu --pareto",
+)
+"""Commands that take longest and show nothing of their kind that other tests do not: exhaustive."""
+
+CASES = [case for one in (*COMMANDS, *LISTS) for case in (rarely([one]) if one in RARELY else [one])]
 
 FAILS = {"plan estimate --model llama8b --devices 8 --zero 2 --recompute none": 3}
 """Exit codes of those that show how something is refused."""
@@ -133,9 +145,9 @@ print(loss)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def zoo_traced_once() -> Iterator[None]:
-    """Models of the zoo are traced once for all commands."""
-    with traced_once():
+def quickly() -> Iterator[None]:
+    """Models of the zoo are traced once for all commands, and ranks start as quickly as they can."""
+    with traced_once(), forked_ranks():
         yield
 
 
@@ -160,14 +172,10 @@ def here(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def run(command: str) -> tuple[int, str]:
-    """Exit code and output of a command; those that start processes have one of their own."""
+    """Exit code and output of a command."""
     for written, meant in STANDS_FOR.items():
         command = command.replace(written, meant)
     _, *arguments = shlex.split(command)
-    if arguments[0] == "run":
-        words = [sys.executable, "-m", "planner.cli.main", *arguments]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout + done.stderr
     result = CliRunner(env={"COLUMNS": str(WIDTH)}).invoke(app, arguments)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -180,16 +188,16 @@ def test_commands_are_found_and_those_named_here_are_among_them() -> None:
     assert len(BLOCKS) == 2
     assert len(SHOWN) >= 7
     assert set(SHOWN) <= set(COMMANDS) - set(SMALLER)
-    assert set(FIRST) | set(SMALLER) | set(FAILS) <= set(COMMANDS)
+    assert set(FIRST) | set(SMALLER) | set(FAILS) | set(RARELY) <= set(COMMANDS)
     assert [written for written in STANDS_FOR if written not in README] == []
 
 
 @pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.parametrize("command", [*COMMANDS, *LISTS])
+@pytest.mark.parametrize("command", CASES)
 def test_a_command_runs(here: Path, command: str) -> None:
-    if command in FIRST:
-        code, output = run(FIRST[command])
+    for before in FIRST.get(command, ()):
+        code, output = run(before)
         assert code == 0, output
     code, output = run(SMALLER.get(command, command))
     assert code == FAILS.get(command, 0), output

@@ -205,12 +205,13 @@ def test_the_file_is_named_after_the_request(folder: Path) -> None:
 
 
 def test_the_report_is_text_on_stdout(folder: Path) -> None:
-    outcome = plan(*FAST, "-o", "plan.json")
+    outcome = plan(*FAST, "-o", "$my plan.json")
     assert (outcome.code, outcome.err) == (0, "")
-    for words in ("llama-tiny", "2 x cpu", "Parallelism", "degrees", "step time", "peak memory", "plan run plan.json"):
+    for words in ("llama-tiny", "2 x cpu", "Parallelism", "degrees", "step time", "peak memory"):
         assert words in outcome.out
+    assert "plan run '$my plan.json'" in outcome.out
     assert "\x1b" not in outcome.out
-    shown = plan("show", "plan.json")
+    shown = plan("show", "$my plan.json")
     assert shown.code == 0
     step = next(line for line in outcome.out.splitlines() if "step time" in line)
     assert step in shown.out

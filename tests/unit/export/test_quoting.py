@@ -17,6 +17,7 @@ from hardware_profiles import load_profile
 from planner.cli.carrying import Subject, plan_of
 from planner.errors import ModelError, PlanFileError
 from planner.export.architecture import architecture_of
+from planner.export.arguments import lines_of, option
 from planner.export.description import Description
 from planner.export.quoting import in_docstring, in_markdown, one_line
 from planner.export.target import Job
@@ -100,6 +101,10 @@ def test_the_name_of_a_model_is_text_in_every_file(engine: str, hostile: str) ->
             assert read(text) == read(benign[name]), name
             assert text.count("\n") == benign[name].count("\n"), name
             assert all(c.isprintable() or c == "\n" for c in text), name
+
+
+def test_values_of_options_are_words_to_a_shell() -> None:
+    assert [shlex.split(line) for line in lines_of([option("name", *HOSTILE)])] == [["--name", *HOSTILE]]
 
 
 def test_a_name_reads_back_in_one_line() -> None:

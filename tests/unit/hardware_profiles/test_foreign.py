@@ -16,6 +16,7 @@ from hardware_profiles.foreign import (
     parse_json,
     parse_python,
     parse_toml,
+    printable,
     read_text,
 )
 from tests.refusals import refused
@@ -137,3 +138,7 @@ def test_values_within_the_limits_are_read() -> None:
     assert parse_json("[Infinity]", Limits(finite=False)) == [float("inf")]
     assert parse_toml("[a.b]\nc = [1, {d = 2.0}]") == {"a": {"b": {"c": [1, {"d": 2.0}]}}}
     assert literal(parse_python("((4, 1), (1, 2))").body[0].value, SETTINGS) == ((4, 1), (1, 2))  # type: ignore[attr-defined]
+
+
+def test_what_a_terminal_would_obey_is_spelled_out() -> None:
+    assert printable("\x1b]0;\u202e\ud800\r\n\té", keep="\n") == "\\x1b]0;\\u202e\\ud800\\r\n\\té"

@@ -1,15 +1,19 @@
 """What a collective makes of a piece, and how that lies in memory."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
 
 from runtime.comm import collectives
 
+MORE = 1000.0
+"""What the second rank has more than the first in every element."""
+
 
 class Twins:
-    """Two ranks of which the other has the same piece."""
+    """Two ranks, seen from the first."""
 
     @staticmethod
     def size() -> int:
@@ -19,12 +23,24 @@ class Twins:
 @pytest.fixture
 def twins(monkeypatch: pytest.MonkeyPatch) -> Twins:
     def exchange(incoming: torch.Tensor, outgoing: torch.Tensor, group: Twins) -> None:
-        """The first rank is sent the first half of both."""
+        """It is sent the first half of both."""
         assert outgoing.is_contiguous()
         assert incoming.is_contiguous()
-        incoming.copy_(torch.stack([outgoing[0]] * group.size()))
+        incoming.copy_(torch.stack([outgoing[0], outgoing[0] + MORE]))
+
+    def reduce(flat: torch.Tensor, operation: object, group: Twins) -> None:
+        flat.copy_(2 * flat + MORE if operation == collectives.dist.ReduceOp.SUM else flat + MORE)
+
+    def scatter(own: torch.Tensor, flat: torch.Tensor, group: Twins) -> None:
+        own.copy_(2 * flat.chunk(2)[0] + MORE)
+
+    def gather(whole: torch.Tensor, flat: torch.Tensor, group: Twins) -> None:
+        whole.copy_(torch.cat([flat, flat + MORE]))
 
     monkeypatch.setattr(collectives.dist, "all_to_all_single", exchange)
+    monkeypatch.setattr(collectives.dist, "all_reduce", reduce)
+    monkeypatch.setattr(collectives.dist, "reduce_scatter_single", scatter)
+    monkeypatch.setattr(collectives.dist, "all_gather_single", gather)
     return Twins()
 
 
@@ -36,5 +52,34 @@ def test_an_exchange_keeps_the_order_of_dims_in_memory(twins: Twins, order: tupl
     for dim, to_dim in itertools.permutations(range(4), 2):
         moved = collectives.all_to_all(piece, dim, to_dim, twins)  # type: ignore[arg-type]  # all that is asked of it
         first = piece.chunk(2, to_dim)[0]
-        assert torch.equal(moved, torch.cat([first, first], dim))
+        assert torch.equal(moved, torch.cat([first, first + MORE], dim))
         assert moved.permute(order).is_contiguous()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_pieces_of_one_message_are_what_each_alone_would_be(twins: Twins, count: int) -> None:
+    pieces = [torch.arange(24.0).reshape(4, 6), torch.arange(16.0).reshape(2, 8), torch.arange(8.0).reshape(2, 2, 2)]
+    pieces, dims, others = pieces[:count], [1, 0, 2][:count], [0, 1, 0][:count]
+    group: Any = twins  # all that is asked of it
+    for collective, expected in (
+        (
+            collectives.coalesced_all_reduce([piece.clone() for piece in pieces], group),
+            lambda piece, *_: 2 * piece + MORE,
+        ),
+        (
+            collectives.coalesced_reduce_scatter(pieces, dims, group),
+            lambda piece, dim, _: 2 * piece.chunk(2, dim)[0] + MORE,
+        ),
+        (
+            collectives.coalesced_all_gather(pieces, dims, group),
+            lambda piece, dim, _: torch.cat([piece, piece + MORE], dim),
+        ),
+        (
+            collectives.coalesced_all_to_all(pieces, dims, others, group),
+            lambda piece, dim, other: torch.cat([piece.chunk(2, other)[0], piece.chunk(2, other)[0] + MORE], dim),
+        ),
+    ):
+        wanted = [expected(*one) for one in zip(pieces, dims, others, strict=True)]
+        collective.call()
+        for made, right in zip(collective.landed(), wanted, strict=True):
+            assert torch.equal(made, right)
