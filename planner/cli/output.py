@@ -38,6 +38,8 @@ def answer_content(answer: Answer) -> dict[str, Any]:
     content["explanation"] = None if answer.explanation is None else explanation_content(answer.explanation)
     if ways := answer.found.best.contexts:
         content["contexts"] = [{k: _finite(v) for k, v in asdict(way).items()} for way in ways]
+    if near := answer.found.best.neighbours:
+        content["neighbours"] = [asdict(one) for one in near]
     if by_trial := discovered(answer.shown[0].bound):
         content["discovered"] = [asdict(each) for each in by_trial]
     if answer.choices:

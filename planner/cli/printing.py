@@ -61,7 +61,14 @@ def _print_choices(console: "PlainConsole", answer: Answer) -> None:
 
 
 def _print_proof(console: "PlainConsole", answer: Answer) -> None:
-    from planner.report.search import certificate_text, effort_text, objective_text, placements_text, proof_text
+    from planner.report.search import (
+        certificate_text,
+        effort_text,
+        neighbour_text,
+        objective_text,
+        placements_text,
+        proof_text,
+    )
 
     best, searches = answer.shown[0], [result.statistics for result in answer.found.results]
     console.print()
@@ -76,6 +83,10 @@ def _print_proof(console: "PlainConsole", answer: Answer) -> None:
         console.print(placements_text(answer.result.placements), soft_wrap=True)
     if about := objective_text(best.seconds, best.objective):
         console.print(about, soft_wrap=True)
+    here = (answer.request.global_batch, answer.request.cluster.devices)
+    for near in answer.result.neighbours:
+        there = (near.global_batch, near.devices)
+        console.print(neighbour_text(here, there, near.step_seconds, near.gain), soft_wrap=True)
     effort = effort_text(
         answer.request.algorithm,
         evaluated=sum(statistics.evaluated for statistics in searches),

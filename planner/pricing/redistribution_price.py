@@ -27,8 +27,8 @@ Layouts = tuple[Layout, ...]
 
 LONG: Bytes = 2.0**50
 """A message so long that nothing of it is latency on any group. Of it every weight of a block takes its share where a
-plan gathers them together: the least that it can take, as nobody knows what goes together before all layouts are
-chosen."""
+plan gathers them together, and every gradient where somebody composed the buckets: the least that it can take, as
+nobody knows what goes together before all layouts are chosen."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,7 +68,7 @@ class Pricers:
             return known[hidden, bucket]
 
         used = LONG if update.by_block else software.bucket
-        once = update.bucket_size or software.bucket
+        once = update.bucket_size or (LONG if update.composed else software.bucket)
         return cls(
             activations=pricer(software.hidden.tensor, 0.0),
             parameters=pricer(software.hidden.gathers, used),

@@ -45,6 +45,21 @@ def objective_text(step: float, objective: float) -> str:
     )
 
 
+def neighbour_text(asked: tuple[int, int], other: tuple[int, int], step: float, gain: float) -> str:
+    """What (samples, devices) nearby do better than those that were asked for: seconds of a step, and how many more
+    samples a second on each device."""
+    (batch, devices), (samples, others) = asked, other
+    if others == devices:
+        badly, options, each = f"{batch:,} samples on {devices:,} devices", f"--global-batch {samples}", ""
+    else:
+        badly = f"{devices:,} devices"
+        options, each = f"--devices {others} --global-batch {samples}", " on each device"
+    return (
+        f"{badly} divide badly: with {options} a step takes at most {seconds_text(step)}, at least"
+        f" {math.floor(gain * 1000) / 10:.1f}% more samples a second{each}"
+    )
+
+
 def _rounded_up(gap: float) -> str:
     """A share in percent, with one decimal or at least one digit, never less than it is."""
     percent = max(gap, _LEAST_SHOWN) * 100

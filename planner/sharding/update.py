@@ -88,6 +88,11 @@ class Update:
         return self.buckets if isinstance(self.buckets, int) else 0
 
     @property
+    def composed(self) -> bool:
+        """Whether somebody has said which parameters share a bucket."""
+        return isinstance(self.buckets, tuple)
+
+    @property
     def by_block(self) -> bool:
         """Whether the weights of a block are gathered together."""
         return self.gathers in (BLOCK, AHEAD)

@@ -15,6 +15,7 @@ from planner.errors import InfeasibleError, LimitError, PlannerError
 from planner.limits import limited, reached, reading, seconds_after, seconds_left, sharing
 from planner.nearest import divisors
 from planner.strategy_search.engine.families import Shared
+from planner.strategy_search.neighbours import with_neighbours
 from planner.strategy_search.placing import with_placing
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.result import Progress, SearchResult
@@ -31,12 +32,14 @@ Stop = Callable[[], bool]
 
 
 def plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
-    """The best plans by the objective of the request, with tables on the host as it has it."""
+    """The best plans by the objective of the request, with tables on the host as it has it, and numbers of samples and
+    devices nearby that do better where those of the request divide badly."""
     solve, score = {"memory": (least_memory, _peak), "cost": (least_cost, _cost)}.get(
         request.objective, (search, _time)
     )
     with limited(request.time_limit):
-        return with_placing(request, lambda one: solve(one, on_progress, cancelled), score, cancelled)
+        result = with_placing(request, lambda one: solve(one, on_progress, cancelled), score, cancelled)
+        return with_neighbours(settled(request, result), result, on_progress, cancelled)
 
 
 def settled(request: SearchRequest, result: SearchResult) -> SearchRequest:

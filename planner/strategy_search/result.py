@@ -40,6 +40,23 @@ class Statistics:
     full: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbour:
+    """Another number of samples or devices, near the one that was asked for, which divides better.
+
+    Attributes:
+        step_seconds: of a plan that was found; the search for this number finds one as fast, or a faster one.
+        samples_per_second: of that plan, in all.
+        gain: how many more samples a second and device that is than the best plan for what was asked, relatively.
+    """
+
+    devices: int
+    global_batch: int
+    step_seconds: float
+    samples_per_second: float
+    gain: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
     """The fastest plans, fastest first, of different configurations, and what is proved about them.
@@ -49,7 +66,8 @@ class SearchResult:
     meshes of one and two axes whose virtual stages on a rank run alike; `covered` is False where the best plan has more
     axes, so that nothing is proved about its like. `placements` is how many ways to place tables on the host were
     compared, 0 where there was no choice: what is proved is about the one that was taken. `contexts` compares ways to
-    split the sequence, where there was a choice.
+    split the sequence, where there was a choice. `neighbours` are numbers of samples or devices nearby that do better
+    (see `planner.strategy_search.neighbours`).
     """
 
     plans: tuple[Ranked, ...]
@@ -58,6 +76,7 @@ class SearchResult:
     covered: bool = True
     placements: int = 0
     contexts: tuple[ContextOutcome, ...] = ()
+    neighbours: tuple[Neighbour, ...] = ()
 
     @property
     def bound(self) -> BoundPlan:

@@ -135,6 +135,14 @@ class Context(Strict):
     least: Number
 
 
+class Neighbour(Strict):
+    devices: int
+    global_batch: int
+    step_seconds: float
+    samples_per_second: float
+    gain: float
+
+
 class Choice(Strict):
     name: str
     value: str
@@ -149,6 +157,7 @@ class Answer(PlanContent):
     plans: list[Listed]
     explanation: Explanation | None
     contexts: list[Context] = Field(default_factory=list)
+    neighbours: list[Neighbour] = Field(default_factory=list)
     discovered: list[dict[str, Any]] = Field(default_factory=list)
     choices: list[Choice] = Field(default_factory=list)
     plan_file: Text

@@ -4,9 +4,10 @@
 
 The sum that the search minimises adds up shares of parameters: each message of a bucket counts as its part of a full
 one. A bucket that is less full takes longer for each byte, so shares are the least that it can take. Of buckets that
-end at positions, or have names, nobody knows the size before all layouts are chosen: there every message counts for
-itself, the most that it can take. `OnceCost` has what is missing to what is sent. Norms cost every plan of a mesh about
-the same, a few messages of some bytes, and are left out of the sum for that.
+end at positions, or have names, nobody knows the size before all layouts are chosen: there every message counts as part
+of one so long that nothing of it is latency. Counted for itself it would look no better in a bucket than by itself, and
+with one micro-batch nothing would go in buckets. `OnceCost` has what is missing to what is sent. Norms cost every plan
+of a mesh about the same, a few messages of some bytes, and are left out of the sum for that.
 """
 
 import math

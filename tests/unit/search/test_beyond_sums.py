@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 
 from planner.errors import InfeasibleError
-from planner.sharding.update import Update
+from planner.plan.layout.per_step_communication import reduction_starts
+from planner.sharding.buckets import trainable_positions
+from planner.sharding.update import Buckets, Update
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.search import find_fitting, search
@@ -61,3 +63,15 @@ def test_gathering_by_block_fits_where_each_weight_beside_its_operator_does_not(
 
     assert find_fitting(asked("block"))
     assert find_fitting(asked("auto"))
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("buckets", [(5, 12), (("*norm*", 0), ("*mlp*", 1), ("*", 2))])
+def test_gradients_go_in_the_buckets_that_were_asked_for(buckets: Buckets, micro_batches: int) -> None:
+    """Reduced one by one in the only micro-batch, they would need no bucket."""
+    pinned = Pinned(pipeline=1, data=4, context=1, tensor=1, zero=0, micro_batches=micro_batches)
+    request = request_of("llama-4", cluster_of("cpu", 4), 8, pinned=pinned, update=Update(buckets=buckets))
+    bound = search(request).bound
+    reduced = reduction_starts(bound, bound.parameters).buckets
+    assert len(reduced) == 3
+    assert sum(len(one.members) for one in reduced) == len(trainable_positions(bound.graph))

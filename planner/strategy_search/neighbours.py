@@ -1,0 +1,155 @@
+"""The nearest numbers of samples and of devices that divide better than those that were asked for.
+
+    global batch    the nearest of which the devices share more, such as 96 for 97 on 8 devices
+    devices         the nearest by which more of the weights divides, such as 96 for 88, with as many samples on each
+
+A number is offered where a plan that was found for it does more samples a second, on each device, than the best plan
+for what was asked. Not everything is searched for it: the conventional plan with which a search begins
+(see `planner.strategy_search.engine.incumbent`), and where that is no better, the best plan of the same configuration.
+So its own search finds a step as short or a shorter one. At most one number of each kind is looked at, and none where
+how devices or samples are divided was decided.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from hardware_profiles import Cluster, HardwareProfileError
+from planner.errors import InfeasibleError, RequestError
+from planner.graph.operator_graph import OperatorGraph
+from planner.limits import reached
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.result import Neighbour, Progress, SearchResult
+from planner.strategy_search.search import search
+
+REACH = 0.15
+"""How far from what was asked for a number may be, relatively."""
+
+LITTLE = 0.5
+"""Devices that cut the weights into so small a share of the pieces that they could, or a smaller one, divide badly."""
+
+WORTH = 0.02
+"""Gains in samples a second that are less are not offered."""
+
+Listener = Callable[[Progress], None]
+Stop = Callable[[], bool]
+
+
+def with_neighbours(
+    request: SearchRequest,
+    result: SearchResult,
+    on_progress: Listener = lambda _: None,
+    cancelled: Stop = lambda: False,
+) -> SearchResult:
+    """The result of a request, with the nearest numbers that do better where what was asked for divides badly."""
+    if result.statistics.stopped or not _open(request):
+        return result
+    found = list[Neighbour]()
+    for other in _others(request):
+        if cancelled() or reached():
+            break
+        with contextlib.suppress(InfeasibleError, RequestError, HardwareProfileError):
+            neighbour = _compared(request, result, other, on_progress, cancelled)
+            found += [neighbour] if neighbour is not None else []
+    return replace(result, neighbours=tuple(found))
+
+
+def better_batch(batch: int, devices: int) -> int | None:
+    """The nearest number of samples, within `REACH`, that has most in common with the devices; None where the one that
+    was asked for has as much."""
+    reach = int(batch * REACH)
+    near = range(max(1, batch - reach), batch + reach + 1)
+    best = max(near, key=lambda one: (math.gcd(one, devices), -abs(one - batch), -one))
+    return best if math.gcd(best, devices) > math.gcd(batch, devices) else None
+
+
+def better_devices(graph: OperatorGraph, cluster: Cluster) -> Cluster | None:
+    """The cluster with the nearest number of devices, within `REACH`, by which most of the weights divides; None where
+    what is in use divides well, or nothing near does better."""
+    own = divided(graph, cluster.devices)
+    if own >= LITTLE:
+        return None
+    reach = int(cluster.devices * REACH)
+    near: list[tuple[float, int, int, Cluster]] = []
+    for devices in range(max(1, cluster.devices - reach), cluster.devices + reach + 1):
+        with contextlib.suppress(HardwareProfileError):
+            other = cluster.with_devices(devices)
+            near.append((divided(graph, devices), -abs(devices - cluster.devices), -devices, other))
+    share, *_, best = max(near, key=lambda one: one[:3])
+    return best if share > own else None
+
+
+def divided(graph: OperatorGraph, devices: int) -> float:
+    """Into how many pieces the weights can be cut, as a share of the devices; on average over their elements. A weight
+    is cut along all of its dims, so into as many pieces as its elements and the devices have in common."""
+    weights = [graph.types[parameter.name].numel for parameter in graph.parameters]
+    return sum(size * math.gcd(size, devices) for size in weights) / devices / max(1, sum(weights))
+
+
+def _open(request: SearchRequest) -> bool:
+    """Whether it was left to the search how devices and samples are divided, and everything is searched for it."""
+    pinned = request.pinned
+    decided = (pinned.mesh, pinned.data, pinned.micro_batch, pinned.micro_batches)
+    exact = request.algorithm == "dynamic_programming" and request.objective == "time" and request.prune
+    return exact and isinstance(request.cluster, Cluster) and all(one is None for one in decided)
+
+
+def _others(request: SearchRequest) -> Iterator[SearchRequest]:
+    """The same request with more, or fewer, samples; and with another number of devices."""
+    cluster, asked = request.cluster, replace(request, top=1, certify=False)
+    assert isinstance(cluster, Cluster)
+    batch = better_batch(request.global_batch, cluster.devices)
+    if batch is not None:
+        yield replace(asked, global_batch=batch)
+    other = better_devices(request.graph, cluster)
+    if other is not None:
+        yield replace(asked, cluster=other, global_batch=_as_many_each(request, other.devices))
+
+
+def _as_many_each(request: SearchRequest, devices: int) -> int:
+    """Samples of which each of so many devices has what it has in the request, where that is a whole number."""
+    samples = request.global_batch * devices
+    return request.global_batch if samples % request.cluster.devices else samples // request.cluster.devices
+
+
+def _compared(
+    request: SearchRequest, result: SearchResult, other: SearchRequest, on_progress: Listener, cancelled: Stop
+) -> Neighbour | None:
+    """What another request takes, where that is better than the best plan for what was asked."""
+    here = result.plan.prediction.samples_per_second / request.cluster.devices
+    for found in _quickly(other, on_progress, cancelled):
+        prediction = found.plan.prediction
+        gain = prediction.samples_per_second / other.cluster.devices / here - 1
+        if gain >= WORTH:
+            return Neighbour(
+                devices=other.cluster.devices,
+                global_batch=other.global_batch,
+                step_seconds=prediction.step_seconds,
+                samples_per_second=prediction.samples_per_second,
+                gain=gain,
+            )
+    return None
+
+
+def _quickly(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> Iterator[SearchResult]:
+    """The plan with which a search begins; then the best of its configuration, where that leaves more open."""
+    known = False
+
+    def note(progress: Progress) -> None:
+        nonlocal known
+        known = known or progress.best_seconds < math.inf
+        on_progress(replace(progress, phase=f"looking at {request.global_batch} samples on {request.cluster.devices}"))
+
+    first = search(request, note, lambda: known or cancelled())
+    yield first
+    configuration = first.plans[0].configuration
+    if configuration.roles and not request.pinned.manual:
+        pinned = replace(
+            request.pinned,
+            pipeline=configuration.pipeline,
+            virtual_stages=1,
+            mesh=configuration.mesh,
+            micro_batches=configuration.micro_batches,
+        )
+        yield search(replace(request, pinned=pinned), cancelled=cancelled)
