@@ -23,7 +23,7 @@ ByClock = Annotated[
     str,
     typer.Option(
         metavar="wall|cpu",
-        help="Seconds of the clock, or for what processes compute those of the CPU, on machines that others use.",
+        help="Seconds of the clock or of the CPU. The latter, for what processes compute, on machines in use.",
     ),
 ]
 
@@ -51,11 +51,9 @@ def compare(
 
     Terms sum to the step on both sides, so what each is off by is its part of the error of the step.
 
-    [bold]plan run tiny.json --steps 20 --no-check --measure tiny.run.json[/bold]
-
-    [bold]plan compare tiny.json tiny.run.json[/bold]
-
-    [bold]plan compare llama8b.json --log train.log --from torchtitan[/bold]
+        plan run tiny.json --steps 20 --no-check --measure tiny.run.json
+        plan compare tiny.json tiny.run.json
+        plan compare llama8b.json --log train.log --from torchtitan
     """
     with reporting(as_json):
         from hardware_profiles.run_record import load_run_record

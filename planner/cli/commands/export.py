@@ -96,9 +96,8 @@ def export(
 
     Lists what the engine has no setting for, with its cost. Such a plan is written only with --approximate.
 
-    [bold]plan export llama70b-64.json --to megatron -o run[/bold]
-
-    [bold]plan export llama70b-64.json --to torchtitan -o run --approximate[/bold]
+        plan export llama70b-64.json --to megatron -o run
+        plan export llama70b-64.json --to torchtitan -o run --approximate
     """
     with reporting(as_json):
         from planner.export.targets import OPERATOR_TARGETS

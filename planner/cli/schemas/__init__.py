@@ -39,6 +39,7 @@ __all__ = ["ANSWERS", "answer_text", "json_schema"]
 
 ANSWERS: dict[str, type[BaseModel]] = {
     "plan": Answer,
+    "plan search": Answer,
     "plan estimate": Answer,
     "plan estimate PLAN": Repriced,
     "plan compare": Compared,
