@@ -25,6 +25,7 @@ PACKAGES = ("costmodels", "hardware_profiles", "planner", "runtime")
 LAYERS = (
     ("planner.cli",),
     ("planner",),  # planner/__init__.py, the public face
+    ("planner.api",),  # the functions behind it, which commands share
     ("planner.validation",),  # asks the search, and compares with what was measured
     ("planner.strategy_search", "planner.report", "planner.export", "runtime"),
     ("planner.plan",),
@@ -52,7 +53,13 @@ ROOMS = {
 }  # fmt: skip
 
 # Beside the layers: a run that goes on with other devices has a plan searched for them.
-ALLOWED = (("runtime.recovery.replanning", "planner.strategy_search"),)
+# A notebook shows plans, results and comparisons as small pages (`_repr_html_`).
+ALLOWED = (
+    ("runtime.recovery.replanning", "planner.strategy_search"),
+    ("planner.plan.plan", "planner.report"),
+    ("planner.plan.compare.differences", "planner.report"),
+    ("planner.strategy_search.result", "planner.report"),
+)
 
 # The homes of every package that is not of the standard library: only modules below these import it.
 HOMES = {

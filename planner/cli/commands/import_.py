@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hardware_profiles.foreign import printable
-from planner.cli.carrying import Subject, plan_of, target_named
+from planner.api.carrying import Subject, plan_of, target_named
 from planner.cli.commands.import_operators import Given, imported_operators, refusing
 from planner.cli.errors import reporting
 from planner.cli.options import DEFAULT_HARDWARE
