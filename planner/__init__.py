@@ -99,8 +99,7 @@ class _CalledHouse(ModuleType):
 
     @property
     def _function(self) -> Any:
-        name = self.__name__.rpartition(".")[2]
-        return getattr(import_module(_LAZY[name]), name)
+        return __getattr__(self.__name__.rpartition(".")[2])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)

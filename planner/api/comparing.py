@@ -86,7 +86,7 @@ class Outcome:
             one * self.tokens / self.step_tokens * self.slowdown / DAY
             for one in (self.step[1], self.step[0], self.step[2])
         )
-        return middle, low, high
+        return (middle, low, high) if math.isfinite(high) else None
 
     @property
     def device_hours(self) -> Interval | None:
@@ -118,6 +118,7 @@ class Outcome:
             **_ends("days", self.days),
             **_ends("device_hours", self.device_hours),
             **_ends("cost", self.cost),
+            "slowdown_by_failures": self.slowdown if math.isfinite(self.slowdown) else None,
             "memory_left_bytes": self.memory_left,
             "scaling_efficiency": self.efficiency,
             "reason": self.reason or None,

@@ -48,6 +48,8 @@ PURPOSES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         (
             ("search", "the fastest plan; same as plan --model ..."),
             ("estimate", "one configuration, or a plan on other hardware"),
+            ("compare", "hardware, devices, models: days and cost"),
+            ("capacity", "how many devices train so many tokens in time"),
             ("replan", "search again for another profile; what it saves"),
         ),
     ),
@@ -64,14 +66,13 @@ PURPOSES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         (
             ("run, audit", "execute a plan; compare it with the prediction"),
             ("checkpoint", "inspect, verify, convert or merge checkpoints"),
-            ("export, import", "to and from Megatron, DeepSpeed, torchtitan, ..."),
+            ("export, import", "to and from Megatron, DeepSpeed, torchtitan"),
         ),
     ),
     (
         "Measure",
         (
             ("calibrate, fit", "measure this machine; fit a profile to that"),
-            ("compare", "a prediction beside what was measured"),
             ("validate", "predictions for a table of measured runs"),
         ),
     ),

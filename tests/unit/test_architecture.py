@@ -214,6 +214,7 @@ GIVEN = {
     "imported_factory": ("planner.models.zoo", "runtime.data.datasets"),
     "from_config": ("planner.models.zoo",),
     "build_model": (
+        "planner.api.plans",
         "planner.cli.commands.explain",
         "planner.cli.commands.import_",
         "planner.cli.commands.import_operators",
@@ -223,7 +224,13 @@ GIVEN = {
         "planner.strategy_search.job",
     ),
     "naming_of": ("runtime.checkpoint.naming",),  # of `buildable`
-    "build_planned": ("planner.cli.commands.show", "runtime.recovery.replanning", "runtime.launch.training"),
+    "build_planned": (
+        "planner.api.plans",
+        "planner.api.searching",
+        "planner.cli.commands.show",
+        "runtime.recovery.replanning",
+        "runtime.launch.training",
+    ),
 }
 
 

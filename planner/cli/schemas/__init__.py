@@ -13,8 +13,10 @@ from pydantic.json_schema import models_json_schema
 
 from planner.cli.schemas.comparisons import (
     Audit,
+    Cases,
     Compared,
     Diff,
+    Enough,
     Explained,
     ExplainedNames,
     Replanned,
@@ -43,6 +45,8 @@ ANSWERS: dict[str, type[BaseModel]] = {
     "plan estimate": Answer,
     "plan estimate PLAN": Repriced,
     "plan compare": Compared,
+    "plan compare --model": Cases,
+    "plan capacity": Enough,
     "plan diff": Diff,
     "plan explain PLAN": Explained,
     "plan explain PLAN NAME": ExplainedNames,

@@ -75,12 +75,16 @@ def record_of(plan: Plan) -> MeasuredRun:
     )
 
 
+TINY_COST = ("--model", "llama-tiny", "--tokens", "1B", "--price", "0.1")
+
 CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("plan", (*TINY, "--top", "2", "--explain", "-o", "c.json")),
     ("plan estimate", ("estimate", *TINY, "--tensor", "2", "--certify")),
     ("plan estimate PLAN", ("estimate", "a.json")),
     ("plan compare", ("compare", "a.json", "a.run.json", "--clock", "cpu")),
     ("plan compare", ("compare", "a.json", "--log", "train.log", "--from", "nemo")),
+    ("plan compare --model", ("compare", *TINY_COST, "--hardware", "cpu", "--devices", "1,2")),
+    ("plan capacity", ("capacity", *TINY_COST, "--hardware", "h100", "--days", "1")),
     ("plan fit RUN", ("fit", "a.run.json", "-o", "mine.toml")),
     ("plan replan", ("replan", "b.json", "--hardware", "cpu")),
     ("plan diff", ("diff", "a.json", "b.json")),
