@@ -9,52 +9,118 @@ The parts, from the ground up (each imports only from those before it):
     strategy_search, report, export    who makes plans, shows them, carries them elsewhere
     cli                       the command line
 
-What it is for, from Python:
+What it is for, from Python (docs/python.md):
 
-    planner.search(model, cluster, ...) -> SearchResult      see planner.strategy_search.api.search
-    planner.shard(pattern, strategy)                         a strategy decided by hand, for `search(shards=...)`
-    planner.discover(graph) -> OperatorGraph                 rules by trial where there are none; `search` does it
-    planner.Pinned(tensor=8, pipeline=4, ...)                degrees decided by hand, for `search(pinned=...)`
-    planner.Update(clip_norm=1.0, ...)                       what becomes of gradients, for `search(update=...)`
-    planner.save_plan(plan, path), planner.load_plan(path)   plan files, as the command line and the runtime read them
-    planner.PlannerError                                     what is raised on purpose; one that says what to do instead
+    trace(model), search(model, hardware, ...)        a model as a graph; the best plans for it, as a SearchResult
+    estimate(model or plan, hardware, ...)            what one configuration costs, as a Plan
+    compare(model, hardware, devices=...), capacity   days, cost, scaling; how many devices
+    load(path), save(plan, path)                      plan files
+    explain(plan), diff(plan, plan), report(plan)     what limits a plan, how two differ, a page
+    export(plan, engine), audit(plan), validate(csv)  carried elsewhere; checked; compared with measured runs
+    Pinned, Update, shard                             what is decided by hand
+    PlannerError                                      what is raised on purpose; one that says what to do instead
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from planner.api.comparing import capacity, compare
+    from planner.api.plans import audit, diff, explain, export, load, report, save, validate
+    from planner.api.searching import TracedModel, estimate, search, trace
     from planner.errors import PlannerError
     from planner.plan.file import load_plan, save_plan
+    from planner.plan.plan import Plan
     from planner.sharding.discover import discover
     from planner.sharding.update import Update
-    from planner.strategy_search.api import search, shard
+    from planner.strategy_search.api import shard
     from planner.strategy_search.request.space import Pinned
-    from planner.strategy_search.result import SearchResult
+    from planner.strategy_search.result import Progress, SearchResult
 
 _LAZY = {
     "Pinned": "planner.strategy_search.request.space",
+    "Plan": "planner.plan.plan",
     "PlannerError": "planner.errors",
+    "Progress": "planner.strategy_search.result",
     "SearchResult": "planner.strategy_search.result",
+    "TracedModel": "planner.api.searching",
     "Update": "planner.sharding.update",
+    "audit": "planner.api.plans",
+    "capacity": "planner.api.comparing",
+    "compare": "planner.api.comparing",
+    "diff": "planner.api.plans",
     "discover": "planner.sharding.discover",
+    "estimate": "planner.api.searching",
+    "explain": "planner.api.plans",
+    "export": "planner.api.plans",
+    "load": "planner.api.plans",
     "load_plan": "planner.plan.file",
+    "report": "planner.api.plans",
+    "save": "planner.api.plans",
     "save_plan": "planner.plan.file",
-    "search": "planner.strategy_search.api",
+    "search": "planner.api.searching",
     "shard": "planner.strategy_search.api",
+    "trace": "planner.api.searching",
+    "validate": "planner.api.plans",
 }
 
 __all__ = [
     "Pinned",
+    "Plan",
     "PlannerError",
+    "Progress",
     "SearchResult",
+    "TracedModel",
     "Update",
+    "audit",
+    "capacity",
+    "compare",
+    "diff",
     "discover",
+    "estimate",
+    "explain",
+    "export",
+    "load",
     "load_plan",
+    "report",
+    "save",
     "save_plan",
     "search",
     "shard",
+    "trace",
+    "validate",
 ]
+
+
+class _CalledHouse(ModuleType):
+    """`planner.report` and `planner.export` are folders of modules and functions of the same name: both may be had."""
+
+    @property
+    def _function(self) -> Any:
+        return __getattr__(self.__name__.rpartition(".")[2])
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    @property
+    def __signature__(self) -> Any:
+        from inspect import signature
+
+        return signature(self._function)
+
+
+class _Face(ModuleType):
+    """Modules that Python puts here as it imports them stay callable where they share the name of a function."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _LAZY and isinstance(value, ModuleType):
+            value.__class__ = _CalledHouse
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Face
 
 
 def __getattr__(name: str) -> Any:

@@ -22,7 +22,7 @@ TIMEOUT = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """How a setting is asked for: what it says of itself, with Rich's markup, the least value, and the word in place of
+    """How a setting is asked for: what it says of itself, the least value, and the word in place of
     a value. `name` is its flag where that is not called as the field; what is on by default is turned off by `off`."""
 
     text: str
@@ -46,22 +46,22 @@ class RunSettings:
     model: Annotated[
         str | None,
         Flag(
-            "The model, where it is none of the zoo: [bold]package.module:factory[/bold] or a config.json.",
+            "A model that is none of the zoo. package.module:factory, or a config.json.",
             metavar="NAME",
         ),
     ] = None
     dataset: Annotated[
         str | None,
         Flag(
-            "[bold]package.module:factory[/bold] of a dataset whose items are what the model takes, one sample each;"
-            " synthetic data where not given.",
+            "package.module:factory of a dataset; else synthetic data. Its items are what the model takes,"
+            " one sample each.",
             metavar="NAME",
         ),
     ] = None
     shuffle: Annotated[bool, Flag("Shuffle the samples of --dataset.")] = False
     full_batch: Annotated[
         bool,
-        Flag("Every rank reads the whole batch of --dataset, or only its own samples.", off="--own-samples"),
+        Flag("Ranks read the whole batch, or their own samples. It is that of --dataset.", off="--own-samples"),
     ] = True
     workers: Annotated[int, Flag("Processes that read --dataset, per rank.", least=0)] = 0
     save: Annotated[str | None, Flag("Checkpoint folder. Any plan can resume from it.", metavar="DIR")] = None
@@ -81,8 +81,8 @@ class RunSettings:
     restarts: Annotated[
         int | None,
         Flag(
-            "Restart from the last checkpoint after a failure, up to this many times in a row without a step (default:"
-            " 3 with --elastic, else 0).",
+            "Restarts in a row from the last checkpoint (3 if --elastic, else 0). They follow failures"
+            " and count until a step is done.",
             least=0,
         ),
     ] = None
@@ -94,37 +94,37 @@ class RunSettings:
         ),
     ] = None
     state_replicas: Annotated[
-        bool, Flag("Keep state replicas in host memory, so that a failure loses at most one step.")
+        bool, Flag("Keep state replicas in host memory. A failure then loses at most one step.")
     ] = False
     cast: Annotated[bool, Flag("Cast --weights to the precision of the plan.")] = False
-    timeout: Annotated[float, Flag("End the run after this many seconds without progress of any rank.")] = TIMEOUT
+    timeout: Annotated[float, Flag("Seconds without progress of any rank that end the run.")] = TIMEOUT
     listen: Annotated[
         str | None,
         Flag(
-            "Network interface to listen on: its name, an address, or a network such as [bold]10.0.0.0/24[/bold]"
-            " (default on one host: loopback).",
+            "Network interface to listen on: name, address or network. A network is 10.0.0.0/24 or the like;"
+            " on one host the default is loopback.",
             metavar="INTERFACE",
         ),
     ] = None
-    on_nonfinite: Annotated[str, Flag("On a loss or gradient that is not finite: stop, skip or rollback.")] = "stop"
+    on_nonfinite: Annotated[str, Flag("On a NaN or infinity: stop, skip or rollback.")] = "stop"
     on_spike: Annotated[str, Flag("On a loss spike: ignore, stop, skip or rollback.")] = "ignore"
-    spike_factor: Annotated[float, Flag("A spike is above this many times the median loss...")] = 2.0
-    spike_window: Annotated[int, Flag("...of this many steps before.")] = 32
-    rollbacks: Annotated[int, Flag("Rollbacks in a row, without progress, before the run stops.", least=1)] = 3
-    servers: Annotated[int, Flag("Parameter servers to start, for plans with tables on servers.", least=1)] = 2
+    spike_factor: Annotated[float, Flag("A spike is above this many times the median loss.")] = 2.0
+    spike_window: Annotated[int, Flag("The median is over this many steps before.")] = 32
+    rollbacks: Annotated[int, Flag("Rollbacks without progress before the run stops.", least=1)] = 3
+    servers: Annotated[int, Flag("Parameter servers to start, for tables on servers.", least=1)] = 2
     server_folder: Annotated[
         str | None,
-        Flag("Folder of the parameter servers; under torchrun, of those that run already.", metavar="DIR"),
+        Flag("Folder of the parameter servers. Under torchrun, of those that run already.", metavar="DIR"),
     ] = None
     measure: Annotated[
         str | None,
         Flag(
-            "Record what steps take, for [bold]plan compare[/bold] and [bold]plan fit[/bold], term by term; the last"
+            "Record what steps take, for plan compare and plan fit. It is term by term; the last"
             " step runs under the profiler.",
             metavar="FILE",
         ),
     ] = None
-    general: Annotated[bool, Flag("Run operators one by one in the general executor, the slower reference.")] = False
+    general: Annotated[bool, Flag("Run operators one by one, by the general executor.")] = False
     compile: Annotated[bool, Flag("Fuse chains of elementwise operators by torch.compile.")] = False
     lock: str | None = None
 

@@ -19,8 +19,13 @@ _PROJECT = "parallel-planner"
 
 def graph_folder(options: "Options") -> Path | None:
     """The folder of traced graphs; None where none are kept, as where every block is asked to be traced."""
-    said = options.graph_cache or os.environ.get(VARIABLE)
-    if said == NONE or options.full_trace:
+    return None if options.full_trace else cache_folder(options.graph_cache)
+
+
+def cache_folder(given: str | None) -> Path | None:
+    """The folder that is `given`, or where nothing is given; None where none are kept."""
+    said = given or os.environ.get(VARIABLE)
+    if said == NONE:
         return None
     if said:
         return Path(said).expanduser()

@@ -5,6 +5,7 @@ Exit codes: 0 good, 1 a check or a run failed, 2 bad input, 3 nothing fits, 4 a 
 """
 
 import sys
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 import typer
@@ -14,21 +15,25 @@ from planner.cli.commands import (
     calibrate,
     checkpoint,
     compare,
+    compare_cases,
     diff,
     estimate,
     explain,
     export,
+    help_,
     import_,
     lists,
     plan,
     replan,
     report,
     run,
+    search,
     show,
     validate,
 )
 from planner.cli.errors import FAULT, fault_text
 from planner.cli.errors import reporting as errors_reported
+from planner.cli.helping import Command
 from planner.cli.limiting import whole_process
 from planner.cli.options import Options, flag, taking_options
 from planner.cli.usage import Commands
@@ -40,27 +45,35 @@ app = typer.Typer(
     add_completion=True,
     no_args_is_help=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("audit")(audit.audit)
-app.command("calibrate")(calibrate.calibrate)
-app.command("compare")(compare.compare)
-app.command("diff")(diff.diff)
-app.command("estimate")(estimate.estimate)
-app.command("explain")(explain.explain)
-app.command("export")(export.export)
-app.command("fit")(calibrate.fit)
-app.command("import")(import_.import_)
-app.command("replan")(replan.replan)
-app.command("report")(report.report)
-app.command("run")(run.run)
-app.command("show")(show.show)
-app.command("verify")(show.verify)
-app.command("validate")(validate.validate)
-app.command("models")(lists.models)
-app.command("profiles")(lists.profiles)
-app.command("stacks")(lists.stacks)
+COMMANDS: Mapping[str, Callable[..., None]] = {
+    "search": search.search,
+    "estimate": estimate.estimate,
+    "compare": compare.compare,
+    "capacity": compare_cases.capacity,
+    "replan": replan.replan,
+    "show": show.show,
+    "verify": show.verify,
+    "explain": explain.explain,
+    "diff": diff.diff,
+    "report": report.report,
+    "run": run.run,
+    "audit": audit.audit,
+    "export": export.export,
+    "import": import_.import_,
+    "calibrate": calibrate.calibrate,
+    "fit": calibrate.fit,
+    "validate": validate.validate,
+    "models": lists.models,
+    "profiles": lists.profiles,
+    "stacks": lists.stacks,
+    "help": help_.help_,
+}
+"""What each command does; `planner.cli.helping.PURPOSES` has a place for each in `plan --help`."""
+
+for _name, _command in COMMANDS.items():
+    app.command(_name, cls=Command)(_command)
 app.add_typer(checkpoint.checkpoints)
 
 
@@ -71,18 +84,7 @@ def main_job(
     options: Options,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    """Plan the parallel training of a model on a cluster: sharding, schedule and memory, as a plan file to run.
-
-    Options that you give are fixed; the search decides the rest.
-
-    [bold]plan --model llama70b --devices 64[/bold]
-
-    [bold]plan --model llama70b --devices 64 --tensor 8 --pipeline 8 --zero 1[/bold]
-
-    [bold]plan --model llama70b --hardware h100-80gb:32,a100-80gb:32[/bold]
-
-    [bold]plan --model llama-tiny --devices 4 --hardware cpu -o tiny.json && plan run tiny.json --steps 5[/bold]
-    """
+    """What bare `plan --model ...` does: the same as `plan search`. Its help is `planner.cli.helping.screen`."""
     command = invocation.invoked_subcommand
     if command is not None:
         with errors_reported(options.as_json):
@@ -91,13 +93,10 @@ def main_job(
     if version:
         plan.print_version()
         return
-    if options.model is None and not options.given():
+    if not options.given():
         typer.echo(invocation.get_help())
         raise typer.Exit(2)
-    with errors_reported(options.as_json):
-        if options.model is None:
-            raise RequestError("missing --model NAME (see `plan models`)")
-        plan.make_plan(options)
+    search.search_model(options)
 
 
 def _nothing_before(command: str, options: Options) -> None:

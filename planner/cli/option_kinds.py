@@ -6,6 +6,7 @@ from typing import Any
 import typer
 
 from planner.cli.completion import completing
+from planner.cli.spoken import parse_counted
 
 JOB = "Training job"
 HAND = "Parallelism"
@@ -22,6 +23,17 @@ def number(panel: str, text: str, default: str = "", least: int = 1, most: int |
     )
 
 
+def count(panel: str, option: str, text: str, most: int) -> Any:
+    """A number that may have a unit, as in 32k."""
+    return typer.Option(
+        metavar="N",
+        help=text,
+        parser=lambda given: parse_counted(option, given, most=most),
+        show_default=False,
+        rich_help_panel=panel,
+    )
+
+
 def word(
     panel: str,
     metavar: str,
@@ -29,14 +41,16 @@ def word(
     default: str = "",
     *names: str,
     known: Callable[[], Iterable[str]] | None = None,
+    meant: Callable[[str | None], str | None] | None = None,
 ) -> Any:
-    """`known` are the words that shells complete."""
+    """`known` are the words that shells complete; `meant` says what is meant by a word."""
     return typer.Option(
         *names,
         metavar=metavar,
         help=text,
         show_default=default or False,
         rich_help_panel=panel,
+        callback=meant,
         autocompletion=None if known is None else completing(known),
     )
 

@@ -11,7 +11,20 @@ from typing import Annotated, get_type_hints
 import typer
 
 from planner.cli import completion
-from planner.cli.option_kinds import BLOCKS, GRADIENTS, HAND, JOB, OPERATORS, OUTPUT, SEARCH, number, switch, word
+from planner.cli.option_kinds import (
+    BLOCKS,
+    GRADIENTS,
+    HAND,
+    JOB,
+    OPERATORS,
+    OUTPUT,
+    SEARCH,
+    count,
+    number,
+    switch,
+    word,
+)
+from planner.cli.spoken import hardware_of, model_of
 from planner.cli.taking import taking
 
 DEFAULT_HARDWARE = "h100-80gb"
@@ -26,8 +39,11 @@ class Options:
         word(
             JOB,
             "NAME",
-            "A model of the zoo (see `plan models`), a config.json, or package.module:factory.",
+            "Of the zoo (plan models), a config.json, or package.module:factory. Names are read as people"
+            " write them: llama-8b, llama3-70b, meta-llama/Llama-3.1-70B (a local folder of that name,"
+            " else the zoo).",
             known=completion.models,
+            meant=model_of,
         ),
     ] = None
     set: Annotated[
@@ -35,20 +51,23 @@ class Options:
         word(
             JOB,
             "KEY=VALUE",
-            "Override a dimension of the model, as in num_layers=40. Repeatable.",
+            "Change a dimension of the model, as in num_layers=40. Repeatable.",
         ),
     ] = None
-    devices: Annotated[int | None, number(JOB, "Number of devices (default: those of the profile).", most=2**20)] = None
+    devices: Annotated[
+        int | None, count(JOB, "--devices", "Number of devices (default: those of the profile).", most=2**20)
+    ] = None
     hardware: Annotated[
         str | None,
         word(
             JOB,
             "PROFILE",
-            "A hardware profile (see `plan profiles`) or a TOML file. A heterogeneous pipeline lists its groups,"
-            " h100-80gb:32,a100-80gb:32,between@12.5: 32 H100 and 32 A100 with 12.5 GB/s per device between them"
-            " (default: that of the slower network).",
+            "A profile (plan profiles) or a TOML file. h100, a100 and the like are taken. A heterogeneous pipeline"
+            " lists its groups, h100-80gb:32,a100-80gb:32,between@12.5: 32 H100 and 32 A100 with 12.5 GB/s per"
+            " device between them (where left out: that of the slower network).",
             DEFAULT_HARDWARE,
             known=completion.profiles,
+            meant=hardware_of,
         ),
     ] = None
     cluster: Annotated[
@@ -56,9 +75,9 @@ class Options:
         word(
             JOB,
             "LEVELS",
-            "Override the network levels of the profile, innermost first: node=4,rack=8@50,cluster@25/2 means 4 devices"
-            " per node, 8 nodes per rack at 50 GB/s per device and direction, and 25 GB/s beyond, with 2 devices per"
-            " uplink. Levels keep what is left out.",
+            "Network levels, innermost first: node=4,rack=8@50,cluster@25/2. These override those of the"
+            " profile: 4 devices per node, 8 nodes per rack at 50 GB/s per device and direction, and 25"
+            " GB/s beyond, with 2 devices per uplink. Levels keep what is left out.",
         ),
     ] = None
     software: Annotated[
@@ -66,24 +85,37 @@ class Options:
         word(
             JOB,
             "STACK",
-            "The training stack that will run the plan. What it fuses, overlaps, keeps and launches changes time and"
-            " memory. pytorch is our runtime; `plan stacks` lists the others.",
+            "The training stack that will run the plan (plan stacks). What it fuses, overlaps, keeps and"
+            " launches changes time and memory. pytorch is our runtime.",
             "pytorch",
             known=completion.stacks,
         ),
     ] = None
-    seq_len: Annotated[int | None, number(JOB, "Sequence length in tokens (default: the model's own).", most=2**31)] = (
-        None
-    )
+    seq_len: Annotated[
+        int | None,
+        count(
+            JOB,
+            "--seq-len",
+            "Sequence length in tokens, as in 8192 or 32k (default: the model's own). 32k is 32,768.",
+            most=2**31,
+        ),
+    ] = None
     global_batch: Annotated[
-        int | None, number(JOB, "Global batch size in samples (default: 4 per device).", most=2**31)
+        int | None,
+        count(
+            JOB,
+            "--global-batch",
+            "Global batch size in samples, as in 512 or 1k (default: 4 per device). 1k is 1,024.",
+            most=2**31,
+        ),
     ] = None
     imbalance: Annotated[
         float | None,
         typer.Option(
             metavar="TIMES",
-            help="Maximum expert load: tokens of the busiest device over the mean, under expert parallelism (default:"
-            " 1, a balanced router). Scales its compute, communication and activations.",
+            help="Maximum expert load over the mean, under expert parallelism. It is tokens of the busiest"
+            " device over the mean, and scales its compute, communication and activations; 1 is a"
+            " balanced router.",
             rich_help_panel=JOB,
         ),
     ] = None
@@ -92,7 +124,7 @@ class Options:
         word(
             JOB,
             "WORD",
-            "Compute dtype: bf16, fp16 or fp32 (default: bf16, on CPUs fp32). Master weights are fp32.",
+            "Compute dtype: bf16, fp16 or fp32. Master weights are fp32.",
             known=completion.precisions,
         ),
     ] = None
@@ -107,8 +139,7 @@ class Options:
         word(
             HAND,
             "MODE",
-            "Preset: stand_alone, data_parallel, semi_auto_parallel, hybrid_parallel or auto_parallel.",
-            "auto_parallel",
+            "Preset: stand_alone, data_parallel, semi_auto_parallel, hybrid_parallel. Or auto_parallel, the default.",
             known=completion.modes,
         ),
     ] = None
@@ -121,8 +152,9 @@ class Options:
         word(
             HAND,
             "WORD",
-            "Context parallelism: heads (Ulysses all-to-all), ring (ring attention), hybrid (Ulysses within a ring), or"
-            " auto: compare them, and all degrees where --context is not given.",
+            "Context parallelism by: heads, ring, hybrid or auto. heads (Ulysses): all-to-all; ring: ring"
+            " attention; hybrid: Ulysses within a ring; auto compares them, and all degrees where"
+            " --context is not given.",
             "heads",
             known=completion.contexts,
         ),
@@ -135,7 +167,7 @@ class Options:
         switch(
             HAND,
             "--zigzag/--no-zigzag",
-            "Use zigzag order in causal ring attention, which balances its work (default: on).",
+            "Zigzag order in causal ring attention, which balances its work.",
         ),
     ] = None
     expert: Annotated[int | None, number(HAND, "Expert-parallel degree (divides data x context).")] = None
@@ -143,7 +175,7 @@ class Options:
         int | None,
         number(
             HAND,
-            "ZeRO stage: 0 shards nothing, 1 optimizer states, 2 also gradients, 3 also weights.",
+            "ZeRO stage: 0 none, 1 optimizer states, 2 also gradients, 3 also weights.",
             least=0,
             most=3,
         ),
@@ -156,21 +188,21 @@ class Options:
     micro_batches: Annotated[int | None, number(HAND, "Number of micro-batches per step.")] = None
     virtual_stages: Annotated[
         str | None,
-        word(HAND, "N|auto", "Virtual stages per pipeline rank (interleaved 1F1B).", "auto"),
+        word(HAND, "N|auto", "Virtual stages per pipeline rank. More than one is interleaved 1F1B.", "auto"),
     ] = None
     schedule: Annotated[
         str | None,
         word(
             HAND,
             "NAME",
-            "Pipeline schedule: 1f1b, gpipe, interleaved_1f1b, zb_h1, seqpipe; asynchronous: pipedream, pipedream_2bw.",
-            "the fastest of the first four",
+            "Pipeline schedule: 1f1b, gpipe, interleaved_1f1b, zb_h1, seqpipe. Asynchronous: pipedream,"
+            " pipedream_2bw. Where not given, the fastest of the first four.",
             known=completion.schedules,
         ),
     ] = None
     interleave: Annotated[
         str | None,
-        word(HAND, "N|auto", "Interleaved micro-batches: one computes while another communicates.", "1"),
+        word(HAND, "N|auto", "One micro-batch computes while another communicates.", "1"),
     ] = None
     slices: Annotated[
         str | None,
@@ -178,7 +210,7 @@ class Options:
     ] = None
     mesh: Annotated[
         str | None,
-        word(HAND, "AxB", "Device mesh of a stage, slowest links first, as in 8x4; in place of degrees."),
+        word(HAND, "AxB", "Device mesh of a stage, slowest links first, as in 8x4. It takes the place of degrees."),
     ] = None
 
     sequence_parallel: Annotated[
@@ -186,7 +218,7 @@ class Options:
         switch(
             BLOCKS,
             "--sequence-parallel/--no-sequence-parallel",
-            "Sequence parallelism: norms split the sequence over the tensor-parallel devices.",
+            "Norms split the sequence over tensor-parallel devices. This is Megatron's sequence parallelism.",
         ),
     ] = None
     recompute: Annotated[
@@ -197,9 +229,10 @@ class Options:
         word(
             BLOCKS,
             "WHAT[:WHERE]",
-            "Offload to the host, or with :disk to a disk: optimizer (states), activations (inputs of recomputed"
-            " blocks), saved (tensors saved for backward by other blocks), weights (of repeated blocks). Join several"
-            " by commas; auto takes what makes the step fastest; none.",
+            "Offload optimizer, activations, saved, weights, or auto. optimizer: states;"
+            " activations: inputs of recomputed blocks; saved: tensors saved for backward by other"
+            " blocks; weights: of repeated blocks. :disk puts it on a disk. Join several by commas; auto"
+            " takes what makes the step fastest; none.",
             "none",
             known=completion.offload,
         ),
@@ -209,8 +242,9 @@ class Options:
         word(
             OPERATORS,
             "PATTERN=STRATEGY",
-            "Sharding of the operators that match. '*q_proj*=b,o' names a factor per mesh axis (- for none, * for any)."
-            " '*q_proj*=((4,1,1),(2,1))' says how many pieces each dim of each operand is cut into. Repeatable.",
+            "Sharding of the operators that match. '*q_proj*=b,o' names a factor per mesh axis (- for"
+            " none, * for any). '*q_proj*=((4,1,1),(2,1))' says how many pieces each dim of each operand"
+            " is cut into. Repeatable.",
         ),
     ] = None
     shard_from: Annotated[
@@ -227,8 +261,8 @@ class Options:
         word(
             GRADIENTS,
             "WORD",
-            "mean: gradients of the mean loss over the global batch; sum: that times micro-batches and data-parallel"
-            " degree.",
+            "Gradients of the mean loss, or of its sum. The mean is over the global batch; sum is mean times"
+            " micro-batches and data-parallel degree.",
             "mean",
             known=completion.gradients,
         ),
@@ -238,8 +272,9 @@ class Options:
         word(
             GRADIENTS,
             "WORD",
-            "Dtype of gradient accumulation and reduction: fp32, parameter (that of the weights), or mixed (fp32, but"
-            " ZeRO 2 and 3 reduce each micro-batch in that of the weights).",
+            "Dtype of gradients: fp32, parameter or mixed. They are added up and reduced in it. parameter is that"
+            " of the weights; mixed is fp32, but ZeRO 2 and 3 reduce each micro-batch in that of the"
+            " weights.",
             "mixed",
             known=completion.gradient_dtypes,
         ),
@@ -249,7 +284,7 @@ class Options:
         switch(
             GRADIENTS,
             "--master-weights/--no-master-weights",
-            "Keep fp32 master weights of 16-bit weights (default: on).",
+            "fp32 master weights of 16-bit weights.",
         ),
     ] = None
     clip_norm: Annotated[
@@ -260,9 +295,10 @@ class Options:
         str | None,
         word(
             GRADIENTS,
-            "WORD|SIZE|LIST",
-            "Gradient buckets (also of gathered new weights): auto (a size that suits the links), none, a size as in"
-            " 25MiB, 20,35 (parameters 0 to 19, 20 to 34, the rest), or '*attn*=0,*mlp*=1' (equal numbers together).",
+            "SIZES",
+            "Gradient buckets: auto, none, 25MiB, or a list. They are also those of gathered new weights."
+            " auto: a size that suits the links; a list is 20,35 (parameters 0 to 19, 20 to 34, the"
+            " rest), or '*attn*=0,*mlp*=1' (equal numbers together).",
             "auto",
         ),
     ] = None
@@ -270,9 +306,10 @@ class Options:
         str | None,
         word(
             GRADIENTS,
-            "each|block|ahead|auto",
-            "All-gather of ZeRO-3 weights: each at its use; block coalesces those of a block; ahead prefetches them"
-            " during the block before; auto takes whichever makes the fastest plan.",
+            "WORD",
+            "All-gather of weights: each, block, ahead or auto. It is that of ZeRO-3. each: at its use; block coalesces"
+            " those of a block; ahead prefetches them during the block before; auto takes whichever makes"
+            " the fastest plan.",
             "auto",
         ),
     ] = None
@@ -284,7 +321,7 @@ class Options:
         word(
             GRADIENTS,
             "PATTERN",
-            "Parameters that each device keeps for itself, without gradient reduction. Repeatable.",
+            "Parameters without gradient reduction. Each device keeps them for itself. Repeatable.",
         ),
     ] = None
 
@@ -293,9 +330,10 @@ class Options:
         word(
             OPERATORS,
             "PATTERN=WHERE",
-            "Embedding tables off the devices: on the host (sharded over the ranks) or on parameter servers"
-            " (docs/parameter-servers.md). Repeatable. auto: on the host where that is faster; none: on the devices"
-            " (default: on the host where nothing fits otherwise).",
+            "Embedding tables: on the host, or on servers. On the host they are sharded over the ranks;"
+            " parameter servers are in docs/parameter-servers.md. Repeatable. auto: on the host where"
+            " that is faster; none: on the devices (where not given: on the host if nothing fits"
+            " otherwise).",
         ),
     ] = None
 
@@ -304,7 +342,8 @@ class Options:
         word(
             SEARCH,
             "ALGORITHM",
-            "Algorithm: dynamic_programming, recursive_programming, sharding_propagation, ilp or exhaustive.",
+            "The algorithm; the others: plan help search. They are recursive_programming, ilp, exhaustive, and"
+            " sharding_propagation, which spreads what --shard says (docs/search.md).",
             "dynamic_programming",
             known=completion.algorithms,
         ),
@@ -314,7 +353,8 @@ class Options:
         word(
             SEARCH,
             "WORD",
-            "Minimize: time of a step, memory per device, or cost (device-seconds; may use fewer devices).",
+            "Minimize time, memory or cost. time: of a step; memory: per device; cost: device-seconds,"
+            " which may use fewer devices.",
             "time",
             known=completion.objectives,
         ),
@@ -325,7 +365,8 @@ class Options:
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Stop after this many seconds, tracing included, with the best plan so far and its gap.",
+            help="Stop then, with the best plan so far and its gap. The limit holds for the whole command,"
+            " tracing included.",
             min=0.0,
             rich_help_panel=SEARCH,
         ),
@@ -338,8 +379,8 @@ class Options:
         word(
             SEARCH,
             "SHARE",
-            "Share of the predicted peak that is left free for its error, as in 5%; 0% fills the device.",
-            "by the errors of measured runs with the training stack",
+            "Share of the peak left free for its error, as in 5%. 0% fills the device. Where not given,"
+            " it is what the errors of measured runs with the training stack ask for.",
         ),
     ] = None
     planner_memory: Annotated[
@@ -347,9 +388,8 @@ class Options:
         word(
             SEARCH,
             "SIZE",
-            "Memory that the planner itself may use, as in 8GiB. Where it is reached, it answers with the best plan so"
-            " far.",
-            "most of what is available",
+            "Memory that the planner itself may use, as in 8GiB. Where it is reached, it answers with the"
+            " best plan so far. Where not given, it is most of what is available.",
         ),
     ] = None
     rule_cache: Annotated[
@@ -357,8 +397,8 @@ class Options:
         word(
             SEARCH,
             "FOLDER",
-            "Cache of sharding rules of operators that docs/operators.md does not list. They are found by trial, a"
-            " second each; cached ones are verified.",
+            "Cache of sharding rules found by trial. Operators that docs/operators.md does not list get"
+            " rules by trial, a second each; cached ones are verified.",
         ),
     ] = None
     graph_cache: Annotated[
@@ -366,9 +406,8 @@ class Options:
         word(
             SEARCH,
             "FOLDER",
-            "Cache of traced graphs of zoo models, keyed by sources and versions; none keeps none, as does"
-            " PLAN_GRAPH_CACHE=none.",
-            "~/.cache/parallel-planner/graphs",
+            "Cache of traced graphs of zoo models; none keeps none. It is keyed by sources and versions."
+            " PLAN_GRAPH_CACHE=none does the same (where not given: ~/.cache/parallel-planner/graphs).",
         ),
     ] = None
     certify: Annotated[
@@ -381,7 +420,11 @@ class Options:
     output: Annotated[str | None, word(OUTPUT, "FILE", "Where to write the plan file.", "", "-o", "--output")] = None
     write_all: Annotated[
         bool,
-        switch(OUTPUT, "--write-all", "Write the other plans of --top and --pareto too, as NAME-2.json and so on."),
+        switch(
+            OUTPUT,
+            "--write-all",
+            "Write the other plans of --top and --pareto too. They are called NAME-2.json and so on.",
+        ),
     ] = False
     as_json: Annotated[bool, switch(OUTPUT, "--json", "Print the result as JSON on stdout and nothing else.")] = False
     quiet: Annotated[bool, switch(OUTPUT, "--quiet -q", "Print neither progress nor report.")] = False

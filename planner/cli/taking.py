@@ -28,14 +28,9 @@ def taking(parameter: str, kind: type[Any], options: Mapping[str, Any]) -> Calla
             command(**{parameter: given}, **values)
 
         signature = own.replace(parameters=[*kept, *fields])
-        wrapper.__name__, wrapper.__doc__ = command.__name__, _unwrapped(inspect.getdoc(command) or "")
+        wrapper.__name__, wrapper.__doc__ = command.__name__, inspect.getdoc(command) or ""
         wrapper.__signature__ = signature  # type: ignore[attr-defined]  # what inspect.signature looks at first
         wrapper.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
         return wrapper
 
     return taking_them
-
-
-def _unwrapped(text: str) -> str:
-    """Every paragraph on one line, so that terminals break lines where they end."""
-    return "\n\n".join(paragraph.replace("\n", " ") for paragraph in text.split("\n\n"))

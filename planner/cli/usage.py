@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from planner.cli.errors import reporting
+from planner.cli.helping import command_help, screen
 from planner.cli.texts import say
 from planner.errors import RequestError, StoppedError, unknown_name
 from planner.old_words import with_new_options
@@ -62,6 +63,9 @@ class Commands(TyperGroup):
         except typer.Abort as error:
             raise KeyboardInterrupt from error
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(screen() if ctx.parent is None else command_help(self, ctx))
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -102,16 +106,21 @@ def fault_of(error: Any, given: Sequence[str]) -> str:
         known = [name for name in known if name.startswith("-")]
         near = difflib.get_close_matches(option, known, n=3, cutoff=0.5)
         hint = f"; did you mean {' or '.join(near)}?" if near else ";"
-        return f"{place} has no option '{option}'{hint} {place} --help lists all options"
+        return f"{place} has no option '{option}'{hint} {_help_of(place)} lists all options"
     message = error.format_message().rstrip(".")
     parameter = getattr(error, "param", None)
     names = [name for name in getattr(parameter, "opts", ()) if name.startswith("-")]
     said, parted, reason = message.partition(": ")
     if not (names and parted and said.startswith("Invalid value")):
-        return f"{message[:1].lower()}{message[1:]}; see {place} --help"
+        return f"{message[:1].lower()}{message[1:]}; see {_help_of(place)}"
     legal = legal_numbers(parameter)
-    what = f"give {legal}" if legal else f"{reason[:1].lower()}{reason[1:]}; see {place} --help"
+    what = f"give {legal}" if legal else f"{reason[:1].lower()}{reason[1:]}; see {_help_of(place)}"
     return f"{_as_given(names, given)}: {what}"
+
+
+def _help_of(place: str) -> str:
+    """Where the options of a command stand; those of bare `plan` are those of `plan search`."""
+    return "plan search --help" if place == "plan" else f"{place} --help"
 
 
 def _as_given(names: Sequence[str], given: Sequence[str]) -> str:

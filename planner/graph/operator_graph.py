@@ -189,6 +189,9 @@ class OperatorGraph:
     updates: tuple[tuple[str, str], ...] = ()
     constants: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        return f"OperatorGraph({len(self.operators)} operators, {len(self.parameters)} parameters)"
+
     @cached_property
     def derived(self) -> dict[object, Any]:
         """What others derive of this graph, which does not change, and find again: by the name of an operator with this

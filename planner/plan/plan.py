@@ -243,6 +243,15 @@ class Plan:
     rules: tuple[tuple[str, WrittenRule], ...] = ()
     schema_version: int = field(default=SCHEMA_VERSION)
 
+    def __repr__(self) -> str:
+        where = f"{self.cluster.devices} x {self.cluster.machine}"
+        return f"Plan({self.model.reference!r} on {where}, {self.prediction.step_seconds:.3g} s a step)"
+
+    def _repr_html_(self) -> str:
+        from planner.report.notebook import plan_html
+
+        return plan_html(self)
+
     @property
     def schedule_kind(self) -> Schedule:
         """What the schedule does."""

@@ -3,7 +3,9 @@
 from dataclasses import dataclass, replace
 
 from planner.plan.binding.bind import BoundPlan
+from planner.plan.layout.roles import roles
 from planner.plan.plan import Plan
+from planner.plan.words import plan_words
 from planner.strategy_search.engine.contexts import ContextOutcome
 from planner.strategy_search.engine.finalists import OPTIMAL, Ranked
 
@@ -77,6 +79,29 @@ class SearchResult:
     placements: int = 0
     contexts: tuple[ContextOutcome, ...] = ()
     neighbours: tuple[Neighbour, ...] = ()
+
+    def __repr__(self) -> str:
+        more = f" and {len(self.plans) - 1} more" if len(self.plans) > 1 else ""
+        return f"SearchResult({self.plan!r}{more}, {self.status}, gap {self.gap:.1%})"
+
+    def _repr_html_(self) -> str:
+        from planner.report.notebook import plans_html
+
+        said = f"{self.status}: no plan in the space is more than {self.gap:.1%} faster"
+        return plans_html([one.plan for one in self.plans], self.to_rows(), said)
+
+    def to_rows(self) -> list[dict[str, object]]:
+        """The plans for pandas, fastest first: `pandas.DataFrame(result.to_rows())`."""
+        return [
+            {
+                "step_seconds": one.seconds,
+                "peak_bytes": one.plan.prediction.peak_bytes,
+                "model_flops_utilisation": one.plan.prediction.model_flops_utilisation,
+                "samples_per_second": one.plan.prediction.samples_per_second,
+                **plan_words(one.bound, roles(one.bound)),
+            }
+            for one in self.plans
+        ]
 
     @property
     def bound(self) -> BoundPlan:

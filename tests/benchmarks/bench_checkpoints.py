@@ -94,7 +94,7 @@ def _trained() -> tuple[Any, int]:
         "cpu",
         precision="fp32",
         devices=PROCESSES,
-        sequence_length=16,
+        seq_len=16,
         global_batch=2,
         pinned=planner.Pinned(zero=3, pipeline=1),
     )

@@ -109,7 +109,7 @@ def _plan(pair: Pair, who: str) -> Plan:
         pair.model,
         load_profile("cpu").with_devices(pair.processes),
         pinned=Pinned(micro_batches=1, recompute="none", **given),
-        shards=shards,
+        shard=shards,
         precision="fp32",
         global_batch=pair.batch,
         update=planner.Update(buckets="none") if who == EACH else planner.Update(),

@@ -1,4 +1,5 @@
-"""Every command of the README does what it is there for, in order and in one folder, and so do its Python blocks.
+"""Every command of the README and of the pages that it leads to does what it is there for, in order and in one folder,
+and so do their Python blocks.
 
 Commands are the indented lines that start with `plan`, and the lists in its text. Where one names what a reader has and
 we have not, something else takes its place (`STANDS_FOR`); some are run smaller (`SMALLER`).
@@ -26,7 +27,18 @@ from tests.long_lists import rarely
 from tests.traced_once import traced_once
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = (
+    "README.md",
+    "docs/deciding.md",
+    "docs/questions.md",
+    "docs/models-and-machines.md",
+    "docs/plans.md",
+    "docs/how-it-works.md",
+    "docs/python.md",
+)
+"""In the order in which their commands are run; a command that stands twice is run once."""
+
+README = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
 
 COMMANDS = tuple(dict.fromkeys(re.findall(r"^    (plan .*)$", README, re.MULTILINE)))
 LISTS = tuple(dict.fromkeys(re.findall(r"`(plan (?:models|profiles|stacks)(?: NAME)?(?: --fit)?)`", README)))
@@ -37,6 +49,7 @@ WIDTH = 120
 """Columns of the terminal that is shown."""
 
 BLOCKS = tuple(re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL))
+FIRST_PLAN, SEARCH, TRAINING, FUNCTIONS = BLOCKS
 
 STANDS_FOR = {
     "path/to/config.json": "config.json",
@@ -90,6 +103,23 @@ SMALLER = {
     "plan export llama70b-64.json --to megatron -o run --approximate": (
         "plan export llama70b-64-by-hand.json --to megatron -o run --approximate"
     ),
+    # the search of the first plan once more; tests/unit/cli/test_searching.py has what --top and --explain print
+    "plan --model llama70b --devices 64 --top 3 --explain -o best.json": (
+        "plan --model llama8b --devices 8 --top 3 --explain -o best.json"
+    ),
+    # half a minute; tests/unit/cli/test_lists_of_plans.py has what is on a front
+    "plan --model llama-tiny --devices 4 --hardware cpu --pareto": (
+        "plan --model llama-tiny --devices 2 --hardware cpu --micro-batches 1 --pareto"
+    ),
+    # a minute; tests/unit/test_comparing.py has what comes out
+    "plan compare --model llama70b --devices 64 --hardware h100,h200,b200 --tokens 15T"
+    " --price h100=2.5,h200=3.5,b200=5": (
+        "plan compare --model llama-tiny --devices 4 --hardware h100,h200,b200 --tokens 15T"
+        " --price h100=2.5,h200=3.5,b200=5"
+    ),
+    "plan capacity --model llama8b --hardware h100 --days 30 --tokens 1T --price 2.5": (
+        "plan capacity --model llama-tiny --hardware h100 --days 30 --tokens 1T --price 2.5"
+    ),
     # looks for other plans for half a minute; tests/unit/cli/test_report.py has what it finds
     "plan report llama70b-64.json -o report.html": "plan report llama70b-64.json -o report.html --time-limit 2",
 }
@@ -98,8 +128,6 @@ SMALLER = {
 RARELY = (
     # prices plans of 80 blocks on the way; tests/unit/cli/test_diff.py compares plans of all kinds
     "plan diff llama70b-64.json llama70b-64-by-hand.json",
-    # tests/unit/cli/test_lists_of_plans.py has what it prints
-    "plan --model llama-tiny --devices 4 --hardware cpu --pareto",
 )
 """Commands that take longest and show nothing of their kind that other tests do not: exhaustive."""
 
@@ -113,7 +141,7 @@ OPEN = {
     "plan estimate --model llama8b": r"It would fit with: .*",  # what was found in the time that there was
     "plan": r"(?<= in )[0-9.]+ s(?= \()|(?<=\()[0-9.]+ s(?= in all\))",  # how long the search took
 }
-"""What may differ from what the README shows, by how a command begins; the first that fits counts."""
+"""What may differ from what a page shows, by how a command begins; the first that fits counts."""
 
 MINE = """\
 import torch
@@ -185,7 +213,6 @@ def run(command: str) -> tuple[int, str]:
 def test_commands_are_found_and_those_named_here_are_among_them() -> None:
     assert len(COMMANDS) > 20
     assert len(LISTS) >= 5
-    assert len(BLOCKS) == 2
     assert len(SHOWN) >= 7
     assert set(SHOWN) <= set(COMMANDS) - set(SMALLER)
     assert set(FIRST) | set(SMALLER) | set(FAILS) | set(RARELY) <= set(COMMANDS)
@@ -204,12 +231,12 @@ def test_a_command_runs(here: Path, command: str) -> None:
     assert output
     if command in SHOWN:
         missing = not_printed(SHOWN[command], output, command)
-        assert missing == "", f"the README shows what is not printed:\n{missing}\nPrinted is:\n{output}"
+        assert missing == "", f"a page shows what is not printed:\n{missing}\nPrinted is:\n{output}"
 
 
 def not_printed(shown: str, output: str, command: str) -> str:
     """The first part of what is shown, between lines that stand for others, which is not printed after those before
-    it; empty where all are. Lines that the README breaks are taken as one."""
+    it; empty where all are. Lines that a page breaks are taken as one."""
     opened = next(pattern for start, pattern in OPEN.items() if command.startswith(start))
 
     def comparable(text: str) -> str:
@@ -240,12 +267,20 @@ def test_what_is_not_printed_is_noticed() -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
+@pytest.mark.parametrize("block", [FIRST_PLAN, FUNCTIONS], ids=["README", "python.md"])
+def test_what_is_done_from_python_runs(here: Path, block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(block, {})
+    assert capsys.readouterr().out
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_the_search_from_python_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import mine  # of the folder
 
     module, (tokens, labels) = mine.factory()
     names: dict[str, Any] = {"module": module, "tokens": tokens, "labels": labels}
-    exec(BLOCKS[0], names)
+    exec(SEARCH, names)
     assert names["result"].plans
     assert capsys.readouterr().out
 
@@ -259,7 +294,7 @@ def test_training_from_python_runs(here: Path) -> None:
     module, example = mine.factory()
     result = planner.search(module, "cpu", devices=2, args=example, global_batch=16, precision="fp32")
     planner.save_plan(result.plan, "plan.json")
-    Path("train.py").write_text(SCRIPT.format(block=BLOCKS[1]))
+    Path("train.py").write_text(SCRIPT.format(block=TRAINING))
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -25,6 +25,7 @@ PACKAGES = ("costmodels", "hardware_profiles", "planner", "runtime")
 LAYERS = (
     ("planner.cli",),
     ("planner",),  # planner/__init__.py, the public face
+    ("planner.api",),  # the functions behind it, which commands share
     ("planner.validation",),  # asks the search, and compares with what was measured
     ("planner.strategy_search", "planner.report", "planner.export", "runtime"),
     ("planner.plan",),
@@ -52,7 +53,13 @@ ROOMS = {
 }  # fmt: skip
 
 # Beside the layers: a run that goes on with other devices has a plan searched for them.
-ALLOWED = (("runtime.recovery.replanning", "planner.strategy_search"),)
+# A notebook shows plans, results and comparisons as small pages (`_repr_html_`).
+ALLOWED = (
+    ("runtime.recovery.replanning", "planner.strategy_search"),
+    ("planner.plan.plan", "planner.report"),
+    ("planner.plan.compare.differences", "planner.report"),
+    ("planner.strategy_search.result", "planner.report"),
+)
 
 # The homes of every package that is not of the standard library: only modules below these import it.
 HOMES = {
@@ -207,6 +214,7 @@ GIVEN = {
     "imported_factory": ("planner.models.zoo", "runtime.data.datasets"),
     "from_config": ("planner.models.zoo",),
     "build_model": (
+        "planner.api.plans",
         "planner.cli.commands.explain",
         "planner.cli.commands.import_",
         "planner.cli.commands.import_operators",
@@ -216,7 +224,13 @@ GIVEN = {
         "planner.strategy_search.job",
     ),
     "naming_of": ("runtime.checkpoint.naming",),  # of `buildable`
-    "build_planned": ("planner.cli.commands.show", "runtime.recovery.replanning", "runtime.launch.training"),
+    "build_planned": (
+        "planner.api.plans",
+        "planner.api.searching",
+        "planner.cli.commands.show",
+        "runtime.recovery.replanning",
+        "runtime.launch.training",
+    ),
 }
 
 

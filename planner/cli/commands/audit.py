@@ -36,7 +36,7 @@ def audit(
     Compares collectives (kind, bytes, axis, count), floating point operations and live memory, at the full size of the
     plan, on this machine. Exit code 1 if anything differs.
 
-    [bold]plan audit llama70b-64.json[/bold]
+        plan audit llama70b-64.json
     """
     with reporting(as_json):
         found = []

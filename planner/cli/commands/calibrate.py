@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from costmodels.fit_machine import FittedMachine
     from hardware_profiles import Measurements
 
-Output = Annotated[
-    Path, typer.Option("--output", "-o", help="Where to write the profile; [bold]--hardware[/bold] takes it.")
-]
+Output = Annotated[Path, typer.Option("--output", "-o", help="Where to write the profile; --hardware takes it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 PROFILE = Path("calibrated.toml")
 SCHEMA_VERSION = 1  # of the objects that `plan calibrate --json` and `plan fit --json` print
@@ -43,7 +41,8 @@ def calibrate(
     Times kernels of every class and collectives of every kind, in one process per rank, all at once. On a CPU the
     processes share the cores: the profile describes one rank of a run with --nproc processes.
 
-    [bold]plan calibrate --nproc 4 -o laptop.toml && plan --model llama-tiny --devices 4 --hardware laptop.toml[/bold]
+        plan calibrate --nproc 4 -o laptop.toml
+        plan calibrate --quick
     """
     with reporting(as_json):
         from hardware_profiles import load_measurements
@@ -75,9 +74,8 @@ def fit(
 ) -> None:
     """Fit a hardware profile to measured times, without measuring again; or correct one by measured runs of plans.
 
-    [bold]plan fit laptop.measurements.json -o laptop.toml[/bold]
-
-    [bold]plan fit tiny.run.json other.run.json -o mine.toml[/bold]
+    plan fit laptop.measurements.json -o laptop.toml
+    plan fit tiny.run.json other.run.json -o mine.toml
     """
     with reporting(as_json):
         from hardware_profiles import load_measurements

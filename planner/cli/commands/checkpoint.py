@@ -9,6 +9,7 @@ import typer
 
 from planner.cli.commands.show import AsJson, ExecutedModel, built_again, naming
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
+from planner.cli.helping import Command
 from planner.cli.output import write_json
 from planner.cli.printing import WIDTH
 from planner.cli.texts import say
@@ -27,8 +28,7 @@ checkpoints = typer.Typer(
     name="checkpoint",
     cls=Commands,
     no_args_is_help=False,
-    rich_markup_mode="rich",
-    help="Inspect, verify, adopt, convert or merge checkpoints.\n\n[bold]plan checkpoint inspect runs/tiny[/bold]",
+    help="Inspect, verify, adopt, convert or merge checkpoints.\n\n    plan checkpoint inspect runs/tiny",
 )
 _SHOWN = 12  # tensors that are listed without --all
 
@@ -41,12 +41,10 @@ DST = Annotated[
     Path, typer.Option("-o", "--output", metavar="DIR", help="A new folder, written completely or not at all.")
 ]
 
-Memory = Annotated[
-    str, typer.Option("--memory", metavar="SIZE", help="Memory that the command may use beyond what it needs to start.")
-]
+Memory = Annotated[str, typer.Option("--memory", metavar="SIZE", help="Memory to use beyond what it needs to start.")]
 
 
-@checkpoints.command("inspect")
+@checkpoints.command("inspect", cls=Command)
 def inspect(
     source: SRC,
     every: Annotated[bool, typer.Option("--all", help="List all tensors.")] = False,
@@ -54,7 +52,7 @@ def inspect(
 ) -> None:
     """Show what is in a checkpoint: step, plan, tensors, and whether its files are complete. Reads only headers.
 
-    [bold]plan checkpoint inspect runs/tiny[/bold]
+    plan checkpoint inspect runs/tiny
     """
     with reporting(as_json):
         from runtime.checkpoint.folder import incomplete
@@ -66,11 +64,11 @@ def inspect(
         _print(opened, None if every else _SHOWN, notes)
 
 
-@checkpoints.command("verify")
+@checkpoints.command("verify", cls=Command)
 def verify(source: SRC, as_json: AsJson = False) -> None:
     """Read all files of a checkpoint and compare their checksums. Exit code 2 where one is damaged.
 
-    [bold]plan checkpoint verify runs/tiny/step-000100[/bold]
+    plan checkpoint verify runs/tiny/step-000100
     """
     with reporting(as_json):
         from planner.report.units import bytes_text
@@ -90,7 +88,7 @@ def verify(source: SRC, as_json: AsJson = False) -> None:
             say(f"{opened.path}: whole; {_files(opened.files)}, {bytes_text(total)}, all as they were written")
 
 
-@checkpoints.command("adopt")
+@checkpoints.command("adopt", cls=Command)
 def adopt(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run: that of `plan run --save`.")],
     as_json: AsJson = False,
@@ -100,7 +98,7 @@ def adopt(
     A run refuses a copy of its folder, so that two runs cannot continue as one. If the original is no longer used, this
     gives the copy, and all checkpoints in it, a new identity.
 
-    [bold]plan checkpoint adopt runs/tiny[/bold]
+        plan checkpoint adopt runs/tiny
     """
     with reporting(as_json):
         from runtime.checkpoint.folder import checkpoints as whole
@@ -115,7 +113,7 @@ def adopt(
             say(f"{folder}: is the folder of run {record.run[:8]} now, with {several}; go on with --continue")
 
 
-@checkpoints.command("convert")
+@checkpoints.command("convert", cls=Command)
 def convert(
     source: SRC,
     plan_file: Annotated[Path, typer.Option("--plan", metavar="PLAN", help="The plan to go on with.")],
@@ -126,9 +124,9 @@ def convert(
 ) -> None:
     """Reshard a checkpoint for another plan, in this process and in bounded memory.
 
-    Optional: [bold]plan run --resume[/bold] loads any checkpoint under any plan, but reads less of a converted one.
+    Optional: plan run --resume loads any checkpoint under any plan, but reads less of a converted one.
 
-    [bold]plan checkpoint convert runs/tiny --plan eight.json -o runs/eight/step-000100[/bold]
+        plan checkpoint convert runs/tiny --plan eight.json -o runs/eight/step-000100
     """
     with reporting(as_json):
         from planner.plan.binding.bind import bind
@@ -153,7 +151,7 @@ def convert(
         _answer(converted(opened, manifest, bound, homes, output, most), output, as_json)
 
 
-@checkpoints.command("merge")
+@checkpoints.command("merge", cls=Command)
 def merge(
     source: SRC,
     output: DST,
@@ -162,7 +160,7 @@ def merge(
         typer.Option(
             "--names",
             metavar="huggingface|own",
-            help="Names of the tensors: those of Hugging Face's transformers, or the model's own. Left out: the former"
+            help="Names of tensors: of transformers, or the model's own. Left out: the former"
             " where transformers has such models.",
         ),
     ] = None,
@@ -175,7 +173,7 @@ def merge(
 
     With transformers' names a config.json is written too, so that from_pretrained loads the folder.
 
-    [bold]plan checkpoint merge runs/tiny -o tiny-model[/bold]
+        plan checkpoint merge runs/tiny -o tiny-model
     """
     with reporting(as_json):
         from runtime.checkpoint.offline import merge as merged

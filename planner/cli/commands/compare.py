@@ -1,4 +1,4 @@
-"""`plan compare`: a prediction beside what was measured of the plan, term by term."""
+"""`plan compare`: cases side by side (`compare_cases.py`), or a prediction beside what was measured, term by term."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -6,7 +6,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from planner.cli.commands.compare_cases import (
+    AsCsv,
+    CheckpointTime,
+    Failures,
+    GlobalBatch,
+    Price,
+    RestartTime,
+    SeqLen,
+    Tokens,
+    compared,
+)
 from planner.cli.errors import reporting
+from planner.cli.option_kinds import JOB
+from planner.cli.options import DEFAULT_HARDWARE
 from planner.cli.output import write_json
 from planner.cli.printing import console_of
 from planner.errors import RequestError
@@ -23,7 +36,7 @@ ByClock = Annotated[
     str,
     typer.Option(
         metavar="wall|cpu",
-        help="Seconds of the clock, or for what processes compute those of the CPU, on machines that others use.",
+        help="Seconds of the clock or of the CPU. The latter, for what processes compute, on machines in use.",
     ),
 ]
 
@@ -36,7 +49,7 @@ def clock_of(word: str) -> "Clock":
 
 
 def compare(
-    plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
+    plan_file: Annotated[Path | None, typer.Argument(help="A plan file, to compare with what was measured.")] = None,
     measured: Annotated[
         Path | None, typer.Argument(help="What plan run PLAN --measure FILE has recorded of it.")
     ] = None,
@@ -45,36 +58,83 @@ def compare(
         str | None, typer.Option("--from", metavar="ENGINE", help="Of --log: megatron, nemo or torchtitan.")
     ] = None,
     clock: ByClock = "wall",
+    model: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Models, separated by commas.", rich_help_panel=JOB)
+    ] = None,
+    devices: Annotated[
+        str | None, typer.Option(metavar="NUMBERS", help="Numbers of devices, as in 32,64,128.", rich_help_panel=JOB)
+    ] = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROFILES",
+            help="Hardware, as in h100,h200,b200.",
+            show_default=DEFAULT_HARDWARE,
+            rich_help_panel=JOB,
+        ),
+    ] = None,
+    software: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STACKS", help="Training stacks, as in megatron,fsdp.", show_default="pytorch", rich_help_panel=JOB
+        ),
+    ] = None,
+    tokens: Tokens = None,
+    seq_len: SeqLen = None,
+    global_batch: GlobalBatch = None,
+    price: Price = None,
+    failures: Failures = 0.0,
+    checkpoint_time: CheckpointTime = 0.0,
+    restart_time: RestartTime = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_csv: AsCsv = False,
 ) -> None:
-    """Compare what a plan predicts with what was measured, term by term, and say which terms are wrong.
+    """Compare hardware, numbers of devices, software and models; or a plan with what was measured of it.
 
-    Terms sum to the step on both sides, so what each is off by is its part of the error of the step.
+    With --model the best plan of every combination is searched: time, days, device-hours, cost, memory left, scaling,
+    and which is cheapest, which fastest. With a plan file the prediction stands beside a measured run, term by term;
+    terms sum to the step on both sides, so what each is off by is its part of the error of the step.
 
-    [bold]plan run tiny.json --steps 20 --no-check --measure tiny.run.json[/bold]
-
-    [bold]plan compare tiny.json tiny.run.json[/bold]
-
-    [bold]plan compare llama8b.json --log train.log --from torchtitan[/bold]
+        plan compare --model llama70b --devices 64 --hardware h100,b200 --tokens 15T --price 4
+        plan compare --model llama8b --devices 32,64,128 --tokens 1T --failures 5e-4 --checkpoint-time 60
+        plan compare tiny.json tiny.run.json
+        plan compare llama8b.json --log train.log --from torchtitan
     """
     with reporting(as_json):
-        from hardware_profiles.run_record import load_run_record
-        from planner.plan.compare.measured import compare_run
-        from planner.plan.file import load_plan
+        about_cases = (model, devices, hardware, software, tokens, seq_len, global_batch, price)
+        if plan_file is None:
+            if model is None:
+                raise RequestError("missing a plan file with what was measured, or --model NAME with --devices")
+            compared(
+                model, hardware or DEFAULT_HARDWARE, devices, software, tokens, price, failures, checkpoint_time,
+                restart_time, seq_len, global_batch, as_json=as_json, as_csv=as_csv,
+            )  # fmt: skip
+            return
+        if any(one is not None for one in about_cases) or failures or checkpoint_time or restart_time or as_csv:
+            raise RequestError(f"{plan_file}: with a plan file give what was measured; --model compares without one")
+        _compare_run(plan_file, measured, log, engine, clock, as_json)
 
-        plan = load_plan(plan_file)
-        if measured is not None:
-            if log is not None or engine is not None:
-                raise RequestError("--log and --from are for runs of other engines; leave out the record, or both")
-            found, flops = compare_run(plan, load_run_record(measured), clock_of(clock)), None
-        elif log is not None and engine is not None:
-            found, flops = _logged(plan, log, engine)
-        else:
-            raise RequestError("missing what was measured: a record of plan run --measure, or --log FILE --from ENGINE")
-        if as_json:
-            write_json("plan compare", content(found, flops))
-        else:
-            _show(found, flops)
+
+def _compare_run(
+    plan_file: Path, measured: Path | None, log: Path | None, engine: str | None, clock: str, as_json: bool
+) -> None:
+    from hardware_profiles.run_record import load_run_record
+    from planner.plan.compare.measured import compare_run
+    from planner.plan.file import load_plan
+
+    plan = load_plan(plan_file)
+    if measured is not None:
+        if log is not None or engine is not None:
+            raise RequestError("--log and --from are for runs of other engines; leave out the record, or both")
+        found, flops = compare_run(plan, load_run_record(measured), clock_of(clock)), None
+    elif log is not None and engine is not None:
+        found, flops = _logged(plan, log, engine)
+    else:
+        raise RequestError("missing what was measured: a record of plan run --measure, or --log FILE --from ENGINE")
+    if as_json:
+        write_json("plan compare", content(found, flops))
+    else:
+        _show(found, flops)
 
 
 def _logged(plan: "Plan", log: Path, engine: str) -> "tuple[RunComparison, tuple[float, float] | None]":

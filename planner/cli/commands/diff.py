@@ -30,7 +30,7 @@ def diff(
     Starts at the first plan, applies one difference after the other, and prices every plan on the way. Differences
     that are legal only together are priced together. The costs sum to the difference of the two predictions.
 
-    [bold]plan diff llama70b-64.json llama70b-64-by-hand.json[/bold]
+        plan diff llama70b-64.json llama70b-64-by-hand.json
     """
     with reporting(as_json):
         from planner.plan.compare.differences import compare

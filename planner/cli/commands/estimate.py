@@ -41,9 +41,8 @@ def estimate(
     Micro-batches, recomputation and sequence parallelism are searched. A plan file is priced for its own hardware, or
     for --hardware. Only -o writes a plan.
 
-    [bold]plan estimate --model llama70b --devices 64 --tensor 8 --pipeline 8 --zero 1[/bold]
-
-    [bold]plan estimate llama70b-64.json --hardware a100-80gb[/bold]
+        plan estimate --model llama70b --devices 64 --tensor 8 --pipeline 8 --zero 1
+        plan estimate llama70b-64.json --hardware a100-80gb
     """
     with reporting(options.as_json):
         if plan_file is not None:

@@ -44,9 +44,8 @@ def explain(
     sequence or devices, this plan kept and searched again. With a name: what every other strategy of an operator, or
     every other stored layout of a parameter, would cost, all else as it is and searched again around it.
 
-    [bold]plan explain llama70b-64.json[/bold]
-
-    [bold]plan explain llama70b-64.json '*.mlp.up_proj'[/bold]
+        plan explain llama70b-64.json
+        plan explain llama70b-64.json '*.mlp.up_proj'
     """
     with reporting(as_json):
         patience = _Patience(wanted=search, ends=time.perf_counter() + time_limit)

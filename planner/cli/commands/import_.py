@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hardware_profiles.foreign import printable
-from planner.cli.carrying import Subject, plan_of, target_named
+from planner.api.carrying import Subject, plan_of, target_named
 from planner.cli.commands.import_operators import Given, imported_operators, refusing
 from planner.cli.errors import reporting
 from planner.cli.options import DEFAULT_HARDWARE
 from planner.cli.output import plan_content, write_json
+from planner.cli.spoken import hardware_of, model_of
 from planner.cli.texts import say, text_of
 from planner.errors import RequestError
 
@@ -24,12 +25,17 @@ def import_(
     file: Annotated[Path, typer.Argument(help="The file with the settings, or a folder that plan export wrote.")],
     source: Annotated[str, typer.Option("--from", metavar="ENGINE", help="The engine whose settings they are.")],
     model: Annotated[
-        str, typer.Option(metavar="NAME", help="The model: of the zoo, a config.json, or package.module:factory.")
+        str,
+        typer.Option(
+            metavar="NAME", help="The model: of the zoo, a config.json, or package.module:factory.", callback=model_of
+        ),
     ],
     devices: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Devices, where the settings do not say.", show_default=False)
     ] = None,
-    hardware: Annotated[str, typer.Option(metavar="PROFILE", help="Hardware profile or TOML file.")] = DEFAULT_HARDWARE,
+    hardware: Annotated[
+        str, typer.Option(metavar="PROFILE", help="Hardware profile or TOML file.", callback=hardware_of)
+    ] = DEFAULT_HARDWARE,
     cluster: Annotated[
         str | None, typer.Option(metavar="LEVELS", help="Levels of the network, as for plan --cluster.")
     ] = None,
@@ -53,11 +59,9 @@ def import_(
 
     Engines: accelerate, deepspeed, megatron, mindformers, mindspeed, mindspore, nemo, torch, torchtitan.
 
-    [bold]plan import launch.sh --from megatron --model llama70b --devices 64 -o megatron.json[/bold]
-
-    [bold]plan import train.toml --from torchtitan --model llama8b --hardware a100-80gb[/bold]
-
-    [bold]plan import strategy.json --from mindspore --model package.module:factory[/bold]
+        plan import launch.sh --from megatron --model llama70b --devices 64 -o megatron.json
+        plan import train.toml --from torchtitan --model llama8b --hardware a100-80gb
+        plan import strategy.json --from mindspore --model package.module:factory
     """
     with reporting(as_json):
         from planner.export.targets import OPERATOR_TARGETS

@@ -25,7 +25,7 @@ def models(
 ) -> None:
     """List the models of the zoo, or show the dimensions of one and their sources.
 
-    [bold]plan models llama8b[/bold]
+    plan models llama8b
     """
     with reporting(as_json):
         from planner.models.zoo import ZOO
@@ -116,7 +116,7 @@ def profiles(
 ) -> None:
     """List the hardware profiles, or show one with its sources.
 
-    [bold]plan profiles h100-80gb --fit[/bold]
+    plan profiles h100-80gb --fit
     """
     with reporting(as_json):
         from hardware_profiles import load_profile, profile_names
@@ -145,7 +145,7 @@ def stacks(
 ) -> None:
     """List the training stacks that --software knows, or show one with its sources.
 
-    [bold]plan stacks megatron[/bold]
+    plan stacks megatron
     """
     with reporting(as_json):
         from hardware_profiles import load_software, software_facts, software_names

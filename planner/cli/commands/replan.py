@@ -10,6 +10,7 @@ from planner.cli.commands.show import OfModel, naming, traced_again
 from planner.cli.errors import reporting
 from planner.cli.output import write_json
 from planner.cli.printing import console_of
+from planner.cli.spoken import hardware_of
 from planner.cli.stopping import SAID, stoppable
 from planner.cli.texts import say
 from planner.cli.waiting import waiting
@@ -25,7 +26,10 @@ SCHEMA_VERSION = 1  # of the object that `plan replan --json` prints
 def replan(
     plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
     hardware: Annotated[
-        str, typer.Option(metavar="PROFILE", help="The profile to plan for, as plan fit has corrected it.")
+        str,
+        typer.Option(
+            metavar="PROFILE", help="The profile to plan for, as plan fit has corrected it.", callback=hardware_of
+        ),
     ],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the new plan.")] = None,
     model: OfModel = None,
@@ -33,7 +37,7 @@ def replan(
 ) -> None:
     """Search again for another profile, with nothing decided, and say what changes and what it saves.
 
-    [bold]plan replan tiny.json --hardware mine.toml -o better.json[/bold]
+    plan replan tiny.json --hardware mine.toml -o better.json
     """
     with reporting(as_json):
         from planner.plan.compare.repricing import repriced

@@ -33,7 +33,8 @@ def report(
     trace: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Write the timeline of a step as trace events, for Perfetto and chrome://tracing."
+            metavar="FILE",
+            help="Write the timeline of a step for Perfetto. It is trace events, which chrome://tracing reads too.",
         ),
     ] = None,
     search: Annotated[bool, typer.Option("--search/--no-search", help="Search other plans to compare with.")] = True,
@@ -51,9 +52,8 @@ def report(
 
     The file needs no network. With --trace and without -o only the trace is written.
 
-    [bold]plan report llama70b-64.json -o report.html[/bold]
-
-    [bold]plan report llama70b-64.json --trace trace.json[/bold]
+        plan report llama70b-64.json -o report.html
+        plan report llama70b-64.json --trace trace.json
     """
     with errors_reported(as_json):
         from planner.plan.writing import check_place

@@ -37,13 +37,10 @@ def run(
 
     One process per device, or one rank of them where torchrun, mpirun or srun has started this one.
 
-    [bold]plan run tiny.json --steps 5[/bold]
-
-    [bold]plan run tiny.json --steps 100 --dataset package.module:dataset --shuffle --no-check[/bold]
-
-    [bold]plan run tiny.json --steps 1000 --save runs/tiny --save-every 50 --continue --no-check[/bold]
-
-    [bold]plan run tiny.json --steps 1000 --save runs/tiny --elastic 2:4 --state-replicas --no-check[/bold]
+        plan run tiny.json --steps 5
+        plan run tiny.json --steps 100 --dataset package.module:dataset --shuffle --no-check
+        plan run tiny.json --steps 1000 --save runs/tiny --save-every 50 --continue --no-check
+        plan run tiny.json --steps 1000 --save runs/tiny --elastic 2:4 --state-replicas --no-check
     """
     from runtime.launch.launch import launch
 

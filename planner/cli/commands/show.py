@@ -11,6 +11,7 @@ from costmodels import CostModelError
 from hardware_profiles import HardwareProfileError
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.output import plan_content, rank_content, write_json
+from planner.cli.spoken import hardware_of, model_of
 from planner.cli.texts import say
 from planner.cli.waiting import Waiting, waiting
 from planner.errors import PlanFileError, PlannerError
@@ -21,17 +22,15 @@ if TYPE_CHECKING:
     from planner.plan.plan import Plan
 
 Hardware = Annotated[
-    str | None, typer.Option(help="The profile or TOML file that the plan was made for, where it is not a known name.")
+    str | None, typer.Option(help="Profile of the plan, where it is a TOML file.", callback=hardware_of)
 ]
 
 _OF_MODEL = (
-    "The model of the plan, where it is none of the zoo: [bold]package.module:factory[/bold] or a config.json. What a"
-    " file names is never imported or opened."
+    "The model of the plan, where it is none of the zoo. It is package.module:factory or a config.json. What a"
+    " plan file names is never imported or opened; where nothing is given, its own graph is taken."
 )
-OfModel = Annotated[
-    str | None, typer.Option("--model", metavar="NAME", help=_OF_MODEL, show_default="the graph in the plan file")
-]
-ExecutedModel = Annotated[str | None, typer.Option("--model", metavar="NAME", help=_OF_MODEL)]
+OfModel = Annotated[str | None, typer.Option("--model", metavar="NAME", help=_OF_MODEL, callback=model_of)]
+ExecutedModel = Annotated[str | None, typer.Option("--model", metavar="NAME", help=_OF_MODEL, callback=model_of)]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -96,8 +95,8 @@ def show(
 ) -> None:
     """Show a plan: degrees, sharding, time and memory; or what one rank holds.
 
-    [bold]plan show llama70b-64.json[/bold]
-    [bold]plan show llama70b-64.json --rank 37[/bold]
+    plan show llama70b-64.json
+    plan show llama70b-64.json --rank 37
     """
     with reporting(as_json):
         from planner.plan.layout.rank_view import rank_view
@@ -133,7 +132,7 @@ def verify(
 ) -> None:
     """Check independently that a plan is legal, fits in memory, and costs what it says. Exit code 1 if not.
 
-    [bold]plan verify llama70b-64.json[/bold]
+    plan verify llama70b-64.json
     """
     with reporting(as_json):
         with waiting() as wait:

@@ -51,7 +51,7 @@ def validate(
     Every row is evaluated as it was run: all degrees, ZeRO, micro-batch and recomputation are fixed. Notes say what was
     assumed for a row, or why it cannot be evaluated or read. docs/validate.md lists the columns.
 
-    [bold]plan validate runs.csv --where profile=h100-80gb[/bold]
+        plan validate runs.csv --where profile=h100-80gb
     """
     with reporting(as_json):
         from planner.validation import evaluate_rows, read_rows, summarise

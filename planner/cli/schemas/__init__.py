@@ -13,8 +13,10 @@ from pydantic.json_schema import models_json_schema
 
 from planner.cli.schemas.comparisons import (
     Audit,
+    Cases,
     Compared,
     Diff,
+    Enough,
     Explained,
     ExplainedNames,
     Replanned,
@@ -39,9 +41,12 @@ __all__ = ["ANSWERS", "answer_text", "json_schema"]
 
 ANSWERS: dict[str, type[BaseModel]] = {
     "plan": Answer,
+    "plan search": Answer,
     "plan estimate": Answer,
     "plan estimate PLAN": Repriced,
     "plan compare": Compared,
+    "plan compare --model": Cases,
+    "plan capacity": Enough,
     "plan diff": Diff,
     "plan explain PLAN": Explained,
     "plan explain PLAN NAME": ExplainedNames,

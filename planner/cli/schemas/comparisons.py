@@ -198,6 +198,52 @@ class Compared(Strict):
     measured_tflops: Number
 
 
+class Case(Strict):
+    """One case of a comparison; money in the currency of --price."""
+
+    model: str
+    hardware: str
+    devices: int
+    software: str
+    step_seconds: Number
+    low_step_seconds: Number
+    high_step_seconds: Number
+    tokens_per_second: Number
+    model_flops_utilisation: Number
+    days: Number
+    low_days: Number
+    high_days: Number
+    device_hours: Number
+    low_device_hours: Number
+    high_device_hours: Number
+    cost: Number
+    low_cost: Number
+    high_cost: Number
+    slowdown_by_failures: Number
+    memory_left_bytes: Number
+    scaling_efficiency: Number
+    reason: Text
+
+
+class Cases(Strict):
+    """`plan compare --model`; `fastest` and `cheapest` count the rows from 0."""
+
+    schema_version: Literal[1]
+    rows: list[Case]
+    fastest: int | None
+    cheapest: int | None
+    stopped: bool
+
+
+class Enough(Strict):
+    """`plan capacity`; `devices` None: none of those looked at is enough."""
+
+    schema_version: Literal[1]
+    days: float
+    devices: int | None
+    rows: list[Case]
+
+
 class Replanned(Strict):
     """`plan replan`."""
 

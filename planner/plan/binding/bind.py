@@ -76,6 +76,9 @@ class BoundPlan:
     offloaded_blocks: Mapping[int, Home]
     sequences: Sequences
 
+    def __repr__(self) -> str:
+        return f"BoundPlan({self.plan!r})"
+
     @cached_property
     def offloads_weights(self) -> bool:
         """Whether any weight of the plan is offloaded."""

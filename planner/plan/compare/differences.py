@@ -86,6 +86,27 @@ class Comparison:
     second: BoundPlan
     steps: tuple[Step, ...]
 
+    def __repr__(self) -> str:
+        return f"Comparison({self.first.plan!r}, {self.second.plan!r}, {len(self.steps)} differences)"
+
+    def _repr_html_(self) -> str:
+        from planner.report.notebook import comparison_html
+
+        return comparison_html(self.to_rows(), self.first.plan.prediction, self.second.plan.prediction)
+
+    def to_rows(self) -> list[dict[str, object]]:
+        """The differences for pandas, in the order in which they are made."""
+        return [
+            {
+                "what": ", ".join(one.name for one in step.differences),
+                "first": ", ".join(one.here for one in step.differences),
+                "second": ", ".join(one.there for one in step.differences),
+                "difference_seconds": step.seconds,
+                "difference_bytes": step.nbytes,
+            }
+            for step in self.steps
+        ]
+
     @property
     def seconds(self) -> float:
         """What a step of the second plan takes more."""

@@ -70,6 +70,9 @@ class Ranked:
     memory_price: float
     certificate: Certificate | None = None
 
+    def __repr__(self) -> str:
+        return f"Ranked({self.plan!r})"
+
     @property
     def plan(self) -> Plan:
         return self.bound.plan

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.cli.folders import write_folder
+from planner.api.folders import write_folder
 from planner.errors import RequestError
 
 FILES = {"launch.sh": "echo é\n", "train.toml": "a = 1\n"}

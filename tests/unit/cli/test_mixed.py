@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import hardware_profiles
-from planner.cli.commands.export import hosts_of, per_node_of
+from planner.api.exporting import hosts_of, per_node_of
 from planner.errors import RequestError
 from tests.refusals import refused
 

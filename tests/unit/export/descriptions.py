@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from hardware_profiles import load_profile
-from planner.cli.carrying import Subject
+from planner.api.carrying import Subject
 from planner.export.architecture import Architecture, architecture_of
 from planner.export.description import Description, Kept
 from planner.export.target import Facts, Job

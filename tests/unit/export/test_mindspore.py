@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from planner.cli.carrying import plan_of
+from planner.api.carrying import plan_of
 from planner.export.description import Description
 from planner.export.targets import OPERATOR_TARGETS
 from planner.sharding.update import Update

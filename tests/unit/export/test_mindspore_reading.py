@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from hardware_profiles import load_profile
-from planner.cli.carrying import Subject, plan_of
+from planner.api.carrying import Subject, plan_of
 from planner.export.description import Description, ExportError
 from planner.export.mindspore_files import parsed
 from planner.export.mindspore_names import Matches, Names, all_starts

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.cli.carrying import plan_of, priced_losses
+from planner.api.carrying import plan_of, priced_losses
 from planner.export.describe import describe, differences
 from planner.export.description import Description, ExportError, Kept
 from planner.export.target import Facts, Loss

@@ -14,7 +14,7 @@ import yaml
 from torch import Tensor, nn, randn
 
 from hardware_profiles import load_profile
-from planner.cli.carrying import Subject, plan_of
+from planner.api.carrying import Subject, plan_of
 from planner.errors import ModelError, PlanFileError
 from planner.export.architecture import architecture_of
 from planner.export.arguments import lines_of, option

@@ -8,9 +8,9 @@ from rich.console import Console
 
 import planner
 from hardware_profiles import load_machine, load_software
+from planner.api import searching
 from planner.cli.options import Options
 from planner.cli.requesting import request_of
-from planner.strategy_search import api
 from planner.strategy_search.job import default_precision, machine_from
 from planner.strategy_search.request.offload import parse_offload
 from planner.strategy_search.request.request import SearchRequest
@@ -21,10 +21,9 @@ WORDS: list[tuple[str, str, dict[str, Any]]] = [
     ("llama-tiny", "cpu", {"devices": 2, "global_batch": 8}),
     ("llama-tiny", "h100-80gb", {}),
     ("gpt-tiny", "a100-80gb:8,h100-80gb:8", {}),
-    ("llama-tiny", "ascend-910b-64gb", {"devices": 16, "precision": "fp16", "sequence_length": 64}),
+    ("llama-tiny", "ascend-910b-64gb", {"devices": 16, "precision": "fp16", "seq_len": 64}),
     ("gpt-tiny", "h100-80gb", {"software": "megatron", "optimizer": "sgd", "devices": 4}),
 ]
-_FLAGS = {"sequence_length": "seq_len"}
 
 
 class _AskedError(Exception):
@@ -35,7 +34,7 @@ def asked_in_python(monkeypatch: pytest.MonkeyPatch, model: str, hardware: str, 
     def ask(request: SearchRequest, *_: object) -> None:
         raise _AskedError(request)
 
-    monkeypatch.setattr(api, "plan_for", ask)
+    monkeypatch.setattr(searching, "plan_for", ask)
     with pytest.raises(_AskedError) as asked:
         planner.search(model, hardware, **words)
     request: SearchRequest = asked.value.args[0]
@@ -43,8 +42,7 @@ def asked_in_python(monkeypatch: pytest.MonkeyPatch, model: str, hardware: str, 
 
 
 def asked_on_the_command_line(model: str, hardware: str, words: dict[str, Any]) -> SearchRequest:
-    given = {_FLAGS.get(name, name): value for name, value in words.items()}
-    return request_of(Options(model=model, hardware=hardware, **given), Console(quiet=True))
+    return request_of(Options(model=model, hardware=hardware, **words), Console(quiet=True))
 
 
 @pytest.mark.slow

@@ -1,0 +1,53 @@
+"""Short names of profiles, as people say them: `h100` for `h100-80gb`, `910b` for `ascend-910b-64gb`.
+
+Only where a person names hardware; profiles, plans and tables of runs keep whole names.
+"""
+
+import re
+from collections.abc import Mapping
+
+from hardware_profiles.load import profile_names
+
+_NICKNAMES: Mapping[str, str] = {
+    "a100": "a100-80gb",
+    "a800": "a800-80gb",
+    "ascend910a": "ascend-910a-32gb",
+    "ascend910b": "ascend-910b-64gb",
+    "ascend910c": "ascend-910c-64gb",
+    "910a": "ascend-910a-32gb",
+    "910b": "ascend-910b-64gb",
+    "910c": "ascend-910c-64gb",
+    "b200": "b200-180gb",
+    "b300": "b300-288gb",
+    "gb200": "gb200-186gb",
+    "gb300": "gb300-288gb",
+    "gh200": "gh200-96gb",
+    "h100": "h100-80gb",
+    "h200": "h200-141gb",
+    "h800": "h800-80gb",
+    "v100": "v100-32gb",
+}
+"""Of several sizes of a device the one that most have: A100 80 GB, H100 80 GB."""
+
+_NAME = re.compile(r"(?P<name>[^\[\],:]+)(?P<rest>(?:\[[^\[\]]*\])?(?::[0-9]+)?)")
+_GROUPS = re.compile(r",(?![^\[]*\])")
+
+
+def full_profile(text: str) -> str:
+    """What `--hardware` says, with whole names in the place of nicknames; a text without any as it is.
+
+    Groups of a heterogeneous pipeline are looked at one by one: `h100:32,a100:32` is `h100-80gb:32,a100-80gb:32`.
+    """
+    return ",".join(_full(part) for part in _GROUPS.split(text))
+
+
+def _full(part: str) -> str:
+    found = _NAME.fullmatch(part)
+    if found is None or found["name"] in profile_names():
+        return part
+    spoken = re.sub(r"[\s_-]", "", found["name"].lower())
+    for maker in ("nvidia", "huawei"):
+        spoken = spoken.removeprefix(maker)
+    whole = {re.sub("-", "", name): name for name in profile_names()}
+    name = _NICKNAMES.get(spoken) or whole.get(spoken)
+    return part if name is None else f"{name}{found['rest']}"

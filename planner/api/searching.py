@@ -1,0 +1,406 @@
+"""From a model to plans: `planner.trace`, `planner.search`, `planner.estimate`.
+
+    result = planner.search("llama70b", "h100", devices=64, pinned={"tensor": 8, "zero": 1})
+    plan = planner.estimate("llama70b", "h100", devices=64, pinned={"tensor": 8, "pipeline": 8})
+
+Parameters have the names and defaults of the options of `plan search`; degrees and the like stand in `pinned`, what
+becomes of gradients in `update`.
+"""
+
+import math
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hardware_profiles import Machine
+from hardware_profiles.nicknames import full_profile
+from planner.api.checks import number, record, word
+from planner.errors import RequestError
+from planner.graph.expert_load import EVEN
+from planner.graph.operator_graph import OperatorGraph
+from planner.limits import default_memory, limited
+from planner.models.nicknames import full_model
+from planner.plan.binding.machine import machine_of
+from planner.plan.compare.repricing import repriced
+from planner.plan.plan import OPTIMIZERS, PRECISIONS, Plan
+from planner.sharding.update import DEFAULT, Update
+from planner.strategy_search.api import shard as sharded
+from planner.strategy_search.job import (
+    Job,
+    default_global_batch,
+    given_job,
+    machine_from,
+    named_job,
+    with_memory_margin,
+)
+from planner.strategy_search.objectives import plan_for
+from planner.strategy_search.request.request import ALGORITHMS, OBJECTIVES, Objective, Placing, Shard
+from planner.strategy_search.request.space import FREE, Pinned
+from planner.strategy_search.result import Progress, SearchResult
+
+if TYPE_CHECKING:
+    from planner.models.zoo import BuiltModel
+
+HARDWARE = "h100-80gb"
+
+Shards = Mapping[str, "str | Sequence[Sequence[int]]"] | Sequence[Shard]
+"""Strategies by hand: {"*q_proj*": "b,o"}, or records of `planner.shard`."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TracedModel:
+    """A model as a graph of operators, on example inputs of `batch` samples: what `search` takes again and again
+    without tracing."""
+
+    job: Job
+
+    @property
+    def graph(self) -> OperatorGraph:
+        return self.job.graph
+
+    @property
+    def batch(self) -> int:
+        return self.job.batch
+
+    @property
+    def name(self) -> str:
+        return self.job.model.reference
+
+    def __repr__(self) -> str:
+        return f"TracedModel({self.name!r}, {len(self.graph.operators)} operators, {self.job.precision})"
+
+
+def trace(
+    model: Any,
+    *,
+    seq_len: int | None = None,
+    precision: str = "bf16",
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    batch: int | None = None,
+    rule_cache: str | os.PathLike[str] | None = None,
+    graph_cache: str | os.PathLike[str] | None = None,
+) -> TracedModel:
+    """Trace a model once, for several searches.
+
+    Args:
+        model: a name (of the zoo, a config.json or its folder, package.module:factory), or a torch module whose call
+            gives the loss.
+        seq_len: tokens of a sequence, of a model that is named.
+        precision: "bf16", "fp16" or "fp32".
+        args, kwargs, batch: example inputs of a module, and how many samples they have.
+        rule_cache: a folder that keeps rules that were found by trial.
+        graph_cache: a folder that keeps graphs of zoo models.
+
+    Raises:
+        ModelError: where the model cannot be found or traced.
+        RuleError: where an operator has no rule and cannot get one.
+        RequestError: for an argument of another type.
+    """
+    word("precision", precision, tuple(PRECISIONS))
+    number("seq_len", seq_len)
+    machine = machine_from(HARDWARE)
+    job = _job(
+        model, machine, seq_len, args, kwargs, batch,
+        precision=precision, rule_cache=rule_cache, graph_cache=graph_cache,
+    )  # fmt: skip
+    return TracedModel(job=job)
+
+
+def search(
+    model: Any,
+    hardware: Machine | str = HARDWARE,
+    *,
+    devices: int | None = None,
+    cluster: str | None = None,
+    software: str | None = None,
+    seq_len: int | None = None,
+    global_batch: int | None = None,
+    imbalance: float = EVEN,
+    precision: str | None = None,
+    optimizer: str = "adamw",
+    pinned: Pinned | Mapping[str, Any] | None = None,
+    shard: Shards = (),
+    place: Mapping[str, str] | str | None = None,
+    update: Update | Mapping[str, Any] | None = None,
+    search: str = "dynamic_programming",
+    objective: Objective = "time",
+    top: int = 1,
+    time_limit: float | None = None,
+    memory_limit: float | None = None,
+    memory_margin: float | None = None,
+    planner_memory: float | None = None,
+    certify: bool = False,
+    rule_cache: str | os.PathLike[str] | None = None,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    batch: int | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> SearchResult:
+    """Search for the best plans.
+
+    Args:
+        model: a name as for `--model` ("llama70b", "meta-llama/Llama-3.1-70B", "path/config.json", "package:factory"),
+            a torch module whose call gives the loss, what `trace` returned, or an OperatorGraph.
+        hardware: a profile as for `--hardware` ("h100", "mine.toml", "h100:32,a100:32"), or a machine.
+        devices: how many; all that the profile says where not given.
+        cluster: network levels in place of the profile's, "node=8,rack=4@50,cluster@25/2".
+        software: the training stack that will run the plan; PyTorch where not given.
+        seq_len: tokens of a sequence; the model's own where not given.
+        global_batch: samples of a step; 4 per device where not given.
+        imbalance: maximum expert load over the mean; 1 is a balanced router.
+        precision: "bf16", "fp16" or "fp32"; bf16 where not given, on CPUs fp32.
+        optimizer: "adamw", "sgd" or "lamb".
+        pinned: what is decided, as a `planner.Pinned` or a dict of its fields: {"tensor": 8, "pipeline": 4, "zero": 1}.
+        shard: strategies of operators, {"*q_proj*": "b,o"}, or records of `planner.shard`.
+        place: where tables of embeddings are, {"tables.*": "host"}; "auto" where that is faster, "none" on the devices;
+            on the host where nothing fits otherwise if not given.
+        update: what becomes of gradients, as a `planner.Update` or a dict of its fields: {"clip_norm": 1.0}.
+        search: the algorithm, as for `--search`.
+        objective: "time" of a step, "memory" per device, or "cost" in device-seconds.
+        top: how many plans, of different configurations.
+        time_limit: seconds, tracing included, after which the best plan so far is returned.
+        memory_limit: bytes of a device that may be used.
+        memory_margin: share of the predicted peak that is left free for its error.
+        planner_memory: bytes that this process may have resident while it plans.
+        certify: have an integer program check the slowest pipeline rank.
+        rule_cache: a folder that keeps rules that were found by trial.
+        args, kwargs, batch: example inputs of a module or graph, and how many samples they have.
+        on_progress: called with a `Progress` after every configuration and where another phase begins.
+        cancelled: asked between configurations; once it returns True the best plans so far are returned.
+
+    Raises:
+        RequestError: where the request contradicts itself, divides into nothing, or an argument is of another type.
+        ModelError: where the model cannot be found or traced.
+        RuleError: where an operator has no rule and cannot get one.
+        InfeasibleError: where nothing fits; it says how much is missing.
+        LimitError: where `time_limit` or `planner_memory` was reached, or it was cancelled, before there was a plan.
+    """
+    for name, value in (("devices", devices), ("seq_len", seq_len), ("global_batch", global_batch), ("top", top)):
+        number(name, value)
+    for name, limit in (("time_limit", time_limit), ("memory_limit", memory_limit), ("planner_memory", planner_memory)):
+        number(name, limit, least=0, whole=False)
+    number("memory_margin", memory_margin, least=0, whole=False)
+    number("imbalance", imbalance, least=1, whole=False)
+    word("optimizer", optimizer, tuple(OPTIMIZERS))
+    word("search", search, tuple(ALGORITHMS))
+    word("objective", objective, tuple(OBJECTIVES))
+    if precision is not None:
+        word("precision", precision, tuple(PRECISIONS))
+    machine = machine_given(hardware, cluster=cluster, software=software, devices=devices)
+    if memory_margin is not None:
+        machine = with_memory_margin(machine, memory_margin)
+    decided, placing, changed = _decided(pinned), *_placed(place, record("update", update, Update, DEFAULT))
+    with limited(time_limit, default_memory() if planner_memory is None else planner_memory):
+        job = _job(
+            model, machine, seq_len, args, kwargs, batch,
+            precision=precision, global_batch=global_batch, rule_cache=rule_cache,
+        )  # fmt: skip
+        request = job.request(
+            optimizer=optimizer,
+            update=changed,
+            placing=placing,
+            imbalance=imbalance,
+            algorithm=search,
+            pinned=decided,
+            shards=_shards(shard),
+            objective=objective,
+            top=top,
+            time_limit=time_limit,
+            memory_limit=memory_limit,
+            certify=certify,
+        )
+        return plan_for(request, on_progress or _heard, cancelled or _never)
+
+
+def estimate(
+    model: Any,
+    hardware: Machine | str | None = None,
+    *,
+    devices: int | None = None,
+    cluster: str | None = None,
+    software: str | None = None,
+    pinned: Pinned | Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Plan:
+    """What one configuration costs, or what a plan costs on other hardware: a plan whose `prediction` says it.
+
+    Args:
+        model: a model as for `search`; or a Plan, or the path of a plan file, which is priced again.
+        hardware: as for `search`; that of the plan where a plan is given and nothing said.
+        devices, cluster, software: as for `search`. Of a plan another number of devices makes its data axis longer or
+            shorter.
+        pinned: degrees. Those that are not given are 1, data parallelism takes the devices that are left, ZeRO is 0;
+            micro-batches, recomputation and sequence parallelism are searched.
+        options: others of `search`, for a model.
+
+    Raises what `search` raises, and PlanFileError for a file that is none.
+    """
+    if isinstance(model, Plan | os.PathLike) or (isinstance(model, str) and _is_plan_file(model)):
+        if pinned is not None or options:
+            given = ", ".join(["pinned"] * (pinned is not None) + sorted(options))
+            raise RequestError(f"{given}: the plan decides that; give only hardware, devices, cluster and software")
+        return _moved(loaded(model), hardware, devices, cluster, software)
+    machine = machine_given(hardware or HARDWARE, cluster=cluster, software=software, devices=devices)
+    return search(model, machine, pinned=_completed(_decided(pinned), machine), **options).plan
+
+
+def machine_given(
+    hardware: Machine | str, *, cluster: str | None = None, software: str | None = None, devices: int | None = None
+) -> Machine:
+    """The machine that arguments say. Raises RequestError, HardwareProfileError."""
+    if isinstance(hardware, os.PathLike):
+        hardware = os.fspath(hardware)
+    if not isinstance(hardware, str) and not hasattr(hardware, "with_devices"):
+        raise RequestError(f"hardware is a {type(hardware).__name__}: give the name or file of a profile, or a machine")
+    number("devices", devices)
+    named = full_profile(hardware) if isinstance(hardware, str) else hardware
+    return machine_from(named, levels=cluster, software=software, devices=devices)
+
+
+def loaded(plan: "Plan | str | os.PathLike[str]") -> Plan:
+    """A plan as it is, or from its file."""
+    from planner.plan.file import load_plan
+
+    if isinstance(plan, Plan):
+        return plan
+    if not isinstance(plan, str | os.PathLike):
+        raise RequestError(f"plan is a {type(plan).__name__}: give a Plan or the path of a plan file")
+    return load_plan(plan)
+
+
+def planned_graph(plan: Plan, model: str | None = None) -> tuple[OperatorGraph, int]:
+    """The graph of a plan's model and its samples: of the model that is given, the zoo's, or the one it carries."""
+    from planner.plan.binding.model_of import build_planned, carried_model
+
+    carried = carried_model(plan) if model is None else None
+    if carried is not None:
+        return carried.graph, carried.batch
+    built = build_planned(plan, None if model is None else full_model(model))
+    return traced_model(built), built.batch
+
+
+def _is_plan_file(text: str) -> bool:
+    """Whether a text names a plan file: JSON that is no config of a model."""
+    return text.endswith(".json") and Path(text).name != "config.json" and Path(text).is_file()
+
+
+def _moved(
+    plan: Plan, hardware: Machine | str | None, devices: int | None, cluster: str | None, software: str | None
+) -> Plan:
+    stack = software or plan.cluster.software
+    known = replace(plan.cluster, devices=devices or plan.cluster.devices, software=stack)
+    graph, batch = planned_graph(plan)
+    if hardware is None and cluster is None:
+        return repriced(plan, graph, batch, machine_of(known)).plan
+    there = plan.cluster.profile if hardware is None else hardware
+    machine = machine_given(there, cluster=cluster, software=stack, devices=known.devices)
+    return repriced(plan, graph, batch, machine).plan
+
+
+def _completed(pinned: Pinned, machine: Machine) -> Pinned:
+    """All degrees: what is left of the devices is data parallel."""
+    filled = replace(
+        pinned,
+        tensor=pinned.tensor or 1,
+        pipeline=pinned.pipeline or 1,
+        context=pinned.context or 1,
+        expert=pinned.expert or 1,
+        virtual_stages=pinned.virtual_stages or (None if pinned.schedule == "interleaved_1f1b" else 1),
+        zero=pinned.zero or 0,
+    )
+    others = math.prod(degree or 1 for degree in (filled.tensor, filled.pipeline, filled.context))
+    if pinned.mesh is not None:
+        raise RequestError("pinned['mesh']: estimate takes degrees; leave the mesh to search")
+    if filled.data is None and machine.devices % others:
+        raise RequestError(
+            f"tensor x pipeline x context = {others} does not divide {machine.devices} devices; change a degree"
+        )
+    return replace(filled, data=filled.data or machine.devices // others)
+
+
+def _decided(pinned: object) -> Pinned:
+    from planner.strategy_search.request.offload import parse_offload
+
+    if isinstance(pinned, Mapping):
+        pinned = dict(pinned)
+        if isinstance(pinned.get("offload"), str):
+            pinned["offload"] = parse_offload(pinned["offload"])
+        if isinstance(pinned.get("mesh"), list):
+            pinned["mesh"] = tuple(pinned["mesh"])
+    return record("pinned", pinned, Pinned, FREE)
+
+
+def _placed(place: object, update: Update) -> tuple[Placing, Update]:
+    if place is None:
+        return ("given" if update.placed else "fit"), update
+    if isinstance(place, Mapping):
+        tables = tuple((str(pattern), str(where)) for pattern, where in place.items())
+        return "given", replace(update, placed=(*update.placed, *tables))
+    word("place", place, ("auto", "none"))
+    return ("auto" if place == "auto" else "given"), update
+
+
+def _shards(given: object) -> tuple[Shard, ...]:
+    if isinstance(given, Mapping):
+        return tuple(sharded(str(pattern), strategy) for pattern, strategy in given.items())
+    if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(one, Shard) for one in given):
+        raise RequestError("shard: give {'*q_proj*': 'b,o'}, or a list of planner.shard(pattern, strategy)")
+    return tuple(given)
+
+
+def _job(
+    model: Any,
+    machine: Machine,
+    seq_len: int | None,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    batch: int | None,
+    *,
+    precision: str | None,
+    global_batch: int | None = None,
+    rule_cache: str | os.PathLike[str] | None = None,
+    graph_cache: str | os.PathLike[str] | None = None,
+) -> Job:
+    if isinstance(model, TracedModel):
+        if seq_len is not None or args or kwargs or batch is not None or precision not in (None, model.job.precision):
+            raise RequestError("the model is traced: say seq_len, precision and example inputs to planner.trace")
+        samples = global_batch or default_global_batch(machine.devices)
+        return replace(model.job, cluster=machine, global_batch=samples, given_batch=global_batch is not None)
+    asked: dict[str, Any] = {
+        "precision": precision,
+        "global_batch": global_batch,
+        "rule_cache": None if rule_cache is None else Path(rule_cache),
+        "noted": lambda note: warnings.warn(note, stacklevel=4),
+    }
+    if isinstance(model, os.PathLike):
+        model = os.fspath(model)
+    if isinstance(model, str):
+        kept = None if graph_cache is None else Path(graph_cache)
+        return named_job(full_model(model), machine, traced_model, sequence_length=seq_len, graph_cache=kept, **asked)
+    if not isinstance(model, OperatorGraph) and not callable(model):
+        raise RequestError(
+            f"model is a {type(model).__name__}: give a name, a torch module, or what planner.trace returned"
+        )
+    if seq_len is not None:
+        raise RequestError("seq_len is for models that are named; example inputs say how long their sequences are")
+    return given_job(model, machine, args=args, kwargs=kwargs, batch=batch, **asked)
+
+
+def traced_model(model: "BuiltModel") -> OperatorGraph:
+    """The graph of a model that was built."""
+    from planner.graph.trace import trace
+
+    return trace(model.module, model.args, model.kwargs)
+
+
+def _heard(progress: Progress) -> None:
+    """Nobody listens."""
+
+
+def _never() -> bool:
+    return False

@@ -1,0 +1,344 @@
+"""`plan compare --model` and `plan capacity`: what training takes and costs on this hardware or that, and how many
+devices it asks for."""
+
+import csv
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.cli.errors import reporting
+from planner.cli.graph_folder import cache_folder
+from planner.cli.option_kinds import JOB, count
+from planner.cli.output import write_json
+from planner.cli.printing import console_of
+from planner.cli.spoken import model_of, parse_counted, parse_tokens
+from planner.cli.stopping import SAID, stoppable
+from planner.cli.texts import say
+from planner.cli.waiting import Waiting, waiting
+from planner.errors import RequestError
+
+if TYPE_CHECKING:
+    from planner.api.comparing import Capacity, Case, CaseComparison, Interval, Outcome
+
+SCHEMA_VERSION = 1  # of the objects that `plan compare --model --json` and `plan capacity --json` print
+
+MONEY = "Cost"
+
+Tokens = Annotated[str | None, typer.Option(metavar="N", help="Tokens of the whole training, as in 15T or 300B.")]
+Price = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PRICES", help="Money per device-hour: 2.5, or h100=2.5,b200=5. In whatever currency.",
+        rich_help_panel=MONEY,
+    ),
+]  # fmt: skip
+Failures = Annotated[
+    float,
+    typer.Option(
+        metavar="X", help="Failures per device-day. Llama 3 405B had 419 in 54 days on 16,384 H100: 5e-4.", min=0,
+        rich_help_panel=MONEY,
+    ),
+]  # fmt: skip
+CheckpointTime = Annotated[
+    float, typer.Option(metavar="SECONDS", help="That a checkpoint stops the run.", min=0, rich_help_panel=MONEY)
+]
+RestartTime = Annotated[
+    float, typer.Option(metavar="SECONDS", help="From a failure until training goes on.", min=0, rich_help_panel=MONEY)
+]
+SeqLen = Annotated[
+    int | None, count(JOB, "--seq-len", "Sequence length in tokens, as in 32k (default: the model's own).", 2**31)
+]
+GlobalBatch = Annotated[
+    int | None, count(JOB, "--global-batch", "Global batch size in samples (default: 4 per device).", 2**31)
+]
+AsCsv = Annotated[bool, typer.Option("--csv", help="Print the rows as CSV.")]
+
+
+def compared(
+    models: str,
+    hardware: str,
+    devices: str | None,
+    software: str | None,
+    tokens: str | None,
+    price: str | None,
+    failures: float,
+    checkpoint_time: float,
+    restart_time: float,
+    seq_len: int | None,
+    global_batch: int | None,
+    *,
+    as_json: bool,
+    as_csv: bool,
+) -> None:
+    """What `plan compare --model` does."""
+    from planner.api.comparing import compare
+
+    if devices is None:
+        raise RequestError("missing --devices N, or several, as in --devices 32,64,128")
+    _one_form(as_json, as_csv)
+    with _told() as wait, stoppable(lambda: wait.phase("stopping")) as stopped:
+        found = compare(
+            [model_of(name) or name for name in _parts(models)],
+            _machines(hardware),
+            devices=[parse_counted("--devices", one, most=2**20) for one in _parts(devices)],
+            software=_parts(software or "pytorch"),
+            tokens=None if tokens is None else parse_tokens("--tokens", tokens),
+            price=None if price is None else parse_prices(price),
+            failures=failures,
+            checkpoint_seconds=checkpoint_time,
+            restart_seconds=restart_time,
+            on_case=lambda case: wait.phase(_phase(case)),
+            on_progress=wait.searched,
+            cancelled=stopped,
+            seq_len=seq_len,
+            global_batch=global_batch,
+            graph_cache=cache_folder(None),
+        )
+    if not found.outcomes:
+        raise KeyboardInterrupt("interrupted before there was a plan")
+    if as_json:
+        write_json("plan compare --model", comparison_content(found))
+    elif as_csv:
+        _write_csv(found.to_rows())
+    else:
+        _print_cases(found.outcomes, found.fastest, found.cheapest)
+        _remark(found, failures)
+    if not any(one.plan for one in found.outcomes):
+        raise typer.Exit(3)
+
+
+def capacity(
+    model: Annotated[str, typer.Option(metavar="NAME", help="The model.", callback=model_of, rich_help_panel=JOB)],
+    days: Annotated[float, typer.Option(metavar="X", help="Days that there are.", rich_help_panel=JOB)],
+    tokens: Annotated[
+        str, typer.Option(metavar="N", help="Tokens of the whole training, as in 15T or 300B.", rich_help_panel=JOB)
+    ],
+    hardware: Annotated[
+        str, typer.Option(metavar="PROFILE", help="A profile, as for plan search.", rich_help_panel=JOB)
+    ] = "h100-80gb",
+    price: Price = None,
+    failures: Failures = 0.0,
+    checkpoint_time: CheckpointTime = 0.0,
+    restart_time: RestartTime = 0.0,
+    seq_len: SeqLen = None,
+    global_batch: GlobalBatch = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_csv: AsCsv = False,
+) -> None:
+    """Say how many devices train a model on so many tokens in so many days, searching a plan for each number.
+
+    Whole nodes are looked at, 2^k and 3 x 2^k of them, by bisection. Exit code 3 if none is enough.
+
+        plan capacity --model llama8b --hardware h100 --days 30 --tokens 1T
+        plan capacity --model llama70b --hardware b200 --days 60 --tokens 15T --price 5 --failures 5e-4
+    """
+    with reporting(as_json):
+        from planner.api.comparing import capacity as asked
+
+        _one_form(as_json, as_csv)
+        with _told() as wait, stoppable(lambda: wait.phase("stopping")) as stopped:
+            found = asked(
+                model,
+                hardware,
+                days=days,
+                tokens=parse_tokens("--tokens", tokens),
+                price=None if price is None else parse_prices(price),
+                failures=failures,
+                checkpoint_seconds=checkpoint_time,
+                restart_seconds=restart_time,
+                on_case=lambda case: wait.phase(_phase(case)),
+                on_progress=wait.searched,
+                cancelled=stopped,
+                seq_len=seq_len,
+                global_batch=global_batch,
+                graph_cache=cache_folder(None),
+            )
+        if not found.looked_at:
+            raise KeyboardInterrupt("interrupted before there was a plan")
+        if as_json:
+            write_json("plan capacity", capacity_content(found))
+        elif as_csv:
+            _write_csv(found.to_rows())
+        else:
+            _print_capacity(found, stopped())
+        if found.answer is None:
+            raise typer.Exit(3)
+
+
+def parse_prices(text: str) -> float | dict[str, float]:
+    """Money per device-hour: 2.5, or h100=2.5,b200=5. Raises RequestError."""
+    parts = [part.rpartition("=") for part in _parts(text)]
+    try:
+        values = {name.strip(): float(value) for name, _, value in parts}
+    except ValueError:
+        values = {}
+    if not values or len(values) < len(parts) or (len(values) > 1 and "" in values):
+        raise RequestError(f"--price {text}: write a number, or one for each hardware, as in h100=2.5,b200=5")
+    one = values.get("")
+    return values if one is None else one
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _machines(text: str) -> list[str]:
+    """Profiles separated by commas; groups of a heterogeneous pipeline, PROFILE:N, are one machine."""
+    return [text] if ":" in text else _parts(text)
+
+
+def _one_form(as_json: bool, as_csv: bool) -> None:
+    if as_json and as_csv:
+        raise RequestError("--json and --csv are two forms of one answer; give one of them")
+
+
+def _phase(case: "Case") -> str:
+    return f"{case.model} on {case.devices} x {case.hardware}"
+
+
+class _told:  # noqa: N801  # a context manager, as `waiting` is
+    """Progress in a line; what must be known of operators is said, once."""
+
+    def __enter__(self) -> Waiting:
+        self._warned = warnings.catch_warnings(record=True)
+        self._notes = self._warned.__enter__() or []
+        self._wait = waiting()
+        return self._wait.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._wait.__exit__(*error)
+        self._warned.__exit__(*error)
+        for note in dict.fromkeys(str(one.message) for one in self._notes if one.category is UserWarning):
+            say(f"note: {note}", err=True)
+
+
+def comparison_content(found: "CaseComparison") -> dict[str, Any]:
+    """What `--json` prints; `fastest` and `cheapest` count the rows from 0."""
+    places = {id(one): at for at, one in enumerate(found.outcomes)}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "rows": found.to_rows(),
+        "fastest": None if found.fastest is None else places[id(found.fastest)],
+        "cheapest": None if found.cheapest is None else places[id(found.cheapest)],
+        "stopped": found.stopped,
+    }
+
+
+def capacity_content(found: "Capacity") -> dict[str, Any]:
+    """What `--json` prints; `devices` None: none of those looked at is enough."""
+    answer = found.answer
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "days": found.days,
+        "devices": None if answer is None else answer.case.devices,
+        "rows": found.to_rows(),
+    }
+
+
+def _write_csv(rows: Sequence[Mapping[str, object]]) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(rows[0])
+    writer.writerows(["" if value is None else value for value in row.values()] for row in rows)
+
+
+def _print_cases(
+    outcomes: "Sequence[Outcome]", fastest: "Outcome | None" = None, cheapest: "Outcome | None" = None
+) -> None:
+    """One table; columns that say the same of all cases, or nothing, are left out."""
+    from planner.report.table import table_of
+
+    cells = [_cells(one, fastest, cheapest) for one in outcomes]
+    first = ("model", "software")
+    names = [
+        name
+        for name in cells[0]
+        if any(row[name] for row in cells) and not (name in first and len({row[name] for row in cells}) == 1)
+    ]
+    table = table_of("", *names)
+    for name, column in zip(names, table.columns, strict=True):
+        column.justify = "left" if name in (*first, "hardware", "") else "right"
+    for row in cells:
+        table.add_row(*(row[name] for name in names))
+    console = console_of()
+    console.print(table)
+    for one in outcomes:
+        if one.reason:
+            console.print(f"{_phase(one.case)}: {one.reason}", soft_wrap=True)
+
+
+def _cells(one: "Outcome", fastest: "Outcome | None", cheapest: "Outcome | None") -> dict[str, str]:
+    from planner.report.units import bytes_text, percent_text, seconds_text
+
+    plan, left, speed, share = one.plan, one.memory_left, one.tokens_per_second, one.efficiency
+    best = [word for word, which in (("fastest", fastest), ("cheapest", cheapest)) if which is one]
+    return {
+        "model": one.case.model,
+        "hardware": one.case.hardware,
+        "software": one.case.software,
+        "devices": f"{one.case.devices:,}",
+        "step": _middle(one.step, seconds_text),
+        "interval": _spread(one.step),
+        "tokens/s": "" if speed is None else f"{speed:,.0f}",
+        "MFU": "" if plan is None else percent_text(plan.prediction.model_flops_utilisation),
+        "days": _middle(one.days, _number),
+        "device-hours": _middle(one.device_hours, _number),
+        "cost": _middle(one.cost, _number),
+        "memory left": "" if left is None else bytes_text(left),
+        "scaling": "" if share is None else percent_text(share),
+        "": ", ".join(best) if plan is not None else "none",
+    }
+
+
+def _spread(interval: "Interval | None") -> str:
+    """`-22% +24%`: how far from the prediction four of five measurements should lie, at most."""
+    if interval is None or interval[1] == interval[2]:
+        return ""
+    middle, low, high = interval
+    return f"{low / middle - 1:+.0%} {high / middle - 1:+.0%}"
+
+
+def _middle(interval: "Interval | None", text: Any) -> str:
+    return "" if interval is None else str(text(interval[0]))
+
+
+def _number(value: float) -> str:
+    """Three digits, with thousands separated."""
+    for least, unit in ((1e9, "B"), (1e6, "M"), (1e4, "k")):
+        if value >= least:
+            return f"{value / (1e3 if unit == 'k' else least):.3g}{unit}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _remark(found: "CaseComparison", failures: float) -> None:
+    console = console_of()
+    if any(one.days for one in found.outcomes):
+        of = "with failures, at the best interval of checkpoints (Daly 2006)" if failures else "without failures"
+        console.print(
+            f"Days are {of}. Four of five measured steps should lie in the interval; days, device-hours and cost go"
+            " with it.",
+            soft_wrap=True,
+        )
+    if any(one.efficiency is not None for one in found.outcomes):
+        console.print("Scaling is tokens/s per device over that of the fewest devices.", soft_wrap=True)
+    if found.stopped:
+        console.print(f"{SAID}: cases that were not looked at by then are missing.", soft_wrap=True)
+
+
+def _print_capacity(found: "Capacity", stopped: bool) -> None:
+    _print_cases(found.looked_at)
+    console, answer = console_of(), found.answer
+    if stopped:
+        console.print(f"{SAID}: fewer devices may do.")
+    if answer is None:
+        most = found.looked_at[-1].case.devices
+        console.print(f"None of these is enough for {found.days:g} days; the most looked at is {most:,} devices.")
+    else:
+        assert answer.days is not None
+        console.print(
+            f"{answer.case.devices:,} x {answer.case.hardware} train it in {_number(answer.days[0])} of {found.days:g}"
+            f" days; {_number(answer.days[2])} at the slow end of the interval.",
+            soft_wrap=True,
+        )

@@ -1,0 +1,245 @@
+"""What `--help` prints: of a command its use, examples and options by group, one line each; of `plan` one screen.
+
+    plan help WORD     the whole text of an option, of which `--help` shows the sentences that fit in a line
+
+Typer's own help has boxes in which descriptions wrap into a narrow column. This is plain text, so it is written here;
+the options themselves, their groups and their texts stay where Typer reads them.
+"""
+
+import shutil
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+_WIDEST, _NARROWEST = 120, 60
+_NAMES = 32
+"""Columns of the names of options, with two spaces in front and two behind."""
+_OPTIONS = "Options"
+
+ABOUT = """\
+plan finds the fastest way to train a PyTorch model on many devices.
+
+It searches sharding, pipeline stages, micro-batches, recomputation and ZeRO,
+predicts time and memory, and writes a plan: a file to read, edit, run, export.
+Options that you give are fixed; the search decides the rest."""
+
+EXAMPLES = (
+    "plan --model llama70b --devices 64",
+    "plan --model llama70b --devices 64 --hardware h200 --tensor 8 --zero 1",
+    "plan --model path/to/config.json --devices 8 --seq-len 32k -o mine.json",
+)
+
+COMMON = (
+    ("--model NAME", "of the zoo, a config.json, or package.module:factory"),
+    ("--devices N", "how many devices"),
+    ("--hardware PROFILE", "what they are: h100 (the default), h200, b200, my.toml"),
+    ("--seq-len N", "tokens of a sequence, as in 32k (default: the model's)"),
+    ("--global-batch N", "samples of a step (default: 4 per device)"),
+    ("-o FILE", "where to write the plan"),
+)
+"""The options that people use; the texts are shorter than those in `Options`."""
+
+PURPOSES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    (
+        "Plan",
+        (
+            ("search", "the fastest plan; same as plan --model ..."),
+            ("estimate", "one configuration, or a plan on other hardware"),
+            ("compare", "hardware, devices, models: days and cost"),
+            ("capacity", "how many devices train so many tokens in time"),
+            ("replan", "search again for another profile; what it saves"),
+        ),
+    ),
+    (
+        "Understand",
+        (
+            ("show, verify", "what a plan says; whether it is legal and fits"),
+            ("explain, diff", "what limits a plan; what differs, at what cost"),
+            ("report", "a page: timeline, memory, network, alternatives"),
+        ),
+    ),
+    (
+        "Run",
+        (
+            ("run, audit", "execute a plan; compare it with the prediction"),
+            ("checkpoint", "inspect, verify, convert or merge checkpoints"),
+            ("export, import", "to and from Megatron, DeepSpeed, torchtitan"),
+        ),
+    ),
+    (
+        "Measure",
+        (
+            ("calibrate, fit", "measure this machine; fit a profile to that"),
+            ("validate", "predictions for a table of measured runs"),
+        ),
+    ),
+    (
+        "Look up",
+        (
+            ("models, profiles", "of the zoo; of hardware"),
+            ("stacks", "training stacks that predictions know"),
+            ("help WORD", "the whole text of an option or a command"),
+        ),
+    ),
+)
+"""Every command by what it is for, some in one line."""
+
+
+class Command(TyperCommand):
+    """A command whose help is ours."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(command_help(self, ctx))
+
+
+def screen() -> str:
+    """What `plan --help` prints."""
+    lines = [ABOUT, "", _heading("Examples"), *(f"  {one}" for one in EXAMPLES), ""]
+    lines += [_heading("Options that people use") + " (all of them: plan search --help)"]
+    lines += [f"  {names:<22}{text}" for names, text in COMMON]
+    lines += ["", _heading("Commands") + " (plan COMMAND --help has options and examples)"]
+    for purpose, commands in PURPOSES:
+        for at, (names, text) in enumerate(commands):
+            lines.append(f"  {'' if at else purpose:<12}{names:<18}{text}")
+    return "\n".join(lines) + "\n"
+
+
+def command_help(command: Any, ctx: Any) -> str:
+    """What `plan COMMAND --help` prints."""
+    about, examples = parts_of(command.help or "")
+    arguments = [one for one in command.params if one.param_type_name == "argument"]
+    options = [one for one in command.get_params(ctx) if one.param_type_name == "option" and not one.hidden]
+    required = [f"{_shown_names(one)[0]} {_value(one)}" for one in options if one.required]
+    inner = [_argument(one) if one.required else f"[{_argument(one)}]" for one in arguments]
+    inner += ["COMMAND"] if getattr(command, "commands", None) else []
+    lines = [f"Usage: {' '.join([ctx.command_path, *inner, *required])} [options]", ""]
+    for paragraph in about:
+        lines += [textwrap.fill(paragraph, _width(), break_on_hyphens=False), ""]
+    lines += [_heading("Examples"), *(f"  {one}" for one in examples), ""] if examples else []
+    rows = [(name, parts_of(one.help or "")[0][0], "") for name, one in getattr(command, "commands", {}).items()]
+    lines += _section("Commands", rows)
+    lines += _section("Arguments", [(_argument(one), one.help or "", _default(one)) for one in arguments])
+    for group in dict.fromkeys(one.rich_help_panel or _OPTIONS for one in options):
+        inside = [one for one in options if (one.rich_help_panel or _OPTIONS) == group]
+        lines += _section(group, [(_spelled(one), one.help or "", _default(one)) for one in inside])
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def parts_of(text: str) -> tuple[list[str], list[str]]:
+    """The paragraphs of a docstring, each in one line, and its examples: paragraphs whose lines all are commands."""
+    paragraphs, examples = list[str](), list[str]()
+    for one in text.split("\n\n"):
+        lines = [line.strip() for line in one.splitlines() if line.strip()]
+        if lines and all(line.startswith("plan ") for line in lines):
+            examples += lines
+        elif lines:
+            paragraphs.append(" ".join(lines))
+    return paragraphs, examples
+
+
+def option_texts(group: Any, word: str) -> list[str]:
+    """The whole texts of an option, by command where commands differ; empty where none has it."""
+    name, found = word.lstrip("-"), dict[str, list[str]]()
+    for path, command in _commands(group, ""):
+        for one in command.params:
+            spelled = [each.lstrip("-") for each in (*one.opts, *one.secondary_opts) if each.startswith("-")]
+            if name in spelled and not one.hidden:
+                default = _default(one)
+                text = f"{_spelled(one)}\n" + textwrap.fill(
+                    f"{one.help or ''}{default}", _width(), initial_indent="  ", subsequent_indent="  "
+                )
+                found.setdefault(text, []).append(f"plan {path}")
+    return [f"{text}\n  ({', '.join(commands)})" for text, commands in found.items()]
+
+
+def option_names(group: Any) -> set[str]:
+    """All options of all commands."""
+    params = [one for _, command in _commands(group, "") for one in command.params if not one.hidden]
+    return {name for one in params for name in (*one.opts, *one.secondary_opts) if name.startswith("--")}
+
+
+def _commands(group: Any, path: str) -> Iterable[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if getattr(command, "commands", None):
+            yield from _commands(command, f"{path}{name} ")
+        else:
+            yield f"{path}{name}", command
+
+
+def _section(title: str, rows: Sequence[tuple[str, str, str]]) -> list[str]:
+    if not rows:
+        return []
+    names = min(_NAMES, 4 + max(len(name) for name, _, _ in rows))
+    lines = [_heading(title)]
+    for name, text, default in rows:
+        room = _width() - names
+        first, *more = textwrap.wrap(_fitting(text, default, room), room, break_on_hyphens=False) or [""]
+        lines += [f"  {name}"] if len(name) > names - 4 else []
+        lead = "" if len(name) > names - 4 else f"  {name}"
+        lines += [f"{lead:<{names}}{first}".rstrip(), *(f"{'':<{names}}{one}" for one in more)]
+    return [*lines, ""]
+
+
+def _fitting(text: str, default: str, room: int) -> str:
+    """As many sentences as fit in a line with the default behind them, at least the first."""
+    sentences = text.replace("\n", " ").split(". ")
+    for count in range(len(sentences), 1, -1):
+        said = ". ".join(sentences[:count]).rstrip(".")
+        if len(said + default) <= room:
+            return said + default
+    return sentences[0].rstrip(".") + default
+
+
+def _default(parameter: Any) -> str:
+    """` (default: 8)` where there is one to be told."""
+    shown, value = parameter.show_default, parameter.default
+    if isinstance(shown, str):
+        return f" (default: {shown})"
+    if not shown or value is None or isinstance(value, bool) or parameter.required:
+        return ""
+    return f" (default: {value:g})" if isinstance(value, float) else f" (default: {value})"
+
+
+def _shown_names(option: Any) -> tuple[str, str]:
+    """The long name of an option, with [no-] of a pair, and the short one."""
+    long = next((name for name in option.opts if name.startswith("--")), option.opts[0])
+    short = next((name for name in option.opts if not name.startswith("--")), "")
+    if option.secondary_opts == [f"--no-{long[2:]}"]:
+        long = f"--[no-]{long[2:]}"
+    elif option.secondary_opts:
+        long = f"{long}, {option.secondary_opts[0]}"
+    return long, short if short != long else ""
+
+
+def _spelled(option: Any) -> str:
+    long, short = _shown_names(option)
+    return " ".join(filter(None, (f"{short}," if short else "", long, _value(option))))
+
+
+def _value(option: Any) -> str:
+    """What stands behind an option: its metavar, else a word for its type; nothing behind a switch."""
+    if getattr(option, "is_flag", False) or option.secondary_opts or option.name == "help":
+        return ""
+    if option.metavar:
+        return str(option.metavar)
+    kind = type(option.default)
+    named = getattr(getattr(option, "type_descriptor", None), "annotation", None)
+    name = str(getattr(named if kind is type(None) else kind, "__name__", "")).lower()
+    if name == "bool":
+        return ""
+    return {"int": "N", "float": "X"}.get(name, "PATH" if "path" in name else "TEXT")
+
+
+def _argument(argument: Any) -> str:
+    return str(argument.metavar or argument.name).upper() + ("..." if argument.nargs != 1 else "")
+
+
+def _heading(text: str) -> str:
+    return typer.style(text, bold=True)
+
+
+def _width() -> int:
+    return max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size().columns))

@@ -1,0 +1,88 @@
+"""Cases side by side, and how many devices are enough."""
+
+from typing import Any
+
+import pytest
+
+import planner
+from planner.api import comparing
+from planner.api.comparing import Case, Outcome
+from planner.cli.commands.compare_cases import parse_prices
+from planner.errors import RequestError
+from planner.plan.plan import Plan
+from tests.refusals import refused
+
+
+@pytest.fixture(scope="module")
+def traced() -> planner.TracedModel:
+    return planner.trace("llama-tiny", precision="fp32")
+
+
+@pytest.mark.slow
+def test_cases_say_what_training_takes(traced: planner.TracedModel) -> None:
+    found = planner.compare(traced, "cpu", devices=[1, 2], tokens=1e9, price={"cpu": 0.5}, failures=0.01)
+    one, two = found.outcomes
+    assert one.plan is not None
+    assert one.step is not None and one.days is not None and one.cost is not None  # noqa: PT018
+    tokens = one.plan.training.global_batch * 128
+    assert one.days[0] == pytest.approx(one.step[0] * 1e9 / tokens / 86400 * one.slowdown)
+    assert one.cost[0] == pytest.approx(one.days[0] * 24 * 0.5)
+    assert one.days[1] < one.days[0] < one.days[2]
+    assert (one.efficiency, found.fastest, found.cheapest) == (None, two, one)
+    assert two.efficiency == pytest.approx(two.tokens_per_second / one.tokens_per_second / 2)  # type: ignore[operator]
+    assert "<table>" in found._repr_html_()
+    with refused(RequestError, "h100-80gb", "cpu"):
+        planner.compare(traced, "cpu", devices=1, price={"h100": 1.0})
+    with refused(RequestError, "devices", "0"):
+        planner.compare(traced, "cpu", devices=[0])
+
+
+def test_a_case_that_does_not_fit_says_why_and_the_others_stand(traced: planner.TracedModel) -> None:
+    found = planner.compare(traced, "cpu", devices=[2, 3], pinned={"pipeline": 2})
+    assert [one.plan is None for one in found.outcomes] == [False, True]
+    assert "3" in found.outcomes[1].reason
+    assert found.fastest is found.outcomes[0]
+
+
+def test_the_fewest_devices_that_are_enough_are_found(
+    traced: planner.TracedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planner.estimate(traced, "cpu", devices=1)
+    asked: list[int] = []
+
+    def compare(model: Any, hardware: Any, *, devices: int, tokens: float, **_: Any) -> comparing.CaseComparison:
+        asked.append(devices)
+        case = Case(model="m", hardware="h", devices=devices)
+        outcome = Outcome(case=case, plan=_quicker(plan, devices), tokens=tokens)
+        return comparing.CaseComparison(outcomes=(outcome,))
+
+    monkeypatch.setattr(comparing, "compare", compare)
+    one = _days(plan, 1e9)
+    for wanted, enough in ((one / 100, 128), (one / 8, 8), (one / 97, 128), (one / 90, 96)):
+        asked.clear()
+        found = planner.capacity(traced, "h100", days=wanted, tokens=1e9)
+        assert found.answer is not None
+        assert found.answer.case.devices == enough, asked
+        assert len(asked) <= 6
+    assert planner.capacity(traced, "h100", days=one / 1e9, tokens=1e9).answer is None
+
+
+def _quicker(plan: Plan, times: int) -> Plan:
+    from dataclasses import replace
+
+    seconds = plan.prediction.step_seconds / times
+    return replace(plan, prediction=replace(plan.prediction, step_seconds=seconds, low_seconds=None, high_seconds=None))
+
+
+def _days(plan: Plan, tokens: float) -> float:
+    outcome = Outcome(case=Case(model="m", hardware="h", devices=1), plan=plan, tokens=tokens)
+    assert outcome.days is not None
+    return outcome.days[0]
+
+
+def test_prices_are_read() -> None:
+    assert parse_prices("2.5") == 2.5
+    assert parse_prices("h100=2.5, b200=5") == {"h100": 2.5, "b200": 5.0}
+    for text in ("h100=", "h100", "1,2", "h100=1,2", ""):
+        with refused(RequestError, "--price", "h100=2.5,b200=5"):
+            parse_prices(text)

@@ -1,0 +1,152 @@
+"""The public face: names and signatures are pinned, arguments of other types are refused by name, results are short."""
+
+import inspect
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import planner
+from planner.cli.options import Options
+from planner.errors import InfeasibleError, RequestError
+from planner.strategy_search.result import Progress
+from tests.refusals import refused
+
+TRACED = "llama-tiny"
+
+NAMES = [
+    "Pinned", "Plan", "PlannerError", "Progress", "SearchResult", "TracedModel", "Update", "audit", "capacity",
+    "compare", "diff", "discover", "estimate", "explain", "export", "load", "load_plan", "report", "save", "save_plan",
+    "search", "shard", "trace", "validate",
+]  # fmt: skip
+
+SIGNATURES = {
+    "audit": "plan *model=None",
+    "capacity": "model hardware='h100-80gb' *days *tokens *price=None *failures=0.0 *checkpoint_seconds=0.0"
+    " *restart_seconds=0.0 *most=65536 *on_case=None *on_progress=None *cancelled=None **options",
+    "compare": "model hardware='h100-80gb' *devices *software='pytorch' *tokens=None *price=None *failures=0.0"
+    " *checkpoint_seconds=0.0 *restart_seconds=0.0 *on_case=None *on_progress=None *cancelled=None **options",
+    "diff": "first second *model=None *on_progress=None *cancelled=None",
+    "estimate": "model hardware=None *devices=None *cluster=None *software=None *pinned=None **options",
+    "explain": "plan *model=None *search=True *time_limit=120.0 *on_progress=None *cancelled=None",
+    "export": "plan engine folder=None *approximate=False *model=None",
+    "load": "path",
+    "report": "plan path *model=None",
+    "save": "plan path",
+    "search": "model hardware='h100-80gb' *devices=None *cluster=None *software=None *seq_len=None *global_batch=None"
+    " *imbalance=1.0 *precision=None *optimizer='adamw' *pinned=None *shard=() *place=None *update=None"
+    " *search='dynamic_programming' *objective='time' *top=1 *time_limit=None *memory_limit=None *memory_margin=None"
+    " *planner_memory=None *certify=False *rule_cache=None *args=() *kwargs=None *batch=None *on_progress=None"
+    " *cancelled=None",
+    "trace": "model *seq_len=None *precision='bf16' *args=() *kwargs=None *batch=None *rule_cache=None"
+    " *graph_cache=None",
+    "validate": "path *where=None *processes=1",
+}
+
+
+def said(function: Any) -> str:
+    """A signature in a line; * before those that are given by name."""
+    words = []
+    for name, one in inspect.signature(function).parameters.items():
+        stars = {one.KEYWORD_ONLY: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+        words.append(f"{stars}{name}" + ("" if one.default is one.empty else f"={one.default!r}"))
+    return " ".join(words)
+
+
+def test_public_names_and_signatures_stay() -> None:
+    assert list(planner.__all__) == NAMES
+    assert {name: said(getattr(planner, name)) for name in SIGNATURES} == SIGNATURES
+    for name in SIGNATURES:
+        function = inspect.unwrap(getattr(planner, name))
+        assert inspect.signature(function).return_annotation is not inspect.Signature.empty, name
+
+
+def test_search_has_the_names_of_the_command() -> None:
+    own = {"model", "args", "kwargs", "batch", "pinned", "update", "on_progress", "cancelled"}
+    wanted = set(inspect.signature(planner.search).parameters) - own
+    assert wanted <= set(Options.__dataclass_fields__)
+
+
+def test_folders_of_modules_that_share_a_name_can_be_called() -> None:
+    import planner.export.targets
+    import planner.report.units
+
+    assert planner.report.units.seconds_text(2) == "2 s"  # type: ignore[attr-defined]
+    assert said(planner.report) == SIGNATURES["report"]
+    with refused(RequestError, "plan", "int"):
+        planner.report(3, "page.html")  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def traced() -> planner.TracedModel:
+    return planner.trace(TRACED, precision="fp32")
+
+
+@pytest.fixture(scope="module")
+def result(traced: planner.TracedModel) -> planner.SearchResult:
+    return planner.search(traced, "cpu", devices=2, pinned={"tensor": 2, "micro_batches": 1}, update={"clip_norm": 1})
+
+
+def test_decisions_may_be_dicts(result: planner.SearchResult) -> None:
+    assert result.plan.training.update.clip_norm == 1
+    assert result.plans[0].configuration is not None
+    assert result.to_rows()[0]["degrees"] == "tensor 2"
+
+
+def test_what_is_of_another_type_is_named(traced: planner.TracedModel) -> None:
+    for words, facts in (
+        ({"pinned": {"tensr": 4}}, ("tensr", "tensor")),
+        ({"pinned": {"tensor": "4"}}, ("tensor", "4")),
+        ({"pinned": 4}, ("pinned", "int")),
+        ({"update": {"clip_norm": "1"}}, ("clip_norm", "1")),
+        ({"devices": "2"}, ("devices", "2")),
+        ({"devices": True}, ("devices", "True")),
+        ({"seq_len": 0}, ("seq_len", 0)),
+        ({"objective": "speed"}, ("objective", "speed")),
+        ({"shard": "b,o"}, ("shard",)),
+        ({"place": "hosts"}, ("place", "hosts")),
+        ({"hardware": 3}, ("hardware", "int")),
+        ({"memory_limit": "64GiB"}, ("memory_limit", "64GiB")),
+    ):
+        with refused(RequestError, *facts):
+            planner.search(traced, **{"hardware": "cpu", **words})  # type: ignore[arg-type]
+    with refused(RequestError, "model", "int"):
+        planner.search(3, "cpu")
+
+
+def test_results_are_short_and_travel(result: planner.SearchResult, tmp_path: Path) -> None:
+    for one in (result, result.plan, result.bound, result.plans[0], result.bound.graph):
+        assert len(repr(one)) < 200, repr(one)
+    assert pickle.loads(pickle.dumps(result)).plan == result.plan
+    assert "<table>" in result._repr_html_()
+    assert "llama-tiny" in result.plan._repr_html_()
+    path = planner.save(result.plan, tmp_path / "plan.json")
+    assert planner.load(path) == result.plan
+    with refused(RequestError, "Plan", "SearchResult"):
+        planner.save(result, tmp_path / "other.json")  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_plans_are_priced_compared_and_exported(result: planner.SearchResult, traced: planner.TracedModel) -> None:
+    there = planner.estimate(result.plan, "h100", devices=2)
+    assert there.cluster.profile == "h100-80gb"
+    assert there.prediction.step_seconds < result.plan.prediction.step_seconds
+    by_hand = planner.estimate(traced, "cpu", devices=2)
+    assert by_hand.pipeline == 1
+    found = planner.diff(result.plan, by_hand)
+    assert sum(float(str(row["difference_seconds"])) for row in found.to_rows()) == pytest.approx(found.seconds)
+    assert "<table>" in found._repr_html_()
+    with refused(RequestError, "pinned"):
+        planner.estimate(result.plan, pinned={"tensor": 2})
+
+
+def test_progress_is_told_and_a_search_can_be_cancelled(traced: planner.TracedModel) -> None:
+    heard: list[Progress] = []
+    found = planner.search(
+        traced, "cpu", devices=4, on_progress=heard.append, cancelled=lambda: any(one.done for one in heard)
+    )
+    assert found.statistics.stopped
+    assert heard[-1].best_seconds >= heard[-1].bound_seconds
+    with pytest.raises(InfeasibleError):
+        planner.search(traced, "cpu", devices=4, cancelled=lambda: True)
