@@ -59,3 +59,13 @@ def test_a_free_search_is_no_slower_than_what_is_decided(seed: int) -> None:
             continue
         assert free is not None, "decisions made room for a plan"
         assert free <= found * (1 + 1e-9), (decided, gathers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [{"interleave": 0}, {"slices": 0}], ids=str)
+def test_what_is_left_to_the_search_in_words_is_no_worse(asked: dict[str, Any]) -> None:
+    """With so little memory that the best plan is a pipeline, where both have something to decide."""
+    request = request_of("gpt-3", cluster_of("cpu", 4), 8)
+    request = replace(request, memory_limit=0.9999 * search(request).plan.prediction.peak_bytes)
+    free = search(request).plans[0].seconds
+    assert search(replace(request, pinned=Pinned(**asked))).plans[0].seconds <= free * (1 + 1e-9)
