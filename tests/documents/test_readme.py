@@ -114,11 +114,11 @@ SMALLER = {
     # a minute; tests/unit/test_comparing.py has what comes out
     "plan compare --model llama70b --devices 64 --hardware h100,h200,b200 --tokens 15T"
     " --price h100=2.5,h200=3.5,b200=5": (
-        "plan compare --model llama-tiny --devices 4 --hardware h100,h200,b200 --tokens 15T"
+        "plan compare --model llama-tiny --devices 2 --hardware h100,h200,b200 --tokens 15T"
         " --price h100=2.5,h200=3.5,b200=5"
     ),
     "plan capacity --model llama8b --hardware h100 --days 30 --tokens 1T --price 2.5": (
-        "plan capacity --model llama-tiny --hardware h100 --days 30 --tokens 1T --price 2.5"
+        "plan capacity --model llama-tiny --hardware cpu --days 1 --tokens 10B --price 2.5 --global-batch 64"
     ),
     # looks for other plans for half a minute; tests/unit/cli/test_report.py has what it finds
     "plan report llama70b-64.json -o report.html": "plan report llama70b-64.json -o report.html --time-limit 2",
