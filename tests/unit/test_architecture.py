@@ -208,7 +208,7 @@ GIVEN = {
     "from_config": ("planner.models.zoo",),
     "build_model": (
         "planner.cli.commands.explain",
-        "planner.cli.commands.import_",
+        "planner.cli.importing",
         "planner.cli.commands.import_operators",
         "planner.models.naming.of_model",
         "planner.models.zoo",
