@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from planner.cli.commands import (
+    advise,
     audit,
     calibrate,
     checkpoint,
@@ -43,6 +44,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("advise")(advise.advise)
 app.command("audit")(audit.audit)
 app.command("calibrate")(calibrate.calibrate)
 app.command("compare")(compare.compare)

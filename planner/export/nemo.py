@@ -3,10 +3,10 @@
     recipe = llm.llama3_8b.pretrain_recipe(num_nodes=8, num_gpus_per_node=8)
     recipe.trainer.strategy.tensor_model_parallel_size = 8
 
-Below it is Megatron-LM, so everything is as in `planner.export.megatron`; `planner.export.nemo_paths`
-says where each of its arguments stands. What Megatron-LM takes for granted is written too, because recipes decide it otherwise. The recipe of one size
-of a family is taken, and all dimensions of the model are assigned. Split contexts are rings or split by heads, not
-both: `hierarchical_context_parallel_sizes` does not reach the process groups.
+Below it is Megatron-LM, so everything is as in `planner.export.megatron`; `planner.export.nemo_paths` says where each
+of its arguments stands. What Megatron-LM takes for granted is written too, because recipes decide it otherwise. The
+recipe of one size of a family is taken, and all dimensions of the model are assigned. Split contexts are rings or
+split by heads, not both: `hierarchical_context_parallel_sizes` does not reach the process groups.
 
 NeMo 2.5.3 is the last version with recipes of language models. Source: its nemo/lightning/pytorch/strategies/
 megatron_strategy.py, plugins/mixed_precision.py, nemo/collections/llm/recipes; megatron-core 0.14.0, transformer/

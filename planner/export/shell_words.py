@@ -3,9 +3,9 @@
     text ─ tokens ─▶ words with their quotes ─ conditions ─▶ those of branches that may run ─ variables ─▶ words
 
 Nothing is run and no environment is read. Variables that the script sets are put in, with the defaults it gives to
-those that it does not (`${TP:-4}`), and sums of whole numbers (`$((NODES * 8))`). A branch whose condition compares known
-words is read or left out; where a condition is not known all of its branches are read. Lists of options in quotes fall
-into words where they stand alone, as a shell does it with an unquoted variable.
+those that it does not (`${TP:-4}`), and sums of whole numbers (`$((NODES * 8))`). A branch whose condition compares
+known words is read or left out; where a condition is not known all of its branches are read. Lists of options in
+quotes fall into words where they stand alone, as a shell does it with an unquoted variable.
 """
 
 import re

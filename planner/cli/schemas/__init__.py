@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from planner.cli.schemas.comparisons import (
+    Advised,
     Audit,
     Compared,
     Diff,
@@ -42,6 +43,7 @@ ANSWERS: dict[str, type[BaseModel]] = {
     "plan estimate": Answer,
     "plan estimate PLAN": Repriced,
     "plan compare": Compared,
+    "plan advise": Advised,
     "plan diff": Diff,
     "plan explain PLAN": Explained,
     "plan explain PLAN NAME": ExplainedNames,

@@ -83,6 +83,7 @@ CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("plan compare", ("compare", "a.json", "--log", "train.log", "--from", "nemo")),
     ("plan fit RUN", ("fit", "a.run.json", "-o", "mine.toml")),
     ("plan replan", ("replan", "b.json", "--hardware", "cpu")),
+    ("plan advise", ("advise", "megatron", "--model", "llama-tiny", "--hardware", "cpu", "--time-limit", "5")),
     ("plan diff", ("diff", "a.json", "b.json")),
     ("plan explain PLAN", ("explain", "a.json", "--no-search")),
     ("plan explain PLAN NAME", ("explain", "a.json", "*.mlp.up_proj")),
