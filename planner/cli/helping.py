@@ -67,6 +67,7 @@ PURPOSES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("run, audit", "execute a plan; compare it with the prediction"),
             ("checkpoint", "inspect, verify, convert or merge checkpoints"),
             ("export, import", "to and from Megatron, DeepSpeed, torchtitan"),
+            ("advise", "a configuration of yours: what to change in it"),
         ),
     ),
     (

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from planner.cli.commands import (
+    advise,
     audit,
     calibrate,
     checkpoint,
@@ -60,6 +61,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "report": report.report,
     "run": run.run,
     "audit": audit.audit,
+    "advise": advise.advise,
     "export": export.export,
     "import": import_.import_,
     "calibrate": calibrate.calibrate,

@@ -12,15 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from planner.export.description import ExportError
 from planner.export.settings import checked_count
+from planner.export.shell_words import words_of
 
 Option = tuple[str, Sequence[object]]
 """`--name` and its values; a flag has none."""
 
-_ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::-([^}]{0,256}))?\}|([A-Za-z_]\w*))")
 _NAME = re.compile(r"--[A-Za-z]")
-_SCRIPT = 2**18  # characters of a script, whose words are split in Python
-_EXPANDED = 2**18  # characters that variables may become, all together: each may name another one twice
 
 
 def option(name: str, *values: object) -> Option:
@@ -50,6 +47,11 @@ class Options:
         """Those that nobody has asked for."""
         return tuple(name for name in self._found if name not in self._asked)
 
+    @property
+    def all(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Every option with its values."""
+        return tuple(self._found.items())
+
     def flag(self, name: str) -> bool:
         """Whether a flag is set."""
         return self._values(name) is not None
@@ -73,7 +75,9 @@ class Options:
         try:
             found = int(text)
         except ValueError:
-            raise ExportError(f"--{name} {text:.80}: not a whole number; write the number in the file") from None
+            raise ExportError(
+                f"--{name} {text:.80}: {_fault(text)} whole number; write the number in the file"
+            ) from None
         return checked_count(f"--{name}", found)
 
     def number(self, name: str, default: float) -> float:
@@ -83,7 +87,7 @@ class Options:
         except ValueError:
             found = math.nan
         if not math.isfinite(found):
-            raise ExportError(f"--{name} {text:.80}: not a number; write the number in the file")
+            raise ExportError(f"--{name} {text:.80}: {_fault(text)} number; write the number in the file")
         return found
 
     def degree(self, name: str, default: int = 1) -> int:
@@ -103,59 +107,21 @@ class Options:
         return self._found.get(name)
 
 
+def _fault(text: str) -> str:
+    return "a variable that the file does not set, and no" if text.startswith("$") else "not a"
+
+
 def options_in(script: str) -> Options:
     """The options in a script, or in a file that has nothing else. Raises ExportError where quotes do not match, and
     where the script, or what its variables become, is too long."""
-    if len(script) > _SCRIPT:
-        raise ExportError(f"not a launch script: {len(script)} characters are too many; at most {_SCRIPT}")
-    try:
-        tokens = shlex.split(script, comments=True)
-    except ValueError as error:
-        raise ExportError(f"not a shell script: {error}") from error
-    variables = _Variables()
     found: dict[str, list[str]] = {}
     name = None
-    for raw in tokens:
-        assigned = _ASSIGNMENT.fullmatch(raw)
-        if assigned and not assigned[2].startswith("("):
-            variables.known[assigned[1]] = variables.expanded(assigned[2])
-            name = None
-            continue
-        token = variables.expanded(_unbracketed(assigned[2] if assigned else raw))
-        if _NAME.match(token):
-            name, equals, value = token[2:].partition("=")
+    for word in words_of(script):
+        if _NAME.match(word):
+            name, equals, value = word[2:].partition("=")
             found[name] = [value] if equals else []
-        elif token in ("", ";", "&", "&&", "|", "\n") or "$" in token or token.endswith(".py"):
+        elif not word or word.endswith(".py") or (name is not None and "$" in word and found[name]):
             name = None
         elif name is not None:
-            found[name].append(token)
+            found[name].append(word)
     return Options({name: tuple(values) for name, values in found.items()})
-
-
-def _unbracketed(token: str) -> str:
-    """A token without the brackets of the array that it begins or ends; brackets in pairs are its own."""
-    if token.count("(") == token.count(")"):
-        return token
-    return token[1:] if token.startswith("(") else token[:-1] if token.endswith(")") else token
-
-
-class _Variables:
-    """Variables that a script sets, and what they may still become."""
-
-    def __init__(self) -> None:
-        self.known: dict[str, str] = {}
-        self._left = _EXPANDED
-
-    def expanded(self, token: str) -> str:
-        """A token with the variables that are known."""
-        return _VARIABLE.sub(self._value, token)
-
-    def _value(self, match: re.Match[str]) -> str:
-        name = match[1] or match[3]
-        found = self.known.get(name, match[2] if match[2] is not None else match[0])
-        self._left -= len(found)
-        if self._left < 0:
-            raise ExportError(
-                f"${name}: the variables of the script become more than {_EXPANDED} characters; write the options out"
-            )
-        return found

@@ -25,9 +25,11 @@ from planner.export.description import Description, ExportError, data_of, gradie
 from planner.export.quoting import in_markdown, one_line
 from planner.export.settings import Settings
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
+from planner.export.unmodelled import unmodelled
 from planner.sharding.update import PLAIN, Update
 
 _OPTIMIZERS = {"adamw": "AdamW", "lamb": "Lamb", "sgd": "SGD"}
+_BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _SECTIONS = ("zero_optimization", "tensor_parallel", "pipeline", "data_types")
 
 
@@ -181,9 +183,23 @@ def read(text: str, facts: Facts) -> Reading:
         settings = Settings(parse_json(text, SETTINGS), "JSON")
     except ForeignTextError as error:
         raise ExportError(str(error)) from error
+    return reading_of(settings, facts)
+
+
+def reading_of(settings: Settings, facts: Facts) -> Reading:
+    """Settings of DeepSpeed, wherever they stand, as a description."""
     description = common.normalised(_read(settings, facts))
     description = replace(description, update=_read_update(settings, description))
-    return Reading(description=description, notes=settings.unread(*_SECTIONS))
+    notes = []
+    if all(_given(settings, name) is None for name in _BATCHES[:2]):
+        notes.append("the file leaves batches to the program: priced as one micro-batch of one sample on each device")
+    return Reading(
+        description=description,
+        unmodelled=unmodelled(settings.all),
+        notes=tuple(notes),
+        unread=settings.unread(*_SECTIONS),
+        stack="deepspeed-zero3",
+    )
 
 
 def _read(settings: Settings, facts: Facts) -> Description:
@@ -194,7 +210,7 @@ def _read(settings: Settings, facts: Facts) -> Description:
     layers = stages_of(facts.layers, pipeline)
     interval = settings.integer("pipeline.activation_checkpoint_interval", 0)
     recomputed = interval > 0 or settings.integer("activation_checkpointing.number_checkpoints", 0) > 0
-    precision = next((word for word in ("bf16", "fp16") if settings.truth(f"{word}.enabled")), "fp32")
+    precision = next((word for word in ("bf16", "fp16") if _enabled(settings, word)), "fp32")
     none = (0,) * pipeline
     has_experts = facts.architecture is not None and facts.architecture.experts is not None
     return Description(
@@ -215,6 +231,12 @@ def _read(settings: Settings, facts: Facts) -> Description:
     )
 
 
+def _enabled(settings: Settings, word: str) -> bool:
+    """Whether a precision is on; where that is left to the program, bf16 is."""
+    where = f"{word}.enabled"
+    return word == "bf16" if settings.value(where) == "auto" else settings.truth(where)
+
+
 def _stage(settings: Settings) -> int:
     stage = settings.integer("zero_optimization.stage", 0)
     if not 0 <= stage <= 3:
@@ -224,8 +246,7 @@ def _stage(settings: Settings) -> int:
 
 def _read_batches(settings: Settings, facts: Facts, rest: int) -> tuple[int, int, int]:
     """Data parallel devices, samples of a micro-batch, and micro-batches; two of three numbers make the third."""
-    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    whole, micro, steps = (_given(settings, name) for name in names)
+    whole, micro, steps = (_given(settings, name) for name in _BATCHES)
     devices = _given(settings, "data_parallel_size")
     if devices is None and facts.devices is not None:
         devices = data_of(facts.devices, tensor=rest, pipeline=1, context=1)
@@ -237,7 +258,7 @@ def _read_batches(settings: Settings, facts: Facts, rest: int) -> tuple[int, int
             f" {micro}, {steps or 1} a step); write more, or fewer samples in a micro-batch"
         )
     if devices is None:
-        raise ExportError(f"{', '.join(names)}: they leave open how many devices there are; give --devices")
+        raise ExportError(f"{', '.join(_BATCHES)}: they leave open how many devices there are; give --devices")
     if whole is None:
         whole = (micro or 1) * (steps or 1) * devices
     micro = micro or max(1, whole // ((steps or 1) * devices))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from planner.export.description import Description, ExportError, Kept
 from planner.plan.binding.bind import BoundOperator, BoundPlan
+from planner.plan.layout.parts import parts_of
 from planner.plan.layout.roles import Roles, call_word, roles
 from planner.pricing.keeping import keeping_fault
 from planner.sharding.labels import factor_labels
@@ -21,6 +22,9 @@ from planner.sharding.rule import FactorKind
 
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=[./]|$)")
 _COMPUTING = ("matmul", "attention", "embedding", "experts", "normalisation", "elementwise", "loss")
+
+
+_PLAIN = frozenset({"attention", "normalisation"})  # classes that are named beside parts
 
 
 def describe(bound: BoundPlan) -> Description:
@@ -123,6 +127,16 @@ def _kept(bound: BoundPlan, block: int, places: frozenset[int]) -> Kept:
     inside = [bound.operators[at] for at in bound.blocks.operators(block)]
     able = {place for place, operator in enumerate(inside) if keeping_fault(operator.rule) is None}
     left = {inside[place].rule.op_class for place in able - places}
+    sparse = any(operator.rule.op_class == "experts" for operator in inside)
+    belongs = {place: parts_of(inside[place].operator.name, sparse) for place in able}
+    whole = {
+        part
+        for part in frozenset().union(*belongs.values())
+        if all(place not in places for place in able if part in belongs[place])
+    }
+    rest = {inside[place].rule.op_class for place in able - places if not belongs[place] & whole}
+    if whole and rest <= _PLAIN and all(inside[place].rule.op_class not in rest for place in places):
+        return Kept(but=tuple(sorted(whole | rest)))
     words = (call_word(inside[place].operator.name, inside[place].rule.op_class) for place in sorted(places))
     calls = tuple(dict.fromkeys(words))
     if len(left) <= len(calls) and all(inside[place].rule.op_class not in left for place in places):

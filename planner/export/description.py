@@ -37,7 +37,8 @@ class ExportError(PlannerError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
     """What a selectively recomputed block keeps: results of the calls `calls` (`planner.plan.layout.roles.call_word`);
-    or of all calls but those of the classes `but` (`hardware_profiles.OP_CLASSES`). One of the two is empty."""
+    or of all calls but those in `but`: of classes (`hardware_profiles.OP_CLASSES`), and of parts of a block as
+    Megatron-LM names them (`planner.plan.layout.parts.PARTS`). One of the two is empty."""
 
     calls: tuple[str, ...] = ()
     but: tuple[str, ...] = ()

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+from hardware_profiles.foreign import ForeignTextError
 from planner.export import common
 from planner.export.architecture import Architecture
 from planner.export.arguments import Options, options_in
@@ -25,34 +26,95 @@ from planner.export.megatron_writing import (
 )
 from planner.export.settings import size_of
 from planner.export.target import Facts, Reading
+from planner.export.unmodelled import unmodelled
+from planner.export.yaml_files import parse_yaml
 from planner.sharding.update import PLAIN, Update
 
 _LAUNCHER = ("nnodes", "nproc-per-node", "nproc_per_node", "node-rank", "node_rank", "master-addr", "master_addr",
              "master-port", "master_port")  # fmt: skip
 _RUN = ("mock-data", "train-iters", "lr", "eval-iters", "tokenizer-type", "vocab-size", "attention-dropout",
         "hidden-dropout", "make-vocab-size-divisible-by", "max-position-embeddings")  # fmt: skip
+_TELLING = ("num-layers", "tensor-model-parallel-size", "micro-batch-size", "pipeline-model-parallel-size",
+            "global-batch-size", "hidden-size", "encoder-num-layers", "pipeline-model-parallel-layout",
+            "clip-grad")  # fmt: skip
+_STRANGERS = {
+    "encoder-num-layers": "models of an encoder and a decoder are not read; plan them with `plan --model t5-base`",
+    "hybrid-layer-pattern": "state-space layers (Mamba) are in no model that can be planned",
+    "hybrid-override-pattern": "state-space layers (Mamba) are in no model that can be planned",
+    "is-hybrid-model": "state-space layers (Mamba) are in no model that can be planned",
+}
+_SHAPE = ("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "num-query-groups", "kv-channels",
+          "group-query-attention", "qk-layernorm", "q-lora-rank", "kv-lora-rank", "qk-head-dim", "v-head-dim",
+          "qk-pos-emb-head-dim", "multi-latent-attention", "num-experts", "moe-router-topk", "moe-ffn-hidden-size",
+          "moe-shared-expert-intermediate-size", "moe-layer-freq", "first-k-dense-replace", "n-shared-experts",
+          "moe-grouped-gemm", "moe-router-load-balancing-type", "moe-aux-loss-coeff", "moe-token-dispatcher-type",
+          "moe-router-pre-softmax", "moe-router-score-function", "moe-router-num-groups", "moe-router-group-topk",
+          "swiglu", "normalization", "disable-bias-linear", "position-embedding-type", "rotary-base", "norm-epsilon",
+          "untie-embeddings-and-output-weights", "padded-vocab-size", "add-qkv-bias", "overlap-param-gather",
+          "noop-layers")  # fmt: skip
+_KEPT_MODULES = ("moe_act",)  # inside of the operator of experts, which keeps what its backward pass needs
 _TWO = 2  # sizes of a context that is split in two ways
 _LAYOUT = 4096  # characters of a layout that is written out
 
 
 def read(text: str, facts: Facts) -> Reading:
-    """A script, or a list of arguments, as a description."""
-    options = options_in(text)
+    """A script, a list of arguments or a YAML file of them, as a description."""
+    return reading_of(options_of(text), facts, "megatron")
+
+
+def options_of(text: str) -> Options:
+    """The arguments in a script, or in the YAML of a test case of Megatron-LM. Raises ExportError where there are none
+    that a plan could be made of."""
+    options = _yaml_options(text) if re.search(r"^MODEL_ARGS:", text, re.MULTILINE) else options_in(text)
+    if not any(options.flag(name) for name in _TELLING):
+        raise ExportError(
+            f"it has no argument of Megatron-LM (--{', --'.join(_TELLING[:3])} and the like); give the file that does"
+        )
+    for name in _STRANGERS:
+        if options.flag(name):
+            raise ExportError(f"--{name}: {_STRANGERS[name]}")
+    return options
+
+
+def _yaml_options(text: str) -> Options:
+    try:
+        content = parse_yaml(text)
+    except ForeignTextError as error:
+        raise ExportError(str(error)) from error
+    found = content.get("MODEL_ARGS") if isinstance(content, dict) else None
+    if not isinstance(found, dict):
+        raise ExportError("MODEL_ARGS: write the arguments below it, one to a line, as --name: value")
+    given: dict[str, tuple[str, ...]] = {}
+    for name, value in found.items():
+        if value is not False and value is not None:
+            given[str(name).removeprefix("--")] = () if value is True else tuple(str(value).strip("[]").split())
+    return Options(given)
+
+
+def reading_of(options: Options, facts: Facts, stack: str) -> Reading:
+    """Arguments as a reading, with whatever was not understood of them."""
     description, notes = read_options(options, facts)
     read_run(options)
-    return Reading(description=description, notes=(*notes, *unread(options)))
+    return Reading(
+        description=description,
+        unmodelled=said_of(options, facts),
+        notes=tuple(notes),
+        unread=tuple(f"--{name}" for name in options.unread),
+        stack=stack,
+    )
+
+
+def said_of(options: Options, facts: Facts) -> tuple[str, ...]:
+    """What of the arguments is not in a price and matters."""
+    known = "mtp-num-layers" if "predicted_tokens" in facts.model else ""
+    given = [(f"--{name}", True if values == () else " ".join(values)) for name, values in options.all if name != known]
+    return unmodelled(given)
 
 
 def read_run(options: Options) -> None:
     """Options that say how it is started, and on which data."""
     for name in (*_LAUNCHER, *_RUN):
         options.words(name)
-
-
-def unread(options: Options) -> tuple[str, ...]:
-    """A note on arguments that were not understood, or are no part of a plan."""
-    names = options.unread
-    return (f"not read: {', '.join('--' + name for name in names)}",) if names else ()
 
 
 def read_options(options: Options, facts: Facts) -> tuple[Description, list[str]]:
@@ -74,7 +136,7 @@ def read_options(options: Options, facts: Facts) -> tuple[Description, list[str]
     whole = options.degree("expert-tensor-parallel-size", tensor) == 1 and tensor > 1
     expert = options.degree("expert-model-parallel-size")
     if facts.architecture is None:  # a model that the arguments do not describe
-        experts = options.flag("expert-model-parallel-size")
+        experts = options.flag("expert-model-parallel-size") or bool(options.integer("num-experts"))
     else:
         experts = bool(options.integer("num-experts") or facts.architecture.experts)
     description = Description(
@@ -112,6 +174,18 @@ def _devices(options: Options) -> int | None:
 
 def _layers(options: Options, layers: int, pipeline: int) -> tuple[tuple[int, ...], int]:
     """Layers of every stage, and stages on each rank."""
+    idle = [size_of(f"{int(word) + 1}") for word in options.word("noop-layers").split(",") if word.isdecimal()]
+    found, virtual = _stages(options, layers + len(idle), pipeline)
+    before = 0
+    for stage, count in enumerate(found):
+        inside = sum(before < (place or 0) <= before + count for place in idle)
+        found = (*found[:stage], count - inside, *found[stage + 1 :])
+        before += count
+    return found, virtual
+
+
+def _stages(options: Options, layers: int, pipeline: int) -> tuple[tuple[int, ...], int]:
+    """Layers of every stage, those that do nothing too, and stages on each rank."""
     layout = options.word("pipeline-model-parallel-layout")
     if layout:
         stages = _read_layout(layout)
@@ -132,7 +206,11 @@ def _layers(options: Options, layers: int, pipeline: int) -> tuple[tuple[int, ..
             )
         virtual = per_rank // each
     if first is None and last is None:
-        return stages_of(layers, pipeline, virtual), virtual
+        ends = [int(options.flag(f"account-for-{end}-in-pipeline-split")) for end in ("embedding", "loss")]
+        stages = stages_of(layers + sum(ends), pipeline, virtual)
+        if len(stages) == 1:
+            return (layers,), virtual
+        return (stages[0] - ends[0], *stages[1:-1], stages[-1] - ends[1]), virtual
     if virtual > 1:
         raise ExportError(
             "--decoder-first-pipeline-num-layers and its like with virtual stages are not read; write"
@@ -166,10 +244,10 @@ def _read_layout(layout: str) -> tuple[int, ...]:
         part, times = match[1].strip("()"), match[2]
         _check_layout(layout, len(text) + len(part) * int(times[:6]))
         text = text[: match.start()] + part * int(times[:6]) + text[match.end() :]
-    strange = set(text) - set("EtL|")
+    strange = set(text) - set("EtmL|")
     if strange:
         raise ExportError(
-            f"--pipeline-model-parallel-layout {layout:.80}: {', '.join(sorted(strange))} is neither E, t, L nor |"
+            f"--pipeline-model-parallel-layout {layout:.80}: {', '.join(sorted(strange))} is neither E, t, m, L nor |"
         )
     return tuple(stage.count("t") for stage in text.split("|"))
 
@@ -229,16 +307,22 @@ def _read_replicas(options: Options, data: int) -> int:
 def _read_recomputation(options: Options, layers: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], Kept]:
     none = (0,) * len(layers)
     granularity = options.word("recompute-granularity")
-    modules = options.words("recompute-modules") or ("core_attn",)
+    modules = tuple(word for words in options.words("recompute-modules") for word in words.split(",") if word)
+    modules = modules or ("core_attn",)
     method, count = options.word("recompute-method"), options.degree("recompute-num-layers")
     if options.flag("recompute-activations") or granularity == "selective":
         known = {module: name for name, module in MODULES.items()}
-        strange = [module for module in modules if module not in known]
+        strange = [module for module in modules if module not in (*known, *_KEPT_MODULES)]
         if strange:
-            raise ExportError(f"--recompute-modules {', '.join(strange)}: read are {', '.join(known)}")
-        return none, layers, Kept(but=tuple(sorted(known[module] for module in modules)))
-    if granularity != "full":
+            raise ExportError(
+                f"--recompute-modules {', '.join(strange)}: read are {', '.join((*known, *_KEPT_MODULES))}"
+            )
+        but = tuple(sorted(known[module] for module in modules if module in known))
+        return (none, layers, Kept(but=but)) if but else (none, none, Kept())
+    old = options.word("activations-checkpoint-method") or options.flag("checkpoint-activations")
+    if granularity != "full" and not old:
         return none, none, Kept()
+    method = method or options.word("activations-checkpoint-method")
     if method == "block":
         return tuple(min(count, have) for have in layers), none, Kept()
     return layers, none, Kept()
@@ -271,10 +355,13 @@ def _read_update(options: Options, d: Description) -> Update:
 
 def check_model(options: Options, a: Architecture | None) -> None:
     """Raise ExportError where arguments describe another model than the one that was named."""
+    for name in _SHAPE:
+        options.words(name)
     if a is None:
         return
+    idle = len([word for word in options.word("noop-layers").split(",") if word])
     known: dict[str, int] = {
-        "num-layers": a.layers,
+        "num-layers": a.layers + idle,
         "hidden-size": a.hidden,
         "ffn-hidden-size": a.ffn,
         "num-attention-heads": a.heads,
@@ -284,6 +371,8 @@ def check_model(options: Options, a: Architecture | None) -> None:
     if a.experts is not None:
         known |= {"num-experts": a.experts.count, "moe-router-topk": a.experts.chosen}
         known |= {"moe-ffn-hidden-size": a.experts.width}
+        if not a.experts.dense_layers:
+            del known["ffn-hidden-size"]  # which is that of blocks without experts
     for name, wanted in known.items():
         found = options.integer(name)
         if found is not None and found != wanted:

@@ -8,10 +8,11 @@ from planner.export.arguments import Option, option
 from planner.export.description import Description, gradient_bytes
 from planner.export.shell import torchrun_script
 from planner.export.target import Job
+from planner.plan.layout.parts import PARTS
 
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}
 SHARDING = {0: "no_shard", 1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
-MODULES = {"attention": "core_attn", "normalisation": "layernorm"}
+MODULES = {"attention": "core_attn", "normalisation": "layernorm", **{name: name for name in PARTS}}
 _PADDING = 128  # --make-vocab-size-divisible-by, at most
 
 

@@ -17,6 +17,7 @@ from planner.export.description import (
 from planner.export.mindformers_writing import DTYPES, HYBRID, RING, SCHEDULES, ULYSSES
 from planner.export.settings import Settings
 from planner.export.target import Facts, Reading
+from planner.export.unmodelled import unmodelled
 from planner.export.yaml_files import settings_of
 from planner.sharding.update import PLAIN, Update
 
@@ -30,8 +31,13 @@ def read(text: str, facts: Facts) -> Reading:
     notes: list[str] = []
     description = common.normalised(_read(settings, facts, notes))
     description = replace(description, update=_read_update(settings, description))
-    unread = settings.unread(*_SECTIONS)
-    return Reading(description=description, notes=(*notes, *unread))
+    return Reading(
+        description=description,
+        unmodelled=unmodelled(settings.all),
+        notes=tuple(notes),
+        unread=settings.unread(*_SECTIONS),
+        stack="mindspeed",
+    )
 
 
 def _read(settings: Settings, facts: Facts, notes: list[str]) -> Description:
@@ -217,10 +223,9 @@ def _read_recomputation(
     settings: Settings, layers: tuple[int, ...], pipeline: int, notes: list[str]
 ) -> tuple[tuple[int, ...], tuple[int, ...], Kept]:
     of = "recompute_config"
-    full = _recomputed(settings.value(f"{of}.recompute"), layers, pipeline, f"{of}.recompute", notes)
-    selected = _recomputed(settings.value(f"{of}.select_recompute"), layers, pipeline, f"{of}.select_recompute", notes)
-    norms = _recomputed(
-        settings.value(f"{of}.select_comm_recompute"), layers, pipeline, f"{of}.select_comm_recompute", notes
+    full, selected, norms = (
+        _recomputed(settings, f"{of}.{name}", layers, pipeline)
+        for name in ("recompute", "select_recompute", "select_comm_recompute")
     )
     for name in ("mp_comm_recompute", "recompute_slice_activation"):
         settings.value(f"{of}.{name}")
@@ -231,15 +236,21 @@ def _read_recomputation(
     return full, selective, kept if any(selective) else Kept()
 
 
-def _recomputed(value: Any, layers: tuple[int, ...], pipeline: int, where: str, notes: list[str]) -> tuple[int, ...]:
-    """Layers of each stage."""
+def _recomputed(settings: Settings, where: str, layers: tuple[int, ...], pipeline: int) -> tuple[int, ...]:
+    """Layers of each stage. Of patterns of names, such as `feed_forward\\.mul`, the one that is for most layers counts:
+    they are those of the activation of the MLP, and of norms."""
+    found = (0,) * len(layers)
+    for value in (settings.value(where), *settings.below(where)):
+        counts = _recomputed_by(value, where, layers, pipeline)
+        found = tuple(max(one, other) for one, other in zip(found, counts, strict=True))
+    return found
+
+
+def _recomputed_by(value: Any, where: str, layers: tuple[int, ...], pipeline: int) -> tuple[int, ...]:
     if value in (None, False):
         return (0,) * len(layers)
     if value is True:
         return layers
-    if isinstance(value, dict):
-        notes.append(f"{where}: patterns are not read")
-        return (0,) * len(layers)
     counts = _counts(value, pipeline, len(layers) // pipeline, where)
     if min(counts) < 0:
         raise ExportError(f"{where}: {min(counts)} layers; write 0 or more for each stage")
@@ -252,6 +263,13 @@ def _read_optimizer(settings: Settings) -> str:
 
 
 def _read_update(settings: Settings, d: Description) -> Update:
+    """What becomes of gradients. Parameters that are made in 16 bits are updated in them, with moments in fp32, and
+    have gradients in their own dtype: mindformers/core/optim/adamw.py keeps no copy in fp32."""
     clip = settings.number("runner_wrapper.max_grad_norm", 1.0)
     clips = settings.truth("runner_wrapper.use_clip_grad")
-    return replace(PLAIN, gradient_dtype=default_gradient_dtype(d), clip_norm=clip if clips else None)
+    update = replace(PLAIN, gradient_dtype=default_gradient_dtype(d), clip_norm=clip if clips else None)
+    words = ("param_init_type", "param_init_dtype", "params_dtype")
+    stored = [settings.value(f"model.model_config.{word}") for word in words]
+    if d.precision == "fp32" or not any(word in ("float16", "bfloat16") for word in stored):
+        return update
+    return replace(update, master_weights=False, gradient_dtype="parameter")

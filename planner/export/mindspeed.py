@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from planner.export import common, megatron
-from planner.export.arguments import Option, option, options_in
+from planner.export.arguments import Option, option
 from planner.export.description import Description, ExportError, Kept
-from planner.export.megatron_reading import read_options, read_run, unread
+from planner.export.megatron_reading import options_of, read_options, read_run, said_of
 from planner.export.megatron_writing import (
     OPTIMIZERS,
     degree_options,
@@ -103,7 +103,7 @@ def _recompute(d: Description) -> list[Option]:
 
 def read(text: str, facts: Facts) -> Reading:
     """A script, or a list of arguments, as a description."""
-    options = options_in(text)
+    options = options_of(text)
     algorithm = options.word("context-parallel-algo", _RING)
     heads = options.degree("ulysses-degree-in-cp")
     description, notes = read_options(options, facts)
@@ -114,7 +114,13 @@ def read(text: str, facts: Facts) -> Reading:
         else:
             description = replace(description, selective=description.layers, kept=_ACTIVATIONS)
     read_run(options)
-    return Reading(description=description, notes=(*notes, *unread(options)))
+    return Reading(
+        description=description,
+        unmodelled=said_of(options, facts),
+        notes=tuple(notes),
+        unread=tuple(f"--{name}" for name in options.unread),
+        stack="mindspeed",
+    )
 
 
 def _with_context(d: Description, algorithm: str, heads: int, notes: list[str]) -> Description:

@@ -32,13 +32,14 @@ class Settings:
         self._asked: set[str] = set()
 
     def unread(self, *sections: str) -> tuple[str, ...]:
-        """A note on keys of these sections that nobody has asked for."""
-        names = [
-            name
-            for name in self._values
-            if name not in self._asked and name.startswith(tuple(f"{s}." for s in sections))
-        ]
-        return (f"not read: {', '.join(names)}",) if names else ()
+        """Keys of these sections that nobody has asked for."""
+        inside = tuple(f"{section}." for section in sections)
+        return tuple(name for name in self._values if name not in self._asked and name.startswith(inside))
+
+    @property
+    def all(self) -> tuple[tuple[str, Any], ...]:
+        """Every key with its value."""
+        return tuple(self._values.items())
 
     def has(self, path: str) -> bool:
         return self.value(path) is not None
@@ -47,6 +48,12 @@ class Settings:
         """Anything; None where it is not given."""
         self._asked.add(path)
         return self._values.get(path)
+
+    def below(self, path: str) -> tuple[Any, ...]:
+        """The values of all keys below a path."""
+        names = [name for name in self._values if name.startswith(f"{path}.")]
+        self._asked.update(names)
+        return tuple(self._values[name] for name in names)
 
     def integer(self, path: str, default: int) -> int:
         found = self.value(path)

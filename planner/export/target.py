@@ -11,12 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hardware_profiles import PYTORCH as _PYTORCH
 from planner.export.architecture import Architecture
 from planner.export.description import Description
 from planner.graph.blocks import Blocks
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundPlan
 from planner.sharding.layout import Layout
+
+PYTORCH = _PYTORCH.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,22 +57,34 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a file does not say itself: blocks of the model, devices, where they are given, and the text of the file
-    beside it (`Target.beside`), "" where there is none."""
+    """What a file does not say itself: blocks of the model, devices, where they are given, the text of the file beside
+    it (`Target.beside`), "" where there is none, which recipe or row of a file with several is meant, and the name of
+    the model, where there is one."""
 
     layers: int
     devices: int | None
     architecture: Architecture | None
     beside: str = ""
+    recipe: str = ""
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What files say, and what a reader should know of it: settings that were not understood, or are no part of a
-    plan."""
+    """What files say, and what a reader should know of it.
+
+    Attributes:
+        unmodelled: settings that no plan has and that change time or memory: what they do to the price.
+        notes: what is priced otherwise than the file has it.
+        unread: names of settings that were not understood, or are no part of a plan.
+        stack: the training stack (`hardware_profiles.software_names`) that runs these settings.
+    """
 
     description: Description
+    unmodelled: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    stack: str = PYTORCH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,16 @@
 """Reads the TOML of torchtitan as a description."""
 
 import math
+import re
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from hardware_profiles.foreign import SETTINGS, ForeignTextError, parse_toml
 from planner.export import common
 from planner.export.architecture import Architecture
 from planner.export.description import Description, ExportError, Kept, data_of, micro_batches_of, stages_for, stages_of
+from planner.export.recipes import Recipe, plain_settings, recipe_in
 from planner.export.settings import Settings, size_of
 from planner.export.target import Facts, Reading
 from planner.export.torchtitan_writing import (
@@ -18,22 +22,72 @@ from planner.export.torchtitan_writing import (
     plainly_bf16,
     recomputed_layers,
 )
+from planner.export.unmodelled import unmodelled
 from planner.sharding.update import PLAIN, Update
 
+_SECTIONS = ("training.", "parallelism.", "activation_checkpoint.", "model.", "job.")
 _LIMITS = replace(SETTINGS, finite=False)  # a norm of infinity clips nothing
 
 
 def read(text: str, facts: Facts) -> Reading:
-    """A TOML file as a description."""
-    try:
-        settings = Settings(parse_toml(text, _LIMITS), "TOML")
-    except ForeignTextError as error:
-        raise ExportError(str(error)) from error
+    """A TOML file, or a function of a registry of configurations in Python, as a description."""
+    if re.search(r"^def \w+\(", text, re.MULTILINE):
+        settings, names = _of_registry(recipe_in(text, facts.recipe))
+    else:
+        try:
+            settings, names = Settings(parse_toml(text, _LIMITS), "TOML"), ()
+        except ForeignTextError as error:
+            raise ExportError(str(error)) from error
+    if not any(path.startswith(_SECTIONS) for path, _ in settings.all):
+        raise ExportError("it has no training or parallelism of torchtitan; give the file that has them")
     description, notes = _read(settings, facts)
     for path in ("training.dtype", "training.mixed_precision_reduce", "training.dataset", "training.steps"):
         settings.value(path)
-    unread = settings.unread("parallelism", "activation_checkpoint", "training")
-    return Reading(description=common.normalised(description), notes=(*notes, *unread))
+    return Reading(
+        description=common.normalised(description),
+        unmodelled=unmodelled(_mattering(settings, names)),
+        notes=tuple(notes),
+        unread=settings.unread("parallelism", "activation_checkpoint", "training"),
+        stack="fsdp-compiled" if _compiles(settings) else "fsdp",
+    )
+
+
+def _of_registry(recipe: Recipe) -> tuple[Settings, tuple[str, ...]]:
+    """A configuration of `config_registry.py` as the keys of the TOML files of before."""
+    given = dict(plain_settings(recipe))
+    found: dict[str, Any] = {path: value for path, value in given.items() if value is not None}
+    length = found.pop("training.max_context_length", None)
+    tokens = found.pop("training.num_tokens_per_microbatch_per_dp_rank", None)
+    if isinstance(length, int) and isinstance(tokens, int) and length > 0 and tokens >= length:
+        found |= {"training.seq_len": length, "training.local_batch_size": tokens // length}
+    for name in recipe.names:
+        if name.endswith("AC.Config"):
+            mode = name.rpartition("AC.")[0].rpartition(".")[2].lower()
+            found |= {"activation_checkpoint.mode": mode}
+            if mode == "selective":
+                found["activation_checkpoint.selective_ac_option"] = "op"
+        if name.startswith("model_registry "):
+            found["model.flavor"] = name.removeprefix("model_registry ")
+    found.setdefault("activation_checkpoint.mode", "none")
+    sections: dict[str, dict[str, Any]] = {}
+    for path, value in found.items():
+        section, _, key = path.partition(".")
+        if key and "." not in key:
+            sections.setdefault(section, {})[key] = value
+    return Settings(sections, "Python"), recipe.names
+
+
+def _mattering(settings: Settings, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    yield from ((path, value) for path, value in settings.all if not path.startswith("quantize."))
+    converters = [str(settings.value("model.converters") or ""), *names]
+    if any(word in text.lower() for text in converters for word in ("float8", "mxfp8", "nvfp4", "'mx'")):
+        yield "model.converters.fp8", True
+
+
+def _compiles(settings: Settings) -> bool:
+    """Whether the model is compiled."""
+    parts = settings.value("compile.components")
+    return settings.value("compile.enable") is True and (not isinstance(parts, list) or "model" in parts)
 
 
 def _read(settings: Settings, facts: Facts) -> tuple[Description, list[str]]:

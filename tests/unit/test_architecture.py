@@ -216,7 +216,7 @@ GIVEN = {
     "build_model": (
         "planner.api.plans",
         "planner.cli.commands.explain",
-        "planner.cli.commands.import_",
+        "planner.cli.importing",
         "planner.cli.commands.import_operators",
         "planner.models.naming.of_model",
         "planner.models.zoo",

@@ -1,35 +1,43 @@
 """`plan import`: a plan made of the settings of another engine, priced."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hardware_profiles.foreign import printable
-from planner.api.carrying import Subject, plan_of, target_named
-from planner.cli.commands.import_operators import Given, imported_operators, refusing
+from planner.cli.commands.import_operators import Given, imported_operators
 from planner.cli.errors import reporting
+from planner.cli.importing import Asked, imported
 from planner.cli.options import DEFAULT_HARDWARE
 from planner.cli.output import plan_content, write_json
 from planner.cli.spoken import hardware_of, model_of
-from planner.cli.texts import say, text_of
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
-    from planner.export.target import Facts, Reading, Target
     from planner.plan.binding.bind import BoundPlan
+    from planner.report.imported import Remarks
 
 
 def import_(
     file: Annotated[Path, typer.Argument(help="The file with the settings, or a folder that plan export wrote.")],
-    source: Annotated[str, typer.Option("--from", metavar="ENGINE", help="The engine whose settings they are.")],
+    source: Annotated[
+        str | None,
+        typer.Option("--from", metavar="ENGINE", help="The engine whose settings they are; guessed from the file."),
+    ] = None,
     model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The model: of the zoo, a config.json, or package.module:factory; read from the file.",
+            callback=model_of,
+        ),
+    ] = None,
+    recipe: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="The model: of the zoo, a config.json, or package.module:factory.", callback=model_of
+            metavar="NAME", help="Which recipe of a file with several, or words of a row.", show_default=False
         ),
-    ],
+    ] = "",
     devices: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Devices, where the settings do not say.", show_default=False)
     ] = None,
@@ -40,7 +48,8 @@ def import_(
         str | None, typer.Option(metavar="LEVELS", help="Levels of the network, as for plan --cluster.")
     ] = None,
     software: Annotated[
-        str | None, typer.Option(metavar="STACK", help="The training stack to price it for.", show_default="pytorch")
+        str | None,
+        typer.Option(metavar="STACK", help="The training stack to price it for.", show_default="that of the engine"),
     ] = None,
     global_batch: Annotated[
         int | None,
@@ -53,6 +62,9 @@ def import_(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write the plan.")
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="List the settings that are no part of a plan.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Convert the settings of another engine to a plan, predict its cost, and write it with -o.
@@ -66,116 +78,64 @@ def import_(
     with reporting(as_json):
         from planner.export.targets import OPERATOR_TARGETS
         from planner.plan.file import save_plan
+        from planner.report.imported import Remarks
 
-        where = (hardware, cluster, software)
-        if source in OPERATOR_TARGETS:
+        if source is not None and source in OPERATOR_TARGETS:
+            if model is None:
+                raise RequestError(f"{file}: strategies of operators name no model; name it with --model")
+            where = (hardware, cluster, software)
             given = Given(
                 model=model, devices=devices, where=where, global_batch=global_batch, micro_batches=micro_batches
             )
             bound, notes = imported_operators(file, OPERATOR_TARGETS[source], given)
+            remarks = Remarks(notes=notes)
         else:
-            target = target_named(source)
             if global_batch is not None or micro_batches is not None:
                 raise RequestError(
                     f"--global-batch, --micro-batches: the settings of {source} say how many; leave them out"
                 )
-            bound, notes = _imported(file, target, model, devices, where)
+            found = imported(
+                Asked(
+                    file=file, engine=source, model=model, devices=devices, recipe=recipe, hardware=hardware,
+                    cluster=cluster, software=software,
+                )
+            )  # fmt: skip
+            bound, reading = found.bound, found.reading
+            remarks = Remarks(unmodelled=reading.unmodelled, notes=reading.notes, unread=reading.unread)
         if output is not None:
             save_plan(bound.plan, output)
         if as_json:
-            _print_json(bound, notes, output)
+            _print_json(bound, remarks, output)
         else:
-            _print(bound, notes, output)
+            _print(bound, remarks, output, verbose)
 
 
-def _imported(
-    file: Path, target: "Target", model: str, devices: int | None, where: tuple[str, str | None, str | None]
-) -> "tuple[BoundPlan, tuple[str, ...]]":
-    from hardware_profiles import of_one_kind
-    from planner.cli.tracing import traced
-    from planner.export.architecture import architecture_of
-    from planner.export.target import Facts
-    from planner.models.zoo import build_model
-    from planner.plan.binding.bind import prepare
-    from planner.plan.outline import model_reference
-    from planner.plan.plan import PRECISIONS
-    from planner.sharding.discover import discover
-    from planner.strategy_search.job import PRECISION, machine_from
-
-    text, beside = _texts(file, target)
-    built = build_model(model, dtype=PRECISIONS[PRECISION])
-    graph = traced(built)
-    facts = Facts(
-        layers=prepare(graph)[1].count,
-        devices=devices,
-        architecture=architecture_of(model, built.sequence_length),
-        beside=beside,
-    )
-    reading = _read(file, target, text, facts)
-    description = reading.description
-    length = description.sequence_length if ":" not in model else None
-    if length not in (None, built.sequence_length) or description.precision != PRECISION:
-        built = build_model(model, dtype=PRECISIONS[description.precision], sequence_length=length)
-        graph = traced(built)
-    graph = discover(graph, None, lambda note: say(f"note: {note}", err=True))
-    profile, levels, software = where
-    if devices is not None and devices != description.devices:
-        raise RequestError(f"{file}: its degrees make {description.devices} devices, --devices says {devices}")
-    subject = Subject(
-        model=model_reference(graph, name=model, sequence_length=built.sequence_length, batch=built.batch),
-        graph=graph,
-        batch=built.batch,
-        cluster=of_one_kind(
-            machine_from(profile, levels=levels, software=software, devices=description.devices), "import"
-        ),
-    )
-    return plan_of(subject, description), reading.notes
-
-
-def _read(file: Path, target: "Target", text: str, facts: "Facts") -> "Reading":
-    """What a file says of a model with so many layers."""
-    from planner.export.description import ExportError
-
-    with refusing(file, target.name):
-        reading = target.read(text, facts)
-    layers = sum(reading.description.layers)
-    if layers != facts.layers:
-        raise ExportError(
-            f"{file}: its stages have {layers} layers, the model has {facts.layers}; name the right model"
-        )
-    return reading
-
-
-def _texts(file: Path, target: "Target") -> tuple[str, str]:
-    """The text of a file, or of the main file of a folder, and of the one that is read with it, where there is one."""
-    path = file / target.main if file.is_dir() else file
-    also = None if target.beside is None else path.parent / target.beside
-    return text_of(path), text_of(also) if also is not None and also.is_file() else ""
-
-
-def _print_json(bound: "BoundPlan", notes: Sequence[str], output: Path | None) -> None:
+def _print_json(bound: "BoundPlan", remarks: "Remarks", output: Path | None) -> None:
     from planner.plan.layout.roles import roles
 
     prediction = bound.plan.prediction
     content = plan_content(bound.plan, roles(bound), prediction)
     content["fits"] = prediction.peak_bytes <= prediction.capacity_bytes
-    content["notes"] = list(notes)
+    content["unmodelled"] = list(remarks.unmodelled)
+    content["notes"] = list(remarks.notes)
+    content["unread"] = list(remarks.unread)
     content["plan_file"] = None if output is None else str(output)
     write_json("plan import", content)
 
 
-def _print(bound: "BoundPlan", notes: Sequence[str], output: Path | None) -> None:
+def _print(bound: "BoundPlan", remarks: "Remarks", output: Path | None, verbose: bool) -> None:
     from planner.plan.layout.roles import roles
     from planner.report.console import PlainConsole, styled
+    from planner.report.imported import print_remarks, print_unmodelled
     from planner.report.terminal import print_plan
     from planner.report.units import bytes_text
 
     console, prediction = PlainConsole(), bound.plan.prediction
+    print_unmodelled(console, remarks)
     print_plan(console, bound, roles(bound), prediction)
     missing = prediction.peak_bytes - prediction.capacity_bytes
     if missing > 0:
         console.print(f"\nIt does not fit: {bytes_text(missing)} per device too much", soft_wrap=True)
-    for note in notes:
-        console.print(f"\n{printable(note)}", soft_wrap=True)
+    print_remarks(console, remarks, verbose)
     if output is not None:
         console.print(styled("\nPlan written to ", (str(output), "bold")), soft_wrap=True)

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from planner.cli.schemas.comparisons import (
+    Advised,
     Audit,
     Cases,
     Compared,
@@ -47,6 +48,7 @@ ANSWERS: dict[str, type[BaseModel]] = {
     "plan compare": Compared,
     "plan compare --model": Cases,
     "plan capacity": Enough,
+    "plan advise": Advised,
     "plan diff": Diff,
     "plan explain PLAN": Explained,
     "plan explain PLAN NAME": ExplainedNames,

@@ -48,6 +48,36 @@ class Diff(Strict):
     stopped: bool
 
 
+class AdvisedFigures(Strict):
+    step_seconds: float
+    peak_bytes: float
+    fits: bool
+
+
+class AdvisedChange(AdvisedFigures):
+    change: str
+    here: str
+    there: str
+    saved_seconds: float
+
+
+class Advised(Strict):
+    """`plan advise`."""
+
+    schema_version: Literal[3]
+    engine: str
+    model: str
+    devices: int
+    software: str
+    unmodelled: list[str]
+    notes: list[str]
+    unread: list[str]
+    now: AdvisedFigures
+    best: AdvisedFigures | None
+    changes: list[AdvisedChange]
+    file: str | None
+
+
 class Outcome(Strict):
     step_seconds: Number
     peak_bytes: Number

@@ -292,5 +292,7 @@ class Imported(PlanContent):
     """`plan import`."""
 
     fits: bool
+    unmodelled: list[str]
     notes: list[str]
+    unread: list[str]
     plan_file: Text

@@ -16,6 +16,7 @@ from itertools import groupby
 
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundPlan, prepare
+from planner.plan.layout.parts import parts_of
 from planner.plan.layout.roles import call_word
 from planner.plan.plan import Group
 from planner.pricing.keeping import keeping_fault
@@ -38,7 +39,8 @@ class Usual:
         pinned: every degree, the micro-batches, ZeRO and sequence parallelism; nothing of schedules and recomputation.
         stages: blocks of every stage, virtual ones too, in the order of the model.
         full, selective: blocks of every stage that are recomputed, the first ones of it: whole, and then those that
-            keep the results of the calls in `keeps`, or of all calls but those of the classes in `keeps_all_but`.
+            keep the results of the calls in `keeps`, or of all calls but those of the classes and parts (`parts_of`)
+            in `keeps_all_but`.
     """
 
     pinned: Pinned
@@ -100,12 +102,13 @@ def _group(found: BoundPlan, usual: Usual, first: int, count: int, way: str) -> 
 
 def _kept(found: BoundPlan, usual: Usual, block: int) -> list[int]:
     """Places in a block of the operators whose results it keeps."""
-    places = []
-    for place, at in enumerate(found.blocks.operators(block)):
-        operator = found.operators[at]
+    places, left = [], frozenset(usual.keeps_all_but)
+    inside = [found.operators[at] for at in found.blocks.operators(block)]
+    sparse = any(operator.rule.op_class == "experts" for operator in inside)
+    for place, operator in enumerate(inside):
         wanted = (
-            operator.rule.op_class not in usual.keeps_all_but
-            if usual.keeps_all_but
+            not left & {operator.rule.op_class, *parts_of(operator.operator.name, sparse)}
+            if left
             else call_word(operator.operator.name, operator.rule.op_class) in usual.keeps
         )
         if wanted and keeping_fault(operator.rule) is None:

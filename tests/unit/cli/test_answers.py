@@ -87,6 +87,7 @@ CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("plan capacity", ("capacity", *TINY_COST, "--hardware", "h100", "--days", "1")),
     ("plan fit RUN", ("fit", "a.run.json", "-o", "mine.toml")),
     ("plan replan", ("replan", "b.json", "--hardware", "cpu")),
+    ("plan advise", ("advise", "megatron", "--model", "llama-tiny", "--hardware", "cpu", "--time-limit", "5")),
     ("plan diff", ("diff", "a.json", "b.json")),
     ("plan explain PLAN", ("explain", "a.json", "--no-search")),
     ("plan explain PLAN NAME", ("explain", "a.json", "*.mlp.up_proj")),

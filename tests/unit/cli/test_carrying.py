@@ -25,7 +25,7 @@ def imported(plan: Any, here: Path) -> str:
     content = plan.json("import", "run.sh", "--from", "megatron", *TINY, "-o", "plan.json")
     assert (content["degrees"]["tensor"], content["degrees"]["data"], content["micro_batches"]) == (2, 2, 4)
     assert content["optimizer_sharding"].startswith("1")
-    assert content["notes"] == ["not read: --log-interval"]
+    assert (content["notes"], content["unread"]) == ([], ["--log-interval"])
     return "plan.json"
 
 
@@ -75,7 +75,7 @@ def test_people_are_told_what_was_given_up(plan: Any, imported: str) -> None:
         (MEGATRON, ("--from", "megatrn"), "unknown engine 'megatrn'; did you mean megatron?"),
         (MEGATRON.replace("256", "512"), ("--from", "megatron"), "--hidden-size 512: the model that --model names has"),
         (MEGATRON.replace("nproc-per-node 4", "nproc-per-node 3"), ("--from", "megatron"), "do not divide 3 devices"),
-        (MEGATRON.replace("$TP", "$UNKNOWN"), ("--from", "megatron"), "has 0 values"),
+        (MEGATRON.replace("$TP", "$UNKNOWN"), ("--from", "megatron"), "a variable that the file does not set"),
         ("--micro-batch-size 1", ("--from", "megatron"), "give --devices"),
         ("--micro-batch-size one", ("--from", "megatron", "--devices", "4"), "not a whole number"),
         ("[parallelism", ("--from", "torchtitan"), "not a TOML file"),

@@ -61,4 +61,4 @@ def test_aliases_and_merge_keys_within_the_limits_are_read() -> None:
 
 def test_variables_of_a_script_become_what_they_are() -> None:
     options = options_in("A=2\nB=$A$A\np.py --x $B --y ${C:-7} --z ${D}")
-    assert (options.integer("x"), options.integer("y"), options.words("z")) == (22, 7, ())
+    assert (options.integer("x"), options.integer("y"), options.words("z")) == (22, 7, ("${D}",))

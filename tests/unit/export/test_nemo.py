@@ -41,7 +41,7 @@ def test_what_people_assign_is_read() -> None:
     assert (d.tensor, d.pipeline, d.virtual_stages, d.ring, d.data, d.zero) == (8, 4, 5, 2, 1, 1)
     assert (d.layers, d.full, d.sequence_parallel, d.micro_batches) == ((4,) * 20, (2,) * 20, True, 128)
     assert (d.precision, d.update.gradient_dtype) == ("bf16", "mixed")
-    assert reading.notes == ("not read: trainer.val_check_interval",)
+    assert "trainer.val_check_interval" in reading.unread
 
 
 @pytest.mark.parametrize(

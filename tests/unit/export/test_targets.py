@@ -67,7 +67,7 @@ def test_what_an_engine_says_is_read_back(engine: str, model: str, data: st.Data
     assert target.nearest(nearest) == (), "what is nearest is said without a loss"
     reading = target.read(files[target.main], facts_of(nearest, model, files.get(target.beside or "", "")))
     assert reading.description == nearest
-    assert not [note for note in reading.notes if note.startswith("not read")]
+    assert reading.unread == ()
     assert target.write(job_of(reading.description, model)) == files
 
 

@@ -1,0 +1,133 @@
+"""What a configuration would take, the best that its engine can do, and the way there, cheapest change first.
+
+    as it is ──micro-batches──▶ · ──recomputation──▶ · ──ZeRO──▶ · ──degrees──▶ the best
+
+A change is cheap where it takes a line and no checkpoint has to be made anew for it. Changes are made one after the
+other and priced with those before them, so what they save sums to the whole. One that makes no plan by itself is made
+together with the next.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from planner.cli.engine_best import best_for_engine, priced
+
+if TYPE_CHECKING:
+    from planner.cli.engine_best import EngineBest
+    from planner.cli.importing import Imported
+    from planner.export.description import Description
+    from planner.plan.plan import Prediction
+
+_GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("micro-batches", ("micro_batch", "micro_batches", "interleave", "slices")),
+    ("recomputation", ("full", "selective", "kept")),
+    ("sequence parallelism", ("sequence_parallel", "vocabulary_parallel", "zigzag")),
+    ("ZeRO", ("zero", "replicas")),
+    ("degrees", ("data", "tensor", "ring", "heads", "expert", "whole_experts", "layers", "virtual_stages", "schedule")),
+)
+"""Fields of a description that are changed together, the cheapest ones first."""
+_WORTH = 0.005  # of a step, which a change has to save to be worth a word
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One change in words, and what a step takes before and after it."""
+
+    name: str
+    here: str
+    there: str
+    before: "Prediction"
+    after: "Prediction"
+
+    @property
+    def seconds(self) -> float:
+        """What it saves of a step; negative where it costs."""
+        return self.before.step_seconds - self.after.step_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """A configuration beside the best one of its engine; `best` is None where nothing was found that fits and is
+    faster."""
+
+    found: "Imported"
+    best: "EngineBest | None"
+    changes: tuple[Change, ...]
+
+
+def advice_on(found: "Imported", time_limit: float | None = None) -> Advice:
+    """Search the best plan of the engine for the job of a configuration, and price each change on the way there."""
+    here = found.reading.description
+    best = best_for_engine(found.subject, found.target, here, time_limit)
+    own = found.bound.plan.prediction
+    fits = own.peak_bytes <= own.capacity_bytes
+    if best is not None and fits and best.bound.plan.prediction.step_seconds > own.step_seconds * (1 - _WORTH):
+        best = None
+    return Advice(found=found, best=best, changes=() if best is None else tuple(_way(found, best)))
+
+
+def _way(found: "Imported", best: "EngineBest") -> Iterator[Change]:
+    """Groups of fields one by one, what is not legal yet after the others, what never is alone with the fewest."""
+    now, figures = found.reading.description, found.bound.plan.prediction
+    waiting = [group for group in _GROUPS if _differ(now, best.description, group[1])]
+    while waiting:
+        for together in (taken for size in range(1, len(waiting) + 1) for taken in combinations(waiting, size)):
+            names = tuple(field for _, fields in together for field in fields)
+            following = _with(now, best.description, names)
+            bound = None if following is None else priced(found.subject, following)
+            if following is None or bound is None:
+                continue
+            after = bound.plan.prediction
+            title = " and ".join(name for name, _ in together)
+            here, there = words_of(now, names), words_of(following, names)
+            yield Change(name=title, here=here, there=there, before=figures, after=after)
+            now, figures = following, after
+            waiting = [group for group in waiting if group not in together]
+            break
+        else:
+            return
+
+
+def _differ(one: "Description", other: "Description", names: tuple[str, ...]) -> bool:
+    return any(getattr(one, name) != getattr(other, name) for name in names)
+
+
+def _with(now: "Description", then: "Description", names: tuple[str, ...]) -> "Description | None":
+    """A description with some fields of another one; None where these contradict the others."""
+    from planner.export.description import ExportError
+
+    changes = {name: getattr(then, name) for name in names}
+    try:
+        following = replace(now, **changes)
+    except ExportError:
+        return None
+    return following if following.global_batch == now.global_batch and following.devices == now.devices else None
+
+
+def words_of(d: "Description", names: tuple[str, ...]) -> str:
+    """Some fields of a description, as people say them."""
+    found = []
+    if "micro_batch" in names:
+        found.append(f"{d.micro_batches} of {d.micro_batch}")
+    if "full" in names:
+        found.append(_recomputation(d))
+    if "zero" in names:
+        found.append(f"ZeRO {d.zero}" + (f" in {d.replicas} copies" if d.replicas > 1 else ""))
+    if "sequence_parallel" in names:
+        found.append("on" if d.sequence_parallel else "off")
+    if "data" in names:
+        degrees = {"data": d.data, "tensor": d.tensor, "context": d.context, "pipeline": d.pipeline}
+        degrees |= {"virtual stages": d.virtual_stages, "expert": d.expert or 1}
+        found.append(" x ".join(f"{name} {size}" for name, size in degrees.items() if size > 1) or "one device")
+    return ", ".join(found)
+
+
+def _recomputation(d: "Description") -> str:
+    if not d.recomputes:
+        return "nothing recomputed"
+    words = [f"{sum(d.full)} blocks whole"] if any(d.full) else []
+    if any(d.selective):
+        words.append(f"{sum(d.selective)} blocks but for {', '.join(d.kept.but or d.kept.calls)}")
+    return "recomputed: " + " and ".join(words)

@@ -1,0 +1,166 @@
+"""`plan advise`: what a configuration of another engine would take, and what to change in it."""
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.api.exporting import per_node_of
+from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
+from planner.cli.importing import Asked, imported
+from planner.cli.options import DEFAULT_HARDWARE
+from planner.cli.output import write_json
+from planner.cli.spoken import hardware_of, model_of
+
+if TYPE_CHECKING:
+    from planner.cli.advising import Advice
+    from planner.plan.plan import Prediction
+
+
+def advise(
+    file: Annotated[Path, typer.Argument(help="The configuration: a script, a TOML, YAML, JSON or Python file.")],
+    source: Annotated[
+        str | None,
+        typer.Option("--from", metavar="ENGINE", help="The engine whose settings they are; guessed from the file."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The model; read from the file where it says so.", callback=model_of),
+    ] = None,
+    devices: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Devices, where the settings do not say.", show_default=False)
+    ] = None,
+    hardware: Annotated[
+        str, typer.Option(metavar="PROFILE", help="Hardware profile or TOML file.", callback=hardware_of)
+    ] = DEFAULT_HARDWARE,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="LEVELS", help="Levels of the network, as for plan --cluster.")
+    ] = None,
+    software: Annotated[
+        str | None, typer.Option(metavar="STACK", help="The training stack.", show_default="that of the engine")
+    ] = None,
+    recipe: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="Which recipe of a file with several, or words of a row.", show_default=False
+        ),
+    ] = "",
+    time_limit: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0, help="For each search.", show_default="none")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write the changed configuration.")
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="List the settings that are no part of a plan.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Price a configuration of another engine, and say what to change in it.
+
+    Says what a step takes and whether it fits, the best plan of the same engine, and each change with what it saves,
+    cheapest to make first. -o writes the file with these changes and nothing else changed.
+
+        plan advise train.toml --from torchtitan --devices 64 --hardware h100 -o better.toml
+        plan advise pretrain.sh --devices 64
+    """
+    with reporting(as_json):
+        from planner.cli.advising import advice_on
+        from planner.plan.writing import check_place, write_atomically
+
+        if output is not None:
+            check_place(output)
+        asked = Asked(
+            file=file, engine=source, model=model, devices=devices, recipe=recipe, hardware=hardware, cluster=cluster,
+            software=software,
+        )  # fmt: skip
+        advice = advice_on(imported(asked), time_limit)
+        written = None
+        if output is not None and advice.best is not None:
+            written = _changed_text(advice)
+            write_atomically(output, written)
+        if as_json:
+            write_json("plan advise", _content(advice, None if written is None else output))
+        else:
+            _print(advice, output, written, verbose)
+
+
+def _changed_text(advice: "Advice") -> str:
+    """The user's file with the changes. Raises ExportError where it would not say what was meant."""
+    from planner.cli.commands.import_operators import refusing
+    from planner.export.description import ExportError
+    from planner.export.editing import edited
+    from planner.export.target import Job
+
+    found, best = advice.found, advice.best
+    assert best is not None
+    job = Job(
+        model=found.model,
+        description=found.reading.description,
+        architecture=found.facts.architecture,
+        per_node=per_node_of(found.subject.cluster),
+    )
+    with refusing(found.path, found.target.name):
+        text = edited(found.target, found.text, job, best.description)
+        if found.read_again(text) != best.description:
+            raise ExportError(
+                "the changes do not fit into this file, whose settings stand elsewhere too; make them by hand"
+            )
+    return text
+
+
+def _content(advice: "Advice", output: Path | None) -> dict[str, Any]:
+    found, reading = advice.found, advice.found.reading
+    return {
+        "schema_version": OUTPUT_SCHEMA_VERSION,
+        "engine": found.target.name,
+        "model": found.model,
+        "devices": reading.description.devices,
+        "software": found.bound.plan.cluster.software,
+        "unmodelled": list(reading.unmodelled),
+        "notes": list(reading.notes),
+        "unread": list(reading.unread),
+        "now": _figures(found.bound.plan.prediction),
+        "best": None if advice.best is None else _figures(advice.best.bound.plan.prediction),
+        "changes": [
+            {
+                "change": one.name,
+                "here": one.here,
+                "there": one.there,
+                "saved_seconds": one.seconds,
+                **_figures(one.after),
+            }
+            for one in advice.changes
+        ],
+        "file": None if output is None else str(output),
+    }
+
+
+def _figures(prediction: "Prediction") -> dict[str, Any]:
+    return {
+        "step_seconds": prediction.step_seconds,
+        "peak_bytes": prediction.peak_bytes,
+        "fits": prediction.peak_bytes <= prediction.capacity_bytes,
+    }
+
+
+def _print(advice: "Advice", output: Path | None, written: str | None, verbose: bool) -> None:
+    from planner.report.advised import print_advice
+    from planner.report.console import PlainConsole
+    from planner.report.imported import Remarks, print_remarks, print_unmodelled
+
+    found, reading, console = advice.found, advice.found.reading, PlainConsole()
+    remarks = Remarks(unmodelled=reading.unmodelled, notes=reading.notes, unread=reading.unread)
+    print_unmodelled(console, remarks)
+    best = None if advice.best is None else advice.best.bound
+    rows = [(one.name, one.here, one.there, one.seconds, one.after) for one in advice.changes]
+    print_advice(console, found.target.name, found.bound, best, rows)
+    print_remarks(console, remarks, verbose)
+    if written is not None:
+        lines = difflib.unified_diff(
+            found.text.splitlines(), written.splitlines(), str(found.path), str(output), "", "", 1, ""
+        )
+        console.print("\n" + "\n".join(lines), soft_wrap=True, markup=False, highlight=False)
+    elif output is not None:
+        console.print(f"\n{output} was not written: there is nothing to change", soft_wrap=True)

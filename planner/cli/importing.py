@@ -1,0 +1,181 @@
+"""Settings of another engine as a plan: which engine and model they are of, what they say, and what that costs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.api.carrying import Subject, plan_of, target_named
+from planner.cli.commands.import_operators import refusing
+from planner.cli.texts import say, text_of
+from planner.errors import RequestError
+
+if TYPE_CHECKING:
+    from planner.export.description import Description
+    from planner.export.target import Facts, Reading, Target
+    from planner.graph.operator_graph import OperatorGraph
+    from planner.models.zoo import BuiltModel
+    from planner.plan.binding.bind import BoundPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the command line says of a file: the engine and the model may be left to it, and so may the number of
+    devices and the training stack."""
+
+    file: Path
+    engine: str | None
+    model: str | None
+    devices: int | None
+    recipe: str
+    hardware: str
+    cluster: str | None
+    software: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """A configuration that was read and priced.
+
+    Attributes:
+        text: of the file that `path` names.
+        facts: what the reader was told of the model.
+        subject: the model and the machine that all plans of this file are for.
+        bound: the plan of the file. It may not fit.
+    """
+
+    path: Path
+    text: str
+    target: "Target"
+    model: str
+    facts: "Facts"
+    reading: "Reading"
+    subject: Subject
+    bound: "BoundPlan"
+
+    def read_again(self, text: str) -> "Description":
+        """What another text for the same job says."""
+        return self.target.read(text, self.facts).description
+
+
+def imported(asked: Asked) -> Imported:
+    """Read a file and price what it says, by the training stack of its engine unless another one is named.
+
+    Raises RequestError or ExportError, with the name of the file.
+    """
+    target, path, text, beside = _found(asked)
+    model = _model(asked, target, path, text)
+    facts, traced_model = _traced(asked, beside, model)
+    with refusing(asked.file, target.name):
+        reading = target.read(text, facts)
+    _check(asked, reading, facts)
+    subject = _on_machine(asked, traced_model, reading, model)
+    return Imported(
+        path=path,
+        text=text,
+        target=target,
+        model=model,
+        facts=facts,
+        reading=reading,
+        subject=subject,
+        bound=plan_of(subject, reading.description),
+    )
+
+
+def _found(asked: Asked) -> "tuple[Target, Path, str, str]":
+    """The engine, the file of it, its text, and that of the file that is read with it."""
+    from planner.export.guessing import guessed_engine
+    from planner.export.targets import TARGETS
+
+    engine = asked.engine
+    if engine is None:
+        path = asked.file
+        if path.is_dir():
+            inside = [target.main for target in TARGETS.values() if (path / target.main).is_file()]
+            path = path / (inside[0] if inside else "launch.sh")
+        with refusing(asked.file, "an engine"):
+            engine = guessed_engine(text_of(path), TARGETS)
+    target = target_named(engine)
+    path = asked.file / target.main if asked.file.is_dir() else asked.file
+    also = None if target.beside is None else path.parent / target.beside
+    return target, path, text_of(path), text_of(also) if also is not None and also.is_file() else ""
+
+
+def _model(asked: Asked, target: "Target", path: Path, text: str) -> str:
+    from planner.export.models_of import model_of
+
+    if asked.model is not None:
+        return asked.model
+    with refusing(asked.file, target.name):
+        found = model_of(target.name, text, asked.recipe)
+    if found is None:
+        raise RequestError(f"{path}: the file does not say which model it trains; name it with --model")
+    return found
+
+
+def _traced(asked: Asked, beside: str, model: str) -> "tuple[Facts, tuple[BuiltModel, OperatorGraph]]":
+    """What a reader has to know of the model, and the model as it was built and traced."""
+    from planner.cli.tracing import traced
+    from planner.export.architecture import architecture_of
+    from planner.export.target import Facts
+    from planner.models.zoo import build_model
+    from planner.plan.binding.bind import prepare
+    from planner.plan.plan import PRECISIONS
+    from planner.strategy_search.job import PRECISION
+
+    built = build_model(model, dtype=PRECISIONS[PRECISION])
+    graph = traced(built)
+    facts = Facts(
+        layers=prepare(graph)[1].count,
+        devices=asked.devices,
+        architecture=architecture_of(model, built.sequence_length),
+        beside=beside,
+        recipe=asked.recipe,
+        model=model,
+    )
+    return facts, (built, graph)
+
+
+def _check(asked: Asked, reading: "Reading", facts: "Facts") -> None:
+    from planner.export.description import ExportError
+
+    layers = sum(reading.description.layers)
+    if layers != facts.layers:
+        raise ExportError(
+            f"{asked.file}: its stages have {layers} layers, the model has {facts.layers}; name the right model"
+        )
+    devices = reading.description.devices
+    if asked.devices is not None and asked.devices != devices:
+        raise RequestError(f"{asked.file}: its degrees make {devices} devices, --devices says {asked.devices}")
+
+
+def _on_machine(
+    asked: Asked, traced_model: "tuple[BuiltModel, OperatorGraph]", reading: "Reading", model: str
+) -> Subject:
+    """The model with sequences and precision of the file, on the machine, run by the stack of its engine."""
+    from hardware_profiles import of_one_kind
+    from planner.cli.tracing import traced
+    from planner.models.zoo import build_model
+    from planner.plan.outline import model_reference
+    from planner.plan.plan import PRECISIONS
+    from planner.sharding.discover import discover
+    from planner.strategy_search.job import PRECISION, machine_from
+
+    built, graph = traced_model
+    description = reading.description
+    length = description.sequence_length if ":" not in model else None
+    if length not in (None, built.sequence_length) or description.precision != PRECISION:
+        built = build_model(model, dtype=PRECISIONS[description.precision], sequence_length=length)
+        graph = traced(built)
+    graph = discover(graph, None, lambda note: say(f"note: {note}", err=True))
+    machine = machine_from(
+        asked.hardware,
+        levels=asked.cluster,
+        software=asked.software or reading.stack,
+        devices=description.devices,
+    )
+    return Subject(
+        model=model_reference(graph, name=model, sequence_length=built.sequence_length, batch=built.batch),
+        graph=graph,
+        batch=built.batch,
+        cluster=of_one_kind(machine, "import"),
+    )

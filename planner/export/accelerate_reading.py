@@ -1,0 +1,223 @@
+"""Reads the YAML of `accelerate launch` as a description, and that of axolotl, which stands on Accelerate.
+
+DeepSpeed inside of it is read as DeepSpeed's own settings: `deepspeed_config.zero_stage` and the like. A configuration
+of axolotl names model, batches and length too. Source: accelerate 1.15.0, utils/dataclasses.py (DeepSpeedPlugin);
+axolotl, utils/schemas and core/trainers.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from hardware_profiles import engine_words
+from planner.export import common, deepspeed
+from planner.export.arguments import Options, options_in
+from planner.export.description import Description, ExportError
+from planner.export.settings import Settings, size_of
+from planner.export.target import Facts, Reading
+from planner.export.unmodelled import unmodelled
+from planner.export.yaml_files import settings_of
+from planner.sharding.update import PLAIN
+
+PRECISIONS = engine_words("accelerate")
+OPTIMIZERS = {"adamw": "adamw_torch", "sgd": "sgd"}
+_SIZES = "parallelism_config.parallelism_config_"
+_KEYS = (
+    "distributed_type",
+    "num_processes",
+    "mixed_precision",
+    "fsdp_config",
+    "deepspeed_config",
+    "parallelism_config",
+)
+_OPEN = "the file leaves batches to the program: priced as one micro-batch of one sample on each device"
+_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")  # of FSDP1, from 1 on
+_PASSED_OVER = (
+    "auto_wrap_policy", "state_dict_type", "cpu_ram_efficient_loading", "sync_module_states", "use_orig_params",
+    "transformer_layer_cls_to_wrap", "backward_prefetch", "forward_prefetch",
+)  # fmt: skip
+
+
+def read(text: str, facts: Facts) -> Reading:
+    """A YAML file, and the script beside it, as a description."""
+    settings = settings_of(text)
+    if settings.has("base_model"):
+        return _read_axolotl(settings, facts)
+    if not any(path.startswith(_KEYS) for path, _ in settings.all):
+        raise ExportError(f"it has none of the keys of Accelerate ({', '.join(_KEYS[:3])}, ...); give its file")
+    if settings.word("distributed_type", "NO") == "DEEPSPEED":
+        return _read_deepspeed(settings, facts)
+    return _reading_of(settings, options_in(facts.beside), facts, settings, bool(facts.beside))
+
+
+def _reading_of(settings: Settings, options: Options, facts: Facts, said: Settings, batches: bool) -> Reading:
+    """Settings in the words of Accelerate with the arguments of its program; `said` are those of the file itself."""
+    notes: list[str] = [] if batches else [_OPEN]
+    description = common.normalised(_read(settings, options, facts))
+    clip = options.number("max_grad_norm", 1.0)
+    update = replace(PLAIN, clip_norm=clip if clip > 0 else None) if batches else PLAIN
+    _pass_over(settings)
+    return Reading(
+        description=replace(description, update=update),
+        unmodelled=unmodelled(said.all),
+        notes=tuple(notes),
+        unread=settings.unread("fsdp_config", "parallelism_config"),
+        stack="fsdp",
+    )
+
+
+def _read_deepspeed(settings: Settings, facts: Facts) -> Reading:
+    """DeepSpeed as Accelerate starts it, with its settings in the same file."""
+    of = "deepspeed_config."
+    inside = {path.removeprefix(of): value for path, value in settings.all if path.startswith(of)}
+    if "zero_stage" not in inside:
+        named = f" ({inside['deepspeed_config_file']!s:.80})" if "deepspeed_config_file" in inside else ""
+        raise ExportError(
+            f"distributed_type: DEEPSPEED; import the file that deepspeed_config_file names{named}, from deepspeed"
+        )
+    devices = facts.devices or settings.integer("num_processes", 0) or None
+    words = {"bf16": settings.value("mixed_precision") == "bf16", "fp16": settings.value("mixed_precision") == "fp16"}
+    content: dict[str, Any] = {
+        "zero_optimization": {"stage": inside["zero_stage"]},
+        "gradient_accumulation_steps": inside.get("gradient_accumulation_steps", 1),
+        "sequence_parallel_size": settings.integer(f"{_SIZES}sp_size", 1),
+        **{word: {"enabled": on} for word, on in words.items()},
+    }
+    if "gradient_clipping" in inside:
+        content["gradient_clipping"] = inside["gradient_clipping"]
+    reading = deepspeed.reading_of(Settings(content, "YAML"), replace(facts, devices=devices))
+    return replace(reading, unmodelled=unmodelled(settings.all), unread=())
+
+
+def _read_axolotl(settings: Settings, facts: Facts) -> Reading:
+    """A configuration of axolotl, in the words of Accelerate and of transformers' Trainer."""
+    if settings.has("deepspeed"):
+        raise ExportError(
+            f"deepspeed: import the file that it names ({settings.value('deepspeed')!s:.80}), from deepspeed"
+        )
+    given = dict(settings.all)
+    inside = {
+        path.rpartition(".")[2].removeprefix("fsdp_"): v for path, v in given.items() if path.startswith("fsdp_config")
+    }
+    sharded = bool(inside) or settings.has("fsdp")
+    tensor, replicate = (settings.degree(name) for name in ("tensor_parallel_size", "dp_replicate_size"))
+    context = settings.degree("context_parallel_size", settings.degree("sequence_parallel_degree"))
+    rest = tensor * replicate * context
+    if facts.devices is None:
+        raise ExportError("the file does not say how many devices there are; give --devices")
+    if facts.devices % rest:
+        raise ExportError(f"its degrees make {rest}, which do not divide {facts.devices} devices; give --devices")
+    sizes = {
+        "tp_size": tensor,
+        "cp_size": context,
+        "dp_replicate_size": replicate,
+        "dp_shard_size": facts.devices // rest,
+    }
+    content: dict[str, Any] = {
+        "distributed_type": "FSDP" if sharded else "MULTI_GPU",
+        "num_processes": facts.devices,
+        "mixed_precision": "bf16"
+        if given.get("bf16") in (True, "auto", "full")
+        else "fp16"
+        if given.get("fp16")
+        else "bf16",
+    }
+    if sharded:
+        content["fsdp_config"] = {f"fsdp_{name}": value for name, value in inside.items()}
+        content["fsdp_config"]["fsdp_version"] = given.get("fsdp_version", 1)
+        content["parallelism_config"] = {f"parallelism_config_{name}": size for name, size in sizes.items()}
+    names = {
+        "micro_batch_size": "per_device_train_batch_size",
+        "gradient_accumulation_steps": "gradient_accumulation_steps",
+        "sequence_len": "block_size",
+        "max_grad_norm": "max_grad_norm",
+    }
+    options: dict[str, tuple[str, ...]] = {
+        theirs: (str(given[name]),) for name, theirs in names.items() if given.get(name) is not None
+    }
+    options["optim"] = (
+        "adamw_torch" if str(given.get("optimizer", "adamw")).startswith("adamw") else str(given["optimizer"]),
+    )
+    if given.get("gradient_checkpointing"):
+        options["gradient_checkpointing"] = ()
+    return _reading_of(Settings(content, "YAML"), Options(options), facts, settings, True)
+
+
+def _pass_over(settings: Settings) -> None:
+    """Keys that are no part of a plan."""
+    for name in _PASSED_OVER:
+        settings.value(f"fsdp_config.fsdp_{name}")
+    for name in ("cp_comm_strategy", "cp_backend", "sp_backend"):
+        settings.value(f"{_SIZES}{name}")
+
+
+def _read(settings: Settings, options: Options, facts: Facts) -> Description:
+    kind = settings.word("distributed_type", "NO")
+    if kind not in ("NO", "FSDP") and not kind.startswith("MULTI_"):
+        raise ExportError(
+            f"distributed_type: {kind} is not supported; supported are NO, FSDP, MULTI_GPU and other MULTI_*"
+        )
+    if settings.integer(f"{_SIZES}sp_size", 1) > 1:
+        raise ExportError(f"{_SIZES}sp_size: sequences split by DeepSpeed are not read; cp_size is")
+    tensor, context = (settings.degree(f"{_SIZES}{name}_size") for name in ("tp", "cp"))
+    data = _read_data(settings, facts, tensor * context)
+    zero, replicas = _read_zero(settings, data) if kind == "FSDP" else (0, 1)
+    again = settings.truth("fsdp_config.fsdp_activation_checkpointing") or options.flag("gradient_checkpointing")
+    none = (0,)
+    known = {theirs: ours for ours, theirs in PRECISIONS.items()}
+    optimizers = {theirs: ours for ours, theirs in OPTIMIZERS.items()} | {"adamw_torch_fused": "adamw"}
+    optim = options.word("optim", "adamw_torch")
+    if optim not in optimizers:
+        raise ExportError(f"--optim {optim}: plans are read with {', '.join(optimizers)}")
+    a = facts.architecture
+    experts, usual = a is not None and a.experts is not None, None if a is None else a.sequence
+    return Description(
+        layers=(facts.layers,),
+        data=data,
+        tensor=tensor,
+        ring=context,
+        zigzag=context > 1,
+        expert=1 if experts else None,
+        zero=zero,
+        replicas=replicas,
+        vocabulary_parallel=tensor == 1,
+        micro_batch=options.degree("per_device_train_batch_size"),
+        micro_batches=options.degree("gradient_accumulation_steps"),
+        full=(facts.layers,) if again else none,
+        selective=none,
+        precision=known[settings.word("mixed_precision", "no", known)],
+        optimizer=optimizers[optim],
+        sequence_length=options.size("block_size") or usual,
+    )
+
+
+def _read_data(settings: Settings, facts: Facts, rest: int) -> int:
+    devices = settings.integer("num_processes", -1)
+    devices = facts.devices or devices
+    if devices < 1:
+        raise ExportError("num_processes: the file leaves it open how many devices there are; give --devices")
+    replicate, shard = (settings.degree(f"{_SIZES}dp_{name}_size") for name in ("replicate", "shard"))
+    degrees = replicate * shard * rest
+    if degrees == 1:
+        return devices
+    if degrees != devices:
+        raise ExportError(f"the sizes of parallelism_config make {degrees} devices, and there are {devices}")
+    return replicate * shard
+
+
+def _read_zero(settings: Settings, data: int) -> tuple[int, int]:
+    """The stage of ZeRO, and copies of what it shares out."""
+    of = "fsdp_config.fsdp_"
+    if settings.integer(f"{of}version", 1) == 2:
+        return (
+            3 if settings.truth(f"{of}reshard_after_forward", True) else 2,
+            settings.degree(f"{_SIZES}dp_replicate_size"),
+        )
+    word = settings.value(f"{of}sharding_strategy") or settings.value(f"{of}reshard_after_forward") or "FULL_SHARD"
+    number = size_of(str(word))
+    name = str(word) if number is None else _STRATEGIES[number - 1] if number <= len(_STRATEGIES) else ""
+    if name not in _STRATEGIES:
+        raise ExportError(f"{of}sharding_strategy: {word!r:.80}; there are {', '.join(_STRATEGIES)}")
+    nodes = settings.degree("num_machines") if name.startswith("HYBRID") else 1
+    if data % nodes:
+        raise ExportError(f"{of}sharding_strategy: {name} over {nodes} machines, which do not divide {data} devices")
+    return {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2}[name], nodes

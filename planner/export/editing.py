@@ -1,0 +1,174 @@
+"""A file of settings with some of them changed: the user's own lines, comments and order, but for the values.
+
+What has to change is found by writing both descriptions as the engine has them and comparing the settings. Each is
+then put in its place in the file: the value of an option or of the variable that it names, of a key of TOML, YAML or
+JSON. What the file does not have yet is added beside its like; what is to go goes with its line. Whoever calls this
+reads the file again: only what says what was meant is written.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from planner.export.arguments import options_in
+from planner.export.description import Description, ExportError
+from planner.export.target import Job, Target
+
+Settings = Mapping[str, Any]
+_SHELL = ("megatron", "mindspeed")
+_ABSENT = object()
+
+
+def edited(target: Target, text: str, before: Job, after: Description) -> str:
+    """The text of a file for `before.description`, changed to say `after`. Raises ExportError where such files are not
+    changed."""
+    from dataclasses import replace
+
+    old, new = (_written(target, job) for job in (before, replace(before, description=after)))
+    changes = {
+        name: new.get(name, _ABSENT) for name in {**old, **new} if old.get(name, _ABSENT) != new.get(name, _ABSENT)
+    }
+    if target.name in _SHELL and not text.lstrip().startswith("MODEL_ARGS"):
+        return _edited_shell(text, changes)
+    if target.name == "torchtitan" and not re.search(r"^def ", text, re.MULTILINE):
+        return _edited_toml(text, changes)
+    if target.name == "deepspeed":
+        return _edited_json(text, changes)
+    if target.name in ("mindformers", "accelerate") and not re.search(r"^base_model:", text, re.MULTILINE):
+        return _edited_yaml(text, changes)
+    words = ", ".join(f"{name} {'left out' if value is _ABSENT else value}" for name, value in sorted(changes.items()))
+    raise ExportError(f"such files of {target.name} are not rewritten; the settings to change are {words:.400}")
+
+
+def _written(target: Target, job: Job) -> dict[str, Any]:
+    """The settings of a description as the engine has them, by name or path."""
+    text = target.write(job)[target.main]
+    if target.name in (*_SHELL, "nemo"):
+        if target.name == "nemo":
+            return dict(re.findall(r"^recipe\.(\S+) = (.*)$", text, re.MULTILINE))
+        return {name: " ".join(values) for name, values in options_in(text).all}
+    if target.main.endswith(".toml"):
+        import tomllib
+
+        return _flat(tomllib.loads(text))
+    if target.main.endswith(".json"):
+        return _flat(json.loads(text))
+    from planner.export.yaml_files import parse_yaml
+
+    return _flat(parse_yaml(text))
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
+def _edited_shell(text: str, changes: Settings) -> str:
+    for name, value in sorted(changes.items()):
+        option = re.compile(rf"--{re.escape(name)}(?![\w-])(?P<value>(?:[ \t=]+(?!-)[^\s\\\"')]+)*)")
+        found = option.search(text)
+        if value is _ABSENT:
+            text = re.sub(rf"(?m)^[ \t]*[\"']?--{re.escape(name)}(?![\w-])[^\n]*\n", "", text)
+            text = option.sub("", text)
+        elif found is None:
+            text = _with_option(text, f"--{name} {value}".strip())
+        elif found["value"].strip("= \t").startswith("$"):
+            text = _with_variable(text, found["value"].strip("= \t"), str(value))
+        else:
+            sign = "=" if found["value"].startswith("=") else " "
+            text = text[: found.start()] + f"--{name}{sign}{value}".rstrip() + text[found.end() :]
+    return text
+
+
+def _with_variable(text: str, word: str, value: str) -> str:
+    """The text with another value of the variable that an option names."""
+    name = re.sub(r"[^\w].*", "", word.lstrip("${"))
+    assigned = re.compile(rf"(?m)^(?P<head>[ \t]*(?:export[ \t]+)?{name}=)(?P<value>[^\s#]*)")
+    matches = list(assigned.finditer(text))
+    if not matches:
+        return text.replace(word, value)
+    last = matches[-1]
+    default = re.fullmatch(r"(\$\{\w+:?-)([^}]*)\}", last["value"])
+    written = f"{default[1]}{value}}}" if default else value
+    return text[: last.start("value")] + written + text[last.end("value") :]
+
+
+def _with_option(text: str, words: str) -> str:
+    """The text with one option more, in a line of its own behind the first that has an option of the engine."""
+    like = re.search(r"(?m)^(?P<indent>[ \t]+)--(tensor-model|pipeline-model|micro-batch|global-batch)[^\n]*", text)
+    if like is None:
+        like = re.search(r"--(tensor-model|pipeline-model|micro-batch|global-batch)-\S+[ \t]+\S+", text)
+        return text if like is None else f"{text[: like.end()]} {words}{text[like.end() :]}"
+    end = " \\" if like[0].rstrip().endswith("\\") else ""
+    return f"{text[: like.start()]}{like['indent']}{words}{end}\n{text[like.start() :]}"
+
+
+def _edited_toml(text: str, changes: Settings) -> str:
+    import tomlkit
+
+    document = tomlkit.parse(text)
+    for path, value in sorted(changes.items()):
+        section, _, key = path.partition(".")
+        if value is _ABSENT:
+            if section in document and key in document[section]:
+                del document[section][key]
+        else:
+            document.setdefault(section, tomlkit.table())[key] = value
+    return tomlkit.dumps(document)
+
+
+def _edited_json(text: str, changes: Settings) -> str:
+    content = json.loads(text)
+    for path, value in changes.items():
+        *sections, key = path.split(".")
+        place = content
+        for section in sections:
+            place = place.setdefault(section, {})
+        if value is _ABSENT:
+            place.pop(key, None)
+        else:
+            place[key] = value
+    indent = re.search(r"\n(\s+)\"", text)
+    return json.dumps(content, indent=len(indent[1].expandtabs(4)) if indent else 2) + "\n"
+
+
+def _edited_yaml(text: str, changes: Settings) -> str:
+    lines = text.splitlines(keepends=True)
+    for path, value in sorted(changes.items()):
+        *sections, key = path.split(".")
+        first, last, indent = _block(lines, sections)
+        written = "" if value is _ABSENT else json.dumps(value).strip('"')
+        for at in range(first, last):
+            found = re.match(
+                rf"(?P<head>{indent}{re.escape(key)}:[ \t]*)(?P<value>[^#\n]*?)(?P<tail>[ \t]*(?:#[^\n]*)?\n?)$",
+                lines[at],
+            )
+            if found is not None:
+                lines[at] = "" if value is _ABSENT else f"{found['head'].rstrip()} {written}{found['tail'] or chr(10)}"
+                break
+        else:
+            if value is not _ABSENT and last >= 0:
+                lines.insert(last, f"{indent}{key}: {written}\n")
+    return "".join(lines)
+
+
+def _block(lines: list[str], sections: list[str]) -> tuple[int, int, str]:
+    """The lines of a section, made at the end where there is none, and what its keys stand behind."""
+    first, last, indent = 0, len(lines), ""
+    for section in sections:
+        at = next((n for n in range(first, last) if re.match(rf"{indent}{re.escape(section)}:", lines[n])), None)
+        if at is None:
+            lines.insert(last, f"{indent}{section}:\n")
+            at, last = last, last + 1
+        following = (
+            n
+            for n in range(at + 1, last)
+            if re.match(rf"{indent}\S", lines[n]) and not lines[n].lstrip().startswith("#")
+        )
+        first, last = at + 1, next(following, last)
+        inner = next((re.match(r"\s*", line) for line in lines[first:last] if line.strip()), None)
+        indent = inner[0] if inner is not None and len(inner[0]) > len(indent) else indent + "  "
+    return first, last, indent

@@ -1,0 +1,29 @@
+"""Whose settings a file has, by what stands in it."""
+
+import re
+from collections.abc import Mapping
+
+from planner.export.description import ExportError
+
+_MARKS: tuple[tuple[str, str], ...] = (
+    ("nemo", r"\Atask,model,size,"),
+    ("megatron", r"^MODEL_ARGS:"),
+    ("torchtitan", r"^\[(parallelism|activation_checkpoint|training)\]|\bTrainer\.Config\("),
+    ("deepspeed", r"""\A\s*\{(?=.*"(zero_optimization|train_micro_batch_size_per_gpu|train_batch_size)")"""),
+    ("mindformers", r"^(parallel_config|recompute_config|runner_config):"),
+    ("accelerate", r"^(distributed_type|fsdp_config|base_model|deepspeed_config):"),
+    ("nemo", r"^(trainer|model):\s*$|\brun\.(Partial|Config)\(|^recipe\.|^\s+cfg\.(model|train)\."),
+    ("nemo", r"ConfigContainer|_trainer\("),
+    ("torch", r"^LAYERS = "),
+    ("mindspeed", r"NPUS?_PER_NODE|mindspeed|--context-parallel-algo|--use-fused-rmsnorm|--reuse-fp32-param|\bHCCL_"),
+    ("megatron", r"--(tensor-model-parallel-size|num-layers|micro-batch-size|pipeline-model-parallel-size)\b"),
+)  # fmt: skip
+"""Engines, each with what stands in no file of those below it."""
+
+
+def guessed_engine(text: str, known: Mapping[str, object]) -> str:
+    """The engine whose settings a file has. Raises ExportError where it does not tell."""
+    for engine, mark in _MARKS:
+        if re.search(mark, text, re.MULTILINE | (re.DOTALL if engine == "deepspeed" else re.NOFLAG)):
+            return engine
+    raise ExportError(f"the file does not tell whose settings it has; name the engine with --from: {', '.join(known)}")

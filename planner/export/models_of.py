@@ -1,0 +1,176 @@
+"""Which model a configuration trains, where it says so: a name of the zoo, or its dimensions over one of the zoo.
+
+What a file says is only ever compared with names that we have; a name of a file is never imported or opened.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from hardware_profiles.foreign import ForeignTextError
+from planner.errors import PlannerError
+from planner.export.arguments import Options
+from planner.export.description import ExportError
+from planner.export.megatron_reading import options_of
+from planner.export.model_names import model_among, zoo_name
+from planner.export.recipes import recipe_in
+from planner.export.settings import Settings
+from planner.export.yaml_files import settings_of
+
+_FLAVORS: Mapping[str, str] = {
+    "llama3": "llama-3-{}", "llama3.1": "llama-3-{}", "qwen3": "qwen3-{}", "deepseek_v3": "deepseek-{}",
+}  # fmt: skip
+_DEEPSEEK = {"16b": "deepseek-v2-lite", "236b": "deepseek-v2", "671b": "deepseek-v3"}
+_DIMENSIONS: Mapping[str, str] = {
+    "num-layers": "num_layers", "hidden-size": "hidden_size", "ffn-hidden-size": "ffn_size",
+    "num-attention-heads": "num_heads", "num-query-groups": "num_kv_heads", "num-experts": "num_experts",
+    "moe-router-topk": "experts_per_token", "moe-ffn-hidden-size": "expert_size", "kv-channels": "head_size",
+}  # fmt: skip
+"""Dimensions by the arguments of Megatron-LM, and as models of the zoo have them."""
+
+_HINTS = ("gated", "latent", "strange", "words")
+_PADDED = 0.05  # of a vocabulary
+
+
+def model_of(engine: str, text: str, recipe: str = "") -> str | None:
+    """The model that a configuration is for; None where it does not say. Raises ExportError where what it says is no
+    model that can be planned."""
+    try:
+        if engine in ("megatron", "mindspeed"):
+            if "pretrain_bert" in text:
+                return None
+            return _by_dimensions(_of_options(options_of(text)))
+        if engine == "torchtitan":
+            return _of_torchtitan(text, recipe)
+        if engine == "nemo":
+            return _of_nemo(text, recipe)
+        if engine in ("mindformers", "accelerate"):
+            settings = settings_of(text)
+            return _of_mindformers(settings) if engine == "mindformers" else zoo_name(str(settings.value("base_model")))
+    except ForeignTextError as error:
+        raise ExportError(str(error)) from error
+    return None
+
+
+def _of_torchtitan(text: str, recipe: str) -> str | None:
+    if re.search(r"^def \w+\(", text, re.MULTILINE):
+        return zoo_name(recipe)
+    name = re.search(r"""^\s*name\s*=\s*["']([\w.]+)["']""", text, re.MULTILINE)
+    flavor = re.search(r"""^\s*flavor\s*=\s*["']([\w.-]+)["']""", text, re.MULTILINE)
+    if name is None or flavor is None or name[1] not in _FLAVORS:
+        return None
+    if name[1] == "deepseek_v3":
+        return _DEEPSEEK.get(flavor[1].lower())
+    return zoo_name(_FLAVORS[name[1]].format(flavor[1]))
+
+
+def _of_nemo(text: str, recipe: str) -> str | None:
+    if text.startswith("task,model,size,"):
+        return zoo_name("-".join(recipe.split()[1:3]))
+    if re.search(r"^(trainer|model):", text, re.MULTILINE):
+        given = {path.rpartition(".")[2]: value for path, value in settings_of(text).all if path.count(".") <= 2}
+        return _by_dimensions(_of_yaml(given))
+    found = recipe_in(text, recipe)
+    return model_among((*(name for name in found.names if "onfig" in name or "model" in name), *found.names, recipe))
+
+
+def _of_yaml(given: Mapping[str, Any]) -> dict[str, int]:
+    names = {
+        "num_layers": "num_layers", "hidden_size": "hidden_size", "ffn_hidden_size": "ffn_size",
+        "num_attention_heads": "num_heads", "num_query_groups": "num_kv_heads", "num_moe_experts": "num_experts",
+        "moe_router_topk": "experts_per_token",
+    }  # fmt: skip
+    found = {ours: given[theirs] for theirs, ours in names.items() if type(given.get(theirs)) is int}
+    if str(given.get("activation", "")).endswith("swiglu"):
+        found["gated"] = 1
+    return found
+
+
+def _of_options(options: Options) -> dict[str, int]:
+    found = {ours: value for name, ours in _DIMENSIONS.items() if (value := options.integer(name)) is not None}
+    idle = len([word for word in options.word("noop-layers").split(",") if word])
+    if "num_layers" in found:
+        found["num_layers"] -= idle
+    if options.flag("multi-latent-attention"):
+        found["latent"] = 1
+        for name in ("head_size", "num_kv_heads"):
+            found.pop(name, None)
+        found["predicted_tokens"] = options.integer("mtp-num-layers", 0) or 0
+    if options.flag("swiglu"):
+        found["gated"] = 1
+    for name in ("padded-vocab-size", "vocab-size"):
+        if (words := options.integer(name)) is not None:
+            found["words"] = words
+    if options.flag("squared-relu") or options.flag("quick-geglu"):
+        found["strange"] = 1
+    return found
+
+
+def _of_mindformers(settings: Settings) -> str | None:
+    of = "model.model_config."
+    names = {
+        "num_layers": "num_layers", "num_hidden_layers": "num_layers", "hidden_size": "hidden_size",
+        "intermediate_size": "ffn_size", "num_heads": "num_heads", "num_attention_heads": "num_heads",
+        "n_kv_heads": "num_kv_heads", "num_key_value_heads": "num_kv_heads", "vocab_size": "words",
+        "padded_vocab_size": "words",
+    }  # fmt: skip
+    found: dict[str, int] = {}
+    for theirs, ours in names.items():
+        value = settings.value(of + theirs)
+        if type(value) is int:
+            found[ours] = value
+    experts = settings.value("moe_config.expert_num")
+    if type(experts) is int and experts > 1:
+        found["num_experts"] = experts
+    return _by_dimensions({**found, "gated": 1})
+
+
+def _by_dimensions(found: Mapping[str, int]) -> str | None:
+    """The model of the zoo that has all these dimensions; one that differs in some of them from the nearest one.
+
+    Raises ExportError where no family of the zoo has them."""
+    width = "ffn_size" in found or "num_experts" in found or not found.get("gated")
+    if not found.keys() >= {"hidden_size", "num_layers", "num_heads"}:
+        return None
+    wanted = {key: value for key, value in found.items() if key not in _HINTS}
+    if found.get("strange"):
+        raise ExportError("the activation of its MLP is in no family that can be planned; name a model with --model")
+    family = "deepseek" if found.get("latent") else "llama" if found.get("gated") else "gpt"
+    if family == "gpt":
+        wanted.pop("num_kv_heads", None)
+    nearest = _nearest(family, wanted, found.get("words"))
+    return nearest if width or "+" not in nearest else None
+
+
+def _nearest(family: str, wanted: Mapping[str, int], words: int | None) -> str:
+    """`words` of the vocabulary, as it is padded, tell models apart; they change none."""
+    from planner.models.overrides import changed_reference
+    from planner.models.zoo import ZOO, zoo_entry
+
+    best: tuple[int, str, dict[str, int]] | None = None
+    for name, entry in ZOO.items():
+        if entry.family != family:
+            continue
+        known = {key: value for key, value in dict(entry.dimensions).items() if type(value) is int}
+        if bool(wanted.get("num_experts")) != bool(known.get("num_experts")):
+            continue
+        if known.get("num_experts") and not known.get("dense_layers"):  # its blocks have no other MLP
+            known["ffn_size"] = wanted.get("ffn_size", known.get("ffn_size", 0))
+        known.setdefault("head_size", known["hidden_size"] // known["num_heads"])
+        known.setdefault("predicted_tokens", 0)
+        known.setdefault("num_kv_heads", known["num_heads"])
+        changes = {key: value for key, value in wanted.items() if known.get(key) != value}
+        strange = words is not None and abs(known["vocab_size"] / words - 1) > _PADDED
+        weight = 10 * len(changes) + 50 * ("hidden_size" in changes) + 5 * ("tiny" in name) + 3 * strange
+        if best is None or weight < best[0]:
+            best = weight, name, changes
+    if best is None:
+        raise ExportError(f"no {family} model with such dimensions can be planned; name a model with --model")
+    try:
+        reference = changed_reference(best[1], [f"{key}={value}" for key, value in sorted(best[2].items())])
+        zoo_entry(reference)
+    except PlannerError as error:
+        raise ExportError(
+            f"its dimensions make no model that can be planned ({error}); name one with --model"
+        ) from error
+    return reference

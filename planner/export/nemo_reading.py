@@ -1,0 +1,256 @@
+"""Reads what people write for NeMo and Megatron Bridge as arguments of Megatron-LM, and those as a description.
+
+    recipe.py             settings that are assigned, or that functions of the file make (`planner.export.recipes`)
+    model_configs_*.csv   NeMo's table of performance runs: a row for each model, with the degrees as columns
+    *.yaml                NeMo 1 and its Framework Launcher: keys below `trainer` and `model`
+
+What a recipe of another file decides is not known; it is said. Source of names: NeMo 2.5.3, nemo/collections/llm/
+recipes and scripts/performance; NeMo-Framework-Launcher, launcher_scripts/conf/training; Megatron Bridge, recipes and
+perf_recipes.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hardware_profiles import engine_words
+from hardware_profiles.foreign import ForeignTextError, parse_csv
+from planner.export.arguments import Options
+from planner.export.description import ExportError
+from planner.export.megatron_reading import reading_of
+from planner.export.model_names import zoo_name
+from planner.export.nemo_paths import ARGUMENTS, PATHS
+from planner.export.recipes import Recipe, plain_settings, recipe_in
+from planner.export.target import Facts, Reading
+from planner.export.unmodelled import unmodelled
+from planner.export.yaml_files import settings_of
+
+_PRECISIONS = engine_words("nemo")
+_LAST = {path.rpartition(".")[2]: name for name, path in PATHS.items()}
+_ALSO_CALLED: Mapping[str, str] = {
+    "tensor_parallelism": "tensor-model-parallel-size",
+    "pipeline_parallelism": "pipeline-model-parallel-size",
+    "virtual_pipeline_parallelism": "num-virtual-stages-per-pipeline-rank",
+    "context_parallelism": "context-parallel-size",
+    "expert_parallelism": "expert-model-parallel-size",
+    "sequence_parallelism": "sequence-parallel",
+    "num_gpus_per_node": "nproc-per-node",
+    "num_layers_in_first_pipeline_stage": "decoder-first-pipeline-num-layers",
+    "num_layers_in_last_pipeline_stage": "decoder-last-pipeline-num-layers",
+    "account_for_embedding_in_pipeline_split": "account-for-embedding-in-pipeline-split",
+    "account_for_loss_in_pipeline_split": "account-for-loss-in-pipeline-split",
+    "encoder_seq_length": "seq-length",
+    "gradient_clip_val": "clip-grad",
+    "activations_checkpoint_granularity": "recompute-granularity",
+    "activations_checkpoint_method": "recompute-method",
+    "activations_checkpoint_num_layers": "recompute-num-layers",
+}
+"""Settings that stand elsewhere than in a recipe, by the last word of their path."""
+_COLUMNS: Mapping[str, str] = {
+    "tp_size": "tensor-model-parallel-size",
+    "pp_size": "pipeline-model-parallel-size",
+    "cp_size": "context-parallel-size",
+    "ep_size": "expert-model-parallel-size",
+    "vp_size": "num-virtual-stages-per-pipeline-rank",
+    "etp_size": "expert-tensor-parallel-size",
+    "mbs": "micro-batch-size",
+    "gbs": "global-batch-size",
+    "seq_len": "seq-length",
+}
+_PASSED_OVER = frozenset(
+    {"use_distributed_optimizer", "fsdp", "average_in_collective", "overlap_param_gather", "max_steps", "precision",
+     "grad_reduce_in_fp32", "vocab_size", "share_embeddings_and_output_weights", "gradient_accumulation_fusion", "name",
+     "dir", "seq_length", "num_nodes"}
+)  # fmt: skip
+
+
+def read(text: str, facts: Facts) -> Reading:
+    """A recipe, a table or a YAML file as a description."""
+    if text.startswith("task,model,size,"):
+        return _read_table(text, facts)
+    if re.search(r"^(trainer|model):", text, re.MULTILINE):
+        return _read_yaml(text, facts)
+    return _read_recipe(recipe_in(text, facts.recipe), facts)
+
+
+def _read_recipe(recipe: Recipe, facts: Facts) -> Reading:
+    given = dict(plain_settings(recipe))
+    options = dict(_options(given, recipe))
+    notes = []
+    below = [name for name in recipe.names if name.endswith(("_recipe", "_config", "_common")) or ".trainer" in name]
+    if below:
+        notes.append(
+            f"{below[0].partition(' ')[0]} is another file's: what it decides beside these settings is not known"
+        )
+    reading = reading_of(Options(options), facts, "nemo")
+    fp8 = any(("fp8" in name and "mixed" in name) or ("fp8" in name and "precision" in name) for name in recipe.names)
+    mattering = [*given.items(), ("fp8", fp8)]
+    unread = [path for path in given if path not in ARGUMENTS and path.rpartition(".")[2] not in _KNOWN]
+    unread += [PATHS[name[2:]] for name in reading.unread if name[2:] in PATHS]
+    return Reading(
+        description=reading.description,
+        unmodelled=unmodelled(mattering),
+        notes=(*notes, *reading.notes),
+        unread=tuple(sorted(unread)),
+        stack="nemo",
+    )
+
+
+_KNOWN = _PASSED_OVER | _ALSO_CALLED.keys() | _LAST.keys()
+
+
+def _options(given: Mapping[str, Any], recipe: Recipe) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The arguments of Megatron-LM that say the same; a whole path counts before its last word alone."""
+    found: dict[str, Any] = {}
+    for exact in (False, True):
+        for path, value in given.items():
+            last = path.rpartition(".")[2]
+            name = ARGUMENTS.get(path) if exact else _LAST.get(last, _ALSO_CALLED.get(last))
+            if name is not None and (exact or path not in ARGUMENTS):
+                found[name] = value
+    sharded = given.get("trainer.strategy.fsdp") == "megatron"
+    if sharded:
+        found["use-megatron-fsdp"] = True
+    cut = any(("distributed" in name and "adam" in name) or name.endswith("_common") for name in recipe.names)
+    ends = {path.rpartition(".")[2]: value for path, value in given.items()}
+    below = any(name.endswith(("pretrain_recipe", "pretrain_config")) for name in recipe.names)
+    if ends.get("use_distributed_optimizer", cut or below):
+        found.setdefault("use-distributed-optimizer", True)
+    for name, value in found.items():
+        if value is not None and value is not False:
+            values = value if isinstance(value, list) else [] if value is True else [value]
+            yield name, tuple(f"{one:g}" if isinstance(one, float) else str(one) for one in values)
+    yield from _precision(given, recipe)
+
+
+def _precision(given: Mapping[str, Any], recipe: Recipe) -> Iterator[tuple[str, tuple[str, ...]]]:
+    said = [value for path, value in given.items() if path.endswith("precision") and isinstance(value, str)]
+    made = [name for name in recipe.names if "mixed" in name.lower()]
+    if not said and made:
+        said = ["16-mixed" if "fp16" in made[0] and "bf16" not in made[0] else "bf16-mixed"]
+    precision = said[-1] if said else "bf16-mixed"
+    plugin = given.get("trainer.plugins.grad_reduce_in_fp32", True)
+    wide = plugin if "trainer.plugins" in recipe.settings or "ddp.grad_reduce_in_fp32" not in given else True
+    yield from _precision_options(precision, bool(wide))
+
+
+def _precision_options(precision: str, wide: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
+    known = {theirs: ours for ours, theirs in _PRECISIONS.items()} | {"bf16": "bf16", "16": "fp16", "32": "fp32"}
+    known |= {"bf16_mixed": "bf16", "fp16_mixed": "fp16"}
+    if precision not in known and not precision.startswith("bf16"):
+        raise ExportError(f"precision {precision}: plans are read with {', '.join(_PRECISIONS.values())}")
+    found = known.get(precision, "bf16")
+    if found == "fp32":
+        return
+    yield found, ()
+    if wide and found == "fp16":
+        yield "accumulate-allreduce-grads-in-fp32", ()
+    if not wide and found == "bf16":
+        yield "grad-reduce-in-bf16", ()
+
+
+def _read_table(text: str, facts: Facts) -> Reading:
+    """The row of a table that is for the model: of pre-training, in bf16, for the devices; unless a recipe is named by
+    words of its row."""
+    try:
+        lines = [cells for _, cells in parse_csv(text)]
+    except ForeignTextError as error:
+        raise ExportError(str(error)) from error
+    rows = [dict(zip(lines[0], cells, strict=False)) for cells in lines[1:]]
+    row = _row(rows, facts)
+    options: dict[str, tuple[str, ...]] = {}
+    for column, name in _COLUMNS.items():
+        value = row.get(column, "")
+        if value and not (name == "num-virtual-stages-per-pipeline-rank" and float(value) <= 1):
+            options[name] = (_whole(value, column),)
+    degrees = [float(row.get(name) or 1) for name in ("tp_size", "pp_size", "cp_size")]
+    if degrees[0] > 1:
+        options["sequence-parallel"] = ()
+    if float(row.get("recompute_layers") or 0):
+        options |= {"recompute-granularity": ("full",), "recompute-method": ("block",),
+                    "recompute-num-layers": (_whole(row["recompute_layers"], "recompute_layers"),)}  # fmt: skip
+    if row.get("recompute_modules"):
+        modules = tuple(re.split(r"[/ ]", row["recompute_modules"]))
+        options |= {"recompute-granularity": ("selective",), "recompute-modules": modules}
+    if float(row.get("use_mcore_fsdp") or 0):
+        options |= {"use-megatron-fsdp": (), "data-parallel-sharding-strategy": ("optim_grads_params",)}
+    stages = degrees[1] * float(row.get("vp_size") or 1)
+    if stages > 1 and facts.layers % stages and (facts.layers + 2) % stages == 0:
+        options |= {f"account-for-{end}-in-pipeline-split": () for end in ("embedding", "loss")}
+    options |= {"use-distributed-optimizer": (), "bf16": (), "grad-reduce-in-bf16": ()}
+    options |= {"nnodes": ("1",), "nproc-per-node": (_whole(row.get("num_gpus", ""), "num_gpus"),)}
+    reading = reading_of(Options(options), facts, "nemo")
+    words: list[tuple[str, object]] = [
+        (name, row.get(name, "")) for name in ("cuda_graphs", "activation_offload_layers")
+    ]
+    words += [("fp8", row.get("dtype", "").startswith("fp8"))]
+    named = " ".join(row.get(name, "") for name in ("task", "model", "size", "dtype"))
+    return Reading(
+        description=reading.description,
+        unmodelled=unmodelled(words),
+        notes=(f"the row of {named} on {float(row['num_gpus']):g} devices", *reading.notes),
+        unread=(),
+        stack="nemo",
+    )
+
+
+def _row(rows: list[dict[str, str]], facts: Facts) -> dict[str, str]:
+    if facts.recipe:
+        words = set(facts.recipe.split())
+        left = [row for row in rows if words <= {*row.values(), _count(row)}]
+    else:
+        left = [row for row in rows if zoo_name(f"{row.get('model')}-{row.get('size')}") == facts.model]
+        for column, value in (("task", "pre_train"), ("dtype", "bf16")):
+            left = [row for row in left if row.get(column) == value] or left
+        if facts.devices is not None:
+            left = [row for row in left if _count(row) == str(facts.devices)] or left
+    if len(left) == 1:
+        return left[0]
+    said = [
+        " ".join((*(row.get(n, "") for n in ("task", "model", "size", "dtype")), _count(row))) for row in left or rows
+    ]
+    raise ExportError(
+        f"{len(left) or 'none'} of the {len(rows)} rows are meant; name one with --recipe '{said[0] if said else ''}'"
+    )
+
+
+def _count(row: Mapping[str, str]) -> str:
+    return row.get("num_gpus", "").partition(".")[0]
+
+
+def _whole(value: str, column: str) -> str:
+    try:
+        return str(int(float(value)))
+    except (ValueError, OverflowError):
+        raise ExportError(f"{column}: {value!r:.80} is no whole number") from None
+
+
+def _read_yaml(text: str, facts: Facts) -> Reading:
+    settings = settings_of(text)
+    options: dict[str, tuple[str, ...]] = {}
+    given = {path.removeprefix("training."): value for path, value in settings.all}
+    for path, value in given.items():
+        last = path.rpartition(".")[2]
+        name = _LAST.get(last, _ALSO_CALLED.get(last))
+        odd = value is None or value is False or isinstance(value, list | dict) or "$" in str(value) or value == 0
+        if name is not None and not odd and path.partition(".")[0] in ("trainer", "model") and path.count(".") <= 2:
+            options[name] = () if value is True else (str(value),)
+    if given.get("model.activations_checkpoint_granularity") is None:
+        for name in ("recompute-method", "recompute-num-layers"):
+            options.pop(name, None)
+    optimizer = str(given.get("model.optim.name", ""))
+    if "distributed" in optimizer:
+        options["use-distributed-optimizer"] = ()
+    for optim in ("optimizer", "attention-dropout", "hidden-dropout"):
+        options.pop(optim, None)
+    wide = str(given.get("model.optim.grad_sync_dtype", "fp32")) in ("fp32", "32")
+    options |= dict(_precision_options(str(given.get("trainer.precision", "bf16")), wide))
+    reading = reading_of(Options(options), facts, "nemo")
+    unread = tuple(path for path in given if path.rpartition(".")[2] not in _KNOWN)
+    return Reading(
+        description=reading.description,
+        unmodelled=unmodelled(given.items()),
+        notes=reading.notes,
+        unread=unread,
+        stack="nemo",
+    )

@@ -1,0 +1,317 @@
+"""Recipes in Python, read without running them: which settings a function of configurations would make.
+
+    def pretrain_recipe(num_nodes=1):                                    trainer.num_nodes = 1
+        recipe = run.Partial(fn, trainer=trainer(num_nodes=num_nodes))   trainer.strategy.tensor_model_parallel_size = 4
+        recipe.trainer.strategy.tensor_model_parallel_size = 4
+        return recipe
+
+A syntax tree is walked, with a table of names in the place of a machine. Numbers, words, lists, calls of functions of
+the same file, and conditions on what is known are followed. Everything else is a *record*: the name of what would be
+called, and the settings that it would be given. Nothing is imported and nothing that a file names is called. Steps and
+depth are bounded, so that reading ends whatever the file says.
+"""
+
+import ast
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hardware_profiles.foreign import ForeignTextError, parse_python
+from planner.export.description import LARGEST, ExportError
+
+_STEPS = 20_000
+_DEPTH = 12  # calls inside of calls
+_VALUES = 5_000  # settings of one recipe
+_SUMS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}  # fmt: skip
+_COMPARED: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.is_, ast.IsNot: operator.is_not,
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+    ast.In: lambda one, other: one in other, ast.NotIn: lambda one, other: one not in other,
+}  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """What a call of something unknown would make: its name, as it is written, and its settings."""
+
+    made_by: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A value that is not known, as it is written: `torch.bfloat16`."""
+
+    text: str
+
+
+class _Returned(Exception):  # noqa: N818  # a way out, and no error
+    """What a function returns."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Settings by path, and the names of everything that would be made, with the words it would be given."""
+
+    settings: Mapping[str, Any]
+    names: tuple[str, ...]
+
+
+def recipe_in(text: str, name: str = "", usual: str = "pretrain_recipe") -> Recipe:
+    """The recipe that a file assigns, or that its function `name` makes: the `usual` one, or the only one, where no
+    name is given. Raises ExportError where there is none, or one has to be chosen."""
+    try:
+        tree = parse_python(text)
+    except ForeignTextError as error:
+        raise ExportError(str(error)) from error
+    reader = _Reader({node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)})
+    made = reader.module(tree)
+    if not name and made is not None:
+        return _flat(made)
+    chosen = _chosen(reader.functions, name, usual)
+    found = reader.called(chosen, [], {})
+    if not isinstance(found, Record):
+        raise ExportError(f"{chosen}() makes no configuration that could be read; name another one with --recipe")
+    return _flat(found)
+
+
+def _chosen(functions: Mapping[str, ast.FunctionDef], name: str, usual: str) -> str:
+    if name:
+        if name not in functions:
+            raise ExportError(f"--recipe {name:.80}: the file has no such function; it has {_few(functions)}")
+        return name
+    if usual in functions:
+        return usual
+    able = [one for one, node in functions.items() if not one.startswith("_") and not _needs(node)]
+    if len(able) == 1:
+        return able[0]
+    if not able:
+        raise ExportError(
+            "no setting of a recipe is assigned, and no function makes one without arguments; give a file with"
+            " recipe.trainer.strategy... = ..., or the table that the script reads"
+        )
+    raise ExportError(f"the file has {len(able)} recipes; say which with --recipe: {_few(able)}")
+
+
+def _needs(node: ast.FunctionDef) -> bool:
+    """Whether a function has arguments without a default."""
+    return len(node.args.args) > len(node.args.defaults) or None in node.args.kw_defaults
+
+
+def _few(names: "Mapping[str, object] | list[str]") -> str:
+    return ", ".join(list(names)[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "") or "none"
+
+
+def _flat(record: Record) -> Recipe:
+    found: dict[str, Any] = {}
+    names: list[str] = []
+    waiting, seen = [("", record)], {id(record)}
+    while waiting:
+        place, one = waiting.pop()
+        names.append(one.made_by)
+        for key, value in one.settings.items():
+            path = f"{place}{key}"
+            if isinstance(value, Record):
+                if id(value) not in seen:
+                    seen.add(id(value))
+                    waiting.append((f"{path}.", value))
+                found[path] = Unknown(value.made_by)
+            else:
+                found[path] = value
+                if isinstance(value, str) and key in ("version", "name"):
+                    names.append(value[:100])
+            if len(found) > _VALUES:
+                raise ExportError(f"the recipe has more than {_VALUES} settings")
+    return Recipe(settings=found, names=tuple(names))
+
+
+class _Reader:
+    """Walks along the statements of a file."""
+
+    def __init__(self, functions: Mapping[str, ast.FunctionDef]) -> None:
+        self.functions = functions
+        self.constants: dict[str, Any] = {}
+        self.steps = 0
+        self.depth = 0
+
+    def module(self, tree: ast.Module) -> Record | None:
+        """What the file itself makes: the last record that settings are assigned of."""
+        made: list[Record] = []
+        for node in tree.body:
+            if not isinstance(node, ast.Assign | ast.AnnAssign):
+                continue
+            self.statement(node, self.constants)
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            root = target
+            while isinstance(root, ast.Attribute):
+                root = root.value
+            value = self.constants.get(root.id) if isinstance(root, ast.Name) else None
+            if isinstance(value, Record) and isinstance(target, ast.Attribute):
+                made.append(value)
+        return made[-1] if made else None
+
+    def called(self, name: str, given: list[Any], named: Mapping[str, Any]) -> Any:
+        """What a function of the file returns."""
+        node = self.functions[name]
+        self.depth += 1
+        if self.depth > _DEPTH:
+            raise ExportError(f"{name}() calls others more than {_DEPTH} deep")
+        names: dict[str, Any] = {}
+        positional = [one.arg for one in node.args.args]
+        defaults = [None] * (len(positional) - len(node.args.defaults)) + [*node.args.defaults]
+        for parameter, default in (
+            *zip(positional, defaults, strict=True),
+            *zip((one.arg for one in node.args.kwonlyargs), node.args.kw_defaults, strict=True),
+        ):
+            names[parameter] = Unknown(parameter) if default is None else self.value(default, {})
+        names.update(zip(positional, given, strict=False))
+        names.update(named)
+        try:
+            self.statements(node.body, names)
+        except _Returned as returned:
+            return returned.value
+        finally:
+            self.depth -= 1
+        return Unknown(f"{name}()")
+
+    def statements(self, nodes: list[ast.stmt], names: dict[str, Any]) -> None:
+        for node in nodes:
+            self.statement(node, names)
+
+    def statement(self, node: ast.stmt, names: dict[str, Any]) -> None:
+        self.steps += 1
+        if self.steps > _STEPS:
+            raise ExportError(f"the recipe takes more than {_STEPS} steps to read")
+        match node:
+            case ast.Assign(targets=[target], value=value):
+                self.assign(target, self.value(value, names), names)
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                self.assign(target, self.value(value, names), names)
+            case ast.If(test=test, body=body, orelse=orelse):
+                self.statements(body if _true(self.value(test, names)) else orelse, names)
+            case ast.Return(value=value):
+                raise _Returned(None if value is None else self.value(value, names))
+            case ast.With(body=body):
+                self.statements(body, names)
+            case ast.Expr(value=ast.Call() as call):
+                self.value(call, names)
+
+    def assign(self, target: ast.expr, value: Any, names: dict[str, Any]) -> None:
+        if isinstance(target, ast.Name):
+            names[target.id] = value
+        elif isinstance(target, ast.Attribute):
+            self.record(target.value, names).settings[target.attr] = value
+
+    def record(self, node: ast.expr, names: dict[str, Any]) -> Record:
+        """The record that an attribute is assigned of; made where there was none that is known."""
+        if isinstance(node, ast.Name):
+            found = names.get(node.id, self.constants.get(node.id))
+            if not isinstance(found, Record):
+                found = Record(node.id)
+                names[node.id] = found
+            return found
+        if isinstance(node, ast.Attribute):
+            before = self.record(node.value, names)
+            found = before.settings.get(node.attr)
+            if not isinstance(found, Record):
+                found = before.settings[node.attr] = Record(node.attr)
+            return found
+        return Record(ast.unparse(node)[:80])
+
+    def value(self, node: ast.expr, names: Mapping[str, Any]) -> Any:
+        self.steps += 1
+        if self.steps > _STEPS:
+            raise ExportError(f"the recipe takes more than {_STEPS} steps to read")
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.Name(id=name):
+                return names.get(name, self.constants.get(name, Unknown(name)))
+            case ast.Attribute(value=inner, attr=attr):
+                found = self.value(inner, names)
+                known = isinstance(found, Record) and attr in found.settings
+                return found.settings[attr] if known else Unknown(ast.unparse(node)[:200])
+            case ast.List(elts=elements) | ast.Tuple(elts=elements):
+                return [self.value(one, names) for one in elements]
+            case ast.Call():
+                return self.call(node, names)
+            case ast.UnaryOp(op=ast.Not(), operand=inner):
+                found = self.value(inner, names)
+                return Unknown("not") if isinstance(found, Unknown) else not _true(found)
+            case ast.UnaryOp(op=ast.USub(), operand=inner):
+                found = self.value(inner, names)
+                return -found if _plain(found) else Unknown("-")
+            case ast.BinOp(left=left, op=sign, right=right):
+                return self.sum(sign, self.value(left, names), self.value(right, names))
+            case ast.Compare(left=left, ops=[sign], comparators=[right]):
+                return self.compared(sign, self.value(left, names), self.value(right, names))
+            case ast.BoolOp(op=sign, values=values):
+                parts = [_true(self.value(one, names)) for one in values]
+                return all(parts) if isinstance(sign, ast.And) else any(parts)
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                return self.value(body if _true(self.value(test, names)) else orelse, names)
+        return Unknown(ast.unparse(node)[:200])
+
+    @staticmethod
+    def sum(sign: ast.operator, one: Any, other: Any) -> Any:
+        apply = _SUMS.get(type(sign))
+        if apply is None or not (_plain(one) and _plain(other)):
+            return Unknown("sum")
+        try:
+            found = apply(one, other)
+        except ZeroDivisionError:
+            return Unknown("sum")
+        return found if abs(found) <= LARGEST else Unknown("sum")
+
+    @staticmethod
+    def compared(sign: ast.cmpop, one: Any, other: Any) -> Any:
+        apply = _COMPARED.get(type(sign))
+        if apply is None or isinstance(one, Unknown) or isinstance(other, Unknown):
+            return Unknown("comparison")
+        try:
+            return bool(apply(one, other))
+        except TypeError:
+            return Unknown("comparison")
+
+    def call(self, node: ast.Call, names: Mapping[str, Any]) -> Any:
+        given = [self.value(one, names) for one in node.args if not isinstance(one, ast.Starred)]
+        named = {one.arg: self.value(one.value, names) for one in node.keywords if one.arg is not None}
+        if isinstance(node.func, ast.Name) and node.func.id in self.functions:
+            return self.called(node.func.id, given, named)
+        name = ast.unparse(node.func)[:200]
+        words = " ".join(str(one) for one in given if isinstance(one, str))
+        if (
+            name.rpartition(".")[2] in ("Config", "Partial")
+            and node.args
+            and not isinstance(node.args[0], ast.Constant)
+        ):
+            name, words = ast.unparse(node.args[0])[:200], words  # run.Config(Class, ...): a class and its settings
+        return Record(f"{name} {words}".strip()[:400], named)
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _true(value: Any) -> bool:
+    """Whether a condition holds; one that is not known does not."""
+    return not isinstance(value, Unknown) and (isinstance(value, Record) or bool(value))
+
+
+def plain_settings(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    """Settings whose values are known."""
+    for path, value in recipe.settings.items():
+        if not isinstance(value, Unknown | Record) and not (isinstance(value, list) and any(map(_strange, value))):
+            yield path, value
+
+
+def _strange(value: Any) -> bool:
+    return isinstance(value, Unknown | Record | list)

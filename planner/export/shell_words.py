@@ -1,0 +1,246 @@
+"""The words of a shell script, as far as they are known without running it.
+
+    text ─ tokens ─▶ words with their quotes ─ conditions ─▶ those of branches that may run ─ variables ─▶ words
+
+Nothing is run and no environment is read. Variables that the script sets are put in, with the defaults it gives to
+those that it does not (`${TP:-4}`), and sums of whole numbers (`$((NODES * 8))`). A branch whose condition compares
+known words is read or left out; where a condition is not known all of its branches are read. Lists of options in
+quotes fall into words where they stand alone, as a shell does it with an unquoted variable.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from planner.export.description import ExportError
+
+_SCRIPT = 2**18  # characters of a script, whose words are split in Python
+_EXPANDED = 2**18  # characters that variables may become, all together: each may name another one twice
+_NESTED = 8  # variables in the defaults of variables
+_TOKEN = re.compile(
+    r"""(?P<comment>\#[^\n]*)
+      | (?P<space>(?:[ \t\r]|\\\r?\n)+)
+      | (?P<line>\n)
+      | (?P<sign>\|\||&&|;;|[;&|])
+      | (?P<word>(?: \\.
+                   | '[^']*'
+                   | "(?:\\.|[^"\\])*"
+                   | \$\(\([^\n]{0,200}?\)\)
+                   | \$\{(?:[^{}"\n]|"[^"\n]*"|\$?\{[^{}\n]*\}){0,256}\}
+                   | [^\s;&|"'\\] )+)""",
+    re.VERBOSE | re.DOTALL,
+)
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_INNERMOST = re.compile(
+    r"\$\{(?P<braced>\w+)(?::?[-=](?P<default>[^${}]{0,256}))?\}|\$(?P<plain>[A-Za-z_]\w*|\d)|\$\(\((?P<sum>[^$]{0,200}?)\)\)"
+)
+_SUM = re.compile(r"[\d\s()*/+%-]+")
+_OPENED = {"if": "condition", "elif": "condition", "then": "branch", "else": "branch", "fi": "end"}
+
+
+def words_of(script: str) -> Iterator[str]:
+    """The words that commands, variables and arrays of a script may hold, in their order; the end of a command is an
+    empty word. Raises ExportError where quotes do not match, and where the script, or what its variables become, is too
+    long."""
+    if len(script) > _SCRIPT:
+        raise ExportError(f"not a launch script: {len(script)} characters are too many; at most {_SCRIPT}")
+    known, branches = Variables(), _Branches()
+    for command in _commands(script):
+        if not branches.runs(command, known):
+            continue
+        for raw in command:
+            yield from _words(raw, known)
+        yield ""
+
+
+@dataclass(slots=True)
+class Variables:
+    """Variables that a script sets, and what they may still become."""
+
+    known: dict[str, str] = field(default_factory=dict)
+    left: int = _EXPANDED
+
+    def expanded(self, text: str) -> str:
+        """A text with the variables that are known, and sums of numbers; others stay as they stand there."""
+        for _ in range(_NESTED):
+            found = _INNERMOST.sub(self._value, text)
+            if found == text:
+                break
+            text = found
+        return text
+
+    def _value(self, match: re.Match[str]) -> str:
+        if match["sum"] is not None:
+            names = re.sub(r"[A-Za-z_]\w*", lambda name: self.known.get(name[0], name[0]), match["sum"])
+            return str(_summed(names)) if _SUM.fullmatch(names) and _summed(names) is not None else match[0]
+        name = match["braced"] or match["plain"]
+        default = match["default"]
+        found = self.known.get(name, match[0] if default is None else default.strip("\"'"))
+        self.left -= len(found)
+        if self.left < 0:
+            raise ExportError(
+                f"${name}: the variables of the script become more than {_EXPANDED} characters; write the options out"
+            )
+        return found
+
+
+def _summed(text: str) -> int | None:
+    """What whole numbers with + - * / % and brackets come to; None where they come to nothing."""
+    tokens = re.findall(r"\d{1,12}|[()*/+%-]", text)
+    try:
+        value, rest = _sum(tokens)
+    except (IndexError, ValueError, ZeroDivisionError):
+        return None
+    return None if rest else value
+
+
+def _sum(tokens: list[str]) -> tuple[int, list[str]]:
+    value, tokens = _product(tokens)
+    while tokens and tokens[0] in "+-":
+        sign, (other, rest) = tokens[0], _product(tokens[1:])
+        value, tokens = value + other if sign == "+" else value - other, rest
+    return value, tokens
+
+
+def _product(tokens: list[str]) -> tuple[int, list[str]]:
+    value, tokens = _number(tokens)
+    while tokens and tokens[0] in "*/%":
+        sign, (other, rest) = tokens[0], _number(tokens[1:])
+        value, tokens = value * other if sign == "*" else value // other if sign == "/" else value % other, rest
+    return value, tokens
+
+
+def _number(tokens: list[str]) -> tuple[int, list[str]]:
+    if tokens[0] != "(":
+        return int(tokens[0]), tokens[1:]
+    value, rest = _sum(tokens[1:])
+    if rest[0] != ")":
+        raise ValueError(rest[0])
+    return value, rest[1:]
+
+
+def _commands(script: str) -> Iterator[list[str]]:
+    """Words with their quotes, command by command; an array is one command, however many lines it has."""
+    at, command, open_brackets, start = 0, list[str](), 0, True
+    while at < len(script):
+        match = _TOKEN.match(script, at)
+        if match is None:
+            raise ExportError(f"not a shell script: no closing quotation at line {script.count(chr(10), 0, at) + 1}")
+        kind = str(match.lastgroup)
+        if kind == "comment" and not start:  # a mark inside of a word
+            kind = "word"
+        at = match.end()
+        if kind == "word":
+            command.append(match[0])
+            open_brackets += _brackets(match[0])
+        elif kind in ("line", "sign") and open_brackets <= 0 and command:
+            yield command
+            command, open_brackets = [], 0
+        start = kind != "word"
+    if command:
+        yield command
+
+
+def _brackets(word: str) -> int:
+    """How many brackets a word opens: those of an array, not of a value."""
+    if '"' in word or "'" in word or "$" in word:
+        word = re.sub(r"""\$\(\([^\n]{0,200}?\)\)|'[^']*'|"(?:\\.|[^"\\])*\"""", "", word, flags=re.DOTALL)
+    return word.count("(") - word.count(")")
+
+
+@dataclass(slots=True)
+class _Branches:
+    """Which branches of conditions are read: of each open one whether this branch is, and whether one was before."""
+
+    open: list[tuple[bool | None, bool]] = field(default_factory=list)
+
+    def runs(self, command: list[str], known: Variables) -> bool:
+        """Whether a command may run; words of conditions are taken off it."""
+        word = command[0]
+        if word == "if":
+            self.open.append((_holds(command[1:], known), False))
+            return False
+        if word in _OPENED and self.open:
+            now, before = self.open.pop()
+            before = before or now is True
+            if word == "elif":
+                self.open.append((False if before else _holds(command[1:], known), before))
+                return False
+            if word == "else":
+                self.open.append((None if now is None or not before else False, before))
+            elif word == "then":
+                self.open.append((now, before))
+            del command[0]
+            return bool(command) and self._reads()
+        return self._reads()
+
+    def _reads(self) -> bool:
+        return all(now is not False for now, _ in self.open)
+
+
+def _holds(condition: list[str], known: Variables) -> bool | None:
+    """Whether `[ A = B ]`, `[ -n A ]` or `[ -z A ]` holds; None where that is not known."""
+    words = [_unquoted(known.expanded(word)) for word in condition if word not in ("[", "[[", "]", "]]")]
+    if any("$" in word or "`" in word for word in words):
+        return None
+    match words:
+        case [one, "=" | "==" | "-eq", other]:
+            return one == other
+        case [one, "!=" | "-ne", other]:
+            return one != other
+        case ["-n", one]:
+            return bool(one)
+        case ["-z", one]:
+            return not one
+    return None
+
+
+def _unquoted(text: str) -> str:
+    """A word without its quotes."""
+    return re.sub(
+        r"""'([^']*)'|"((?:\\.|[^"\\])*)"|\\(.)""",
+        lambda m: next(g for g in m.groups() if g is not None).replace("\\\n", " "),
+        text,
+        flags=re.DOTALL,
+    )
+
+
+def _words(raw: str, variables: Variables) -> Iterator[str]:
+    """The words that one becomes: an assignment is remembered, and its options are read where they stand."""
+    assigned = _ASSIGNMENT.fullmatch(raw)
+    if assigned is not None:
+        name, more, value = assigned[1], assigned[2], assigned[3]
+        if value.startswith("("):
+            yield ""
+            raw = value
+        else:
+            text = variables.expanded(_unquoted(value))
+            variables.known[name] = f"{variables.known.get(name, '')} {text}" if more else text
+            yield ""
+            if _lists_options(text):
+                yield from text.split()
+            yield ""
+            return
+    plain = not any(mark in raw for mark in "\"'\\")
+    text = variables.expanded(_unquoted(_unbracketed(raw)))
+    if any(list_ in text for list_ in ("[@]", "[*]", "$@", "$*")):  # an array was read where it stands
+        yield ""
+    elif plain or _lists_options(text):
+        yield from text.split() or ("",)
+    else:
+        yield text
+    if raw.endswith(")") and raw.count("(") < raw.count(")"):
+        yield ""
+
+
+def _lists_options(text: str) -> bool:
+    """Whether a text is several words: options, perhaps behind variables that are not known."""
+    words = text.split()
+    return len(words) > 1 and words[0].startswith(("--", "$")) and any(word.startswith("--") for word in words)
+
+
+def _unbracketed(token: str) -> str:
+    """A token without the brackets of the array that it begins or ends; brackets in pairs are its own."""
+    if token.count("(") == token.count(")"):
+        return token
+    return token[1:] if token.startswith("(") else token[:-1] if token.endswith(")") else token

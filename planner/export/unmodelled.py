@@ -1,0 +1,55 @@
+"""Settings that no plan has and that change its time or memory all the same: said before anything else."""
+
+import re
+from collections.abc import Iterable
+
+_OFF = frozenset({"0", "0.0", "none", "false", "null", "no", "off", "fp32", "torch.float32", "float32"})
+_FEWER_BITS = "states of the optimizer in fewer bits: priced in fp32, so memory is less than this"
+_MATTERS: tuple[tuple[str, str], ...] = (
+    (r"fp8|fp8-format|fp4|fp4-format|fp8-config\..*backend",
+     "products in 8 bits or less: priced in 16 bits, so a step takes less than this"),
+    (r"load-in-4bit|load-in-8bit|quantization-config|compression-training\..*",
+     "weights in 8 bits or less: priced in full, so memory is less than this"),
+    (r"adapter|peft|lora-r|lora-rank|lora-target.*",
+     "an adapter is trained, not the model: priced as if all weights were, so memory is far less than this"),
+    (r"(zero-optimization\.)?offload-(optimizer|param)\.?(device|-device)?|.*offload-(optimizer|param)-device"
+     r"|fsdp-offload-params|offload-params|optimizer-cpu-offload|swap-optimizer|optimizer\.swap|cpu-offloading",
+     "states in the memory of the host: priced as on the device, so memory is less than this and a step takes longer"),
+    (r"activation-offloading|activation-offload-layers|fine-grained-activation-offloading",
+     "activations in the memory of the host: priced as on the device"),
+    (r"mtp-num-layers", "modules of multi-token prediction: not in the model that is priced"),
+    (r"step-batch-size-schedule|rampup-batch-size", "the batch grows while it trains: priced with the last one"),
+    (r"moe-expert-capacity-factor|capacity-factor", "tokens beyond an expert's capacity are dropped: priced with all"),
+    (r"window-size|sliding-window|window-attn-skip-freq", "attention in a window: priced over the whole sequence"),
+    (r"moe-fb-overlap|overlap-moe-expert-parallel-comm|moe-alltoall-overlap-comm|moe-shared-expert-overlap",
+     "communication of experts hides behind computation: priced as waited for"),
+    (r"schedules-method", "a schedule of two directions: priced as 1F1B"),
+    (r"use-precision-aware-optimizer|main-grads-dtype|exp-avg-dtype|reuse-fp32-param|megatron-fsdp-main-grads-dtype",
+     _FEWER_BITS),
+    (r"enable-cuda-graph|external-cuda-graph|cuda-graph-impl|cuda-graphs",
+     "CUDA graphs: priced with launches one by one, so a step takes less than this"),
+    (r"noop-layers", "layers that do nothing fill up the stages: priced without them"),
+    (r"liger-fused-linear-cross-entropy|cut-cross-entropy|fused-linear-cross-entropy",
+     "the loss is taken piece by piece: priced whole, so memory is less than this"),
+)  # fmt: skip
+
+
+def unmodelled(settings: Iterable[tuple[str, object]]) -> tuple[str, ...]:
+    """What of these settings, by name or path, is in no price and matters, each once with the settings that say so."""
+    found: dict[str, list[str]] = {}
+    for name, value in settings:
+        plain = name.removeprefix("--").replace("_", "-").lower()
+        last = plain.rpartition(".")[2]
+        if _is_off(value):
+            continue
+        if last == "optimizer" and "bit" in str(value):
+            found.setdefault(_FEWER_BITS, []).append(name)
+        for pattern, words in _MATTERS:
+            if re.fullmatch(pattern, plain) or re.fullmatch(pattern, last):
+                found.setdefault(words, []).append(name)
+                break
+    return tuple(f"{', '.join(names[:2])}: {words}" for words, names in found.items())
+
+
+def _is_off(value: object) -> bool:
+    return not value or str(value).strip().lower() in _OFF

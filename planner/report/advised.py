@@ -1,0 +1,52 @@
+"""Advice on a configuration as people read it."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from planner.report.table import table_of
+from planner.report.units import bytes_text, percent_text, seconds_text
+
+if TYPE_CHECKING:
+    from planner.plan.binding.bind import BoundPlan
+    from planner.plan.plan import Prediction
+    from planner.report.console import PlainConsole
+
+Row = tuple[str, str, str, float, "Prediction"]
+"""What changes, as it is and as it should be, the seconds it saves, and what a step takes after it."""
+
+
+def print_advice(
+    console: "PlainConsole", engine: str, now: "BoundPlan", best: "BoundPlan | None", changes: Sequence[Row]
+) -> None:
+    """What the configuration takes, the best of its engine, and a row for each change, priced with those above it."""
+    plan, figures = now.plan, now.plan.prediction
+    console.print(
+        f"{plan.model.reference} with {engine} on {plan.cluster.devices} x {plan.cluster.machine}: a step takes"
+        f" {seconds_text(figures.step_seconds)} and {_memory(figures)}",
+        soft_wrap=True,
+    )
+    if best is None:
+        fits = figures.peak_bytes <= figures.capacity_bytes
+        said = "Nothing faster was found for this engine" if fits else "Nothing was found for this engine that fits"
+        console.print(said, soft_wrap=True)
+        return
+    there = best.plan.prediction
+    share = 1 - there.step_seconds / figures.step_seconds
+    console.print(
+        f"The best that was found for it takes {seconds_text(there.step_seconds)} ({percent_text(abs(share))}"
+        f" {'less' if share >= 0 else 'more'}) and {_memory(there)}",
+        soft_wrap=True,
+    )
+    table = table_of("\nChanges, cheapest to make first", "what", "now", "better", "saves", "step after it", "memory")
+    for column in table.columns[3:]:
+        column.justify = "right"
+    for what, here, other, seconds, after in changes:
+        saved = seconds_text(seconds) if seconds >= 0 else f"-{seconds_text(-seconds)}"
+        table.add_row(what, here, other, saved, seconds_text(after.step_seconds), bytes_text(after.peak_bytes))
+    console.print(table)
+
+
+def _memory(figures: "Prediction") -> str:
+    """`57.5 GiB of 79.1 GiB per device`, and whether that is too much."""
+    words = f"{bytes_text(figures.peak_bytes)} of {bytes_text(figures.capacity_bytes)} per device"
+    return words if figures.peak_bytes <= figures.capacity_bytes else f"{words}: it does not fit"
