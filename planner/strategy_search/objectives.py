@@ -62,9 +62,8 @@ def _time(result: SearchResult) -> float:
 
 def least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
     """The fastest plan within the least memory, to `PRECISION`, in which anything was found to fit."""
-    shared = Shared()
     with sharing(3):
-        found = search(request, _named(on_progress, "for any plan"), cancelled, shared=shared)
+        found = search(request, _named(on_progress, "for any plan"), cancelled)
     most = high = found.plan.prediction.peak_bytes
     low, late = _reserved(request), False
     try:
@@ -72,7 +71,7 @@ def least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop)
             while high - low > PRECISION * high and not cancelled():
                 middle = (low + high) / 2
                 on_progress(_bisecting(low, high))
-                if find_fitting(replace(request, memory_limit=middle), cancelled, shared):
+                if find_fitting(replace(request, memory_limit=middle), cancelled):
                     high = middle
                 else:
                     low = middle
@@ -81,7 +80,7 @@ def least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop)
     try:
         if not late or high < most:
             told = _named(on_progress, f"within {_gib(high)}")
-            found = search(replace(request, memory_limit=high), told, cancelled, shared=shared)
+            found = search(replace(request, memory_limit=high), told, cancelled)
     except LimitError:
         late = True
     except InfeasibleError:

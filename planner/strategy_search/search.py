@@ -90,12 +90,10 @@ def _searched(
     raise InfeasibleError(known.message) from None
 
 
-def find_fitting(
-    request: SearchRequest, cancelled: Callable[[], bool] = lambda: False, shared: Shared | None = None
-) -> bool:
+def find_fitting(request: SearchRequest, cancelled: Callable[[], bool] = lambda: False) -> bool:
     """Whether anything fits. Tries the leanest configurations first and stops at the first that does, or, without an
     answer and so with False, where it is cancelled. Raises LimitError where a limit of the planner is reached."""
-    engine, _ = engine_of(request, shared)
+    engine, _ = engine_of(request)
     if engine.hopeless:
         return False
     for members in families_of(all_configurations(engine)):
