@@ -23,9 +23,24 @@ if TYPE_CHECKING:
 _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("micro-batches", ("micro_batch", "micro_batches", "interleave", "slices")),
     ("recomputation", ("full", "selective", "kept")),
-    ("sequence parallelism", ("sequence_parallel", "vocabulary_parallel", "zigzag")),
     ("ZeRO", ("zero", "replicas")),
-    ("degrees", ("data", "tensor", "ring", "heads", "expert", "whole_experts", "layers", "virtual_stages", "schedule")),
+    (
+        "degrees",
+        (
+            "data",
+            "tensor",
+            "ring",
+            "heads",
+            "expert",
+            "whole_experts",
+            "layers",
+            "virtual_stages",
+            "schedule",
+            "sequence_parallel",
+            "vocabulary_parallel",
+            "zigzag",
+        ),
+    ),
 )
 """Fields of a description that are changed together, the cheapest ones first."""
 _WORTH = 0.005  # of a step, which a change has to save to be worth a word
@@ -115,12 +130,13 @@ def words_of(d: "Description", names: tuple[str, ...]) -> str:
         found.append(_recomputation(d))
     if "zero" in names:
         found.append(f"ZeRO {d.zero}" + (f" in {d.replicas} copies" if d.replicas > 1 else ""))
-    if "sequence_parallel" in names:
-        found.append("on" if d.sequence_parallel else "off")
     if "data" in names:
         degrees = {"data": d.data, "tensor": d.tensor, "context": d.context, "pipeline": d.pipeline}
         degrees |= {"virtual stages": d.virtual_stages, "expert": d.expert or 1}
-        found.append(" x ".join(f"{name} {size}" for name, size in degrees.items() if size > 1) or "one device")
+        along = ", norms along the sequence" if d.sequence_parallel else ""
+        found.append(
+            (" x ".join(f"{name} {size}" for name, size in degrees.items() if size > 1) or "one device") + along
+        )
     return ", ".join(found)
 
 
