@@ -9,11 +9,14 @@ reads the file again: only what says what was meant is written.
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from hardware_profiles.foreign import SETTINGS, parse_json, parse_toml
 from planner.export.arguments import options_in
 from planner.export.description import Description, ExportError
 from planner.export.target import Job, Target
+from planner.export.toml import changed_toml
 
 Settings = Mapping[str, Any]
 _SHELL = ("megatron", "mindspeed")
@@ -23,8 +26,6 @@ _ABSENT = object()
 def edited(target: Target, text: str, before: Job, after: Description) -> str:
     """The text of a file for `before.description`, changed to say `after`. Raises ExportError where such files are not
     changed."""
-    from dataclasses import replace
-
     old, new = (_written(target, job) for job in (before, replace(before, description=after)))
     changes = {
         name: new.get(name, _ABSENT) for name in {**old, **new} if old.get(name, _ABSENT) != new.get(name, _ABSENT)
@@ -32,7 +33,7 @@ def edited(target: Target, text: str, before: Job, after: Description) -> str:
     if target.name in _SHELL and not text.lstrip().startswith("MODEL_ARGS"):
         return _edited_shell(text, changes)
     if target.name == "torchtitan" and not re.search(r"^def ", text, re.MULTILINE):
-        return _edited_toml(text, changes)
+        return changed_toml(text, {path: None if value is _ABSENT else value for path, value in changes.items()})
     if target.name == "deepspeed":
         return _edited_json(text, changes)
     if target.name in ("mindformers", "accelerate") and not re.search(r"^base_model:", text, re.MULTILINE):
@@ -49,11 +50,9 @@ def _written(target: Target, job: Job) -> dict[str, Any]:
             return dict(re.findall(r"^recipe\.(\S+) = (.*)$", text, re.MULTILINE))
         return {name: " ".join(values) for name, values in options_in(text).all}
     if target.main.endswith(".toml"):
-        import tomllib
-
-        return _flat(tomllib.loads(text))
+        return _flat(parse_toml(text, replace(SETTINGS, finite=False)))
     if target.main.endswith(".json"):
-        return _flat(json.loads(text))
+        return _flat(parse_json(text))
     from planner.export.yaml_files import parse_yaml
 
     return _flat(parse_yaml(text))
@@ -106,22 +105,8 @@ def _with_option(text: str, words: str) -> str:
     return f"{text[: like.start()]}{like['indent']}{words}{end}\n{text[like.start() :]}"
 
 
-def _edited_toml(text: str, changes: Settings) -> str:
-    import tomlkit
-
-    document = tomlkit.parse(text)
-    for path, value in sorted(changes.items()):
-        section, _, key = path.partition(".")
-        if value is _ABSENT:
-            if section in document and key in document[section]:
-                del document[section][key]
-        else:
-            document.setdefault(section, tomlkit.table())[key] = value
-    return tomlkit.dumps(document)
-
-
 def _edited_json(text: str, changes: Settings) -> str:
-    content = json.loads(text)
+    content = parse_json(text, SETTINGS)
     for path, value in changes.items():
         *sections, key = path.split(".")
         place = content

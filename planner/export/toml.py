@@ -12,6 +12,24 @@ def toml_text(sections: Mapping[str, Mapping[str, object]]) -> str:
     )
 
 
+def changed_toml(text: str, changes: Mapping[str, object]) -> str:
+    """A text of TOML that was read before, with other values of some keys by path, and comments kept; None leaves a key
+    out."""
+    import tomlkit
+
+    document = tomlkit.parse(text)
+    for path, value in sorted(changes.items(), key=lambda change: change[0]):
+        section, _, key = path.partition(".")
+        if section not in document:
+            document[section] = {}
+        table: dict[str, object] = document[section]
+        if value is not None:
+            table[key] = value
+        elif key in table:
+            del table[key]
+    return tomlkit.dumps(document)
+
+
 def _laid_out(value: object) -> object:
     from tomlkit import array
 

@@ -125,6 +125,7 @@ MAY_PARSE = {
     "hardware_profiles.foreign": ("ast", "csv", "json", "tomllib"),
     "hardware_profiles.intervals": ("csv",),  # a packaged table
     "hardware_profiles.memory_intervals": ("csv",),  # the same
+    "planner.export.toml": ("tomlkit",),  # a text that was read before, to change it with its comments
     "planner.export.yaml_files": ("yaml",),
     "runtime.servers.frames": ("json",),  # limits of their own, without pydantic
 }
