@@ -65,9 +65,10 @@ def imported(asked: Asked) -> Imported:
     target, path, text, beside = _found(asked)
     model = _model(asked, target, path, text)
     facts, traced_model = _traced(asked, beside, model)
-    with refusing(asked.file, target.name):
-        reading = target.read(text, facts)
-    _check(asked, reading, facts)
+    reading = read_settings(asked.file, target, text, facts)
+    devices = reading.description.devices
+    if asked.devices is not None and asked.devices != devices:
+        raise RequestError(f"{asked.file}: its degrees make {devices} devices, --devices says {asked.devices}")
     subject = _on_machine(asked, traced_model, reading, model)
     return Imported(
         path=path,
@@ -135,17 +136,18 @@ def _traced(asked: Asked, beside: str, model: str) -> "tuple[Facts, tuple[BuiltM
     return facts, (built, graph)
 
 
-def _check(asked: Asked, reading: "Reading", facts: "Facts") -> None:
+def read_settings(file: Path, target: "Target", text: str, facts: "Facts") -> "Reading":
+    """What a file says of a model with so many layers. Raises ExportError with its name."""
     from planner.export.description import ExportError
 
+    with refusing(file, target.name):
+        reading = target.read(text, facts)
     layers = sum(reading.description.layers)
     if layers != facts.layers:
         raise ExportError(
-            f"{asked.file}: its stages have {layers} layers, the model has {facts.layers}; name the right model"
+            f"{file}: its stages have {layers} layers, the model has {facts.layers}; name the right model"
         )
-    devices = reading.description.devices
-    if asked.devices is not None and asked.devices != devices:
-        raise RequestError(f"{asked.file}: its degrees make {devices} devices, --devices says {asked.devices}")
+    return reading
 
 
 def _on_machine(

@@ -28,7 +28,7 @@ def import_(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="The model: of the zoo, a config.json, or package.module:factory; read from the file.",
+            help="The model, as for plan --model; else read from the file.",
             callback=model_of,
         ),
     ] = None,

@@ -106,18 +106,20 @@ def test_names_in_plans_are_text(folder: Path, command: tuple[str, ...], monkeyp
         ("mindformers", f"parallel_config: {{data_parallel: 2, {json.dumps(MARKUP + ESCAPES)}: 1}}"),
         ("torchtitan", f"[parallelism]\ndata_parallel_shard_degree=2\n{json.dumps(MARKUP + ESCAPES)}=1"),
         ("deepspeed", json.dumps({"data_parallel_size": 2, "pipeline": {MARKUP + ESCAPES: 1}})),
-        ("megatron", f"--nproc-per-node 2 --x'{MARKUP}{ESCAPES}'"),
+        ("megatron", f"--nproc-per-node 2 --micro-batch-size 1 --x{MARKUP.replace(' ', '')}{ESCAPES}"),
     ],
 )
 def test_keys_that_are_not_read_are_text(engine: str, text: str, tmp_path: Path) -> None:
     file = tmp_path / "[/x]"
     file.parent.mkdir()
     file.write_text(text, newline="")
-    answer = plan("import", str(file), "--from", engine, "--model", "llama-tiny", "--hardware", "cpu")
+    answer = plan("import", str(file), "--from", engine, "--model", "llama-tiny", "--hardware", "cpu", "--verbose")
     assert answer.code == 0, answer
     told = answer.out.replace("\n", "")
     assert MARKUP.replace(" ", "") in told.replace(" ", "")
-    assert SPELLED in told
+    assert (
+        SPELLED.partition(";")[0] if engine == "megatron" else SPELLED
+    ) in told  # a semicolon ends a shell's command
     assert "\x1b" not in answer.out
 
 
@@ -153,4 +155,4 @@ def test_nothing_is_printed_another_way() -> None:
         for path in sources.rglob("*.py")
         if re.search(r"(?<![\w\"])Console\(|typer\.echo\(|from_markup", path.read_text(encoding="utf-8"))
     }
-    assert calls == {"cli/main.py", "cli/texts.py"}
+    assert calls == {"cli/main.py", "cli/texts.py", "cli/commands/help_.py"}
