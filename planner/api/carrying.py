@@ -1,6 +1,6 @@
 """Between plans and descriptions: a plan for a description, priced, and what carrying a plan over costs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from planner.errors import RequestError, unknown_name
@@ -9,12 +9,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hardware_profiles import Machine
+    from planner.engines.space import EngineSpace
     from planner.export.describe import Difference
     from planner.export.description import Description
     from planner.export.target import Loss, Target
     from planner.graph.operator_graph import OperatorGraph
     from planner.plan.binding.bind import BoundPlan
-    from planner.plan.plan import ModelReference
+    from planner.plan.plan import ModelReference, Training
+    from planner.strategy_search.request.request import SearchRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,27 @@ def plan_of(subject: Subject, description: "Description") -> "BoundPlan":
     )
 
 
+def asked_like(subject: Subject, training: "Training", space: "EngineSpace | None" = None) -> "SearchRequest":
+    """A request for plans that train as another one does, in the space of an engine where one is given. What becomes of
+    gradients is open but for what would train something else."""
+    from planner.sharding.update import DEFAULT
+    from planner.strategy_search.request.request import SearchRequest
+
+    kept = {name: getattr(training.update, name) for name in ("gradients", "clip_norm", "local_parameters", "placed")}
+    return SearchRequest(
+        graph=subject.graph,
+        batch=subject.batch,
+        model=subject.model,
+        cluster=subject.cluster,
+        global_batch=training.global_batch,
+        precision=training.precision,
+        optimizer=training.optimizer,
+        update=replace(DEFAULT, **kept),
+        imbalance=training.imbalance,
+        space=space,
+    )
+
+
 def priced_losses(
     subject: Subject,
     bound: "BoundPlan",
@@ -99,7 +122,7 @@ def priced_losses(
 ) -> "tuple[tuple[Step, ...], BoundPlan]":
     """What gets lost on the way from a plan to what an engine can say, in the order in which it is left out, with the
     price of the plan after each; and the plan that the engine will run."""
-    steps, last = [], usual if found else bound
+    steps, last = [], usual
     if found:
         figures = usual.plan.prediction
         steps += [
@@ -113,8 +136,10 @@ def priced_losses(
             for one in found
         ]
     for loss in losses:
-        last = plan_of(subject, loss.description)
-        figures = last.plan.prediction
+        made = plan_of(subject, loss.description)
+        if _decided(made) == _decided(last):  # the same in other words, as of a vocabulary that no devices divide
+            continue
+        last, figures = made, made.plan.prediction
         steps.append(
             Step(
                 what=loss.what,
@@ -124,7 +149,14 @@ def priced_losses(
                 peak_bytes=figures.peak_bytes,
             )
         )
-    return tuple(steps), last
+    return tuple(steps), last if steps else bound
+
+
+def _decided(bound: "BoundPlan") -> tuple[object, ...]:
+    """All that a plan decides."""
+    plan = bound.plan
+    turns = (plan.stages, plan.virtual_stages, plan.schedule, plan.slices)
+    return plan.mesh, plan.training, plan.groups, *turns
 
 
 def target_named(name: str) -> "Target":

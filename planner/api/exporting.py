@@ -1,17 +1,21 @@
-"""A plan on its way to an engine: what the engine cannot say, and what the nearest plan that it can costs."""
+"""A plan on its way to an engine: what the engine cannot say, and what it runs instead."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from planner.api.carrying import Step, Subject, plan_of, priced_losses, target_named
-from planner.errors import RequestError
+from planner.api.carrying import Step, Subject, asked_like, plan_of, priced_losses, target_named
+from planner.errors import InfeasibleError, RequestError
 
 if TYPE_CHECKING:
     from hardware_profiles import Machine
+    from planner.export.description import Description
     from planner.export.target import Job, Target
     from planner.graph.operator_graph import OperatorGraph
+    from planner.plan.binding.bind import BoundPlan
     from planner.plan.plan import Plan, Prediction
+
+_TOLD = 4  # losses that a refusal names
 
 _NEGLIGIBLE = 5e-4  # of a step, or of its memory
 
@@ -31,13 +35,24 @@ class Hosts:
         return f"{self.first}{last} of {self.profile}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """What becomes of a plan that lies outside of the space of an engine: the nearest that is not more than a share
+    `most` slower, or any `nearest` one; else another search."""
+
+    nearest: bool = False
+    most: float = 0.01
+
+
 @dataclass(frozen=True, kw_only=True)
 class Export:
     """A plan on its way to an engine.
 
     Attributes:
-        steps: what the engine cannot say, with the price of the plan after each.
+        steps: what the engine cannot say, with the price of the plan after each; empty where the plan was `searched`.
         prediction: of the plan that the engine will run.
+        searched: whether it is the best in the space of the engine, found in place of one that lies outside.
+        software: the training stack that it is priced for.
         hosts: in which order hosts are to be started, where they have different devices; else empty.
     """
 
@@ -46,6 +61,8 @@ class Export:
     job: "Job"
     steps: tuple[Step, ...]
     prediction: "Prediction"
+    software: str
+    searched: bool = False
     hosts: tuple[Hosts, ...] = ()
 
     @property
@@ -54,41 +71,57 @@ class Export:
 
     @property
     def change(self) -> str:
-        """`39.2 s a step instead of 34.7 s (13% more), 74.4 GiB instead of 79.8 GiB`."""
-        from planner.report.units import bytes_text, percent_text, seconds_text
-
-        here, there = self.plan.prediction, self.prediction
-        share = there.step_seconds / here.step_seconds - 1
-        words = (
-            f"{percent_text(abs(share))} {'more' if share > 0 else 'less'}" if abs(share) > _NEGLIGIBLE else "as much"
-        )
-        fault = "" if self.fits else f", more than the {bytes_text(there.capacity_bytes)} there are"
-        return (
-            f"{seconds_text(there.step_seconds)} a step instead of {seconds_text(here.step_seconds)} ({words}), and"
-            f" {bytes_text(there.peak_bytes)} per device instead of {bytes_text(here.peak_bytes)}{fault}"
-        )
+        return change_words(self.plan.prediction, self.prediction)
 
 
-def export_of(plan: "Plan", to: str, machine: "Machine", graph: "OperatorGraph", batch: int) -> Export:
-    """The nearest plan that an engine can say, for a plan whose model is `graph` on `batch` samples. Raises
-    RequestError for an engine that is not known."""
+def change_words(here: "Prediction", there: "Prediction") -> str:
+    """`39.2 s a step instead of 34.7 s (13% more), 74.4 GiB instead of 79.8 GiB`."""
+    from planner.report.units import bytes_text, percent_text, seconds_text
+
+    share = there.step_seconds / here.step_seconds - 1
+    words = f"{percent_text(abs(share))} {'more' if share > 0 else 'less'}" if abs(share) > _NEGLIGIBLE else "as much"
+    fits = there.peak_bytes <= there.capacity_bytes
+    fault = "" if fits else f", more than the {bytes_text(there.capacity_bytes)} there are"
+    return (
+        f"{seconds_text(there.step_seconds)} a step instead of {seconds_text(here.step_seconds)} ({words}), and"
+        f" {bytes_text(there.peak_bytes)} per device instead of {bytes_text(here.peak_bytes)}{fault}"
+    )
+
+
+def export_of(plan: "Plan", to: str, machine: "Machine", graph: "OperatorGraph", batch: int, way: Way) -> Export:
+    """What an engine will run of a plan whose model is `graph` on `batch` samples.
+
+    Raises RequestError for an engine that is not known, or that cannot be told the plan and has no space to search.
+    """
     from planner.export.architecture import architecture_of
-    from planner.export.describe import describe, differences
+    from planner.export.description import ExportError
     from planner.export.target import Job
     from planner.plan.binding.bind import bind
 
     target = target_named(to)
     bound = bind(plan, graph, batch)
     subject = Subject(model=plan.model, graph=graph, batch=batch, cluster=machine)
-    description = describe(bound)
-    losses = target.nearest(description)
-    usual = plan_of(subject, description)
-    steps, last = priced_losses(subject, bound, usual, differences(bound, usual), losses)
+    steps: tuple[Step, ...] = ()
+    last, why = bound, ""
+    try:
+        steps, last, description = _nearest(subject, bound, target)
+    except ExportError as error:
+        if way.nearest or not searchable(target, machine):
+            raise
+        why = str(error)
+    outside = bool(why) or not _close(plan, last.plan.prediction, way)
+    searched = bool(steps or why) and outside and not way.nearest
+    if searched:
+        if not searchable(target, machine):
+            raise RequestError(_refusal(target, plan, steps, last.plan.prediction))
+        last, description = _searched(subject, bound, target)
+        steps = ()
     job = Job(
         model=plan.model.reference,
-        description=losses[-1].description if losses else description,
+        description=description,
         architecture=architecture_of(plan.model.reference, plan.model.sequence_length),
         per_node=per_node_of(machine),
+        overlapped=_overlapped(last.plan.cluster.software),
     )
     return Export(
         target=target,
@@ -96,8 +129,74 @@ def export_of(plan: "Plan", to: str, machine: "Machine", graph: "OperatorGraph",
         job=job,
         steps=steps,
         prediction=last.plan.prediction,
+        software=last.plan.cluster.software,
+        searched=searched,
         hosts=tuple(hosts_of(machine, job.per_node)),
     )
+
+
+def check_fits(found: Export, name: str) -> None:
+    """Raise InfeasibleError, with the name of the plan, where the engine would run out of memory."""
+    there = found.prediction
+    if not found.fits:
+        raise InfeasibleError(
+            f"{name}: as {found.target.name} runs it, it takes {found.change}; nothing was written. Leave out"
+            f" --nearest, or plan again with plan --for {found.target.name}",
+            needed=there.peak_bytes,
+            missing=there.peak_bytes - there.capacity_bytes,
+        )
+
+
+def _nearest(
+    subject: Subject, bound: "BoundPlan", target: "Target"
+) -> "tuple[tuple[Step, ...], BoundPlan, Description]":
+    """What an engine cannot say of a plan, and the nearest plan that it can. Raises ExportError where none is near."""
+    from planner.export.describe import describe, differences
+
+    description = describe(bound)
+    losses = target.nearest(description)
+    usual = plan_of(subject, description)
+    steps, last = priced_losses(subject, bound, usual, differences(bound, usual), losses)
+    return steps, last, losses[-1].description if losses else description
+
+
+def _overlapped(software: str) -> tuple[str, ...]:
+    """What travels under work in a training stack, in part at least."""
+    from hardware_profiles import load_software
+
+    hidden = load_software(software).hidden
+    return tuple(name for name in ("tensor", "gathers", "reductions") if getattr(hidden, name))
+
+
+def _close(plan: "Plan", there: "Prediction", way: Way) -> bool:
+    """Whether another plan fits, and takes hardly longer than this one."""
+    return there.peak_bytes <= there.capacity_bytes and there.step_seconds <= plan.prediction.step_seconds * (
+        1 + way.most
+    )
+
+
+def searchable(target: "Target", machine: "Machine") -> bool:
+    """Whether plans can be searched in the space of an engine."""
+    from hardware_profiles import Cluster
+    from planner.engines.spaces import SPACES
+
+    return target.name in SPACES and isinstance(machine, Cluster)
+
+
+def _searched(subject: Subject, bound: "BoundPlan", target: "Target") -> "tuple[BoundPlan, Description]":
+    """The best plan that an engine can be told for the training of another one, priced by the stack of the engine
+    unless the plan has one of its own."""
+    from hardware_profiles import PYTORCH, load_software
+    from planner.engines.spaces import SPACES
+    from planner.export.describe import describe
+    from planner.strategy_search.objectives import plan_for
+
+    space, cluster = SPACES[target.name], subject.cluster
+    if bound.plan.cluster.software == PYTORCH.name:
+        cluster = cluster.with_software(load_software(space.software))
+    request = asked_like(replace(subject, cluster=cluster), bound.plan.training, space)
+    found = plan_for(request, lambda _: None, lambda: False).bound
+    return found, describe(found)
 
 
 def per_node_of(machine: "Machine") -> int:
@@ -127,3 +226,16 @@ def hosts_of(machine: "Machine", per_node: int) -> "Iterator[Hosts]":
         assert not rest
         yield Hosts(profile=group.name, first=first, count=count)
         first += count
+
+
+def _refusal(target: "Target", plan: "Plan", steps: Sequence[Step], there: "Prediction") -> str:
+    return (
+        f"{target.name} cannot say {_listed(steps)}; the nearest plan that it can takes"
+        f" {change_words(plan.prediction, there)}: write that one with --nearest"
+    )
+
+
+def _listed(steps: Sequence[Step]) -> str:
+    words = [f"{step.what}: {step.here}, but {step.there}" for step in steps]
+    more = [f"{len(words) - _TOLD} more"] if len(words) > _TOLD else []
+    return "; ".join(words[:_TOLD] + more)

@@ -187,7 +187,8 @@ def export(
     engine: str,
     folder: str | os.PathLike[str] | None = None,
     *,
-    approximate: bool = False,
+    nearest: bool = False,
+    tolerance: float = 0.01,
     model: str | None = None,
 ) -> Exported:
     """A plan as the settings of another engine ("megatron", "deepspeed", "torchtitan", ...; `plan export --help`).
@@ -196,20 +197,20 @@ def export(
         plan: a Plan, or the path of its file.
         engine: the engine.
         folder: where to write the files; else they are only returned.
-        approximate: take the nearest plan that the engine can say. Without it RequestError says what it cannot.
+        nearest: of a plan that the engine has no settings for take the nearest that it has, not the best, which is
+            searched.
+        tolerance: what the nearest may take longer, relatively, to be taken all the same.
         model: the model, where the plan does not carry it.
     """
     from dataclasses import asdict
 
-    from planner.api.exporting import export_of
+    from planner.api.exporting import Way, check_fits, export_of
     from planner.api.folders import write_folder
 
     found = loaded(plan)
     machine, (graph, batch) = machine_of(found.cluster), planned_graph(found, model)
-    given = export_of(found, engine, machine, graph, batch)
-    if given.steps and not approximate:
-        words = "; ".join(f"{step.what}: {step.here}, but {step.there}" for step in given.steps[:4])
-        raise RequestError(f"{engine} cannot say {words}; the nearest plan takes {given.change}: approximate=True")
+    given = export_of(found, engine, machine, graph, batch, Way(nearest=nearest, most=tolerance))
+    check_fits(given, found.model.reference)
     files = dict(given.target.write(given.job))
     if folder is not None:
         content = {"engine": engine, "model": found.model.reference, "given_up": [asdict(one) for one in given.steps]}

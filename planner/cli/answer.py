@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from planner.cli.engine_cost import EngineCost
 from planner.cli.options import Options
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class Answer:
         files: where plans were written, by their place in `shown`; the first is the best.
         seconds: from the start of the command.
         choices: of `plan estimate`, what was not given: (name, value, why).
+        engine: of a plan for an engine, what would be possible without it.
     """
 
     options: Options
@@ -34,6 +36,7 @@ class Answer:
     files: tuple[Path, ...]
     seconds: float
     choices: tuple[tuple[str, str, str], ...] = ()
+    engine: EngineCost | None = None
 
     @property
     def result(self) -> "SearchResult":

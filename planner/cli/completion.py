@@ -36,6 +36,13 @@ def stacks() -> Iterable[str]:
     return software_names()
 
 
+def engines() -> Iterable[str]:
+    """Engines that plans are searched for."""
+    from planner.engines.spaces import SPACES
+
+    return SPACES
+
+
 def modes() -> Iterable[str]:
     """Of --mode."""
     from planner.cli.modes import MODES

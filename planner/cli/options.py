@@ -91,6 +91,18 @@ class Options:
             known=completion.stacks,
         ),
     ] = None
+    engine: Annotated[
+        str | None,
+        word(
+            JOB,
+            "ENGINE",
+            "The engine that will train. The best plan that it can be told is searched, priced by its own stack: of"
+            " accelerate, deepspeed, megatron, mindformers, mindspeed, nemo, torch, torchtitan.",
+            "",
+            "--for",
+            known=completion.engines,
+        ),
+    ] = None
     seq_len: Annotated[
         int | None,
         count(
@@ -464,7 +476,7 @@ class Options:
 
 def flag(field: str) -> str:
     """How a field is spelled on the command line."""
-    return "--json" if field == "as_json" else "--" + field.replace("_", "-")
+    return "--json" if field == "as_json" else "--for" if field == "engine" else "--" + field.replace("_", "-")
 
 
 taking_options = taking("options", Options, get_type_hints(Options, include_extras=True))

@@ -42,6 +42,8 @@ def answer_content(answer: Answer) -> dict[str, Any]:
         content["neighbours"] = [asdict(one) for one in near]
     if by_trial := discovered(answer.shown[0].bound):
         content["discovered"] = [asdict(each) for each in by_trial]
+    if answer.engine is not None:
+        content["engine"] = answer.engine.content()
     if answer.choices:
         content["choices"] = [{"name": name, "value": value, "why": why} for name, value, why in answer.choices]
     content["plan_file"] = str(answer.files[0]) if answer.files else None

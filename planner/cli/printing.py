@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 from planner.cli.answer import Answer
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from planner.cli.engine_cost import EngineCost
     from planner.report.console import PlainConsole
 
 WIDTH = 120
@@ -43,6 +46,9 @@ def print_answer(answer: Answer) -> None:
         for line in explanation_lines(answer.explanation):
             console.print(line, soft_wrap=True)
     _print_choices(console, answer)
+    if answer.engine is not None:
+        console.print(_engine_table(answer.engine))
+        console.print(answer.engine.text, soft_wrap=True)
     _print_proof(console, answer)
     _print_files(console, answer)
 
@@ -58,6 +64,16 @@ def _print_choices(console: "PlainConsole", answer: Answer) -> None:
     for choice in answer.choices:
         table.add_row(*choice)
     console.print(table)
+
+
+def _engine_table(cost: "EngineCost") -> "RenderableType":
+    """What makes the difference between the best plan there is and that of an engine."""
+    from planner.report.table import table_of
+
+    table = table_of("\nWhat makes the difference", "", "possible", cost.title)
+    for row in cost.differences:
+        table.add_row(*row)
+    return table
 
 
 def _print_proof(console: "PlainConsole", answer: Answer) -> None:
@@ -110,6 +126,8 @@ def _where(answer: Answer) -> str:
         return "within the memory of each"
     if answer.choices:
         return "of this configuration"
+    if (space := answer.request.space) is not None:
+        return f"in the space of {space.title}"
     return SPACES[answer.request.objective] + (" with tables placed so" if answer.result.placements else "")
 
 
@@ -123,6 +141,8 @@ def _print_files(console: "PlainConsole", answer: Answer) -> None:
     model = answer.request.model.reference
     named = "" if is_of_zoo(model) else f" --model {shlex.quote(model)}"
     run = f"run it with: plan run {shlex.quote(str(first))}{named}"
+    if (space := answer.request.space) is not None:
+        run = f"write its settings with: plan export {shlex.quote(str(first))} --to {space.name} -o DIR{named}"
     console.print(styled("Plan written to ", (str(first), "bold"), f"; {run}"), soft_wrap=True)
     if others:
         console.print(f"The others: {' '.join(map(str, others))}", soft_wrap=True)

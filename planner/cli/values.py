@@ -40,11 +40,16 @@ def parse_memory(text: str, option: str = "--memory-limit") -> float:
 
 
 def parse_margin(text: str) -> float:
-    """A share from 5% or 0.05; at most the peak once more."""
+    """The margin for the error of a peak, at most the peak once more."""
+    return parse_share("memory-margin", text)
+
+
+def parse_share(option: str, text: str) -> float:
+    """A share from 5% or 0.05."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(%?)\s*", text, re.ASCII)
     share = math.nan if found is None else float(found[1]) / (100 if found[2] else 1)
     if not 0 <= share <= 1:
-        raise RequestError(f"--memory-margin '{text}' is not a share; write it as in 5%, from 0% to 100%")
+        raise RequestError(f"--{option} '{text}' is not a share; write it as in 5%, from 0% to 100%")
     return share
 
 

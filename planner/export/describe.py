@@ -21,6 +21,9 @@ from planner.sharding.layout import Layout
 from planner.sharding.rule import FactorKind
 
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=[./]|$)")
+_BETWEEN = {"elementwise": "operators between products", "normalisation": "norms"}
+"""Operators of which no engine speaks one by one."""
+_OTHERWISE, _FOLLOWS = "cut each its own way", "as the products beside them are"
 _COMPUTING = ("matmul", "attention", "embedding", "experts", "normalisation", "elementwise", "loss")
 
 
@@ -159,11 +162,16 @@ def differences(bound: BoundPlan, usual: BoundPlan) -> tuple[Difference, ...]:
     """How a plan differs from that of its description: what computes first, then what is stored."""
     found = [*_mesh_differences(bound, usual), *_block_differences(bound, usual), *_offload_differences(bound, usual)]
     operators: Counter[tuple[str, str, str]] = Counter()
+    between: Counter[str] = Counter()
     for op_class in _COMPUTING:
         for here, there in zip(bound.operators, usual.operators, strict=True):
             if here.rule.op_class == op_class and (one := _split(bound, here)) != (other := _split(usual, there)):
-                operators[_pattern(here.operator.name), one, other] += 1
+                if op_class in _BETWEEN:
+                    between[_BETWEEN[op_class]] += 1
+                else:
+                    operators[_pattern(here.operator.name), one, other] += 1
     found += [Difference(what=w, here=h, usual=u, count=count) for (w, h, u), count in operators.items()]
+    found += [Difference(what=what, here=_OTHERWISE, usual=_FOLLOWS, count=n) for what, n in between.items()]
     return (*found, *_stored_differences(bound, usual))
 
 

@@ -51,7 +51,7 @@ _SHAPE = ("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads",
           "moe-router-pre-softmax", "moe-router-score-function", "moe-router-num-groups", "moe-router-group-topk",
           "swiglu", "normalization", "disable-bias-linear", "position-embedding-type", "rotary-base", "norm-epsilon",
           "untie-embeddings-and-output-weights", "padded-vocab-size", "add-qkv-bias", "overlap-param-gather",
-          "noop-layers")  # fmt: skip
+          "tp-comm-overlap", "noop-layers")  # fmt: skip
 _KEPT_MODULES = ("moe_act",)  # inside of the operator of experts, which keeps what its backward pass needs
 _TWO = 2  # sizes of a context that is split in two ways
 _LAYOUT = 4096  # characters of a layout that is written out
@@ -112,7 +112,7 @@ def said_of(options: Options, facts: Facts) -> tuple[str, ...]:
 
 
 def read_run(options: Options) -> None:
-    """Options that say how it is started, and on which data."""
+    """Options that say how it is started, on which data, and what travels under work, as the training stack has it."""
     for name in (*_LAUNCHER, *_RUN):
         options.words(name)
 

@@ -23,7 +23,7 @@ def write(job: Job) -> Mapping[str, str]:
     exports = () if fsdp or d.tensor * d.context == 1 else ("CUDA_DEVICE_MAX_CONNECTIONS=1",)
     title = f"{job.model} with Megatron-LM core 0.16; MEGATRON is the folder of its pretrain_gpt.py."
     options = [*_model(job), *degree_options(d), *_context(d), *stage_options(d), *zero_options(d)]
-    options += [*recompute_options(d), *training_options(d), *run_options(job)]
+    options += [*recompute_options(d), *training_options(d), *overlap_options(job), *run_options(job)]
     script = torchrun_script(job, title, '"${MEGATRON:-.}/pretrain_gpt.py"', options, exports=exports)
     return {"launch.sh": script}
 
@@ -181,6 +181,18 @@ def training_options(d: Description) -> list[Option]:
     if d.update.bucket_size:
         elements = d.update.bucket_size // gradient_bytes(d)
         found += [option("overlap-grad-reduce"), option("ddp-bucket-size", elements)]
+    return found
+
+
+def overlap_options(job: Job) -> list[Option]:
+    """What was priced as travelling under work is switched on, but for what the settings of gradients say."""
+    d, found = job.description, list[Option]()
+    if "reductions" in job.overlapped and d.shards * d.replicas > 1 and not d.update.bucket_size:
+        found.append(option("overlap-grad-reduce"))
+        if "gathers" in job.overlapped and d.zero:
+            found.append(option("overlap-param-gather"))
+    if "tensor" in job.overlapped and d.tensor > 1 and d.sequence_parallel:
+        found.append(option("tp-comm-overlap"))
     return found
 
 

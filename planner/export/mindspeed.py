@@ -21,6 +21,7 @@ from planner.export.megatron_writing import (
     OPTIMIZERS,
     degree_options,
     model_options,
+    overlap_options,
     recompute_options,
     run_options,
     stage_options,
@@ -69,7 +70,7 @@ def write(job: Job) -> Mapping[str, str]:
     title = f"{job.model} with MindSpeed on Megatron-LM core 0.12; MEGATRON is the folder of its pretrain_gpt.py."
     model = [] if job.architecture is None else model_options(job.architecture, d)
     shared = [*degree_options(d), *_context(d), *_stages(d), *zero_options(d), *_recompute(d)]
-    rest = [*training_options(d), *run_options(job)]
+    rest = [*training_options(d), *overlap_options(job), *run_options(job)]
     script = torchrun_script(
         job,
         title,

@@ -25,6 +25,7 @@ from planner.export.megatron_writing import (
     OPTIMIZERS,
     degree_options,
     model_options,
+    overlap_options,
     recompute_options,
     stage_options,
     training_options,
@@ -120,6 +121,7 @@ def _assignments(job: Job, a: Architecture) -> dict[str, object]:
         *zero_options(d),
         *recompute_options(d),
         *training_options(d),
+        *overlap_options(job),
         option("nnodes", job.nodes),
         option("nproc-per-node", job.processes),
     ]

@@ -21,6 +21,8 @@ PATHS: Mapping[str, str] = {
     "use-megatron-fsdp": f"{DDP}use_megatron_fsdp",
     "data-parallel-sharding-strategy": f"{DDP}data_parallel_sharding_strategy",
     "overlap-grad-reduce": f"{DDP}overlap_grad_reduce",
+    "overlap-param-gather": f"{DDP}overlap_param_gather",
+    "tp-comm-overlap": f"{MODEL}tp_comm_overlap",
     "ddp-bucket-size": f"{DDP}bucket_size",
     "cp-comm-type": f"{MODEL}cp_comm_type",
     "recompute-granularity": f"{MODEL}recompute_granularity",

@@ -37,13 +37,16 @@ class Loss:
 class Job:
     """What is to be written: a description for a model, on devices of which `per_node` share a node.
 
-    `architecture` is None for a model that is known by its graph alone.
+    `architecture` is None for a model that is known by its graph alone. `overlapped` is what travels under work where
+    the plan was priced, which is switched on where an engine has a switch for it: "tensor", "gathers", "reductions", as
+    in `hardware_profiles.Hidden`.
     """
 
     model: str
     description: Description
     architecture: Architecture | None
     per_node: int
+    overlapped: tuple[str, ...] = ()
 
     @property
     def nodes(self) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hardware_profiles import Machine
 from hardware_profiles.foreign import ForeignTextError, literal, parse_python
+from planner.engines.spaces import space_named
 from planner.errors import RequestError
 from planner.graph.expert_load import EVEN
 from planner.graph.operator_graph import OperatorGraph
@@ -37,6 +38,7 @@ def search(
     *,
     devices: int | None = None,
     software: str | None = None,
+    engine: str | None = None,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     batch: int | None = None,
@@ -69,6 +71,8 @@ def search(
         devices: how many devices of the cluster to use; all that it says it has where not given.
         software: the training stack that will run the plan (`hardware_profiles.software_names`); that of the cluster
             where one is given as such, else PyTorch.
+        engine: the training engine that will run the plan, such as "megatron" (`planner.engines.spaces`): the best plan
+            that it can be told is searched, for its own training stack unless `software` says otherwise.
         args, kwargs: example inputs of a module, with `batch` samples (the first dim of the first tensor where not
             given). Parameters and inputs may be on the meta device.
         batch: samples in the example inputs; needed for an OperatorGraph.
@@ -103,6 +107,9 @@ def search(
         InfeasibleError: where nothing fits; it says how much is missing.
         LimitError: where `time_limit` or `planner_memory` was reached before there was a plan.
     """
+    space = None if engine is None else space_named(engine)
+    if space is not None and software is None:
+        software = space.software
     machine = machine_from(cluster, software=software, devices=devices)
     if memory_margin is not None:
         machine = with_memory_margin(machine, memory_margin)
@@ -129,6 +136,7 @@ def search(
             top=top,
             time_limit=time_limit,
             memory_limit=memory_limit,
+            space=space,
         )
         return plan_for(request, on_progress, cancelled)
 

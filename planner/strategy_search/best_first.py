@@ -413,6 +413,7 @@ class BestFirst:
             bound_seconds=bound,
             covered=self.covered,
             contexts=self.contexts.outcomes(),
+            limits=self.limits,
             statistics=Statistics(
                 configurations=self.total,
                 evaluated=len(self.evaluated),
@@ -480,5 +481,4 @@ def _samples(request: SearchRequest, configuration: Configuration) -> float:
 
 def _order(configuration: Configuration) -> tuple[object, ...]:
     """Configurations of equal bound come in a fixed order."""
-    c = configuration
-    return c.pipeline, c.virtual_stages, c.micro_batches, c.mesh, c.roles, c.order
+    return configuration.tie

@@ -19,7 +19,7 @@ from planner.strategy_search.neighbours import with_neighbours
 from planner.strategy_search.placing import with_placing
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.result import Progress, SearchResult
-from planner.strategy_search.search import find_fitting, search
+from planner.strategy_search.within import anything_fits, best_plans
 
 PRECISION = 0.01
 """How close to the least memory the limit is brought, relatively."""
@@ -35,7 +35,7 @@ def plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> 
     """The best plans by the objective of the request, with tables on the host as it has it, and numbers of samples and
     devices nearby that do better where those of the request divide badly."""
     solve, score = {"memory": (least_memory, _peak), "cost": (least_cost, _cost)}.get(
-        request.objective, (search, _time)
+        request.objective, (best_plans, _time)
     )
     with limited(request.time_limit):
         result = with_placing(request, lambda one: solve(one, on_progress, cancelled), score, cancelled)
@@ -63,7 +63,7 @@ def _time(result: SearchResult) -> float:
 def least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
     """The fastest plan within the least memory, to `PRECISION`, in which anything was found to fit."""
     with sharing(3):
-        found = search(request, _named(on_progress, "for any plan"), cancelled)
+        found = best_plans(request, _named(on_progress, "for any plan"), cancelled)
     most = high = found.plan.prediction.peak_bytes
     low, late = _reserved(request), False
     try:
@@ -71,7 +71,7 @@ def least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop)
             while high - low > PRECISION * high and not cancelled():
                 middle = (low + high) / 2
                 on_progress(_bisecting(low, high))
-                if find_fitting(replace(request, memory_limit=middle), cancelled):
+                if anything_fits(replace(request, memory_limit=middle), cancelled):
                     high = middle
                 else:
                     low = middle
@@ -80,7 +80,7 @@ def least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop)
     try:
         if not late or high < most:
             told = _named(on_progress, f"within {_gib(high)}")
-            found = search(replace(request, memory_limit=high), told, cancelled)
+            found = best_plans(replace(request, memory_limit=high), told, cancelled)
     except LimitError:
         late = True
     except InfeasibleError:
@@ -116,7 +116,7 @@ def least_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -
             cluster = request.cluster.with_devices(devices)
             told = _named(on_progress, f"on {devices} devices")
             with sharing(numbers.index(devices) + 1):
-                result = search(replace(request, cluster=cluster), told, cancelled, cost / devices)
+                result = best_plans(replace(request, cluster=cluster), told, cancelled, cost / devices)
         except PlannerError as error:  # too little memory, no division, or not legal on this machine
             if devices == request.cluster.devices and not isinstance(error, InfeasibleError):
                 raise
@@ -131,7 +131,7 @@ def least_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -
         if cancelled():
             break
     if not best:
-        return search(request, on_progress, cancelled)  # says what is missing
+        return best_plans(request, on_progress, cancelled)  # says what is missing
     return best[-1].cut_short() if late else best[-1]
 
 
@@ -152,7 +152,7 @@ def _front(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> tu
         try:
             told = on_progress if limit is None else _named(on_progress, f"within {_gib(limit)}")
             with sharing(2):  # with the next, which is like it
-                found = search(replace(request, memory_limit=limit, top=1), told, cancelled, shared=shared)
+                found = best_plans(replace(request, memory_limit=limit, top=1), told, cancelled, shared=shared)
         except InfeasibleError as error:
             if limit == request.memory_limit:
                 raise

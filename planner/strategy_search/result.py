@@ -70,6 +70,8 @@ class SearchResult:
     compared, 0 where there was no choice: what is proved is about the one that was taken. `contexts` compares ways to
     split the sequence, where there was a choice. `neighbours` are numbers of samples or devices nearby that do better
     (see `planner.strategy_search.neighbours`).
+    split the sequence, where there was a choice. `limits`: the most bytes that a plan may be predicted to need on a
+    device of each group.
     """
 
     plans: tuple[Ranked, ...]
@@ -102,6 +104,8 @@ class SearchResult:
             }
             for one in self.plans
         ]
+
+    limits: tuple[float, ...] = ()
 
     @property
     def bound(self) -> BoundPlan:

@@ -71,9 +71,9 @@ FIRST = {
         "plan --model mine:factory --devices 2 --hardware cpu -o plan.json",
     ),
     "plan diff llama70b-64.json llama70b-64-by-hand.json": ("plan --model llama70b --devices 64", _BY_HAND),
-    "plan export llama70b-64.json --to megatron -o run --approximate": (_BY_HAND,),
+    "plan export llama70b-64.json --to megatron -o run --nearest": (_BY_HAND,),
     "plan import train.toml --from torchtitan --model llama70b --devices 64 -o theirs.json": (
-        "plan export llama70b-64.json --to torchtitan -o titan --approximate",
+        "plan export llama70b-64.json --to torchtitan -o titan --nearest",
     ),
 }
 """What a reader has done before."""
@@ -100,8 +100,8 @@ SMALLER = {
         "plan --model llama8b --devices 8 --software nemo -o nemo.json"
     ),
     # prices a dozen plans between this one and what the engine can say
-    "plan export llama70b-64.json --to megatron -o run --approximate": (
-        "plan export llama70b-64-by-hand.json --to megatron -o run --approximate"
+    "plan export llama70b-64.json --to megatron -o run --nearest": (
+        "plan export llama70b-64-by-hand.json --to megatron -o run --nearest"
     ),
     # the search of the first plan once more; tests/unit/cli/test_searching.py has what --top and --explain print
     "plan --model llama70b --devices 64 --top 3 --explain -o best.json": (

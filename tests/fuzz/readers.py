@@ -4,6 +4,7 @@ A reader is called as a command calls it, between the same handlers of errors, s
 code of `plan`. `read` is called for every mutant; `argv`, the whole command line, for mutants that were read.
 """
 
+import contextlib
 import io
 import json
 import signal
@@ -210,12 +211,17 @@ def _measurements(path: Path) -> None:
 
 def _engine(name: str) -> Callable[[Path], None]:
     def read(path: Path) -> None:
-        from planner.cli.commands.import_ import _texts
+        from planner.cli.texts import text_of
+        from planner.export.description import ExportError
+        from planner.export.guessing import guessed_engine
+        from planner.export.models_of import model_of
         from planner.export.targets import TARGETS
         from planner.strategy_search.job import machine_from
 
-        target = TARGETS[name]
-        text, _ = _texts(path, target)
+        target, text = TARGETS[name], text_of(path)
+        for found_in_the_file in (lambda: guessed_engine(text, TARGETS), lambda: model_of(name, text)):
+            with contextlib.suppress(ExportError):
+                found_in_the_file()
         beside = (SEEDS / "accelerate.sh").read_text(encoding="utf-8") if name == "accelerate" else ""
         description = target.read(text, _facts(beside)).description  # without the net of `plan import` around it
         machine_from(HARDWARE, devices=description.devices)

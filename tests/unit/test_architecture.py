@@ -28,6 +28,7 @@ LAYERS = (
     ("planner.api",),  # the functions behind it, which commands share
     ("planner.validation",),  # asks the search, and compares with what was measured
     ("planner.strategy_search", "planner.report", "planner.export", "runtime"),
+    ("planner.engines",),
     ("planner.plan",),
     ("planner.pricing",),
     ("planner.sharding",),

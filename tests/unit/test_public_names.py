@@ -30,7 +30,7 @@ SIGNATURES = {
     "diff": "first second *model=None *on_progress=None *cancelled=None",
     "estimate": "model hardware=None *devices=None *cluster=None *software=None *pinned=None **options",
     "explain": "plan *model=None *search=True *time_limit=120.0 *on_progress=None *cancelled=None",
-    "export": "plan engine folder=None *approximate=False *model=None",
+    "export": "plan engine folder=None *nearest=False *tolerance=0.01 *model=None",
     "load": "path",
     "report": "plan path *model=None",
     "save": "plan path",

@@ -19,9 +19,10 @@ from planner.cli.commands.compare_cases import (
 )
 from planner.cli.errors import reporting
 from planner.cli.option_kinds import JOB
-from planner.cli.options import DEFAULT_HARDWARE
+from planner.cli.options import DEFAULT_HARDWARE, Options
 from planner.cli.output import write_json
 from planner.cli.printing import console_of
+from planner.cli.spoken import hardware_of, model_of, parse_counted
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ def clock_of(word: str) -> "Clock":
 
 
 def compare(
-    plan_file: Annotated[Path | None, typer.Argument(help="A plan file, to compare with what was measured.")] = None,
+    plan_file: Annotated[
+        Path | None, typer.Argument(help="A plan file, to compare with what was measured, or for --engines.")
+    ] = None,
     measured: Annotated[
         Path | None, typer.Argument(help="What plan run PLAN --measure FILE has recorded of it.")
     ] = None,
@@ -86,22 +89,36 @@ def compare(
     failures: Failures = 0.0,
     checkpoint_time: CheckpointTime = 0.0,
     restart_time: RestartTime = 0.0,
+    engines: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="The best plan of each of these engines, for one job.", rich_help_panel=JOB),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     as_csv: AsCsv = False,
 ) -> None:
     """Compare hardware, numbers of devices, software and models; or a plan with what was measured of it.
 
     With --model the best plan of every combination is searched: time, days, device-hours, cost, memory left, scaling,
-    and which is cheapest, which fastest. With a plan file the prediction stands beside a measured run, term by term;
-    terms sum to the step on both sides, so what each is off by is its part of the error of the step.
+    and which is cheapest, which fastest; with --engines the best that each engine can be told. With a plan file the
+    prediction stands beside a measured run, term by term; terms sum to the step on both sides, so what each is off by
+    is its part of the error of the step.
 
         plan compare --model llama70b --devices 64 --hardware h100,b200 --tokens 15T --price 4
         plan compare --model llama8b --devices 32,64,128 --tokens 1T --failures 5e-4 --checkpoint-time 60
+        plan compare --model llama70b --devices 64 --engines megatron,torchtitan,torch
         plan compare tiny.json tiny.run.json
         plan compare llama8b.json --log train.log --from torchtitan
     """
     with reporting(as_json):
-        about_cases = (model, devices, hardware, software, tokens, seq_len, global_batch, price)
+        about_cost = (software, tokens, price) if engines is not None else (software, tokens, price, model, devices)
+        money = any(one is not None for one in about_cost) or failures or checkpoint_time or restart_time or as_csv
+        if engines is not None:
+            if money:
+                raise RequestError(
+                    "--engines compares one job: --model, --devices, --hardware, --global-batch, --seq-len"
+                )
+            _compare_engines(plan_file, engines, _job(model, devices, hardware, global_batch, seq_len, as_json))
+            return
         if plan_file is None:
             if model is None:
                 raise RequestError("missing a plan file with what was measured, or --model NAME with --devices")
@@ -110,9 +127,28 @@ def compare(
                 restart_time, seq_len, global_batch, as_json=as_json, as_csv=as_csv,
             )  # fmt: skip
             return
-        if any(one is not None for one in about_cases) or failures or checkpoint_time or restart_time or as_csv:
+        if money or any(one is not None for one in (hardware, seq_len, global_batch)):
             raise RequestError(f"{plan_file}: with a plan file give what was measured; --model compares without one")
         _compare_run(plan_file, measured, log, engine, clock, as_json)
+
+
+def _job(
+    model: str | None,
+    devices: str | None,
+    hardware: str | None,
+    global_batch: int | None,
+    seq_len: int | None,
+    as_json: bool,
+) -> Options:
+    """The job that engines are compared for."""
+    return Options(
+        model=None if model is None else model_of(model),
+        devices=None if devices is None else parse_counted("--devices", devices),
+        hardware=hardware_of(hardware),
+        global_batch=global_batch,
+        seq_len=seq_len,
+        as_json=as_json,
+    )
 
 
 def _compare_run(
@@ -135,6 +171,19 @@ def _compare_run(
         write_json("plan compare", content(found, flops))
     else:
         _show(found, flops)
+
+
+def _compare_engines(plan_file: Path | None, engines: str, job: Options) -> None:
+    from planner.cli.commands.compare_engines import compared, show
+
+    if (plan_file is None) == (job.model is None):
+        raise RequestError("--engines: give a plan file, or --model and --devices; one of the two")
+    _, rows = compared(plan_file, engines, job)
+    if job.as_json:
+        rows_content = [row.content() for row in rows]
+        write_json("plan compare ENGINES", {"schema_version": SCHEMA_VERSION, "engines": rows_content})
+    else:
+        show(rows)
 
 
 def _logged(plan: "Plan", log: Path, engine: str) -> "tuple[RunComparison, tuple[float, float] | None]":

@@ -79,6 +79,10 @@ def completed(options: Options) -> tuple[Options, tuple[Choice, ...]]:
         raise RequestError(
             f"{given} compares configurations, estimate prices one; leave it out, or use plan without it"
         )
+    if options.engine is not None:
+        raise RequestError(
+            f"--for {options.engine} searches a plan, estimate prices one: use plan without it, or --software"
+        )
     wanted = _by_mesh(options) if options.mesh is not None else _by_degrees(options)
     interleaved = options.schedule == "interleaved_1f1b"
     wanted.setdefault("virtual_stages", ("auto", "searched") if interleaved else ("1", "default"))

@@ -7,30 +7,40 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.api.carrying import Step, target_named
-from planner.api.exporting import Export, export_of
+from planner.api.carrying import target_named
+from planner.api.exporting import Export, Way, check_fits, export_of
 from planner.api.folders import write_folder
 from planner.cli.commands.show import Hardware, OfModel, naming, traced_again
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.output import write_json
 from planner.cli.texts import say
-from planner.errors import RequestError
+from planner.cli.values import parse_share
 
 if TYPE_CHECKING:
     from planner.export.target import OperatorTarget
 
 MARKER = "export.json"
-_TOLD = 4  # losses that a refusal names
 
 
 def export(
     plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
     to: Annotated[str, typer.Option("--to", metavar="ENGINE", help="Engine to write settings for; see below.")],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The folder to write.")],
-    approximate: Annotated[
+    nearest: Annotated[
         bool,
-        typer.Option("--approximate", help="Write the nearest plan that the engine has settings for."),
+        typer.Option(
+            "--nearest",
+            "--approximate",
+            help="Write the nearest plan that the engine can be told. Else the best is searched, where it differs.",
+        ),
     ] = False,
+    tolerance: Annotated[
+        str,
+        typer.Option(
+            metavar="SHARE",
+            help="What the nearest may take longer and be written.",
+        ),
+    ] = "1%",
     hardware: Hardware = None,
     model: OfModel = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -39,10 +49,11 @@ def export(
 
     Engines: accelerate, deepspeed, megatron, mindformers, mindspeed, mindspore, nemo, torch, torchtitan.
 
-    Lists what the engine has no setting for, with its cost. Such a plan is written only with --approximate.
+    A plan that the engine has no settings for is searched again, for the engine, as with plan --for. What does not fit
+    is never written.
 
         plan export llama70b-64.json --to megatron -o run
-        plan export llama70b-64.json --to torchtitan -o run --approximate
+        plan export llama70b-64.json --to torchtitan -o run --nearest
     """
     with reporting(as_json):
         from planner.export.targets import OPERATOR_TARGETS
@@ -50,9 +61,8 @@ def export(
         if to in OPERATOR_TARGETS:
             _export_operators(plan_file, OPERATOR_TARGETS[to], output, model, as_json)
             return
-        found = _export(plan_file, to, hardware, model)
-        if found.steps and not approximate:
-            raise RequestError(f"{plan_file}: {_refusal(found)}")
+        found = _export(plan_file, to, hardware, model, Way(nearest=nearest, most=parse_share("tolerance", tolerance)))
+        check_fits(found, str(plan_file))
         content = _content(found)
         with naming(plan_file):
             files = found.target.write(found.job)
@@ -86,7 +96,7 @@ def _export_operators(
         say(f"{plan.model.reference} for {target.about}\nWritten to {output}: {', '.join(names)}")
 
 
-def _export(plan_file: Path, to: str, hardware: str | None, given: str | None) -> Export:
+def _export(plan_file: Path, to: str, hardware: str | None, given: str | None, way: Way) -> Export:
     from planner.plan.binding.machine import machine_of
     from planner.plan.file import load_plan
 
@@ -95,20 +105,7 @@ def _export(plan_file: Path, to: str, hardware: str | None, given: str | None) -
     with naming(plan_file):
         machine = machine_of(plan.cluster, hardware)
         model = traced_again(plan, given)
-        return export_of(plan, to, machine, model.graph, model.batch)
-
-
-def _refusal(found: Export) -> str:
-    return (
-        f"{found.target.name} cannot say {_listed(found.steps)}; the nearest plan that it can takes {found.change}:"
-        " write that one with --approximate"
-    )
-
-
-def _listed(steps: Sequence[Step]) -> str:
-    words = [f"{step.what}: {step.here}, but {step.there}" for step in steps]
-    more = [f"{len(words) - _TOLD} more"] if len(words) > _TOLD else []
-    return "; ".join(words[:_TOLD] + more)
+        return export_of(plan, to, machine, model.graph, model.batch, way)
 
 
 def _content(found: Export) -> dict[str, Any]:
@@ -124,6 +121,8 @@ def _content(found: Export) -> dict[str, Any]:
         "fits": found.fits,
         "plan_step_seconds": here.step_seconds,
         "plan_peak_bytes": here.peak_bytes,
+        "searched": found.searched,
+        "software": found.software,
         "given_up": [asdict(step) for step in found.steps],
         "hosts": [asdict(one) for one in found.hosts] or None,
     }
@@ -139,8 +138,12 @@ def _print(found: Export, output: Path, files: Sequence[str]) -> None:
         rows = [(s.what, s.here, s.there, s.step_seconds, s.peak_bytes) for s in found.steps]
         print_given_up(console, rows)
         console.print(f"\nThe engine will take {found.change}", soft_wrap=True)
-    elif not found.fits:
-        console.print(f"It will take {found.change}", soft_wrap=True)
+    elif found.searched:
+        console.print(
+            f"{found.target.name} has no settings for this plan; the best that it has, searched for it and priced for"
+            f" {found.software}, takes {found.change}",
+            soft_wrap=True,
+        )
     if found.hosts:
         words = ", ".join(one.words for one in found.hosts)
         console.print(f"Stages count on the order of hosts: give the launch node ranks {words}", soft_wrap=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.cli.answer import Answer, shown_plans
+from planner.cli.engine_cost import cost_of, possible
 from planner.cli.limiting import within_limits
 from planner.cli.modes import applied
 from planner.cli.options import Options
@@ -40,9 +41,11 @@ def make_plan(options: Options) -> None:
         with within_limits(options), telling(options.verbose):
             request = request_of(options, console)
             found = find(request, console, pareto=options.pareto, retrace=retracing(options, request))
+            free = possible(request, console) if request.space is not None else None
+            cost = None if free is None else cost_of(request, found.best.bound, free)
         seconds = time.perf_counter() - started
         files = write_plans(options, found)
-    show(Answer(options=options, request=request, found=found, files=files, seconds=seconds))
+    show(Answer(options=options, request=request, found=found, files=files, seconds=seconds, engine=cost))
 
 
 def show(answer: Answer) -> None:

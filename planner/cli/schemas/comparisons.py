@@ -274,6 +274,25 @@ class Enough(Strict):
     rows: list[Case]
 
 
+class EngineRow(Strict):
+    """The best plan of an engine, or with `engine` null of the runtime; `why` says why there is none."""
+
+    engine: Text
+    software: str
+    step_seconds: Number
+    peak_bytes: Number
+    gap: Number
+    words: dict[str, str] | None
+    why: Text
+
+
+class ComparedEngines(Strict):
+    """`plan compare --engines`."""
+
+    schema_version: Literal[1]
+    engines: list[EngineRow]
+
+
 class Replanned(Strict):
     """`plan replan`."""
 

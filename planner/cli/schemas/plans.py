@@ -127,6 +127,16 @@ class Explanation(Strict):
     next_best: NextBest | None
 
 
+class Engine(Strict):
+    """Of a plan for an engine: what would be possible without it."""
+
+    name: str
+    possible_seconds: float
+    possible_bytes: float
+    slower: float
+    differences: dict[str, dict[str, str]]
+
+
 class Context(Strict):
     ring: int
     heads: int
@@ -158,6 +168,7 @@ class Answer(PlanContent):
     explanation: Explanation | None
     contexts: list[Context] = Field(default_factory=list)
     neighbours: list[Neighbour] = Field(default_factory=list)
+    engine: Engine | None = None
     discovered: list[dict[str, Any]] = Field(default_factory=list)
     choices: list[Choice] = Field(default_factory=list)
     plan_file: Text
@@ -259,6 +270,8 @@ class Exported(Strict):
     fits: bool
     plan_step_seconds: float
     plan_peak_bytes: float
+    searched: bool
+    software: str
     given_up: list[GivenUp]
     hosts: list[Hosts] | None
     folder: str

@@ -20,7 +20,7 @@ from planner.nearest import divisors
 from planner.strategy_search.request.offload import NOTHING, parse_offload
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import FREE, Pinned
-from planner.strategy_search.search import find_fitting, search
+from planner.strategy_search.within import anything_fits, best_plans
 
 _DOUBLINGS = 8  # of the devices
 _SHORTEST = 128  # tokens of a sequence
@@ -106,7 +106,7 @@ class _Advisor:
             self.on_change(text)
             try:
                 request = made()
-                if find_fitting(request, self.late):
+                if anything_fits(request, self.late):
                     return _priced(text, request, self.cancelled)
             except (PlannerError, HardwareProfileError):  # nothing divides, no machine has so many devices, or no disk
                 continue
@@ -116,7 +116,7 @@ class _Advisor:
 def _priced(text: str, request: SearchRequest, cancelled: Callable[[], bool]) -> Change:
     devices, length = request.cluster.devices, request.model.sequence_length
     try:
-        plan = search(replace(request, time_limit=_SEARCHED), cancelled=cancelled).plan
+        plan = best_plans(replace(request, time_limit=_SEARCHED), cancelled=cancelled).plan
     except PlannerError:
         return Change(text=text, devices=devices)
     prediction = plan.prediction

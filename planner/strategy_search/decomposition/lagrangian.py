@@ -36,7 +36,7 @@ from planner.strategy_search.decomposition.pieces import (
     Weights,
     solve,
 )
-from planner.strategy_search.request.space import Configuration
+from planner.strategy_search.request.space import Configuration, Counts
 
 Array = NDArray[np.float64]
 State = tuple[int, ...]
@@ -64,7 +64,8 @@ _LEAN = 1e-6
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """How the pipeline is run: ranks, virtual stages on each, micro-batches, micro-batches in flight of every chunk
-    (ranks, chunks), the bytes that a device may fill, and whether ranks hold equally many blocks, where they divide."""
+    (ranks, chunks), the bytes that a device may fill, whether ranks hold equally many blocks, where they divide, and
+    whether stages recompute equally many of their blocks, or all that they have."""
 
     ranks: int
     chunks: int
@@ -72,6 +73,7 @@ class Setting:
     in_flight: tuple[tuple[float, ...], ...]
     capacity: float
     even: bool = False
+    counts: Counts = "any"
 
     @property
     def weight(self) -> float:
@@ -100,7 +102,11 @@ def setting_of(configuration: Configuration, capacity: float) -> Setting:
     """How the pipeline of a configuration is run."""
     p, v, m = configuration.pipeline, configuration.virtual_stages, configuration.micro_batches
     flights = _flights(configuration.schedule, p, v, m)
-    return Setting(ranks=p, chunks=v, micro_batches=m, in_flight=flights, capacity=capacity, even=configuration.even)
+    pattern = None if configuration.decided is None else configuration.decided.pattern
+    return Setting(
+        ranks=p, chunks=v, micro_batches=m, in_flight=flights, capacity=capacity, even=configuration.even,
+        counts="any" if pattern is None else pattern.counts,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=1024)

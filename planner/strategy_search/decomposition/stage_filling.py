@@ -126,9 +126,12 @@ def fill_best(
     weight: float,
     capacity: float,
     some: NDArray[np.intp] | None = None,
+    recomputed: int | None = None,
 ) -> list[Filled]:
     """`fill`, each rank with the best of several choices for what it holds beside its inner blocks."""
-    every = iter(fill([rank for variants in ranks for rank in variants], pool, block_ranges, weight, capacity, some))
+    every = iter(
+        fill([rank for variants in ranks for rank in variants], pool, block_ranges, weight, capacity, some, recomputed)
+    )
     found = []
     for variants in ranks:
         best = next(every)
@@ -145,11 +148,14 @@ def fill(
     weight: float,
     capacity: float,
     some: NDArray[np.intp] | None = None,
+    recomputed: int | None = None,
 ) -> list[Filled]:
     """Price every range of blocks of inner blocks on every rank, or `some` of them and infinity for the others, with
     the ways of the pool, at most two at a time.
 
     A rank is busy for `weight` (the number of micro-batches) times its seconds for one, and once those per step.
+
+    Where it is given, just `recomputed` blocks of every chunk are, or all of a shorter one.
 
     The lean ones come first in a stage: where they are recomputed, nothing received needs to be kept. An empty pool
     stands for a model without inner blocks.
@@ -158,12 +164,17 @@ def fill(
     at_once = max(1, _CELLS // (max(1, len(pool) * (len(pool) + 1) // 2) * len(priced.lengths)))
     found: list[Filled] = []
     for start in checked(range(0, len(ranks), at_once)):
-        found += _filled(ranks[start : start + at_once], pool, priced, weight, capacity)
+        found += _filled(ranks[start : start + at_once], pool, priced, weight, capacity, recomputed)
     return found if some is None else [filled.among(some, len(block_ranges.lengths)) for filled in found]
 
 
 def _filled(
-    ranks: Sequence[Rank], pool: Sequence[Way], block_ranges: BlockRanges, weight: float, capacity: float
+    ranks: Sequence[Rank],
+    pool: Sequence[Way],
+    block_ranges: BlockRanges,
+    weight: float,
+    capacity: float,
+    recomputed: int | None = None,
 ) -> list[Filled]:
     mixed, outer = _Mixed(ranks, pool, block_ranges, weight), _Ends(ranks, weight)
     at_once = np.maximum(mixed.largest("replay"), outer.replay) + np.maximum(
@@ -177,6 +188,10 @@ def _filled(
     same = (mixed.fast == mixed.lean)[:, None]
     lean = np.where(same, 0, mixed.saving(over))
     fits = np.where(same, over <= FITS * capacity, lean <= block_ranges.lengths - 1) & mixed.pays[:, :, None]
+    if recomputed is not None:
+        allowed, wanted = mixed.with_recomputed(recomputed)
+        fits &= allowed & (lean <= wanted)
+        lean = wanted
     lean = np.where(fits, lean, 0)
     busy = outer.busy + mixed.total("busy") + mixed.change("busy", lean)
     waits = np.zeros(1)
@@ -293,6 +308,18 @@ class _Mixed:
         for row in zip(*np.nonzero(self.pays & (self.fast != self.lean)), strict=True):
             found[row] = sums[row].searchsorted(wanted[row]) - starts
         return np.maximum(found, 1)
+
+    def with_recomputed(self, count: int) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
+        """Which pairs can recompute so many blocks of every range, or all of a shorter one, and how many of them run in
+        the second way then, (pairs, ranges of blocks)."""
+        lengths = self.block_ranges.lengths
+        wanted = np.minimum(count, lengths)
+        every: NDArray[np.bool_] = np.all(self.recompute, axis=1)
+        none: NDArray[np.bool_] = np.all(~self.recompute, axis=1)
+        same = (self.fast == self.lean)[:, None]
+        alike = np.where(every[self.fast][:, None], wanted == lengths, none[self.fast][:, None] & (wanted == 0))
+        apart = (none[self.fast] & every[self.lean])[:, None] & (wanted > 0) & (wanted < lengths)
+        return np.where(same, alike, apart), np.where(same, 0, wanted)
 
     def largest(self, field: str) -> Array:
         """The most that a block of a kind in the range of blocks comes to, in either way."""

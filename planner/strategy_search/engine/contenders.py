@@ -44,8 +44,7 @@ class Contender:
     @property
     def order(self) -> tuple[object, ...]:
         """Contenders that are equally good come in a fixed order."""
-        c = self.configuration
-        return c.pipeline, c.virtual_stages, c.micro_batches, c.mesh, c.roles, c.order
+        return self.configuration.tie
 
     def least_step(self, *, any_order: bool = False) -> float:
         """No step of what was found takes less, but for what its hosts save by launching ahead; in `any_order` of turns

@@ -51,12 +51,12 @@ Tables: TypeAlias = tuple[CostTables, ...]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Kept:
-    """Cost tables, and what was made of them by way to gather: pieces, and their prices of memory for several numbers
-    of virtual stages."""
+    """Cost tables, and what was made of them by way to gather and ways to run blocks: pieces, and their prices of
+    memory for several numbers of virtual stages."""
 
     tables: Tables
-    pieces: dict[str, HeterogeneousPipeline] = field(default_factory=dict)
-    multipliers: dict[str, list[Multipliers]] = field(default_factory=dict)
+    pieces: dict[object, HeterogeneousPipeline] = field(default_factory=dict)
+    multipliers: dict[object, list[Multipliers]] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -126,7 +126,7 @@ class Engine:
     def bound(self, configuration: Configuration) -> float:
         """Least step time, from the work alone."""
         request = self.request
-        recompute = request.pinned.recompute == "full"
+        recompute = configuration.under(request.pinned).recompute == "full"
         if len(self.groups) > 1:
             devices = [group.devices for group in self.groups]
             return mixed_step_seconds(self.limits, devices, configuration, request.global_batch, recompute)
@@ -252,7 +252,8 @@ class Engine:
         check_virtual_stages(pipeline_of_kinds.chain, setting)
         multipliers: list[Multipliers] | None = None
         if setting.chunks > 1:  # what other numbers of virtual stages have asked is known
-            multipliers = self._known(configuration).multipliers.setdefault(gathers, [])
+            key = (gathers, configuration.under(self.request.pinned).recomputation)
+            multipliers = self._known(configuration).multipliers.setdefault(key, [])
         evaluation = Evaluation(
             pipeline_of_kinds, setting, cutoff=cutoff, enough=enough, hint=hint, multipliers=multipliers
         )
@@ -261,10 +262,11 @@ class Engine:
     def pipeline_of_kinds(self, configuration: Configuration, gathers: str) -> HeterogeneousPipeline:
         """The pieces of a configuration with weights gathered in a way; kept as long as its tables are."""
         known = self._known(configuration)
-        if gathers not in known.pieces:
+        key = (gathers, configuration.under(self.request.pinned).recomputation)
+        if key not in known.pieces:
             own = self._spread(configuration, gathers) if self.spreads else known.tables
-            known.pieces[gathers] = self._cut(configuration, own, gathers)
-        return known.pieces[gathers]
+            known.pieces[key] = self._cut(configuration, own, gathers)
+        return known.pieces[key]
 
     def _cut(
         self, configuration: Configuration, tables: Tables, gathers: str, free: Collection[int] = ()
@@ -275,7 +277,7 @@ class Engine:
             cut(
                 own,
                 group,
-                recomputation=self.request.pinned.recomputation,
+                recomputation=configuration.under(self.request.pinned).recomputation,
                 stages=ranks,
                 free=free,
                 activations=self.request.offload.activations,
@@ -298,7 +300,7 @@ class Engine:
     def _known(self, configuration: Configuration) -> "_Kept":
         """What is kept of a configuration: of the `KEPT` last ones asked for, and of all that differ from them in their
         virtual stages."""
-        key = (configuration.family, configuration.micro_batches)
+        key = (configuration.priced_alike, configuration.micro_batches)
         if key not in self._kept:
             if key not in self.built.tables:
                 template = self._template(configuration.micro_batches)
@@ -312,7 +314,7 @@ class Engine:
         return self._kept[key]
 
     def _keep(self, configuration: Configuration, tables: Tables) -> None:
-        self._kept[configuration.family, configuration.micro_batches] = _Kept(tables=tables)
+        self._kept[configuration.priced_alike, configuration.micro_batches] = _Kept(tables=tables)
         while len(self._kept) > KEPT:
             self._kept.popitem(last=False)
 

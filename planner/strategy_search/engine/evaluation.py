@@ -60,6 +60,9 @@ Hint: TypeAlias = tuple[float, Passes]
 
 NO_HINT: Hint = (0.0, NEITHER)
 
+_WORSE = 2
+"""Numbers of recomputed blocks that only take longer, after which no more are tried."""
+
 TOLERANCE = 1e-9
 """A result this close to its bound, relatively, is optimal: sums in another order differ by less."""
 
@@ -417,7 +420,42 @@ class Evaluation:
     def _divided(
         self, described: Sequence[tuple[Rank, ...]], equal: int | None
     ) -> tuple[list[Filled], Division | None]:
-        """What every rank comes to, and the best division of the blocks, if any fits.
+        """What every rank comes to, and the best division of the blocks, if any fits; with equally many recomputed
+        blocks in every chunk, where the setting has it so: numbers are tried upwards, from none, until they only take
+        longer."""
+        ranks, division = self._divided_with(described, equal, None)
+        if self.setting.counts == "any" or division is None:
+            return ranks, division
+        most = math.ceil(self.blocks / (self.setting.ranks * self.setting.chunks)) * (1 if equal is not None else 2)
+        best: tuple[list[Filled], Division] | None = None
+        worse = 0
+        for count in range(self._recomputed(ranks, division, equal), most + 1):
+            tried, found = self._divided_with(described, equal, count)
+            if found is not None and (best is None or found.seconds < best[1].seconds):
+                best, worse = (tried, found), 0
+            elif best is not None:
+                worse += 1
+            if worse == _WORSE:
+                break
+        return (ranks, None) if best is None else best
+
+    def _recomputed(self, ranks: Sequence[Filled], division: Division, equal: int | None) -> int:
+        """The fewest recomputed blocks that every chunk must have where their sizes are known, else 0."""
+        if equal is None:
+            return 0
+        fewest = 0
+        for rank, (filled, block_range) in enumerate(zip(ranks, division.block_ranges, strict=True)):
+            taken, pool = filled.filling(block_range), self.pools[self.pipeline_of_kinds.kinds[rank]]
+            count = int(self.block_ranges.lengths[block_range])
+            first, second = (all(column.recompute for column in pool[at]) for at in (taken.first, taken.second))
+            fewest = max(fewest, (taken.lean if second else 0) + (count - taken.lean if first else 0))
+        return fewest
+
+    def _divided_with(
+        self, described: Sequence[tuple[Rank, ...]], equal: int | None, recomputed: int | None
+    ) -> tuple[list[Filled], Division | None]:
+        """What every rank comes to, and the best division of the blocks, if any fits, with so many recomputed blocks in
+        every chunk; any where that is None.
 
         Only ranges of blocks of about as many blocks as a rank holds on average are priced, and longer ones where those
         do not prove that they are of no use: where a rank has room for them, and would be busy with them for no longer
@@ -431,7 +469,7 @@ class Evaluation:
             known: dict[tuple[int, tuple[Rank, ...]], Filled] = {}
             for kind, (pool, capacity) in enumerate(zip(self.pools, self.pipeline_of_kinds.capacities, strict=True)):
                 own = list(dict.fromkeys(each for each, home in zip(described, kinds, strict=True) if home == kind))
-                filled = fill_best(own, pool, self.block_ranges, setting.micro_batches, capacity, some)
+                filled = fill_best(own, pool, self.block_ranges, setting.micro_batches, capacity, some, recomputed)
                 known.update(((kind, each), found) for each, found in zip(own, filled, strict=True))
             ranks = [known[home, each] for home, each in zip(kinds, described, strict=True)]
             division = divide(

@@ -109,7 +109,7 @@ def asks(pinned: Pinned) -> bool:
 
 def reorders(pinned: Pinned) -> bool:
     """Whether plans are run in other orders of turns than the search has them in."""
-    return pinned.schedule is None or asks(pinned)
+    return (pinned.schedule is None and pinned.pattern is None) or asks(pinned)
 
 
 def as_asked(bound: BoundPlan, request: SearchRequest, cluster: Machine, limits: Sequence[Bytes]) -> BoundPlan:

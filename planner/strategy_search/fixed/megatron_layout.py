@@ -1,20 +1,15 @@
 """The plan of a usual configuration: degrees, stages and recomputation by hand, operators as all frameworks split them.
 
-    rows      a weight whose data come, by way of anything without a weight, from another product or from attention
-    columns   every other weight that is multiplied with
-    words     the vocabulary of an embedding of the samples' tokens, and columns of the head
-
-That is the pattern of Shoeybi et al. 2019. It leaves open what stands between products (what is split there costs next
-to nothing); the search decides that, with memory without end, so that no block is run in a leaner way than its twins.
-Stages and recomputation are then put into its plan as they are wanted. Of several kinds of devices the first stands in
-for all while that is decided; the plan is put on the machine as it is, and priced there.
+The pattern (`planner.strategy_search.request.usual_pattern`) leaves open what stands between products (what is split
+there costs next to nothing); the search decides that, with memory without end, so that no block is run in a leaner way
+than its twins. Stages and recomputation are then put into its plan as they are wanted. Of several kinds of devices the
+first stands in for all while that is decided; the plan is put on the machine as it is, and priced there.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundPlan, prepare
 from planner.plan.layout.parts import parts_of
 from planner.plan.layout.roles import call_word
@@ -27,8 +22,7 @@ from planner.strategy_search.fixed.fixed_schedule import Order, around, arranged
 from planner.strategy_search.request.request import SearchRequest, Shard
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.request.template import fold
-
-_ENDS = frozenset({"matmul", "attention", "embedding", "experts"})  # where data begin that are cut one way
+from planner.strategy_search.request.usual_pattern import usual_factors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +121,9 @@ def _shards(request: SearchRequest, usual: Usual) -> tuple[Shard, ...]:
     cuts = {"batch": pinned.data or 1, "sequence": pinned.context or 1}
     labels = factor_labels(graph)
     shards = []
-    for at, op in enumerate(graph.operators):
+    factors = usual_factors(graph, vocabulary=usual.vocabulary)
+    for at, (op, chosen) in enumerate(zip(graph.operators, factors, strict=True)):
         rule = rule_of(graph, op)
-        chosen = _usual_factor(graph, at, rule, labels[at], usual.vocabulary)
         if chosen is not None and rule.factors[chosen].extent % tensor == 0:
             pieces = [tensor if f == chosen else cuts.get(label, 1) for f, label in enumerate(labels[at])]
             shards.append(Shard(pattern=op.name, cuts=_cuts(rule, pieces)))
@@ -144,38 +138,3 @@ def _cuts(rule: Rule, pieces: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         return found
 
     return tuple(tuple(product(factors) for factors in dims) for dims in rule.operands)
-
-
-def _usual_factor(graph: OperatorGraph, at: int, rule: Rule, labels: tuple[str, ...], vocabulary: bool) -> int | None:
-    """The factor that tensor parallel devices split; None where the pattern says nothing."""
-    op = graph.operators[at]
-    weight = next((i for i, name in enumerate(op.operands) if name in graph.parameter_names), None)
-    if weight is None or rule.op_class not in ("matmul", "embedding") or "batch" not in labels:
-        return None
-    factors = {factor for dims in rule.operands[weight] for factor in dims}
-    results = {factor for dims in rule.results[0] for factor in dims}
-    inner, outer = factors - results, factors & results
-    if rule.op_class == "embedding":
-        return next(iter(inner)) if vocabulary and len(inner) == 1 else None
-    wanted = inner if _follows_a_product(graph, at, weight) else outer
-    return next(iter(wanted)) if len(wanted) == 1 else None
-
-
-def _follows_a_product(graph: OperatorGraph, at: int, weight: int) -> bool:
-    """Whether the data of a product come from another product, or from attention, with no norm in between."""
-    op = graph.operators[at]
-    open_names = [name for i, name in enumerate(op.operands) if i != weight]
-    seen: set[int] = set()
-    while open_names:
-        producer = graph.producer.get(open_names.pop())
-        if producer is None or producer in seen:
-            continue
-        seen.add(producer)
-        before = graph.operators[producer]
-        op_class = rule_of(graph, before).op_class
-        if op_class in _ENDS:
-            if op_class in ("matmul", "attention"):
-                return True
-        elif op_class != "normalisation":
-            open_names += before.operands
-    return False

@@ -12,6 +12,11 @@ def heads_of(rule: Rule) -> int:
     return _extent(rule, "heads")
 
 
+def key_heads_of(rule: Rule) -> int:
+    """Heads of the keys, of which several heads of queries may share one."""
+    return _extent(rule, "key_heads")
+
+
 def length_of(rule: Rule) -> int:
     """Positions of the queries."""
     return _extent(rule, "queries")

@@ -42,6 +42,7 @@ from planner.sharding.zigzag import Sequences, order_fault, sequences_of, tensor
 from planner.strategy_search.request.request import SearchRequest, Shard, Store
 from planner.strategy_search.request.space import EXPERTS, Configuration, Pinned, Role, experts_cut
 from planner.strategy_search.request.template import Template
+from planner.strategy_search.request.usual_pattern import usual_factors
 
 T = TypeVar("T")
 
@@ -58,7 +59,7 @@ def decided_of(request: SearchRequest, configuration: Configuration, template: T
     """The filter of a request for one configuration; None where nothing is decided."""
     if not request.shards and not request.stores and not configuration.roles:
         return None
-    pinned = request.pinned
+    pinned = configuration.under(request.pinned)
     return Decided(
         shards=request.shards,
         stores={store.name: store for store in request.stores},
@@ -66,6 +67,7 @@ def decided_of(request: SearchRequest, configuration: Configuration, template: T
         roles=configuration.roles,
         experts=experts_cut(pinned, configuration.roles, configuration.mesh) if configuration.roles else (),
         axes=len(configuration.mesh),
+        sizes=configuration.mesh,
         template=template,
     )
 
@@ -80,6 +82,7 @@ class Decided:
     roles: tuple[Role, ...]
     experts: tuple[bool | None, ...]  # for each role whether experts are cut on its axis; None: as the search likes
     axes: int  # of the mesh
+    sizes: tuple[int, ...]  # of these
     template: Template
 
     def strategies(self, index: int, rule: Rule, mesh: Mesh) -> tuple[Strategy, ...]:
@@ -189,6 +192,9 @@ class Decided:
             inside = uses(lambda f: labels[f] != "batch")
             return _first_possible(legal, (sequence, unused) if weights else (inside, unused))
         if multiplied:
+            usual = self._usual[index] if self.pinned.pattern is not None else None
+            if usual is not None and rule.factors[usual].extent % self.sizes[axis] == 0:
+                return _first_possible(legal, (uses(lambda f: f == usual), unused))
             return _first_possible(
                 legal, (uses(lambda f: f in weights and labels[f] not in ("batch", "sequence")), unused)
             )
@@ -258,6 +264,13 @@ class Decided:
     def _weight_factors(self) -> tuple[frozenset[int], ...]:
         """For each operator the factors that index one of its parameters."""
         return tuple(_weight_factors(self.template.graph, index) for index in range(len(self.template.graph.operators)))
+
+    @cached_property
+    def _usual(self) -> tuple[int | None, ...]:
+        """For each operator the factor that the pattern of engines cuts over tensor parallel devices."""
+        pattern, graph = self.pinned.pattern, self.template.graph
+        assert pattern is not None
+        return usual_factors(graph, vocabulary=pattern.vocabulary)
 
     @cached_property
     def _residual(self) -> frozenset[int]:

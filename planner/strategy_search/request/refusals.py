@@ -19,7 +19,7 @@ from planner.strategy_search.request.checks import pinned_fault, turns_fault
 from planner.strategy_search.request.model_checks import expert_counts, model_fault
 from planner.strategy_search.request.orders import groups_fault, in_orders
 from planner.strategy_search.request.request import SearchRequest
-from planner.strategy_search.request.space import Configuration, Pinned, configurations
+from planner.strategy_search.request.space import Configuration, Pinned, configurations, decided_apart
 from planner.strategy_search.request.template import Template
 
 _DEGREES = ("pipeline", "data", "context", "tensor")
@@ -46,8 +46,29 @@ def space_of(request: SearchRequest, template: Template) -> Iterator[Configurati
 
 
 def _configurations(request: SearchRequest, template: Template) -> Iterator[Configuration]:
+    if request.alternatives:
+        return in_orders(_among(request, template), request.cluster)
     found = configurations(template, request.cluster.devices, request.global_batch, request.pinned)
     return in_orders(found, request.cluster)
+
+
+def _among(request: SearchRequest, template: Template) -> Iterator[Configuration]:
+    """Those of the alternatives of a request, each once; the first alternative that cannot be had is refused where none
+    can."""
+    known, fault, devices, batch = set[Configuration](), None, request.cluster.devices, request.global_batch
+    for pinned in request.alternatives:
+        own = replace(request, pinned=pinned, alternatives=())
+        found = _fault(own, template)
+        if found is not None:
+            fault = fault or (found, own)
+            continue
+        for configuration in configurations(template, devices, batch, pinned):
+            named = decided_apart(configuration, pinned)
+            if named not in known:
+                known.add(named)
+                yield named
+    if not known and fault is not None:
+        raise RequestError(_text(*fault, template))
 
 
 def no_configuration(request: SearchRequest, template: Template) -> str:

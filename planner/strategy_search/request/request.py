@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hardware_profiles import Machine, MixedCluster, of_one_kind
+from planner.engines.space import EngineSpace
 from planner.errors import RequestError, unknown_name
 from planner.faults import refuse
 from planner.graph.expert_load import EVEN, EXPERTS_OPERATOR, imbalance_fault
@@ -76,6 +77,8 @@ class SearchRequest:
     `placing` says whether tables go to the host beside those that `update` places (see
     `planner.strategy_search.placing`). `top` best plans are kept, of different configurations. `time_limit` is in
     seconds; the best plan by then is returned with its gap. `memory_limit` lowers what a device may fill, in bytes.
+    `space` is that of an engine, which `planner.strategy_search.within` turns into `alternatives`: where there are any,
+    all of them together, each in the place of `pinned`, are what is searched.
     `prune` is for tests: without it every configuration is evaluated in full. `imbalance` is that of routers (see
     `planner.graph.expert_load`). `certify` asks an integer program what it makes of the best plans.
     """
@@ -92,6 +95,8 @@ class SearchRequest:
     imbalance: float = EVEN
     algorithm: str = "dynamic_programming"
     pinned: Pinned = FREE
+    alternatives: tuple[Pinned, ...] = ()
+    space: EngineSpace | None = None
     shards: tuple[Shard, ...] = ()
     stores: tuple[Store, ...] = ()
     objective: Objective = "time"

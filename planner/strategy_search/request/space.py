@@ -9,7 +9,7 @@ early without missing the best one.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from costmodels import SCHEDULES
@@ -19,7 +19,7 @@ from planner.plan.plan import INTERLEAVED
 from planner.plan.schedule_checks import PASSES
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
-from planner.strategy_search.request.attention_degrees import attention_fault, heads_of
+from planner.strategy_search.request.attention_degrees import attention_fault, heads_of, key_heads_of
 from planner.strategy_search.request.offload import NOTHING, Offload
 from planner.strategy_search.request.template import Template
 
@@ -30,6 +30,33 @@ attention by a ring on the former, by heads on the latter."""
 EXPERTS = "experts"  # class of the operators that route to experts
 ContextBy = Literal["heads", "ring", "hybrid", "auto"]
 Running = Literal["none", "selective", "full"]  # ways to run a block: what is kept for its backward pass
+Counts = Literal["any", "equal"]  # of recomputed blocks in the stages of a pipeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pattern:
+    """One pattern for all operators, as training engines have it (Shoeybi et al. 2019, see
+    `planner.strategy_search.request.usual_pattern`), with blocks that are recomputed whole or not at all.
+
+    Attributes:
+        vocabulary: whether a tensor axis cuts the embedding and the head along the vocabulary.
+        counts: whether every stage may recompute any number of its blocks, or all the same number, or all it has.
+        shards: devices that share out what ZeRO does, at least.
+        interleaved: whether a rank may hold several stages.
+        filled: whether there are at least as many micro-batches as pipeline ranks.
+        divided: whether the ranks divide the blocks.
+    """
+
+    vocabulary: bool = True
+    counts: Counts = "any"
+    shards: int = 1
+    interleaved: bool = True
+    filled: bool = False
+    divided: bool = False
+
+    def runs(self, blocks: int, pipeline: int, micro_batches: int) -> bool:
+        """Whether so many ranks go with so many blocks and micro-batches."""
+        return not (self.filled and micro_batches < pipeline) and not (self.divided and blocks % pipeline)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +73,8 @@ class Configuration:
         even: whether the ranks hold equally many blocks, where they divide.
         zigzag: whether rings cut the sequence in zigzag order.
         order: numbers of the groups of devices of the request, in the order of the pipeline; empty where there is one.
+        decided: what is decided of this configuration beside that, in place of what the request has decided; of ZeRO,
+            experts, norms, recomputation and the pattern of operators alone.
     """
 
     pipeline: int
@@ -57,6 +86,7 @@ class Configuration:
     even: bool = False
     zigzag: bool = False
     order: tuple[int, ...] = ()
+    decided: "Pinned | None" = None
 
     @property
     def zigzag_axes(self) -> frozenset[int]:
@@ -70,9 +100,32 @@ class Configuration:
         return degrees.get("ring", 1), degrees.get("context", 1)
 
     @property
-    def family(self) -> tuple[int, tuple[int, ...], tuple[Role, ...], tuple[int, ...]]:
+    def family(self) -> tuple[object, ...]:
+        """What configurations that share their candidates, prices and ways to run blocks have in common."""
+        return self.pipeline, self.mesh, self.roles, self.order, self.decided
+
+    @property
+    def priced_alike(self) -> tuple[object, ...]:
         """What configurations that share their candidates and prices have in common."""
-        return self.pipeline, self.mesh, self.roles, self.order
+        decided = self.decided
+        if decided is not None:
+            cut = decided.pattern is None or decided.pattern.vocabulary
+            decided = replace(decided, recompute=None, pattern=Pattern(vocabulary=cut))
+        return self.pipeline, self.mesh, self.roles, self.order, decided
+
+    def under(self, pinned: "Pinned") -> "Pinned":
+        """What is decided of this configuration of a request that has decided so."""
+        return pinned if self.decided is None else self.decided
+
+    @property
+    def tie(self) -> tuple[object, ...]:
+        """Configurations that are equally good come in this order."""
+        d, own = self.decided, tuple[object, ...]()
+        if d is not None:
+            pattern = d.pattern or PLAIN_PATTERN
+            own = (d.zero or 0, d.expert or 0, bool(d.whole_experts), bool(d.sequence_parallel), d.recompute or "")
+            own += (pattern.vocabulary, pattern.counts)
+        return self.pipeline, self.virtual_stages, self.micro_batches, self.mesh, self.roles, self.order, own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +164,7 @@ class Pinned:
             is of the second, fourth, ... matrix product of a block, as torchtitan's selective policy has it.
         even: whether all ranks of a pipeline hold equally many blocks, where they divide.
         offload: what may be offloaded.
+        pattern: the pattern of an engine, for all operators.
     """
 
     pipeline: int | None = None
@@ -136,6 +190,7 @@ class Pinned:
     zigzag: bool | None = None
     even: bool = False
     offload: Offload = NOTHING
+    pattern: Pattern | None = None
 
     @property
     def manual(self) -> bool:
@@ -155,12 +210,13 @@ class Pinned:
     def recomputation(self) -> tuple[Running, ...]:
         """Ways to run a block that may be used."""
         if self.recompute is None:
-            return ("none", "selective", "full")
+            return ("none", "selective", "full") if self.pattern is None else ("none", "full")
         return (
             ("none",) if self.recompute == "none" else ("full",) if self.recompute == "full" else ("selective", "full")
         )
 
 
+PLAIN_PATTERN = Pattern()
 FREE = Pinned()
 """Everything is left to the search."""
 
@@ -209,12 +265,16 @@ def configurations(template: Template, devices: int, global_batch: int, pinned: 
         for mesh, roles, degree in _meshes(devices // pipeline, pinned):
             if not _divides_attention(attention, roles, mesh, pinned):
                 continue
+            if not _fits_pattern(attention, roles, mesh, pinned):
+                continue
             for micro_batches in checked(divisors(global_batch)):
                 if pinned.micro_batches not in (None, micro_batches):
                     continue
                 if pinned.micro_batch is not None and micro_batches * pinned.micro_batch * degree != global_batch:
                     continue
                 if roles and global_batch // micro_batches % degree:
+                    continue
+                if pinned.pattern and not pinned.pattern.runs(template.blocks.count, pipeline, micro_batches):
                     continue
                 if micro_batches % (pinned.interleave or 1) or (pipeline > 1 and pipeline * micro_batches > PASSES):
                     continue
@@ -233,6 +293,36 @@ def configurations(template: Template, devices: int, global_batch: int, pinned: 
                     )
 
 
+def decided_apart(configuration: Configuration, pinned: Pinned) -> Configuration:
+    """A configuration with what was decided of it beside its degrees, without what means nothing in it."""
+    degrees = dict(zip(configuration.roles, configuration.mesh, strict=True))
+    tensor, shards = "tensor" in degrees, any(role not in ("tensor", "replica") for role in degrees)
+    pattern = pinned.pattern
+    decided = Pinned(
+        zero=(pinned.zero or 0) if shards else 0,
+        sequence_parallel=bool(pinned.sequence_parallel) and tensor,
+        expert=pinned.expert,
+        whole_experts=bool(pinned.whole_experts) and tensor if pinned.expert is not None else None,
+        replicas=pinned.replicas,
+        recompute=pinned.recompute,
+        pattern=None
+        if pattern is None
+        else Pattern(vocabulary=pattern.vocabulary or not tensor, counts=pattern.counts),
+    )
+    return replace(configuration, decided=decided, even=configuration.even and configuration.pipeline > 1)
+
+
+def _fits_pattern(attention: Sequence[Rule], roles: tuple[Role, ...], mesh: tuple[int, ...], pinned: Pinned) -> bool:
+    """Whether enough devices share out what ZeRO does, and heads come out even over all that are split by them."""
+    if pinned.pattern is None:
+        return True
+    degrees = dict(zip(roles, mesh, strict=False))
+    by_heads = degrees.get("tensor", 1) * degrees.get("context", 1)
+    whole = all(heads_of(rule) % by_heads == 0 and key_heads_of(rule) % by_heads == 0 for rule in attention)
+    shards = math.prod(size for role, size in degrees.items() if role not in ("tensor", "replica"))
+    return whole and shards >= pinned.pattern.shards
+
+
 def _cuts(template: Template, pipeline: int) -> bool:
     return pipeline == 1 or (template.pipelines and pipeline <= template.blocks.count)
 
@@ -246,6 +336,8 @@ def _virtual_stages(template: Template, pipeline: int, micro_batches: int, pinne
     if wanted == 1 or pipeline == 1 or (wanted == 0 and pinned.schedule not in (None, INTERLEAVED)):
         return (1,) if wanted in (0, 1) else ()
     blocks, possible = template.blocks.count, [1]
+    if pinned.pattern is not None and not pinned.pattern.interleaved:
+        return (1,) if wanted in (0, 1) else ()
     if blocks % pipeline == 0 and micro_batches % (pipeline * (pinned.interleave or 1)) == 0:
         possible += [v for v in divisors(blocks // pipeline)[1:] if _equal(template.blocks.kinds, pipeline * v)]
     return tuple(v for v in possible if wanted in (0, v) and not (interleaved and v == 1))

@@ -10,6 +10,6 @@ MODEL_ARGS=(
 torchrun $DISTRIBUTED_ARGS pretrain_gpt.py \
     "${MODEL_ARGS[@]}" \
     --tensor-model-parallel-size $TP \
-    --pipeline-model-parallel-layout Et*2|t*2L \
+    --pipeline-model-parallel-layout 'Et*2|t*2L' \
     --pipeline-model-parallel-size 2 \
     --micro-batch-size 1 --global-batch-size 8 --bf16

@@ -85,6 +85,8 @@ CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("plan compare", ("compare", "a.json", "--log", "train.log", "--from", "nemo")),
     ("plan compare --model", ("compare", *TINY_COST, "--hardware", "cpu", "--devices", "1,2")),
     ("plan capacity", ("capacity", *TINY_COST, "--hardware", "h100", "--days", "1")),
+    ("plan compare ENGINES", ("compare", "a.json", "--engines", "deepspeed,torch")),
+    ("plan", (*TINY, "--for", "torch", "-o", "torch.json")),
     ("plan fit RUN", ("fit", "a.run.json", "-o", "mine.toml")),
     ("plan replan", ("replan", "b.json", "--hardware", "cpu")),
     ("plan advise", ("advise", "megatron", "--model", "llama-tiny", "--hardware", "cpu", "--time-limit", "5")),

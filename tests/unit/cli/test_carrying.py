@@ -39,16 +39,33 @@ def test_what_is_imported_is_exported_again(plan: Any, here: Path, imported: str
     assert (here / "again.json").read_text() == (here / imported).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
-def test_what_cannot_be_said_is_refused_with_its_price(plan: Any, here: Path, imported: str) -> None:
-    message = plan.refused("export", imported, "--to", "torchtitan", "-o", "run")
-    assert "ZeRO: 1, but 2" in message
-    assert "a step instead of" in message
-    assert "--approximate" in message
-    assert not (here / "run").exists()
-    content = plan.json("export", imported, "--to", "torchtitan", "-o", "run", "--approximate")
+def test_a_plan_that_lies_outside_is_searched_again_or_written_as_the_nearest(
+    plan: Any, here: Path, imported: str
+) -> None:
+    content = plan.json("export", imported, "--to", "torchtitan", "-o", "best", "--tolerance", "0%")
+    assert (content["searched"], content["software"], content["given_up"]) == (True, "fsdp", [])
+    again = plan.json("import", "best", "--from", "torchtitan", *TINY, "--devices", "4", "--software", "fsdp")
+    assert again["step_seconds"] == content["step_seconds"]
+    content = plan.json("export", imported, "--to", "torchtitan", "-o", "run", "--nearest")
+    assert not content["searched"]
     assert [step["what"] for step in content["given_up"]][-1].startswith(("ZeRO", "norms"))
     assert json.loads((here / "run" / "export.json").read_text())["given_up"] == content["given_up"]
+    close = plan.json("export", imported, "--to", "torchtitan", "-o", "close", "--tolerance", "100%")
+    assert close["given_up"] == content["given_up"]
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_what_does_not_fit_is_never_written(plan: Any, here: Path) -> None:
+    (here / "run.sh").write_text("torchrun --nproc-per-node 1 pretrain_gpt.py --bf16 --micro-batch-size 1")
+    content = plan.json("import", "run.sh", "--from", "megatron", "--model", "llama8b", "-o", "large.json")
+    assert not content["fits"]
+    outcome = plan("export", "large.json", "--to", "megatron", "-o", "run", "--nearest")
+    assert outcome.code == 3
+    assert "nothing was written" in outcome.err
+    assert not (here / "run").exists()
 
 
 @pytest.mark.thorough
@@ -63,7 +80,7 @@ def test_only_an_export_is_replaced(plan: Any, here: Path, imported: str) -> Non
 
 
 def test_people_are_told_what_was_given_up(plan: Any, imported: str) -> None:
-    outcome = plan("export", imported, "--to", "torchtitan", "-o", "run", "--approximate")
+    outcome = plan("export", imported, "--to", "torchtitan", "-o", "run", "--nearest")
     assert outcome.code == 0
     assert "Given up" in outcome.out
     assert "launch.sh, train.toml" in outcome.out

@@ -54,7 +54,7 @@ def test_every_command_has_examples_and_every_option_one_line(path: str) -> None
 def test_options_are_in_the_help_of_search_by_group_and_told_whole() -> None:
     text = printed("search", "--help")
     for field in Options.__dataclass_fields__:
-        name = {"as_json": "json"}.get(field, field).replace("_", "-")
+        name = {"as_json": "json", "engine": "for"}.get(field, field).replace("_", "-")
         assert f"--{name}" in text or f"--[no-]{name}" in text, field
     headings = ["Training job", "Parallelism", "Gradients", "Search", "Output"]
     assert [text.index(f"\n{one}\n") for one in headings] == sorted(text.index(f"\n{one}\n") for one in headings)

@@ -1,0 +1,143 @@
+"""`plan compare --engines`: the best plan that each of several engines can be told, and the best without any, side by
+side."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.api.carrying import Subject, asked_like
+from planner.cli.commands.plan import progress_console, undisturbed
+from planner.cli.commands.show import naming, traced_again
+from planner.cli.engine_cost import free_request
+from planner.cli.limiting import within_limits
+from planner.cli.options import Options
+from planner.cli.printing import console_of
+from planner.cli.requesting import check, request_of
+from planner.cli.searching import find
+from planner.errors import InfeasibleError, PlannerError, RequestError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from planner.engines.space import EngineSpace
+    from planner.strategy_search.request.request import SearchRequest
+    from planner.strategy_search.result import SearchResult
+
+FREE = "runtime of this project"
+_TOLD = ("degrees", "expert", "virtual stages", "micro-batches", "ZeRO", "recomputation")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What was found for one engine, or without any; or why nothing was."""
+
+    engine: str | None
+    name: str
+    software: str
+    result: "SearchResult | None"
+    why: str = ""
+
+    def content(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        found = self.result
+        return {
+            "engine": self.engine,
+            "software": self.software,
+            "step_seconds": None if found is None else found.plan.prediction.step_seconds,
+            "peak_bytes": None if found is None else found.plan.prediction.peak_bytes,
+            "gap": None if found is None else found.gap,
+            "words": None if found is None else words_of(found),
+            "why": self.why or None,
+        }
+
+
+def words_of(result: "SearchResult") -> dict[str, str]:
+    """What tells plans of engines apart."""
+    from planner.plan.layout.roles import roles
+    from planner.plan.words import plan_words
+
+    words = plan_words(result.bound, roles(result.bound))
+    return {name: words[name] for name in _TOLD}
+
+
+def spaces_of(text: str) -> "tuple[EngineSpace, ...]":
+    """Engines by their names, separated by commas. Raises RequestError."""
+    from planner.engines.spaces import space_named
+
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise RequestError("--engines: write names of engines, as in megatron,torchtitan,torch")
+    return tuple(space_named(name) for name in dict.fromkeys(names))
+
+
+def compared(plan_file: Path | None, engines: str, options: Options) -> "tuple[SearchRequest, tuple[Row, ...]]":
+    """A row for each engine, and one without any, for the training of a plan file or of options."""
+    spaces, console = spaces_of(engines), progress_console(options)
+    with undisturbed(), within_limits(options):
+        if plan_file is None:
+            check(options)
+            request = request_of(options, console)
+        else:
+            request = _request_of_plan(plan_file, options.hardware)
+        rows = [_row(free_request(request), None, console)]
+        rows += [_row(_for(request, space), space, console) for space in spaces]
+    return request, tuple(rows)
+
+
+def _request_of_plan(plan_file: Path, hardware: str | None) -> "SearchRequest":
+    from planner.plan.binding.machine import machine_of
+    from planner.plan.file import load_plan
+
+    plan = load_plan(plan_file)
+    with naming(plan_file):
+        machine, model = machine_of(plan.cluster, hardware), traced_again(plan, None)
+        subject = Subject(model=plan.model, graph=model.graph, batch=model.batch, cluster=machine)
+    return asked_like(subject, plan.training)
+
+
+def _for(request: "SearchRequest", space: "EngineSpace") -> "SearchRequest":
+    from hardware_profiles import load_software
+
+    return replace(request, space=space, cluster=request.cluster.with_software(load_software(space.software)))
+
+
+def _row(request: "SearchRequest", space: "EngineSpace | None", console: "Console") -> Row:
+    name = FREE if space is None else space.title
+    result, why = None, ""
+    try:
+        result = find(request, console, advise=False).best
+    except InfeasibleError as error:
+        why = str(error)
+    except PlannerError as error:
+        if space is None:
+            raise
+        why = str(error)
+    software = request.cluster.software.name
+    return Row(engine=None if space is None else space.name, name=name, software=software, result=result, why=why)
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Print the table, and why nothing was found for an engine."""
+    from planner.report.table import table_of
+    from planner.report.units import bytes_text, seconds_text
+
+    console = console_of()
+    table = table_of("", "engine", "stack", "step", "", "memory", "gap", *_TOLD)
+    for column in table.columns[2:6]:
+        column.justify = "right"
+    free = rows[0].result
+    for row in rows:
+        if row.result is None:
+            table.add_row(row.name, row.software, "none", *[""] * (len(_TOLD) + 3))
+            continue
+        prediction = row.result.plan.prediction
+        more = ""
+        if free is not None and row.engine is not None:
+            more = f"{prediction.step_seconds / free.plan.prediction.step_seconds - 1:+.1%}"
+        figures = (seconds_text(prediction.step_seconds), more, bytes_text(prediction.peak_bytes))
+        table.add_row(row.name, row.software, *figures, f"{row.result.gap:.1%}", *words_of(row.result).values())
+    console.print(table)
+    for row in rows:
+        if row.why:
+            console.print(f"{row.name}: {row.why}", soft_wrap=True)

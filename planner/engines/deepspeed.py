@@ -1,0 +1,37 @@
+"""What DeepSpeed by itself can be told; see `planner.export.deepspeed`. Tensor, context and pipeline parallelism do not
+go together there.
+
+Left out of the space, though the exporter writes it: ZeRO 0.
+"""
+
+from planner.engines.space import EngineSpace, Settings
+
+_DEGREES = ("tensor", "context", "pipeline")
+
+
+def _alone(*but: str) -> tuple[tuple[str, int], ...]:
+    """Degrees of 1, but for some."""
+    return tuple((name, 1) for name in _DEGREES if name not in but)
+
+
+DEEPSPEED = EngineSpace(
+    name="deepspeed",
+    title="DeepSpeed",
+    software="deepspeed-zero3",
+    settings=(
+        Settings(
+            zero=(1, 2, 3), recomputed=("none", "all"), context=("heads",), sequence_parallel=False, vocabulary=False,
+            whole_experts=(), fixed=_alone("context"),
+        ),
+        Settings(
+            zero=(1, 2), recomputed=("none", "all"), sequence_parallel=False, vocabulary=False, whole_experts=(),
+            fixed=_alone("tensor"),
+        ),
+        Settings(
+            zero=(1,), recomputed=("none", "all"), sequence_parallel=False, vocabulary=False, whole_experts=(),
+            fixed=_alone("pipeline"), interleaved=False, even=True,
+        ),
+    ),
+    optimizers=("adamw", "lamb", "sgd"),
+    precisions=("bf16", "fp16", "fp32"),
+)  # fmt: skip

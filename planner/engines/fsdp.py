@@ -1,0 +1,43 @@
+"""What can be told the engines that share weights out with PyTorch's FSDP2; see `planner.export.torchtitan`,
+`planner.export.accelerate` and `planner.export.torch_script`.
+
+Left out of the spaces, though the exporters write them: plain data parallelism, copies of what FSDP shares out (HSDP),
+recomputation of some layers or of some operators, GPipe; for torchtitan configurations without FSDP, which compute on
+weights in bf16 alone, and models with experts.
+"""
+
+from planner.engines.space import EngineSpace, Settings
+
+TORCHTITAN = EngineSpace(
+    name="torchtitan",
+    title="torchtitan",
+    software="fsdp",
+    settings=(Settings(zero=(2, 3), recomputed=("none", "all"), context=("ring",), shards=2, filled=True),),
+    precisions=("bf16", "fp32"),
+    wide=(2, 3),
+    experts=False,
+)
+
+ACCELERATE = EngineSpace(
+    name="accelerate",
+    title="Accelerate",
+    software="fsdp",
+    settings=(
+        Settings(
+            zero=(2, 3), recomputed=("none", "all"), context=("ring",), sequence_parallel=False, vocabulary=False,
+            whole_experts=(), fixed=(("pipeline", 1),), shards=2,
+        ),
+    ),
+    optimizers=("adamw", "sgd"),
+    precisions=("bf16", "fp32"),
+)  # fmt: skip
+
+TORCH = EngineSpace(
+    name="torch",
+    title="plain PyTorch",
+    software="pytorch",
+    settings=(Settings(zero=(2, 3), recomputed=("any",), shards=2, filled=True),),
+    optimizers=("adamw", "sgd"),
+    precisions=("bf16", "fp32"),
+    experts=False,
+)

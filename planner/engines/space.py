@@ -1,0 +1,87 @@
+"""The space of an engine: settings that go together, as data.
+
+    EngineSpace  megatron                 its name, its training stack, optimizers, precisions
+      Settings   ZeRO 0, 1, 2, 3          all combinations of what one row lists; rows say what goes together
+                 recomputed: none, equal, all
+                 context by heads, ring, both
+                 fixed: pipeline 1, ...   degrees that the other settings of the row leave
+
+A search over the space of an engine (`planner.strategy_search.within`) finds the best plan in it, and the engine's
+exporter writes whatever lies in it. Operators are cut in one pattern (Shoeybi et al. 2019, see
+`planner.strategy_search.request.usual_pattern`), which every engine applies.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from planner.sharding.update import PLAIN, Update
+
+Recomputed = Literal["none", "all", "equal", "any"]
+"""Blocks that are recomputed whole: none, all, equally many of every stage (or all that it has), any number of each."""
+
+NARROW = ("bf16", "fp16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Settings of an engine that go together: every combination of them is a plan that it can run.
+
+    Attributes:
+        zero: what data and context parallel devices may share out (0 nothing to 3 weights too).
+        recomputed: blocks that may be recomputed.
+        context: ways to split attention among the devices of a context: "heads", "ring", "hybrid"; none where it has
+            no context parallelism.
+        zigzag: whether rings cut sequences in zigzag order.
+        sequence_parallel: whether norms are cut along the sequence, where there is tensor parallelism.
+        vocabulary: whether the embedding and the head are cut along the vocabulary, where there is.
+        whole_experts: whether tensor parallel devices may hold whole experts, and may cut each; none where the engine
+            runs no expert parallelism.
+        fixed: degrees that are as given: ("pipeline", 1).
+        shards: data and context parallel devices that there are at least.
+        interleaved: whether a pipeline rank may hold several stages.
+        filled: whether a pipeline takes at least as many micro-batches as it has ranks.
+        even: whether all stages hold equally many blocks.
+    """
+
+    zero: tuple[int, ...]
+    recomputed: tuple[Recomputed, ...]
+    context: tuple[str, ...] = ()
+    zigzag: bool = True
+    sequence_parallel: bool = True
+    vocabulary: bool = True
+    whole_experts: tuple[bool, ...] = (False, True)
+    fixed: tuple[tuple[str, int], ...] = ()
+    shards: int = 1
+    interleaved: bool = True
+    filled: bool = False
+    even: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpace:
+    """What an engine can be told.
+
+    Attributes:
+        name: as `--for` and `plan export --to` have it; `title` as people write it.
+        software: the training stack that runs it (`hardware_profiles.software_names`).
+        settings: what goes together.
+        optimizers, precisions: that it has.
+        wide: stages of ZeRO that reduce gradients in fp32 with every micro-batch; those of other stages are "mixed"
+            (see `planner.sharding.update.Update`).
+        experts: whether it trains models with experts.
+    """
+
+    name: str
+    title: str
+    software: str
+    settings: tuple[Settings, ...]
+    optimizers: tuple[str, ...] = ("adamw",)
+    precisions: tuple[str, ...] = ("bf16",)
+    wide: tuple[int, ...] = ()
+    experts: bool = True
+
+    def update(self, asked: Update, zero: int, precision: str) -> Update:
+        """What becomes of gradients at a stage of ZeRO: what the engine does unless it is told otherwise, with the
+        clipping that is asked for."""
+        wide = zero in self.wide and precision in NARROW
+        return replace(PLAIN, clip_norm=asked.clip_norm, gradient_dtype="fp32" if wide else PLAIN.gradient_dtype)

@@ -1,0 +1,29 @@
+"""All engines that a plan can be searched for, by name."""
+
+from collections.abc import Mapping
+
+from planner.engines.deepspeed import DEEPSPEED
+from planner.engines.fsdp import ACCELERATE, TORCH, TORCHTITAN
+from planner.engines.megatron import MEGATRON, NEMO
+from planner.engines.mindspeed import MINDFORMERS, MINDSPEED
+from planner.engines.space import EngineSpace
+from planner.errors import RequestError
+
+SPACES: Mapping[str, EngineSpace] = {
+    space.name: space for space in (ACCELERATE, DEEPSPEED, MEGATRON, MINDFORMERS, MINDSPEED, NEMO, TORCH, TORCHTITAN)
+}
+
+
+def space_named(name: str) -> EngineSpace:
+    """The space of an engine. Raises RequestError where there is none by that name."""
+    if name == "mindspore":
+        raise RequestError(
+            "--for mindspore: it takes strategies operator by operator, so that any plan is one for it; leave out --for"
+            " and write the plan with plan export --to mindspore"
+        )
+    if name not in SPACES:
+        raise RequestError(
+            f"--for {name}: plans are searched for {', '.join(sorted(SPACES))}; for another engine search a plan and"
+            " carry it over with plan export --nearest"
+        )
+    return SPACES[name]

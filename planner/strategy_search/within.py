@@ -1,0 +1,241 @@
+"""A search within the space of an engine: the best plan that the engine can be told.
+
+    settings of the engine ─▶ alternatives, all in one search with its bound ─▶ the best few, as the engine runs them
+
+An engine has one pattern for all operators (`planner.strategy_search.request.usual_pattern`), so that of every
+configuration little is left to search: which blocks are recomputed, as the engine counts them, and how they are divided
+over stages. What the pattern leaves open, operators between products, is decided in the search by memory and time
+together, and in the plan of the engine by time alone (`planner.strategy_search.fixed.megatron_layout`); the plan that
+comes back is the latter, priced anew. Its objective is compared with the bound of the search, which knows of more
+plans, so that the gap holds. Where it takes more memory than there is, the search is asked for less.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+from hardware_profiles import Cluster
+from planner.engines.space import EngineSpace, Settings
+from planner.errors import InfeasibleError, RequestError
+from planner.graph.expert_load import EXPERTS_OPERATOR
+from planner.nearest import divisors
+from planner.plan.binding.bind import BoundPlan
+from planner.sharding.rules import rule_of
+from planner.sharding.update import DEFAULT
+from planner.strategy_search.engine.families import Shared
+from planner.strategy_search.engine.finalists import Ranked, with_proof
+from planner.strategy_search.fixed.megatron_layout import Usual, usual_plan
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import FREE, Configuration, Pattern, Pinned
+from planner.strategy_search.result import Progress, SearchResult
+from planner.strategy_search.search import find_fitting, search
+
+_ROUNDS = 6  # with less memory each, where the plan as the engine runs it takes more than the search thought
+_FITS = 1e-9
+_OWN = ("context_by", "interleave", "pattern", "zigzag", "even")  # that settings say, whatever was decided
+
+
+def within(space: EngineSpace, request: SearchRequest) -> SearchRequest:
+    """The request for plans that an engine can be told. Raises RequestError for what it has no setting for."""
+    _check(space, request)
+    experts = _expert_degrees(request)
+    found = [one for settings in space.settings for one in _alternatives(settings, request.pinned, experts)]
+    if not found:
+        raise RequestError(
+            f"--for {space.name}: {space.title} has no settings with all that was decided by hand; leave out some of"
+            " it, or --for"
+        )
+    wide = max(space.wide, default=0)  # at other stages of ZeRO its prices are the same
+    update = space.update(request.update, wide, request.precision)
+    pinned = replace(request.pinned, interleave=1, pattern=Pattern())
+    return replace(
+        request, space=space, alternatives=tuple(dict.fromkeys(found)), pinned=pinned, update=update, placing="given"
+    )
+
+
+def _check(space: EngineSpace, request: SearchRequest) -> None:
+    """Raise RequestError where something is asked for of which the engine is not told."""
+    asked, pinned, where = request.update, request.pinned, f"--for {space.name}"
+    if not isinstance(request.cluster, Cluster):
+        raise RequestError(f"{where}: plans for an engine are searched on one kind of devices; leave out --for")
+    words = (("optimizer", space.optimizers), ("precision", space.precisions), ("algorithm", ("dynamic_programming",)))
+    for name, known in words:
+        if getattr(request, name) not in known:
+            raise RequestError(f"{where}: {name} = {getattr(request, name)}; it takes {', '.join(known)}")
+    if not space.experts and _expert_degrees(request):
+        raise RequestError(f"{where}: {space.title} is told nothing of experts here; take --for megatron")
+    if request.shards or request.stores:
+        raise RequestError(f"{where}: an engine takes no strategies of operators; leave out --shard, or --for")
+    for name in ("mesh", "offload", "slices", "interleave", "replicas", "never_kept", "ulysses", "zigzag"):
+        if getattr(pinned, name) not in (getattr(FREE, name), 1):
+            raise RequestError(f"{where}: {name} is no part of what is searched for {space.title}; leave it out")
+    if pinned.schedule not in (None, "1f1b", "interleaved_1f1b") or pinned.recompute == "selective":
+        given = pinned.schedule if pinned.recompute != "selective" else "selective recomputation"
+        raise RequestError(f"{where}: {given} is no part of what is searched for {space.title}; leave it out")
+    for name in ("gradients", "gradient_dtype", "master_weights", "broadcast", "local_parameters", "placed"):
+        if getattr(asked, name) != getattr(DEFAULT, name):
+            raise RequestError(f"{where}: {name} is what {space.title} makes of it; leave it out")
+    if asked.buckets not in (DEFAULT.buckets, "none") or asked.gathers not in (DEFAULT.gathers, "each"):
+        raise RequestError(f"{where}: buckets and gathers are those of {space.title}; leave them out")
+
+
+def _expert_degrees(request: SearchRequest) -> tuple[int, ...]:
+    """Parts into which the experts of a model may be cut; empty where it has none."""
+    rules = [rule_of(request.graph, op) for op in request.graph.operators if op.op == EXPERTS_OPERATOR]
+    if not rules:
+        return ()
+    count = math.gcd(*(rule.factors[rule.index["e"]].extent for rule in rules))
+    return tuple(degree for degree in divisors(count) if request.cluster.devices % degree == 0)
+
+
+def _alternatives(settings: Settings, asked: Pinned, experts: tuple[int, ...]) -> Iterator[Pinned]:
+    """What a row of settings can be, as far as it agrees with what was decided by hand."""
+    ways: tuple[str | None, ...] = settings.context or (None,)
+    if asked.context_by not in (FREE.context_by, "auto"):
+        ways = tuple(way for way in ways if way == asked.context_by)
+    elif {"heads", "ring", "hybrid"} <= set(ways):
+        ways = ("auto",)
+    spread = [(None, None)] if not experts else [(1, None), *itertools.product(experts, settings.whole_experts)]
+    for zero, recomputed, way, (expert, whole) in itertools.product(settings.zero, settings.recomputed, ways, spread):
+        wanted: dict[str, Any] = {
+            **dict(settings.fixed),
+            **({} if way else {"context": 1}),
+            "zero": zero,
+            "sequence_parallel": settings.sequence_parallel,
+            "expert": expert,
+            "whole_experts": whole,
+            "context_by": way or "heads",
+            "zigzag": settings.zigzag if way not in (None, "heads") else None,
+            "recompute": {"none": "none", "all": "full"}.get(recomputed),
+            "even": settings.even,
+            "interleave": 1,
+            "pattern": Pattern(
+                vocabulary=settings.vocabulary,
+                counts="equal" if recomputed == "equal" else "any",
+                shards=settings.shards,
+                interleaved=settings.interleaved,
+                filled=settings.filled,
+                divided=settings.even,
+            ),
+        }
+        for name in (field.name for field in fields(Pinned) if field.name not in _OWN):
+            given, open_value = getattr(asked, name), getattr(FREE, name)
+            if given != open_value and wanted.setdefault(name, given) != given:
+                if wanted[name] is not None:
+                    break
+                wanted[name] = given
+        else:
+            yield Pinned(**wanted)
+
+
+def best_plans(
+    request: SearchRequest,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+    cancelled: Callable[[], bool] = lambda: False,
+    cutoff: float = math.inf,
+    shared: Shared | None = None,
+) -> SearchResult:
+    """`search`, within the space of an engine where the request names one."""
+    if request.space is None:
+        return search(request, on_progress, cancelled, cutoff, shared)
+    return search_within(request.space, request, on_progress, cancelled, cutoff)
+
+
+def anything_fits(request: SearchRequest, cancelled: Callable[[], bool] = lambda: False) -> bool:
+    """`find_fitting`, within the space of an engine where the request names one."""
+    return find_fitting(request if request.space is None else within(request.space, request), cancelled)
+
+
+def search_within(
+    space: EngineSpace,
+    asked: SearchRequest,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+    cancelled: Callable[[], bool] = lambda: False,
+    cutoff: float = math.inf,
+) -> SearchResult:
+    """The fastest plans that an engine can be told, as it runs them, with the bound of the search over its space.
+
+    Raises as `search` does.
+    """
+    request = within(space, asked)
+    stated = math.inf
+    for _ in range(_ROUNDS):
+        found = search(request, on_progress, cancelled, cutoff)
+        stated = min(stated, max(found.limits))
+        bound = found.bound_seconds
+        made = [_as_run(space, asked, ranked) for ranked in found.plans]
+        fitting = [one for one in made if one.plan.prediction.peak_bytes <= stated * (1 + _FITS)]
+        if fitting:
+            plans = tuple(sorted((with_proof(one, bound, covered=True) for one in fitting), key=lambda r: r.seconds))
+            return replace(found, plans=plans)
+        least = min(one.plan.prediction.peak_bytes for one in made)
+        memory = min(found.limits) - (least - stated)
+        request = replace(request, memory_limit=memory)
+    raise InfeasibleError(
+        f"--for {space.name}: plans that were found need {least / 2**30:.1f} GiB per device as {space.title} runs them,"
+        f" and there are {stated / 2**30:.1f} GiB; decide degrees by hand, such as --tensor 8"
+    )
+
+
+def _as_run(space: EngineSpace, request: SearchRequest, ranked: Ranked) -> Ranked:
+    """A plan that was found as the engine runs it."""
+    stages = tuple(stage.blocks for stage in ranked.plan.stages)
+    made = plan_within(space, request, ranked.configuration, stages, _recomputed(ranked.bound))
+    return replace(ranked, bound=made, certificate=None)
+
+
+def plan_within(
+    space: EngineSpace,
+    request: SearchRequest,
+    configuration: Configuration,
+    stages: tuple[int, ...],
+    recomputed: tuple[int, ...],
+) -> BoundPlan:
+    """The plan of a configuration of a request `within` the space of an engine, as the engine runs it, priced: with so
+    many blocks in every stage, of which so many are recomputed, or as many more as the engine's way to count takes. It
+    may not fit."""
+    decided = configuration.decided
+    assert decided is not None
+    assert decided.pattern is not None
+    degrees = dict(zip(configuration.roles, configuration.mesh, strict=True))
+    ring, heads = configuration.context
+    by = "heads" if ring == 1 else "ring" if heads == 1 else "hybrid"
+    tensor = degrees.get("tensor", 1)
+    pinned = Pinned(
+        pipeline=configuration.pipeline,
+        data=degrees.get("data", 1) * degrees.get("expert", 1),
+        context=ring * heads,
+        context_by=by,  # type: ignore[arg-type]  # one of three words
+        ulysses=heads if by == "hybrid" else None,
+        zigzag=configuration.zigzag if ring > 1 else None,
+        tensor=tensor,
+        expert=decided.expert,
+        whole_experts=bool(decided.whole_experts) if decided.expert is not None and tensor > 1 else None,
+        zero=decided.zero,
+        sequence_parallel=decided.sequence_parallel,
+        micro_batches=configuration.micro_batches,
+    )
+    if decided.pattern.counts == "equal":
+        recomputed = tuple(min(max(recomputed), blocks) for blocks in stages)
+    usual = Usual(
+        pinned=pinned,
+        stages=stages,
+        virtual_stages=configuration.virtual_stages,
+        schedule=configuration.schedule,
+        vocabulary=decided.pattern.vocabulary,
+        full=recomputed,
+        selective=(0,) * len(stages),
+    )
+    update = space.update(request.update, decided.zero or 0, request.precision)
+    plain = replace(request, update=update, pinned=FREE, placing="given", space=None, alternatives=())
+    made = usual_plan(plain, usual)
+    provenance = replace(made.plan.provenance, search=request.algorithm)
+    return replace(made, plan=replace(made.plan, provenance=provenance))
+
+
+def _recomputed(found: BoundPlan) -> tuple[int, ...]:
+    """Blocks of every stage that are recomputed."""
+    held = (range(stage.first_block, stage.first_block + stage.blocks) for stage in found.plan.stages)
+    return tuple(sum(found.recompute_of(block) is not None for block in blocks) for blocks in held)

@@ -1,0 +1,117 @@
+"""Whatever lies in the space of an engine is written without a loss, read back as it was, and fits where it was said to
+fit."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hardware_profiles import load_profile, load_software
+from planner.api.carrying import Subject, plan_of
+from planner.engines.space import EngineSpace
+from planner.engines.spaces import SPACES
+from planner.export.architecture import architecture_of
+from planner.export.describe import describe, differences
+from planner.export.target import Facts, Job
+from planner.export.targets import TARGETS
+from planner.graph.trace import trace
+from planner.models.zoo import build_model
+from planner.plan.outline import model_reference
+from planner.strategy_search.engine.families import all_configurations, engine_of
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import Configuration
+from planner.strategy_search.within import best_plans, plan_within, within
+from tests.refusals import refused
+
+MODEL, DEVICES = "llama-tiny", 8
+
+
+@cache
+def request_for(engine: str) -> SearchRequest:
+    """A request for a toy model on eight devices."""
+    space = SPACES[engine]
+    cluster = load_profile("h100-80gb").with_devices(DEVICES).with_software(load_software(space.software))
+    built = build_model(MODEL, dtype="bfloat16")
+    graph = trace(built.module, built.args, built.kwargs)
+    reference = model_reference(graph, name=MODEL, sequence_length=built.sequence_length, batch=built.batch)
+    return SearchRequest(graph=graph, batch=built.batch, model=reference, cluster=cluster, global_batch=32, space=space)
+
+
+@cache
+def configurations(engine: str) -> tuple[Configuration, ...]:
+    """All that the space of an engine has for that."""
+    request = request_for(engine)
+    return tuple(all_configurations(engine_of(within(SPACES[engine], request))[0]))
+
+
+@pytest.mark.parametrize("engine", SPACES)
+def test_configurations_come_in_one_order(engine: str) -> None:
+    found = configurations(engine)
+    assert len({configuration.tie for configuration in found}) == len(found)
+
+
+def recomputed(draw: st.DrawFn, space: EngineSpace, configuration: Configuration, stages: list[int]) -> tuple[int, ...]:
+    """Recomputed blocks of every stage, as far as a configuration has them open."""
+    decided = configuration.decided
+    assert decided is not None
+    if decided.recompute is not None:
+        return tuple(stages) if decided.recompute == "full" else (0,) * len(stages)
+    assert space.name in ("megatron", "nemo", "mindspeed", "mindformers", "torch")
+    return tuple(draw(st.integers(0, blocks)) for blocks in stages)
+
+
+@pytest.mark.cases(2, 6)
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", SPACES)
+@settings(max_examples=3, deadline=None)
+@given(data=st.data())
+def test_what_lies_in_a_space_is_written_and_read_back(engine: str, data: st.DataObject) -> None:
+    request, space, target = request_for(engine), SPACES[engine], TARGETS[engine]
+    configuration = data.draw(st.sampled_from(configurations(engine)))
+    count = configuration.pipeline * configuration.virtual_stages
+    stages = [4 // count] * count
+    if count == 2 and configuration.virtual_stages == 1 and not configuration.even and data.draw(st.booleans()):
+        stages = [1, 3]
+    full = data.draw(st.composite(lambda draw: recomputed(draw, space, configuration, stages))())
+    found = plan_within(space, request, configuration, tuple(stages), full)
+    description = describe(found)
+    assert target.nearest(description) == ()
+    architecture = architecture_of(MODEL, request.model.sequence_length)
+    job = Job(
+        model=MODEL,
+        description=description,
+        architecture=architecture,
+        per_node=8,
+        overlapped=("tensor", "gathers", "reductions"),
+    )
+    files = target.write(job)
+    beside = files.get(target.beside or "", "")
+    facts = Facts(layers=4, devices=DEVICES, architecture=architecture, beside=beside)
+    reading = target.read(files[target.main], facts)
+    assert reading.description == description
+    assert not [note for note in reading.notes if note.startswith("not read")]
+    subject = Subject(model=request.model, graph=request.graph, batch=request.batch, cluster=request.cluster)
+    again = plan_of(subject, reading.description)
+    assert differences(found, again) == ()
+    assert again.plan.prediction == found.plan.prediction
+
+
+@pytest.mark.slow
+def test_the_best_plan_of_a_space_fits_where_memory_is_short() -> None:
+    request = request_for("megatron")
+    room = best_plans(request)
+
+    limit = room.plan.prediction.peak_bytes * 0.999
+    found = best_plans(replace(request, memory_limit=limit))
+    assert found.plan.prediction.peak_bytes <= limit
+    assert found.bound_seconds <= found.plans[0].objective * (1 + 1e-9)
+    assert found.plans[0].objective >= room.bound_seconds
+
+
+def test_decisions_that_an_engine_is_not_told_of_are_refused() -> None:
+
+    request = request_for("torchtitan")
+    with refused(Exception, "--for torchtitan"):
+        within(SPACES["torchtitan"], replace(request, pinned=replace(request.pinned, zero=1)))
