@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hardware_profiles import Machine
 from hardware_profiles.nicknames import full_profile
 from planner.api.checks import number, record, word
+from planner.engines.spaces import space_named
 from planner.errors import RequestError
 from planner.graph.expert_load import EVEN
 from planner.graph.operator_graph import OperatorGraph
@@ -117,6 +118,7 @@ def search(
     devices: int | None = None,
     cluster: str | None = None,
     software: str | None = None,
+    engine: str | None = None,
     seq_len: int | None = None,
     global_batch: int | None = None,
     imbalance: float = EVEN,
@@ -150,6 +152,7 @@ def search(
         devices: how many; all that the profile says where not given.
         cluster: network levels in place of the profile's, "node=8,rack=4@50,cluster@25/2".
         software: the training stack that will run the plan; PyTorch where not given.
+        engine: the engine that will train, as for `--for`: the best plan that it can be told, priced by its own stack.
         seq_len: tokens of a sequence; the model's own where not given.
         global_batch: samples of a step; 4 per device where not given.
         imbalance: maximum expert load over the mean; 1 is a balanced router.
@@ -191,7 +194,9 @@ def search(
     word("objective", objective, tuple(OBJECTIVES))
     if precision is not None:
         word("precision", precision, tuple(PRECISIONS))
-    machine = machine_given(hardware, cluster=cluster, software=software, devices=devices)
+    space = None if engine is None else space_named(engine)
+    stack = space.software if space is not None and software is None else software
+    machine = machine_given(hardware, cluster=cluster, software=stack, devices=devices)
     if memory_margin is not None:
         machine = with_memory_margin(machine, memory_margin)
     decided, placing, changed = _decided(pinned), *_placed(place, record("update", update, Update, DEFAULT))
@@ -213,6 +218,7 @@ def search(
             time_limit=time_limit,
             memory_limit=memory_limit,
             certify=certify,
+            space=space,
         )
         return plan_for(request, on_progress or _heard, cancelled or _never)
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hardware_profiles.foreign import SETTINGS
 from planner.api.carrying import Subject, plan_of, target_named
 from planner.cli.commands.import_operators import refusing
 from planner.cli.texts import say, text_of
@@ -94,11 +95,19 @@ def _found(asked: Asked) -> "tuple[Target, Path, str, str]":
             inside = [target.main for target in TARGETS.values() if (path / target.main).is_file()]
             path = path / (inside[0] if inside else "launch.sh")
         with refusing(asked.file, "an engine"):
-            engine = guessed_engine(text_of(path), TARGETS)
+            engine = guessed_engine(_settings_of(path), TARGETS)
     target = target_named(engine)
     path = asked.file / target.main if asked.file.is_dir() else asked.file
     also = None if target.beside is None else path.parent / target.beside
-    return target, path, text_of(path), text_of(also) if also is not None and also.is_file() else ""
+    return target, path, _settings_of(path), _settings_of(also) if also is not None and also.is_file() else ""
+
+
+def _settings_of(path: Path) -> str:
+    """The text of a file that somebody wrote by hand. Raises RequestError."""
+    text = text_of(path)
+    if len(text) > SETTINGS.size:
+        raise RequestError(f"{path}: {len(text)} characters are too many for settings; at most {SETTINGS.size}")
+    return text
 
 
 def _model(asked: Asked, target: "Target", path: Path, text: str) -> str:

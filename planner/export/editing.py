@@ -1,9 +1,12 @@
 """A file of settings with some of them changed: the user's own lines, comments and order, but for the values.
 
 What has to change is found by writing both descriptions as the engine has them and comparing the settings. Each is
-then put in its place in the file: the value of an option or of the variable that it names, of a key of TOML, YAML or
-JSON. What the file does not have yet is added beside its like; what is to go goes with its line. Whoever calls this
-reads the file again: only what says what was meant is written.
+then put in its place in the file: the value of a key of TOML, YAML or JSON. What the file does not have yet is added
+beside its like; what is to go goes with its line. Whoever calls this reads the file again: only what says what was
+meant is written.
+
+Scripts are not changed: what else a line does, and where else a variable is used, only a shell knows. Their changes are
+listed.
 """
 
 import json
@@ -30,8 +33,6 @@ def edited(target: Target, text: str, before: Job, after: Description) -> str:
     changes = {
         name: new.get(name, _ABSENT) for name in {**old, **new} if old.get(name, _ABSENT) != new.get(name, _ABSENT)
     }
-    if target.name in _SHELL and not text.lstrip().startswith("MODEL_ARGS"):
-        return _edited_shell(text, changes)
     if target.name == "torchtitan" and not re.search(r"^def ", text, re.MULTILINE):
         return changed_toml(text, {path: None if value is _ABSENT else value for path, value in changes.items()})
     if target.name == "deepspeed":
@@ -65,46 +66,6 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _edited_shell(text: str, changes: Settings) -> str:
-    for name, value in sorted(changes.items()):
-        option = re.compile(rf"--{re.escape(name)}(?![\w-])(?P<value>(?:[ \t=]+(?!-)[^\s\\\"')]+)*)")
-        found = option.search(text)
-        if value is _ABSENT:
-            text = re.sub(rf"(?m)^[ \t]*[\"']?--{re.escape(name)}(?![\w-])[^\n]*\n", "", text)
-            text = option.sub("", text)
-        elif found is None:
-            text = _with_option(text, f"--{name} {value}".strip())
-        elif found["value"].strip("= \t").startswith("$"):
-            text = _with_variable(text, found["value"].strip("= \t"), str(value))
-        else:
-            sign = "=" if found["value"].startswith("=") else " "
-            text = text[: found.start()] + f"--{name}{sign}{value}".rstrip() + text[found.end() :]
-    return text
-
-
-def _with_variable(text: str, word: str, value: str) -> str:
-    """The text with another value of the variable that an option names."""
-    name = re.sub(r"[^\w].*", "", word.lstrip("${"))
-    assigned = re.compile(rf"(?m)^(?P<head>[ \t]*(?:export[ \t]+)?{name}=)(?P<value>[^\s#]*)")
-    matches = list(assigned.finditer(text))
-    if not matches:
-        return text.replace(word, value)
-    last = matches[-1]
-    default = re.fullmatch(r"(\$\{\w+:?-)([^}]*)\}", last["value"])
-    written = f"{default[1]}{value}}}" if default else value
-    return text[: last.start("value")] + written + text[last.end("value") :]
-
-
-def _with_option(text: str, words: str) -> str:
-    """The text with one option more, in a line of its own behind the first that has an option of the engine."""
-    like = re.search(r"(?m)^(?P<indent>[ \t]+)--(tensor-model|pipeline-model|micro-batch|global-batch)[^\n]*", text)
-    if like is None:
-        like = re.search(r"--(tensor-model|pipeline-model|micro-batch|global-batch)-\S+[ \t]+\S+", text)
-        return text if like is None else f"{text[: like.end()]} {words}{text[like.end() :]}"
-    end = " \\" if like[0].rstrip().endswith("\\") else ""
-    return f"{text[: like.start()]}{like['indent']}{words}{end}\n{text[like.start() :]}"
-
-
 def _edited_json(text: str, changes: Settings) -> str:
     content = parse_json(text, SETTINGS)
     for path, value in changes.items():
@@ -112,27 +73,28 @@ def _edited_json(text: str, changes: Settings) -> str:
         place = content
         for section in sections:
             place = place.setdefault(section, {})
+            if not isinstance(place, dict):
+                raise ExportError(f"{section} is no table of settings; change it by hand")
         if value is _ABSENT:
             place.pop(key, None)
         else:
             place[key] = value
-    indent = re.search(r"\n(\s+)\"", text)
-    return json.dumps(content, indent=len(indent[1].expandtabs(4)) if indent else 2) + "\n"
+    indent = re.search(r"\n([ \t]{1,8})\"", text)
+    return json.dumps(content, indent=len(indent[1].expandtabs(4)) if indent else 2, ensure_ascii=False) + "\n"
 
 
 def _edited_yaml(text: str, changes: Settings) -> str:
-    lines = text.splitlines(keepends=True)
+    lines = (text if text.endswith("\n") else f"{text}\n").splitlines(keepends=True)
     for path, value in sorted(changes.items()):
         *sections, key = path.split(".")
         first, last, indent = _block(lines, sections)
         written = "" if value is _ABSENT else json.dumps(value).strip('"')
         for at in range(first, last):
-            found = re.match(
-                rf"(?P<head>{indent}{re.escape(key)}:[ \t]*)(?P<value>[^#\n]*?)(?P<tail>[ \t]*(?:#[^\n]*)?\n?)$",
-                lines[at],
-            )
-            if found is not None:
-                lines[at] = "" if value is _ABSENT else f"{found['head'].rstrip()} {written}{found['tail'] or chr(10)}"
+            head = f"{indent}{key}:"
+            if lines[at].startswith(head):
+                _, mark, comment = lines[at].rstrip("\n").partition("#")
+                tail = f"  #{comment}" if mark else ""
+                lines[at] = "" if value is _ABSENT else f"{head} {written}{tail}\n"
                 break
         else:
             if value is not _ABSENT and last >= 0:

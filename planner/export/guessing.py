@@ -12,7 +12,7 @@ _MARKS: tuple[tuple[str, str], ...] = (
     ("deepspeed", r"""\A\s*\{(?=.*"(zero_optimization|train_micro_batch_size_per_gpu|train_batch_size)")"""),
     ("mindformers", r"^(parallel_config|recompute_config|runner_config):"),
     ("accelerate", r"^(distributed_type|fsdp_config|base_model|deepspeed_config):"),
-    ("nemo", r"^(trainer|model):\s*$|\brun\.(Partial|Config)\(|^recipe\.|^\s+cfg\.(model|train)\."),
+    ("nemo", r"^(trainer|model):[ \t]*$|\brun\.(Partial|Config)\(|^recipe\.|^[ \t]+cfg\.(model|train)\."),
     ("nemo", r"ConfigContainer|_trainer\("),
     ("torch", r"^LAYERS = "),
     ("mindspeed", r"NPUS?_PER_NODE|mindspeed|--context-parallel-algo|--use-fused-rmsnorm|--reuse-fp32-param|\bHCCL_"),

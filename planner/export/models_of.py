@@ -55,8 +55,8 @@ def model_of(engine: str, text: str, recipe: str = "") -> str | None:
 def _of_torchtitan(text: str, recipe: str) -> str | None:
     if re.search(r"^def \w+\(", text, re.MULTILINE):
         return zoo_name(recipe)
-    name = re.search(r"""^\s*name\s*=\s*["']([\w.]+)["']""", text, re.MULTILINE)
-    flavor = re.search(r"""^\s*flavor\s*=\s*["']([\w.-]+)["']""", text, re.MULTILINE)
+    name = re.search(r"""^[ \t]*name[ \t]*=[ \t]*["']([\w.]+)["']""", text, re.MULTILINE)
+    flavor = re.search(r"""^[ \t]*flavor[ \t]*=[ \t]*["']([\w.-]+)["']""", text, re.MULTILINE)
     if name is None or flavor is None or name[1] not in _FLAVORS:
         return None
     if name[1] == "deepseek_v3":

@@ -34,6 +34,9 @@ _COMPARED: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
+_COMPARABLE = (str, int, float, type(None))
+
+
 @dataclass(slots=True, eq=False)
 class Record:
     """What a call of something unknown would make: its name, as it is written, and its settings."""
@@ -139,8 +142,15 @@ class _Reader:
     def __init__(self, functions: Mapping[str, ast.FunctionDef]) -> None:
         self.functions = functions
         self.constants: dict[str, Any] = {}
+        self.texts: dict[int, str] = {}  # of nodes of the tree, each written once
         self.steps = 0
         self.depth = 0
+
+    def text(self, node: ast.expr) -> str:
+        """The beginning of an expression as it is written."""
+        if id(node) not in self.texts:
+            self.texts[id(node)] = ast.unparse(node)[:200]
+        return self.texts[id(node)]
 
     def module(self, tree: ast.Module) -> Record | None:
         """What the file itself makes: the last record that settings are assigned of."""
@@ -224,7 +234,7 @@ class _Reader:
             if not isinstance(found, Record):
                 found = before.settings[node.attr] = Record(node.attr)
             return found
-        return Record(ast.unparse(node)[:80])
+        return Record(self.text(node)[:80])
 
     def value(self, node: ast.expr, names: Mapping[str, Any]) -> Any:
         self.steps += 1
@@ -238,7 +248,7 @@ class _Reader:
             case ast.Attribute(value=inner, attr=attr):
                 found = self.value(inner, names)
                 known = isinstance(found, Record) and attr in found.settings
-                return found.settings[attr] if known else Unknown(ast.unparse(node)[:200])
+                return found.settings[attr] if known else Unknown(self.text(node))
             case ast.List(elts=elements) | ast.Tuple(elts=elements):
                 return [self.value(one, names) for one in elements]
             case ast.Call():
@@ -258,7 +268,7 @@ class _Reader:
                 return all(parts) if isinstance(sign, ast.And) else any(parts)
             case ast.IfExp(test=test, body=body, orelse=orelse):
                 return self.value(body if _true(self.value(test, names)) else orelse, names)
-        return Unknown(ast.unparse(node)[:200])
+        return Unknown(self.text(node))
 
     @staticmethod
     def sum(sign: ast.operator, one: Any, other: Any) -> Any:
@@ -267,14 +277,16 @@ class _Reader:
             return Unknown("sum")
         try:
             found = apply(one, other)
-        except ZeroDivisionError:
+        except ArithmeticError:
             return Unknown("sum")
         return found if abs(found) <= LARGEST else Unknown("sum")
 
     @staticmethod
     def compared(sign: ast.cmpop, one: Any, other: Any) -> Any:
         apply = _COMPARED.get(type(sign))
-        if apply is None or isinstance(one, Unknown) or isinstance(other, Unknown):
+        listed = isinstance(sign, ast.In | ast.NotIn) and isinstance(other, list)
+        others = other if listed else [other]  # lists of lists may have more parts than anybody can compare
+        if apply is None or not all(isinstance(part, _COMPARABLE) for part in (one, *others)):
             return Unknown("comparison")
         try:
             return bool(apply(one, other))
@@ -286,14 +298,14 @@ class _Reader:
         named = {one.arg: self.value(one.value, names) for one in node.keywords if one.arg is not None}
         if isinstance(node.func, ast.Name) and node.func.id in self.functions:
             return self.called(node.func.id, given, named)
-        name = ast.unparse(node.func)[:200]
+        name = self.text(node.func)
         words = " ".join(str(one) for one in given if isinstance(one, str))
         if (
             name.rpartition(".")[2] in ("Config", "Partial")
             and node.args
             and not isinstance(node.args[0], ast.Constant)
         ):
-            name, words = ast.unparse(node.args[0])[:200], words  # run.Config(Class, ...): a class and its settings
+            name, words = self.text(node.args[0]), words  # run.Config(Class, ...): a class and its settings
         return Record(f"{name} {words}".strip()[:400], named)
 
 

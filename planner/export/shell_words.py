@@ -26,7 +26,7 @@ _TOKEN = re.compile(
                    | '[^']*'
                    | "(?:\\.|[^"\\])*"
                    | \$\(\([^\n]{0,200}?\)\)
-                   | \$\{(?:[^{}"\n]|"[^"\n]*"|\$?\{[^{}\n]*\}){0,256}\}
+                   | \$\{(?:[^{}"$\n]|"[^"\n]{0,256}"|\$(?!\{)|\$?\{[^{}\n]{0,256}\}){0,256}\}
                    | [^\s;&|"'\\] )+)""",
     re.VERBOSE | re.DOTALL,
 )
@@ -69,10 +69,16 @@ class Variables:
             text = found
         return text
 
+    def _number(self, name: re.Match[str]) -> str:
+        """A whole number that a variable of a sum has; else the name, of which there is no sum."""
+        value = self.known.get(name[0], name[0])
+        return value if re.fullmatch(r"\d{1,12}", value) else name[0]
+
     def _value(self, match: re.Match[str]) -> str:
         if match["sum"] is not None:
-            names = re.sub(r"[A-Za-z_]\w*", lambda name: self.known.get(name[0], name[0]), match["sum"])
-            return str(_summed(names)) if _SUM.fullmatch(names) and _summed(names) is not None else match[0]
+            names = re.sub(r"[A-Za-z_]\w*", self._number, match["sum"])
+            total = _summed(names) if _SUM.fullmatch(names) else None
+            return match[0] if total is None else str(total)
         name = match["braced"] or match["plain"]
         default = match["default"]
         found = self.known.get(name, match[0] if default is None else default.strip("\"'"))

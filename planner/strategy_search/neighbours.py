@@ -92,6 +92,7 @@ def _open(request: SearchRequest) -> bool:
     pinned = request.pinned
     decided = (pinned.mesh, pinned.data, pinned.micro_batch, pinned.micro_batches)
     exact = request.algorithm == "dynamic_programming" and request.objective == "time" and request.prune
+    exact = exact and request.space is None  # what an engine can be told of another number is not looked at
     return exact and isinstance(request.cluster, Cluster) and all(one is None for one in decided)
 
 

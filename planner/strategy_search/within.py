@@ -47,8 +47,8 @@ def within(space: EngineSpace, request: SearchRequest) -> SearchRequest:
             f"--for {space.name}: {space.title} has no settings with all that was decided by hand; leave out some of"
             " it, or --for"
         )
-    wide = max(space.wide, default=0)  # at other stages of ZeRO its prices are the same
-    update = space.update(request.update, wide, request.precision)
+    narrow = next(zero for zero in (0, 1, 2, 3, None) if zero not in space.wide)
+    update = space.update(request.update, narrow or 0, request.precision)  # each configuration is priced with its own
     pinned = replace(request.pinned, interleave=1, pattern=Pattern())
     return replace(
         request, space=space, alternatives=tuple(dict.fromkeys(found)), pinned=pinned, update=update, placing="given"
@@ -160,11 +160,11 @@ def search_within(
     Raises as `search` does.
     """
     request = within(space, asked)
-    stated = math.inf
-    for _ in range(_ROUNDS):
+    stated, bound = 0.0, math.inf
+    for turn in range(_ROUNDS):
         found = search(request, on_progress, cancelled, cutoff)
-        stated = min(stated, max(found.limits))
-        bound = found.bound_seconds
+        if turn == 0:  # with all the memory that there is; what is proved with less is no proof
+            stated, bound = max(found.limits), found.bound_seconds
         made = [_as_run(space, asked, ranked) for ranked in found.plans]
         fitting = [one for one in made if one.plan.prediction.peak_bytes <= stated * (1 + _FITS)]
         if fitting:

@@ -21,7 +21,7 @@ from planner.models.zoo import build_model
 from planner.plan.outline import model_reference
 from planner.strategy_search.engine.families import all_configurations, engine_of
 from planner.strategy_search.request.request import SearchRequest
-from planner.strategy_search.request.space import Configuration
+from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.within import best_plans, plan_within, within
 from tests.refusals import refused
 
@@ -110,8 +110,28 @@ def test_the_best_plan_of_a_space_fits_where_memory_is_short() -> None:
     assert found.plans[0].objective >= room.bound_seconds
 
 
-def test_decisions_that_an_engine_is_not_told_of_are_refused() -> None:
+@pytest.mark.slow
+def test_every_stage_of_zero_is_priced_with_its_own_gradients() -> None:
+    """Three devices divide few dims, so weights stay whole and gradients are reduced with every micro-batch."""
+    asked, cluster = request_for("megatron"), load_profile("h100-80gb").with_devices(3)
+    pinned = Pinned(pipeline=1, data=3, tensor=1, context=1, zero=1)
+    request = replace(asked, cluster=cluster.with_software(load_software("megatron")), global_batch=3, pinned=pinned)
+    found = best_plans(request)
+    assert found.bound_seconds <= found.plans[0].objective * (1 + 1e-9)
 
+
+@pytest.mark.slow
+def test_a_model_without_blocks_has_a_plan_for_an_engine() -> None:
+    asked = request_for("megatron")
+    built = build_model("llama-tiny+num_layers=1", dtype="bfloat16")
+    graph = trace(built.module, built.args, built.kwargs)
+    reference = model_reference(graph, name=MODEL, sequence_length=built.sequence_length, batch=built.batch)
+    pinned = Pinned(pipeline=1, tensor=2, micro_batches=1)
+    found = best_plans(replace(asked, graph=graph, model=reference, pinned=pinned))
+    assert found.plan.prediction.step_seconds > 0
+
+
+def test_decisions_that_an_engine_is_not_told_of_are_refused() -> None:
     request = request_for("torchtitan")
     with refused(Exception, "--for torchtitan"):
         within(SPACES["torchtitan"], replace(request, pinned=replace(request.pinned, zero=1)))

@@ -60,7 +60,7 @@ def advise(
     """Price a configuration of another engine, and say what to change in it.
 
     Says what a step takes and whether it fits, the best plan of the same engine, and each change with what it saves,
-    cheapest to make first. -o writes the file with these changes and nothing else changed.
+    cheapest to make first. -o writes the file with these changes, if it is TOML, YAML or JSON; comments stay.
 
         plan advise train.toml --from torchtitan --devices 64 --hardware h100 -o better.toml
         plan advise pretrain.sh --devices 64
@@ -79,7 +79,9 @@ def advise(
         written = None
         if output is not None and advice.best is not None:
             written = _changed_text(advice)
+            mode = (output if output.exists() else advice.found.path).stat().st_mode & 0o777
             write_atomically(output, written)
+            output.chmod(mode)  # who may read the file, and run it, stays
         if as_json:
             write_json("plan advise", _content(advice, None if written is None else output))
         else:

@@ -43,7 +43,7 @@ def refusing(file: Path, engine: str) -> Iterator[None]:
         yield
     except ExportError as error:
         raise ExportError(f"{file}: {error}") from error
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         fault = f"{type(error).__name__}: {error}"
         raise ExportError(f"{file}: its values are none of {engine}'s ({fault:.200}); mend them") from error
 

@@ -82,6 +82,7 @@ class PieceMaker:
             )
         }
         self.pairs: dict[tuple[int, int], dict[str, Array]] = {}
+        self.begins = False
         for index in self.operators:
             check()
             if index not in self.cutter.free:
@@ -224,6 +225,7 @@ class PieceMaker:
         keys = (name, self._key(use.consumer))
         if self.travels and way.first_gather is not None and way.first_reduce is not None:
             ends = self.share.first and not self.share.blocks and not self.whole
+            self.begins |= bool(ends)
             there = np.zeros_like(way.first_gather) if ends else way.first_gather
             back = way.first_gather * twice + (0.0 if ends else way.first_reduce)
             seconds = seconds - there - back  # what follows a first message is waited for
@@ -311,4 +313,5 @@ class PieceMaker:
             transient=tuple(self.columns["transient"]),
             under=under,
             excess=excess,
+            begins=self.begins,
         )

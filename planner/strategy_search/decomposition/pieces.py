@@ -95,7 +95,8 @@ class Piece:
 
     `steady` is what of `part` does not depend on the size of the micro-batch. `step` and `fixed` end with the nodes.
     `keeping_*` is what changes at a node where an operator of a recomputed block keeps its results; zero where it may
-    not. `under` and `excess` are those of `Amounts`, of both passes; None where nothing travels under work.
+    not. `under` and `excess` are those of `Amounts`, of both passes; None where nothing travels under work. `begins`:
+    whether weights of it may go together, and are waited for in the place of those of the first block.
     """
 
     keys: tuple[Key, ...]
@@ -117,6 +118,7 @@ class Piece:
     home: Home = "device"  # of what flows into its recomputed block
     under: tuple[Array, Array] | None = None
     excess: tuple[Array, Array] | None = None
+    begins: bool = False
 
     @cached_property
     def _starts(self) -> list[int]:

@@ -13,7 +13,7 @@ from hardware_profiles import Cluster, Machine, MixedCluster, of_one_kind, parts
 from planner.pricing.bucket_size import flat_bytes, sized
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rescale import rescale_batch
-from planner.sharding.update import AHEAD, EACH, NO_BUCKETS
+from planner.sharding.update import AHEAD, EACH, NO_BUCKETS, Update
 from planner.strategy_search.decomposition.cutting import cut
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
 from planner.strategy_search.decomposition.lagrangian import Multipliers, Setting, setting_of
@@ -64,7 +64,7 @@ class Built:
     """What does not depend on how much memory there is: builders by mesh, templates by batch, and the cost tables of
     configurations, so many bytes of them."""
 
-    builders: dict[tuple[Cluster, tuple[int, ...], frozenset[int]], TableBuilder] = field(default_factory=dict)
+    builders: dict[object, TableBuilder] = field(default_factory=dict)
     scaled: dict[int, Template] = field(default_factory=dict)
     tables: OrderedDict[object, Tables] = field(default_factory=OrderedDict)
     nbytes: int = 0
@@ -330,11 +330,11 @@ class Engine:
 
     def _builder(self, configuration: Configuration, group: Cluster) -> TableBuilder:
         """The builder of the mesh of a configuration on a group of devices; what it has priced is kept."""
-        key = (group, configuration.mesh, configuration.zigzag_axes)
+        request, update = self.request, self._update(configuration)
+        key = (group, configuration.mesh, configuration.zigzag_axes, update)
         if key not in self.built.builders:
-            request = self.request
             mesh = build_mesh(request.cluster, configuration.mesh, zigzag=configuration.zigzag_axes)
-            sizes = [sized(request.update, mesh, one) for one in self.groups]
+            sizes = [sized(update, mesh, one) for one in self.groups]
             self.built.builders[key] = TableBuilder(
                 mesh=mesh,
                 cluster=group,
@@ -345,6 +345,13 @@ class Engine:
                 together=self.gathers != (EACH,),
             )
         return self.built.builders[key]
+
+    def _update(self, configuration: Configuration) -> Update:
+        """What becomes of gradients: as the request has it, or an engine at the stage of ZeRO of a configuration."""
+        request, decided = self.request, configuration.decided
+        if request.space is None or decided is None:
+            return request.update
+        return request.space.update(request.update, decided.zero or 0, request.precision)
 
     def _template(self, micro_batches: int) -> Template:
         """The template with the batch of one micro-batch."""

@@ -441,7 +441,7 @@ class Evaluation:
 
     def _recomputed(self, ranks: Sequence[Filled], division: Division, equal: int | None) -> int:
         """The fewest recomputed blocks that every chunk must have where their sizes are known, else 0."""
-        if equal is None:
+        if equal is None or not self.blocks:
             return 0
         fewest = 0
         for rank, (filled, block_range) in enumerate(zip(ranks, division.block_ranges, strict=True)):

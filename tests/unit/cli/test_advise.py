@@ -47,7 +47,6 @@ def advised(plan: Any, here: Path, name: str, text: str, *arguments: str) -> tup
     ("name", "text", "comments", "arguments"),
     [
         ("train.toml", TOML, ("# our first run", "# as many as fit", "# to be safe"), ("--devices", "4")),
-        ("train.sh", SCRIPT, ("# our first run", "# as many as fit", "# the model"), ()),
     ],
 )
 def test_what_is_changed_saves_and_the_rest_stays(
@@ -62,6 +61,13 @@ def test_what_is_changed_saves_and_the_rest_stays(
     assert len(set(written.splitlines()) - set(text.splitlines())) <= 6
     again = plan.json("import", f"better-{name}", *TINY[:4], *arguments)
     assert again["step_seconds"] == pytest.approx(content["best"]["step_seconds"])
+
+
+@pytest.mark.thorough
+def test_scripts_are_not_rewritten(plan: Any, here: Path) -> None:
+    (here / "train.sh").write_text(SCRIPT)
+    assert "micro-batch-size" in plan.refused("advise", "train.sh", *TINY, "-o", "better.sh")
+    assert not (here / "better.sh").exists()
 
 
 def test_a_file_of_nobody_is_refused(plan: Any, here: Path) -> None:

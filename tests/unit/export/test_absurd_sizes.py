@@ -1,5 +1,6 @@
 """Sizes in settings of engines: what would take all memory, is no size, or contradicts the rest is refused."""
 
+import contextlib
 import resource
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,6 +12,8 @@ import pytest
 from planner.cli.importing import read_settings
 from planner.export.architecture import architecture_of
 from planner.export.description import Description, ExportError
+from planner.export.guessing import guessed_engine
+from planner.export.megatron_reading import options_of
 from planner.export.target import Facts, Reading
 from planner.export.targets import TARGETS
 from planner.sharding.update import Update
@@ -185,3 +188,21 @@ def test_layers_of_another_model_are_refused() -> None:
 
     with pytest.raises(ExportError, match=r"train\.toml: its stages have 5 layers, the model has 4"):
         read_settings(Path("train.toml"), replace(TARGETS["torchtitan"], read=read), "", FACTS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A=${" + "${a}" * 60 + "\n",
+        "A='" + "(" * 5000 + "1'\nB=$((A))\n",
+        "A=" + "1+" * 60000 + "1\nB=$((A+A+A))\n",
+        "B=$((" + "*".join(["999999999999"] * 14) + "))\n",
+        "A=${" + '${"' * 20000 + "\n",
+        "\n" * 100_000,
+    ],
+    ids=["nested", "brackets", "long", "large", "open", "empty"],
+)
+def test_scripts_are_read_in_little_time(text: str) -> None:
+    guessed_engine(f"{text}--micro-batch-size 1", TARGETS)
+    with contextlib.suppress(ExportError):
+        options_of(f"{text} --micro-batch-size 1")

@@ -3,6 +3,7 @@
 import pytest
 
 from planner.export.description import Description, ExportError
+from planner.export.recipes import recipe_in
 from planner.export.target import Facts
 from planner.export.targets import TARGETS
 from tests.refusals import refused
@@ -67,3 +68,18 @@ def test_both_ways_to_split_a_context_become_one() -> None:
         "cp_comm_type = 'a2a'"
         in NEMO.write(job_of(Description(layers=(80,), heads=4, full=(0,), selective=(0,)), "llama70b"))["recipe.py"]
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = [1]\nb = [1]\n" + "a = [a, a]\nb = [b, b]\n" * 60 + "c = a == b\n",  # 2^60 parts
+        "a = [1]\n" + "a = [a, a]\n" * 60 + "c = 2 in a\n",
+        "x = 1.5 * " + "9" * 400 + "\n",
+        "a = {" + ",".join(f"{i}: {i}" for i in range(500)) + "}\n" + "b = [a, a]\n" * 500,
+    ],
+    ids=["equal", "in", "overflow", "written"],
+)
+def test_values_of_a_recipe_end_soon(text: str) -> None:
+    found = recipe_in(text + "recipe.trainer.num_nodes = 2\n")
+    assert found.settings["trainer.num_nodes"] == 2
