@@ -185,14 +185,14 @@ def searchable(target: "Target", machine: "Machine") -> bool:
 
 def _searched(subject: Subject, bound: "BoundPlan", target: "Target") -> "tuple[BoundPlan, Description]":
     """The best plan that an engine can be told for the training of another one, priced by the stack of the engine
-    unless the plan has one of its own."""
+    unless the plan has one that is no engine's."""
     from hardware_profiles import PYTORCH, load_software
     from planner.engines.spaces import SPACES
     from planner.export.describe import describe
     from planner.strategy_search.objectives import plan_for
 
     space, cluster = SPACES[target.name], subject.cluster
-    if bound.plan.cluster.software == PYTORCH.name:
+    if bound.plan.cluster.software in (PYTORCH.name, *(one.software for one in SPACES.values())):
         cluster = cluster.with_software(load_software(space.software))
     request = asked_like(replace(subject, cluster=cluster), bound.plan.training, space)
     found = plan_for(request, lambda _: None, lambda: False).bound

@@ -60,7 +60,7 @@ _COLUMNS: Mapping[str, str] = {
 _PASSED_OVER = frozenset(
     {"use_distributed_optimizer", "fsdp", "average_in_collective", "overlap_param_gather", "max_steps", "precision",
      "grad_reduce_in_fp32", "vocab_size", "share_embeddings_and_output_weights", "gradient_accumulation_fusion", "name",
-     "dir", "seq_length", "num_nodes"}
+     "dir", "seq_length", "num_nodes", "autocast_enabled"}
 )  # fmt: skip
 
 
@@ -86,7 +86,8 @@ def _read_recipe(recipe: Recipe, facts: Facts) -> Reading:
     fp8 = any(("fp8" in name and "mixed" in name) or ("fp8" in name and "precision" in name) for name in recipe.names)
     mattering = [*given.items(), ("fp8", fp8)]
     unread = [path for path in given if path not in ARGUMENTS and path.rpartition(".")[2] not in _KNOWN]
-    unread += [PATHS[name[2:]] for name in reading.unread if name[2:] in PATHS]
+    said = "num-virtual-stages-per-pipeline-rank"  # by the layout, too, where there is one
+    unread += [PATHS[name[2:]] for name in reading.unread if name[2:] in PATHS and name[2:] != said]
     return Reading(
         description=reading.description,
         unmodelled=unmodelled(mattering),
