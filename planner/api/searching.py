@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hardware_profiles import Machine
 from hardware_profiles.nicknames import full_profile
 from planner.api.checks import number, record, word
-from planner.engines.spaces import space_named
+from planner.engines.spaces import space_and_stack
 from planner.errors import RequestError
 from planner.graph.expert_load import EVEN
 from planner.graph.operator_graph import OperatorGraph
@@ -194,8 +194,7 @@ def search(
     word("objective", objective, tuple(OBJECTIVES))
     if precision is not None:
         word("precision", precision, tuple(PRECISIONS))
-    space = None if engine is None else space_named(engine)
-    stack = space.software if space is not None and software is None else software
+    space, stack = space_and_stack(engine, software)
     machine = machine_given(hardware, cluster=cluster, software=stack, devices=devices)
     if memory_margin is not None:
         machine = with_memory_margin(machine, memory_margin)

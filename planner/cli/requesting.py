@@ -91,12 +91,11 @@ def _check_degrees(options: Options) -> None:
 def request_of(options: Options, console: "Console") -> "SearchRequest":
     """Trace the model and say what is to be searched."""
     from planner.cli.tracing import traced
-    from planner.engines.spaces import space_named
+    from planner.engines.spaces import space_and_stack
     from planner.strategy_search.job import machine_from, named_job, with_memory_margin
 
     reference = options.reference
-    space = None if options.engine is None else space_named(options.engine)
-    software = space.software if space is not None and options.software is None else options.software
+    space, software = space_and_stack(options.engine, options.software)
     cluster = machine_from(options.profile, levels=options.cluster, software=software, devices=options.device_count)
     if options.memory_margin is not None:
         cluster = with_memory_margin(cluster, parse_margin(options.memory_margin))

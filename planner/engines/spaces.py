@@ -27,3 +27,12 @@ def space_named(name: str) -> EngineSpace:
             " carry it over with plan export --nearest"
         )
     return SPACES[name]
+
+
+def space_and_stack(engine: str | None, software: str | None) -> tuple[EngineSpace | None, str | None]:
+    """The space of the engine that is asked for, if one is, and the training stack: the engine's own unless another is
+    given. Raises RequestError."""
+    if engine is None:
+        return None, software
+    space = space_named(engine)
+    return space, space.software if software is None else software

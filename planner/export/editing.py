@@ -46,9 +46,9 @@ def edited(target: Target, text: str, before: Job, after: Description) -> str:
 def _written(target: Target, job: Job) -> dict[str, Any]:
     """The settings of a description as the engine has them, by name or path."""
     text = target.write(job)[target.main]
-    if target.name in (*_SHELL, "nemo"):
-        if target.name == "nemo":
-            return dict(re.findall(r"^recipe\.(\S+) = (.*)$", text, re.MULTILINE))
+    if target.name == "nemo":
+        return dict(re.findall(r"^recipe\.(\S+) = (.*)$", text, re.MULTILINE))
+    if target.name in _SHELL:
         return {name: " ".join(values) for name, values in options_in(text).all}
     if target.main.endswith(".toml"):
         return _flat(parse_toml(text, replace(SETTINGS, finite=False)))

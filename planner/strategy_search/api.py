@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hardware_profiles import Machine
 from hardware_profiles.foreign import ForeignTextError, literal, parse_python
-from planner.engines.spaces import space_named
+from planner.engines.spaces import space_and_stack
 from planner.errors import RequestError
 from planner.graph.expert_load import EVEN
 from planner.graph.operator_graph import OperatorGraph
@@ -107,9 +107,7 @@ def search(
         InfeasibleError: where nothing fits; it says how much is missing.
         LimitError: where `time_limit` or `planner_memory` was reached before there was a plan.
     """
-    space = None if engine is None else space_named(engine)
-    if space is not None and software is None:
-        software = space.software
+    space, software = space_and_stack(engine, software)
     machine = machine_from(cluster, software=software, devices=devices)
     if memory_margin is not None:
         machine = with_memory_margin(machine, memory_margin)

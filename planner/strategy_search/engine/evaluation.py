@@ -187,7 +187,7 @@ class Evaluation:
                     if found is None and not ruled_out:
                         proved, ruled_out = np.where(self._impossible(), math.inf, proved), True
                     if proved[state] < limit and self._sharpened(state, limit):
-                        proved = np.where(proved == math.inf, proved, np.maximum(proved, self._bounds(proved < limit)))
+                        proved = np.maximum(proved, self._bounds(proved < limit))
                     closed[state] = True
                     continue
                 kind, price, flights, under = asked
@@ -198,7 +198,7 @@ class Evaluation:
                     self.multipliers[kind].solve(
                         price, flights, under, cap=self.pipeline_of_kinds.capacities[kind] / share
                     )
-                proved = np.where(proved == math.inf, proved, np.maximum(proved, self._bounds(proved < limit)))
+                proved = np.maximum(proved, self._bounds(proved < limit))
         except (LimitError, MemoryError):
             if best is None:
                 raise
