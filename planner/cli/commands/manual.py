@@ -117,7 +117,7 @@ def _print_json(verdict: "Verdict", priced: "Plan", output: Path | None) -> None
     content = plan_content(priced, roles(verdict.bound), verdict.prediction)
     content["step_seconds_in_file"] = verdict.bound.plan.prediction.step_seconds
     content["plan_file"] = None if output is None else str(output)
-    write_json("plan estimate PLAN", content)
+    write_json("plan manual", content)
 
 
 def _print(verdict: "Verdict", before: "Plan", priced: "Plan", output: Path | None) -> None:
