@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+from hardware_profiles import Home
 from hardware_profiles.foreign import ForeignTextError
 from planner.export import common
 from planner.export.architecture import Architecture
@@ -94,6 +95,8 @@ def _yaml_options(text: str) -> Options:
 def reading_of(options: Options, facts: Facts, stack: str) -> Reading:
     """Arguments as a reading, with whatever was not understood of them."""
     description, notes = read_options(options, facts)
+    if description.states_at != "device":
+        notes = [*notes, common.UPDATED_ON_HOSTS]
     read_run(options)
     return Reading(
         description=description,
@@ -106,8 +109,13 @@ def reading_of(options: Options, facts: Facts, stack: str) -> Reading:
 
 def said_of(options: Options, facts: Facts) -> tuple[str, ...]:
     """What of the arguments is not in a price and matters."""
-    known = "mtp-num-layers" if "predicted_tokens" in facts.model else ""
-    given = [(f"--{name}", True if values == () else " ".join(values)) for name, values in options.all if name != known]
+    known = {"mtp-num-layers"} if "predicted_tokens" in facts.model else set[str]()
+    if _read_offload(options) != "device":
+        known |= {"optimizer-cpu-offload", "use-precision-aware-optimizer"}
+        options.flag("use-precision-aware-optimizer")
+    given = [
+        (f"--{name}", True if values == () else " ".join(values)) for name, values in options.all if name not in known
+    ]
     return unmodelled(given)
 
 
@@ -160,6 +168,7 @@ def read_options(options: Options, facts: Facts) -> tuple[Description, list[str]
         kept=kept,
         precision=precision,
         optimizer=_read_optimizer(options),
+        states_at=_read_offload(options),
         sequence_length=options.size("seq-length"),
     )
     description = common.normalised(description)
@@ -278,6 +287,12 @@ def _read_context(options: Options, context: int) -> tuple[int, int, list[str]]:
     if kind == "p2p":
         return context, 1, []
     return context, 1, [f"--cp-comm-type {kind}: priced as a ring (p2p)"]
+
+
+def _read_offload(options: Options) -> Home:
+    """Where the states of the optimizer are; a part of them on the host has no place in a description."""
+    whole = options.number("optimizer-offload-fraction", 1.0) >= 1.0
+    return "host" if options.flag("optimizer-cpu-offload") and whole else "device"
 
 
 def _read_zero(options: Options) -> int:

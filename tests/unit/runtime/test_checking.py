@@ -1,12 +1,7 @@
 """Checksums of tensors, and what a rank by itself can check."""
 
-from typing import Any
-
 import pytest
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.errors import StrategyError
 from planner.plan.binding.bind import bind
@@ -14,6 +9,7 @@ from runtime.comm.device_mesh import Communicators, rank_mesh
 from runtime.step.checking import LayoutCheck
 from runtime.step.checksums import AT_ONCE, Checksums
 from tests.distributed import plans
+from tests.distributed.allocated import Allocated
 from tests.refusals import refused
 
 X = torch.arange(24, dtype=torch.float32).reshape(2, 3, 4)
@@ -48,24 +44,6 @@ def test_a_checksum_does_not_depend_on_strides_or_on_pieces(dtype: torch.dtype, 
     torch.testing.assert_close(checksum(tensor, at_once), whole)
 
 
-class Peak(TorchDispatchMode):
-    """The most bytes that operators have allocated and that were alive at the same time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.most, self._made = 0, dict[int, tuple[StorageWeakRef, int]]()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        for one in pytree.tree_leaves(result):
-            if isinstance(one, torch.Tensor):
-                storage = one.untyped_storage()
-                self._made.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
-        self._made = {key: one for key, one in self._made.items() if not one[0].expired()}
-        self.most = max(self.most, sum(nbytes for _, nbytes in self._made.values()))
-        return result
-
-
 @pytest.mark.parametrize("transposed", [False, True])
 def test_checksums_take_three_buffers_whatever_they_look_at(transposed: bool) -> None:
     """Before, each of a dozen steps made another tensor of a piece: a third of a GiB beside a model that fills its
@@ -73,7 +51,7 @@ def test_checksums_take_three_buffers_whatever_they_look_at(transposed: bool) ->
     piece = AT_ONCE["cpu"]
     tensor = torch.ones(50, piece // 8, dtype=torch.float32)
     tensor = tensor.t() if transposed else tensor
-    with Peak() as peak:
+    with Allocated() as peak:
         sums = Checksums(tensor.device)
         found = [sums.of(tensor) for _ in range(3)]
     assert found[0].tolist() == found[2].tolist()
