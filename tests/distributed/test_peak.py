@@ -1,9 +1,9 @@
 """The memory of a process stays below the prediction, first step and checkpoint included: plans fill their devices.
 
 Tensors are counted, below autograd, as operators allocate them; malloc, Python and gloo are what profiles reserve.
-What is predicted is that with the margin that plans keep for its error (`Software.peak_high`). Random plans redistribute
-logits and the like in ways that no search would choose, such as gathering them along their words into one buffer and
-copying it into another: one such buffer is not predicted.
+What is predicted is that with the margin that plans keep for its error (`Software.peak_high`). Random plans
+redistribute logits and the like in ways that no search would choose, such as gathering them along their words into one
+buffer and copying it into another: one such buffer is not predicted.
 """
 
 import pytest
