@@ -79,7 +79,7 @@ ROWS = (
         plan("export a.json --to mindspore -o mindspore", "Written to"),
         plan("import mindspore/strategy.json --from mindspore --model llama-tiny --hardware cpu --global-batch 16"
              " --micro-batches 1"),
-        test("unit/export/test_mindspore_reading.py::test_what_mindspore_wrote_of_operators_is_taken_over")),
+        test("unit/export/test_mindspore_reading.py::test_operators_without_weights_are_kept_both_ways")),
     row(6, "any number of devices, and what each rank holds",
         plan("--model llama-tiny --hardware h100-80gb --devices 48 --global-batch 48 -o many.json"),
         plan("show many.json --rank 37", "37")),
