@@ -284,6 +284,17 @@ class Options:
             "Take shardings from a plan file, for the operators that match.",
         ),
     ] = None
+    default: Annotated[
+        str | None,
+        word(
+            OPERATORS,
+            "WORD",
+            "All other operators: search or data_parallel. search decides them too; data_parallel splits the batch and"
+            " keeps their weights whole, as MindSpore's semi_auto_parallel does.",
+            "search",
+            known=completion.defaults,
+        ),
+    ] = None
 
     gradients: Annotated[
         str | None,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from planner.models.zoo import BuiltModel
     from planner.plan.plan import Plan
     from planner.sharding.update import Update
-    from planner.strategy_search.request.request import Objective, SearchRequest, Shard
+    from planner.strategy_search.request.request import Default, Objective, SearchRequest, Shard
     from planner.strategy_search.request.space import ContextBy, Pinned, Running
 
 SEARCHED_AXES = 2
@@ -49,7 +49,7 @@ def check(options: Options) -> None:
     from planner.graph.fp8 import RECIPES, WORD
     from planner.plan.plan import OPTIMIZERS, PRECISIONS, RECOMPUTATION
     from planner.sharding.update import GRADIENT_DTYPES, GRADIENTS
-    from planner.strategy_search.request.request import ALGORITHMS, OBJECTIVES
+    from planner.strategy_search.request.request import ALGORITHMS, DEFAULTS, OBJECTIVES
     from planner.strategy_search.request.space import ContextBy
 
     words: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -60,6 +60,7 @@ def check(options: Options) -> None:
         ("optimizer", OPTIMIZERS),
         ("recompute", RECOMPUTATION),
         ("context_by", get_args(ContextBy)),
+        ("default", DEFAULTS),
         ("gradients", GRADIENTS),
         ("gradient_dtype", GRADIENT_DTYPES),
     )
@@ -133,6 +134,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         algorithm=options.search or "dynamic_programming",
         pinned=pinned,
         shards=(*shards, *_taken_over(sources, shards, job.graph)),
+        default=cast("Default", options.default or "search"),
         objective=cast("Objective", options.objective or "time"),
         top=max(options.top or 1, 2 if options.explain else 1),
         time_limit=options.time_limit,

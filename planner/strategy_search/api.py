@@ -24,7 +24,7 @@ from planner.limits import default_memory, limited
 from planner.sharding.update import DEFAULT, Update
 from planner.strategy_search.job import given_job, machine_from, named_job, with_memory_margin
 from planner.strategy_search.objectives import plan_for
-from planner.strategy_search.request.request import Objective, Placing, Shard
+from planner.strategy_search.request.request import Default, Objective, Placing, Shard
 from planner.strategy_search.request.space import FREE, Pinned
 from planner.strategy_search.result import Progress, SearchResult
 
@@ -52,6 +52,7 @@ def search(
     algorithm: str = "dynamic_programming",
     pinned: Pinned = FREE,
     shards: Sequence[Shard] = (),
+    default: Default = "search",
     objective: Objective = "time",
     top: int = 1,
     rule_cache: str | os.PathLike[str] | None = None,
@@ -87,6 +88,7 @@ def search(
             1, the default, is a router that gives all the same (see `planner.graph.expert_load` for what is measured).
         pinned: degrees and other choices made by hand.
         shards: strategies of operators made by hand, see `shard`.
+        default: what operators beside `shards` do: "search", or "data_parallel", which splits the batch.
         objective: "time" (seconds of a step), "memory" (bytes per device) or "cost" (device-seconds of a step).
         top: how many plans to return, of different configurations.
         rule_cache: a folder that keeps the rules of operators that the table of rules lacks, see `discover`. What must
@@ -130,6 +132,7 @@ def search(
             algorithm=algorithm,
             pinned=pinned,
             shards=tuple(shards),
+            default=default,
             objective=objective,
             top=top,
             time_limit=time_limit,

@@ -81,6 +81,7 @@ CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("plan", (*TINY, "--top", "2", "--explain", "-o", "c.json")),
     ("plan estimate", ("estimate", *TINY, "--tensor", "2", "--certify")),
     ("plan estimate PLAN", ("estimate", "a.json")),
+    ("plan manual", ("manual", "a.json")),
     ("plan compare", ("compare", "a.json", "a.run.json", "--clock", "cpu")),
     ("plan compare", ("compare", "a.json", "--log", "train.log", "--from", "nemo")),
     ("plan compare --model", ("compare", *TINY_COST, "--hardware", "cpu", "--devices", "1,2")),
