@@ -66,7 +66,7 @@ def least_work(plan: Plan, traced: OperatorGraph, batch: int, cluster: Machine) 
     it brings. On several kinds of devices each operator counts as on those that are quickest at it.
     """
     training = plan.training
-    graph, _ = prepare(with_rules(traced, plan.rules), training.imbalance, training.update.placed)
+    graph, _ = prepare(with_rules(traced, plan.rules), training.imbalance, training.update.placed, training.fp8)
     try:
         whole = rescale_batch(graph, batch, training.global_batch)
     except RequestError as error:
