@@ -45,6 +45,15 @@ def objective_text(step: float, objective: float) -> str:
     )
 
 
+def simpler_text(slower: float, decisions: int, fastest: int) -> str:
+    """What a simpler plan costs, and how to have the fastest."""
+    more = "as fast as" if slower < _LEAST_SHOWN / 2 else f"{percent_text(slower)} slower than"
+    return (
+        f"Simple by preference: {decisions} decisions, {more} the fastest plan that was found, which takes {fastest};"
+        " --simplicity 0 for that one"
+    )
+
+
 def neighbour_text(asked: tuple[int, int], other: tuple[int, int], step: float, gain: float) -> str:
     """What (samples, devices) nearby do better than those that were asked for: seconds of a step, and how many more
     samples a second on each device."""

@@ -31,6 +31,9 @@ PLACINGS = ("given", "fit", "auto")
 
 Placing = Literal["given", "fit", "auto"]
 
+SIMPLICITY = 0.01
+"""How much longer than the fastest, relatively, the step of a simpler plan may take where nothing else is asked for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
@@ -79,6 +82,8 @@ class SearchRequest:
     seconds; the best plan by then is returned with its gap. `memory_limit` lowers what a device may fill, in bytes.
     `space` is that of an engine, which `planner.strategy_search.within` turns into `alternatives`: where there are any,
     all of them together, each in the place of `pinned`, are what is searched.
+    `simplicity` is how much longer than the fastest, relatively, the step of a simpler plan may take that is preferred
+    to it (see `planner.strategy_search.simplicity`); 0 prefers none.
     `prune` is for tests: without it every configuration is evaluated in full. `imbalance` is that of routers (see
     `planner.graph.expert_load`). `certify` asks an integer program what it makes of the best plans.
     """
@@ -103,6 +108,7 @@ class SearchRequest:
     top: int = 1
     time_limit: float | None = None
     memory_limit: float | None = None
+    simplicity: float = 0.0
     prune: bool = True
     certify: bool = False
 
@@ -129,6 +135,10 @@ class SearchRequest:
             raise RequestError("stores: layouts are those of the axes of a mesh; decide it, too (mesh)")
         if self.time_limit is not None and self.time_limit < 0:
             raise RequestError(f"time_limit = {self.time_limit}: seconds are 0 or more")
+        if not 0 <= self.simplicity <= 0.5:
+            raise RequestError(
+                f"simplicity = {self.simplicity:g}: it is a share of the step time, from 0 to 0.5, as in 0.01 for 1%"
+            )
         if self.memory_limit is not None and self.memory_limit <= 0:
             raise RequestError(f"memory_limit = {self.memory_limit}: bytes are more than 0")
 
