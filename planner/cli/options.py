@@ -377,7 +377,7 @@ class Options:
         word(
             SEARCH,
             "PERCENT",
-            "Prefer a simpler plan that takes at most so much longer, as in 1%. 0 takes the fastest, however intricate."
+            "Prefer simpler plans that are at most so much slower. 0 takes the fastest, however intricate."
             " A plan is as simple as what has to be said to write it down. The proof is about the fastest all the"
             " same.",
             "1%",

@@ -12,7 +12,7 @@ What was proved stays as it is: it is about all plans, and the gap of the plan t
 longer.
 
 Not everything is tried: `EVALUATED` configurations with conventional axes at most, each a tenth of a second of work,
-and `ALIKE` plans of which blocks are made alike.
+of which `PRICED` become plans at most, those first that would be the simplest.
 """
 
 import contextlib
@@ -26,27 +26,25 @@ from planner.errors import InfeasibleError, LimitError, RequestError, StrategyEr
 from planner.limits import reached
 from planner.plan.binding.bind import bind_prepared
 from planner.plan.layout.decisions import decisions
-from planner.plan.layout.roles import AxisRole, Roles, roles
+from planner.plan.layout.roles import AxisRole, Roles, call_word, roles
 from planner.plan.plan import Group, Plan
 from planner.plan.prediction.predict import predict
 from planner.sharding.rescale import rescale_batch
+from planner.sharding.rules import rule_of
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.families import Shared, engine_of
-from planner.strategy_search.engine.finalists import Finalists, OverfullError, Ranked, with_proof
+from planner.strategy_search.engine.finalists import Finalists, Ranked, with_proof
 from planner.strategy_search.engine.scheduling import all_fit
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pattern, Role
 from planner.strategy_search.result import Progress, SearchResult, Simpler
 
-EVALUATED = 6
+EVALUATED = 3
 """Configurations with conventional axes that are evaluated, at most."""
 
-PRICED = 4
-"""Of these, those that are priced as plans, the least objective first."""
-
-ALIKE = 2
-"""Plans of which all blocks are made alike, the simplest first."""
+PRICED = 2
+"""Of these, those that are priced as plans, until one is simpler and fast enough."""
 
 _ORDER: tuple[Role, ...] = ("replica", "data", "expert", "ring", "context", "tensor")
 
@@ -120,46 +118,71 @@ class _Simplifier:
         """The simplest plan that is not the fastest, with its decisions and those of the fastest; None where the
         fastest is as simple as any."""
         fastest = self._candidate(self.result.plans[0])
-        found = [fastest, *self._conventional()]
-        for one in sorted(found, key=lambda one: one.order)[:ALIKE]:
-            found += self._alike(one)
-        best = min(found, key=lambda one: one.order)
-        if len(best.decisions) >= len(fastest.decisions):
+        least, found = len(fastest.decisions), list[_Candidate]()
+        contenders = [(self._estimated(one), one.objective, one.order, one) for one in self._contenders()]
+        for estimated, _, _, contender in sorted(contenders, key=lambda one: one[:3])[:PRICED]:
+            if estimated >= least or self._over():
+                break
+            with contextlib.suppress(StrategyError, RequestError, InfeasibleError):
+                own = self._simpler_than(least, contender)
+                least = min([least, *(len(one.decisions) for one in own)])
+                found += own
+        if not found:
             return None
+        best = min(found, key=lambda one: one.order)
         return best.ranked, best.decisions, fastest.decisions
+
+    def _over(self) -> bool:
+        return self.cancelled() or reached()
 
     def _candidate(self, ranked: Ranked) -> _Candidate:
         return _Candidate(ranked=ranked, decisions=decisions(ranked.bound, roles(ranked.bound)))
 
-    def _conventional(self) -> Iterator[_Candidate]:
-        """Plans of conventional axes that take no longer than is allowed."""
-        contenders = list[Contender]()
+    def _contenders(self) -> Iterator[Contender]:
+        """Conventional configurations whose objectives are low enough."""
         for configuration in self._configurations():
-            if self.cancelled() or reached():
-                break
+            if self._over():
+                return
             with contextlib.suppress(NothingAgreesError, InfeasibleError):
                 outcome = self.engine.evaluate(configuration, cutoff=self.longest)
                 if outcome.ranks and outcome.seconds < self.longest:
                     pieces = self.engine.pipeline_of_kinds(configuration, outcome.gathers)
-                    contenders.append(Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pieces))
-        for contender in sorted(contenders, key=lambda one: (one.objective, one.order))[:PRICED]:
-            if self.cancelled() or reached():
-                break
-            with contextlib.suppress(OverfullError, InfeasibleError):
-                ranked = self._finalists([contender]).plans()[0]
-                if ranked.seconds <= self.longest:
-                    yield self._candidate(ranked)
+                    yield Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pieces)
 
-    def _finalists(self, found: Sequence[Contender]) -> Finalists:
-        return Finalists(
+    def _estimated(self, contender: Contender) -> int:
+        """How many decisions the plan of a contender has, at least about: it is not made yet."""
+        c, graph = contender.configuration, self.engine.template.graph
+        own = c.under(self.request.pinned)
+        ways = set[tuple[str, ...] | None]()
+        for filling in contender.outcome.ranks:
+            for column in filling.inner:
+                operators = (graph.operators[at] for at in sorted(column.kept))
+                words = dict.fromkeys(call_word(op.name, rule_of(graph, op).op_class) for op in operators)
+                ways.add(tuple(words) if column.recompute else None)
+        degrees = len(c.roles) + (c.pipeline > 1) + (c.virtual_stages > 1) + bool(own.zero)
+        norms = bool(own.sequence_parallel) and "tensor" in c.roles
+        return degrees + norms + (len(ways) > 1) + sum(max(1, len(way)) for way in ways if way is not None)
+
+    def _simpler_than(self, least: int, contender: Contender) -> list[_Candidate]:
+        """The plan of a contender, and the same with all blocks run like the leanest of them, as far as they fit, take
+        no longer than is allowed, and have fewer decisions than that."""
+        finalists = Finalists(
             request=self.request,
             engine=self.engine,
             prepared=self.prepared,
-            found=found,
+            found=[contender],
             bound=self.result.bound_seconds,
             limits=self.result.limits,
             covered=self.result.covered,
         )
+        plain = finalists.plain(contender)
+        if plain is None or plain.seconds > self.longest:
+            return []
+        found = [self._candidate(plain)]
+        if contender.objective + _leaner_by(contender) <= self.longest:
+            alike = self._alike(plain)
+            found += [] if alike is None or alike.seconds > self.longest else [self._candidate(alike)]
+        return [one for one in found if len(one.decisions) < least]
 
     def _configurations(self) -> list[Configuration]:
         """Conventional ones like the fastest plan, then like those that were close to it; each once."""
@@ -179,40 +202,41 @@ class _Simplifier:
         if len(purposes) != len(mesh) or (pinned.mesh is not None and mesh != configuration.mesh):
             return
         shares = any(role not in ("tensor", "replica") for role in purposes)
-        stages = dict.fromkeys((_stage(found), 3, 1)) if shares else (0,)
-        for zero in list(stages)[:2] if pinned.zero is None else (pinned.zero,):
-            parallel = pinned.sequence_parallel
-            decided = replace(
-                pinned,
-                zero=zero,
-                sequence_parallel=(found.tensor == 1 or found.sequence_parallel) if parallel is None else parallel,
-                replicas=math.prod(n for n, role in zip(mesh, purposes, strict=True) if role == "replica"),
-                pattern=pinned.pattern or Pattern(selective=True),
-            )
-            yield replace(configuration, mesh=mesh, roles=purposes, decided=decided)
+        zero, parallel = pinned.zero, pinned.sequence_parallel
+        decided = replace(
+            pinned,
+            zero=(_stage(found) if shares else 0) if zero is None else zero,
+            sequence_parallel=(found.tensor == 1 or found.sequence_parallel) if parallel is None else parallel,
+            replicas=math.prod(n for n, role in zip(mesh, purposes, strict=True) if role == "replica"),
+            pattern=pinned.pattern or Pattern(selective=True),
+        )
+        yield replace(configuration, mesh=mesh, roles=purposes, decided=decided)
 
-    def _alike(self, one: _Candidate) -> Iterator[_Candidate]:
-        """Plans of which all blocks are run like one of them, that fit and take no longer than is allowed."""
-        plan = one.ranked.plan
-        for group in dict.fromkeys(_samples(plan)):
-            if self.cancelled() or reached():
-                return
-            with contextlib.suppress(StrategyError, RequestError):
-                ranked = self._priced(one.ranked, _all_like(plan, group))
-                if ranked is not None and ranked.seconds <= self.longest:
-                    yield self._candidate(ranked)
-
-    def _priced(self, like: Ranked, plan: Plan) -> Ranked | None:
-        """A changed plan, bound and priced; None where it does not fit."""
-        whole = rescale_batch(self.prepared, self.request.batch, plan.training.part)
-        bound = bind_prepared(plan, whole, self.engine.template.blocks)
-        machine = self.engine.machine(like.configuration)
-        prediction = predict(bound, machine)
-        limits = tuple(self.result.limits[0] for _ in range(plan.pipeline))
-        if not all_fit(prediction, limits):
+    def _alike(self, like: Ranked) -> Ranked | None:
+        """The plan with all blocks run like the leanest of them; None where they do, or it does not fit."""
+        plan = like.plan
+        sample = _leanest(plan)
+        if sample is None:
             return None
-        ranked = replace(like, bound=replace(bound, plan=replace(plan, prediction=prediction)), certificate=None)
+        changed = _all_like(plan, sample)
+        whole = rescale_batch(self.prepared, self.request.batch, plan.training.part)
+        bound = bind_prepared(changed, whole, self.engine.template.blocks)
+        prediction = predict(bound, self.engine.machine(like.configuration))
+        if not all_fit(prediction, (self.result.limits[0],) * plan.pipeline):
+            return None
+        ranked = replace(like, bound=replace(bound, plan=replace(changed, prediction=prediction)), certificate=None)
         return with_proof(ranked, self.result.bound_seconds, covered=self.result.covered)
+
+
+def _leaner_by(contender: Contender) -> float:
+    """Seconds that a step takes longer, about, where all blocks between the ends of a stage are run like the leanest;
+    infinite where they are of several kinds, or all run alike."""
+    every = [column for filling in contender.outcome.ranks for column in filling.inner]
+    if len({column.kind for column in every}) != 1 or len({id(column) for column in every}) < 2:
+        return math.inf
+    lean = min(every, key=lambda column: (column.amounts.live, column.amounts.part)).amounts.part
+    longer = (sum(lean - column.amounts.part for column in filling.inner) for filling in contender.outcome.ranks)
+    return contender.configuration.micro_batches * contender.configuration.virtual_stages * max(longer)
 
 
 def _purposes(found: Roles, configuration: Configuration) -> tuple[tuple[int, ...], tuple[Role, ...]]:
@@ -258,25 +282,12 @@ def _stage(found: Roles) -> int:
     return int(word) if word.isdigit() else 0
 
 
-def _samples(plan: Plan) -> list[Group]:
-    """Groups of blocks that run unlike each other; nothing where blocks are of several kinds, or all run alike."""
+def _leanest(plan: Plan) -> Group | None:
+    """The group of blocks that keeps least; None where blocks are of several kinds, or there is one group."""
     groups = [group for group in plan.groups if group.blocks]
-    if len({len(group.operators) for group in groups}) != 1 or len(groups) < 2:
-        return []
-    known = {_running(group): group for group in reversed(groups)}
-    return [] if len(known) < 2 else list(reversed(known.values()))
-
-
-def _running(group: Group) -> tuple[object, ...]:
-    """Equal for groups whose blocks run alike."""
-    places = {name: place for place, (name, _) in enumerate(group.operators)}
-    return (
-        group.recomputation,
-        tuple(sorted(places[name] for name in group.kept)),
-        group.activations_home,
-        tuple(strategy for _, strategy in group.operators),
-        tuple(stored for _, stored in group.parameters),
-    )
+    if len(groups) < 2 or len({len(group.operators) for group in groups}) != 1:
+        return None
+    return min(groups, key=lambda group: (group.recomputation == "none", len(group.kept)))
 
 
 def _all_like(plan: Plan, sample: Group) -> Plan:

@@ -63,7 +63,8 @@ def _operators(bound: BoundPlan, found: Roles) -> Iterator[str]:
     if not found.axes:
         return
     patterns = Patterns(bound=bound, roles=tuple(axis.role for axis in found.axes))
-    usual = usual_factors(bound.graph, vocabulary=True)
+    first = [bound.blocks.template(at) == at for at in range(len(bound.operators))]
+    usual = usual_factors(bound.graph, vocabulary=True, among=first)
     seen = set[tuple[int, object]]()
     for at, operator in enumerate(bound.operators):
         key = bound.blocks.template(at), operator.strategy
@@ -71,7 +72,7 @@ def _operators(bound: BoundPlan, found: Roles) -> Iterator[str]:
             continue
         seen.add(key)
         for place, axis in enumerate(found.axes):
-            if axis.size > 1 and not _is_usual(patterns, found, at, place, usual[at]):
+            if axis.size > 1 and not _is_usual(patterns, found, at, place, usual[key[0]]):
                 word = patterns.of_operator(at)[place]
                 yield f"{call_word(operator.operator.name, operator.rule.op_class)} {word} on {axis.axis}"
 
