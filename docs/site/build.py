@@ -1,9 +1,9 @@
 """Builds the documentation site into build/docs: `make docs`.
 
-    docs/*.md, README.md, ...    with links as on the site  ─▶ build/docs-source ─ mkdocs --strict ─▶ build/docs
+    docs/*.md, README.md, ...    with links as on the site  ─▶ build/docs-source ─ mkdocs ─▶ build/docs
     options, errors, profiles    as pages of the reference  ─▶
 
-The pages of docs/ are read in the repository too, so they stay where they are; here they are copied, with their links to
+The pages of docs/ are read in the repository too: they stay where they are, and here they are copied, with links to
 files of the repository as plain names. The reference is made of what the code says of itself. Nothing is fetched, and
 the finished site loads nothing from elsewhere, which is checked.
 

@@ -24,6 +24,7 @@ PACKAGES = ("costmodels", "hardware_profiles", "planner", "runtime")
 
 LAYERS = (
     ("planner.cli",),
+    ("planner.ui",),  # the page, on top of the functions
     ("planner",),  # planner/__init__.py, the public face
     ("planner.api",),  # the functions behind it, which commands share
     ("planner.validation",),  # asks the search, and compares with what was measured

@@ -47,6 +47,7 @@ def checked(result: SearchResult, share: float, fastest: SearchResult) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_all_blocks_like_the_leanest_are_a_legal_plan_of_one_group() -> None:
     plan = plan_named("several groups")
     sample = _leanest(plan)
