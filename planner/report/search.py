@@ -14,6 +14,9 @@ from planner.report.units import bytes_text, percent_text, seconds_text
 SPACES = {"time": "in the space", "memory": "within this memory", "cost": "on as many devices"}
 """Among which plans the best of each objective is the fastest, in words."""
 
+_SAME = 5e-4
+"""Steps that differ by less, relatively, are said to take as long."""
+
 _LEAST_SHOWN = 1e-4
 """Smaller gaps are not told apart."""
 
@@ -47,7 +50,7 @@ def objective_text(step: float, objective: float) -> str:
 
 def simpler_text(slower: float, decisions: int, fastest: int) -> str:
     """What a simpler plan costs, and how to have the fastest."""
-    more = "as fast as" if slower < _LEAST_SHOWN / 2 else f"{percent_text(slower)} slower than"
+    more = "as fast as" if slower < _SAME else f"{percent_text(slower)} slower than"
     return (
         f"Simple by preference: {decisions} decisions, {more} the fastest plan that was found, which takes {fastest};"
         " --simplicity 0 for that one"

@@ -80,7 +80,7 @@ def plan_content(shown: Shown) -> Content:
         "proof": proof_text(result.status, result.gap, "in the space"),
         "simpler": None
         if simpler is None
-        else simpler_text(result.slower, len(simpler.decisions), len(simpler.fastest_decisions)),
+        else simpler_text(result.slower, len(simpler.decisions), len(simpler.fastest_decisions)).partition(";")[0],
         "pins": _pins(bound, found),
     }
 

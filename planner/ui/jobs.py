@@ -152,23 +152,13 @@ class Job:
                 lean = search(model, machine, memory_limit=most * share, time_limit=FRONT_SECONDS, **rest)
             except InfeasibleError:
                 return
-            self._point(lean, best=False)
+            self._note(points=[*self.points, _point(lean, best=False)])
 
     def _heard(self, progress: Progress) -> None:
         self._note(progress=progress)
 
     def _show(self, result: SearchResult, *, final: bool) -> None:
-        with self._changed:
-            self.shown = Shown(result=result, final=final)
-            self.points = []
-        self._point(result, best=True)
-
-    def _point(self, result: SearchResult, *, best: bool) -> None:
-        shown = plan_content(Shown(result=result, final=True))
-        names = ("step_seconds", "peak_bytes", "step", "peak", "degrees")
-        with self._changed:
-            self.points.append({**{name: shown[name] for name in names}, "best": best})
-        self._note()
+        self._note(shown=Shown(result=result, final=final), points=[_point(result, best=True)])
 
     def _note(self, **changes: Any) -> None:
         with self._changed:
@@ -196,6 +186,13 @@ class Job:
             self._content = shown, plan_content(shown)
         state["plan"] = self._content[1] if self._content is not None else None
         return state
+
+
+def _point(result: SearchResult, *, best: bool) -> Content:
+    """A plan of the front."""
+    shown = plan_content(Shown(result=result, final=True))
+    names = ("step_seconds", "peak_bytes", "step", "peak", "degrees")
+    return {**{name: shown[name] for name in names}, "best": best}
 
 
 class Models:

@@ -62,10 +62,11 @@ function jobOf() {
 
 async function search() {
   fail("");
+  root.dataset.search = "running";
+  root.dataset.plan = "";
   try {
     const state = await call("/api/searches", { ...jobOf(), pinned, shard });
     running = state.job;
-    root.dataset.search = "running";
     $("stop").disabled = false;
     follow(running);
   } catch (error) {
@@ -319,6 +320,7 @@ function showFront(points) {
       return row;
     }),
   );
+  if (!sorted.length) return;
   const chart = $("chart");
   chart.replaceChildren($("chart-title"));
   const x = scale(sorted.map((one) => one.peak_bytes / 2 ** 30), 60, 620);
