@@ -12,6 +12,7 @@ the finished site loads nothing from elsewhere, which is checked.
 
 import argparse
 import inspect
+import os
 import re
 import shutil
 import subprocess
@@ -56,7 +57,8 @@ def main() -> None:
     given = arguments.parse_args()
     lay_out()
     command = [given.mkdocs, "build", "--strict", "--quiet", "--config-file", str(HERE / "mkdocs.yml")]
-    if code := subprocess.run(command, check=False).returncode:
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    if code := subprocess.run(command, check=False, env=quiet).returncode:
         sys.exit(code)
     if fetched := sorted({f"{page.name}: {found}" for page in SITE.rglob("*.html") for found in fetches(page)}):
         sys.exit("the site would fetch: " + "; ".join(fetched[:5]))
