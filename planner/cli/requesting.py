@@ -14,6 +14,7 @@ from planner.cli.values import (
     parse_margin,
     parse_memory,
     parse_mesh,
+    parse_percent,
     parse_places,
     parse_shards,
     placing_of,
@@ -79,9 +80,12 @@ def _check_contradictions(options: Options) -> None:
         ("micro_batch", "micro_batches", "determine each other"),
         ("pareto", "top", "ask for different lists of plans"),
         ("pareto", "objective", "ask for different plans"),
+        ("simplicity", "pareto", "contradict each other: the front has the fastest plans"),
+        ("simplicity", "top", "contradict each other: that list has the fastest plans"),
+        ("simplicity", "engine", "contradict each other: plans for an engine have its pattern"),
     )
     for one, other, what in pairs:
-        if other is not None and getattr(options, one) and getattr(options, other) is not None:
+        if other is not None and getattr(options, one) and getattr(options, other) not in (None, False):
             raise RequestError(f"{flag(one)} and {flag(other)} {what}; give one of them")
 
 
@@ -139,9 +143,20 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         top=max(options.top or 1, 2 if options.explain else 1),
         time_limit=options.time_limit,
         memory_limit=limit,
+        simplicity=simplicity_of(options),
         certify=options.certify,
         space=space,
     )
+
+
+def simplicity_of(options: Options) -> float:
+    """How much longer a simpler plan may take: nothing where a list of the fastest was asked for, or an engine is told
+    the plan."""
+    from planner.strategy_search.request.request import SIMPLICITY
+
+    if options.pareto or (options.top or 1) > 1 or options.engine is not None:
+        return 0.0
+    return SIMPLICITY if options.simplicity is None else parse_percent("simplicity", options.simplicity, most=50)
 
 
 def retracing(options: Options, request: "SearchRequest") -> "Callable[[int], SearchRequest] | None":

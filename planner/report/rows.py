@@ -38,7 +38,8 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
     if roles.tensor > 1:
         rows.append(("sequence parallel", "yes" if roles.sequence_parallel else "no"))
     copies = f", in {roles.replicas} copies" if roles.replicas > 1 else ""
-    rows.append(("optimizer sharding", f"ZeRO {roles.zero}{copies}" if roles.zero != "off" else "off"))
+    called = (", HSDP" if copies else ", FSDP") if roles.zero.startswith("3") else ""
+    rows.append(("optimizer sharding", f"ZeRO {roles.zero}{copies}{called}" if roles.zero != "off" else "off"))
     together = f", {plan.training.interleave} at a time" if plan.training.interleave > 1 else ""
     rows.append(("micro-batches", f"{plan.training.micro_batches} of {plan.training.part} samples{together}"))
     if roles.pipeline > 1:
