@@ -14,6 +14,7 @@ from planner.errors import PlanFileError, StrategyError, unknown_name
 from planner.faults import said
 from planner.graph.blocks import Blocks, block_parameters, share_values
 from planner.graph.expert_load import EVEN, with_imbalance
+from planner.graph.forward_only import frozen, without_updates
 from planner.graph.kinds import find_blocks
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.graph.placed import Placed, with_places
@@ -100,13 +101,17 @@ class BoundPlan:
         return bool(kept) and self.place_of(at) in (kept or ())
 
 
-def prepare(traced: OperatorGraph, imbalance: float = EVEN, placed: Placed = ()) -> tuple[OperatorGraph, Blocks]:
+def prepare(
+    traced: OperatorGraph, imbalance: float = EVEN, placed: Placed = (), *, trains: bool = True
+) -> tuple[OperatorGraph, Blocks]:
     """The graph that plans speak about: shared values have an identity, repeated blocks are known, routers give the
-    fullest device `imbalance` times the average, and tables that are `placed` elsewhere are no parameters. Raises
-    RequestError for what cannot be placed so."""
-    uneven = with_imbalance(with_places(traced, placed), imbalance)
+    fullest device `imbalance` times the average, and tables that are `placed` elsewhere are no parameters. Of a plan
+    that never `trains` it is that of the model as it is evaluated, with no gradient anywhere. Raises RequestError for
+    what cannot be placed so."""
+    uneven = with_imbalance(with_places(traced if trains else without_updates(traced), placed), imbalance)
     graph, blocks = share_values(uneven, find_blocks(uneven))
-    return graph, uniform_blocks(graph, blocks)
+    blocks = uniform_blocks(graph, blocks)
+    return (graph if trains else frozen(graph)), blocks
 
 
 def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
@@ -123,7 +128,9 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
             f"{plan.model.fingerprint[:19]}..., this model has"
             f" {found[:19]}...: {difference(plan, traced)}; the model changed since the plan was made, so plan it again"
         )
-    prepared, blocks = prepare(with_rules(traced, plan.rules), plan.training.imbalance, plan.training.update.placed)
+    training = plan.training
+    ruled = with_rules(traced, plan.rules)
+    prepared, blocks = prepare(ruled, training.imbalance, training.update.placed, trains=plan.schedule_kind.trains)
     return bind_prepared(plan, rescale_batch(prepared, batch, plan.training.part), blocks)
 
 
