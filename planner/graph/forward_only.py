@@ -7,7 +7,7 @@
 
 That is what `model.eval()` under `torch.no_grad()` computes, read off the graph that was traced for training. A model
 that asks `self.training` itself was traced where that is true: such a branch stays as it was traced. A batch norm
-without running statistics has those of the batch in both modes.
+without running statistics has those of the batch in both modes. Routers of the zoo have no loss of their own.
 
 Whatever is derived of a graph follows: no operator of a frozen graph has a backward pass or saves anything, and no
 parameter has a gradient to reduce, or states of an optimizer.
@@ -19,6 +19,9 @@ from dataclasses import replace
 from planner.graph.operator_graph import Argument, Operator, OperatorGraph
 from planner.graph.random_ops import CHANCES
 from planner.graph.updates import UPDATE
+
+_COUNTS = "planner.expert_loads.default"
+"""Counts choices for the loss and the bias of a router, which it has in training alone (`planner.models.router`)."""
 
 _TRAINS: Mapping[str, int] = {"aten._native_batch_norm_legit_functional.default": 5}
 """Operators that take running statistics where they do not train, by the position of the argument that says so."""
@@ -65,6 +68,8 @@ def _evaluated(op: Operator) -> Operator:
         return _with_argument(op, *chance.probability, 0.0)
     if trains is not None and op.arguments[trains] is True:
         return _with_argument(op, trains, "", False)
+    if op.op == _COUNTS and "counts" not in dict(op.keywords):
+        return replace(op, keywords=(*op.keywords, ("counts", False)))
     return op
 
 

@@ -19,12 +19,12 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 
 from costmodels import Turn
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.binding.evaluated import evaluated, idle_updates, output_name
 from planner.plan.layout.stage_cut import StageCut
-from runtime.comm.async_collectives import Groups
 from runtime.comm.device_mesh import RankMesh
 from runtime.executor.deferred_weight_gradients import DeferredGradients
 from runtime.executor.executor import Executor, build_executor
@@ -59,7 +59,7 @@ class _Rank(Protocol):
     slices: Slices | None
     tables: PlacedTables
     weights: OffloadedWeights
-    lanes: Groups | None
+    lanes: tuple[dist.ProcessGroup | None, ...] | None
     observer: Observer | None
 
     def compute(

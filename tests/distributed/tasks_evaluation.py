@@ -1,4 +1,4 @@
-"""What the worker processes do in the tests of evaluation: every function here is called on all ranks at the same time."""
+"""What the worker processes do in the tests of evaluation: all ranks call a function here at the same time."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +10,6 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from planner.plan.plan import Plan
-from planner.sharding.update import Update
 from planner.strategy_search.request.space import Pinned
 from runtime.step.training_step import TrainingStep, parallelize
 from tests.distributed import plans

@@ -71,8 +71,8 @@ class Segment:
 def segments_of(
     bound: BoundPlan, cut: StageCut, known: Known | None = None, outputs: Collection[str] = ()
 ) -> tuple[Segment, ...]:
-    """The segments of a stage, in order. `known` is what is gathered together in other stages, `outputs` are values that
-    somebody else wants of it."""
+    """The segments of a stage, in order. `known` is what is gathered together in other stages, `outputs` are values
+    that somebody else wants of it."""
     known = {} if known is None else known
     results, again = {*_results(bound, cut), *outputs}, replays(bound.graph, bound.blocks)
     used_later, found = set(results), list[Segment]()
