@@ -179,6 +179,11 @@ def uneven(rule: Rule, strategy: Strategy, mesh: Mesh, place: int = -1) -> float
 def transient_bytes(alive: Liveness, graph: OperatorGraph, at: int, rule: Rule, prices: OperatorPrices) -> Array:
     """Bytes that live while an operator runs, weights left out, (K,); of logits that are made a piece at a time there
     are only the gradients of what they are made of, of what is overwritten only what it is made of."""
+    if not alive.trains:  # what is read is counted beside what is made, and weights are there anyway
+        named = enumerate(graph.operators[at].operands)
+        weights = (prices.operands[i] for i, n in named if n in graph.parameter_names and i not in rule.looked_up)
+        held = sum(weights, np.zeros_like(prices.transient))
+        return np.maximum(prices.transient - held, 0.0)
     if at in alive.overwritten:
         lost = prices.operands if rule.op_class != "cross_entropy" else ()
         return sum(lost if prices.transient.any() else (), np.zeros_like(prices.transient))

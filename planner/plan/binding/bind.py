@@ -19,6 +19,7 @@ from planner.graph.kinds import find_blocks
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.graph.placed import Placed, with_places
 from planner.plan.binding.legality import (
+    check_forward_only,
     check_inputs,
     check_interleave,
     check_kept,
@@ -141,6 +142,7 @@ def bind_prepared(plan: Plan, whole: OperatorGraph, blocks: Blocks) -> BoundPlan
     check_look_ups(plan, whole, blocks)
     check_interleave(plan, graph)
     check_schedule(plan)
+    check_forward_only(plan)
     check_order_of_slices(plan)
     strategies, stored = _spread(plan, graph, blocks)
     known: dict[tuple[int, tuple[str | None, ...]], tuple[Strategy, OperatorLayouts]] = {}

@@ -120,6 +120,7 @@ class SearchRequest:
         if self.imbalance != EVEN and not any(op.op == EXPERTS_OPERATOR for op in self.graph.operators):
             raise RequestError(f"imbalance = {self.imbalance:g}: no operator of this model routes to experts")
         _check_offload(self)
+        _check_forward_only(self)
         self._check_places()
         refuse(local_fault(self.update, self.graph.parameter_names), RequestError)
         for name in ("batch", "global_batch", "top"):
@@ -135,8 +136,10 @@ class SearchRequest:
     @property
     def offload(self) -> Offload:
         """What may be offloaded: what was asked for, but for saved tensors where slices of the sequence or gathers by
-        block exclude them."""
+        block exclude them, and for what only training has."""
         asked = self.pinned.offload
+        if self.pinned.forward_only:  # there are no states, and nothing waits for a backward pass
+            return replace(NOTHING, weights=asked.weights)
         fault = saved_fault(self.update, sliced=_sliced(self.pinned))
         return asked if fault is None else replace(asked, saved=NOTHING.saved)
 
@@ -179,6 +182,33 @@ def _check_offload(request: SearchRequest) -> None:
         refuse(offload_fault(request.optimizer if states else "", request.pinned.schedule), RequestError)
     refuse(gathers_fault(request.update, request.pinned.interleave or 1), RequestError)
     _check_activations(request.pinned, request.update)
+
+
+def _check_forward_only(request: SearchRequest) -> None:
+    """Raise RequestError where a forward pass is asked for, and what only training has."""
+    pinned, asked = request.pinned, request.pinned.offload
+    if not pinned.forward_only:
+        return
+    away = next((word for word in ("optimizer", "activations", "saved") if "device" not in getattr(asked, word)), None)
+    reason = None
+    if request.space is not None:
+        reason = f"the settings of {request.space.name} are those of training; leave the engine out"
+    elif pinned.recompute not in (None, "none"):
+        reason = f"recompute = {pinned.recompute}: nothing is kept for a backward pass; leave it out"
+    elif away is not None:
+        reason = f"offload: there are no {_OFFLOADED[away]}; leave {away} out"
+    elif request.update.clip_norm is not None:
+        reason = "clip_norm: there are no gradients; leave it out"
+    if reason is not None:
+        raise RequestError(f"forward only: {reason}")
+
+
+_OFFLOADED = {
+    "optimizer": "states of an optimizer",
+    "activations": "recomputed blocks",
+    "saved": "tensors saved for a backward pass",
+}
+"""What forward passes alone lack, by its word in `Offload`."""
 
 
 def _check_activations(pinned: Pinned, update: Update) -> None:
