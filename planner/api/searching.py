@@ -39,7 +39,7 @@ from planner.strategy_search.job import (
 )
 from planner.strategy_search.objectives import plan_for
 from planner.strategy_search.request.request import ALGORITHMS, OBJECTIVES, Objective, Placing, Shard
-from planner.strategy_search.request.space import FREE, Pinned
+from planner.strategy_search.request.space import FREE, Pinned, forward_pinned
 from planner.strategy_search.result import Progress, SearchResult
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ def search(
     place: Mapping[str, str] | str | None = None,
     update: Update | Mapping[str, Any] | None = None,
     search: str = "dynamic_programming",
+    forward_only: bool = False,
     objective: Objective = "time",
     top: int = 1,
     time_limit: float | None = None,
@@ -164,6 +165,7 @@ def search(
             on the host where nothing fits otherwise if not given.
         update: what becomes of gradients, as a `planner.Update` or a dict of its fields: {"clip_norm": 1.0}.
         search: the algorithm, as for `--search`.
+        forward_only: the forward pass alone, for evaluation: without backward pass, gradients and states.
         objective: "time" of a step, "memory" per device, or "cost" in device-seconds.
         top: how many plans, of different configurations.
         time_limit: seconds, tracing included, after which the best plan so far is returned.
@@ -210,7 +212,7 @@ def search(
             placing=placing,
             imbalance=imbalance,
             algorithm=search,
-            pinned=decided,
+            pinned=forward_pinned(decided) if forward_only else decided,
             shards=_shards(shard),
             objective=objective,
             top=top,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from costmodels import FORWARD, SCHEDULES
+from planner.errors import RequestError
 from planner.limits import checked
 from planner.nearest import divisors
 from planner.plan.plan import INTERLEAVED
@@ -226,6 +227,13 @@ class Pinned:
 PLAIN_PATTERN = Pattern()
 FREE = Pinned()
 """Everything is left to the search."""
+
+
+def forward_pinned(pinned: Pinned) -> Pinned:
+    """The same decisions about the forward pass alone. Raises RequestError where a schedule of training is decided."""
+    if pinned.schedule not in (None, FORWARD):
+        raise RequestError(f"forward_only: schedule = {pinned.schedule} is one of training; leave either out")
+    return replace(pinned, schedule=FORWARD)
 
 
 def context_splits(pinned: Pinned, context: int) -> Iterator[tuple[int, int]]:
