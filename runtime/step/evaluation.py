@@ -110,14 +110,20 @@ class ForwardPass:
     def __call__(self, inputs: Inputs) -> Evaluation:
         """Evaluate a global batch, of which `inputs` gives the pieces of this rank."""
         rank, parts = self._rank, Parts()
+        loss = self.mean_loss(inputs, parts)
+        held = {name: self._joined(name, found) for name, found in parts.items()}
+        whole = rank.everywhere(held) if self._names else {}
+        return Evaluation(loss=float(loss), outputs={asked: whole[name] for asked, name in self._names.items()})
+
+    def mean_loss(self, inputs: Inputs, parts: Parts) -> torch.Tensor:
+        """The mean loss; this rank's outputs gather in `parts`."""
+        rank = self._rank
         slices = nullcontext() if rank.slices is None else rank.slices.keeping()
         with slices, rank.tables.aside():
             loss = rank.pipeline.evaluate(self._forward(inputs, parts))
         if rank.weights:
             rank.weights.hold((), (), teller(rank.observer))
-        held = {name: self._joined(name, found) for name, found in parts.items()}
-        whole = rank.everywhere(held) if self._names else {}
-        return Evaluation(loss=float(loss), outputs={asked: whole[name] for asked, name in self._names.items()})
+        return loss
 
     def _forward(
         self, inputs: Inputs, parts: Parts

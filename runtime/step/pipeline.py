@@ -119,17 +119,22 @@ class Pipeline:
         losses = self.interleave * sum(turn.chunk == 0 for turn in turns)
         total = torch.zeros((), dtype=torch.float32, device=self.device)
         for turn in turns:
-            chunk = self.chunks[turn.chunk]
-            received = [self._arrived(chunk) for _ in range(self.interleave)]
-            with phase("forward"):
-                made = forward(turn, received, [None] * self.interleave)
-            self._wait()
-            for values in made:
-                self._hand_on(chunk, values)
-                if chunk.cut.last:
-                    total += values[self.loss.name].float().reshape(()) / losses
+            for loss in self._evaluated(forward, turn):
+                total += loss.float().reshape(()) / losses
         self._wait()
         return self._mean(total)
+
+    def _evaluated(self, forward: Forward, turn: Turn) -> list[torch.Tensor]:
+        """The micro-batches of a turn through a chunk; their losses, none on all stages but the last. What they have
+        made is nobody's when this returns, but for what is being sent."""
+        chunk = self.chunks[turn.chunk]
+        received = [self._arrived(chunk) for _ in range(self.interleave)]
+        with phase("forward"):
+            made = forward(turn, received, [None] * self.interleave)
+        self._wait()
+        for values in made:
+            self._hand_on(chunk, values)
+        return [values[self.loss.name] for values in made] if chunk.cut.last else []
 
     def _mean(self, found: torch.Tensor) -> torch.Tensor:
         """The mean loss, which the last stage has and the others hold zero of, on every rank."""

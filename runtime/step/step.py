@@ -206,9 +206,13 @@ class RankStep:
     def evaluate(self, inputs: Inputs, outputs: tuple[str, ...] = ()) -> Evaluation:
         """The mean loss of a global batch as the model is evaluated, forward only, and some values that it computes;
         changes nothing (see `runtime.step.evaluation`)."""
+        return self.forward_pass(outputs)(inputs)
+
+    def forward_pass(self, outputs: tuple[str, ...] = ()) -> ForwardPass:
+        """What evaluates, made when it is first asked for."""
         if outputs not in self._forward_passes:
             self._forward_passes[outputs] = ForwardPass(self, outputs)
-        return self._forward_passes[outputs](inputs)
+        return self._forward_passes[outputs]
 
     def accumulate(self, inputs: Inputs) -> torch.Tensor:
         """Forward and backward of all micro-batches: adds to the gradients, changes no weight. Returns the mean

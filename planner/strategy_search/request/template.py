@@ -395,12 +395,16 @@ def _with_passing(template: Template, names: Mapping[str, str]) -> Template:
         kept |= {edge.name for edge in template.edges if edge.kind == "every"}
     for name in template.carried:
         loops = [edge for edge in template.edges if edge.kind == "loop" and edge.name == name]
-        made, ahead = loops[0].producer, {edge.consumer for edge in loops}
-        own = next(held for held in template.held if made in held)
-        behind = set(graph.consumers.get(name, ())) & set(range(made + 1, own.stop))
-        following = next(held for held in template.held if max(ahead) in held)
-        if len(behind) + len(ahead) < own.stop - 1 - made + max(ahead) - following.start + 1:
-            kept |= {name, *(other for other, lane in names.items() if lane == name)}
+        first = loops[0].producer
+        for made in (first, *(twin for twin, other in template.twins.items() if other == first)):
+            own = next(held for held in template.held if made in held)
+            behind = set(range(made + 1, own.stop)) & {
+                use for one in graph.operators[made].results for use in graph.consumers.get(one or "", ())
+            }
+            for following in template.held:
+                ahead = {edge.consumer for edge in loops if edge.consumer in following}
+                if ahead and len(behind) + len(ahead) < own.stop - made + max(ahead) - following.start:
+                    kept |= {name, *(other for other, lane in names.items() if lane == name)}
     return replace(template, alive=replace(template.alive, kept=frozenset(kept)))
 
 
