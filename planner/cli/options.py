@@ -161,6 +161,15 @@ class Options:
         str | None,
         word(JOB, "WORD", "Optimizer: adamw, sgd (with momentum) or lamb.", "adamw", known=completion.optimizers),
     ] = None
+    forward_only: Annotated[
+        bool,
+        switch(
+            JOB,
+            "--forward-only",
+            "Plan the forward pass alone: evaluation, never training. No backward pass, gradients or states of an"
+            " optimizer are priced or kept; activations are freed as they are used. plan run evaluates such a plan.",
+        ),
+    ] = False
     full_trace: Annotated[bool, switch(JOB, "--full-trace", "Trace every repeated block. Slower, same graph.")] = False
 
     mode: Annotated[

@@ -83,6 +83,9 @@ def _check_contradictions(options: Options) -> None:
         ("simplicity", "pareto", "contradict each other: the front has the fastest plans"),
         ("simplicity", "top", "contradict each other: that list has the fastest plans"),
         ("simplicity", "engine", "contradict each other: plans for an engine have its pattern"),
+        ("forward_only", "schedule", "both decide the order of passes"),
+        ("forward_only", "recompute", "contradict each other: nothing is kept for a backward pass"),
+        ("forward_only", "engine", "contradict each other: engines train"),
     )
     for one, other, what in pairs:
         if other is not None and getattr(options, one) and getattr(options, other) not in (None, False):
@@ -208,6 +211,7 @@ def _noted(note: str) -> None:
 
 def pinned_of(options: Options) -> "Pinned":
     """The degrees and the like that were decided by hand."""
+    from costmodels import FORWARD
     from planner.strategy_search.request.offload import parse_offload
     from planner.strategy_search.request.space import Pinned
 
@@ -218,7 +222,7 @@ def pinned_of(options: Options) -> "Pinned":
         else parse_count("virtual-stages", options.virtual_stages),
         interleave=None if options.interleave is None else parse_count("interleave", options.interleave),
         slices=None if options.slices is None else parse_count("slices", options.slices),
-        schedule=options.schedule,
+        schedule=FORWARD if options.forward_only else options.schedule,
         data=options.data,
         context=options.context,
         context_by=cast("ContextBy", options.context_by or "heads"),
