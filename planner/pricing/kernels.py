@@ -216,6 +216,8 @@ def _attention(call: KernelCall) -> tuple[Array, Array]:
         forward, backward = _unfused(shape, call)
         return forward + read, backward + read_backward
     slower = call.uneven * call.device.attention_slowdown(call.software.attention)
+    if call.software.has_sinks:
+        slower = slower * call.software.sinks
     joined, added = _joined(shape, call)
     forward = np.asarray(attention_time(shape, call.dtype, call.device)) * slower + joined + read
     if not call.graded:
@@ -302,6 +304,7 @@ def _experts(call: KernelCall) -> tuple[Array, Array]:
         each=call.software.grouped,
         added=call.software.adds_in_fp32(call.dtype),
         sorted_again=_exchanged(call, roles["experts"]) if call.software.grouped else 0.0,
+        fused=call.software.fused_experts,
     )
     forward = np.asarray(experts_time(shape, dtype, call.device))
     if not call.graded:

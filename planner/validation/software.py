@@ -4,7 +4,8 @@
     a name in its column `stack`                                 that one
     DeepSpeed, ZeRO 3 or less                                    deepspeed-zero3, deepspeed
     PaddlePaddle                                                 paddle
-    NeMo, Megatron Bridge, Transformer Engine                    nemo
+    NeMo, Megatron Bridge, Transformer Engine                    nemo; nemo-2606 with experts in fp8, from container
+                                                                 26.06 on
     a device of Ascend                                           mindspeed
     MosaicML                                                     llm-foundry
     ZeRO 3                                                       fsdp, fsdp-compiled where it is compiled
@@ -38,6 +39,12 @@ from planner.validation.rows import Row
 _SECOND, _THIRD = "2024", "2024-07"  # dates from which runs are taken to use the next generation
 _FLAGS = {"reductions": "overlap-grad-reduce", "gathers": "overlap-param-gather", "tensor": "use-ascend-mc2"}
 """Words in the flags of a row for what hides communication."""
+
+_FUSED_EXPERTS = "26.06"
+"""Container from which on recipes with experts in MXFP8 run as one CUDA graph, with fused kernels (Megatron Bridge)."""
+
+_SLOW_SINKS = "26.06.01"
+"""Container whose notes tell of slow attention with learned sinks, as it was before 26.06 (cudnn-frontend, issue 256)."""
 
 OVERLAPPED = 0.8
 """Share that a named overlap hides."""
@@ -104,6 +111,10 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
         stack = replace(stack, drops_tokens=True)
     if "no-gradient-accumulation-fusion" in flags:
         stack = replace(stack, accumulates=True)
+    if re.search(r"gpt[-_ ]?oss", row.text("model").lower()):
+        slow = load_software("nemo").sinks if release_of(row) == _SLOW_SINKS else stack.sinks
+        stack = replace(stack, has_sinks=True, sinks=slow)
+        notes.append(f"attention with learned sinks takes {slow:g} times as long")
     return replace(stack, attention=attention, products=products_of(row))
 
 
@@ -141,13 +152,24 @@ def _stack(row: Row, zero: int) -> str:
         if zero == 3 and mentions(words, r"llm-foundry|mosaicml"):
             return "llm-foundry"
         if zero != 3 and mentions(words, r"nemo|megatron-bridge|transformer engine|\bte\b"):
-            return "nemo"
+            fused = row.text("arch") == "moe" and row.text("precision") == "fp8" and release_of(row) >= _FUSED_EXPERTS
+            return "nemo-2606" if fused else "nemo"
         if zero != 3 and mentions(words, r"internevo|internlm"):
             return "internevo"
     if zero == 3:
         return "fsdp-compiled" if row.truth("compile") else "fsdp"
     fused = row.attention()
     return "megatron-2021" if fused in (None, "unfused") and row.text("date") < "2023" else "megatron"
+
+
+def release_of(row: Row) -> str:
+    """The NeMo container that a row names, as in "26.06.01", else the month of its date as one, as in "26.08"; empty
+    where neither is there."""
+    named = re.search(r"\b(2\d\.(?:0[1-9]|1[0-2])(?:\.\d{2})?)\s+nemo container", row.text("source").lower())
+    if named:
+        return named[1]
+    month = re.fullmatch(r"20(2\d)-(0[1-9]|1[0-2])(?:-\d\d)?", row.text("date"))
+    return f"{month[1]}.{month[2]}" if month else ""
 
 
 _NOT = re.compile(r"(?:\b(?:not|no|non|without|never|isn't|neither|nor|unlike)|instead of|rather than)\W+(?:\w+\W+)?$")
