@@ -71,12 +71,15 @@ class Software:
         accumulates: whether adding up gradients is a pass of its own, or done by the kernel of the weight gradient.
         hidden: communication that computation hides.
         products: dtype in which matrix products are computed, as "fp8" or "tf32"; empty: that of their operands.
+        gained: share that is left of what products in fp8 save, where each row of an operand has a scale of its own.
         bucket: bytes of parameters or gradients that are sent together; 0 sends each tensor by itself.
         stored: bytes kept for each parameter.
         fused: whether the results of elementwise operators whose operands are kept anyway are made again in the
             backward pass (fused SwiGLU, compilers) instead of kept.
         ahead: where weights are gathered for their use, how many blocks at the same time; 0 gathers each weight by
             itself.
+        copies_out: whether weights that were gathered together are copied out of the buffer that came, and gradients
+            into the one that leaves (FSDP2).
         regathers: whether a value that is gathered for its use is kept in pieces, and gathered again in the backward
             pass, instead of whole (sequence parallelism of Korthikanti et al. 2022, section 4.2.2).
         recomputed_in_backward: classes of operators that are computed again for their own backward pass, and keep
@@ -96,6 +99,7 @@ class Software:
             fp8 on the way.
         sinks: how many times longer attention with learned sinks takes than the same without.
         has_sinks: whether attention has learned sinks.
+        window: keys that a query looks back at most at in every layer, which kernels make use of; 0: all.
         drops_tokens: whether rows beyond the capacity of an expert are dropped, so that all shapes are known before.
         casts: share of the operands of products in fp8 that a kernel of its own brings there in the forward pass; the
             others are written so by the norm or the activation before. Gradients always take a kernel.
@@ -113,9 +117,11 @@ class Software:
     hidden: Hidden
     bucket: Bytes
     products: str = ""
+    gained: float = 1.0
     stored: Stored = Stored()
     fused: bool = False
     ahead: int = 0
+    copies_out: bool = False
     regathers: bool = False
     recomputed_in_backward: tuple[str, ...] = ()
     buffers: Bytes = 0.0
@@ -131,6 +137,7 @@ class Software:
     fused_experts: bool = False
     sinks: float = 1.0
     has_sinks: bool = False
+    window: int = 0
     drops_tokens: bool = False
 
     def adds_in_fp32(self, dtype: str) -> bool:

@@ -60,6 +60,7 @@ class _StackFile(Strict):
     casts: Portion | None = None
     dispatcher: Dispatcher = "alltoall"
     fused_experts: bool = False
+    copies_out: bool = False
     sinks: Positive | None = None
     hidden: _Hidden
     stored: _Stored
@@ -85,6 +86,7 @@ class _StackFile(Strict):
             grouped=0.0 if self.grouped_us is None else seconds_from_us(self.grouped_us.value),
             dispatcher=self.dispatcher,
             fused_experts=self.fused_experts,
+            copies_out=self.copies_out,
             sinks=1.0 if self.sinks is None else self.sinks.value,
             stored=Stored(**_values(self.stored)),
         )

@@ -39,7 +39,7 @@ scores, as nobody knows what is in it; attention that is said to be causal does 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -173,6 +173,16 @@ def _by_work(call: KernelCall) -> tuple[Array, Array]:
 
 
 def _matmul(call: KernelCall) -> tuple[Array, Array]:
+    gained, narrow = call.software.gained, _products(call)
+    if gained == 1.0 or not call.software.products:
+        return narrow
+    wide = _products(replace(call, software=replace(call.software, products="")))
+    forward, backward = (gained * one + (1 - gained) * other for one, other in zip(narrow, wide, strict=True))
+    return forward, backward
+
+
+def _products(call: KernelCall) -> tuple[Array, Array]:
+    """A product and its two gradients, all in one dtype."""
     rule = call.rule
     first, second = (operand for operand in range(len(rule.operands)) if operand not in rule.addends)
     m, n, k, batch = _product_shape(call, first, second)
@@ -218,6 +228,8 @@ def _attention(call: KernelCall) -> tuple[Array, Array]:
     slower = call.uneven * call.device.attention_slowdown(call.software.attention)
     if call.software.has_sinks:
         slower = slower * call.software.sinks
+    if 0 < call.software.window:
+        slower = slower * _windowed(shape, call.software.window)
     joined, added = _joined(shape, call)
     forward = np.asarray(attention_time(shape, call.dtype, call.device)) * slower + joined + read
     if not call.graded:
@@ -238,6 +250,13 @@ def _joined(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:
     joined = further * _passed(call, np.asarray((2 * wide + width) * queries * shape.value_dim)) + launched
     gradients = np.asarray((2 * wide + width) * (queries * shape.head_dim + keys))
     return joined, further * _passed(call, gradients) + 3 * launched
+
+
+def _windowed(shape: AttentionShape, window: int) -> Array:
+    """Share of the work of causal attention over k keys that a window of w leaves: min(w, i) keys for query i of k,
+    2 w/k - (w/k)^2 of all."""
+    seen = np.minimum(1.0, window / np.asarray(shape.keys, dtype=np.float64))
+    return np.asarray(2 * seen - seen * seen if shape.causal else seen)
 
 
 def _mask(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:

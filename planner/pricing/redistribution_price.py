@@ -31,6 +31,10 @@ plan gathers them together, and every gradient where somebody composed the bucke
 nobody knows what goes together before all layouts are chosen."""
 
 
+_COPIED = frozenset({"all_gather", "reduce_scatter"})
+"""Kinds of messages whose whole tensor is copied where software does so (`Software.copies_out`)."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RedistributionMatrix:
     """From each of n_s layouts to each of n_t, (n_s, n_t): seconds, of them those of the `first` message, and whether
@@ -58,19 +62,19 @@ class Pricers:
         """Those of the software of a cluster. Buckets of a plan's update take the place of the software's."""
         software = cluster.software
         paths: dict[tuple[int, ...], Routes] = {}
-        known: dict[tuple[float, Bytes], RedistributionPricer] = {}
+        known: dict[tuple[float, Bytes, bool], RedistributionPricer] = {}
 
-        def pricer(hidden: float, bucket: Bytes) -> "RedistributionPricer":
-            if (hidden, bucket) not in known:
-                exposed = 1 - hidden
-                found = RedistributionPricer(mesh=mesh, cluster=cluster, exposed=exposed, bucket=bucket, _paths=paths)
-                known[hidden, bucket] = found
-            return known[hidden, bucket]
+        def pricer(hidden: float, bucket: Bytes, copied: bool = software.copies_out) -> "RedistributionPricer":
+            if (hidden, bucket, copied) not in known:
+                known[hidden, bucket, copied] = RedistributionPricer(
+                    mesh=mesh, cluster=cluster, exposed=1 - hidden, bucket=bucket, copied=copied, _paths=paths
+                )
+            return known[hidden, bucket, copied]
 
         used = LONG if update.by_block else software.bucket
         once = update.bucket_size or (LONG if update.composed else software.bucket)
         return cls(
-            activations=pricer(software.hidden.tensor, 0.0),
+            activations=pricer(software.hidden.tensor, 0.0, copied=False),
             parameters=pricer(software.hidden.gathers, used),
             gradients=pricer(software.hidden.reductions, used),
             sums=pricer(software.hidden.reductions, once),
@@ -108,13 +112,15 @@ class RedistributionPricer:
     """Prices redistributions on one mesh of one cluster. Keeps what it has priced.
 
     `exposed` is the share of the seconds of messages that computation does not hide. Messages shorter than `bucket`
-    are sent together with others up to that size, and take their share of it.
+    are sent together with others up to that size, and take their share of it. What is gathered or scattered is
+    `copied` once more where software does so, which nothing hides: the device does it.
     """
 
     mesh: Mesh
     cluster: Cluster
     exposed: float = 1.0
     bucket: Bytes = 0.0
+    copied: bool = False
     _paths: dict[tuple[int, ...], Routes] = field(default_factory=dict)
     _places: dict[tuple[int, int], _Places] = field(default_factory=dict)
     _asked: dict[tuple[tuple[int, ...], bytes, bytes], _Asked] = field(default_factory=dict)
@@ -217,10 +223,14 @@ class RedistributionPricer:
         if kind in COLLECTIVES:
             sent = max(message, self.bucket)
             seconds = message_seconds(Message(kind=kind, axis=axis, nbytes=sent), self.mesh, self.cluster)
-            return self.exposed * seconds * (message / sent if sent else 1.0)
+            copied = self._copy_seconds(message) if self.copied and kind in _COPIED else 0.0
+            return self.exposed * seconds * (message / sent if sent else 1.0) + copied
         if kind == "slice" or self.mesh.sizes[axis] == 1:
             return 0.0  # a view
-        # zero and pad write a tensor of the size held before
+        return self._copy_seconds(message)  # zero and pad write a tensor of the size held before
+
+    def _copy_seconds(self, nbytes: float) -> float:
+        """Seconds of a copy, which reads and writes so many bytes."""
         return operator_time(
-            op_class="copy", flops=0.0, bytes_moved=2 * message, dtype="fp32", device=self.cluster.device
+            op_class="copy", flops=0.0, bytes_moved=2 * nbytes, dtype="fp32", device=self.cluster.device
         )

@@ -372,6 +372,9 @@ def _recomputed(row: Row, layers: int, notes: list[str]) -> Running:
     if wanted is None:
         notes.append("recomputation unknown: none")
         return "none"
+    if wanted == "selective" and "fms-fsdp" in f"{row.text('source')} {row.text('notes')}".lower():
+        notes.append("selective recomputation of fms-fsdp: whole blocks, all of them unless it is told otherwise")
+        return "full"
     some = re.search(r"block n=(\d{1,9})", row.text("recompute_detail"))
     if wanted == "full" and some and int(some[1]) < layers:
         raise UnsupportedError(
