@@ -94,6 +94,7 @@ class Software:
         offloaded: whether gradients and the optimizer's state live in the memory of the host.
         grouped: seconds that the product of each expert takes beside, where they are launched one by one; 0 where one
             kernel computes those of all experts.
+        gathers_narrow: whether weights of products in fp8 are gathered in fp8.
         dispatcher: how rows get to their experts.
         fused_experts: whether one kernel multiplies the rows of all experts, activates them, and brings operands into
             fp8 on the way.
@@ -133,6 +134,7 @@ class Software:
     grouped: Seconds = 0.0
     adds: bool = False
     casts: float = 1.0
+    gathers_narrow: bool = False
     dispatcher: Dispatcher = "alltoall"
     fused_experts: bool = False
     sinks: float = 1.0

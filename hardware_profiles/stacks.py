@@ -61,6 +61,7 @@ class _StackFile(Strict):
     dispatcher: Dispatcher = "alltoall"
     fused_experts: bool = False
     copies_out: bool = False
+    gathers_narrow: bool = False
     sinks: Positive | None = None
     hidden: _Hidden
     stored: _Stored
@@ -87,6 +88,7 @@ class _StackFile(Strict):
             dispatcher=self.dispatcher,
             fused_experts=self.fused_experts,
             copies_out=self.copies_out,
+            gathers_narrow=self.gathers_narrow,
             sinks=1.0 if self.sinks is None else self.sinks.value,
             stored=Stored(**_values(self.stored)),
         )

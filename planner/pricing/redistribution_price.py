@@ -31,6 +31,9 @@ plan gathers them together, and every gradient where somebody composed the bucke
 nobody knows what goes together before all layouts are chosen."""
 
 
+_NARROW = 0.5
+"""Bytes of weights in fp8 over those in 16 bits."""
+
 _COPIED = frozenset({"all_gather", "reduce_scatter"})
 """Kinds of messages whose whole tensor is copied where software does so (`Software.copies_out`)."""
 
@@ -62,23 +65,34 @@ class Pricers:
         """Those of the software of a cluster. Buckets of a plan's update take the place of the software's."""
         software = cluster.software
         paths: dict[tuple[int, ...], Routes] = {}
-        known: dict[tuple[float, Bytes, bool], RedistributionPricer] = {}
+        known: dict[tuple[float, Bytes, bool, float], RedistributionPricer] = {}
 
-        def pricer(hidden: float, bucket: Bytes, copied: bool = software.copies_out) -> "RedistributionPricer":
-            if (hidden, bucket, copied) not in known:
-                known[hidden, bucket, copied] = RedistributionPricer(
-                    mesh=mesh, cluster=cluster, exposed=1 - hidden, bucket=bucket, copied=copied, _paths=paths
+        def pricer(
+            hidden: float, bucket: Bytes, *, copied: bool = software.copies_out, width: float = 1.0
+        ) -> "RedistributionPricer":
+            key = (hidden, bucket, copied, width)
+            if key not in known:
+                known[key] = RedistributionPricer(
+                    mesh=mesh,
+                    cluster=cluster,
+                    exposed=1 - hidden,
+                    bucket=bucket,
+                    copied=copied,
+                    width=width,
+                    _paths=paths,
                 )
-            return known[hidden, bucket, copied]
+            return known[key]
+
+        narrow = _NARROW if software.gathers_narrow and software.products == "fp8" else 1.0
 
         used = LONG if update.by_block else software.bucket
         once = update.bucket_size or (LONG if update.composed else software.bucket)
         return cls(
             activations=pricer(software.hidden.tensor, 0.0, copied=False),
-            parameters=pricer(software.hidden.gathers, used),
+            parameters=pricer(software.hidden.gathers, used, width=narrow),
             gradients=pricer(software.hidden.reductions, used),
             sums=pricer(software.hidden.reductions, once),
-            updated=pricer(software.hidden.gathers, once),
+            updated=pricer(software.hidden.gathers, once, width=narrow),
         )
 
 
@@ -113,7 +127,8 @@ class RedistributionPricer:
 
     `exposed` is the share of the seconds of messages that computation does not hide. Messages shorter than `bucket`
     are sent together with others up to that size, and take their share of it. What is gathered or scattered is
-    `copied` once more where software does so, which nothing hides: the device does it.
+    `copied` once more where software does so, which nothing hides: the device does it. What is gathered has `width`
+    times the bytes of the tensor.
     """
 
     mesh: Mesh
@@ -121,6 +136,7 @@ class RedistributionPricer:
     exposed: float = 1.0
     bucket: Bytes = 0.0
     copied: bool = False
+    width: float = 1.0
     _paths: dict[tuple[int, ...], Routes] = field(default_factory=dict)
     _places: dict[tuple[int, int], _Places] = field(default_factory=dict)
     _asked: dict[tuple[tuple[int, ...], bytes, bytes], _Asked] = field(default_factory=dict)
@@ -221,6 +237,7 @@ class RedistributionPricer:
 
     def _step_seconds(self, kind: str, axis: int, message: float) -> float:
         if kind in COLLECTIVES:
+            message = message * self.width if kind == "all_gather" else message
             sent = max(message, self.bucket)
             seconds = message_seconds(Message(kind=kind, axis=axis, nbytes=sent), self.mesh, self.cluster)
             copied = self._copy_seconds(message) if self.copied and kind in _COPIED else 0.0

@@ -47,8 +47,8 @@ _SLOW_SINKS = "26.06.01"
 """Container whose notes tell of slow attention with learned sinks, as it was before 26.06 (cudnn-frontend, issue 256)."""
 
 ROWWISE = 0.52
-"""What is left of the time that fp8 saves where rows of operands are scaled one by one: torchtitan at 7a04053a on 8 H100
-makes 5,760 tokens/s of a device in bf16, 6,418 so, and 7,186 with one scale for a tensor."""
+"""What is left of the time that fp8 saves where rows of operands are scaled one by one: torchtitan at 7a04053a, 8 H100,
+makes 5,760 tokens/s of a device in bf16, 6,418 so, 7,186 with one scale for a tensor."""
 
 MISTRAL_WINDOW = 4096
 """Keys that Mistral 7B looks back at (Jiang et al. 2023, arXiv 2310.06825); from version 0.2 on there is no window."""
@@ -121,8 +121,9 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
     if re.search(r"mistral-7b(?!.*v0\.[23])", row.text("model").lower()):
         stack = replace(stack, window=MISTRAL_WINDOW)
         notes.append(f"attention in a window of {MISTRAL_WINDOW} keys")
-    if re.search(r"gpt[-_ ]?oss", row.text("model").lower()):
-        slow = load_software("nemo").sinks if release_of(row) == _SLOW_SINKS else stack.sinks
+    if _has_sinks(row):
+        fast = release_of(row) >= _FUSED_EXPERTS and release_of(row) != _SLOW_SINKS
+        slow = 1.0 if fast else load_software("nemo").sinks
         stack = replace(stack, has_sinks=True, sinks=slow)
         notes.append(f"attention with learned sinks takes {slow:g} times as long")
     gained = ROWWISE if "rowwise" in row.text("precision_detail").lower() else 1.0
@@ -162,15 +163,26 @@ def _stack(row: Row, zero: int) -> str:
             return "deepspeed-zero3" if zero == 3 else "deepspeed"
         if zero == 3 and mentions(words, r"llm-foundry|mosaicml"):
             return "llm-foundry"
-        if zero != 3 and mentions(words, r"nemo|megatron-bridge|transformer engine|\bte\b"):
-            fused = row.text("arch") == "moe" and row.text("precision") == "fp8" and release_of(row) >= _FUSED_EXPERTS
-            return "nemo-2606" if fused else "nemo"
+        if mentions(words, r"nemo|megatron-bridge" if zero == 3 else r"nemo|megatron-bridge|transformer engine|\bte\b"):
+            return "nemo-2606" if _fuses_experts(row) else "nemo"
         if zero != 3 and mentions(words, r"internevo|internlm"):
             return "internevo"
     if zero == 3:
         return "fsdp-compiled" if row.truth("compile") else "fsdp"
     fused = row.attention()
     return "megatron-2021" if fused in (None, "unfused") and row.text("date") < "2023" else "megatron"
+
+
+def _fuses_experts(row: Row) -> bool:
+    """Whether the recipe of Megatron Bridge for experts in fp8 fuses their kernels: those for GB200, GB300 and B300, but
+    for GPT-OSS on the last (perf_recipes at 067f987d)."""
+    if row.text("arch") != "moe" or row.text("precision") != "fp8" or release_of(row) < _FUSED_EXPERTS:
+        return False
+    return row.text("profile").startswith(("gb", "vr") if _has_sinks(row) else ("gb", "vr", "b300"))
+
+
+def _has_sinks(row: Row) -> bool:
+    return bool(re.search(r"gpt[-_ ]?oss", row.text("model").lower()))
 
 
 def release_of(row: Row) -> str:
