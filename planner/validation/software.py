@@ -174,8 +174,8 @@ def _stack(row: Row, zero: int) -> str:
 
 
 def _fuses_experts(row: Row) -> bool:
-    """Whether the recipe of Megatron Bridge for experts in fp8 fuses their kernels: those for GB200, GB300 and B300, but
-    for GPT-OSS on the last (perf_recipes at 067f987d)."""
+    """Whether the recipe of Megatron Bridge for experts in fp8 fuses kernels: on GB200 and GB300, and but for GPT-OSS on
+    B300 (perf_recipes at 067f987d)."""
     if row.text("arch") != "moe" or row.text("precision") != "fp8" or release_of(row) < _FUSED_EXPERTS:
         return False
     return row.text("profile").startswith(("gb", "vr") if _has_sinks(row) else ("gb", "vr", "b300"))
