@@ -136,9 +136,24 @@ class Options:
         word(
             JOB,
             "WORD",
-            "Compute dtype: bf16, fp16 or fp32. Master weights are fp32.",
+            "Compute dtype: bf16, fp16, fp32, or fp8: linear layers in fp8, all else in bf16. Master weights are fp32.",
             known=completion.precisions,
         ),
+    ] = None
+    fp8: Annotated[
+        str | None,
+        word(
+            JOB,
+            "RECIPE",
+            "Linear layers in fp8, where that pays: tensorwise, rowwise or rowwise_with_gw_hp (weight gradients as"
+            " without fp8), as torchao has them. --precision fp8 is the last of these.",
+            "",
+            known=completion.recipes,
+        ),
+    ] = None
+    fp8_left_out: Annotated[
+        list[str] | None,
+        word(JOB, "PATTERN", "Linear layers that stay out of fp8, as in '*.o_proj.weight'. Repeatable."),
     ] = None
     optimizer: Annotated[
         str | None,

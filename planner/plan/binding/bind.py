@@ -14,6 +14,7 @@ from planner.errors import PlanFileError, StrategyError, unknown_name
 from planner.faults import said
 from planner.graph.blocks import Blocks, block_parameters, share_values
 from planner.graph.expert_load import EVEN, with_imbalance
+from planner.graph.fp8 import NO_FP8, Fp8, with_fp8
 from planner.graph.kinds import find_blocks
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.graph.placed import Placed, with_places
@@ -100,12 +101,18 @@ class BoundPlan:
         return bool(kept) and self.place_of(at) in (kept or ())
 
 
-def prepare(traced: OperatorGraph, imbalance: float = EVEN, placed: Placed = ()) -> tuple[OperatorGraph, Blocks]:
+def prepare(
+    traced: OperatorGraph, imbalance: float = EVEN, placed: Placed = (), fp8: Fp8 = NO_FP8
+) -> tuple[OperatorGraph, Blocks]:
     """The graph that plans speak about: shared values have an identity, repeated blocks are known, routers give the
-    fullest device `imbalance` times the average, and tables that are `placed` elsewhere are no parameters. Raises
-    RequestError for what cannot be placed so."""
-    uneven = with_imbalance(with_places(traced, placed), imbalance)
-    graph, blocks = share_values(uneven, find_blocks(uneven))
+    fullest device `imbalance` times the average, tables that are `placed` elsewhere are no parameters, and linear
+    layers are in `fp8`. Raises RequestError for what cannot be placed so, or be in fp8."""
+    changed = with_imbalance(with_places(traced, placed), imbalance)
+    blocks = find_blocks(changed)
+    if fp8:
+        changed = with_fp8(changed, tuple(blocks.numbers), fp8)
+        blocks = find_blocks(changed)
+    graph, blocks = share_values(changed, blocks)
     return graph, uniform_blocks(graph, blocks)
 
 
@@ -123,8 +130,11 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
             f"{plan.model.fingerprint[:19]}..., this model has"
             f" {found[:19]}...: {difference(plan, traced)}; the model changed since the plan was made, so plan it again"
         )
-    prepared, blocks = prepare(with_rules(traced, plan.rules), plan.training.imbalance, plan.training.update.placed)
-    return bind_prepared(plan, rescale_batch(prepared, batch, plan.training.part), blocks)
+    training = plan.training
+    prepared, blocks = prepare(
+        with_rules(traced, plan.rules), training.imbalance, training.update.placed, training.fp8
+    )  # fmt: skip
+    return bind_prepared(plan, rescale_batch(prepared, batch, training.part), blocks)
 
 
 def bind_prepared(plan: Plan, whole: OperatorGraph, blocks: Blocks) -> BoundPlan:
