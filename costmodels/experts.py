@@ -18,9 +18,9 @@
 
     and the launches of what sorts, copies and activates. Where rows are fewer than experts, as many experts get one.
 Where one kernel multiplies, activates and brings operands into fp8 (`fused`), products read what is in fp8 already, and
-the activation takes no pass of its own. Every group of products is one kernel, or, where the library launches a product for each expert, takes `each` seconds
-more for each of them. The gradient of the weights is added to one in fp32 where software keeps it so, which is read
-and written.
+the activation takes no pass of its own. Every group of products is one kernel, or, where the library launches a product
+for each expert, takes `each` seconds more for each of them. The gradient of the weights is added to one in fp32 where
+software keeps it so, which is read and written.
 
 The laws of `matmul_time` hold: monotone in T, k, f and h, and c times the tokens take at most c times as long.
 

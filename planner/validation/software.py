@@ -44,7 +44,7 @@ _FUSED_EXPERTS = "26.06"
 """Container from which on recipes with experts in MXFP8 run as one CUDA graph, with fused kernels (Megatron Bridge)."""
 
 _SLOW_SINKS = "26.06.01"
-"""Container whose notes tell of slow attention with learned sinks, as it was before 26.06 (cudnn-frontend, issue 256)."""
+"""Container whose notes tell of slow attention with learned sinks, as before 26.06 (issue 256 of cudnn-frontend)."""
 
 ROWWISE = 0.52
 """What is left of the time that fp8 saves where rows of operands are scaled one by one: torchtitan at 7a04053a, 8 H100,
@@ -174,8 +174,8 @@ def _stack(row: Row, zero: int) -> str:
 
 
 def _fuses_experts(row: Row) -> bool:
-    """Whether the recipe of Megatron Bridge for experts in fp8 fuses kernels: on GB200 and GB300, and but for GPT-OSS on
-    B300 (perf_recipes at 067f987d)."""
+    """Whether the recipe of Megatron Bridge for experts in fp8 fuses kernels: on GB200, GB300 and, but for GPT-OSS,
+    on B300 (perf_recipes at 067f987d)."""
     if row.text("arch") != "moe" or row.text("precision") != "fp8" or release_of(row) < _FUSED_EXPERTS:
         return False
     return row.text("profile").startswith(("gb", "vr") if _has_sinks(row) else ("gb", "vr", "b300"))
