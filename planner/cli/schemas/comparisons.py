@@ -217,7 +217,7 @@ class ClassTime(Strict):
     calls: Number
 
 
-class Collective(Strict):
+class TracedCollective(Strict):
     """Collectives of one kind in a step of a trace; `exposed` are the seconds that no kernel covers."""
 
     name: str
@@ -245,7 +245,7 @@ class Compared(Strict):
     predicted_tflops: Number
     measured_tflops: Number
     classes: list[ClassTime]
-    collectives: list[Collective]
+    collectives: list[TracedCollective]
 
 
 class Case(Strict):
