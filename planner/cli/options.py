@@ -136,7 +136,8 @@ class Options:
         word(
             JOB,
             "WORD",
-            "Compute dtype: bf16, fp16, fp32, or fp8: linear layers in fp8, all else in bf16. Master weights are fp32.",
+            "Compute dtype: bf16, fp16, fp32 or fp8. fp8 is linear layers in fp8 and all else in bf16 (on CPUs fp32)."
+            " Master weights are fp32.",
             known=completion.precisions,
         ),
     ] = None
@@ -145,8 +146,9 @@ class Options:
         word(
             JOB,
             "RECIPE",
-            "Linear layers in fp8, where that pays: tensorwise, rowwise or rowwise_with_gw_hp (weight gradients as"
-            " without fp8), as torchao has them. --precision fp8 is the last of these.",
+            "Recipe of linear layers in fp8. Recipes of torchao: tensorwise, rowwise, or rowwise_with_gw_hp, whose"
+            " weight gradients are as without fp8, and which --precision fp8 means. Layers that would get slower are"
+            " left out.",
             "",
             known=completion.recipes,
         ),

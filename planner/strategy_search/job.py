@@ -144,7 +144,8 @@ class Job:
             global_batch=self.global_batch,
             **asked,
         )
-        request = replace(request, fp8=paying(request.graph, request.fp8, request.cluster))
+        if request.space is None or request.space.leaves_out:
+            request = replace(request, fp8=paying(request.graph, request.fp8, request.cluster))
         if self.only_batch is None:
             return request
         return with_fixed_batch(request, self.only_batch, given=self.given_batch)
