@@ -143,6 +143,9 @@ def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
     if re.search(r"offload\S* (of )?(adam|optim)|optimizer[-_ ]offload", words) or "offload-optimizer" in words:
         notes.append("the optimizer's state is on the host")
         stack = replace(stack, offloaded=True)
+    if "megatron-bridge" in f"{words} {row.text('source').lower()}":  # perf_recipes: grad_reduce_in_fp32 = False
+        notes.append("gradients are kept in bf16, as the recipes of Megatron Bridge have it")
+        stack = replace(stack, stored=replace(stack.stored, bf16=2.0))
     if "liger" in words:
         notes.append("the loss is computed a piece at a time, gated activations are made again (Liger)")
         stack = replace(stack, loss="pieces", fused=True)

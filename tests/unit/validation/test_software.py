@@ -75,6 +75,11 @@ def test_recipes_fuse_kernels_of_experts_from_a_release_on(
     assert cluster.software.name == stack
 
 
+def test_recipes_of_megatron_bridge_keep_gradients_in_bf16(tmp_path: Path) -> None:
+    assert machine(tmp_path, 1, source=BRIDGE.format("26.04"))[0].software.stored.bf16 == 2
+    assert machine(tmp_path, 1, source="NeMo 24.07")[0].software.stored.bf16 == 4
+
+
 @pytest.mark.parametrize(
     ("release", "slow"), [("25.11", True), ("26.04", True), ("26.06", False), ("26.06.01", True), ("26.08", False)]
 )
