@@ -58,7 +58,7 @@ PURPOSES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         (
             ("show, verify", "what a plan says; whether it is legal and fits"),
             ("explain, diff", "what limits a plan; what differs, at what cost"),
-            ("report", "a page: timeline, memory, network, alternatives"),
+            ("report, ui", "a page of a plan; the search in a browser"),
         ),
     ),
     (

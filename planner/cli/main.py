@@ -31,6 +31,7 @@ from planner.cli.commands import (
     run,
     search,
     show,
+    ui,
     validate,
 )
 from planner.cli.errors import FAULT, fault_text
@@ -61,6 +62,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "explain": explain.explain,
     "diff": diff.diff,
     "report": report.report,
+    "ui": ui.ui,
     "run": run.run,
     "audit": audit.audit,
     "advise": advise.advise,

@@ -25,7 +25,7 @@ from planner.sharding.update import DEFAULT, Update
 from planner.strategy_search.job import given_job, machine_from, named_job, with_memory_margin
 from planner.strategy_search.objectives import plan_for
 from planner.strategy_search.request.request import Default, Objective, Placing, Shard
-from planner.strategy_search.request.space import FREE, Pinned
+from planner.strategy_search.request.space import FREE, Pinned, forward_pinned
 from planner.strategy_search.result import Progress, SearchResult
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def search(
     pinned: Pinned = FREE,
     shards: Sequence[Shard] = (),
     default: Default = "search",
+    forward_only: bool = False,
     objective: Objective = "time",
     top: int = 1,
     rule_cache: str | os.PathLike[str] | None = None,
@@ -89,6 +90,8 @@ def search(
         pinned: degrees and other choices made by hand.
         shards: strategies of operators made by hand, see `shard`.
         default: what operators beside `shards` do: "search", or "data_parallel", which splits the batch.
+        forward_only: whether the forward pass alone is planned, for evaluation: without backward pass, gradients and
+            states of an optimizer.
         objective: "time" (seconds of a step), "memory" (bytes per device) or "cost" (device-seconds of a step).
         top: how many plans to return, of different configurations.
         rule_cache: a folder that keeps the rules of operators that the table of rules lacks, see `discover`. What must
@@ -130,7 +133,7 @@ def search(
             placing=placing,
             imbalance=imbalance,
             algorithm=algorithm,
-            pinned=pinned,
+            pinned=forward_pinned(pinned) if forward_only else pinned,
             shards=tuple(shards),
             default=default,
             objective=objective,

@@ -91,6 +91,10 @@ def show(
     rank: Annotated[
         int | None, typer.Option(help="Where this rank stands, whom it talks to, and which pieces it has.")
     ] = None,
+    layouts: Annotated[
+        bool,
+        typer.Option("--layouts", help="Show sharding as factors and layouts in place of the names of patterns."),
+    ] = False,
     model: OfModel = None,
     as_json: AsJson = False,
 ) -> None:
@@ -120,7 +124,7 @@ def show(
             write_json("plan show", {**content, "fits": verdict.fits, "remarks": list(verdict.remarks)})
             return
         console = PlainConsole()
-        print_plan(console, verdict.bound, roles(verdict.bound), verdict.prediction)
+        print_plan(console, verdict.bound, roles(verdict.bound), verdict.prediction, layouts=layouts)
         for remark in verdict.remarks:
             console.print(f"\nThe plan was changed since it was priced: {remark}")
 

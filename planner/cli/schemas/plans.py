@@ -86,6 +86,16 @@ class Certificate(Strict):
     seconds: float
 
 
+class Simpler(Strict):
+    """Why a plan is not the fastest that was found."""
+
+    fastest_step_seconds: float
+    fastest_objective_seconds: float
+    slower: float
+    decisions: list[str]
+    fastest_decisions: list[str]
+
+
 class Search(Strict):
     algorithm: str
     status: Literal["optimal", "feasible"]
@@ -99,6 +109,7 @@ class Search(Strict):
     placements: int
     stopped: bool
     certificate: Certificate | None
+    simpler: Simpler | None = None
 
 
 class Listed(Choices):

@@ -38,12 +38,12 @@ from planner.sharding.mesh import Mesh
 from planner.sharding.rule import FactorKind, Rule, Strategy, legal_strategies, pieces_of, splittable
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import Option, StoredParameter, legal_stored
+from planner.sharding.usual_pattern import usual_factors
 from planner.sharding.zigzag import Sequences, order_fault, sequences_of, tensors_of
 from planner.strategy_search.request.default_strategy import DATA_PARALLEL, follows, of_batch_alone, splits_batch
 from planner.strategy_search.request.request import SearchRequest, Shard, Store
 from planner.strategy_search.request.space import EXPERTS, Configuration, Pinned, Role, experts_cut
 from planner.strategy_search.request.template import Template
-from planner.strategy_search.request.usual_pattern import usual_factors
 
 T = TypeVar("T")
 
