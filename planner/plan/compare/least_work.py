@@ -63,7 +63,8 @@ def least_work(plan: Plan, traced: OperatorGraph, batch: int, cluster: Machine) 
     """The least step time of the job of a plan, whose model was traced with `batch` samples; or why it cannot be had.
 
     Nothing of the plan is read but the job: model, global batch, precision, fp8, optimizer, whether it trains, and the
-    rules and tables that it brings. On several kinds of devices each operator counts as on those that are quickest at it.
+    rules and tables that it brings. On several kinds of devices each operator counts as on those that are quickest at
+    it.
     """
     training = plan.training
     ruled, trains = with_rules(traced, plan.rules), plan.schedule_kind.trains
