@@ -40,7 +40,7 @@ from planner.strategy_search.job import (
 )
 from planner.strategy_search.objectives import plan_for
 from planner.strategy_search.request.request import ALGORITHMS, OBJECTIVES, SIMPLICITY, Objective, Placing, Shard
-from planner.strategy_search.request.space import FREE, Pinned
+from planner.strategy_search.request.space import FREE, Pinned, forward_pinned
 from planner.strategy_search.result import Progress, SearchResult
 
 if TYPE_CHECKING:
@@ -132,6 +132,7 @@ def search(
     place: Mapping[str, str] | str | None = None,
     update: Update | Mapping[str, Any] | None = None,
     search: str = "dynamic_programming",
+    forward_only: bool = False,
     objective: Objective = "time",
     top: int = 1,
     simplicity: float = SIMPLICITY,
@@ -171,6 +172,7 @@ def search(
             on the host where nothing fits otherwise if not given.
         update: what becomes of gradients, as a `planner.Update` or a dict of its fields: {"clip_norm": 1.0}.
         search: the algorithm, as for `--search`.
+        forward_only: the forward pass alone, for evaluation: without backward pass, gradients and states.
         objective: "time" of a step, "memory" per device, or "cost" in device-seconds.
         top: how many plans, of different configurations. The fastest ones, where it is more than 1.
         simplicity: how much longer than the fastest, as a share of its step, a simpler plan may take that is preferred
@@ -224,7 +226,7 @@ def search(
             imbalance=imbalance,
             fp8=in_fp8,
             algorithm=search,
-            pinned=decided,
+            pinned=forward_pinned(decided) if forward_only else decided,
             shards=_shards(shard),
             objective=objective,
             top=top,

@@ -24,6 +24,7 @@ from planner.cli.commands import (
     help_,
     import_,
     lists,
+    manual,
     plan,
     replan,
     report,
@@ -52,6 +53,7 @@ app = typer.Typer(
 COMMANDS: Mapping[str, Callable[..., None]] = {
     "search": search.search,
     "estimate": estimate.estimate,
+    "manual": manual.manual,
     "compare": compare.compare,
     "capacity": compare_cases.capacity,
     "replan": replan.replan,

@@ -161,6 +161,15 @@ class Options:
         str | None,
         word(JOB, "WORD", "Optimizer: adamw, sgd (with momentum) or lamb.", "adamw", known=completion.optimizers),
     ] = None
+    forward_only: Annotated[
+        bool,
+        switch(
+            JOB,
+            "--forward-only",
+            "Plan the forward pass alone: evaluation, never training. No backward pass, gradients or states of an"
+            " optimizer are priced or kept; activations are freed as they are used. plan run evaluates such a plan.",
+        ),
+    ] = False
     full_trace: Annotated[bool, switch(JOB, "--full-trace", "Trace every repeated block. Slower, same graph.")] = False
 
     mode: Annotated[
@@ -282,6 +291,17 @@ class Options:
             OPERATORS,
             "PLAN[:PATTERN]",
             "Take shardings from a plan file, for the operators that match.",
+        ),
+    ] = None
+    default: Annotated[
+        str | None,
+        word(
+            OPERATORS,
+            "WORD",
+            "All other operators: search or data_parallel. search decides them too; data_parallel splits the batch and"
+            " keeps their weights whole, as MindSpore's semi_auto_parallel does.",
+            "search",
+            known=completion.defaults,
         ),
     ] = None
 

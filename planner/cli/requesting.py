@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from planner.models.zoo import BuiltModel
     from planner.plan.plan import Plan
     from planner.sharding.update import Update
-    from planner.strategy_search.request.request import Objective, SearchRequest, Shard
+    from planner.strategy_search.request.request import Default, Objective, SearchRequest, Shard
     from planner.strategy_search.request.space import ContextBy, Pinned, Running
 
 SEARCHED_AXES = 2
@@ -50,7 +50,7 @@ def check(options: Options) -> None:
     from planner.graph.fp8 import RECIPES, WORD
     from planner.plan.plan import OPTIMIZERS, PRECISIONS, RECOMPUTATION
     from planner.sharding.update import GRADIENT_DTYPES, GRADIENTS
-    from planner.strategy_search.request.request import ALGORITHMS, OBJECTIVES
+    from planner.strategy_search.request.request import ALGORITHMS, DEFAULTS, OBJECTIVES
     from planner.strategy_search.request.space import ContextBy
 
     words: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -61,6 +61,7 @@ def check(options: Options) -> None:
         ("optimizer", OPTIMIZERS),
         ("recompute", RECOMPUTATION),
         ("context_by", get_args(ContextBy)),
+        ("default", DEFAULTS),
         ("gradients", GRADIENTS),
         ("gradient_dtype", GRADIENT_DTYPES),
     )
@@ -82,6 +83,9 @@ def _check_contradictions(options: Options) -> None:
         ("simplicity", "pareto", "contradict each other: the front has the fastest plans"),
         ("simplicity", "top", "contradict each other: that list has the fastest plans"),
         ("simplicity", "engine", "contradict each other: plans for an engine have its pattern"),
+        ("forward_only", "schedule", "both decide the order of passes"),
+        ("forward_only", "recompute", "contradict each other: nothing is kept for a backward pass"),
+        ("forward_only", "engine", "contradict each other: engines train"),
     )
     for one, other, what in pairs:
         if other is not None and getattr(options, one) and getattr(options, other) not in (None, False):
@@ -137,6 +141,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         algorithm=options.search or "dynamic_programming",
         pinned=pinned,
         shards=(*shards, *_taken_over(sources, shards, job.graph)),
+        default=cast("Default", options.default or "search"),
         objective=cast("Objective", options.objective or "time"),
         top=max(options.top or 1, 2 if options.explain else 1),
         time_limit=options.time_limit,
@@ -206,6 +211,7 @@ def _noted(note: str) -> None:
 
 def pinned_of(options: Options) -> "Pinned":
     """The degrees and the like that were decided by hand."""
+    from costmodels import FORWARD
     from planner.strategy_search.request.offload import parse_offload
     from planner.strategy_search.request.space import Pinned
 
@@ -216,7 +222,7 @@ def pinned_of(options: Options) -> "Pinned":
         else parse_count("virtual-stages", options.virtual_stages),
         interleave=None if options.interleave is None else parse_count("interleave", options.interleave),
         slices=None if options.slices is None else parse_count("slices", options.slices),
-        schedule=options.schedule,
+        schedule=FORWARD if options.forward_only else options.schedule,
         data=options.data,
         context=options.context,
         context_by=cast("ContextBy", options.context_by or "heads"),

@@ -7,7 +7,7 @@ work terms, bytes from the local shapes, saved activations from what autograd ke
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,8 +51,9 @@ class OperatorPrices:
     Seconds: `forward`, `backward` compute, of which kernels wait `late` (forward, backward) for the host, which takes
     `host` (forward, backward) to launch them one by one, `inner_forward`, `inner_backward` collectives of its
     implementation. Bytes: `operands` and `results` local sizes, `saved_extra` what autograd keeps beside operands and
-    results, `transient` what lives only while it runs: forward the results and the operands that nobody keeps, backward
-    the gradients of the results and of the operands, whichever is more.
+    results, `unsaved_extra` the same of an operator without gradients, whose kernel makes it for a moment, `transient`
+    what lives only while it runs: forward the results and the operands that nobody keeps, backward the gradients of the
+    results and of the operands, whichever is more.
     """
 
     forward: Array
@@ -64,6 +65,7 @@ class OperatorPrices:
     operands: tuple[Array, ...]
     results: tuple[Array, ...]
     saved_extra: Array
+    unsaved_extra: Array
     transient: Array
     flops: Array
 
@@ -144,6 +146,7 @@ def price_operator(
         operands=operand_bytes,
         results=result_bytes,
         saved_extra=extra,
+        unsaved_extra=_sum_work(() if graded else rule.saved_extra, extents),
         transient=np.zeros(len(extents)) if free else written + np.maximum(passing, gradients) + scratch + again,
         flops=flops * (1 + rule.backward_work(worked)),
     )
@@ -184,6 +187,11 @@ def uneven(rule: Rule, strategy: Strategy, mesh: Mesh, place: int = -1) -> float
 def transient_bytes(alive: Liveness, graph: OperatorGraph, at: int, rule: Rule, prices: OperatorPrices) -> Array:
     """Bytes that live while an operator runs, weights left out, (K,); of logits that are made a piece at a time there
     are only the gradients of what they are made of, of what is overwritten only what it is made of."""
+    if not alive.trains:  # what is read is counted beside what is made, and weights are there anyway
+        named = enumerate(graph.operators[at].operands)
+        weights = (prices.operands[i] for i, n in named if n in graph.parameter_names and i not in rule.looked_up)
+        held = sum(weights, np.zeros_like(prices.transient))
+        return np.maximum(prices.transient - held, 0.0) + prices.unsaved_extra
     if at in alive.overwritten:
         lost = prices.operands if rule.op_class != "cross_entropy" else ()
         return sum(lost if prices.transient.any() else (), np.zeros_like(prices.transient))
@@ -270,6 +278,25 @@ def inner_messages(rule: Rule, strategy: Strategy, mesh: Mesh) -> tuple[InnerMes
     )
 
 
+def inner_hidden(rule: Rule, cluster: Cluster) -> float:
+    """Share of what an operator's own implementation sends, but for what comes round a ring, that computation hides."""
+    hidden = cluster.software.hidden
+    return hidden.exchange if rule.op_class == "experts" else hidden.tensor
+
+
+def inner_seconds(rule: Rule, message: Message, mesh: Mesh, cluster: Cluster) -> float:
+    """Seconds of such a message. Where a dispatcher sends a token once to each of n devices or nodes, of whose experts
+    it has chosen k independently of each other, n (1 - (1 - 1/n)^k) rows leave for k; n counts the units of the
+    outermost network that they cross, whose bandwidth decides."""
+    if cluster.software.dispatcher == "once" and rule.op_class == "experts" and message.axis is not None:
+        line = mesh.axes[message.axis]
+        units = cluster.group(line.size, line.stride).spans[-1].count
+        chosen = rule.factors[rule.index["k"]].extent if "k" in rule.index else 1
+        share = units * (1 - (1 - 1 / units) ** chosen) / chosen
+        message = replace(message, nbytes=message.nbytes * share)
+    return message_seconds(message, mesh, cluster)
+
+
 def _message(rule: Rule, strategy: Strategy, mesh: Mesh, inner: InnerCollective, axis: int) -> InnerMessage:
     comes_round = inner.kind == ROUND
     extents = (local_extents if comes_round else loop_extents)(rule, strategy, mesh)
@@ -288,11 +315,11 @@ def _inner(
 ) -> tuple[Array, Array]:
     """Seconds of the inner messages that nothing hides, beside those of the kernels, (K,) forward and backward."""
     forward, backward = np.zeros(len(strategies)), np.zeros(len(strategies))
-    exposed = 1 - cluster.software.hidden.tensor
+    exposed = 1 - inner_hidden(rule, cluster)
     for row, strategy in enumerate(strategies if rule.inner else ()):
         hop, last = [0.0, 0.0], 0.0
         for inner in inner_messages(rule, strategy, mesh):
-            seconds = message_seconds(inner.message, mesh, cluster)
+            seconds = inner_seconds(rule, inner.message, mesh, cluster)
             if inner.message.kind == ROUND:
                 hop[0] += seconds * (inner.forward > 0)
                 hop[1] += seconds

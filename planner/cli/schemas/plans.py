@@ -240,6 +240,15 @@ class ShownRank(Strict):
     parameters: list[HeldParameter]
 
 
+class WorkBound(Strict):
+    """The least step time by work alone: the sum of `work_seconds`, by class of operators."""
+
+    seconds: float
+    gap: float
+    devices: int
+    work_seconds: dict[str, float]
+
+
 class Verified(Strict):
     """`plan verify`."""
 
@@ -250,6 +259,9 @@ class Verified(Strict):
     peak_bytes: float
     capacity_bytes: float
     remarks: list[str]
+    gap_in_file: Number
+    bound: WorkBound | None
+    no_bound: Text
 
 
 class GivenUp(Strict):

@@ -293,6 +293,8 @@ class Finalists:
         """What becomes of gradients, in buckets for which the fullest rank has room where their size was left to the
         search."""
         configuration, update = found.configuration, replace(update, gathers=found.outcome.gathers)
+        if not self.prepared.trains:  # there is nothing to reduce
+            return replace(update, buckets=NO_BUCKETS)
         if self.request.update.buckets != AUTO_BUCKETS:
             return update
         capacities = (self.engine.capacities[self.engine.group_of(configuration, rank)] for rank in range(len(ranks)))

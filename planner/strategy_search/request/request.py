@@ -16,6 +16,7 @@ from planner.plan.plan import INTERLEAVED, PRECISIONS, SLICED, ModelReference
 from planner.plan.schedule_checks import gathers_fault
 from planner.sharding.layout import Layout
 from planner.sharding.update import DEFAULT, Update, local_fault, update_fault
+from planner.strategy_search.request.default_strategy import default_fault
 from planner.strategy_search.request.offload import NOTHING, Offload
 from planner.strategy_search.request.space import FREE, Pinned
 
@@ -31,6 +32,11 @@ PLACINGS = ("given", "fit", "auto")
 """Tables on the host: those that are given, more where nothing fits otherwise, more where that is better."""
 
 Placing = Literal["given", "fit", "auto"]
+
+DEFAULTS = ("search", "data_parallel")
+"""What operators do whose strategy nobody has decided: whatever is best, or split the batch on every axis."""
+
+Default = Literal["search", "data_parallel"]
 
 SIMPLICITY = 0.01
 """How much longer than the fastest, relatively, the step of a simpler plan may take where nothing else is asked for."""
@@ -83,6 +89,8 @@ class SearchRequest:
     seconds; the best plan by then is returned with its gap. `memory_limit` lowers what a device may fill, in bytes.
     `space` is that of an engine, which `planner.strategy_search.within` turns into `alternatives`: where there are any,
     all of them together, each in the place of `pinned`, are what is searched.
+    `default` is what operators do that no shard means (`planner.strategy_search.request.default_strategy`).
+
     `simplicity` is how much longer than the fastest, relatively, the step of a simpler plan may take that is preferred
     to it (see `planner.strategy_search.simplicity`); 0 prefers none.
     `prune` is for tests: without it every configuration is evaluated in full. `imbalance` is that of routers (see
@@ -107,6 +115,7 @@ class SearchRequest:
     space: EngineSpace | None = None
     shards: tuple[Shard, ...] = ()
     stores: tuple[Store, ...] = ()
+    default: Default = "search"
     objective: Objective = "time"
     top: int = 1
     time_limit: float | None = None
@@ -117,7 +126,8 @@ class SearchRequest:
 
     def __post_init__(self) -> None:
         words = (
-            ("algorithm", ALGORITHMS), ("objective", OBJECTIVES), ("precision", PRECISIONS), ("placing", PLACINGS)
+            ("algorithm", ALGORITHMS), ("objective", OBJECTIVES), ("precision", PRECISIONS), ("placing", PLACINGS),
+            ("default", DEFAULTS),
         )  # fmt: skip
         for name, known in words:
             if getattr(self, name) not in known:
@@ -130,11 +140,13 @@ class SearchRequest:
         if self.imbalance != EVEN and not any(op.op == EXPERTS_OPERATOR for op in self.graph.operators):
             raise RequestError(f"imbalance = {self.imbalance:g}: no operator of this model routes to experts")
         _check_offload(self)
+        _check_forward_only(self)
         self._check_places()
         refuse(local_fault(self.update, self.graph.parameter_names), RequestError)
         for name in ("batch", "global_batch", "top"):
             if getattr(self, name) < 1:
                 raise RequestError(f"{name} = {getattr(self, name)}: it is 1 or more")
+        refuse(default_fault(self.default, self.shards, self.pinned), RequestError)
         if self.stores and self.pinned.mesh is None:
             raise RequestError("stores: layouts are those of the axes of a mesh; decide it, too (mesh)")
         if self.time_limit is not None and self.time_limit < 0:
@@ -149,8 +161,10 @@ class SearchRequest:
     @property
     def offload(self) -> Offload:
         """What may be offloaded: what was asked for, but for saved tensors where slices of the sequence or gathers by
-        block exclude them."""
+        block exclude them, and for what only training has."""
         asked = self.pinned.offload
+        if self.pinned.forward_only:  # there are no states, and nothing waits for a backward pass
+            return replace(NOTHING, weights=asked.weights)
         fault = saved_fault(self.update, sliced=_sliced(self.pinned))
         return asked if fault is None else replace(asked, saved=NOTHING.saved)
 
@@ -193,6 +207,33 @@ def _check_offload(request: SearchRequest) -> None:
         refuse(offload_fault(request.optimizer if states else "", request.pinned.schedule), RequestError)
     refuse(gathers_fault(request.update, request.pinned.interleave or 1), RequestError)
     _check_activations(request.pinned, request.update)
+
+
+def _check_forward_only(request: SearchRequest) -> None:
+    """Raise RequestError where a forward pass is asked for, and what only training has."""
+    pinned, asked = request.pinned, request.pinned.offload
+    if not pinned.forward_only:
+        return
+    away = next((word for word in ("optimizer", "activations", "saved") if "device" not in getattr(asked, word)), None)
+    reason = None
+    if request.space is not None:
+        reason = f"the settings of {request.space.name} are those of training; leave the engine out"
+    elif pinned.recompute not in (None, "none"):
+        reason = f"recompute = {pinned.recompute}: nothing is kept for a backward pass; leave it out"
+    elif away is not None:
+        reason = f"offload: there are no {_OFFLOADED[away]}; leave {away} out"
+    elif request.update.clip_norm is not None:
+        reason = "clip_norm: there are no gradients; leave it out"
+    if reason is not None:
+        raise RequestError(f"forward only: {reason}")
+
+
+_OFFLOADED = {
+    "optimizer": "states of an optimizer",
+    "activations": "recomputed blocks",
+    "saved": "tensors saved for a backward pass",
+}
+"""What forward passes alone lack, by its word in `Offload`."""
 
 
 def _check_activations(pinned: Pinned, update: Update) -> None:
