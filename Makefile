@@ -23,8 +23,11 @@ demo: $(INSTALLED)  ## plan Llama 70B for 64 devices; plan a tiny Llama for 4 lo
 	$(BIN)/plan --model llama-tiny --devices 4 --hardware cpu -o build/tiny.json
 	$(BIN)/plan run build/tiny.json --steps 5
 
-test: check  ## the checks, then all tests but the long lists
-	$(PYTEST)
+# The checks run beside the tests, which wait for each other at times; what they say comes behind, where they fail.
+test: $(INSTALLED)  ## the checks, and all tests but the long lists
+	@checks=$$(mktemp); $(MAKE) --no-print-directory check >"$$checks" 2>&1 & pid=$$!; \
+	$(PYTEST); failed=$$?; \
+	wait $$pid || { cat "$$checks"; failed=1; }; rm -f "$$checks"; exit $$failed
 
 thorough: $(INSTALLED)  ## the long lists of cases, CI's second step
 	$(PYTEST) -m "thorough and not exhaustive"

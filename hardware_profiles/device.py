@@ -84,6 +84,10 @@ class Device:
         known = ", ".join(name for name, _ in self.peak_flops)
         raise UnknownKeyError(f"device {self.name} has no peak FLOP/s for dtype {dtype!r}; it has {known}")
 
+    def multiplies(self, dtype: str) -> bool:
+        """Whether it multiplies matrices of a dtype."""
+        return dtype in dict(self.peak_flops) and dtype in dict(self.matmul_kernels)
+
     def efficiency(self, op_class: str) -> Efficiency:
         """Efficiency of an op class; raises `UnknownKeyError` for one that has no figure."""
         for name, value in self.efficiencies:

@@ -36,6 +36,10 @@ class Observer:
         particular: for a "forward" pass, a "recomputation", or a "backward" pass."""
         return nullcontext()
 
+    def adding_up(self) -> AbstractContextManager[None]:
+        """Entered while gradients that were reduced so are added up; buckets that these complete start meanwhile."""
+        return nullcontext()
+
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Memory that is offloaded was given back, or has been taken again."""
 

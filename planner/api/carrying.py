@@ -58,6 +58,7 @@ def plan_of(subject: Subject, description: "Description") -> "BoundPlan":
         optimizer=description.optimizer,
         update=description.update,
         imbalance=description.imbalance,
+        fp8=description.fp8,
     )
     pinned = Pinned(
         pipeline=description.pipeline,
@@ -109,6 +110,7 @@ def asked_like(subject: Subject, training: "Training", space: "EngineSpace | Non
         optimizer=training.optimizer,
         update=replace(DEFAULT, **kept),
         imbalance=training.imbalance,
+        fp8=training.fp8,
         space=space,
     )
 

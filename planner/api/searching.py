@@ -21,6 +21,7 @@ from planner.api.checks import number, record, word
 from planner.engines.spaces import space_and_stack
 from planner.errors import RequestError
 from planner.graph.expert_load import EVEN
+from planner.graph.fp8 import RECIPES, WORD, chosen
 from planner.graph.operator_graph import OperatorGraph
 from planner.limits import default_memory, limited
 from planner.models.nicknames import full_model
@@ -123,6 +124,8 @@ def search(
     global_batch: int | None = None,
     imbalance: float = EVEN,
     precision: str | None = None,
+    fp8: str | None = None,
+    fp8_left_out: Sequence[str] = (),
     optimizer: str = "adamw",
     pinned: Pinned | Mapping[str, Any] | None = None,
     shard: Shards = (),
@@ -157,7 +160,10 @@ def search(
         seq_len: tokens of a sequence; the model's own where not given.
         global_batch: samples of a step; 4 per device where not given.
         imbalance: maximum expert load over the mean; 1 is a balanced router.
-        precision: "bf16", "fp16" or "fp32"; bf16 where not given, on CPUs fp32.
+        precision: "bf16", "fp16", "fp32", or "fp8", which is a recipe of `fp8`; bf16 where not given, on CPUs fp32.
+        fp8: a recipe by which linear layers are computed in fp8 where that pays: "tensorwise", "rowwise" or
+            "rowwise_with_gw_hp"; all else is in bf16.
+        fp8_left_out: patterns of weights whose linear layers stay out of fp8.
         optimizer: "adamw", "sgd" or "lamb".
         pinned: what is decided, as a `planner.Pinned` or a dict of its fields: {"tensor": 8, "pipeline": 4, "zero": 1}.
         shard: strategies of operators, {"*q_proj*": "b,o"}, or records of `planner.shard`.
@@ -195,7 +201,10 @@ def search(
     word("search", search, tuple(ALGORITHMS))
     word("objective", objective, tuple(OBJECTIVES))
     if precision is not None:
-        word("precision", precision, tuple(PRECISIONS))
+        word("precision", precision, (*PRECISIONS, WORD))
+    if fp8 is not None:
+        word("fp8", fp8, tuple(RECIPES))
+    precision, in_fp8 = chosen(precision, fp8, fp8_left_out)
     space, stack = space_and_stack(engine, software)
     machine = machine_given(hardware, cluster=cluster, software=stack, devices=devices)
     if memory_margin is not None:
@@ -211,6 +220,7 @@ def search(
             update=changed,
             placing=placing,
             imbalance=imbalance,
+            fp8=in_fp8,
             algorithm=search,
             pinned=forward_pinned(decided) if forward_only else decided,
             shards=_shards(shard),

@@ -73,9 +73,17 @@ def objectives() -> Iterable[str]:
 
 def precisions() -> Iterable[str]:
     """Of --precision."""
+    from planner.graph.fp8 import WORD
     from planner.plan.plan import PRECISIONS
 
-    return PRECISIONS
+    return (*PRECISIONS, WORD)
+
+
+def recipes() -> Iterable[str]:
+    """Of --fp8."""
+    from planner.graph.fp8 import RECIPES
+
+    return RECIPES
 
 
 def optimizers() -> Iterable[str]:

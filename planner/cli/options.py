@@ -136,9 +136,26 @@ class Options:
         word(
             JOB,
             "WORD",
-            "Compute dtype: bf16, fp16 or fp32. Master weights are fp32.",
+            "Compute dtype: bf16, fp16, fp32 or fp8. fp8 is linear layers in fp8 and all else in bf16 (on CPUs fp32)."
+            " Master weights are fp32.",
             known=completion.precisions,
         ),
+    ] = None
+    fp8: Annotated[
+        str | None,
+        word(
+            JOB,
+            "RECIPE",
+            "Recipe of linear layers in fp8. Recipes of torchao: tensorwise, rowwise, or rowwise_with_gw_hp, whose"
+            " weight gradients are as without fp8, and which --precision fp8 means. Layers that would get slower are"
+            " left out.",
+            "",
+            known=completion.recipes,
+        ),
+    ] = None
+    fp8_left_out: Annotated[
+        list[str] | None,
+        word(JOB, "PATTERN", "Linear layers that stay out of fp8, as in '*.o_proj.weight'. Repeatable."),
     ] = None
     optimizer: Annotated[
         str | None,

@@ -22,6 +22,7 @@ from planner.cli.waiting import waiting
 from planner.errors import RequestError, unknown_name
 from planner.faults import refuse
 from planner.graph.expert_load import EVEN
+from planner.graph.fp8 import chosen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,6 +46,7 @@ _MANUAL = ("tensor", "data", "context", "expert", "zero", "replicas", "sequence_
 
 def check(options: Options) -> None:
     """Raise RequestError for words that are not known and for options that contradict each other."""
+    from planner.graph.fp8 import RECIPES, WORD
     from planner.plan.plan import OPTIMIZERS, PRECISIONS, RECOMPUTATION
     from planner.sharding.update import GRADIENT_DTYPES, GRADIENTS
     from planner.strategy_search.request.request import ALGORITHMS, OBJECTIVES
@@ -53,7 +55,8 @@ def check(options: Options) -> None:
     words: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("search", ALGORITHMS),
         ("objective", OBJECTIVES),
-        ("precision", tuple(PRECISIONS)),
+        ("precision", (*PRECISIONS, WORD)),
+        ("fp8", tuple(RECIPES)),
         ("optimizer", OPTIMIZERS),
         ("recompute", RECOMPUTATION),
         ("context_by", get_args(ContextBy)),
@@ -105,6 +108,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
     limit = None if options.memory_limit is None else parse_memory(options.memory_limit)
     sources = _sources(options.shard_from or ())
     update = update_of(options)
+    precision, fp8 = chosen(options.precision, options.fp8, options.fp8_left_out or ())
     pinned, shards = _with_mesh(pinned_of(options), sources), parse_shards(options.shard or ())
 
     def trace(model: "BuiltModel") -> "OperatorGraph":
@@ -117,7 +121,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         cluster,
         trace,
         sequence_length=options.seq_len,
-        precision=options.precision,
+        precision=precision,
         global_batch=options.global_batch,
         rule_cache=None if options.rule_cache is None else Path(options.rule_cache),
         graph_cache=graph_folder(options),
@@ -128,6 +132,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         update=update,
         placing=placing_of(options.place or ()),
         imbalance=EVEN if options.imbalance is None else options.imbalance,
+        fp8=fp8,
         algorithm=options.search or "dynamic_programming",
         pinned=pinned,
         shards=(*shards, *_taken_over(sources, shards, job.graph)),

@@ -16,6 +16,8 @@ TORCHTITAN = EngineSpace(
     precisions=("bf16", "fp32"),
     wide=(2, 3),
     experts=False,
+    fp8=("tensorwise", "rowwise", "rowwise_with_gw_hp"),
+    leaves_out=True,
 )
 
 ACCELERATE = EngineSpace(

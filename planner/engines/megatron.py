@@ -24,6 +24,7 @@ MEGATRON = EngineSpace(
     optimizers=_OPTIMIZERS,
     precisions=_PRECISIONS,
     wide=(2, 3),
+    fp8=("tensorwise",),
 )
 
 NEMO = EngineSpace(

@@ -69,6 +69,7 @@ class EngineSpace:
         wide: stages of ZeRO that reduce gradients in fp32 with every micro-batch; those of other stages are "mixed"
             (see `planner.sharding.update.Update`).
         experts: whether it trains models with experts.
+        fp8: recipes by which it computes linear layers in fp8; `leaves_out` says whether it can leave out some.
     """
 
     name: str
@@ -79,6 +80,8 @@ class EngineSpace:
     precisions: tuple[str, ...] = ("bf16",)
     wide: tuple[int, ...] = ()
     experts: bool = True
+    fp8: tuple[str, ...] = ()
+    leaves_out: bool = False
 
     def update(self, asked: Update, zero: int, precision: str) -> Update:
         """What becomes of gradients at a stage of ZeRO: what the engine does unless it is told otherwise, with the

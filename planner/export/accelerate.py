@@ -32,6 +32,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     _refuse(description)
     giving = Giving(description)
     common.give_up_interleave(giving)
+    common.give_up_fp8(giving)
     common.give_up_other_rings(giving)
     _give_up_splits(giving)
     _give_up_zero(giving)

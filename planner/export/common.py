@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from planner.export.description import Description, ExportError, schedule_of
 from planner.export.target import Giving
+from planner.graph.fp8 import NO_FP8
 from planner.plan.words import table_words
 from planner.sharding.update import PLAIN, Update
 
@@ -32,6 +33,15 @@ def refuse_other_training(description: Description, engine: str, optimizers: tup
 def give_up_interleave(giving: Giving) -> None:
     if giving.description.interleave > 1:
         giving.up("interleaved micro-batches", giving.description.interleave, 1, interleave=1)
+
+
+def give_up_fp8(giving: Giving, recipes: tuple[str, ...] = (), *, leaves_out: bool = True) -> None:
+    """Linear layers in fp8, by other recipes than an engine has; or by those, but for some that are left out."""
+    fp8 = giving.description.fp8
+    if fp8 and fp8.recipe not in recipes:
+        giving.up("linear layers in fp8", fp8.text(), "none", fp8=NO_FP8)
+    elif fp8.left_out and not leaves_out:
+        giving.up("linear layers in fp8", fp8.text(), f"{fp8.recipe}, all", fp8=replace(fp8, left_out=()))
 
 
 def give_up_cut_hidden(giving: Giving) -> None:

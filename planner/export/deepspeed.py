@@ -47,6 +47,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
             f" over {description.pipeline}: plan again with another --pipeline"
         )
     common.give_up_interleave(giving)
+    common.give_up_fp8(giving)
     common.give_up_replicas(giving)
     _give_up_splits(giving)
     _give_up_zero(giving)

@@ -76,6 +76,7 @@ def describe(bound: BoundPlan) -> Description:
         update=training.update,
         sequence_length=plan.model.sequence_length,
         imbalance=training.imbalance,
+        fp8=training.fp8,
     )
 
 

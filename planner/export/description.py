@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from planner.errors import PlannerError
 from planner.graph.expert_load import EVEN
+from planner.graph.fp8 import NO_FP8, Fp8
 from planner.plan.plan import INTERLEAVED
 from planner.sharding.update import PLAIN, Update
 
@@ -68,6 +69,7 @@ class Description:
         full, selective: blocks of every stage that are recomputed whole, and but for what `kept` says.
         sequence_length: tokens of a sample; None where samples are no sequences, or it is the model's own.
         imbalance: of routers, see `planner.graph.expert_load`.
+        fp8: of linear layers, see `planner.graph.fp8`.
 
     Raises ExportError where numbers are none of a training step, or contradict each other.
     """
@@ -98,6 +100,7 @@ class Description:
     update: Update = PLAIN
     sequence_length: int | None = None
     imbalance: float = EVEN
+    fp8: Fp8 = NO_FP8
 
     def __post_init__(self) -> None:
         for name, count in self._counts().items():

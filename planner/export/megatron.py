@@ -17,7 +17,7 @@ Source: NVIDIA/Megatron-LM, branch core_r0.16.0, megatron/training/arguments.py 
 from planner.export import common
 from planner.export.description import Description, default_gradient_dtype
 from planner.export.megatron_reading import read
-from planner.export.megatron_writing import MODULES, OPTIMIZERS, write
+from planner.export.megatron_writing import FP8_RECIPES, MODULES, OPTIMIZERS, write
 from planner.export.target import Giving, Loss, Target
 
 
@@ -27,6 +27,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     giving = Giving(description)
     common.give_up_schedules(giving, ("1f1b", "interleaved_1f1b"))
     common.give_up_interleave(giving)
+    common.give_up_fp8(giving, tuple(FP8_RECIPES), leaves_out=False)
     _give_up_layouts(giving)
     _give_up_recomputation(giving)
     narrow = () if description.precision == "fp32" else ("parameter",)

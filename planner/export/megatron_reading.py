@@ -19,6 +19,7 @@ from planner.export.description import (
     stages_of,
 )
 from planner.export.megatron_writing import (
+    FP8_RECIPES,
     MODULES,
     OPTIMIZERS,
     SHARDING,
@@ -28,7 +29,11 @@ from planner.export.settings import size_of
 from planner.export.target import Facts, Reading
 from planner.export.unmodelled import unmodelled
 from planner.export.yaml_files import parse_yaml
+from planner.graph.fp8 import NO_FP8, Fp8
 from planner.sharding.update import PLAIN, Update
+
+_DELAYED = "delayed"
+"""What Megatron takes where no recipe is said: scales of the steps before."""
 
 _LAUNCHER = ("nnodes", "nproc-per-node", "nproc_per_node", "node-rank", "node_rank", "master-addr", "master_addr",
              "master-port", "master_port")  # fmt: skip
@@ -106,8 +111,11 @@ def reading_of(options: Options, facts: Facts, stack: str) -> Reading:
 
 def said_of(options: Options, facts: Facts) -> tuple[str, ...]:
     """What of the arguments is not in a price and matters."""
-    known = "mtp-num-layers" if "predicted_tokens" in facts.model else ""
-    given = [(f"--{name}", True if values == () else " ".join(values)) for name, values in options.all if name != known]
+    known = ["mtp-num-layers"] if "predicted_tokens" in facts.model else []
+    known += ["fp8-format"] if _read_fp8(options, []) else []
+    given = [
+        (f"--{name}", True if values == () else " ".join(values)) for name, values in options.all if name not in known
+    ]
     return unmodelled(given)
 
 
@@ -159,11 +167,22 @@ def read_options(options: Options, facts: Facts) -> tuple[Description, list[str]
         selective=selective,
         kept=kept,
         precision=precision,
+        fp8=_read_fp8(options, notes),
         optimizer=_read_optimizer(options),
         sequence_length=options.size("seq-length"),
     )
     description = common.normalised(description)
     return replace(description, update=_read_update(options, description)), notes
+
+
+def _read_fp8(options: Options, notes: list[str]) -> Fp8:
+    """Linear layers in fp8: scales of tensors, where delayed ones are priced as those of the tensors as they are."""
+    recipe, layout = options.word("fp8-recipe", _DELAYED), options.word("fp8-format", "")
+    if not layout or recipe not in (_DELAYED, *(theirs for _, theirs in FP8_RECIPES.values())):
+        return NO_FP8
+    if recipe == _DELAYED:
+        notes.append("--fp8-recipe delayed: priced with scales of the tensors as they are")
+    return Fp8(recipe="tensorwise")
 
 
 def _devices(options: Options) -> int | None:

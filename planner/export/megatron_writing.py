@@ -10,6 +10,8 @@ from planner.export.shell import torchrun_script
 from planner.export.target import Job
 from planner.plan.layout.parts import PARTS
 
+FP8_RECIPES = {"tensorwise": ("hybrid", "tensorwise")}
+"""Arguments of --fp8-format and --fp8-recipe: e4m3 forward and e5m2 for gradients, scales of tensors as they are."""
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}
 SHARDING = {0: "no_shard", 1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 MODULES = {"attention": "core_attn", "normalisation": "layernorm", **{name: name for name in PARTS}}
@@ -171,6 +173,9 @@ def training_options(d: Description) -> list[Option]:
     """Batches, precision, and what becomes of gradients."""
     found = [option("micro-batch-size", d.micro_batch), option("global-batch-size", d.global_batch)]
     found += [] if d.precision == "fp32" else [option(d.precision)]
+    if d.fp8:
+        layout, recipe = FP8_RECIPES[d.fp8.recipe]
+        found += [option("fp8-format", layout), option("fp8-recipe", recipe)]
     found.append(option("optimizer", OPTIMIZERS[d.optimizer]))
     found.append(option("clip-grad", 0 if d.update.clip_norm is None else d.update.clip_norm))
     narrow = d.update.gradient_dtype == "parameter"

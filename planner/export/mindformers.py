@@ -34,6 +34,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     common.refuse_other_training(description, "MindFormers", ("adamw",))
     giving = Giving(description)
     common.give_up_schedules(giving, SCHEDULES)
+    common.give_up_fp8(giving)
     _give_up_splits(giving)
     _give_up_recomputation(giving)
     d = giving.description

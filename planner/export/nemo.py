@@ -61,6 +61,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     giving = Giving(description)
     if description.ring > 1 and description.heads > 1:
         common.give_up_other_rings(giving)
+    common.give_up_fp8(giving)
     return (*giving.losses, *megatron.nearest(giving.description))
 
 

@@ -54,6 +54,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     common.give_up_schedules(giving, _SCHEDULES)
     common.give_up_few_micro_batches(giving)
     common.give_up_interleave(giving)
+    common.give_up_fp8(giving)
     if d.zero == 1:
         giving.up("ZeRO", 1, "2: fully_shard cuts weights, gradients and states", zero=2)
     common.give_up_cut_hidden(giving)

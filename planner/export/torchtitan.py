@@ -23,12 +23,14 @@ from planner.export.target import Giving, Loss, Target
 from planner.export.torchtitan_reading import read
 from planner.export.torchtitan_writing import (
     DTYPES,
+    FP8_RECIPES,
     OPERATORS,
     SCHEDULES,
     gradient_dtype,
     plainly_bf16,
     recomputed_every,
     recomputed_layers,
+    says_left_out,
     write,
 )
 
@@ -42,6 +44,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     common.give_up_schedules(giving, tuple(SCHEDULES))
     common.give_up_few_micro_batches(giving)
     common.give_up_interleave(giving)
+    common.give_up_fp8(giving, tuple(FP8_RECIPES), leaves_out=says_left_out(giving.description.fp8))
     _give_up_splits(giving)
     _give_up_zero(giving)
     _give_up_recomputation(giving)

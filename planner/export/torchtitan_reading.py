@@ -16,16 +16,22 @@ from planner.export.target import Facts, Reading
 from planner.export.torchtitan_writing import (
     DTYPES,
     FLAVORS,
+    FP8,
+    FP8_RECIPES,
     OPERATORS,
     SCHEDULES,
     gradient_dtype,
     plainly_bf16,
+    read_left_out,
     recomputed_layers,
 )
 from planner.export.unmodelled import unmodelled
+from planner.graph.fp8 import NO_FP8, Fp8
 from planner.sharding.update import PLAIN, Update
 
 _SECTIONS = ("training.", "parallelism.", "activation_checkpoint.", "model.", "job.")
+_OLD_FP8 = "float8"
+"""The converter of linear layers, as it was called first."""
 _LIMITS = replace(SETTINGS, finite=False)  # a norm of infinity clips nothing
 
 
@@ -45,7 +51,7 @@ def read(text: str, facts: Facts) -> Reading:
         settings.value(path)
     return Reading(
         description=common.normalised(description),
-        unmodelled=unmodelled(_mattering(settings, names)),
+        unmodelled=unmodelled(_mattering(settings, names, description.fp8)),
         notes=tuple(notes),
         unread=settings.unread("parallelism", "activation_checkpoint", "training"),
         stack="fsdp-compiled" if _compiles(settings) else "fsdp",
@@ -77,8 +83,10 @@ def _of_registry(recipe: Recipe) -> tuple[Settings, tuple[str, ...]]:
     return Settings(sections, "Python"), recipe.names
 
 
-def _mattering(settings: Settings, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+def _mattering(settings: Settings, names: tuple[str, ...], fp8: Fp8) -> Iterator[tuple[str, Any]]:
     yield from ((path, value) for path, value in settings.all if not path.startswith("quantize."))
+    if fp8:
+        return
     converters = [str(settings.value("model.converters") or ""), *names]
     if any(word in text.lower() for text in converters for word in ("float8", "mxfp8", "nvfp4", "'mx'")):
         yield "model.converters.fp8", True
@@ -128,10 +136,25 @@ def _read(settings: Settings, facts: Facts) -> tuple[Description, list[str]]:
         selective=(0,) * len(layers),
         precision=precision,
         sequence_length=settings.degree("training.seq_len", 2048),
+        fp8=_read_fp8(settings, notes),
     )
     settings.value("parallelism.context_parallel_rotate_method")
     description = _with_recomputation(settings, common.normalised(description), notes)
     return replace(description, update=_read_update(settings, description)), notes
+
+
+def _read_fp8(settings: Settings, notes: list[str]) -> Fp8:
+    """Linear layers in fp8, where the file has them by a recipe and leaves out what plans can leave out, too."""
+    converters, names = settings.value("model.converters"), settings.value(f"{FP8}.filter_fqns")
+    name = settings.word(f"{FP8}.recipe_name", "")
+    recipe = next((ours for ours, theirs in FP8_RECIPES.items() if (theirs or "") == name), None)
+    left_out = read_left_out([str(one) for one in names]) if isinstance(names, list) else ()
+    known = isinstance(converters, list) and {FP8, _OLD_FP8} & set(map(str, converters))
+    if not known or recipe is None or left_out is None:
+        return NO_FP8
+    if settings.truth(f"{FP8}.enable_fsdp_float8_all_gather"):
+        notes.append("enable_fsdp_float8_all_gather: weights are priced as gathered in 16 bits, so a step takes less")
+    return Fp8(recipe=recipe, left_out=left_out)
 
 
 def _check_model(settings: Settings, a: Architecture | None) -> None:

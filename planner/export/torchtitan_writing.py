@@ -1,7 +1,7 @@
 """Writes a description as the TOML of torchtitan, with the script that starts it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hardware_profiles import engine_words
 from planner.export.description import Description, ExportError
@@ -9,11 +9,25 @@ from planner.export.quoting import one_line
 from planner.export.shell import torchrun_script
 from planner.export.target import Job
 from planner.export.toml import toml_text
+from planner.graph.fp8 import Fp8
 
 SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved_1f1b": "Interleaved1F1B"}
 DTYPES = engine_words("torchtitan")
 FLAVORS = {"llama8b": ("llama3", "8B"), "llama70b": ("llama3", "70B"), "llama405b": ("llama3", "405B"),
            "qwen3-30b-a3b": ("qwen3", "30B-A3B"), "qwen3-235b-a22b": ("qwen3", "235B-A22B")}  # fmt: skip
+FP8 = "quantize.linear.float8"
+"""The converter of linear layers, and the section that it reads."""
+FP8_RECIPES = {"tensorwise": None, "rowwise": "rowwise", "rowwise_with_gw_hp": "rowwise_with_gw_hp"}
+"""What `recipe_name` says: nothing of scales of tensors."""
+HEAD = "output"
+"""What is never in fp8 here, as a part of the names of modules."""
+MODULES = {
+    "self_attn.q_proj": "attention.wq", "self_attn.k_proj": "attention.wk", "self_attn.v_proj": "attention.wv",
+    "self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w1", "mlp.down_proj": "feed_forward.w2",
+    "mlp.up_proj": "feed_forward.w3",
+}  # fmt: skip
+"""Linear layers of a block of a Llama, as Hugging Face and torchtitan name them."""
+_EVERY = "model.layers.*.{}.weight"
 OPERATORS = ("copy", "elementwise", "normalisation")  # what "op" recomputes, beside every second product
 Sections = dict[str, dict[str, object]]
 
@@ -41,6 +55,9 @@ def _sections(job: Job) -> Sections:
             f"torchtitan 0.2 has no pipeline for {job.model}; plan again with --pipeline 1, or take another engine"
         )
     model: dict[str, object] = {} if flavor is None else {"name": flavor[0], "flavor": flavor[1]}
+    if d.fp8:
+        model["converters"] = [FP8]
+    fp8: Sections = {} if not d.fp8 else {"quantize": {"linear": {"float8": _fp8(d.fp8)}}}
     return {
         "job": {"description": f"{one_line(job.model)} on {d.devices} devices"},
         "model": model,
@@ -48,7 +65,28 @@ def _sections(job: Job) -> Sections:
         "training": _training(d),
         "parallelism": _parallelism(d),
         "activation_checkpoint": _checkpoint(d),
+        **fp8,
     }
+
+
+def says_left_out(fp8: Fp8) -> bool:
+    """Whether all that is left out of fp8 has a name in torchtitan."""
+    return {*fp8.left_out} <= {_EVERY.format(ours) for ours in MODULES}
+
+
+def _fp8(fp8: Fp8) -> dict[str, object]:
+    name = FP8_RECIPES[fp8.recipe]
+    found: dict[str, object] = {} if name is None else {"recipe_name": name}
+    left_out = [theirs for ours, theirs in MODULES.items() if _EVERY.format(ours) in fp8.left_out]
+    return {**found, "filter_fqns": [HEAD, *left_out]}
+
+
+def read_left_out(names: Sequence[str]) -> tuple[str, ...] | None:
+    """The patterns of what is left out of fp8, from `filter_fqns`; None where one is of something else."""
+    known = {theirs: _EVERY.format(ours) for ours, theirs in MODULES.items()}
+    known |= {theirs.rpartition(".")[2]: pattern for theirs, pattern in known.items()}
+    others = [name for name in names if name != HEAD]
+    return tuple(known[name] for name in others) if all(name in known for name in others) else None
 
 
 def _training(d: Description) -> dict[str, object]:

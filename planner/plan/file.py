@@ -14,6 +14,7 @@ from hardware_profiles import Home
 from hardware_profiles.foreign import ForeignTextError, parse_json, read_text
 from planner.errors import LayoutError, ModelError, PlanFileError
 from planner.graph.expert_load import EVEN, imbalance_fault
+from planner.graph.fp8 import Fp8, fp8_fault
 from planner.graph.operator_graph import WrittenRule
 from planner.models.overrides import canonical_reference
 from planner.plan.migration import migrated
@@ -97,11 +98,15 @@ def _stage_content(stage: Stage) -> dict[str, Any]:
 
 def training_content(training: Training) -> dict[str, Any]:
     """The section `training` of a plan file. Nothing is said of gradients that are treated as in older files."""
-    own = {name: value for name, value in _fields(training).items() if name != "update"}
+    own = {name: value for name, value in _fields(training).items() if name not in ("update", "fp8")}
     if training.imbalance == EVEN:
         del own["imbalance"]
     if training.interleave == 1:
         del own["interleave"]
+    if training.fp8:
+        own["fp8"] = training.fp8.recipe
+    if training.fp8.left_out:
+        own["fp8_left_out"] = list(training.fp8.left_out)
     return {**own, **update_words(training.update)}
 
 
@@ -279,13 +284,15 @@ def _training(training: TrainingSection) -> Training:
         for name in ("global_batch", "micro_batches", "precision", "optimizer", "interleave", "imbalance")
     }
     refuse_plan(imbalance_fault(training.imbalance))
+    fp8 = Fp8(recipe=content.pop("fp8"), left_out=tuple(content.pop("fp8_left_out")))
+    refuse_plan(fp8_fault(fp8))
     buckets, local = content.pop("buckets"), tuple(content.pop("local_parameters"))
     placed = tuple(content.pop("placed").items())
     update = Update(**content, buckets=_buckets(buckets), local_parameters=local, placed=placed)
     refuse_plan(update_fault(update))
     if update.gathers == AUTO_GATHERS:
         raise PlanFileError(f"training.gathers: 'auto' is a word for the search; write one of {', '.join(GATHERS)}")
-    return Training(**own, update=update)
+    return Training(**own, update=update, fp8=fp8)
 
 
 def _buckets(content: Any) -> Buckets:

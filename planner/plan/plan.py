@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from costmodels import SCHEDULES, Schedule
 from hardware_profiles import TRAINED, Home
 from planner.graph.expert_load import EVEN
+from planner.graph.fp8 import NO_FP8, Fp8
 from planner.graph.operator_graph import WrittenRule
 from planner.sharding.layout import Layout
 from planner.sharding.mesh import Mesh
@@ -65,7 +66,8 @@ class Training:
     """`global_batch` samples per optimizer step, in `micro_batches` equal parts one after the other; `update` is what
     becomes of their gradients. A stage takes `interleave` micro-batches at a time, operator by operator in turn, so
     that one computes while another communicates; they divide `micro_batches`. `imbalance` is assumed of routers: rows
-    of the device with the most of them over the average (see `planner.graph.expert_load`)."""
+    of the device with the most of them over the average (see `planner.graph.expert_load`). Linear layers are computed
+    in `fp8` where that has a recipe (see `planner.graph.fp8`); all else is in `precision`."""
 
     global_batch: int
     micro_batches: int
@@ -74,6 +76,7 @@ class Training:
     update: Update = PLAIN
     interleave: int = 1
     imbalance: float = EVEN
+    fp8: Fp8 = NO_FP8
 
     @property
     def turns(self) -> int:

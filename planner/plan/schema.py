@@ -63,6 +63,8 @@ class TrainingSection(_Strict):
     local_parameters: list[str] = []
     placed: dict[str, str] = {}
     imbalance: float = EVEN
+    fp8: str = ""
+    fp8_left_out: list[str] = []
 
 
 class ClusterSection(_Strict):

@@ -79,6 +79,10 @@ DROPLESS_KERNELS = 30
 30B with one sequence take 4.7 ms on B200 where tokens over a capacity are dropped, and 9.1 ms where none are (Megatron
 Bridge 25.09 to 26.02), with what else is launched at 62 us an operator."""
 
+CAST_KERNELS = 5
+"""Operators that a framework launches for a product of operands that it casts: the largest element of each, the cast of
+each, the product."""
+
 _EXPERT_PRODUCTS = 6
 """Floating point operations of a row for each element of a matrix: three matrices, two operations each."""
 
@@ -141,6 +145,8 @@ def _launched(call: KernelCall) -> int:
     """Operators that a framework launches for one of the graph."""
     if call.rule.op_class == FREE_OP_CLASS:
         return 0
+    if any(call.rule.computed):
+        return CAST_KERNELS
     if call.rule.op_class == "experts":
         dropless = call.software.grouped and not call.software.drops_tokens
         return DROPLESS_KERNELS if dropless else EXPERTS_KERNELS
@@ -174,6 +180,8 @@ def _by_work(call: KernelCall) -> tuple[Array, Array]:
 
 def _matmul(call: KernelCall) -> tuple[Array, Array]:
     rule = call.rule
+    if any(rule.computed):
+        return _cast_matmul(call)
     first, second = (operand for operand in range(len(rule.operands)) if operand not in rule.addends)
     m, n, k, batch = _product_shape(call, first, second)
     dtype = call.software.products or call.dtype
@@ -194,6 +202,38 @@ def _matmul(call: KernelCall) -> tuple[Array, Array]:
         weights = weight_gradient_time(n, k, m, batch, dtype, call.device, moved, added=added)
         backward = backward + np.asarray(weights) * slower
     return by_product[0], backward
+
+
+def _cast_matmul(call: KernelCall) -> tuple[Array, Array]:
+    """A linear layer each of whose products has operands that are cast for it, or none (`Rule.computed`)."""
+    m, n, k, batch = _product_shape(call, 0, 1)
+    result, inputs, weights = call.rule.computed
+    share = call.software.casts
+    forward = _cast_product(call, result, (m, n, k, batch), share * batch * (m + n) * k)
+    backward = np.zeros(len(m))
+    if 0 in call.graded:
+        backward = backward + _cast_product(call, inputs, (m, k, n, batch), batch * (m * n + share * n * k))
+    if 1 in call.graded and weights:
+        backward = backward + _cast_product(call, weights, (n, k, m, batch), share * batch * (n + k) * m)
+    elif 1 in call.graded:
+        added = call.software.adds_in_fp32(call.dtype)
+        backward = backward + np.asarray(weight_gradient_time(n, k, m, batch, call.dtype, call.device, added=added))
+    return forward, backward
+
+
+def _cast_product(call: KernelCall, dtype: str, extents: tuple[Array, Array, Array, Array], cast: Array) -> Array:
+    """Seconds of products C (m x n) = A B, and of casting so many elements for them. A device without products of the
+    dtype computes in that of the tensors, on operands that are cast there and back."""
+    m, n, k, batch = extents
+    device, width = call.device, element_bytes(call.dtype)
+    if not device.multiplies(dtype):
+        there_and_back = 3 * width + 2 * element_bytes(dtype)  # for the largest, and to be cast; and written again
+        product = np.asarray(matmul_time(m, n, k, batch, call.dtype, device))
+        return product + _passed(call, there_and_back * cast)
+    product = np.asarray(matmul_time(m, n, k, batch, dtype, device, converted=0.0))
+    kernel, moved = device.matmul_kernel(dtype), (2 * width + element_bytes(dtype)) * cast
+    convert = None if kernel is None else kernel.convert
+    return product + (_passed(call, moved) if convert is None else moved / convert)
 
 
 def _product_shape(call: KernelCall, first: int, second: int) -> tuple[Array, Array, Array, Array]:

@@ -37,6 +37,9 @@ Array = NDArray[np.float64]
 ROUND = "send_recv"
 """Kind of the messages that come round a ring."""
 
+_EMULATED = 9.0
+"""What operands in 8 bits take where they are multiplied in fp32: a copy of four bytes, and another that is scaled."""
+
 PROFILE_DTYPES = {tensor: name for name, dtype in DTYPES.items() for tensor in dtype.tensors}
 """Names that profiles give to the dtypes of tensors. Integers are priced as fp32: they only move memory."""
 
@@ -131,6 +134,8 @@ def price_operator(
         (b for i, b in enumerate(operand_bytes) if i not in saved and i not in rule.looked_up), np.zeros(len(extents))
     )
     scratch = _sum_work(rule.scratch, extents) + _inner_scratch(rule, strategies, held, mesh)
+    if rule.computed[0] and not cluster.device.multiplies(rule.computed[0]):
+        scratch = scratch * _EMULATED
     return OperatorPrices(
         forward=forward + late[0],
         backward=backward + late[1],

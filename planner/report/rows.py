@@ -1,5 +1,6 @@
 """What every report of a plan says in rows of a name and a text: on a terminal, on a page."""
 
+from planner.graph.fp8 import Fp8
 from planner.plan.layout.group_runs import group_runs
 from planner.plan.layout.roles import Roles
 from planner.plan.plan import Plan, Prediction
@@ -18,9 +19,14 @@ def job_text(plan: Plan) -> tuple[str, str]:
     length = f", {model.sequence_length} tokens each" if model.sequence_length else ""
     parameters = f"{count_text(model.parameters)} parameters"
     job = f"{model.reference} ({parameters}) on {plan.cluster.devices} x {plan.cluster.machine}"
+    precision = training.precision + _products(training.fp8)
     trains = training.optimizer if plan.schedule_kind.trains else "forward only"
-    step = f"global batch {training.global_batch}{length}; {training.precision}, {trains}"
+    step = f"global batch {training.global_batch}{length}; {precision}, {trains}"
     return job, step + gradient_words(training.update)
+
+
+def _products(fp8: Fp8) -> str:
+    return f" with linear layers in fp8 ({fp8.text()})" if fp8 else ""
 
 
 def degree_rows(plan: Plan, roles: Roles) -> Rows:

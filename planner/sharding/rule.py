@@ -132,6 +132,10 @@ class Outside:
     trained: bool
 
 
+NOT_CAST = ("", "", "")
+"""The dtypes that products are computed in, where these are those of the tensors."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rule:
     """The rule of one call; equal calls share one object, so rules are compared by identity.
@@ -150,7 +154,8 @@ class Rule:
     where the operands do not tell, `causal` says that half of its work is masked, and `unfused` that attention has its
     scores in memory. `passes` says that the gradient of an operand of the same type is that of the result itself, and
     of a copy that none is made where nothing would change. `outside` is what it gets of a table that is not on the
-    devices.
+    devices. `computed` are the dtypes that the result, the gradient of the first operand and that of the second are
+    computed in, where these are not those of the tensors.
     """
 
     op: str
@@ -176,6 +181,7 @@ class Rule:
     causal: bool = False
     passes: bool = False
     unfused: bool = False
+    computed: tuple[str, str, str] = NOT_CAST
     outside: Outside | None = None
 
     @cached_property

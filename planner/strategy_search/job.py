@@ -35,6 +35,7 @@ from planner.plan.plan import PRECISIONS, ModelReference
 from planner.sharding.discover import discover
 from planner.sharding.fixed_batch import batch_fault
 from planner.strategy_search.request.fixed_batch import with_fixed_batch
+from planner.strategy_search.request.paying import paying
 from planner.strategy_search.request.request import SearchRequest
 
 if TYPE_CHECKING:
@@ -132,6 +133,8 @@ class Job:
             global_batch=self.global_batch,
             **asked,
         )
+        if request.space is None or request.space.leaves_out:
+            request = replace(request, fp8=paying(request.graph, request.fp8, request.cluster))
         if self.only_batch is None:
             return request
         return with_fixed_batch(request, self.only_batch, given=self.given_batch)

@@ -64,6 +64,11 @@ def _check(space: EngineSpace, request: SearchRequest) -> None:
     for name, known in words:
         if getattr(request, name) not in known:
             raise RequestError(f"{where}: {name} = {getattr(request, name)}; it takes {', '.join(known)}")
+    if request.fp8 and request.fp8.recipe not in space.fp8:
+        has = f"it has {', '.join(space.fp8)}" if space.fp8 else "none is searched for it; leave it out"
+        raise RequestError(f"{where}: fp8 = {request.fp8.recipe}: {has}")
+    if request.fp8.left_out and not space.leaves_out:
+        raise RequestError(f"{where}: {space.title} leaves no linear layer out of fp8; leave out fp8_left_out")
     if not space.experts and _expert_degrees(request):
         raise RequestError(f"{where}: {space.title} is told nothing of experts here; take --for megatron")
     if request.shards or request.stores:

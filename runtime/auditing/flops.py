@@ -71,6 +71,7 @@ def _grouped(given: Arguments, _: Any) -> Flops:
 
 FLOPS: Mapping[str, Formula] = {
     "aten.mm.default": lambda given, _: _product(given[0], given[1]),
+    "aten._scaled_mm.default": lambda given, _: _product(given[0], given[1]),
     "aten.bmm.default": lambda given, _: _product(given[0], given[1]),
     "aten.addmm.default": lambda given, _: _product(given[1], given[2]),
     "aten.baddbmm.default": lambda given, _: _product(given[1], given[2]),

@@ -65,6 +65,7 @@ class Ledger(TorchDispatchMode, Observer):
         self.live = LiveTensors()
         self._operator: str | None = None
         self._updating = False
+        self._adding_up = False
         self._gathering: Phase | None = None  # for which pass weights of a block come, or gradients go
 
     @contextmanager
@@ -86,6 +87,14 @@ class Ledger(TorchDispatchMode, Observer):
             yield
         finally:
             self._gathering = before
+
+    @contextmanager
+    def adding_up(self) -> Iterator[None]:
+        before, self._adding_up = self._adding_up, True
+        try:
+            yield
+        finally:
+            self._adding_up = before
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         self.live.resized(storage)
@@ -118,6 +127,8 @@ class Ledger(TorchDispatchMode, Observer):
         node: Any = torch._C._current_autograd_node()
         if self._updating:
             return "update", ""
+        if self._adding_up:
+            return "backward", ""
         if self._gathering is not None:
             return self._gathering, A_BLOCK
         if self._operator is not None:

@@ -104,9 +104,12 @@ class Prefetch:
 
     def _land(self) -> None:
         returning, self._returning = self._returning, []
+        observer = self.batch.observer
         for way, flight in returning:
-            for name, gradient in zip(way.bundle.names, flight.land(), strict=True):
-                self.parameters[name].collect(gradient)
+            landed = flight.land()
+            with nullcontext() if observer is None else observer.adding_up():
+                for name, gradient in zip(way.bundle.names, landed, strict=True):
+                    self.parameters[name].collect(gradient)
 
     def _ways(self, number: int) -> list[Gathered]:
         groups = self.place.groups if self.lanes is None else self.lanes

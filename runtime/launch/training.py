@@ -39,6 +39,7 @@ from runtime.reference.unsharded import UnshardedStep
 from runtime.run_settings import RunSettings
 from runtime.servers.addresses import Addresses
 from runtime.step.arguments import Arguments
+from runtime.step.same_fp8 import recipes_of
 from runtime.step.training_step import TrainingStep, parallelize
 from runtime.waiting import timing_waits
 
@@ -224,6 +225,7 @@ def _plain(built: BuiltModel, step: TrainingStep, settings: RunSettings, device:
         batched,
         step.rank.pieces,
         dropping=dropping(step.rank.bound.graph),
+        recipes=recipes_of(step.rank.bound.graph.operators),
         seed=settings.seed,
     )
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from planner.graph.fp8 import Recipe
 from planner.graph.operator_graph import Operator
 from planner.graph.placed import place_of
 from planner.graph.returned import loss_in
@@ -29,12 +30,13 @@ from runtime.optimizers.optimizers import (
 from runtime.parameters.after_step import step_ends
 from runtime.reference.plain_tables import sparse_tables, start_sparse
 from runtime.step.same_dropout import SameDropout
+from runtime.step.same_fp8 import SameFp8
 
 
 class UnshardedStep:
     """One training step of the plain module per call; `batched` has the positions of the inputs that have a sample
     dim, `pieces` says into how many parts the plan cuts them (see `planner.sharding.update`), `dropping` the operators
-    of its graph that drop elements, which `seed` decides."""
+    of its graph that drop elements, which `seed` decides, `recipes` those of linear layers in fp8, by their weights."""
 
     def __init__(
         self,
@@ -45,10 +47,12 @@ class UnshardedStep:
         pieces: int = 1,
         *,
         dropping: Sequence[Operator] = (),
+        recipes: Mapping[str, Recipe] | None = None,
         seed: int = 0,
     ) -> None:
         self._module, self._update = module, training.update
         self._dropping = dropping
+        self._recipes = recipes or {}
         self._seed = seed
         self._steps = 0
         self._parts = training.micro_batches
@@ -107,7 +111,8 @@ class UnshardedStep:
         total = 0.0
         for part in range(self._parts):
             part_args, part_kwargs = self._part((args, dict(kwargs)), part)
-            with SameDropout(self._dropping, Draw(seed=self._seed, step=self._steps, micro_batch=part)):
+            draw = Draw(seed=self._seed, step=self._steps, micro_batch=part)
+            with SameDropout(self._dropping, draw), SameFp8(self._module, self._recipes):
                 loss = loss_in(self._module(*part_args, **part_kwargs))
             torch.autograd.backward(loss, torch.full_like(loss, self._scale))
             self._accumulate()
@@ -129,7 +134,8 @@ class UnshardedStep:
         total = 0.0
         for part in range(self._parts):
             part_args, part_kwargs = self._part((args, dict(kwargs)), part)
-            total += float(loss_in(self._module(*part_args, **part_kwargs))) / self._parts
+            with SameFp8(self._module, self._recipes):
+                total += float(loss_in(self._module(*part_args, **part_kwargs))) / self._parts
         for module in trained:
             module.training = True
         return total

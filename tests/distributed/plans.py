@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from costmodels import SCHEDULES
+from planner.graph.fp8 import NO_FP8, Fp8
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.models.deepseek import Deepseek, DeepseekConfig
@@ -242,7 +243,9 @@ class Loss(nn.Module):
 
 MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "llama": lambda: Llama(LLAMA),
+    "llama64": lambda: Llama(LLAMA).double(),
     "gpt": lambda: GPT(GPT_CONFIG),
+    "gpt64": lambda: GPT(GPT_CONFIG).double(),
     "llama4": lambda: Llama(replace(LLAMA, num_layers=4)),
     "llama-one": lambda: Llama(replace(LLAMA, num_kv_heads=1, tied_embeddings=True)),
     "llama-two": lambda: Llama(replace(LLAMA, num_kv_heads=2)),
@@ -358,6 +361,7 @@ def make_plan(
     samples: int = BATCH,
     global_batch: int = BATCH,
     placed: tuple[tuple[str, str], ...] = (),
+    fp8: Fp8 = NO_FP8,
 ) -> Plan:
     """A plan with one group outside the blocks and one per block, so that every operator is chosen by itself.
 
@@ -366,7 +370,7 @@ def make_plan(
     is that of all blocks or one for each; blocks under "selective" keep the operators whose names end as one of `kept`.
     """
     original = graph or traced(model)
-    prepared, blocks = prepare(original, placed=placed, trains=SCHEDULES[schedule].trains)
+    prepared, blocks = prepare(original, placed=placed, fp8=fp8, trains=SCHEDULES[schedule].trains)
     scaled = one_slice(rescale_batch(prepared, samples, global_batch // micro_batches), SEQUENCE, slices)
     found: dict[int | None, tuple[list[tuple[str, tuple[str | None, ...]]], list[tuple[str, StoredParameter]]]] = {}
     for index, op in enumerate(scaled.operators):
@@ -398,7 +402,7 @@ def make_plan(
         model=model_reference(original, name=model, sequence_length=SEQUENCE, batch=samples),
         training=Training(
             global_batch=global_batch, micro_batches=micro_batches, precision="fp32", optimizer=optimizer,
-            interleave=interleave, update=Update(buckets="none", placed=placed),
+            interleave=interleave, update=Update(buckets="none", placed=placed), fp8=fp8,
         ),
         cluster=ClusterReference(profile="cpu", digest="", devices=mesh.size * max(1, len(stages) // virtual_stages)),
         mesh=mesh,

@@ -12,7 +12,9 @@ from torch.utils import _pytree as pytree
 
 from costmodels import Turn
 from planner.errors import PlannerError
+from planner.graph.fp8 import NO_FP8, Fp8
 from planner.graph.trace import trace
+from planner.plan.binding.bind import prepare
 from planner.plan.plan import Plan
 from planner.sharding.layout import PARTIAL, Layout
 from planner.sharding.mesh import Mesh
@@ -23,6 +25,7 @@ from runtime.comm.redistribute import convert, local_piece, transfer
 from runtime.ops.randomness import Draw, dropping
 from runtime.optimizers.optimizers import OptimizerSettings
 from runtime.step.same_dropout import SameDropout
+from runtime.step.same_fp8 import SameFp8, recipes_of
 from runtime.step.training_step import TrainingStep, parallelize
 from tests.distributed import plans
 from tests.distributed.stale import StaleTraining
@@ -42,14 +45,16 @@ SEED = 5
 
 @cache
 def unsharded(
-    model: str, micro_batches: int, samples: int = plans.BATCH
+    model: str, micro_batches: int, samples: int = plans.BATCH, fp8: Fp8 = NO_FP8
 ) -> tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Loss, gradients and then buffers of the plain model, on the same micro-batches."""
+    """Loss, gradients and then buffers of the plain model, on the same micro-batches, by the same recipe."""
+    recipes = recipes_of(prepare(plans.traced(model), fp8=fp8)[0].operators)
     module, whole = plans.build(model), plans.inputs(model, samples=samples)
     loss = 0.0
     for number in range(micro_batches):
         part = pytree.tree_map(lambda tensor, number=number: tensor.chunk(micro_batches)[number], whole)
-        with SameDropout(dropping(plans.traced(model)), Draw(seed=SEED, micro_batch=number)):
+        draw = Draw(seed=SEED, micro_batch=number)
+        with SameDropout(dropping(plans.traced(model)), draw), SameFp8(module, recipes):
             value = module(*part) / micro_batches
         value.backward()
         loss += float(value.detach())
@@ -100,7 +105,7 @@ def parity(
 def worst_error(step: TrainingStep, model: str, micro_batches: int) -> float:
     """The worst error of loss, gradients and changed buffers after one batch."""
     samples = step.plan.training.global_batch
-    loss, gradients, buffers = unsharded(model, micro_batches, samples)
+    loss, gradients, buffers = unsharded(model, micro_batches, samples, step.plan.training.fp8)
     found = float(step.accumulate(*plans.inputs(model, samples=samples)))
     whole, changed = step.full_gradients(), step.changed_buffers()
     assert whole.keys() == gradients.keys()

@@ -131,7 +131,12 @@ RARELY = (
 )
 """Commands that take longest and show nothing of their kind that other tests do not: exhaustive."""
 
-CASES = [case for one in (*COMMANDS, *LISTS) for case in (rarely([one]) if one in RARELY else [one])]
+FIRST_PAGE = (ROOT / PAGES[0]).read_text(encoding="utf-8")
+
+CASES = [
+    case for one in (*COMMANDS, *LISTS) for case in (rarely([one]) if one in RARELY or one not in FIRST_PAGE else [one])
+]
+"""The commands of the README in the thorough list, those of the other pages among the exhaustive ones."""
 
 FAILS = {"plan estimate --model llama8b --devices 8 --zero 2 --recompute none": 3}
 """Exit codes of those that show how something is refused."""

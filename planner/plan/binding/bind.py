@@ -15,6 +15,7 @@ from planner.faults import said
 from planner.graph.blocks import Blocks, block_parameters, share_values
 from planner.graph.expert_load import EVEN, with_imbalance
 from planner.graph.forward_only import frozen, without_updates
+from planner.graph.fp8 import NO_FP8, Fp8, with_fp8
 from planner.graph.kinds import find_blocks
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.graph.placed import Placed, with_places
@@ -103,14 +104,18 @@ class BoundPlan:
 
 
 def prepare(
-    traced: OperatorGraph, imbalance: float = EVEN, placed: Placed = (), *, trains: bool = True
+    traced: OperatorGraph, imbalance: float = EVEN, placed: Placed = (), fp8: Fp8 = NO_FP8, *, trains: bool = True
 ) -> tuple[OperatorGraph, Blocks]:
     """The graph that plans speak about: shared values have an identity, repeated blocks are known, routers give the
-    fullest device `imbalance` times the average, and tables that are `placed` elsewhere are no parameters. Of a plan
-    that never `trains` it is that of the model as it is evaluated, with no gradient anywhere. Raises RequestError for
-    what cannot be placed so."""
-    uneven = with_imbalance(with_places(traced if trains else without_updates(traced), placed), imbalance)
-    graph, blocks = share_values(uneven, find_blocks(uneven))
+    fullest device `imbalance` times the average, tables that are `placed` elsewhere are no parameters, and linear
+    layers are in `fp8`. Of a plan that never `trains` it is that of the model as it is evaluated, with no gradient
+    anywhere. Raises RequestError for what cannot be placed so, or be in fp8."""
+    changed = with_imbalance(with_places(traced if trains else without_updates(traced), placed), imbalance)
+    blocks = find_blocks(changed)
+    if fp8:
+        changed = with_fp8(changed, tuple(blocks.numbers), fp8)
+        blocks = find_blocks(changed)
+    graph, blocks = share_values(changed, blocks)
     blocks = uniform_blocks(graph, blocks)
     return (graph if trains else frozen(graph)), blocks
 
@@ -130,9 +135,9 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
             f" {found[:19]}...: {difference(plan, traced)}; the model changed since the plan was made, so plan it again"
         )
     training = plan.training
-    ruled = with_rules(traced, plan.rules)
-    prepared, blocks = prepare(ruled, training.imbalance, training.update.placed, trains=plan.schedule_kind.trains)
-    return bind_prepared(plan, rescale_batch(prepared, batch, plan.training.part), blocks)
+    ruled, trains = with_rules(traced, plan.rules), plan.schedule_kind.trains
+    prepared, blocks = prepare(ruled, training.imbalance, training.update.placed, training.fp8, trains=trains)
+    return bind_prepared(plan, rescale_batch(prepared, batch, training.part), blocks)
 
 
 def bind_prepared(plan: Plan, whole: OperatorGraph, blocks: Blocks) -> BoundPlan:

@@ -275,6 +275,9 @@ def _asked(start: Plan, end: Plan) -> Iterator[_Change]:
             difference=Difference(name="machine", here=start.cluster.machine, there=end.cluster.machine),
             apply=lambda plan: replace(plan, cluster=replace(end.cluster, devices=plan.cluster.devices)),
         )
+    if ours.fp8 != theirs.fp8:
+        difference = Difference(name="fp8", here=ours.fp8.text(), there=theirs.fp8.text())
+        yield _Change(difference=difference, apply=_training("fp8", theirs.fp8))
     for field in ("global_batch", "optimizer", "imbalance"):
         one, other = getattr(ours, field), getattr(theirs, field)
         if one != other:

@@ -7,11 +7,13 @@ that drops probabilities is run unfused: scores in memory, nothing done twice, n
 
 from collections.abc import Mapping
 
+from planner.graph.fp8 import RECIPES, fp8_operator
 from planner.graph.random_ops import CHANCES
 from planner.sharding.rules.channels import BatchNorm, GroupNorm
 from planner.sharding.rules.convolution import Convolution, Pool
 from planner.sharding.rules.einsum import Einsum, InnerPattern, Matmul
 from planner.sharding.rules.experts import Experts
+from planner.sharding.rules.fp8 import Fp8Linear
 from planner.sharding.rules.lookups import EmbeddingBag, OutsideRows
 from planner.sharding.rules.losses import PairLoss
 from planner.sharding.rules.picks import Gather, Index, IndexSelect
@@ -42,6 +44,7 @@ _ADDMM = Einsum(
 RULES: Mapping[str, RuleSpec] = {
     # contractions
     "aten.linear.default": _LINEAR,
+    **{fp8_operator(name): Fp8Linear(plain=_LINEAR, recipe=recipe) for name, recipe in RECIPES.items()},
     "aten.addmm.default": _ADDMM,
     "aten.matmul.default": Matmul(),
     "aten.mm.default": Matmul(),

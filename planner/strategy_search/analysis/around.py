@@ -33,6 +33,7 @@ def request_for(plan: Plan, graph: OperatorGraph, batch: int, cluster: Machine) 
         optimizer=training.optimizer,
         update=training.update,
         imbalance=training.imbalance,
+        fp8=training.fp8,
         pinned=Pinned(offload=offload_of(plan)),
     )
 

@@ -263,6 +263,7 @@ class Finalists:
                 optimizer=request.optimizer,
                 update=self._update(chain.tables.update, found, ranks),
                 imbalance=request.imbalance,
+                fp8=request.fp8,
             ),
             cluster=cluster_reference(machine),
             mesh=chain.tables.mesh,

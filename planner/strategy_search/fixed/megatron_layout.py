@@ -116,7 +116,7 @@ def _shards(request: SearchRequest, usual: Usual) -> tuple[Shard, ...]:
     tensor = pinned.tensor or 1
     if tensor == 1:
         return ()
-    prepared, blocks = prepare(request.graph, request.imbalance, request.update.placed)
+    prepared, blocks = prepare(request.graph, request.imbalance, request.update.placed, request.fp8)
     graph = fold(prepared, blocks, request.cluster.software).graph
     cuts = {"batch": pinned.data or 1, "sequence": pinned.context or 1}
     labels = factor_labels(graph)

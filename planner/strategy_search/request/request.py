@@ -8,6 +8,7 @@ from planner.engines.space import EngineSpace
 from planner.errors import RequestError, unknown_name
 from planner.faults import refuse
 from planner.graph.expert_load import EVEN, EXPERTS_OPERATOR, imbalance_fault
+from planner.graph.fp8 import NO_FP8, Fp8, fp8_fault
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.placed import placed_tables
 from planner.plan.offload_checks import offload_fault, saved_fault
@@ -80,7 +81,8 @@ class SearchRequest:
     `space` is that of an engine, which `planner.strategy_search.within` turns into `alternatives`: where there are any,
     all of them together, each in the place of `pinned`, are what is searched.
     `prune` is for tests: without it every configuration is evaluated in full. `imbalance` is that of routers (see
-    `planner.graph.expert_load`). `certify` asks an integer program what it makes of the best plans.
+    `planner.graph.expert_load`), `fp8` says which linear layers are in fp8 (see `planner.graph.fp8`). `certify` asks an
+    integer program what it makes of the best plans.
     """
 
     graph: OperatorGraph
@@ -93,6 +95,7 @@ class SearchRequest:
     update: Update = DEFAULT
     placing: Placing = "given"
     imbalance: float = EVEN
+    fp8: Fp8 = NO_FP8
     algorithm: str = "dynamic_programming"
     pinned: Pinned = FREE
     alternatives: tuple[Pinned, ...] = ()
@@ -117,6 +120,7 @@ class SearchRequest:
         if isinstance(self.cluster, MixedCluster):
             self._check_mixed(self.cluster)
         refuse(imbalance_fault(self.imbalance), RequestError)
+        refuse(fp8_fault(self.fp8), RequestError)
         if self.imbalance != EVEN and not any(op.op == EXPERTS_OPERATOR for op in self.graph.operators):
             raise RequestError(f"imbalance = {self.imbalance:g}: no operator of this model routes to experts")
         _check_offload(self)

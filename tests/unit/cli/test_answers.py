@@ -120,7 +120,7 @@ CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
-@pytest.mark.cases(4, 13)
+@pytest.mark.cases(4, 4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "arguments"), CALLS, ids=[name for name, _ in CALLS])
 def test_an_answer_has_its_form(name: str, arguments: tuple[str, ...], files: Path, monkeypatch: Any) -> None:

@@ -276,7 +276,7 @@ def test_what_is_asked_for_is_kept(folder: Path) -> None:
         (("--model", "llama-tiny", "--hardware", "none.toml"), ("none.toml", "h100-80gb")),
         (("--model", "llama-tiny", "--devices", "12"), ("12 devices", "8 and 16")),
         ((*TINY, "--search", "dynamic"), ("--search 'dynamic'", "did you mean dynamic_programming")),
-        ((*TINY, "--precision", "fp8"), ("--precision 'fp8'", "bf16, fp16, fp32")),
+        ((*TINY, "--precision", "fp4"), ("--precision 'fp4'", "bf16, fp16, fp32, fp8")),
         ((*TINY, "--optimizer", "adam"), ("--optimizer 'adam'", "did you mean adamw")),
         ((*TINY, "--recompute", "some"), ("--recompute 'some'", "full, none")),
         ((*TINY, "--mesh", "2y3"), ("--mesh '2y3'", "as in 8x4")),

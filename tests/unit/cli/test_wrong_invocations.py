@@ -96,7 +96,10 @@ CASES: tuple[tuple[str, tuple[object, ...]], ...] = (
     (f"{TINY} --search dynamic", ("--search", "dynamic", "dynamic_programming")),
     (f"{TINY} --objective tme", ("--objective", "tme", "time")),
     (f"{TINY} --optimizer adam", ("--optimizer", "adam", "adamw")),
-    (f"{TINY} --precision fp8", ("--precision", "fp8", "bf16, fp16, fp32")),
+    (f"{TINY} --precision fp4", ("--precision", "fp4", "bf16, fp16, fp32, fp8")),
+    (f"{TINY} --fp8 blocks", ("--fp8", "blocks", "tensorwise, rowwise, rowwise_with_gw_hp")),
+    (f"{TINY} --fp8 rowwise --fp8-left-out *.nothing", ("fp8_left_out", "*.nothing")),
+    (f"{TINY} --fp8-left-out *.nothing", ("fp8_left_out", "*.nothing", "recipe")),
     (f"{TINY} --recompute half", ("--recompute", "half", "full, none, selective")),
     (f"{TINY} --schedule 1f1", ("schedule", "1f1", "1f1b")),
     (f"{TINY} --context 2 --context-by head", ("--context-by", "head", "heads")),
@@ -204,7 +207,7 @@ def called(line: str) -> Any:
     return result
 
 
-@pytest.mark.cases(30, 46)
+@pytest.mark.cases(30, 10)
 @pytest.mark.parametrize(("line", "facts"), CASES, ids=[line for line, _ in CASES])
 def test_a_wrong_invocation_is_one_line_that_says_what_to_do(line: str, facts: tuple[object, ...]) -> None:
     result = called(line)

@@ -1,0 +1,162 @@
+"""Linear layers whose products are computed in fp8, as the graph that plans speak about has them.
+
+    traced     x, W ─────> linear ─────────────> y
+    with fp8   x, W ─┬─> q(x), q(W) ─> product ─> y        q   cast to e4m3, divided by a scale first
+                     └─────────────── kept for the backward pass, as they are
+
+Weights, activations, gradients and everything between products stay in the precision of the training. A recipe says
+what one scale is for, what gradients are cast to, and whether weight gradients are products in fp8, too. The names are
+those of torchao:
+
+    tensorwise           a scale for each tensor           gradients in e5m2    all three products in fp8
+    rowwise              a scale for each row or column    gradients in e4m3    all three products in fp8
+    rowwise_with_gw_hp   a scale for each row or column    gradients in e4m3    weight gradients as without fp8
+
+Scales are those of the tensors as they are now ("current" or "dynamic" scaling); delayed scaling, blocks and mxfp8 are
+not there. A scale is that of the whole tensor, row or column, however a plan cuts it: devices that have pieces of it
+agree on the largest element, so that a plan computes what the unsharded model computes under the same recipe.
+
+What is in fp8 are linear layers with trainable weights inside the repeated blocks (all but the last one where nothing
+repeats), unless their names match a pattern of those that are left out. Embeddings, heads, routers that are no linear
+layer of their own, attention and experts are not.
+
+Source: Micikevicius et al., "FP8 formats for deep learning", 2022, arXiv 2209.05433 (e4m3 forward, e5m2 for gradients,
+one scale for each tensor); torchao 0.14, `torchao.float8.config` (the names of recipes).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from planner.errors import RequestError, nearest_names
+from planner.faults import Fault
+from planner.graph.operator_graph import Operator, OperatorGraph
+from planner.matching import matches
+
+_LINEAR = "aten.linear.default"
+_PREFIX = "planner.fp8_linear."
+_WORDS = 16
+"""Extents of products in fp8 are multiples of so many elements, as the kernels of devices demand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How products are computed in fp8: what one scale is for, the dtype that gradients are cast to (the others are
+    e4m3), and whether weight gradients are products in fp8."""
+
+    scales: Literal["tensor", "row"]
+    gradients: str
+    weight_gradients: bool
+
+    @property
+    def of_rows_alone(self) -> bool:
+        """Whether what becomes of a token does not depend on the other tokens."""
+        return self.scales == "row" and not self.weight_gradients
+
+
+RECIPES = {
+    "tensorwise": Recipe(scales="tensor", gradients="float8_e5m2", weight_gradients=True),
+    "rowwise": Recipe(scales="row", gradients="float8_e4m3fn", weight_gradients=True),
+    "rowwise_with_gw_hp": Recipe(scales="row", gradients="float8_e4m3fn", weight_gradients=False),
+}
+"""By their names in torchao."""
+
+WORD = "fp8"
+"""Among precisions: the usual recipe."""
+
+USUAL = "rowwise_with_gw_hp"
+"""What `--precision fp8` means: the one that loses least, and needs no message between data-parallel devices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8:
+    """Which linear layers are computed in fp8, and how: the name of a recipe, none without one; patterns of the names
+    of operators, modules or weights that are `left_out`."""
+
+    recipe: str = ""
+    left_out: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.recipe)
+
+    def text(self) -> str:
+        """As people read it."""
+        left = f" but for {', '.join(self.left_out)}" if self.left_out else ""
+        return f"{self.recipe}{left}" if self.recipe else "none"
+
+
+NO_FP8 = Fp8()
+
+
+def fp8_fault(fp8: Fp8) -> Fault | None:
+    """Why nothing can be computed so, None where it can."""
+    if fp8.recipe and fp8.recipe not in RECIPES:
+        reason = f"is no recipe; take one of {', '.join(RECIPES)}"
+        return Fault(option="fp8", value=repr(fp8.recipe), reason=reason)
+    if fp8.left_out and not fp8.recipe:
+        reason = "leaves out linear layers of none that are in fp8; name a recipe (fp8), or leave it out"
+        return Fault(option="fp8_left_out", value=", ".join(fp8.left_out), reason=reason)
+    return None
+
+
+def chosen(precision: str | None, recipe: str | None, left_out: Sequence[str] = ()) -> tuple[str | None, Fp8]:
+    """The precision of everything else, None where that is left to the machine, and what is in fp8: "fp8" is no
+    precision of its own, but stands for the usual recipe."""
+    known = recipe or (USUAL if precision == WORD else "")
+    return None if precision == WORD else precision, Fp8(recipe=known, left_out=tuple(left_out))
+
+
+def recipe_of(op: Operator) -> Recipe | None:
+    """The recipe of an operator that computes in fp8; None for every other."""
+    return RECIPES.get(op.op.removeprefix(_PREFIX)) if op.op.startswith(_PREFIX) else None
+
+
+def fp8_operator(recipe: str) -> str:
+    """The name of the operator that is a linear layer under a recipe."""
+    return _PREFIX + recipe
+
+
+def with_fp8(graph: OperatorGraph, inside: Sequence[int], fp8: Fp8) -> OperatorGraph:
+    """`graph` with linear layers in fp8, of the operators `inside` the repeated blocks, or of all but the last where
+    there are none.
+
+    Raises RequestError where no linear layer can be in fp8, or a pattern of those that are left out matches none.
+    """
+    if not fp8:
+        return graph
+    could = eligible(graph, inside)
+    if not could:
+        raise RequestError(
+            f"fp8 = {fp8.recipe}: the model has no linear layer that can be in fp8: one with a trainable weight of two"
+            f" dims that are multiples of {_WORDS}, in a repeated block"
+        )
+    for pattern in fp8.left_out:
+        if not any(_is_meant(graph.operators[at], pattern) for at in could):
+            names = [graph.operators[at].operands[1] for at in could]
+            near = nearest_names(pattern, names)
+            hint = f"; did you mean {' or '.join(near)}?" if near else f"; there is {names[0]}"
+            raise RequestError(f"fp8_left_out: no linear layer that could be in fp8 matches '{pattern}'{hint}")
+    taken = {at for at in could if not any(_is_meant(graph.operators[at], pattern) for pattern in fp8.left_out)}
+    name = fp8_operator(fp8.recipe)
+    operators = (replace(op, op=name) if at in taken else op for at, op in enumerate(graph.operators))
+    return replace(graph, operators=tuple(operators))
+
+
+def eligible(graph: OperatorGraph, inside: Sequence[int]) -> tuple[int, ...]:
+    """The linear layers that can be in fp8, as places of operators (see `with_fp8`)."""
+    trained = {parameter.name for parameter in graph.parameters if parameter.trainable}
+    linears = [at for at, op in enumerate(graph.operators) if op.op == _LINEAR and op.operands[1] in trained]
+    within = set(inside)
+    here = [at for at in linears if at in within] if within else linears[:-1]
+    return tuple(at for at in here if _fits(graph, graph.operators[at]))
+
+
+def _fits(graph: OperatorGraph, op: Operator) -> bool:
+    given, weight = (graph.types[name] for name in op.operands[:2])
+    return op.operands[0] in graph.differentiable and all(
+        extent % _WORDS == 0 for extent in (*weight.shape, given.shape[-1])
+    )
+
+
+def _is_meant(op: Operator, pattern: str) -> bool:
+    return any(matches(name, pattern) for name in (op.name, op.module, op.operands[1]))

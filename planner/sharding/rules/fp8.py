@@ -1,0 +1,69 @@
+"""Linear layers in fp8: cut as all linear layers are, with what devices tell each other to have one scale.
+
+    y[t o] = sum_i x[t i] w[o i]      scales of a tensor   x  of all t i      w  of all o i     g = dy  of all t o
+                                      scales of a row      x  of t, over i    w  of o, over i
+      dx = g w        over o                               g  of t, over o    w  of i, over o
+      dw = g' x       over t                               g  of o, over t    x  of i, over t
+
+A scale is that of the largest element: where an axis cuts what it is over, the devices of the axis take the maximum of
+theirs, four bytes for each scale.
+"""
+
+from dataclasses import dataclass, replace
+from typing import final
+
+from planner.graph.call import Call
+from planner.graph.fp8 import Recipe
+from planner.sharding.rule import InnerCollective, Rule, Work
+from planner.sharding.rules.spec import RuleSpec
+
+_SCALE = 4.0
+"""Bytes of the largest element of what a scale is for: fp32."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Fp8Linear(RuleSpec):
+    """The rule of a linear layer, `plain`, under a recipe."""
+
+    plain: RuleSpec
+    recipe: Recipe
+
+    def build(self, call: Call) -> Rule:
+        rule = self.plain.build(call)
+        given, weight = rule.operands[:2]
+        tokens = tuple(factor for dim in given[:-1] for factor in dim)
+        columns, depth = weight
+        of_weights = "fp8" if self.recipe.weight_gradients else ""
+        cast = ((*tokens, *depth), (*columns, *depth))
+        return replace(
+            rule,
+            computed=("fp8", "fp8", of_weights),
+            deferred_weight_gradients=(),
+            scratch=tuple(Work(coefficient=1.0, factors=factors) for factors in cast),
+            inner=tuple(
+                InnerCollective(
+                    kind="all_reduce",
+                    factor=factor,
+                    factors=scales if self.recipe.scales == "row" else (),
+                    element_bytes=_SCALE,
+                    forward=int(not backward),
+                    backward=int(backward),
+                )
+                for over, scales, backward in self._maxima(tokens, columns, depth)
+                for factor in over
+            ),
+        )
+
+    def _maxima(
+        self, tokens: tuple[int, ...], columns: tuple[int, ...], depth: tuple[int, ...]
+    ) -> list[tuple[tuple[int, ...], tuple[int, ...], bool]]:
+        """The factors that maxima are over, those of which each scale is one point, and whether it is backward."""
+        if self.recipe.scales == "tensor":
+            return [((*tokens, *depth), (), False), ((*columns, *depth), (), False), ((*tokens, *columns), (), True)]
+        found = [
+            (depth, tokens, False), (depth, columns, False), (columns, tokens, True), (columns, depth, True)
+        ]  # fmt: skip
+        if self.recipe.weight_gradients:
+            found += [(tokens, columns, True), (tokens, depth, True)]
+        return found

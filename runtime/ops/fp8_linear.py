@@ -1,0 +1,167 @@
+"""Linear layers whose products are computed in fp8, on pieces of their operands.
+
+    forward     y  = q(x) q(w)'      q(t) = round(t / s) in 8 bits, times s
+    backward    dx = q(g) q(w)       s = largest element of what the scale is for / largest number of the dtype
+                dw = q(g)' q(x)
+
+What a scale is for is a tensor, or a row of a product's left operand and a column of its right one; where axes cut it,
+their devices agree on the largest element (see `planner.sharding.rules.fp8`). Products are torch's scaled ones where
+the device has them, accumulated in fp32; elsewhere the same operands are multiplied in fp32 (those of a model in
+float64 in that), which differs by the order of sums alone.
+
+Source: Micikevicius et al. 2022, arXiv 2209.05433; recipes of torchao (`planner.graph.fp8`).
+
+Shape legend: T local tokens, I local inputs, O local outputs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from planner.graph.fp8 import Recipe, recipe_of
+from runtime.comm import collectives
+from runtime.ops.kept_results import whole_call
+from runtime.ops.shard import Shard
+
+_WEIGHTS = torch.float8_e4m3fn
+_LEAST = 1e-12
+"""Of a scale's largest element: a tensor of zeros has a scale, too."""
+_CAPABILITY = (8, 9)
+"""Of CUDA devices with products in fp8."""
+_WORDS = 16
+"""What extents of CUDA's products in fp8 are multiples of."""
+
+Groups = Sequence[dist.ProcessGroup]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """The groups of devices that hold pieces of the tokens, of the inputs and of the outputs of a layer."""
+
+    tokens: Groups = ()
+    inputs: Groups = ()
+    outputs: Groups = ()
+
+
+WHOLE = Cut()
+
+
+def local_fp8_linear(
+    shard: Shard, x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The local form of a linear layer in fp8; where an axis cuts the inputs, a term of a sum."""
+    recipe = recipe_of(shard.bound.operator)
+    assert recipe is not None, shard.bound.operator.op
+    rule = shard.bound.rule
+    given, (outputs, inputs) = rule.operands[0], rule.operands[1]
+
+    def groups(factors: Sequence[int]) -> Groups:
+        axes = [axis for factor in factors for axis in shard.axes(rule.factors[factor].name)]
+        return [shard.place.group(axis) for axis in axes]
+
+    cut = Cut(
+        tokens=groups([factor for dim in given[:-1] for factor in dim]), inputs=groups(inputs), outputs=groups(outputs)
+    )
+    return fp8_linear(x, weight_OI, bias_O, recipe, cut)
+
+
+def fp8_linear(
+    x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, recipe: Recipe, cut: Cut = WHOLE
+) -> torch.Tensor:
+    """`torch.nn.functional.linear` with products in fp8."""
+    y_TO: torch.Tensor = _Fp8Linear.apply(x.reshape(-1, x.shape[-1]), weight_OI, recipe, cut)  # type: ignore[no-untyped-call]
+    y = y_TO.reshape(*x.shape[:-1], weight_OI.shape[0])
+    return y if bias_O is None else y + bias_O
+
+
+class _Fp8Linear(torch.autograd.Function):
+    """Keeps its operands as they were given: the gradients need them along their other dim."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TI: torch.Tensor, weight_OI: torch.Tensor, recipe: Recipe, cut: Cut) -> torch.Tensor:
+        ctx.recipe, ctx.cut = recipe, cut
+        ctx.save_for_backward(x_TI, weight_OI)
+
+        def compute() -> tuple[torch.Tensor, ...]:
+            left, right = _Side(x_TI, _WEIGHTS), _Side(weight_OI, _WEIGHTS)
+            if recipe.scales == "tensor":
+                scales = left.scale((*cut.tokens, *cut.inputs)), right.scale((*cut.outputs, *cut.inputs))
+            else:
+                scales = left.scales(cut.inputs), right.scales(cut.inputs)
+            return _product(left, right, scales, x_TI.dtype), *(scales if recipe.scales == "tensor" else ())
+
+        y_TO, *ctx.scales = whole_call(compute)
+        return y_TO
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x_TI, weight_OI = ctx.saved_tensors
+        recipe: Recipe = ctx.recipe
+        cut: Cut = ctx.cut
+        gradient_TO, low = gradients[0].reshape(-1, weight_OI.shape[0]), getattr(torch, recipe.gradients)
+        left = _Side(gradient_TO, low)
+        whole = left.scale((*cut.tokens, *cut.outputs)) if recipe.scales == "tensor" else None
+        right = _Side(weight_OI.t(), _WEIGHTS)
+        scales = (left.scales(cut.outputs), right.scales(cut.outputs)) if whole is None else (whole, ctx.scales[1])
+        gradient_TI = _product(left, right, scales, x_TI.dtype)
+        if not recipe.weight_gradients:
+            return gradient_TI, gradient_TO.t().mm(x_TI), None, None
+        left, right = _Side(gradient_TO.t(), low), _Side(x_TI.t(), _WEIGHTS)
+        scales = (left.scales(cut.tokens), right.scales(cut.tokens)) if whole is None else (whole, ctx.scales[0])
+        return gradient_TI, _product(left, right, scales, weight_OI.dtype), None, None
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One operand of a product, (R, K), which is summed over K, and the dtype that it is cast to."""
+
+    rows: torch.Tensor
+    dtype: torch.dtype
+
+    def scale(self, groups: Groups) -> torch.Tensor:
+        """One scale for all, ()."""
+        return self._scale(self.rows.abs().amax(), groups)
+
+    def scales(self, groups: Groups) -> torch.Tensor:
+        """A scale for every row, (R, 1)."""
+        return self._scale(self.rows.abs().amax(dim=1, keepdim=True), groups)
+
+    def _scale(self, largest: torch.Tensor, groups: Groups) -> torch.Tensor:
+        largest = _wide(largest)
+        for group in groups:
+            largest = collectives.all_reduce_max(largest, group)
+        return largest.clamp(min=_LEAST) / torch.finfo(self.dtype).max
+
+    def cast(self, scale: torch.Tensor) -> torch.Tensor:
+        """In 8 bits, (R, K), row after row in memory."""
+        most = torch.finfo(self.dtype).max
+        return (_wide(self.rows) / scale).clamp_(-most, most).to(self.dtype).contiguous()
+
+
+def _product(left: _Side, right: _Side, scales: tuple[torch.Tensor, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """The product of the left operand with the right one, turned, in `dtype`."""
+    one_RK, other_CK = left.cast(scales[0]), right.cast(scales[1])
+    if _has_products(one_RK, other_CK, dtype, by_row=scales[0].ndim > 0):
+        turned = scales[1].t() if scales[1].ndim else scales[1]
+        return torch._scaled_mm(one_RK, other_CK.t(), scales[0], turned, out_dtype=dtype)
+    wide = scales[0].dtype
+    return ((one_RK.to(wide) * scales[0]) @ (other_CK.to(wide) * scales[1]).t()).to(dtype)
+
+
+def _wide(values: torch.Tensor) -> torch.Tensor:
+    """In float32 at least."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def _has_products(one_RK: torch.Tensor, other_CK: torch.Tensor, dtype: torch.dtype, *, by_row: bool) -> bool:
+    """Whether the device has a product of such operands with results of such a dtype; CUDA's with a scale for every
+    row have results in bf16 alone (PyTorch 2.13)."""
+    if one_RK.device.type == "cpu":
+        return dtype in (torch.float32, torch.bfloat16)
+    if one_RK.device.type != "cuda" or torch.cuda.get_device_capability(one_RK.device) < _CAPABILITY:
+        return False
+    results = (torch.bfloat16,) if by_row else (torch.bfloat16, torch.float16, torch.float32)
+    return dtype in results and all(extent % _WORDS == 0 for extent in (*one_RK.shape, *other_CK.shape))

@@ -1,0 +1,45 @@
+"""Linear layers in fp8: under any legal plan they compute what the unsharded model computes under the same recipe.
+
+Casting to fp8 rounds to three bits, so that the least difference before a cast may become a large one behind it. The
+models compute in float64, in which sums in another order differ by so little that no cast notices; loss and gradients
+agree to the bar of all plans.
+"""
+
+from collections.abc import Mapping
+
+import pytest
+
+from planner.graph.fp8 import RECIPES
+
+TOLERANCE = 1e-5
+
+SQUARE = [
+    ((2, 2), ["megatron", "zero1", "zero3", 0, 1], {}),
+    ((4,), ["zero2", 2, 3], {"recomputation": "full", "micro_batches": 2}),
+    ((2, 2), [4, 5], {"recomputation": "selective"}),
+    ((2,), [6, 7], {"stages": (1, 1), "micro_batches": 2}),
+    ((2,), [8], {"stages": (1, 1), "micro_batches": 4, "schedule": "zb_h1"}),
+]
+"""Mesh, plans by hand or drawn with a seed, and settings: 13 plans for each recipe on four processes."""
+
+
+@pytest.mark.cases(1, 4)
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(("sizes", "seeds", "settings"), SQUARE, ids=lambda value: str(value)[:40])
+def test_plans_on_four_processes(
+    pool, recipe: str, sizes: tuple[int, ...], seeds: list[int | str], settings: Mapping[str, object]
+) -> None:
+    for errors in pool.run("tasks_fp8", "parity", "llama64", recipe, sizes, seeds, dict(settings)):
+        assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))
+
+
+@pytest.mark.cases(0, 1)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_layers_with_a_bias(pool, recipe: str) -> None:
+    for errors in pool.run("tasks_fp8", "parity", "gpt64", recipe, (2, 2), [0, 1, 2, "zero3"], {}):
+        assert max(errors) < TOLERANCE
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", pytest.param("rowwise", marks=pytest.mark.thorough)])
+def test_devices_that_do_not_agree_on_scales_are_noticed(pool, recipe: str) -> None:
+    assert pool.run("tasks_fp8", "without_agreement", "llama64", recipe, (2, 2))[0] > 100 * TOLERANCE

@@ -1,0 +1,53 @@
+"""Linear layers in fp8, as engines are told of them, and as their settings are read."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.export.description import Description
+from planner.export.targets import TARGETS
+from planner.graph.fp8 import NO_FP8, RECIPES, Fp8
+from tests.unit.export.descriptions import facts_of, job_of
+
+KEPT = "model.layers.*.self_attn.k_proj.weight"
+PLAIN = Description(
+    layers=(4,), full=(0,), selective=(0,), precision="bf16", sequence_length=128, micro_batches=4, micro_batch=2,
+    data=2, tensor=2, sequence_parallel=True, zero=3, vocabulary_parallel=True,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("left_out", [(), (KEPT,)])
+def test_torchtitan_is_told_the_recipe_and_what_is_left_out(recipe: str, left_out: tuple[str, ...]) -> None:
+    target, fp8 = TARGETS["torchtitan"], Fp8(recipe=recipe, left_out=left_out)
+    losses = target.nearest(replace(PLAIN, fp8=fp8))
+    assert not [loss for loss in losses if "fp8" in loss.what]
+    description = losses[-1].description if losses else replace(PLAIN, fp8=fp8)
+    text = target.write(job_of(description, "llama-tiny"))[target.main]
+    reading = target.read(text, facts_of(description, "llama-tiny"))
+    assert (reading.description.fp8, reading.unmodelled) == (fp8, ())
+
+
+def test_megatron_has_scales_of_tensors_for_all_layers() -> None:
+    target = TARGETS["megatron"]
+    description = replace(PLAIN, fp8=Fp8(recipe="tensorwise"), zero=1)
+    losses = target.nearest(description)
+    description = losses[-1].description if losses else description
+    text = target.write(job_of(description, "llama-tiny"))[target.main]
+    assert "--fp8-format hybrid" in text
+    assert "--fp8-recipe tensorwise" in text
+    assert target.read(text, facts_of(description, "llama-tiny")).description.fp8 == Fp8(recipe="tensorwise")
+    delayed = target.read(text.replace("tensorwise", "delayed"), facts_of(description, "llama-tiny"))
+    assert delayed.description.fp8 == Fp8(recipe="tensorwise")
+    assert any("delayed" in note for note in delayed.notes)
+    blocks = target.read(text.replace("tensorwise", "mxfp8"), facts_of(description, "llama-tiny"))
+    assert blocks.description.fp8 == NO_FP8
+    assert any("fp8-format" in what for what in blocks.unmodelled)
+    less = target.nearest(replace(description, fp8=Fp8(recipe="tensorwise", left_out=(KEPT,))))
+    assert [loss.description.fp8 for loss in less if "fp8" in loss.what] == [Fp8(recipe="tensorwise")]
+
+
+@pytest.mark.parametrize("name", [name for name in TARGETS if name not in ("torchtitan", "mindspore")])
+def test_an_engine_that_is_told_nothing_of_it_gives_it_up(name: str) -> None:
+    losses = TARGETS[name].nearest(replace(PLAIN, fp8=Fp8(recipe="rowwise"), tensor=1, data=4, sequence_parallel=False))
+    assert [loss.description.fp8 for loss in losses if "fp8" in loss.what] == [NO_FP8]
