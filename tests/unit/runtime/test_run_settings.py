@@ -64,7 +64,7 @@ def offered(command: Callable[..., None]) -> set[str]:
     [
         ({"steps": 0}, ("--steps 0", "--evaluate")),
         ({"steps": -1}, ("--steps -1", 0)),
-        ({"steps": 0, "evaluate": "a:b", "restarts": 2}, ("--restarts", "--steps 0")),
+        ({"steps": 0, "evaluate": "a:b", "measure": "record.json"}, ("--measure", "--steps 0")),
         ({"evaluate_every": 2}, ("--evaluate-every", "--evaluate")),
         ({"timeout": 0.0}, ("--timeout 0", 0)),
         ({"listen": "eth77"}, ("--listen eth77", "lo")),
