@@ -29,7 +29,7 @@ from costmodels.memory import (
 )
 from costmodels.offload import PLACES, Visit, away_seconds, offloaded_bytes, visit_pace, visit_seconds, visits_time
 from costmodels.optimizer import optimizer_time
-from costmodels.orders import SCHEDULES, Orders, Schedule, ends, most_in_flight, schedule_orders
+from costmodels.orders import FORWARD, SCHEDULES, Orders, Schedule, ends, most_in_flight, schedule_orders
 from costmodels.pipeline_times import ChunkSeconds, PassSeconds, RankSeconds
 from costmodels.rank_ends import RankEnd, rank_ends
 from costmodels.rates import best_rate
@@ -56,6 +56,7 @@ __all__ = [
     "CostModelError",
     "Event",
     "ExpertsShape",
+    "FORWARD",
     "FREE_OP_CLASS",
     "ID_BYTES",
     "Optimizer",

@@ -18,13 +18,13 @@ class Shape(NamedTuple):
 
 
 def check_order(rank: int, order: Sequence[Turn], shape: Shape) -> None:
-    """Every slice once through every chunk, forward before backward, slices forth and back."""
+    """Every slice once through every chunk, forward before backward, slices forth and back; or forward alone."""
     turns = set(order)
     if len(turns) != len(order):
         twice = next(turn for index, turn in enumerate(order) if turn in order[:index])
         raise CostModelError(f"rank {rank} takes {words(twice)} twice")
     split = any(turn.kind == "input_gradient" for turn in order)
-    kinds = 3 if split else 2
+    kinds = 3 if split else 1 if all(turn.kind == "forward" for turn in order) else 2
     seen: set[Turn] = set()
     for turn in order:
         inside = turn.chunk < shape.virtual and turn.micro_batch < shape.micro_batches and turn.slice < shape.slices

@@ -8,6 +8,9 @@
     seqpipe        0.0 0.1 0.2 0.2' 0.1' ...      the sequence of a micro-batch cut into q slices: forwards in their
                                                   order, backwards in the reverse order, 1F1B over slices
 
+    forward        F F F F                        forward passes alone, of a plan that evaluates and never trains: of a
+                                                  micro-batch that is through nothing is held
+
     pipedream      F F F B F B F B ....           1F1B through all batches without a flush between them; so is
                                                   pipedream_2bw, they differ in when weights change
 
@@ -38,6 +41,9 @@ from costmodels.schedules import (
     order_1f1b,
     order_interleaved_1f1b,
 )
+
+FORWARD = "forward"
+"""The schedule without backward passes."""
 
 Orders = tuple[tuple[Turn, ...], ...]
 """What each stage does, in its order; outermost the stages."""
@@ -86,6 +92,12 @@ def _sliced(stage: int, stages: int, micro_batches: int, slices: int) -> tuple[T
     return tuple(turns)
 
 
+def _forward(stage: int, stages: int, micro_batches: int) -> tuple[Turn, ...]:
+    """Micro-batches one after the other."""
+    in_flight(stage, stages, micro_batches)  # checks the numbers
+    return tuple(Turn("forward", index) for index in range(micro_batches))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """A pipeline schedule: all that anybody asks of it. A new one is an entry of `SCHEDULES` and its order.
@@ -104,6 +116,7 @@ class Schedule:
         updates_each: whether every micro-batch is a batch of its own.
         in_rows: whether `costmodels.rank_ends` gives what its simulation does.
         compared: whether the search tries it for plans that it has found for 1F1B.
+        trains: whether there are backward passes; else the pipeline evaluates.
     """
 
     order: Callable[[int, int, int, int, int], tuple[Turn, ...]]
@@ -117,6 +130,7 @@ class Schedule:
     updates_each: bool = False
     in_rows: bool = False
     compared: bool = False
+    trains: bool = True
 
 
 def _order_1f1b(stage: int, stages: int, micro_batches: int, virtual: int, slices: int) -> tuple[Turn, ...]:
@@ -158,6 +172,11 @@ SCHEDULES: Mapping[str, Schedule] = {
     ),
     "pipedream": Schedule(order=_order_1f1b, in_flight=_flights, flushes=False, versions=None, updates_each=True),
     "pipedream_2bw": Schedule(order=_order_1f1b, in_flight=_flights, flushes=False, versions=2),
+    FORWARD: Schedule(
+        order=lambda stage, stages, micro_batches, virtual, slices: _forward(stage, stages, micro_batches),
+        in_flight=lambda stage, stages, micro_batches, virtual, slices: (1,),
+        trains=False,
+    ),
 }
 """Every schedule by its name."""
 

@@ -368,7 +368,10 @@ def _reducing(times: RankSeconds, order: Sequence[Turn]) -> frozenset[int]:
 
 
 def _held(times: RankSeconds, order: Sequence[Turn]) -> tuple[int, Bytes]:
-    """Most slices of micro-batches at once between forward and the last of their backward turns, and most bytes."""
+    """Most slices of micro-batches at once between forward and the last of their backward turns, and most bytes; where
+    there are no backward turns nothing is held from one turn to the next."""
+    if all(turn.kind == "forward" for turn in order):
+        return min(1, len(order)), max((times.chunks[turn.chunk].held for turn in order), default=0.0)
     live = most = 0
     held = largest = 0.0
     for turn in order:

@@ -40,7 +40,13 @@ class RunSettings:
     The model and the dataset are the words of the person: what a plan names itself is never imported or opened.
     """
 
-    steps: Annotated[int, Flag("Optimizer steps, those before a checkpoint included.", least=1)] = 5
+    steps: Annotated[
+        int,
+        Flag(
+            "Optimizer steps, those before a checkpoint included; 0 only evaluates. Of a forward-only plan: batches.",
+            least=0,
+        ),
+    ] = 5
     seed: Annotated[int, Flag("Seed of weights, synthetic data and order.")] = 0
     check: Annotated[bool, Flag("Also run the unsharded model and compare losses.", off="--no-check")] = True
     model: Annotated[
@@ -64,6 +70,18 @@ class RunSettings:
         Flag("Ranks read the whole batch, or their own samples. It is that of --dataset.", off="--own-samples"),
     ] = True
     workers: Annotated[int, Flag("Processes that read --dataset, per rank.", least=0)] = 0
+    evaluate: Annotated[
+        str | None,
+        Flag(
+            "Validation dataset: package.module:factory, or a file of tokens. The model is evaluated on it after the"
+            " last step, forward only: nothing is dropped, and nothing changes.",
+            metavar="NAME",
+        ),
+    ] = None
+    evaluate_every: Annotated[int | None, Flag("Also evaluate after every so many steps.", least=1, metavar="N")] = None
+    evaluate_batches: Annotated[
+        int | None, Flag("Evaluate so many global batches of --evaluate, not all.", least=1, metavar="N")
+    ] = None
     save: Annotated[str | None, Flag("Checkpoint folder. Any plan can resume from it.", metavar="DIR")] = None
     save_every: Annotated[int, Flag("Steps between checkpoints (or rollback points).", least=1)] = 100
     keep: Annotated[int, Flag("Checkpoints to keep.", least=1)] = 3

@@ -39,8 +39,8 @@ from planner.strategy_search.job import (
     with_memory_margin,
 )
 from planner.strategy_search.objectives import plan_for
-from planner.strategy_search.request.request import ALGORITHMS, OBJECTIVES, Objective, Placing, Shard
-from planner.strategy_search.request.space import FREE, Pinned
+from planner.strategy_search.request.request import ALGORITHMS, OBJECTIVES, SIMPLICITY, Objective, Placing, Shard
+from planner.strategy_search.request.space import FREE, Pinned, forward_pinned
 from planner.strategy_search.result import Progress, SearchResult
 
 if TYPE_CHECKING:
@@ -132,8 +132,10 @@ def search(
     place: Mapping[str, str] | str | None = None,
     update: Update | Mapping[str, Any] | None = None,
     search: str = "dynamic_programming",
+    forward_only: bool = False,
     objective: Objective = "time",
     top: int = 1,
+    simplicity: float = SIMPLICITY,
     time_limit: float | None = None,
     memory_limit: float | None = None,
     memory_margin: float | None = None,
@@ -170,8 +172,11 @@ def search(
             on the host where nothing fits otherwise if not given.
         update: what becomes of gradients, as a `planner.Update` or a dict of its fields: {"clip_norm": 1.0}.
         search: the algorithm, as for `--search`.
+        forward_only: the forward pass alone, for evaluation: without backward pass, gradients and states.
         objective: "time" of a step, "memory" per device, or "cost" in device-seconds.
-        top: how many plans, of different configurations.
+        top: how many plans, of different configurations. The fastest ones, where it is more than 1.
+        simplicity: how much longer than the fastest, as a share of its step, a simpler plan may take that is preferred
+            to it; 0 takes the fastest. `SearchResult.simpler` says what was done.
         time_limit: seconds, tracing included, after which the best plan so far is returned.
         memory_limit: bytes of a device that may be used.
         memory_margin: share of the predicted peak that is left free for its error.
@@ -193,6 +198,7 @@ def search(
         number(name, value)
     for name, limit in (("time_limit", time_limit), ("memory_limit", memory_limit), ("planner_memory", planner_memory)):
         number(name, limit, least=0, whole=False)
+    number("simplicity", simplicity, least=0, whole=False)
     number("memory_margin", memory_margin, least=0, whole=False)
     number("imbalance", imbalance, least=1, whole=False)
     word("optimizer", optimizer, tuple(OPTIMIZERS))
@@ -220,12 +226,13 @@ def search(
             imbalance=imbalance,
             fp8=in_fp8,
             algorithm=search,
-            pinned=decided,
+            pinned=forward_pinned(decided) if forward_only else decided,
             shards=_shards(shard),
             objective=objective,
             top=top,
             time_limit=time_limit,
             memory_limit=memory_limit,
+            simplicity=simplicity if top == 1 else 0.0,
             certify=certify,
             space=space,
         )
@@ -261,6 +268,7 @@ def estimate(
             raise RequestError(f"{given}: the plan decides that; give only hardware, devices, cluster and software")
         return _moved(loaded(model), hardware, devices, cluster, software)
     machine = machine_given(hardware or HARDWARE, cluster=cluster, software=software, devices=devices)
+    options.setdefault("simplicity", 0.0)
     return search(model, machine, pinned=_completed(_decided(pinned), machine), **options).plan
 
 

@@ -221,6 +221,11 @@ class OperatorGraph:
                 found.update(name for name in op.results if name is not None and self.types[name].has_gradient)
         return frozenset(found)
 
+    @property
+    def trains(self) -> bool:
+        """Whether any gradient reaches the loss; else a forward pass is all there is (`planner.graph.forward_only`)."""
+        return self.loss in self.differentiable
+
     @cached_property
     def data_dependent(self) -> frozenset[str]:
         """Values computed from the inputs, the parameters, tables elsewhere or buffers that change, so not the same in

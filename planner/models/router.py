@@ -181,13 +181,16 @@ def _check(experts: int, routing: Routing) -> None:
 
 
 @torch.library.custom_op("planner::expert_loads", mutates_args=())
-def expert_loads(chosen_BSK: torch.Tensor, experts: int) -> torch.Tensor:
-    """How many choices of each sample fell on each expert, B E, int64; from their numbers, B S K."""
+def expert_loads(chosen_BSK: torch.Tensor, experts: int, counts: bool = True) -> torch.Tensor:
+    """How many choices of each sample fell on each expert, B E, int64; from their numbers, B S K. Without `counts`, as
+    where a model is evaluated, none: a router then has no loss."""
     loads_BE = chosen_BSK.new_zeros((chosen_BSK.shape[0], experts))
+    if not counts:
+        return loads_BE
     flat = chosen_BSK.flatten(1)
     return loads_BE.scatter_add_(1, flat, torch.ones_like(flat))
 
 
 @expert_loads.register_fake
-def _(chosen_BSK: torch.Tensor, experts: int) -> torch.Tensor:
+def _(chosen_BSK: torch.Tensor, experts: int, counts: bool = True) -> torch.Tensor:
     return chosen_BSK.new_empty((chosen_BSK.shape[0], experts))

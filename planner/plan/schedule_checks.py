@@ -56,7 +56,7 @@ def _stages_fault(turns: Turns) -> Fault | None:
             reason="takes virtual_stages = 2 or more, not 1",
             hint="1f1b has one stage on each rank",
         )
-    if ranks == 1 and schedule not in (None, "1f1b"):
+    if ranks == 1 and schedule not in (None, "1f1b") and turns.kind and turns.kind.trains:
         return Fault(
             option="schedule",
             value=schedule,

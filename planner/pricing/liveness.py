@@ -34,6 +34,8 @@ class Liveness:
     shared value of several uses. `piecewise` has the operators of a loss that is computed a piece at a time, the
     projection to logits first: what they make never stands in memory as a whole. `overwritten` has the operators of a
     loss, after the projection, whose results and gradients stand where the cross entropy keeps its probabilities.
+    Of a graph that never `trains` nothing is kept for a backward pass: `kept` are the values that outlive an operator
+    which does not read them, each until its last use.
     """
 
     saved: tuple[frozenset[int], ...]
@@ -41,6 +43,7 @@ class Liveness:
     kept: frozenset[str]
     piecewise: frozenset[int] = frozenset()
     overwritten: frozenset[int] = frozenset()
+    trains: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +90,27 @@ def _liveness(graph: OperatorGraph, fused: bool, loss: LossMemory) -> Liveness:
         kept.update(op.operands[index] for index in positions if op.operands[index] in shared)
     of_loss = _loss_operators(graph) if loss != "whole" else frozenset()
     after = frozenset(at for at in of_loss if rule_of(graph, graph.operators[at]).op_class != "matmul")
+    if not graph.trains:
+        kept = set(passing(graph)) - {name for at in of_loss for name in graph.operators[at].results}
     return Liveness(
         saved=saved,
         weights=weights,
         kept=frozenset(kept),
         piecewise=of_loss if loss == "pieces" else frozenset(),
         overwritten=after if loss == "in place" else frozenset(),
+        trains=graph.trains,
     )
+
+
+def passing(graph: OperatorGraph) -> frozenset[str]:
+    """Values that are there while an operator runs which neither makes nor reads them."""
+    found = set()
+    for at, op in enumerate(graph.operators):
+        for name in op.results:
+            uses = set(graph.consumers.get(name or "", ()))
+            if name is not None and name in graph.data_dependent and uses and len(uses) < max(uses) - at:
+                found.add(name)
+    return frozenset(found)
 
 
 def replay(graph: OperatorGraph, start: int, stop: int, whole: bool = False) -> Replay:

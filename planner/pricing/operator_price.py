@@ -51,8 +51,9 @@ class OperatorPrices:
     Seconds: `forward`, `backward` compute, of which kernels wait `late` (forward, backward) for the host, which takes
     `host` (forward, backward) to launch them one by one, `inner_forward`, `inner_backward` collectives of its
     implementation. Bytes: `operands` and `results` local sizes, `saved_extra` what autograd keeps beside operands and
-    results, `transient` what lives only while it runs: forward the results and the operands that nobody keeps, backward
-    the gradients of the results and of the operands, whichever is more.
+    results, `unsaved_extra` the same of an operator without gradients, whose kernel makes it for a moment, `transient`
+    what lives only while it runs: forward the results and the operands that nobody keeps, backward the gradients of the
+    results and of the operands, whichever is more.
     """
 
     forward: Array
@@ -64,6 +65,7 @@ class OperatorPrices:
     operands: tuple[Array, ...]
     results: tuple[Array, ...]
     saved_extra: Array
+    unsaved_extra: Array
     transient: Array
     flops: Array
 
@@ -144,6 +146,7 @@ def price_operator(
         operands=operand_bytes,
         results=result_bytes,
         saved_extra=extra,
+        unsaved_extra=_sum_work(() if graded else rule.saved_extra, extents),
         transient=np.zeros(len(extents)) if free else written + np.maximum(passing, gradients) + scratch + again,
         flops=flops * (1 + rule.backward_work(worked)),
     )
@@ -184,6 +187,11 @@ def uneven(rule: Rule, strategy: Strategy, mesh: Mesh, place: int = -1) -> float
 def transient_bytes(alive: Liveness, graph: OperatorGraph, at: int, rule: Rule, prices: OperatorPrices) -> Array:
     """Bytes that live while an operator runs, weights left out, (K,); of logits that are made a piece at a time there
     are only the gradients of what they are made of, of what is overwritten only what it is made of."""
+    if not alive.trains:  # what is read is counted beside what is made, and weights are there anyway
+        named = enumerate(graph.operators[at].operands)
+        weights = (prices.operands[i] for i, n in named if n in graph.parameter_names and i not in rule.looked_up)
+        held = sum(weights, np.zeros_like(prices.transient))
+        return np.maximum(prices.transient - held, 0.0) + prices.unsaved_extra
     if at in alive.overwritten:
         lost = prices.operands if rule.op_class != "cross_entropy" else ()
         return sum(lost if prices.transient.any() else (), np.zeros_like(prices.transient))

@@ -20,7 +20,8 @@ def job_text(plan: Plan) -> tuple[str, str]:
     parameters = f"{count_text(model.parameters)} parameters"
     job = f"{model.reference} ({parameters}) on {plan.cluster.devices} x {plan.cluster.machine}"
     precision = training.precision + _products(training.fp8)
-    step = f"global batch {training.global_batch}{length}; {precision}, {training.optimizer}"
+    trains = training.optimizer if plan.schedule_kind.trains else "forward only"
+    step = f"global batch {training.global_batch}{length}; {precision}, {trains}"
     return job, step + gradient_words(training.update)
 
 
@@ -38,7 +39,11 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
     if roles.tensor > 1:
         rows.append(("sequence parallel", "yes" if roles.sequence_parallel else "no"))
     copies = f", in {roles.replicas} copies" if roles.replicas > 1 else ""
-    rows.append(("optimizer sharding", f"ZeRO {roles.zero}{copies}" if roles.zero != "off" else "off"))
+    called = (", HSDP" if copies else ", FSDP") if roles.zero.startswith("3") else ""
+    if plan.schedule_kind.trains:
+        rows.append(("optimizer sharding", f"ZeRO {roles.zero}{copies}{called}" if roles.zero != "off" else "off"))
+    else:
+        rows.append(("weights", f"gathered for use{copies}" if roles.zero != "off" else "as they are used"))
     together = f", {plan.training.interleave} at a time" if plan.training.interleave > 1 else ""
     rows.append(("micro-batches", f"{plan.training.micro_batches} of {plan.training.part} samples{together}"))
     if roles.pipeline > 1:
@@ -49,7 +54,8 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
         a_stage = f"{blocks} blocks a stage" if not groups else "stages sized to their devices"
         rows += [("pipeline", f"{plan.schedule}, {a_stage}{virtual}{slices}"), *groups]
     long = len(roles.recomputation) > _LONG
-    rows.append(("recomputation", recomputation_words(plan) if long else roles.recomputation))
+    if plan.schedule_kind.trains:
+        rows.append(("recomputation", recomputation_words(plan) if long else roles.recomputation))
     if tables := table_words(plan.training.update):
         rows.append(("tables", tables))
     if roles.offload != "none":

@@ -24,8 +24,8 @@ from planner.limits import default_memory, limited
 from planner.sharding.update import DEFAULT, Update
 from planner.strategy_search.job import given_job, machine_from, named_job, with_memory_margin
 from planner.strategy_search.objectives import plan_for
-from planner.strategy_search.request.request import Objective, Placing, Shard
-from planner.strategy_search.request.space import FREE, Pinned
+from planner.strategy_search.request.request import Default, Objective, Placing, Shard
+from planner.strategy_search.request.space import FREE, Pinned, forward_pinned
 from planner.strategy_search.result import Progress, SearchResult
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def search(
     algorithm: str = "dynamic_programming",
     pinned: Pinned = FREE,
     shards: Sequence[Shard] = (),
+    default: Default = "search",
+    forward_only: bool = False,
     objective: Objective = "time",
     top: int = 1,
     rule_cache: str | os.PathLike[str] | None = None,
@@ -87,6 +89,9 @@ def search(
             1, the default, is a router that gives all the same (see `planner.graph.expert_load` for what is measured).
         pinned: degrees and other choices made by hand.
         shards: strategies of operators made by hand, see `shard`.
+        default: what operators beside `shards` do: "search", or "data_parallel", which splits the batch.
+        forward_only: whether the forward pass alone is planned, for evaluation: without backward pass, gradients and
+            states of an optimizer.
         objective: "time" (seconds of a step), "memory" (bytes per device) or "cost" (device-seconds of a step).
         top: how many plans to return, of different configurations.
         rule_cache: a folder that keeps the rules of operators that the table of rules lacks, see `discover`. What must
@@ -128,8 +133,9 @@ def search(
             placing=placing,
             imbalance=imbalance,
             algorithm=algorithm,
-            pinned=pinned,
+            pinned=forward_pinned(pinned) if forward_only else pinned,
             shards=tuple(shards),
+            default=default,
             objective=objective,
             top=top,
             time_limit=time_limit,

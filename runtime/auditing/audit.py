@@ -154,8 +154,10 @@ def _few(plan: Plan) -> Plan:
 
 
 def _written(step: RankStep, inputs: Inputs) -> Ledger:
-    """One step, after one that has made the states of the optimizer."""
-    step.optimizer.step()
+    """One step, after one that has made the states of the optimizer; of a plan that never trains one evaluation."""
+    trains = step.bound.graph.trains
+    if trains:
+        step.optimizer.step()
     ledger = Ledger()
     parts = range(step.bound.plan.training.micro_batches * step.bound.plan.slices)
     ledger.live.leave_out([*step.buffers.values(), *(piece for part in parts for piece in inputs(part).values())])
@@ -171,6 +173,10 @@ def _written(step: RankStep, inputs: Inputs) -> Ledger:
     ledger.live.forget_peak()
     step.observer = ledger
     step.tables.crossed = ledger.cross
+    if not trains:
+        with ledger:
+            step.forward_pass().mean_loss(inputs, {})
+        return ledger
     step.optimizer.reduction.begin()
     with ledger:
         step.accumulate(inputs)

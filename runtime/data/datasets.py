@@ -6,7 +6,7 @@ types and ranges are realistic: a model can learn nothing from them but the bias
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,23 @@ def dataset_batches(
     return DatasetBatches(own=own, full=full)
 
 
+def evaluation_batches(
+    settings: RunSettings, step: TrainingStep, *, dtype: str, whole: bool
+) -> tuple[BatchLoader, BatchLoader | None]:
+    """What this rank reads of the dataset that the model is evaluated on, in its order, once each time that it is
+    iterated; with `whole`, and where that is not the same, the whole batches, too.
+
+    Raises RequestError for a factory that gives no dataset, and for a dataset that makes no batch.
+    """
+    assert settings.evaluate is not None
+    dataset = load_dataset(settings.evaluate, step.plan.model.sequence_length, "--evaluate")
+    ordered = replace(settings, shuffle=False)
+    own = _opened(dataset, ordered, step, dtype, full_batch=settings.full_batch)
+    if not whole or own.own is None:
+        return own, None
+    return own, _opened(dataset, ordered, step.plan, dtype, full_batch=True)
+
+
 def _opened(
     dataset: Dataset[Any], settings: RunSettings, step: TrainingStep | Plan, dtype: str, *, full_batch: bool
 ) -> BatchLoader:
@@ -120,25 +137,25 @@ def _one(batch: Any) -> Arguments:
     return Arguments(args=(batch,), kwargs={})
 
 
-def load_dataset(reference: str, sequence_length: int | None = None) -> Dataset[Any]:
+def load_dataset(reference: str, sequence_length: int | None = None, option: str = "--dataset") -> Dataset[Any]:
     """The dataset that `package.module:factory` makes, from the import path or the current folder; or the windows of a
     file of tokens. Raises RequestError."""
     if Path(reference).suffix in SUFFIXES:
         if sequence_length is None:
-            raise RequestError(f"--dataset {reference}: the model of the plan has no sequences, and takes no tokens")
+            raise RequestError(f"{option} {reference}: the model of the plan has no sequences, and takes no tokens")
         return TokensDataset(reference, sequence_length)
     if ":" not in reference or "/" in reference or reference.partition(":")[0].endswith(".py"):
         raise RequestError(
-            f"--dataset {reference}: write package.module:factory, with dots and without .py, or a file of"
+            f"{option} {reference}: write package.module:factory, with dots and without .py, or a file of"
             " tokens, .npy or .bin"
         )
-    factory = imported_factory(reference, "--dataset", RequestError)
+    factory = imported_factory(reference, option, RequestError)
     try:
         dataset = factory()
     except Exception as error:
-        raise RequestError(f"--dataset {reference} raised {type(error).__name__}: {error}") from error
+        raise RequestError(f"{option} {reference} raised {type(error).__name__}: {error}") from error
     if not (isinstance(dataset, IterableDataset) or hasattr(dataset, "__getitem__")):
-        raise RequestError(f"--dataset {reference} must return a dataset; it returned {type(dataset).__name__}")
+        raise RequestError(f"{option} {reference} must return a dataset; it returned {type(dataset).__name__}")
     return dataset  # type: ignore[no-any-return]
 
 

@@ -22,7 +22,7 @@ Buffers that the model changes get their new contents after the micro-batch. The
 what is recomputed later reads what was there before.
 """
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -70,6 +70,7 @@ class Executor:
     programs: Programs | None = None
     weights: OffloadedWeights | None = None
     lanes: Groups | None = None
+    kept: tuple[tuple[str, Transfer | None], ...] = ()
 
     def __call__(
         self,
@@ -154,6 +155,8 @@ class Executor:
         made = {name: values[name] for name in self.results}
         if self.loss is not None and self.last is not None:
             made[self.loss] = self.last(made[self.loss], self.place)
+        for name, whole in self.kept:
+            made[name] = values[name] if whole is None else whole(values[name], self.place)
         return made
 
     def _saving(self, number: int, batches: Sequence[MicroBatch], trail: Trail) -> None:
@@ -275,21 +278,24 @@ def build_executor(
     programs: Programs | None = None,
     weights: OffloadedWeights | None = None,
     lanes: Groups | None = None,
+    outputs: Collection[str] = (),
 ) -> Executor:
     """The program of this rank for its stage of a plan, with room for what it offloads, the `tables` that are not on
     the devices, the offloaded `weights` of the rank, and the process groups on which weights come ahead, where they do.
-    Raises ModelError for an operator that cannot run yet."""
+    It also returns those of the values `outputs` that the stage makes, whole on every rank of it. Raises ModelError for
+    an operator that cannot run yet."""
     graph, mesh = bound.graph, place.mesh
     promised = promised_layouts(bound)
     results = (*cut.sends, *((graph.loss,) if cut.last else ()))
+    asked = tuple(name for name in outputs if graph.producer.get(name) in cut.operators)
     updates = tuple((buffer, content) for buffer, content in graph.updates if graph.producer[content] in cut.operators)
     last_use = {name: at for at in cut.operators for name in graph.operators[at].operands}
     blocks = bound.blocks
     again = replays(graph, blocks)
     instructions = {}
-    segments = segments_of(bound, cut)
+    segments = segments_of(bound, cut, outputs=asked)
     together = frozenset[str]().union(*(segment.gathered for segment in segments))
-    outlive = {*results, *(content for _, content in updates)}
+    outlive = {*results, *asked, *(content for _, content in updates)}
     for index in cut.operators:
         op, block = bound.operators[index], blocks.block_of(index)
         operands = tuple(
@@ -314,7 +320,11 @@ def build_executor(
             deferred=bool(deferred_weight_gradients(bound, index)),
         )
     everywhere = Duplex(forward=replicated(len(mesh.axes)), gradient=replicated(len(mesh.axes)))
-    end = transfer(graph.types[graph.loss].shape, mesh, promised[graph.loss], everywhere, differentiable=True)
+
+    def brought(name: str, differentiable: bool) -> Transfer | None:
+        shape, sequences = graph.types[name].shape, bound.sequences.get(name, ())
+        return transfer(shape, mesh, promised[name], everywhere, differentiable, sequences=sequences)
+
     return Executor(
         place=place,
         sections=tuple(section_of(segment, instructions) for segment in segments),
@@ -325,7 +335,8 @@ def build_executor(
         results=results,
         updates=updates,
         loss=graph.loss if cut.last else None,
-        last=end if cut.last else None,
+        last=brought(graph.loss, differentiable=True) if cut.last else None,
+        kept=tuple((name, brought(name, differentiable=False)) for name in asked if name != graph.loss),
     )
 
 

@@ -8,6 +8,7 @@ The graph of a slice (`planner.plan.binding.slices`) has the constants of the fi
 position is computed once from the graph of the whole, and each slice is given its part.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -58,7 +59,8 @@ class Slices:
             if bound.graph.operators[at].op == LOSS
         ]
         self._together: WeakValueDictionary[int, Together] = WeakValueDictionary()
-        self._kept: list[Together] | None = None
+        self._kept: deque[Together] | None = None
+        self._at_once = bound.plan.training.interleave
 
     def constants(self, number: int) -> Given:
         """Values that depend on the position, in the layouts of the plan."""
@@ -70,8 +72,9 @@ class Slices:
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
-        """What slices share lives on meanwhile, also where autograd records nothing that holds it."""
-        self._kept = []
+        """What slices share lives on meanwhile, also where autograd records nothing that holds it: until the slices of
+        later micro-batches come."""
+        self._kept = deque(maxlen=self._at_once)
         try:
             yield
         finally:

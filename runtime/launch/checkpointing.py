@@ -25,11 +25,14 @@ Position = Mapping[str, Any] | None
 
 class RunCheckpoints:
     """Those of one run, and its state replicas in memory where it has some. Every method is collective. `resumed` and
-    `saved` name what it went on from, and the last that it has saved; `position` is where in its data it then was;
-    `notes` is what whoever looks after the run should know."""
+    `saved` name what it went on from, and the last that it has saved; `position` is where in its data it then was, and
+    `loaded_step` the step that it is of; `notes` is what whoever looks after the run should know. With `only_model` the
+    run makes no step, and wants the model alone of whatever it is given."""
 
-    def __init__(self, settings: RunSettings, at: At) -> None:
+    def __init__(self, settings: RunSettings, at: At, *, only_model: bool = False) -> None:
         self._settings, self._at = settings, at
+        self._only_model = only_model
+        self.loaded_step = 0
         self.resumed: str | None = None
         self.position: Position = None
         self.saved: str | None = None
@@ -63,7 +66,7 @@ class RunCheckpoints:
         path = own or settings.resume or settings.weights
         if path is None:
             return None
-        weights_only = own is None and settings.resume is None
+        weights_only = self._only_model or (own is None and settings.resume is None)
         self._at(f"loading {path}")
         try:
             source = open_together(Path(path), step.plan.model, settings.model)
@@ -77,6 +80,7 @@ class RunCheckpoints:
                 raise
             way = f"--resume {older[-1]} --save {settings.save}"
             raise CheckpointError(f"{error}; go on from the one before it with {way}") from error
+        self.loaded_step = 0 if source.manifest is None else source.manifest.progress.step
         self.resumed = f"the model in {found.path}" if weights_only else f"{found.path}, step {found.step}"
         self.position = found.data
         self._last = None if weights_only else found.path

@@ -53,6 +53,7 @@ def launch(
 
     plan = load_plan(Path(plan_path))
     _check(settings)
+    _check_evaluated(plan, settings)
     buildable(plan.model, settings.model)
     launched = launched_by(os.environ)
     _check_tables(plan, settings, started_here=launched is None)
@@ -182,6 +183,10 @@ def _check(settings: RunSettings) -> None:
         raise RequestError(
             "--state-replicas: the unsharded model beside the run cannot go on from them; give --no-check"
         )
+    if settings.evaluate is None:
+        words = [("--evaluate-every", settings.evaluate_every), ("--evaluate-batches", settings.evaluate_batches)]
+        if lone := [flag for flag, value in words if value is not None]:
+            raise RequestError(f"{lone[0]}: says how to evaluate, and not on what; give --evaluate NAME")
     if settings.compile and settings.general:
         raise RequestError("--compile: the general executor runs operators one by one; leave out --general")
     _check_folder(settings)
@@ -192,6 +197,26 @@ def _check(settings: RunSettings) -> None:
     if settings.dataset is None and (settings.shuffle or settings.workers or not settings.full_batch):
         flag = "--shuffle" if settings.shuffle else "--workers" if settings.workers else "--own-samples"
         raise RequestError(f"{flag}: synthetic data is drawn, not read; give --dataset package.module:factory")
+
+
+def _check_evaluated(plan: Plan, settings: RunSettings) -> None:
+    """Raise RequestError where a run that makes no step is asked for what only training has, or has nothing to do."""
+    trains = plan.schedule_kind.trains
+    if settings.steps == 0 and settings.evaluate is None:
+        raise RequestError("--steps 0: no step is made, and nothing is evaluated; give --evaluate NAME, or more steps")
+    if trains and settings.steps:
+        return
+    why = "--steps 0 makes no step" if trains else "the plan is forward only, and makes no step"
+    asked = {
+        "--save": None if trains or settings.save is None else settings.save,
+        "--measure": settings.measure,
+        "--restarts": settings.restarts,
+        "--elastic": settings.elastic,
+        "--state-replicas": settings.state_replicas,
+        "--evaluate-every": settings.evaluate_every,
+    }
+    if given := [flag for flag, value in asked.items() if value]:
+        raise RequestError(f"{given[0]}: {why}; leave it out")
 
 
 def _check_folder(settings: RunSettings) -> None:

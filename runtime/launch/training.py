@@ -26,6 +26,7 @@ from runtime.checkpoint.folder import finished
 from runtime.comm.device_mesh import Communicators, RankMesh, current_device, local_rank
 from runtime.data.datasets import DatasetBatches, dataset_batches, synthetic_batches
 from runtime.launch.checkpointing import Position, RunCheckpoints, restore_plain
+from runtime.launch.evaluating import unsharded_loss, validation_of
 from runtime.launch.rollback import WayBack
 from runtime.ops.randomness import dropping
 from runtime.optimizers.optimizers import OptimizerSettings
@@ -64,7 +65,8 @@ def train(
     """
     if finished(settings) is not None:
         return
-    with contextlib.closing(RunCheckpoints(settings, at)) as checkpoints:
+    only_model = settings.steps == 0 or not plan.schedule_kind.trains
+    with contextlib.closing(RunCheckpoints(settings, at, only_model=only_model)) as checkpoints:
         yield from _trained(plan, settings, at, optimizer, leave, checkpoints)
 
 
@@ -94,8 +96,18 @@ def _trained(
     run = _Run(plan=plan, settings=settings, step=step, plain=plain, checkpoints=checkpoints, way_back=way_back)
     at("opening the data")
     _check_data(settings, checkpoints)
-    data = _data(built, step, settings, checkpoints.position)
+    validation = validation_of(settings, step, plain, compares=_compares(plan, settings))
     seconds, busy, worst = [], [], 0.0
+    if settings.steps == 0 or (validation is not None and not plan.schedule_kind.trains):
+        assert validation is not None, "launching has looked"
+        only = validation.report(checkpoints.loaded_step, at)
+        yield only
+        yield run.summary([], [], only.difference if _compares(plan, settings) else None)
+        return
+    data = _data(built, step, settings, checkpoints.position)
+    if not plan.schedule_kind.trains:
+        yield from _evaluated(run, data, at)
+        return
     recorder = Recorder(plan=plan, step=step) if settings.measure is not None else None
     settle = (lambda: None) if recorder is None else recorder.settle()
     for read, call, whole in _timed(data.batches):
@@ -120,6 +132,10 @@ def _trained(
             way_back.keep(step, plain)
         leaving = settings.elastic is not None and number < settings.steps and _said_by_first(leave(), device)
         checkpoints.save(step, data.position(), leaving=leaving)
+        if validation is not None and validation.due(number):
+            evaluation = validation.report(number, at)
+            worst = max(worst, evaluation.difference)
+            yield evaluation
         if leaving:
             checkpoints.wait()
             return
@@ -131,6 +147,23 @@ def _trained(
     if recorder is not None and (record := recorder.record()) is not None:
         write_atomically(Path(str(settings.measure)), dump_run_record(record))
     yield run.summary(seconds, busy, worst if _compares(plan, settings) else None)
+
+
+def _evaluated(run: "_Run", data: "_Data", at: At) -> Iterator[Report]:
+    """What a plan that never trains reports: a batch after the other, and the summary."""
+    seconds, busy, worst = list[float](), list[float](), 0.0
+    for number, (read, call, whole) in enumerate(_timed(data.batches), 1):
+        at(f"batch {number}")
+        with timing_waits() as waits:
+            report = run.step_report(number, call, whole)
+        seconds.append(report.seconds)
+        busy.append(report.seconds - waits.seconds + (0.0 if _compares(run.plan, run.settings) else read))
+        worst = max(worst, report.difference)
+        yield report
+        if number == run.settings.steps:
+            break
+    at("summing up")
+    yield run.summary(seconds, busy, worst if _compares(run.plan, run.settings) else None)
 
 
 def _check_measured(settings: RunSettings) -> None:
@@ -265,7 +298,8 @@ class _Run:
         if _compares(self.plan, self.settings) and dist.is_initialized():
             dist.barrier()  # the others are ahead of the rank that runs two models
         started = time.perf_counter()
-        loss = self.step(*call.args, **call.kwargs)
+        trains = self.plan.schedule_kind.trains
+        loss = self.step(*call.args, **call.kwargs) if trains else self.step.evaluate(*call.args, **call.kwargs)
         seconds = time.perf_counter() - started
         samples = self.plan.training.global_batch
         length = self.plan.model.sequence_length
@@ -287,6 +321,8 @@ class _Run:
         )
 
     def _unsharded(self, plain: UnshardedStep, whole: Arguments) -> float:
+        if not self.plan.schedule_kind.trains:
+            return unsharded_loss(self.step, plain, whole)
         device, matcher = self.step.place.device, self.step.matcher
         given = matcher.arguments(whole.args, whole.kwargs)
         moved = given.with_tensors([tensor.to(device) for tensor in given.tensors()])

@@ -49,9 +49,13 @@ def functional_batch_norm(
     momentum: float,
     epsilon: float,
 ) -> tuple[torch.Tensor, ...]:
-    """Result, mean and reciprocal deviation of the batch, and the new running mean and variance."""
+    """Result, mean and reciprocal deviation of the batch, and the new running mean and variance. Where nothing is
+    trained these are all the running ones, as they are."""
+    if not training:
+        result = torch.batch_norm(x, weight, bias, running_mean, running_variance, False, momentum, epsilon, False)
+        return result, running_mean, (running_variance + epsilon).rsqrt(), running_mean, running_variance
     groups = _groups(shard)
-    if not groups or not training:
+    if not groups:
         whole: tuple[torch.Tensor, ...] = resolve(shard.bound.operator.op)(
             x, weight, bias, running_mean, running_variance, training, momentum, epsilon
         )

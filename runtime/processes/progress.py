@@ -43,8 +43,7 @@ class StepReport:
         made."""
         if self.unsharded is None or (self.trouble is not None and not math.isfinite(self.loss)):
             return 0.0
-        relative = abs(self.loss - self.unsharded) / max(abs(self.unsharded), 1e-12)
-        return relative if relative == relative else float("inf")
+        return relative_difference(self.loss, self.unsharded)
 
     def text(self) -> str:
         beside = "" if self.unsharded is None else (
@@ -56,6 +55,39 @@ class StepReport:
             f"{'' if self.trouble is None else f'   NOT MADE: {self.trouble}'}"
             f"{'' if self.back_to is None else f'; went back to step {self.back_to}'}"
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationReport:
+    """The model after so many steps on data that it is not trained on: the mean loss of all `batches`, that of the
+    unsharded model (None where that is not run), seconds, and the samples and tokens in them. `left_out` is the number
+    of samples behind the last whole batch; None where the dataset has no length."""
+
+    step: int
+    data: str
+    loss: float
+    unsharded: float | None
+    seconds: float
+    batches: int
+    samples: int
+    tokens: int | None
+    left_out: int | None
+
+    @property
+    def difference(self) -> float:
+        """Relative difference of the two losses; NaN in either is infinitely different."""
+        return 0.0 if self.unsharded is None else relative_difference(self.loss, self.unsharded)
+
+    def lines(self) -> list[str]:
+        """The report as people read it."""
+        beside = "" if self.unsharded is None else (
+            f"   unsharded {self.unsharded:.6f}   difference {self.difference:.1e}"
+        )  # fmt: skip
+        rest = f", {self.left_out} left out" if self.left_out else ""
+        return [
+            f"evaluated after step {self.step}   loss {self.loss:.6f}{beside}   {self.samples} samples{rest}"
+            f"   {self.seconds:.3g} s   {rate_text(self.samples, self.tokens, self.seconds)}"
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +143,8 @@ class RunSummary:
             interval = f" ({self.low_seconds:.3g} to {self.high_seconds:.3g} s)"
         predicted = f"predicted {self.predicted_seconds:.3g} s{interval} for {self.profile}"
         where = f"; {self.elsewhere}" if self.elsewhere else ""
+        if self.steps == 0 and self.seconds is None:
+            return f"nothing was trained; {predicted} a step{where}"
         if self.seconds is None:
             return f"step time: not measured, that takes 3 steps or more; {predicted}{where}"
         rate = rate_text(self.samples, self.tokens, self.seconds)
@@ -158,11 +192,20 @@ class NoticeReport:
 
 
 _Record = (
-    tuple[Literal["step"], StepReport] | tuple[Literal["notice"], NoticeReport] | tuple[Literal["summary"], RunSummary]
+    tuple[Literal["step"], StepReport]
+    | tuple[Literal["evaluation"], EvaluationReport]
+    | tuple[Literal["notice"], NoticeReport]
+    | tuple[Literal["summary"], RunSummary]
 )
 _LIMITS = Limits(size=2**24, finite=False)  # of a line: it has the memory of every rank, and losses may be NaN
 
-Report = StepReport | RunSummary | RestartReport | NoticeReport
+Report = StepReport | EvaluationReport | RunSummary | RestartReport | NoticeReport
+
+
+def relative_difference(loss: float, unsharded: float) -> float:
+    """Of two losses; infinite where one of them is NaN."""
+    relative = abs(loss - unsharded) / max(abs(unsharded), 1e-12)
+    return relative if relative == relative else math.inf
 
 
 def rate_text(samples: int, tokens: int | None, seconds: float) -> str:
@@ -172,7 +215,13 @@ def rate_text(samples: int, tokens: int | None, seconds: float) -> str:
 
 
 def _kind(report: Report) -> str:
-    kinds = {StepReport: "step", RunSummary: "summary", RestartReport: "restart", NoticeReport: "notice"}
+    kinds = {
+        StepReport: "step",
+        EvaluationReport: "evaluation",
+        RunSummary: "summary",
+        RestartReport: "restart",
+        NoticeReport: "notice",
+    }
     return kinds[type(report)]
 
 

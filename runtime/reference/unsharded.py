@@ -126,6 +126,19 @@ class UnshardedStep:
                 buffer.copy_(buffers[name])
         return total
 
+    @torch.no_grad()
+    def evaluate(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
+        """The mean loss of the micro-batches of the model as it is evaluated; nothing changes."""
+        trained = [module for module in self._module.modules() if module.training]
+        self._module.eval()
+        total = 0.0
+        for part in range(self._parts):
+            part_args, part_kwargs = self._part((args, dict(kwargs)), part)
+            total += float(loss_in(self._module(*part_args, **part_kwargs))) / self._parts
+        for module in trained:
+            module.training = True
+        return total
+
     def _master(self, weight: torch.Tensor) -> torch.Tensor:
         dtype = wide_dtype(weight.dtype) if self._update.master_weights else weight.dtype
         master = weight.detach().to(dtype, copy=True)

@@ -7,7 +7,8 @@
 A row is pulled once a step, however often and in however many look-ups it occurs, and pushed once.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -139,6 +140,16 @@ class ServedTables:
     def forget(self) -> None:
         """Drop what was pulled, and the gradients of a step that is not to be made."""
         self._pulled = {name: _Pulled(table) for name, table in self.client.tables.items()}
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Look-ups meanwhile are no part of the step: what they pull is dropped, what the step has is kept."""
+        pulled = self._pulled
+        self.forget()
+        try:
+            yield
+        finally:
+            self._pulled = pulled
 
     def whole(self, name: str) -> torch.Tensor:
         """All rows of a table, with the updates that a look-up would see."""

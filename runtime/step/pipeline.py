@@ -110,6 +110,32 @@ class Pipeline:
         found = torch.stack(means) if batches > 1 else means[0]
         return self._mean(found)
 
+    @torch.no_grad()
+    def evaluate(self, forward: Forward) -> torch.Tensor:
+        """All micro-batches of a step forward only, in the order in which the schedule takes them; returns the mean
+        loss, the same on every rank. What a turn has sent has gone when the next one has made what it sends: so much is
+        held at a time."""
+        turns = [turn for turn in self.order if turn.kind == "forward"]
+        losses = self.interleave * sum(turn.chunk == 0 for turn in turns)
+        total = torch.zeros((), dtype=torch.float32, device=self.device)
+        for turn in turns:
+            for loss in self._evaluated(forward, turn):
+                total += loss.float().reshape(()) / losses
+        self._wait()
+        return self._mean(total)
+
+    def _evaluated(self, forward: Forward, turn: Turn) -> list[torch.Tensor]:
+        """The micro-batches of a turn through a chunk; their losses, none on all stages but the last. What they have
+        made is nobody's when this returns, but for what is being sent."""
+        chunk = self.chunks[turn.chunk]
+        received = [self._arrived(chunk) for _ in range(self.interleave)]
+        with phase("forward"):
+            made = forward(turn, received, [None] * self.interleave)
+        self._wait()
+        for values in made:
+            self._hand_on(chunk, values)
+        return [values[self.loss.name] for values in made] if chunk.cut.last else []
+
     def _mean(self, found: torch.Tensor) -> torch.Tensor:
         """The mean loss, which the last stage has and the others hold zero of, on every rank."""
         return found if self.everyone is None else all_reduce(found, self.everyone)
@@ -150,7 +176,7 @@ class Pipeline:
         for arrival in chunk.arrivals:
             assert chunk.before is not None, "the first stage receives nothing"
             value = self._receive(arrival, chunk.before.rank, chunk.before.values)
-            found[arrival.name] = value.requires_grad_(arrival.differentiable)
+            found[arrival.name] = value.requires_grad_(arrival.differentiable and torch.is_grad_enabled())
         return found
 
     def _hand_on(self, chunk: Chunk, made: Values) -> None:

@@ -43,6 +43,7 @@ from runtime.parameters.shards import LocalParameter, Version, local_parameters,
 from runtime.servers.addresses import Addresses
 from runtime.step.asynchronous import Asynchronous
 from runtime.step.checking import LayoutCheck
+from runtime.step.evaluation import Evaluation, ForwardPass
 from runtime.step.finiteness import FiniteWatch, check_gradients, explain
 from runtime.step.guard import LossGuard, Trouble
 from runtime.step.inputs import Inputs
@@ -100,9 +101,9 @@ class RankStep:
         self.tables = PlacedTables(module, bound, place, settings, servers, imagined=outside.pretended)
         chains = Compiled(bound=bound) if compiled else None
         self.programs = Programs(bound=bound, place=place, compiled=chains) if lowered else None
-        lanes = axis_lines(place, "gathers") if bound.plan.training.update.ahead else None
+        self.lanes = axis_lines(place, "gathers") if bound.plan.training.update.ahead else None
         self.executors: tuple[Executor, ...] = tuple(
-            build_executor(bound, place, cut, self.activations, self.tables, self.programs, self.weights, lanes)
+            build_executor(bound, place, cut, self.activations, self.tables, self.programs, self.weights, self.lanes)
             for cut in own
         )
         update = bound.plan.training.update
@@ -129,6 +130,7 @@ class RankStep:
         arriving = sum((arrivals(bound, cut) for cut in own), Counter[str]())
         self.optimizer = ShardedOptimizer(bound, self.parameters, settings, place, arriving, outside, self.weights)
         self.asynchronous = None if bound.plan.schedule_kind.flushes else Asynchronous(self)
+        self._forward_passes: dict[tuple[str, ...], ForwardPass] = {}  # by the outputs that they have
 
     def _pipeline(self) -> Pipeline:
         bound, place = self.bound, self.place
@@ -201,6 +203,17 @@ class RankStep:
             return self.asynchronous.window(batches, rates)
         return [self(inputs, rate) for inputs, rate in zip(batches, rates, strict=True)]
 
+    def evaluate(self, inputs: Inputs, outputs: tuple[str, ...] = ()) -> Evaluation:
+        """The mean loss of a global batch as the model is evaluated, forward only, and some values that it computes;
+        changes nothing (see `runtime.step.evaluation`)."""
+        return self.forward_pass(outputs)(inputs)
+
+    def forward_pass(self, outputs: tuple[str, ...] = ()) -> ForwardPass:
+        """What evaluates, made when it is first asked for."""
+        if outputs not in self._forward_passes:
+            self._forward_passes[outputs] = ForwardPass(self, outputs)
+        return self._forward_passes[outputs]
+
     def accumulate(self, inputs: Inputs) -> torch.Tensor:
         """Forward and backward of all micro-batches: adds to the gradients, changes no weight. Returns the mean
         loss."""
@@ -229,10 +242,12 @@ class RankStep:
         ahead: int = 0,
         first: int | None = None,
         deferred: Sequence[DeferredGradients | None] = (),
+        executors: Sequence[Executor] | None = None,
     ) -> list[dict[str, torch.Tensor]]:
         """A stage of this rank of the micro-batches of a turn, from their inputs and what has been received. `looking`
         gives who looks on at each; `held` are the weights, where they are not the newest, `ahead` how many steps after
-        this one the batch is for; `first` is the first of the micro-batches, where the turn does not say it."""
+        this one the batch is for; `first` is the first of the micro-batches, where the turn does not say it;
+        `executors` run in the place of those that train."""
         first = turn.micro_batch * self.bound.plan.training.interleave if first is None else first
         slices = self.bound.plan.slices
         given, draws, observers = [], [], []
@@ -244,7 +259,8 @@ class RankStep:
             observers.append(self.observer if looking is None else looking(number))
         tables = self.slices.tables(turn.slice) if self.slices is not None else {}
         buffers = {**self.buffers, **tables} if tables else self.buffers
-        return self.executors[turn.chunk].together(held or self.parameters, buffers, given, draws, observers, deferred)
+        executor = (executors or self.executors)[turn.chunk]
+        return executor.together(held or self.parameters, buffers, given, draws, observers, deferred)
 
     def _draw(self, part: int, number: int, inputs: Inputs, ahead: int = 0) -> Draw:
         draw = Draw(seed=self.seed, step=self.steps + ahead, micro_batch=part)
@@ -285,24 +301,24 @@ class RankStep:
     def full_parameters(self) -> dict[str, torch.Tensor]:
         """The whole weights by name, gathered from all ranks; tied weights under their first name."""
         held = {name: parameter.whole(self.place) for name, parameter in self.parameters.items()}
-        return self._everywhere({**held, **self.tables.whole()})
+        return self.everywhere({**held, **self.tables.whole()})
 
     def full_gradients(self) -> dict[str, torch.Tensor]:
         """The whole gradients of the trainable parameters accumulated since the last update, summed over all ranks."""
         trainable = {name: parameter for name, parameter in self.parameters.items() if parameter.trainable}
-        return self._everywhere({name: parameter.whole_gradient(self.place) for name, parameter in trainable.items()})
+        return self.everywhere({name: parameter.whole_gradient(self.place) for name, parameter in trainable.items()})
 
     def changed_buffers(self) -> dict[str, torch.Tensor]:
         """The buffers that the forward passes change (running statistics), and those that change with them after a
         step, by name, as they are now."""
         changed = self._changed() | {end.full(name) for end in self.ends for name in end.buffers}
-        return self._everywhere({buffer: self.buffers[buffer] for buffer in sorted(changed)})
+        return self.everywhere({buffer: self.buffers[buffer] for buffer in sorted(changed)})
 
     def _changed(self) -> set[str]:
         """Buffers that the forward passes of this rank change."""
         return {buffer for executor in self.executors for buffer, _ in executor.updates}
 
-    def _everywhere(self, held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def everywhere(self, held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What each pipeline rank holds, on every one."""
         if self.pipeline.everyone is None:
             return held

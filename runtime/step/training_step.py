@@ -21,6 +21,7 @@ from torch import nn
 
 from planner.errors import RequestError
 from planner.graph.constant_batch import check_numbers
+from planner.graph.forward_only import without_updates
 from planner.graph.on_meta import on_meta
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
@@ -38,6 +39,7 @@ from runtime.optimizers.optimizers import OptimizerSettings
 from runtime.parameters.initial_values import check_values
 from runtime.servers.addresses import Addresses
 from runtime.step.arguments import InputMatcher, arguments_of, forward_of, matcher
+from runtime.step.evaluation import Evaluation
 from runtime.step.guard import Trouble
 from runtime.step.inputs import InputPieces, Inputs, LocalBatch
 from runtime.step.same_batch import check_same_batch
@@ -95,6 +97,7 @@ class TrainingStep:
         structure or other shapes, and where the ranks were given different batches in the first step.
         """
         self.before_step()
+        self._check_trains()
         inputs = self.inputs_of(*args, **kwargs)
         self.loss = self.rank(inputs, self.optimizer.rate(self.steps))
         if self.trouble is not None and self.trouble.action == "rollback":
@@ -109,6 +112,7 @@ class TrainingStep:
         pipeline drains behind the last; under others this is one step after the other.
         """
         self.before_step()
+        self._check_trains()
         inputs = [self.inputs_of(batch) for batch in batches]
         rates = [self.optimizer.rate(self.steps + number) for number in range(len(inputs))]
         losses = self.rank.window(inputs, rates) if inputs else []
@@ -125,8 +129,27 @@ class TrainingStep:
         """How many steps were made."""
         return self.rank.steps if self.ready else 0
 
+    def evaluate(self, *args: Any, **kwargs: Any) -> float:
+        """The mean loss of a global batch as `model.eval()` has it, forward only: nothing is dropped, batch norm takes
+        its running statistics, and no weight, gradient, state or buffer changes.
+
+        Takes what a training step takes, and raises RequestError as it does. The loss may be no finite number: nobody
+        asks why.
+        """
+        return self._evaluated((), args, kwargs).loss
+
+    def evaluate_with(self, outputs: Sequence[str], *args: Any, **kwargs: Any) -> Evaluation:
+        """As `evaluate`, with values that the model computes: "logits", what its cross entropy compares with targets,
+        or names as `plan show` lists operators. They come for the whole global batch in the memory of every rank's
+        host.
+
+        Raises RequestError for a name of nothing that the model computes.
+        """
+        return self._evaluated(tuple(outputs), args, kwargs)
+
     def accumulate(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Forward and backward of a global batch: adds to the gradients, changes no weight. Returns the mean loss."""
+        self._check_trains()
         inputs = self.inputs_of(*args, **kwargs)
         return self.rank.accumulate(inputs)
 
@@ -181,7 +204,8 @@ class TrainingStep:
         batched = graph.batched_inputs(batch)
         if known is None and self.plan.training.part != batch:
             again = given.samples(self.plan.training.part)
-            check_numbers(bound.whole, trace(on_meta(self._module), again.args, again.kwargs))
+            traced = trace(on_meta(self._module), again.args, again.kwargs)
+            check_numbers(bound.whole, traced if self.plan.schedule_kind.trains else without_updates(traced))
         settings = self.optimizer.settings
         check_values(self._module, bound, self.place.device)
         rank = RankStep(
@@ -235,6 +259,19 @@ class TrainingStep:
             check_same_batch(whole, self.place.device)
             self._compared = True
         return pieces
+
+    def _evaluated(self, outputs: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Evaluation:
+        self.before_step()
+        inputs = self.inputs_of(*args, **kwargs)  # traces the model, where that was not done
+        return self.rank.evaluate(inputs, outputs)
+
+    def _check_trains(self) -> None:
+        """Raise RequestError where the plan has no backward pass."""
+        if not self.plan.schedule_kind.trains:
+            raise RequestError(
+                "the plan is forward only, and has no backward pass, gradients or optimizer: call step.evaluate(batch),"
+                " or plan without --forward-only to train"
+            )
 
     @property
     def _known(self) -> tuple[RankStep, InputPieces, InputMatcher]:

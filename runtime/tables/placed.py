@@ -11,7 +11,8 @@ Rows are updated by torch's SparseAdam under a plan with adamw, by SGD without m
 weights or moments of rows that are not touched.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -128,6 +129,14 @@ class PlacedTables:
         """Drop the gradients of a step that is not made."""
         for served in self._served.values():
             served.forget()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Look-ups meanwhile are no part of the step."""
+        with ExitStack() as stack:
+            for served in self._served.values():
+                stack.enter_context(served.aside())
+            yield
 
     def whole(self) -> dict[str, torch.Tensor]:
         """All tables that this rank reaches, whole, by name."""

@@ -106,6 +106,26 @@ def test_plans_by_hand_agree(make: Hand) -> None:
         assert {row.phase for row in stage.products} >= {"forward", "backward"}
 
 
+FORWARD = {"schedule": "forward", "micro_batches": 2}
+EVALUATED = (
+    Hand(model="llama4", kind="megatron", mesh=(1, 2), settings={**FORWARD, "stages": (2, 2)}),
+    Hand(model="gpt", kind="zero3", mesh=(4,), settings=FORWARD, update=Update(buckets="none", gathers="ahead")),
+    Hand(model="dropping", kind="zero3", mesh=(2, 2), settings=FORWARD),
+    Hand(model="skipping", kind="zero1", mesh=(2,), settings={**FORWARD, "stages": (1, 2, 1)}),
+)
+
+
+@pytest.mark.cases(1, 3)
+@pytest.mark.slow
+@pytest.mark.parametrize("make", EVALUATED, ids=str)
+def test_plans_that_never_train_agree(make: Hand) -> None:
+    for stage in audited(make):
+        assert stage.unequal == ()
+        assert abs(stage.peak / stage.predicted_peak - 1) < LOOSER, (stage.live, stage.predicted_live)
+        assert stage.peak <= stage.stated
+        assert {row.phase for row in stage.products} == {"forward"}
+
+
 @pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("make", first(3, RANDOM), ids=str)

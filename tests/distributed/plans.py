@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from costmodels import SCHEDULES
 from planner.graph.fp8 import NO_FP8, Fp8
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
@@ -369,7 +370,7 @@ def make_plan(
     is that of all blocks or one for each; blocks under "selective" keep the operators whose names end as one of `kept`.
     """
     original = graph or traced(model)
-    prepared, blocks = prepare(original, placed=placed, fp8=fp8)
+    prepared, blocks = prepare(original, placed=placed, fp8=fp8, trains=SCHEDULES[schedule].trains)
     scaled = one_slice(rescale_batch(prepared, samples, global_batch // micro_batches), SEQUENCE, slices)
     found: dict[int | None, tuple[list[tuple[str, tuple[str | None, ...]]], list[tuple[str, StoredParameter]]]] = {}
     for index, op in enumerate(scaled.operators):

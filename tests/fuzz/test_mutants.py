@@ -15,12 +15,14 @@ READERS = readers()
 EACH = -(-MUTANTS // len(READERS))
 
 
+@pytest.mark.cases(16)
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
 def test_what_is_valid_is_read(reader: Reader, tmp_path: Path) -> None:
     for seed in reader.seeds:
         assert run_of(reader, seed, tmp_path) == (0, "")
 
 
+@pytest.mark.cases(16)
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
 def test_no_mutant_ends_with_a_fault(reader: Reader, tmp_path: Path) -> None:
     others = [one.seeds[0] for one in READERS if one is not reader]

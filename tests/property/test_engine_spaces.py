@@ -62,7 +62,7 @@ def recomputed(draw: st.DrawFn, space: EngineSpace, configuration: Configuration
     return tuple(draw(st.integers(0, blocks)) for blocks in stages)
 
 
-@pytest.mark.cases(2, 6)
+@pytest.mark.cases(1, 3)
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", SPACES)
 @settings(max_examples=3, deadline=None)
@@ -99,6 +99,7 @@ def test_what_lies_in_a_space_is_written_and_read_back(engine: str, data: st.Dat
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_best_plan_of_a_space_fits_where_memory_is_short() -> None:
     request = request_for("megatron")
     room = best_plans(request)

@@ -104,7 +104,7 @@ def test_strange_names_go_around(tmp_path: Path) -> None:
     _goes_around((*STRANGE[:6], "x" * 300, "[a]", "add", "x"), tmp_path)
 
 
-@pytest.mark.cases(0, 8)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("name", STRANGE)
 def test_a_strange_name_goes_around(name: str, tmp_path: Path) -> None:
     _goes_around((name,), tmp_path)

@@ -23,6 +23,22 @@ class RunStep(Strict):
     back_to: int | None
 
 
+class RunEvaluation(Strict):
+    """`plan run --evaluate`, a line for each time that the model is evaluated."""
+
+    schema_version: Literal[1]
+    event: Literal["evaluation"]
+    step: int
+    data: str
+    loss: Number
+    unsharded: Number
+    seconds: float
+    batches: int
+    samples: int
+    tokens: int | None
+    left_out: int | None
+
+
 class SlowRank(Strict):
     rank: int
     seconds: float
@@ -76,7 +92,7 @@ class RunNotice(Strict):
     text: str
 
 
-class Run(RootModel[RunStep | RunSummary | RunRestart | RunNotice]):
+class Run(RootModel[RunStep | RunEvaluation | RunSummary | RunRestart | RunNotice]):
     """`plan run`: every line by itself."""
 
 

@@ -14,11 +14,13 @@ from planner.errors import PlanFileError, StrategyError, unknown_name
 from planner.faults import said
 from planner.graph.blocks import Blocks, block_parameters, share_values
 from planner.graph.expert_load import EVEN, with_imbalance
+from planner.graph.forward_only import frozen, without_updates
 from planner.graph.fp8 import NO_FP8, Fp8, with_fp8
 from planner.graph.kinds import find_blocks
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.graph.placed import Placed, with_places
 from planner.plan.binding.legality import (
+    check_forward_only,
     check_inputs,
     check_interleave,
     check_kept,
@@ -102,18 +104,25 @@ class BoundPlan:
 
 
 def prepare(
-    traced: OperatorGraph, imbalance: float = EVEN, placed: Placed = (), fp8: Fp8 = NO_FP8
+    traced: OperatorGraph,
+    imbalance: float = EVEN,
+    placed: Placed = (),
+    fp8: Fp8 = NO_FP8,
+    *,
+    trains: bool = True,
 ) -> tuple[OperatorGraph, Blocks]:
     """The graph that plans speak about: shared values have an identity, repeated blocks are known, routers give the
     fullest device `imbalance` times the average, tables that are `placed` elsewhere are no parameters, and linear
-    layers are in `fp8`. Raises RequestError for what cannot be placed so, or be in fp8."""
-    changed = with_imbalance(with_places(traced, placed), imbalance)
+    layers are in `fp8`. Of a plan that never `trains` it is that of the model as it is evaluated, with no gradient
+    anywhere. Raises RequestError for what cannot be placed so, or be in fp8."""
+    changed = with_imbalance(with_places(traced if trains else without_updates(traced), placed), imbalance)
     blocks = find_blocks(changed)
     if fp8:
         changed = with_fp8(changed, tuple(blocks.numbers), fp8)
         blocks = find_blocks(changed)
     graph, blocks = share_values(changed, blocks)
-    return graph, uniform_blocks(graph, blocks)
+    blocks = uniform_blocks(graph, blocks)
+    return (graph if trains else frozen(graph)), blocks
 
 
 def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
@@ -131,9 +140,8 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
             f" {found[:19]}...: {difference(plan, traced)}; the model changed since the plan was made, so plan it again"
         )
     training = plan.training
-    prepared, blocks = prepare(
-        with_rules(traced, plan.rules), training.imbalance, training.update.placed, training.fp8
-    )  # fmt: skip
+    ruled, trains = with_rules(traced, plan.rules), plan.schedule_kind.trains
+    prepared, blocks = prepare(ruled, training.imbalance, training.update.placed, training.fp8, trains=trains)
     return bind_prepared(plan, rescale_batch(prepared, batch, training.part), blocks)
 
 
@@ -144,6 +152,7 @@ def bind_prepared(plan: Plan, whole: OperatorGraph, blocks: Blocks) -> BoundPlan
     check_look_ups(plan, whole, blocks)
     check_interleave(plan, graph)
     check_schedule(plan)
+    check_forward_only(plan)
     check_order_of_slices(plan)
     strategies, stored = _spread(plan, graph, blocks)
     known: dict[tuple[int, tuple[str | None, ...]], tuple[Strategy, OperatorLayouts]] = {}

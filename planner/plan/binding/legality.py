@@ -61,6 +61,18 @@ def check_interleave(plan: Plan, graph: OperatorGraph) -> None:
         )
 
 
+def check_forward_only(plan: Plan) -> None:
+    """Nothing is kept for a backward pass where there is none."""
+    if plan.schedule_kind.trains:
+        return
+    for group in plan.groups:
+        if group.recomputation != "none" or group.activations_home != "device":
+            raise PlanFileError(
+                f"schedule: '{plan.schedule}' has no backward pass, for which group '{group.name}' would recompute or"
+                " offload activations; set its recomputation to 'none' and its activations_home to 'device'"
+            )
+
+
 def check_order_of_slices(plan: Plan) -> None:
     """Slices of a sequence follow each other, so that no axis cuts it in zigzag order."""
     if plan.slices > 1 and plan.mesh.zigzag:

@@ -79,7 +79,7 @@ def _goes_along(bound: BoundPlan, at: int, place: int) -> bool:
     name = op.operator.operands[place]
     return (
         name in bound.parameters
-        and name in graph.differentiable
+        and (name in graph.differentiable or not graph.trains)
         and tuple(graph.consumers[name]) == (at,)
         and op.operator.operands.count(name) == 1
         and op.rule.op_class not in ("view", "copy")  # whose results may be the memory of the weight
@@ -97,9 +97,10 @@ def _ways(bound: BoundPlan, op: BoundOperator, place: int, known: Known) -> tupl
     key = (id(tensor), id(stored), id(wanted))  # of what the plan and its graph keep
     if key not in known:
         wide = reduced(tensor, bound.plan.training.update)
+        gradient = wanted.gradient if bound.graph.trains else stored.gradient  # there is none to bring
         known[key] = (
             traveller(name, tensor.shape, tensor.dtype, tensor.element_bytes, mesh, stored.weight, wanted.forward),
-            traveller(name, wide.shape, wide.dtype, wide.element_bytes, mesh, wanted.gradient, stored.gradient),
+            traveller(name, wide.shape, wide.dtype, wide.element_bytes, mesh, gradient, stored.gradient),
         )
     there, back = known[key]
     return replace(there, name=name), replace(back, name=name)

@@ -68,10 +68,13 @@ class Segment:
         return frozenset(name for one in self.gathers for name in one.names)
 
 
-def segments_of(bound: BoundPlan, cut: StageCut, known: Known | None = None) -> tuple[Segment, ...]:
-    """The segments of a stage, in order. `known` is what is gathered together in other stages."""
+def segments_of(
+    bound: BoundPlan, cut: StageCut, known: Known | None = None, outputs: Collection[str] = ()
+) -> tuple[Segment, ...]:
+    """The segments of a stage, in order. `known` is what is gathered together in other stages, `outputs` are values
+    that somebody else wants of it."""
     known = {} if known is None else known
-    results, again = _results(bound, cut), replays(bound.graph, bound.blocks)
+    results, again = {*_results(bound, cut), *outputs}, replays(bound.graph, bound.blocks)
     used_later, found = set(results), list[Segment]()
     for block, operators in reversed(_runs(bound, cut.operators)):
         recomputed = bound.recompute_of(block) is not None

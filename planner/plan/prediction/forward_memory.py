@@ -119,9 +119,11 @@ class ForwardMemory(GatherMemory):
                 values[name] = Piece(self.account.hold(operands[0].storage), shape, self.tensors.contiguous(name))
             else:
                 values[name] = Piece(self.account.new(self.tensors.bytes(name, shape), OTHER), shape)
+        extents = loop_extents(op.rule, op.strategy, self.bound.plan.mesh)
+        extra = sum(w.coefficient * math.prod(extents[f] for f in w.factors) for w in op.rule.saved_extra)
+        if not self.bound.graph.trains:  # its kernel makes it all the same
+            self.account.brief(extra, OTHER)
         if graded:
-            extents = loop_extents(op.rule, op.strategy, self.bound.plan.mesh)
-            extra = sum(w.coefficient * math.prod(extents[f] for f in w.factors) for w in op.rule.saved_extra)
             if extra:
                 kept.extra = self.account.hold(there[-1]) if there is not None else self.account.new(extra, OTHER)
             kept.pieces += [self.account.hold(values[names[place]].storage) for place in op.rule.saved_results]

@@ -60,7 +60,10 @@ class Chunk(BackwardMemory):
     def turn(self, turn: Turn) -> None:
         """A pass of a micro-batch, or of a slice of one."""
         self.now, key = turn, (turn.micro_batch, turn.slice)
-        if turn.kind == "forward":
+        if turn.kind == "forward" and not self.bound.graph.trains:
+            _, received = self._forward()
+            self._release([piece.storage for piece in received.values()])
+        elif turn.kind == "forward":
             self.flying[key] = self._forward()
         elif turn.kind == "weight_gradient":
             self._weight_gradients(self.waiting.pop(turn.micro_batch))

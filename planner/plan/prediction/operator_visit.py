@@ -124,7 +124,8 @@ class OperatorVisit:
                 kept += more
                 away += left
         kept -= self._offload_saved(away)
-        if self.again or self.at >= self.walk.ending:  # what follows the blocks frees first what it kept
+        passing = not self.walk.alive.trains and self.block is not None  # of one block at a time
+        if self.again or passing or self.at >= self.walk.ending:  # what follows the blocks frees first what it kept
             where = AFTER if self.block is None else self.block
             self.at_once[where] = self.at_once.get(where, 0.0) + kept
             memory["activations"] += 0.0 if self.again else kept * (self.live - self.bound.plan.training.interleave)
@@ -332,7 +333,12 @@ class OperatorVisit:
     def _kept_in_pieces(self) -> bool:
         """Whether a shared value of a block is kept as it comes, and gathered again for the backward pass."""
         op, blocks = self.operator.operator, self.bound.blocks
-        if op.op != IDENTITY or self.block is None or not self.walk.cluster.software.regathers:
+        if (
+            op.op != IDENTITY
+            or self.block is None
+            or not self.walk.cluster.software.regathers
+            or not self.bound.graph.trains
+        ):
             return False
         (name,) = op.results
         uses = self.bound.graph.consumers.get(name or "", ())

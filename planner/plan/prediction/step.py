@@ -218,6 +218,12 @@ def step_of(
 
 def _times(ranks: Sequence[RankSeconds], micro_batches: int, schedule: str) -> tuple[float, list[float]]:
     """Seconds of the step, and of every rank without what it waits for others."""
+    if not SCHEDULES[schedule].trains:  # one micro-batch behind the other, each as long as the one before
+        each = [_seconds(rank) for rank in ranks]
+        last = max(_once(rank) for rank in ranks)
+        return sum(each) + (micro_batches - 1) * max(each) + last, [
+            micro_batches * seconds + _once(rank) for seconds, rank in zip(each, ranks, strict=True)
+        ]
     if SCHEDULES[schedule].in_rows:  # equals the simulation and is faster
         ends = rank_ends(ranks, micro_batches)
         own = [micro_batches * _seconds(rank) + end.step - end.passes for rank, end in zip(ranks, ends, strict=True)]

@@ -132,7 +132,8 @@ class PieceMaker:
         """For whom an operator keeps its bytes: every micro-batch in flight, or its own backward pass, which for what
         follows the blocks comes at once."""
         brief = self.share.last and not self.share.blocks and not self.whole and index >= self.template.stop
-        return "replay" if brief or self._again(index) else "live"
+        passing = not self.template.alive.trains and self.template.in_block(index)  # of one block at a time
+        return "replay" if brief or passing or self._again(index) else "live"
 
     def _offloaded(self, index: int) -> bool:
         """Whether an operator stands in a block that offloads what it saves."""

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from costmodels import SCHEDULES
+from costmodels import FORWARD, SCHEDULES
+from planner.errors import RequestError
 from planner.limits import checked
 from planner.nearest import divisors
 from planner.plan.plan import INTERLEAVED
@@ -36,7 +37,7 @@ Counts = Literal["any", "equal"]  # of recomputed blocks in the stages of a pipe
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
     """One pattern for all operators, as training engines have it (Shoeybi et al. 2019, see
-    `planner.strategy_search.request.usual_pattern`), with blocks that are recomputed whole or not at all.
+    `planner.sharding.usual_pattern`), with blocks that are recomputed whole or not at all.
 
     Attributes:
         vocabulary: whether a tensor axis cuts the embedding and the head along the vocabulary.
@@ -45,6 +46,7 @@ class Pattern:
         interleaved: whether a rank may hold several stages.
         filled: whether there are at least as many micro-batches as pipeline ranks.
         divided: whether the ranks divide the blocks.
+        selective: whether recomputed blocks may keep the results of some operators.
     """
 
     vocabulary: bool = True
@@ -53,6 +55,7 @@ class Pattern:
     interleaved: bool = True
     filled: bool = False
     divided: bool = False
+    selective: bool = False
 
     def runs(self, blocks: int, pipeline: int, micro_batches: int) -> bool:
         """Whether so many ranks go with so many blocks and micro-batches."""
@@ -135,7 +138,7 @@ class Pinned:
     Attributes:
         pipeline, virtual_stages: pipeline ranks, and stages on each; 0 for the latter is None.
         schedule: the order in which pipeline ranks take their turns. None compares those of whole stages, and
-            interleaved 1F1B.
+            interleaved 1F1B; "forward" plans the forward pass alone.
         interleave: micro-batches that a rank takes at a time, operator by operator in turn. None tries some on the best
             plan, 0 on all that are close to it.
         slices: parts of the sequence that a stage takes one after the other ("seqpipe"); None and 0 as for
@@ -200,6 +203,11 @@ class Pinned:
         return any(value is not None for value in decided) or self.context_by == "auto"
 
     @property
+    def forward_only(self) -> bool:
+        """Whether the forward pass alone is planned: nothing is trained."""
+        return self.schedule == FORWARD
+
+    @property
     def searched_schedule(self) -> str:
         """Whose sums the search minimises: what has no place in them is decided behind it."""
         kind = SCHEDULES[self.schedule or "1f1b"]
@@ -209,8 +217,11 @@ class Pinned:
     @property
     def recomputation(self) -> tuple[Running, ...]:
         """Ways to run a block that may be used."""
+        if self.forward_only:
+            return ("none",)
         if self.recompute is None:
-            return ("none", "selective", "full") if self.pattern is None else ("none", "full")
+            kept = self.pattern is None or self.pattern.selective
+            return ("none", "selective", "full") if kept else ("none", "full")
         return (
             ("none",) if self.recompute == "none" else ("full",) if self.recompute == "full" else ("selective", "full")
         )
@@ -219,6 +230,13 @@ class Pinned:
 PLAIN_PATTERN = Pattern()
 FREE = Pinned()
 """Everything is left to the search."""
+
+
+def forward_pinned(pinned: Pinned) -> Pinned:
+    """The same decisions about the forward pass alone. Raises RequestError where a schedule of training is decided."""
+    if pinned.schedule not in (None, FORWARD):
+        raise RequestError(f"forward_only: schedule = {pinned.schedule} is one of training; leave either out")
+    return replace(pinned, schedule=FORWARD)
 
 
 def context_splits(pinned: Pinned, context: int) -> Iterator[tuple[int, int]]:
@@ -328,7 +346,7 @@ def _cuts(template: Template, pipeline: int) -> bool:
 
 
 def _virtual_stages(template: Template, pipeline: int, micro_batches: int, pinned: Pinned) -> tuple[int, ...]:
-    if pipeline == 1 and (pinned.schedule not in (None, "1f1b") or pinned.slices not in (None, 0, 1)):
+    if pipeline == 1 and (pinned.schedule not in (None, "1f1b", FORWARD) or pinned.slices not in (None, 0, 1)):
         return ()
     interleaved = pinned.schedule == INTERLEAVED
     sliced = pinned.slices is not None or (pinned.interleave or 1) > 1

@@ -238,7 +238,7 @@ def fold(
         whole_blocks=software.whole_blocks,
         never_kept=never_kept,
     )
-    return _with_liveness(template, folding.names)
+    return _with_liveness(template, folding.names) if template.alive.trains else _with_passing(template, folding.names)
 
 
 class _Folding:
@@ -385,6 +385,27 @@ def _with_liveness(template: Template, names: Mapping[str, str]) -> Template:
         kept_for_next=frozenset(next_only),
         kept_for_rest=frozenset(rest_only),
     )
+
+
+def _with_passing(template: Template, names: Mapping[str, str]) -> Template:
+    """Of a graph that never trains: values that every block reads are there through all of them, and what a block hands
+    on is where operators of it, or of the next one, run that do not read it; the folded graph has no next one."""
+    graph, kept = template.graph, set(template.alive.kept)
+    if template.blocks.count > 1:
+        kept |= {edge.name for edge in template.edges if edge.kind == "every"}
+    for name in template.carried:
+        loops = [edge for edge in template.edges if edge.kind == "loop" and edge.name == name]
+        first = loops[0].producer
+        for made in (first, *(twin for twin, other in template.twins.items() if other == first)):
+            own = next(held for held in template.held if made in held)
+            behind = set(range(made + 1, own.stop)) & {
+                use for one in graph.operators[made].results for use in graph.consumers.get(one or "", ())
+            }
+            for following in template.held:
+                ahead = {edge.consumer for edge in loops if edge.consumer in following}
+                if ahead and len(behind) + len(ahead) < own.stop - made + max(ahead) - following.start:
+                    kept |= {name, *(other for other, lane in names.items() if lane == name)}
+    return replace(template, alive=replace(template.alive, kept=frozenset(kept)))
 
 
 def _unfolded(graph: OperatorGraph, software: Software) -> Template:

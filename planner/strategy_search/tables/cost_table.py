@@ -205,7 +205,9 @@ class TableBuilder:
         else:
             candidates = self._lists.among(rule, restriction.strategies(index, rule, self.mesh))
         uses = sum(len(graph.consumers.get(name, ())) for name in results)
-        if (uses > 1 or index in template.shared) and not any(name in graph.differentiable for name in results):
+        shared = uses > 1 or index in template.shared
+        graded = any(name in graph.differentiable for name in results) if graph.trains else op.op == IDENTITY
+        if shared and not graded:
             candidates = self._lists.among(rule, _by_samples(rule, candidates.strategies))
         return candidates
 
@@ -273,6 +275,8 @@ class TableBuilder:
         """Whether a shared value of the block is kept as it comes, and gathered again for the backward pass."""
         op = template.graph.operators[index]
         if op.op != IDENTITY or not template.in_block(index) or not self.cluster.software.regathers:
+            return False
+        if not template.alive.trains:
             return False
         kinds = {edge.kind for edge in template.edges if edge.producer == index}
         return op.results[0] in template.alive.kept and kinds == {"inside"}
@@ -402,7 +406,8 @@ def _goes_along(template: Template, name: str, at: int) -> bool:
     graph = template.graph
     op = graph.operators[at]
     alone = tuple(graph.consumers.get(name, ())) == (at,) and op.operands.count(name) == 1
-    return alone and name in graph.differentiable and rule_of(graph, op).op_class not in ("view", "copy")
+    goes = name in graph.differentiable or not graph.trains
+    return alone and goes and rule_of(graph, op).op_class not in ("view", "copy")
 
 
 def _by_samples(rule: Rule, strategies: tuple[Strategy, ...]) -> tuple[Strategy, ...]:

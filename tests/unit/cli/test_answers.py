@@ -81,6 +81,7 @@ CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("plan", (*TINY, "--top", "2", "--explain", "-o", "c.json")),
     ("plan estimate", ("estimate", *TINY, "--tensor", "2", "--certify")),
     ("plan estimate PLAN", ("estimate", "a.json")),
+    ("plan manual", ("manual", "a.json")),
     ("plan compare", ("compare", "a.json", "a.run.json", "--clock", "cpu")),
     ("plan compare", ("compare", "a.json", "--log", "train.log", "--from", "nemo")),
     ("plan compare --model", ("compare", *TINY_COST, "--hardware", "cpu", "--devices", "1,2")),
@@ -120,7 +121,7 @@ CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
-@pytest.mark.cases(4, 13)
+@pytest.mark.cases(4, 4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "arguments"), CALLS, ids=[name for name, _ in CALLS])
 def test_an_answer_has_its_form(name: str, arguments: tuple[str, ...], files: Path, monkeypatch: Any) -> None:

@@ -86,6 +86,7 @@ def test_the_steps_lead_from_one_plan_to_the_other(files: Path, first: str, seco
         assert step["difference_seconds"] == step["step_seconds_after"] - step["step_seconds_before"]
 
 
+@pytest.mark.thorough
 def test_what_costs_nothing_alone_is_told_apart(files: Path) -> None:
     """ZeRO 3 and full recomputation save memory each; every difference is one step."""
     found = content(files, "data", "zero")

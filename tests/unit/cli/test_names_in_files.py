@@ -169,7 +169,7 @@ def refused(*arguments: str) -> str:
     return outcome.err
 
 
-@pytest.mark.cases(2, 9)
+@pytest.mark.cases(2, 3)
 @pytest.mark.parametrize("command", FILE_IS_ENOUGH, ids=" ".join)
 def test_the_graph_in_the_file_is_enough_for_what_executes_nothing(folder: Path, command: tuple[str, ...]) -> None:
     (folder / "trap.py").unlink()

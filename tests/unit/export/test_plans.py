@@ -69,7 +69,7 @@ QUICK = ("data", "tensor and data", "one sample", "uneven stages", "recomputed",
 LISTED = [name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in CASES]
 
 
-@pytest.mark.cases(1, 7)
+@pytest.mark.cases(1, 3)
 @pytest.mark.parametrize("name", LISTED)
 def test_a_description_is_drawn_from_its_plan(name: str) -> None:
     model, devices, description = CASES[name]

@@ -55,7 +55,7 @@ def possible(engine: str, model: str, description: Description) -> bool:
 PAIRS = [(engine, model) for engine in TARGETS for model in MODELS if engine != "torch" or model == "llama70b"]
 
 
-@pytest.mark.cases(2, 8)
+@pytest.mark.cases(2, 3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("engine", "model"), PAIRS)
 @settings(max_examples=30, deadline=None)

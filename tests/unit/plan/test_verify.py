@@ -18,6 +18,7 @@ from tests.unit.search.cases import BATCH, cluster_of, small_memory, traced
 UP_PROJ = "model.layers.0.mlp.up_proj/linear"
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", [*NAMES, BY_HAND])
 def test_a_plan_of_the_search_holds(name: str) -> None:
     verdict = verdict_of(plan_named(name))

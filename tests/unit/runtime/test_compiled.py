@@ -92,7 +92,7 @@ def test_what_draws_or_is_kept_is_in_no_chain() -> None:
     assert not any("layers" in name and "norm" in name for name in names)
 
 
-@pytest.mark.cases(2, 15)
+@pytest.mark.cases(2, 4)
 @pytest.mark.slow
 @pytest.mark.parametrize("recomputation", ["none", "full", "selective"])
 @pytest.mark.parametrize("model", first(2, MODELS))

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from costmodels import step_time, usable_memory
+from costmodels import SCHEDULES, step_time, usable_memory
 from hardware_profiles import PYTORCH, Cluster, Machine, MixedCluster, load_profile
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
@@ -397,10 +397,13 @@ def make_case(
     devices = configuration.pipeline * math.prod(configuration.mesh)
     part = global_batch // configuration.micro_batches
     cluster = cluster_of(profile, devices) if isinstance(profile, str) else profile
-    template = fold(*prepare(traced(model)), cluster.software) if cluster.software != PYTORCH else template_of(model)
+    trains = SCHEDULES[configuration.schedule].trains
+    template = template_of(model)
+    if cluster.software != PYTORCH or not trains:
+        template = fold(*prepare(traced(model), trains=trains), cluster.software)
     template = replace(template, graph=rescale_batch(template.graph, BATCH, part))
     building = builder(cluster.name, devices, configuration.mesh, precision, optimizer)
-    if cluster.software != PYTORCH or update != PLAIN or offload != NOTHING:
+    if cluster.software != PYTORCH or update != PLAIN or offload != NOTHING or not trains:
         building = TableBuilder(
             mesh=building.mesh,
             cluster=cluster,
@@ -594,8 +597,8 @@ def peak_of(case: Case, state: State, ranks: Sequence[RankFilling]) -> float:
 def plan_of(case: Case, ranks: Sequence[RankFilling]) -> Plan:
     """The plan that the search would write for these ranks, without prices."""
     graph = traced(case.model)
-    prepared, _ = prepare(graph)
     configuration = case.configuration
+    prepared, _ = prepare(graph, trains=SCHEDULES[configuration.schedule].trains)
     whole = assembly(case.chain, ranks, configuration.virtual_stages)
     return Plan(
         model=ModelReference(

@@ -87,7 +87,7 @@ def all_plans(case: Case) -> Iterator[tuple[RankFilling, ...]]:
             )
 
 
-@pytest.mark.cases(4, 24)
+@pytest.mark.cases(4, 8)
 @pytest.mark.parametrize("micro_batches", [4, 12])
 @pytest.mark.parametrize(("ranks", "chunks"), [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2)])
 @pytest.mark.parametrize("model", ["chain-from-input", "chain", "aside", "residual"])

@@ -37,6 +37,7 @@ def _searched(batch: int, pinned: Pinned = FREE) -> SearchResult:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_batch_that_divides_badly_has_a_better_one_beside_it() -> None:
     odd, even = _searched(17), _searched(16)
     (near,) = odd.neighbours

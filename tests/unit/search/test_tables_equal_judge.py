@@ -73,7 +73,24 @@ def test_any_plan_costs_what_the_judge_says(model: str) -> None:
         check(case, state, random_ranks(case, draw, state))
 
 
-def check(case: Case, state: State, ranks: tuple[RankFilling, ...]) -> None:
+@pytest.mark.cases(1, 3)
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_so_it_does_forward_only(model: str) -> None:
+    """Of memory the pieces may count more: what the first stage makes for the last alone is there in both."""
+    draw = random.Random(f"{model} forward")
+    for profile, devices in CLUSTERS[1:]:
+        pinned = Pinned(schedule="forward")
+        space = list(configurations(template_of(model), devices, GLOBAL_BATCH, pinned))
+        pipelines = [c for c in space if c.pipeline > 1]
+        alone = [c for c in space if c.pipeline == 1]
+        for configuration in (one for some in (alone, pipelines) for one in draw.sample(some, min(1, len(some)))):
+            case = make_case(model, profile, configuration, GLOBAL_BATCH, recomputation=("none",))
+            state = random_state(case, draw)
+            check(case, state, random_ranks(case, draw, state), exact=False)
+
+
+def check(case: Case, state: State, ranks: tuple[RankFilling, ...], *, exact: bool = True) -> None:
     bound = bind(plan_of(case, ranks), traced(case.model), BATCH)
     prediction = predict(bound, case.cluster)
     assert same(math.fsum(value for _, value in prediction.time), prediction.step_seconds)
@@ -90,7 +107,7 @@ def check(case: Case, state: State, ranks: tuple[RankFilling, ...]) -> None:
         passed = [one.work + one.waits for chunk in cost.chunks for one in (chunk.forward, chunk.backward)]
         assert same(math.fsum((*passed, cost.ahead)), parts[-1]), where
         ahead += cost.ahead
-        check_bytes(case, state, ranks, rank, cost, where)
+        check_bytes(case, state, ranks, rank, cost, where, exact=exact)
     seconds = step_time(parts, steps, case.setting.micro_batches, case.setting.chunks)
     assert same(float(seconds), prediction.objective_seconds), case.configuration
     contender = Contender(
@@ -109,12 +126,19 @@ def check(case: Case, state: State, ranks: tuple[RankFilling, ...]) -> None:
 
 
 def check_bytes(
-    case: Case, state: State, ranks: tuple[RankFilling, ...], rank: int, cost: StageCost, where: str
+    case: Case,
+    state: State,
+    ranks: tuple[RankFilling, ...],
+    rank: int,
+    cost: StageCost,
+    where: str,
+    *,
+    exact: bool = True,
 ) -> None:
     counted, doubtful = bytes_of(case, state, ranks, rank)
     judged = math.fsum(cost.memory.values())
     assert judged <= counted * (1 + TOLERANCE), where
-    assert counted - doubtful <= judged * (1 + TOLERANCE), where
+    assert not exact or counted - doubtful <= judged * (1 + TOLERANCE), where
     assert same(max(c.amounts.transient for c in columns_of(case, ranks, rank)), cost.memory["transient"]), where
 
 

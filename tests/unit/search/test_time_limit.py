@@ -55,7 +55,15 @@ def asked(what: str) -> SearchRequest:
     return replace(request, objective=what)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("what", ["time", "cost", "memory", pytest.param("gathers", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "time",
+        "cost",
+        pytest.param("memory", marks=pytest.mark.thorough),
+        pytest.param("gathers", marks=pytest.mark.slow),
+    ],
+)
 def test_a_request_ends_within_its_time_with_a_plan(what: str) -> None:
     request = asked(what)
     best, whole = run(request, None, 1.0)

@@ -1,0 +1,165 @@
+"""The forward pass alone of one rank: validation between training steps, and all that a plan does which never trains.
+
+    trained     forward ─ backward ─ reduce ─ update            dropout, statistics of the batch, gradients, states
+    evaluated   forward ────────────────────> loss, outputs     what `model.eval()` computes under `torch.no_grad()`
+
+The operators run in the layouts of the plan, on the weights as they are: gathers, rings, exchanges, slices, stages and
+offloaded weights are those of training, and so are the micro-batches and the mean of their losses. Nothing is recorded,
+so that a value goes after its last use, and nothing is recomputed or offloaded that is kept for a backward pass.
+Weights, gradients, states of the optimizer, buffers, what was drawn at random and what the next step will draw stay as
+they are.
+
+A model that is evaluated may be another than the one that is trained (`planner.graph.forward_only`): then the rank has
+programs of its own for it, which are written when it is first evaluated.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from costmodels import Turn
+from planner.plan.binding.bind import BoundPlan
+from planner.plan.binding.evaluated import evaluated, idle_updates, output_name
+from planner.plan.layout.stage_cut import StageCut
+from runtime.comm.device_mesh import RankMesh
+from runtime.executor.deferred_weight_gradients import DeferredGradients
+from runtime.executor.executor import Executor, build_executor
+from runtime.executor.lowering.compiled import Compiled
+from runtime.executor.lowering.programs import Programs
+from runtime.executor.slices import Slices
+from runtime.observer import Observer, teller
+from runtime.offload.weights import OffloadedWeights
+from runtime.step.inputs import Inputs
+from runtime.step.pipeline import Pipeline, Values
+from runtime.tables.placed import PlacedTables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """The mean loss of a global batch, and what was asked for of the values that the model computes, by the words in
+    which it was asked for: whole, in the memory of the host, the same on every rank."""
+
+    loss: float
+    outputs: Mapping[str, torch.Tensor]
+
+
+class _Rank(Protocol):
+    """What is needed of a rank's step."""
+
+    bound: BoundPlan
+    place: RankMesh
+    cuts: tuple[StageCut, ...]
+    executors: tuple[Executor, ...]
+    programs: Programs | None
+    pipeline: Pipeline
+    slices: Slices | None
+    tables: PlacedTables
+    weights: OffloadedWeights
+    lanes: tuple[dist.ProcessGroup | None, ...] | None
+    observer: Observer | None
+
+    def compute(
+        self,
+        turn: Turn,
+        received: Sequence[Values],
+        inputs: Inputs,
+        *,
+        executors: Sequence[Executor] | None = None,
+    ) -> list[dict[str, torch.Tensor]]: ...
+
+    def everywhere(self, held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]: ...
+
+
+Parts = dict[str, dict[tuple[int, int], torch.Tensor]]
+"""Values by name, and by micro-batch and slice."""
+
+
+class ForwardPass:
+    """The forward pass of a rank, with the values that somebody asks for. Building and calling it is collective.
+
+    Raises RequestError for an output that the model does not compute.
+    """
+
+    def __init__(self, rank: _Rank, outputs: tuple[str, ...] = ()) -> None:
+        self._rank, self.bound = rank, evaluated(rank.bound)
+        self._names = {asked: output_name(self.bound, asked) for asked in outputs}
+        self._executors = rank.executors
+        if self.bound is not rank.bound or outputs:
+            self._executors = self._built()
+
+    def _built(self) -> tuple[Executor, ...]:
+        rank, bound, idle = self._rank, self.bound, idle_updates(self.bound)
+        programs = None
+        if rank.programs is not None:
+            chains = None if rank.programs.compiled is None else Compiled(bound=bound)
+            programs = Programs(bound=bound, place=rank.place, compiled=chains)
+        names = tuple(dict.fromkeys(self._names.values()))
+        cuts = (
+            replace(cut, operators=tuple(at for at in cut.operators if at not in idle))
+            for cut in rank.cuts[rank.place.stage :: rank.place.stages]
+        )
+        return tuple(
+            build_executor(bound, rank.place, cut, None, rank.tables, programs, rank.weights, rank.lanes, names)
+            for cut in cuts
+        )
+
+    def __call__(self, inputs: Inputs) -> Evaluation:
+        """Evaluate a global batch, of which `inputs` gives the pieces of this rank."""
+        rank, parts = self._rank, Parts()
+        loss = self.mean_loss(inputs, parts)
+        held = {name: self._joined(name, found) for name, found in parts.items()}
+        whole = rank.everywhere(held) if self._names else {}
+        return Evaluation(loss=float(loss), outputs={asked: whole[name] for asked, name in self._names.items()})
+
+    def mean_loss(self, inputs: Inputs, parts: Parts) -> torch.Tensor:
+        """The mean loss; this rank's outputs gather in `parts`."""
+        rank = self._rank
+        slices = nullcontext() if rank.slices is None else rank.slices.keeping()
+        with slices, rank.tables.aside():
+            loss = rank.pipeline.evaluate(self._forward(inputs, parts))
+        if rank.weights:
+            rank.weights.hold((), (), teller(rank.observer))
+        return loss
+
+    def _forward(
+        self, inputs: Inputs, parts: Parts
+    ) -> Callable[[Turn, Sequence[Values], Sequence[DeferredGradients | None]], Sequence[Values]]:
+        names = frozenset(self._names.values())
+
+        def forward(
+            turn: Turn, received: Sequence[Values], _: Sequence[DeferredGradients | None]
+        ) -> Sequence[dict[str, torch.Tensor]]:
+            made = self._rank.compute(turn, received, inputs, executors=self._executors)
+            first = turn.micro_batch * len(received)
+            producer, own = self.bound.graph.producer, self._rank.cuts
+            here = own[turn.chunk * self._rank.place.stages + self._rank.place.stage].operators
+            for number, values in enumerate(made, first):
+                for name in names & values.keys():
+                    if producer[name] in here:
+                        parts.setdefault(name, {})[number, turn.slice] = values[name].detach().cpu()
+            return made
+
+        return forward
+
+    def _joined(self, name: str, found: Mapping[tuple[int, int], torch.Tensor]) -> torch.Tensor:
+        """A value of all micro-batches, one after the other along its leading dim, and of all slices along the
+        sequence; of one without dims a number for each micro-batch."""
+        bound = self.bound
+        whole, part = bound.whole.types[name].shape, bound.graph.types[name].shape
+        cut = next((dim for dim, (one, other) in enumerate(zip(whole, part, strict=True)) if one != other), None)
+        joined = []
+        for micro_batch in sorted({micro_batch for micro_batch, _ in found}):
+            pieces = [found[key] for key in sorted(key for key in found if key[0] == micro_batch)]
+            if len(pieces) == 1 or cut is None:
+                joined.append(pieces[-1])
+            elif cut == 0:  # samples and positions in one dim
+                samples = bound.plan.training.part
+                rows = [piece.reshape(samples, -1, *piece.shape[1:]) for piece in pieces]
+                joined.append(torch.cat(rows, dim=1).flatten(0, 1))
+            else:
+                joined.append(torch.cat(pieces, dim=cut))
+        return torch.stack(joined) if not part else torch.cat(joined)

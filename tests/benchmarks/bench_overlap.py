@@ -1,0 +1,258 @@
+"""How much of what processes send travels while they compute: steps on a slow network, beside what is predicted.
+
+Processes live in network namespaces that veths join, held to a bandwidth (`namespaces`), and talk by gloo. For each way
+to divide a small model its plan is timed without overlap and with what the runtime has, at bandwidths at which what a
+rank sends would take a quarter, half and all of the time that its step takes on a link without a limit:
+
+    work      seconds of a step without a limit               sent      bytes / bandwidth, bytes as the veth counts them
+    exposed   seconds of a step at a bandwidth, less work     hidden    1 - exposed / sent
+
+The prediction is that of the packaged profile `cpu`, whose one link has the bandwidth, scaled so that a step without a
+limit takes as long as it does here, and is of what the model says of the plan that waits: its shares, not its rates.
+
+Two processors run up to four processes, each with one thread. A process that waits sleeps, so the others have both;
+gloo moves bytes on threads of its own, which take a processor too: what these cost is no waiting for the link, and is
+in `work` as well, where the same bytes are moved. Steps with and without the limit take turns, and of each the least
+disturbed counts, so that what else the machine does falls on all alike; on a machine that others keep busy the shares
+are still off by tens of points.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from namespaces import INTERFACE, Network, network, why_not
+from timing import extent
+
+import planner
+from hardware_profiles import Cluster, load_profile
+from planner.graph.operator_graph import OperatorGraph
+from planner.models.zoo import build_model
+from planner.plan.compare.repricing import repriced
+from planner.plan.file import save_plan
+from planner.plan.plan import Plan
+from planner.sharding.update import Update
+from planner.strategy_search.request.space import Pinned
+from runtime.launchers.own import environment_of
+
+HERE = Path(__file__).resolve().parent
+ROUNDS = {"quick": 3, "usual": 5, "full": 15}
+SHARES = (0.25, 0.5, 1.0)
+"""Of the work, what is sent takes."""
+UNLIMITED = 1e12  # bytes a second
+LATER = "!"  # see overlap_runs.WAITING
+
+Variant = tuple[int, Update]
+"""Micro-batches in turn, and what becomes of weights and gradients."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A way to divide a model, as it waits and as it overlaps."""
+
+    name: str
+    ranks: int
+    pinned: Mapping[str, Any]
+    waits: Variant
+    overlaps: Variant
+    model: str = "llama-tiny"
+    global_batch: int = 16
+    late: bool = False  # whether gradients that wait are reduced behind the backward pass
+
+
+ALONE, BLOCK, AHEAD = (Update(buckets="none", gathers=how) for how in ("each", "block", "ahead"))
+BUCKETS = Update(buckets=1 << 20, gathers="each")
+FOUR_PARTS = {"micro_batches": 4}
+CASES = (
+    Case(name="TP 2", ranks=2, pinned={"tensor": 2, **FOUR_PARTS}, waits=(1, ALONE), overlaps=(2, ALONE)),
+    Case(name="ZeRO-3 2", ranks=2, pinned={"data": 2, "zero": 3}, waits=(1, BLOCK), overlaps=(1, AHEAD)),
+    Case(name="ZeRO-3 4", ranks=4, pinned={"data": 4, "zero": 3}, waits=(1, BLOCK), overlaps=(1, AHEAD)),
+    Case(name="DP 2", ranks=2, pinned={"data": 2, "zero": 0}, waits=(1, BUCKETS), overlaps=(1, BUCKETS), late=True),
+    Case(name="PP 2", ranks=2, pinned={"pipeline": 2, **FOUR_PARTS}, waits=(1, ALONE), overlaps=(1, ALONE)),
+    Case(
+        name="TP 2 x DP 2",
+        ranks=4,
+        pinned={"tensor": 2, "data": 2, **FOUR_PARTS},
+        waits=(1, BUCKETS),
+        overlaps=(2, BUCKETS),
+        late=True,
+    ),
+    Case(
+        name="experts 2",
+        ranks=2,
+        pinned={"data": 2, "expert": 2, **FOUR_PARTS},
+        waits=(1, ALONE),
+        overlaps=(2, ALONE),
+        model="mixtral-tiny",
+    ),
+)
+"""What overlaps today: micro-batches in turn under tensor parallelism and dense messages beside experts, weights ahead
+and gradients behind under ZeRO-3, buckets under the backward pass under data parallelism. Stages receive when they need
+it, so that PP is the same in both columns; an exchange of experts is waited for."""
+
+
+def main() -> None:
+    """Print a row for each case and bandwidth, and how far the predicted shares are off."""
+    if (reason := why_not()) is not None:
+        print(f"skipped: {reason}")
+        return
+    print("seconds of the least disturbed step, and the share of what is sent that is hidden")
+    print(
+        f"{'':12}{'link':>12}{'sent/work':>11}{'waits':>9}{'hidden':>8}{'overlaps':>10}{'hidden':>8}{'predicted':>11}"
+    )
+    errors = []
+    for case in CASES if extent() != "quick" else CASES[:2]:
+        errors += measured(case, ROUNDS[extent()])
+    mean, most = 100 * statistics.mean(errors), 100 * max(errors)
+    print(f"predicted shares are off by {mean:.0f} points in the mean, {most:.0f} at most")
+
+
+def measured(case: Case, rounds: int) -> list[float]:
+    """Print the rows of a case; how far the predicted shares of its overlap are off."""
+    graph, batch = traced(case.model)
+    plans = {"waits": planned(case, case.waits), "overlaps": planned(case, case.overlaps)}
+    late = "waits" + LATER * case.late
+    errors = []
+    with tempfile.TemporaryDirectory() as folder, network(case.ranks) as net:
+        for name, plan in plans.items():
+            save_plan(plan, Path(folder) / f"{name}.json")
+        with ranks_of(net, folder) as told:
+            work, sent = told("overlaps", rounds)
+            for share in SHARES:
+                bandwidth = sent / (share * work)
+                base, steps = in_turns(told, net, (late, "overlaps"), bandwidth, rounds)
+                hidden = [1 - (step - own) / (sent / bandwidth) for step, own in zip(steps, base, strict=True)]
+                foreseen = predicted(plans, graph, batch, bandwidth, base[1])
+                errors.append(abs(hidden[1] - foreseen))
+                print(
+                    f"{case.name:12}{bandwidth / 1e6:>7.1f} MB/s{share:>11.0%}{steps[0]:>9.3f}{hidden[0]:>8.0%}"
+                    f"{steps[1]:>10.3f}{hidden[1]:>8.0%}{foreseen:>11.0%}",
+                    flush=True,
+                )
+    return errors
+
+
+def in_turns(
+    told: "Told", net: Network, names: Sequence[str], bandwidth: float, rounds: int
+) -> tuple[list[float], list[float]]:
+    """The least seconds of a step of each plan without a limit, and at a bandwidth."""
+    found: dict[tuple[str, float | None], float] = {}
+    for _ in range(rounds):
+        for limit in (None, bandwidth):
+            net.limit(limit)
+            for name in names:
+                found[name, limit] = min(found.get((name, limit), UNLIMITED), told(name, 1)[0])
+    net.limit(None)
+    return [found[name, None] for name in names], [found[name, bandwidth] for name in names]
+
+
+def planned(case: Case, variant: Variant) -> Plan:
+    """The best plan of a case, which gathers and takes turns as said."""
+    interleave, update = variant
+    pinned = Pinned(**case.pinned, recompute="none", schedule="1f1b", interleave=1, virtual_stages=1)
+    plan = planner.search(
+        case.model, "cpu", devices=case.ranks, global_batch=case.global_batch, precision="fp32", pinned=pinned,
+        update=update,
+    ).plan  # fmt: skip
+    return replace(plan, training=replace(plan.training, interleave=interleave))
+
+
+def traced(model: str) -> tuple[OperatorGraph, int]:
+    """The graph of a model, and the samples of its example."""
+    from planner.graph.trace import trace
+
+    built = build_model(model, dtype="float32", sequence_length=None)
+    return trace(built.module, built.args, built.kwargs), built.batch
+
+
+def predicted(plans: Mapping[str, Plan], graph: OperatorGraph, batch: int, bandwidth: float, work: float) -> float:
+    """The share of what the plan that waits exposes that the other one hides, by the cost model, on processors as quick
+    as these."""
+    free = {name: _seconds(plan, graph, batch, UNLIMITED) for name, plan in plans.items()}
+    scale = free["overlaps"] / work  # seconds of the profile for one here
+    exposed = {name: _seconds(plan, graph, batch, bandwidth / scale) - free[name] for name, plan in plans.items()}
+    return 1 - exposed["overlaps"] / exposed["waits"]
+
+
+def _seconds(plan: Plan, graph: OperatorGraph, batch: int, bandwidth: float) -> float:
+    return repriced(plan, graph, batch, linked(plan.cluster.devices, bandwidth)).plan.prediction.step_seconds
+
+
+def linked(devices: int, bandwidth: float) -> Cluster:
+    """The packaged profile of CPU processes with links of so many bytes a second."""
+    cluster = load_profile("cpu").with_devices(devices)
+    return replace(cluster, levels=tuple(replace(level, bandwidth=bandwidth) for level in cluster.levels))
+
+
+class Told:
+    """The ranks of a network, which time what they are told to."""
+
+    def __init__(self, net: Network, inputs: list[IO[str]], output: IO[str]) -> None:
+        self._net, self._inputs, self._output = net, inputs, output
+
+    def __call__(self, name: str, rounds: int) -> tuple[float, float]:
+        """The least seconds of a step of a plan, and the bytes that the rank that sends most sends in one."""
+        before = self._bytes()
+        for one in self._inputs:
+            one.write(f"{name} {rounds}\n")
+            one.flush()
+        seconds = self.answer()["seconds"]
+        sent = max(after - first for after, first in zip(self._bytes(), before, strict=True))
+        return min(seconds), sent / (rounds + 1)
+
+    def answer(self) -> dict[str, Any]:
+        """The next line of the first rank. Raises RuntimeError where there is none."""
+        line = self._output.readline()
+        if not line:
+            raise RuntimeError("a rank ended")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def _bytes(self) -> list[int]:
+        counter = f"/sys/class/net/{INTERFACE}/statistics/tx_bytes"
+        read = [self._net.command(rank, ["cat", counter]) for rank in range(len(self._inputs))]
+        return [int(subprocess.run(one, capture_output=True, text=True, check=True).stdout) for one in read]
+
+
+@contextmanager
+def ranks_of(net: Network, folder: str) -> Iterator[Told]:
+    """The ranks of a network, each in its namespace; none is left when this ends."""
+    world, store = len(net.ranks), os.path.join(folder, "store")
+    path = os.pathsep.join((str(HERE.parents[1]), str(HERE), os.environ.get("PYTHONPATH", "")))
+    started: list[subprocess.Popen[str]] = []
+    try:
+        for rank in range(world):
+            own = environment_of(rank, world, store, 29500)
+            environment = {**os.environ, **own, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+            command = net.command(rank, [sys.executable, "-u", str(HERE / "overlap_runs.py"), folder])
+            output = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
+            started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, env=environment, text=True))
+        first = started[0].stdout
+        assert first is not None
+        told = Told(net, [one.stdin for one in started if one.stdin is not None], first)
+        told.answer()
+        yield told
+        for one in started:
+            assert one.stdin is not None
+            one.stdin.close()
+        for one in started:
+            one.wait(timeout=60)
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("interrupted; the namespaces are gone")

@@ -1,0 +1,93 @@
+"""One rank of bench_overlap: `overlap_runs.py FOLDER`, told by lines on stdin what to time next.
+
+    stdin   NAME ROUNDS      of a plan file in the folder, and how often; the end of the input ends the rank
+    stdout  {"plan": NAME, "seconds": [...]}      rank 0: seconds of each step from barrier to barrier
+
+All plans are set up first, and are for one model. "NAME!" times a plan without reductions under the backward pass.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from namespaces import INTERFACE
+
+from planner.graph.trace import trace
+from planner.models.zoo import build_model
+from planner.plan.file import load_plan
+from planner.plan.plan import PRECISIONS
+from runtime.comm.device_mesh import Communicators, current_device, local_rank, start_processes
+from runtime.data.datasets import synthetic_batch
+from runtime.step.arguments import Arguments
+from runtime.step.training_step import TrainingStep, parallelize
+
+WAITING = "!"
+"""Behind a name: gradients are reduced when the backward pass is over."""
+
+
+def prepared(folder: Path) -> dict[str, tuple[TrainingStep, list[torch.Tensor]]]:
+    """The step of each plan in a folder, and its batch."""
+    device, known, graph, found = current_device(local_rank()), Communicators(), None, {}
+    for path in sorted(folder.glob("*.json")):
+        plan = load_plan(path)
+        torch.manual_seed(0)
+        model, dtype = plan.model, PRECISIONS[plan.training.precision]
+        built = build_model(model.reference, dtype=dtype, device="cpu", sequence_length=model.sequence_length)
+        graph = graph or trace(built.module, built.args, built.kwargs)
+        step = parallelize(built.module, plan, traced=graph, device=device, known=known, check_layouts=False)
+        step.prepare(*built.args, **built.kwargs)
+        batch = synthetic_batch(
+            Arguments(args=tuple(built.args), kwargs=built.kwargs).tensors(),
+            batch=built.batch,
+            samples=plan.training.global_batch,
+            bounds=built.bounds,
+            seed=0,
+            step=0,
+        )
+        found[path.stem] = (step, batch)
+    return found
+
+
+def timed(step: TrainingStep, batch: list[torch.Tensor], rounds: int, *, waits: bool) -> list[float]:
+    """Seconds of some steps, after one that warms up."""
+    reduction, seconds = step.rank.optimizer.reduction, []
+    begin = reduction.begin
+    if waits:
+        reduction.begin = _nothing  # type: ignore[method-assign]
+    try:
+        for number in range(rounds + 1):
+            dist.barrier()
+            started = time.perf_counter()
+            step(*batch)
+            dist.barrier()
+            if number:
+                seconds.append(time.perf_counter() - started)
+    finally:
+        reduction.begin = begin  # type: ignore[method-assign]
+    return seconds
+
+
+def _nothing() -> None:
+    """No reduction starts early."""
+
+
+def main() -> None:
+    start_processes(current_device(local_rank()), listen=INTERFACE)
+    steps = prepared(Path(sys.argv[1]))
+    dist.barrier()
+    if dist.get_rank() == 0:
+        print(json.dumps({"ready": sorted(steps)}), flush=True)
+    for line in sys.stdin:
+        name, rounds = line.split()
+        found = timed(*steps[name.removesuffix(WAITING)], int(rounds), waits=name.endswith(WAITING))
+        if dist.get_rank() == 0:
+            print(json.dumps({"plan": name, "seconds": found}), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
