@@ -82,8 +82,15 @@ def test_states_outside_of_the_devices_are_not_left_out_in_silence() -> None:
     model, devices, description = CASES["data"]
     bound = plan_of(subject(model, "cpu", devices), description)
     offloaded = {name: replace(stored, state_home="host") for name, stored in bound.parameters.items()}
-    with refused(ExportError, "host", "--offload none"):
-        describe(replace(bound, parameters=offloaded))
+    found = describe(replace(bound, parameters=offloaded))
+    assert (found.states_at, found.weights_at) == ("host", "device")
+    assert describe(bound).states_at == "device"
+    lost = TARGETS["torchtitan"].nearest(found)
+    assert ("states of the optimizer", "on the host") in [(loss.what, loss.here) for loss in lost]
+    assert lost[-1].description.states_at == "device"
+    part = {**bound.parameters, **dict(list(offloaded.items())[:2])}
+    some = replace(bound, parameters=part)
+    assert any(one.what == "offload" for one in differences(some, bound))
 
 
 @pytest.mark.cases(0, 1)
