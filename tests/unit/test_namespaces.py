@@ -17,7 +17,7 @@ def existing() -> set[str]:
 
 def test_ranks_are_held_to_a_bandwidth_and_are_gone_after_an_error() -> None:
     before = existing()
-    with pytest.raises(KeyboardInterrupt), namespaces.network(2) as made:
+    with pytest.raises(KeyboardInterrupt), namespaces.network(2) as made:  # noqa: PT012
         assert existing() - before == {*made.ranks, made.switch}
         made.limit(1e6)
         shown = made.command(1, ["tc", "qdisc", "show", "dev", namespaces.INTERFACE])
