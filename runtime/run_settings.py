@@ -43,7 +43,8 @@ class RunSettings:
     steps: Annotated[
         int,
         Flag(
-            "Optimizer steps, those before a checkpoint included; 0 only evaluates. Of a forward-only plan: batches.",
+            "Optimizer steps; 0 only evaluates. Those before a checkpoint are included. Of a forward-only plan:"
+            " batches.",
             least=0,
         ),
     ] = 5
