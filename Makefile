@@ -5,6 +5,11 @@ VENV      := .venv
 BIN       := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
+# What builds the documentation site has an environment of its own: tests do without it.
+DOCS_VENV := .venv-docs
+DOCS      := $(DOCS_VENV)/.installed
+EXTRA     := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])
+
 # Tests run in so many processes, each with one thread, whole files to each; 0 is this one. Files keep their order, in
 # which the long ones come early: pytest-xdist would put those with few tests last, however long these take. Compiled
 # tests are kept, also where Python is told not to: pytest takes ten seconds to rewrite their assertions.
@@ -12,7 +17,7 @@ WORKERS ?= 2
 PYTEST  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough exhaustive check format bench pictures notebooks clean
+.PHONY: help demo test thorough exhaustive check format bench docs pictures notebooks clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -47,6 +52,9 @@ format: $(INSTALLED)  ## rewrite the sources in the project's format
 bench: $(INSTALLED)  ## run every benchmark; one of them: make bench ONLY=main_job; less: EXTENT=quick; all: EXTENT=full
 	$(BIN)/python tests/benchmarks/run.py $(if $(ONLY),--only $(ONLY)) $(if $(EXTENT),--extent $(EXTENT))
 
+docs: $(INSTALLED) $(DOCS)  ## build the documentation site into build/docs, strictly
+	$(BIN)/python docs/site/build.py --mkdocs $(DOCS_VENV)/bin/mkdocs
+
 pictures: $(INSTALLED)  ## make the pictures in docs/ anew; needs Chromium
 	$(BIN)/python docs/pictures.py
 
@@ -62,4 +70,9 @@ $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.11")'
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+$(DOCS): pyproject.toml
+	test -x $(DOCS_VENV)/bin/pip || $(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet $$($(PYTHON) -c '$(EXTRA)')
 	@touch $@

@@ -17,9 +17,10 @@
         both        4 R h where rows are sorted again between their exchange and their products
 
     and the launches of what sorts, copies and activates. Where rows are fewer than experts, as many experts get one.
-Every group of products is one kernel, or, where the library launches a product for each expert, takes `each` seconds
-more for each of them. The gradient of the weights is added to one in fp32 where software keeps it so, which is read
-and written.
+Where one kernel multiplies, activates and brings operands into fp8 (`fused`), products read what is in fp8 already, and
+the activation takes no pass of its own. Every group of products is one kernel, or, where the library launches a product
+for each expert, takes `each` seconds more for each of them. The gradient of the weights is added to one in fp32 where
+software keeps it so, which is read and written.
 
 The laws of `matmul_time` hold: monotone in T, k, f and h, and c times the tokens take at most c times as long.
 
@@ -60,6 +61,7 @@ class ExpertsShape:
         each: seconds that the product of an expert takes beside, where products are launched one by one.
         added: whether gradients of weights are added to those in fp32.
         sorted_again: 1 where rows are sorted by expert once more behind their exchange, and back before it, else 0.
+        fused: whether activations and casts are in the kernels of products.
     """
 
     tokens: Quantity
@@ -71,6 +73,7 @@ class ExpertsShape:
     each: float = 0.0
     added: bool = False
     sorted_again: Quantity = 0.0
+    fused: bool = False
 
 
 def experts_time(shape: ExpertsShape, dtype: str, device: Device) -> Quantity:
@@ -82,9 +85,11 @@ def experts_time(shape: ExpertsShape, dtype: str, device: Device) -> Quantity:
     """
     rows, each, groups = _rows(shape)
     h, f = shape.hidden, shape.width
-    products = matmul_time(each, 2 * f, h, groups, dtype, device) + matmul_time(each, h, f, groups, dtype, device)
+    cast = 0.0 if shape.fused else 1.0
+    products = matmul_time(each, 2 * f, h, groups, dtype, device, converted=cast)
+    products = products + matmul_time(each, h, f, groups, dtype, device, converted=cast)
     copied = (3 + 4 * shape.sorted_again) * rows * h + shape.tokens * h
-    return products + 2 * shape.each * groups + _moved(copied, 3 * rows * f, _SORTING + 2, dtype, device)
+    return products + 2 * shape.each * groups + _moved(copied, 3 * rows * f * cast, _SORTING + 2, dtype, device)
 
 
 def experts_backward_time(shape: ExpertsShape, dtype: str, device: Device, *, rows: bool, weights: bool) -> Quantity:
@@ -93,11 +98,12 @@ def experts_backward_time(shape: ExpertsShape, dtype: str, device: Device, *, ro
     count, each, groups = _rows(shape)
     h, f = shape.hidden, shape.width
     copied = 2 * (count * h + shape.tokens * h) + 4 * shape.sorted_again * count * h
-    time = _moved(copied, 6 * count * f, 2, dtype, device)
+    cast = 0.0 if shape.fused else 1.0
+    time = _moved(copied, 6 * count * f * cast, 2, dtype, device)
     if rows:
         time = time + 2 * shape.each * groups
-        time = time + matmul_time(each, f, h, groups, dtype, device)
-        time = time + matmul_time(each, h, 2 * f, groups, dtype, device)
+        time = time + matmul_time(each, f, h, groups, dtype, device, converted=cast)
+        time = time + matmul_time(each, h, 2 * f, groups, dtype, device, converted=cast)
     if weights:
         time = time + 2 * shape.each * groups
         for m, n in ((h, f), (2 * f, h)):

@@ -1,9 +1,10 @@
 """Makes the pictures of the documents anew, from what the commands really print: `make pictures`.
 
     plan-llama70b.svg       the report of the main job as a terminal shows it
+    ui-light.png, ui-dark.png    `plan ui` with two plans of Llama 8B side by side
     report-llama70b.png     the top of the page that `plan report` writes for a pipelined plan of the same model
 
-The second needs Chromium on PATH.
+All but the first need Chromium on PATH.
 """
 
 import io
@@ -18,6 +19,8 @@ from playwright.sync_api import sync_playwright
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
+
+from planner.ui import Server
 
 HERE = Path(__file__).resolve().parent
 JOB = ("--model", "llama70b", "--devices", "64")
@@ -97,10 +100,38 @@ def page(folder: Path) -> None:
         browser.close()
 
 
+def ui() -> None:
+    """The page of `plan ui`, light and dark, with a plan and one that was kept beside it."""
+    browser_path = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser_path is None:
+        sys.exit("no chromium on PATH: docs/ui-*.png are left as they are")
+    server = Server()
+    server.start()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
+        view = browser.new_page(viewport={"width": 1400, "height": 1250}, color_scheme="light")
+        view.set_default_timeout(600_000)
+        view.goto(server.address)
+        view.locator("html[data-ready=yes]").wait_for(state="attached")
+        view.locator("[name=devices]").fill("8")
+        view.get_by_role("button", name="Search", exact=True).click()
+        view.locator("html[data-search=done]").wait_for(state="attached")
+        view.get_by_role("button", name="Keep beside").click()
+        view.locator("[data-degree=tensor]").select_option("2")
+        view.locator("html[data-search=done]").wait_for(state="attached")
+        view.evaluate("window.scrollTo(0, 0)")
+        view.screenshot(path=HERE / "ui-light.png")
+        view.emulate_media(color_scheme="dark")
+        view.screenshot(path=HERE / "ui-dark.png")
+        browser.close()
+    server.close()
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         terminal(Path(folder))
         page(Path(folder))
+    ui()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,10 @@ of FlashAttention, or score matrices in memory."""
 
 _FP32 = 4  # bytes of a gradient
 
+Dispatcher = Literal["alltoall", "once"]
+"""How rows of tokens get to their experts: one row for each expert of a token, or one for each device (or node, where
+they are on several) that has any of them, summed up there before it comes back (DeepEP, HybridEP)."""
+
 LossMemory = Literal["whole", "in place", "pieces"]
 """What of logits stands in memory: them, their fp32 copy and its softmax; the softmax in place of the fp32 copy, and
 the gradient in place of the softmax (Megatron-LM); or a piece at a time, fused with the projection (Liger)."""
@@ -21,12 +25,14 @@ the gradient in place of the softmax (Megatron-LM); or a piece at a time, fused 
 class Hidden:
     """Shares of communication, in [0, 1], that computation hides: 0 waits for all of it. Of activations (`tensor`), of
     parameters that are gathered for use or after the update (`gathers`), of gradients (`reductions`), and of the pieces
-    that come round a ring (`ring`), which run while the piece that is there is computed with wherever rings are run."""
+    that come round a ring (`ring`), which run while the piece that is there is computed with wherever rings are run;
+    and of rows on their way to experts and back (`exchange`)."""
 
     tensor: float = 0.0
     gathers: float = 0.0
     reductions: float = 0.0
     ring: float = 1.0
+    exchange: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +71,15 @@ class Software:
         accumulates: whether adding up gradients is a pass of its own, or done by the kernel of the weight gradient.
         hidden: communication that computation hides.
         products: dtype in which matrix products are computed, as "fp8" or "tf32"; empty: that of their operands.
+        gained: share that is left of what products in fp8 save, where each row of an operand has a scale of its own.
         bucket: bytes of parameters or gradients that are sent together; 0 sends each tensor by itself.
         stored: bytes kept for each parameter.
         fused: whether the results of elementwise operators whose operands are kept anyway are made again in the
             backward pass (fused SwiGLU, compilers) instead of kept.
         ahead: where weights are gathered for their use, how many blocks at the same time; 0 gathers each weight by
             itself.
+        copies_out: whether weights that were gathered together are copied out of the buffer that came, and gradients
+            into the one that leaves (FSDP2).
         regathers: whether a value that is gathered for its use is kept in pieces, and gathered again in the backward
             pass, instead of whole (sequence parallelism of Korthikanti et al. 2022, section 4.2.2).
         recomputed_in_backward: classes of operators that are computed again for their own backward pass, and keep
@@ -85,6 +94,13 @@ class Software:
         offloaded: whether gradients and the optimizer's state live in the memory of the host.
         grouped: seconds that the product of each expert takes beside, where they are launched one by one; 0 where one
             kernel computes those of all experts.
+        gathers_narrow: whether weights of products in fp8 are gathered in fp8.
+        dispatcher: how rows get to their experts.
+        fused_experts: whether one kernel multiplies the rows of all experts, activates them, and brings operands into
+            fp8 on the way.
+        sinks: how many times longer attention with learned sinks takes than the same without.
+        has_sinks: whether attention has learned sinks.
+        window: keys that a query looks back at most at in every layer, which kernels make use of; 0: all.
         drops_tokens: whether rows beyond the capacity of an expert are dropped, so that all shapes are known before.
         casts: share of the operands of products in fp8 that a kernel of its own brings there in the forward pass; the
             others are written so by the norm or the activation before. Gradients always take a kernel.
@@ -102,9 +118,11 @@ class Software:
     hidden: Hidden
     bucket: Bytes
     products: str = ""
+    gained: float = 1.0
     stored: Stored = Stored()
     fused: bool = False
     ahead: int = 0
+    copies_out: bool = False
     regathers: bool = False
     recomputed_in_backward: tuple[str, ...] = ()
     buffers: Bytes = 0.0
@@ -116,6 +134,12 @@ class Software:
     grouped: Seconds = 0.0
     adds: bool = False
     casts: float = 1.0
+    gathers_narrow: bool = False
+    dispatcher: Dispatcher = "alltoall"
+    fused_experts: bool = False
+    sinks: float = 1.0
+    has_sinks: bool = False
+    window: int = 0
     drops_tokens: bool = False
 
     def adds_in_fp32(self, dtype: str) -> bool:

@@ -16,7 +16,7 @@ from hardware_profiles.fact_models import Number, Portion, Positive, Strict, Tex
 from hardware_profiles.foreign import ForeignTextError, decoded, form_fault, parse_toml
 from hardware_profiles.memory_intervals import peak_spread
 from hardware_profiles.memory_intervals import table as peak_spreads_known
-from hardware_profiles.software import PYTORCH, AttentionKernels, Hidden, LossMemory, Software, Stored
+from hardware_profiles.software import PYTORCH, AttentionKernels, Dispatcher, Hidden, LossMemory, Software, Stored
 from hardware_profiles.units import MIB, seconds_from_us
 
 _SUFFIX = ".toml"
@@ -26,6 +26,7 @@ class _Hidden(Strict):
     tensor: Portion
     gathers: Portion
     reductions: Portion
+    exchange: Portion | None = None
 
 
 class _Stored(Strict):
@@ -57,6 +58,11 @@ class _StackFile(Strict):
     grouped_us: Number | None = None
     adds: bool = False
     casts: Portion | None = None
+    dispatcher: Dispatcher = "alltoall"
+    fused_experts: bool = False
+    copies_out: bool = False
+    gathers_narrow: bool = False
+    sinks: Positive | None = None
     hidden: _Hidden
     stored: _Stored
 
@@ -79,13 +85,18 @@ class _StackFile(Strict):
             adds=self.adds,
             casts=1.0 if self.casts is None else self.casts.value,
             grouped=0.0 if self.grouped_us is None else seconds_from_us(self.grouped_us.value),
+            dispatcher=self.dispatcher,
+            fused_experts=self.fused_experts,
+            copies_out=self.copies_out,
+            gathers_narrow=self.gathers_narrow,
+            sinks=1.0 if self.sinks is None else self.sinks.value,
             stored=Stored(**_values(self.stored)),
         )
 
 
 def _values(numbers: _Hidden | _Stored) -> dict[str, float]:
     """The numbers without their sources."""
-    return {name: number.value for name, number in numbers}
+    return {name: number.value for name, number in numbers if number is not None}
 
 
 def software_names() -> tuple[str, ...]:

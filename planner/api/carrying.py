@@ -43,6 +43,7 @@ class Step:
 def plan_of(subject: Subject, description: "Description") -> "BoundPlan":
     """The plan of a description, priced on the subject's machine. It may not fit."""
     from planner.strategy_search.fixed.megatron_layout import Usual, usual_plan
+    from planner.strategy_search.request.offload import Offload
     from planner.strategy_search.request.request import SearchRequest
     from planner.strategy_search.request.space import Pinned
 
@@ -74,6 +75,7 @@ def plan_of(subject: Subject, description: "Description") -> "BoundPlan":
         replicas=description.replicas if description.replicas > 1 else None,
         sequence_parallel=description.sequence_parallel,
         micro_batches=description.micro_batches,
+        offload=Offload(optimizer=(description.states_at,), weights=(description.weights_at,)),
     )
     return usual_plan(
         request,

@@ -39,7 +39,15 @@ from planner.strategy_search.job import (
     with_memory_margin,
 )
 from planner.strategy_search.objectives import plan_for
-from planner.strategy_search.request.request import ALGORITHMS, OBJECTIVES, Objective, Placing, Shard
+from planner.strategy_search.request.request import (
+    ALGORITHMS,
+    OBJECTIVES,
+    SIMPLICITY,
+    Default,
+    Objective,
+    Placing,
+    Shard,
+)
 from planner.strategy_search.request.space import FREE, Pinned, forward_pinned
 from planner.strategy_search.result import Progress, SearchResult
 
@@ -129,12 +137,14 @@ def search(
     optimizer: str = "adamw",
     pinned: Pinned | Mapping[str, Any] | None = None,
     shard: Shards = (),
+    default: Default = "search",
     place: Mapping[str, str] | str | None = None,
     update: Update | Mapping[str, Any] | None = None,
     search: str = "dynamic_programming",
     forward_only: bool = False,
     objective: Objective = "time",
     top: int = 1,
+    simplicity: float = SIMPLICITY,
     time_limit: float | None = None,
     memory_limit: float | None = None,
     memory_margin: float | None = None,
@@ -167,13 +177,16 @@ def search(
         optimizer: "adamw", "sgd" or "lamb".
         pinned: what is decided, as a `planner.Pinned` or a dict of its fields: {"tensor": 8, "pipeline": 4, "zero": 1}.
         shard: strategies of operators, {"*q_proj*": "b,o"}, or records of `planner.shard`.
+        default: what all others do: "search", or "data_parallel", which splits the batch.
         place: where tables of embeddings are, {"tables.*": "host"}; "auto" where that is faster, "none" on the devices;
             on the host where nothing fits otherwise if not given.
         update: what becomes of gradients, as a `planner.Update` or a dict of its fields: {"clip_norm": 1.0}.
         search: the algorithm, as for `--search`.
         forward_only: the forward pass alone, for evaluation: without backward pass, gradients and states.
         objective: "time" of a step, "memory" per device, or "cost" in device-seconds.
-        top: how many plans, of different configurations.
+        top: how many plans, of different configurations. The fastest ones, where it is more than 1.
+        simplicity: how much longer than the fastest, as a share of its step, a simpler plan may take that is preferred
+            to it; 0 takes the fastest. `SearchResult.simpler` says what was done.
         time_limit: seconds, tracing included, after which the best plan so far is returned.
         memory_limit: bytes of a device that may be used.
         memory_margin: share of the predicted peak that is left free for its error.
@@ -195,6 +208,7 @@ def search(
         number(name, value)
     for name, limit in (("time_limit", time_limit), ("memory_limit", memory_limit), ("planner_memory", planner_memory)):
         number(name, limit, least=0, whole=False)
+    number("simplicity", simplicity, least=0, whole=False)
     number("memory_margin", memory_margin, least=0, whole=False)
     number("imbalance", imbalance, least=1, whole=False)
     word("optimizer", optimizer, tuple(OPTIMIZERS))
@@ -224,10 +238,12 @@ def search(
             algorithm=search,
             pinned=forward_pinned(decided) if forward_only else decided,
             shards=_shards(shard),
+            default=default,
             objective=objective,
             top=top,
             time_limit=time_limit,
             memory_limit=memory_limit,
+            simplicity=simplicity if top == 1 else 0.0,
             certify=certify,
             space=space,
         )
@@ -263,6 +279,7 @@ def estimate(
             raise RequestError(f"{given}: the plan decides that; give only hardware, devices, cluster and software")
         return _moved(loaded(model), hardware, devices, cluster, software)
     machine = machine_given(hardware or HARDWARE, cluster=cluster, software=software, devices=devices)
+    options.setdefault("simplicity", 0.0)
     return search(model, machine, pinned=_completed(_decided(pinned), machine), **options).plan
 
 

@@ -64,6 +64,13 @@ def algorithms() -> Iterable[str]:
     return ALGORITHMS
 
 
+def defaults() -> Iterable[str]:
+    """Of --default."""
+    from planner.strategy_search.request.request import DEFAULTS
+
+    return DEFAULTS
+
+
 def objectives() -> Iterable[str]:
     """Of --objective."""
     from planner.strategy_search.request.request import OBJECTIVES

@@ -47,7 +47,7 @@ PURPOSES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         "Plan",
         (
             ("search", "the fastest plan; same as plan --model ..."),
-            ("estimate", "one configuration, or a plan on other hardware"),
+            ("estimate, manual", "one configuration; a plan file that you edited"),
             ("compare", "hardware, devices, models: days and cost"),
             ("capacity", "how many devices train so many tokens in time"),
             ("replan", "search again for another profile; what it saves"),
@@ -58,7 +58,7 @@ PURPOSES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         (
             ("show, verify", "what a plan says; whether it is legal and fits"),
             ("explain, diff", "what limits a plan; what differs, at what cost"),
-            ("report", "a page: timeline, memory, network, alternatives"),
+            ("report, ui", "a page of a plan; the search in a browser"),
         ),
     ),
     (

@@ -24,12 +24,14 @@ from planner.cli.commands import (
     help_,
     import_,
     lists,
+    manual,
     plan,
     replan,
     report,
     run,
     search,
     show,
+    ui,
     validate,
 )
 from planner.cli.errors import FAULT, fault_text
@@ -51,6 +53,7 @@ app = typer.Typer(
 COMMANDS: Mapping[str, Callable[..., None]] = {
     "search": search.search,
     "estimate": estimate.estimate,
+    "manual": manual.manual,
     "compare": compare.compare,
     "capacity": compare_cases.capacity,
     "replan": replan.replan,
@@ -59,6 +62,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "explain": explain.explain,
     "diff": diff.diff,
     "report": report.report,
+    "ui": ui.ui,
     "run": run.run,
     "audit": audit.audit,
     "advise": advise.advise,

@@ -2,10 +2,10 @@
 
 stand_alone           one device
 data_parallel         all devices split the batch, each has all weights
-semi_auto_parallel    some strategies by hand, sharding propagation finds the others
+semi_auto_parallel    some strategies by hand; the others are searched, or data parallel (--default)
 hybrid_parallel       every degree by hand
 auto_parallel         everything that is not given is searched
-manual                nothing is searched: it is refused, with what to do instead
+manual                nothing is searched: a plan file is verified, priced and run as a person has edited it
 """
 
 from collections.abc import Callable
@@ -48,8 +48,7 @@ def _semi_auto_parallel(options: Options) -> Options:
             "--mode semi_auto_parallel completes strategies that are given; give some with --shard PATTERN=STRATEGY or"
             " --shard-from PLAN"
         )
-    _agree(options, {"search": "sharding_propagation"}, "propagates the strategies that are given")
-    return replace(options, search="sharding_propagation")
+    return options
 
 
 def _hybrid_parallel(options: Options) -> Options:
@@ -67,8 +66,8 @@ def _auto_parallel(options: Options) -> Options:
 
 def _manual(options: Options) -> Options:
     raise RequestError(
-        "--mode manual leaves nothing to search: edit the plan file that --mode hybrid_parallel writes, operator by"
-        " operator, then plan verify PLAN and plan run PLAN"
+        "--mode manual leaves nothing to search: give the plan file that you have edited, as in plan --mode manual"
+        " PLAN.json --steps 5; --mode hybrid_parallel writes one to begin with"
     )
 
 

@@ -293,6 +293,17 @@ class Options:
             "Take shardings from a plan file, for the operators that match.",
         ),
     ] = None
+    default: Annotated[
+        str | None,
+        word(
+            OPERATORS,
+            "WORD",
+            "All other operators: search or data_parallel. search decides them too; data_parallel splits the batch and"
+            " keeps their weights whole, as MindSpore's semi_auto_parallel does.",
+            "search",
+            known=completion.defaults,
+        ),
+    ] = None
 
     gradients: Annotated[
         str | None,
@@ -398,6 +409,17 @@ class Options:
         ),
     ] = None
     top: Annotated[int | None, number(SEARCH, "Show the N best plans.", "1", most=1000)] = None
+    simplicity: Annotated[
+        str | None,
+        word(
+            SEARCH,
+            "PERCENT",
+            "Prefer simpler plans that are at most so much slower. 0 takes the fastest, however intricate."
+            " A plan is as simple as what has to be said to write it down. The proof is about the fastest all the"
+            " same.",
+            "1%",
+        ),
+    ] = None
     pareto: Annotated[bool, switch(SEARCH, "--pareto", "Show the Pareto front of time against memory.")] = False
     time_limit: Annotated[
         float | None,
@@ -454,6 +476,9 @@ class Options:
 
     explain: Annotated[
         bool, switch(OUTPUT, "--explain", "Say what limits the plan, and what the next best would cost.")
+    ] = False
+    layouts: Annotated[
+        bool, switch(OUTPUT, "--layouts", "Show sharding as factors and layouts in place of the names of patterns.")
     ] = False
     output: Annotated[str | None, word(OUTPUT, "FILE", "Where to write the plan file.", "", "-o", "--output")] = None
     write_all: Annotated[

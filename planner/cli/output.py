@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from planner.plan.layout.roles import Roles
     from planner.plan.plan import Plan, Prediction
     from planner.strategy_search.engine.settle import Certificate
+    from planner.strategy_search.result import SearchResult
 
 
 def write_json(command: str, content: Mapping[str, Any]) -> None:
@@ -145,6 +146,21 @@ def _search(answer: Answer) -> dict[str, Any]:
         "placements": result.placements,
         "stopped": answer.found.stopped,
         "certificate": _certificate(answer.shown[0].certificate),
+        "simpler": _simpler(result),
+    }
+
+
+def _simpler(result: "SearchResult") -> dict[str, Any] | None:
+    """Why the plan is not the fastest that was found; None where it is."""
+    simpler = result.simpler
+    if simpler is None:
+        return None
+    return {
+        "fastest_step_seconds": simpler.fastest.seconds,
+        "fastest_objective_seconds": simpler.fastest.objective,
+        "slower": result.slower,
+        "decisions": list(simpler.decisions),
+        "fastest_decisions": list(simpler.fastest_decisions),
     }
 
 

@@ -34,7 +34,7 @@ def print_answer(answer: Answer) -> None:
 
     console = console_of()
     best = answer.shown[0]
-    print_plan(console, best.bound, answer.roles[0], best.plan.prediction)
+    print_plan(console, best.bound, answer.roles[0], best.plan.prediction, layouts=answer.options.layouts)
     if len(answer.shown) > 1 or answer.options.pareto or (answer.options.top or 1) > 1:
         title = "Time against memory" if answer.options.pareto else "The best plans"
         rows = [(ranked.plan.prediction, words) for ranked, words in zip(answer.shown, answer.words, strict=True)]
@@ -84,6 +84,7 @@ def _print_proof(console: "PlainConsole", answer: Answer) -> None:
         objective_text,
         placements_text,
         proof_text,
+        simpler_text,
     )
 
     best, searches = answer.shown[0], [result.statistics for result in answer.found.results]
@@ -97,6 +98,9 @@ def _print_proof(console: "PlainConsole", answer: Answer) -> None:
     console.print(proof_text(answer.status, answer.gap, _where(answer)), soft_wrap=True)
     if answer.result.placements:
         console.print(placements_text(answer.result.placements), soft_wrap=True)
+    if (simpler := answer.result.simpler) is not None:
+        counts = len(simpler.decisions), len(simpler.fastest_decisions)
+        console.print(simpler_text(answer.result.slower, *counts), soft_wrap=True)
     if about := objective_text(best.seconds, best.objective):
         console.print(about, soft_wrap=True)
     here = (answer.request.global_batch, answer.request.cluster.devices)

@@ -14,6 +14,7 @@ from planner.cli.values import (
     parse_margin,
     parse_memory,
     parse_mesh,
+    parse_percent,
     parse_places,
     parse_shards,
     placing_of,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from planner.models.zoo import BuiltModel
     from planner.plan.plan import Plan
     from planner.sharding.update import Update
-    from planner.strategy_search.request.request import Objective, SearchRequest, Shard
+    from planner.strategy_search.request.request import Default, Objective, SearchRequest, Shard
     from planner.strategy_search.request.space import ContextBy, Pinned, Running
 
 SEARCHED_AXES = 2
@@ -49,7 +50,7 @@ def check(options: Options) -> None:
     from planner.graph.fp8 import RECIPES, WORD
     from planner.plan.plan import OPTIMIZERS, PRECISIONS, RECOMPUTATION
     from planner.sharding.update import GRADIENT_DTYPES, GRADIENTS
-    from planner.strategy_search.request.request import ALGORITHMS, OBJECTIVES
+    from planner.strategy_search.request.request import ALGORITHMS, DEFAULTS, OBJECTIVES
     from planner.strategy_search.request.space import ContextBy
 
     words: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -60,6 +61,7 @@ def check(options: Options) -> None:
         ("optimizer", OPTIMIZERS),
         ("recompute", RECOMPUTATION),
         ("context_by", get_args(ContextBy)),
+        ("default", DEFAULTS),
         ("gradients", GRADIENTS),
         ("gradient_dtype", GRADIENT_DTYPES),
     )
@@ -78,12 +80,15 @@ def _check_contradictions(options: Options) -> None:
         ("micro_batch", "micro_batches", "determine each other"),
         ("pareto", "top", "ask for different lists of plans"),
         ("pareto", "objective", "ask for different plans"),
+        ("simplicity", "pareto", "contradict each other: the front has the fastest plans"),
+        ("simplicity", "top", "contradict each other: that list has the fastest plans"),
+        ("simplicity", "engine", "contradict each other: plans for an engine have its pattern"),
         ("forward_only", "schedule", "both decide the order of passes"),
         ("forward_only", "recompute", "contradict each other: nothing is kept for a backward pass"),
         ("forward_only", "engine", "contradict each other: engines train"),
     )
     for one, other, what in pairs:
-        if other is not None and getattr(options, one) and getattr(options, other) is not None:
+        if other is not None and getattr(options, one) and getattr(options, other) not in (None, False):
             raise RequestError(f"{flag(one)} and {flag(other)} {what}; give one of them")
 
 
@@ -136,13 +141,25 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         algorithm=options.search or "dynamic_programming",
         pinned=pinned,
         shards=(*shards, *_taken_over(sources, shards, job.graph)),
+        default=cast("Default", options.default or "search"),
         objective=cast("Objective", options.objective or "time"),
         top=max(options.top or 1, 2 if options.explain else 1),
         time_limit=options.time_limit,
         memory_limit=limit,
+        simplicity=simplicity_of(options),
         certify=options.certify,
         space=space,
     )
+
+
+def simplicity_of(options: Options) -> float:
+    """How much longer a simpler plan may take: nothing where a list of the fastest was asked for, or an engine is told
+    the plan."""
+    from planner.strategy_search.request.request import SIMPLICITY
+
+    if options.pareto or (options.top or 1) > 1 or options.engine is not None:
+        return 0.0
+    return SIMPLICITY if options.simplicity is None else parse_percent("simplicity", options.simplicity, most=50)
 
 
 def retracing(options: Options, request: "SearchRequest") -> "Callable[[int], SearchRequest] | None":

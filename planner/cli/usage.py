@@ -13,6 +13,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from planner.cli.commands.manual import as_command
 from planner.cli.errors import reporting
 from planner.cli.helping import command_help, screen
 from planner.cli.texts import say
@@ -56,6 +57,7 @@ class Commands(TyperGroup):
         given[:], said = with_new_options("run" if given[:1] == ["run"] else "plan", given)
         for line in said:
             say(f"plan: {line}", err=True)
+        given[:] = as_command(given, self.commands)
         try:
             return super().main(given, *rest, **settings)
         except _ParserError as error:

@@ -44,6 +44,14 @@ def parse_margin(text: str) -> float:
     return parse_share("memory-margin", text)
 
 
+def parse_percent(option: str, text: str, most: float) -> float:
+    """A share from 2% or 2, of at most so many percent."""
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%?\s*", text, re.ASCII)
+    if found is None or float(found[1]) > most:
+        raise RequestError(f"--{option} '{text}' is not legal; write percent, as in 1 or 0.5%, from 0 to {most:g}")
+    return float(found[1]) / 100
+
+
 def parse_share(option: str, text: str) -> float:
     """A share from 5% or 0.05."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(%?)\s*", text, re.ASCII)

@@ -8,7 +8,7 @@
 
 A search over the space of an engine (`planner.strategy_search.within`) finds the best plan in it, and the engine's
 exporter writes whatever lies in it. Operators are cut in one pattern (Shoeybi et al. 2019, see
-`planner.strategy_search.request.usual_pattern`), which every engine applies.
+`planner.sharding.usual_pattern`), which every engine applies.
 """
 
 from dataclasses import dataclass, replace

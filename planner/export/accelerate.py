@@ -31,6 +31,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     common.refuse_other_training(description, "Accelerate", tuple(OPTIMIZERS))
     _refuse(description)
     giving = Giving(description)
+    common.give_up_offload(giving)
     common.give_up_interleave(giving)
     common.give_up_fp8(giving)
     common.give_up_other_rings(giving)

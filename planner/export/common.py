@@ -8,6 +8,11 @@ from planner.graph.fp8 import NO_FP8
 from planner.plan.words import table_words
 from planner.sharding.update import PLAIN, Update
 
+UPDATED_ON_HOSTS = (
+    "offloaded states are updated on the processors of the host there; priced as coming to the device for it"
+)
+"""What is to be known of offload as engines have it."""
+
 
 def refuse_other_training(description: Description, engine: str, optimizers: tuple[str, ...]) -> None:
     """Raise ExportError where the engine would train something else: that is no approximation of a plan."""
@@ -28,6 +33,17 @@ def refuse_other_training(description: Description, engine: str, optimizers: tup
             f"{engine} has no parameters that every device has for itself, the plan has"
             f" {', '.join(update.local_parameters)}; plan again without --local-parameters"
         )
+
+
+def give_up_offload(
+    giving: Giving, states: tuple[str, ...] = (), weights: tuple[str, ...] = (), why: str = "on the device"
+) -> None:
+    """What is kept off the devices in other places than those that the engine has for it."""
+    d = giving.description
+    if d.weights_at not in ("device", *weights):
+        giving.up("weights of blocks between their passes", f"on the {d.weights_at}", why, weights_at="device")
+    if d.states_at not in ("device", *states):
+        giving.up("states of the optimizer", f"on the {d.states_at}", why, states_at="device")
 
 
 def give_up_interleave(giving: Giving) -> None:

@@ -7,6 +7,7 @@
     recomputation         all layers or none: pipeline.activation_checkpoint_interval; without a pipeline the model's
                           own, of which activation_checkpointing.number_checkpoints says how many there are
     micro-batches         train_micro_batch_size_per_gpu, gradient_accumulation_steps, train_batch_size
+    offload               zero_optimization.offload_optimizer and, with ZeRO 3, offload_param: cpu; nvme with ZeRO 3
     gradients             data_types.grad_accum_dtype for sums, communication_data_type for what is reduced
 
 Expert parallelism is set in code (`MoE(ep_size=...)`) and has no key. Tensor, context and pipeline parallelism do not
@@ -19,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from hardware_profiles import Home
 from hardware_profiles.foreign import SETTINGS, ForeignTextError, parse_json
 from planner.export import common
 from planner.export.description import Description, ExportError, data_of, gradient_bytes, stages_of
@@ -30,6 +32,10 @@ from planner.sharding.update import PLAIN, Update
 
 _OPTIMIZERS = {"adamw": "AdamW", "lamb": "Lamb", "sgd": "SGD"}
 _BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+_OFFLOADED: dict[Home, str] = {"host": "cpu", "disk": "nvme"}
+_PRICED = ("zero_optimization.offload_optimizer", "zero_optimization.offload_param")
+_NVME = "/local_nvme"
+_WEIGHTS = 3  # the stage of ZeRO that cuts weights
 _SECTIONS = ("zero_optimization", "tensor_parallel", "pipeline", "data_types")
 
 
@@ -51,6 +57,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     common.give_up_replicas(giving)
     _give_up_splits(giving)
     _give_up_zero(giving)
+    _give_up_offload(giving)
     common.give_up_selective(giving, "whole blocks")
     common.give_up_partial_recomputation(giving)
     common.give_up_updates(giving, buckets=True, gradient_dtypes=_dtypes(giving.description))
@@ -87,6 +94,14 @@ def _give_up_zero(giving: Giving) -> None:
     if d.zero > most:
         beside = "the pipeline" if d.pipeline > 1 else "tensor parallelism"
         giving.up(f"ZeRO beside {beside}", d.zero, most, zero=most)
+
+
+def _give_up_offload(giving: Giving) -> None:
+    """ZeRO 1 and 2 offload states to the host, ZeRO 3 states and weights, to disks too."""
+    zero = giving.description.zero
+    states = ("host", "disk") if zero == _WEIGHTS else ("host",) if zero else ()
+    weights = ("host", "disk") if zero == _WEIGHTS else ()
+    common.give_up_offload(giving, states, weights, f"on the device, as ZeRO {zero} has it")
 
 
 def _dtypes(d: Description) -> tuple[str, ...]:
@@ -137,6 +152,10 @@ def _words(d: Description) -> tuple[str, str]:
 
 def _zero(d: Description) -> dict[str, Any]:
     found: dict[str, Any] = {"stage": d.zero}
+    for key, home in (("offload_optimizer", d.states_at), ("offload_param", d.weights_at)):
+        if home != "device":
+            path = {"nvme_path": _NVME} if home == "disk" else {"pin_memory": True}
+            found[key] = {"device": _OFFLOADED[home], **path}
     if d.update.bucket_size:
         found["reduce_bucket_size"] = d.update.bucket_size // gradient_bytes(d)
     return found
@@ -173,6 +192,12 @@ def _readme(job: Job) -> str:
         lines.append(
             f"- give every process its {d.context}. part of each sequence, and attend with `DistributedAttention`;"
         )
+    if d.states_at != "device":
+        lines.append(
+            "- leave the optimizer to DeepSpeed, which updates offloaded states on the processors of the host;"
+        )
+    if _OFFLOADED.get("disk") in (_OFFLOADED.get(d.states_at), _OFFLOADED.get(d.weights_at)):
+        lines.append(f"- have a disk at `{_NVME}`, or change `nvme_path`;")
     length = f" of {d.sequence_length} tokens" if d.sequence_length else ""
     lines.append(f"- feed {d.micro_batch} samples{length} per device and micro-batch, {d.global_batch} per step.")
     return "\n".join(lines) + "\n"
@@ -194,9 +219,13 @@ def reading_of(settings: Settings, facts: Facts) -> Reading:
     notes = []
     if all(_given(settings, name) is None for name in _BATCHES[:2]):
         notes.append("the file leaves batches to the program: priced as one micro-batch of one sample on each device")
+    if description.states_at != "device":
+        notes.append(common.UPDATED_ON_HOSTS)
+    settings.below("zero_optimization.offload_optimizer")
+    settings.below("zero_optimization.offload_param")
     return Reading(
         description=description,
-        unmodelled=unmodelled(settings.all),
+        unmodelled=unmodelled(one for one in settings.all if not one[0].startswith(_PRICED)),
         notes=tuple(notes),
         unread=settings.unread(*_SECTIONS),
         stack="deepspeed-zero3",
@@ -228,6 +257,8 @@ def _read(settings: Settings, facts: Facts) -> Description:
         selective=none,
         precision=precision,
         optimizer=_read_optimizer(settings),
+        states_at=_read_home(settings, "optimizer"),
+        weights_at=_read_home(settings, "param"),
         sequence_length=None if facts.architecture is None else facts.architecture.sequence,
     )
 
@@ -243,6 +274,16 @@ def _stage(settings: Settings) -> int:
     if not 0 <= stage <= 3:
         raise ExportError(f"zero_optimization.stage: {stage}; there are 0 to 3")
     return stage
+
+
+def _read_home(settings: Settings, what: str) -> Home:
+    """Where states or weights are; the keys of older versions mean the host."""
+    where = f"zero_optimization.offload_{what}.device"
+    old = {"optimizer": "cpu_offload", "param": "cpu_offload_param"}[what]
+    given = settings.word(where, "none", ("none", *_OFFLOADED.values()))
+    if given == "none":
+        return "host" if settings.truth(f"zero_optimization.{old}") else "device"
+    return next(home for home, word in _OFFLOADED.items() if word == given)
 
 
 def _read_batches(settings: Settings, facts: Facts, rest: int) -> tuple[int, int, int]:

@@ -8,9 +8,10 @@ operator by operator.
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from hardware_profiles import Home
 from planner.export.description import Description, ExportError, Kept
 from planner.plan.binding.bind import BoundOperator, BoundPlan
 from planner.plan.layout.parts import parts_of
@@ -31,8 +32,7 @@ _PLAIN = frozenset({"attention", "normalisation"})  # classes that are named bes
 
 
 def describe(bound: BoundPlan) -> Description:
-    """The nearest description. Raises ExportError where samples do not divide over devices, and for a plan with states
-    outside of them."""
+    """The nearest description. Raises ExportError where samples do not divide over devices."""
     plan, found = bound.plan, roles(bound)
     training = plan.training
     data = found.data * found.replicated
@@ -40,10 +40,6 @@ def describe(bound: BoundPlan) -> Description:
         raise ExportError(
             f"micro-batches of {training.part} samples do not divide over {data} data parallel devices; plan again"
             f" with degrees by hand, such as --data {data}"
-        )
-    if found.offload != "none":
-        raise ExportError(
-            f"the plan has {found.offload}, which no engine is told of here; plan again with --offload none"
         )
     ring = _ring(bound, found)
     full, selective, kept = _recomputation(bound)
@@ -74,10 +70,26 @@ def describe(bound: BoundPlan) -> Description:
         precision=training.precision,
         optimizer=training.optimizer,
         update=training.update,
+        states_at=_where({n: one.state_home for n, one in bound.parameters.items()}, bound, bound.graph.differentiable),
+        weights_at=_where({n: one.weight_home for n, one in bound.parameters.items()}, bound, _of_blocks(bound)),
         sequence_length=plan.model.sequence_length,
         imbalance=training.imbalance,
         fp8=training.fp8,
     )
+
+
+def _where(homes: Mapping[str, Home], bound: BoundPlan, of: Collection[str]) -> Home:
+    """Where most of something is that parameters have, of those that may be elsewhere."""
+    sizes: Counter[Home] = Counter()
+    for name in sorted(of):
+        if name in homes:
+            sizes[homes[name]] += bound.graph.types[name].numel
+    return max(sizes, key=lambda home: sizes[home]) if sizes else "device"
+
+
+def _of_blocks(bound: BoundPlan) -> frozenset[str]:
+    """Parameters of repeated blocks, which alone may be off the devices between the passes."""
+    return frozenset(name for group in bound.plan.groups if group.blocks for name, _ in group.parameters)
 
 
 def _ring(bound: BoundPlan, found: Roles) -> int:
@@ -213,7 +225,7 @@ def _axes(bound: BoundPlan) -> str:
 
 
 def _offload_differences(bound: BoundPlan, usual: BoundPlan) -> Iterable[Difference]:
-    """What is kept outside of the devices, of which no engine is told."""
+    """What is kept outside of the devices in part, or of activations, of which no engine is told."""
     here, there = roles(bound).offload, roles(usual).offload
     if here != there:
         yield Difference(what="offload", here=here, usual=there)

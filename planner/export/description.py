@@ -17,6 +17,7 @@ draws one from a plan; `planner.strategy_search.fixed.megatron_layout` makes a p
 import math
 from dataclasses import dataclass, field
 
+from hardware_profiles import Home
 from planner.errors import PlannerError
 from planner.graph.expert_load import EVEN
 from planner.graph.fp8 import NO_FP8, Fp8
@@ -67,6 +68,8 @@ class Description:
         interleave: micro-batches that a stage takes at a time.
         slices: parts of the sequence that a stage takes one after the other.
         full, selective: blocks of every stage that are recomputed whole, and but for what `kept` says.
+        states_at, weights_at: where the states of the optimizer are between their updates, and weights of blocks
+            between the passes through their block: "device", "host" or "disk".
         sequence_length: tokens of a sample; None where samples are no sequences, or it is the model's own.
         imbalance: of routers, see `planner.graph.expert_load`.
         fp8: of linear layers, see `planner.graph.fp8`.
@@ -98,6 +101,8 @@ class Description:
     precision: str = "bf16"
     optimizer: str = "adamw"
     update: Update = PLAIN
+    states_at: Home = "device"
+    weights_at: Home = "device"
     sequence_length: int | None = None
     imbalance: float = EVEN
     fp8: Fp8 = NO_FP8

@@ -10,6 +10,8 @@
     recomputation                 --recompute-granularity full by block: the first N layers of each (virtual) stage;
                                   selective: modules, of which core_attn is attention and layernorm the norms
 
+    offload of states             --optimizer-cpu-offload beside the distributed optimizer, all of them or none
+
 A ring's order is always zigzag there. Gradients are clipped to 1.0 unless it is told otherwise.
 Source: NVIDIA/Megatron-LM, branch core_r0.16.0, megatron/training/arguments.py and megatron/core.
 """
@@ -30,6 +32,8 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     common.give_up_fp8(giving, tuple(FP8_RECIPES), leaves_out=False)
     _give_up_layouts(giving)
     _give_up_recomputation(giving)
+    d = giving.description
+    common.give_up_offload(giving, states=("host",) if d.zero and d.optimizer == "adamw" else ())
     narrow = () if description.precision == "fp32" else ("parameter",)
     dtypes = (default_gradient_dtype(description), *narrow)
     common.give_up_updates(giving, buckets=True, gradient_dtypes=dtypes)

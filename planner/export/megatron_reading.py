@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+from hardware_profiles import Home
 from hardware_profiles.foreign import ForeignTextError
 from planner.export import common
 from planner.export.architecture import Architecture
@@ -99,6 +100,8 @@ def _yaml_options(text: str) -> Options:
 def reading_of(options: Options, facts: Facts, stack: str) -> Reading:
     """Arguments as a reading, with whatever was not understood of them."""
     description, notes = read_options(options, facts)
+    if description.states_at != "device":
+        notes = [*notes, common.UPDATED_ON_HOSTS]
     read_run(options)
     return Reading(
         description=description,
@@ -111,8 +114,12 @@ def reading_of(options: Options, facts: Facts, stack: str) -> Reading:
 
 def said_of(options: Options, facts: Facts) -> tuple[str, ...]:
     """What of the arguments is not in a price and matters."""
-    known = ["mtp-num-layers"] if "predicted_tokens" in facts.model else []
-    known += ["fp8-format"] if _read_fp8(options, []) else []
+    known = {"mtp-num-layers"} if "predicted_tokens" in facts.model else set[str]()
+    if _read_offload(options) != "device":
+        known |= {"optimizer-cpu-offload", "use-precision-aware-optimizer"}
+        options.flag("use-precision-aware-optimizer")
+    if _read_fp8(options, []):
+        known.add("fp8-format")
     given = [
         (f"--{name}", True if values == () else " ".join(values)) for name, values in options.all if name not in known
     ]
@@ -169,6 +176,7 @@ def read_options(options: Options, facts: Facts) -> tuple[Description, list[str]
         precision=precision,
         fp8=_read_fp8(options, notes),
         optimizer=_read_optimizer(options),
+        states_at=_read_offload(options),
         sequence_length=options.size("seq-length"),
     )
     description = common.normalised(description)
@@ -297,6 +305,12 @@ def _read_context(options: Options, context: int) -> tuple[int, int, list[str]]:
     if kind == "p2p":
         return context, 1, []
     return context, 1, [f"--cp-comm-type {kind}: priced as a ring (p2p)"]
+
+
+def _read_offload(options: Options) -> Home:
+    """Where the states of the optimizer are; a part of them on the host has no place in a description."""
+    whole = options.number("optimizer-offload-fraction", 1.0) >= 1.0
+    return "host" if options.flag("optimizer-cpu-offload") and whole else "device"
 
 
 def _read_zero(options: Options) -> int:

@@ -142,6 +142,7 @@ def zero_options(d: Description) -> list[Option]:
     if d.zero == 0:
         return []
     copies = [option("num-distributed-optimizer-instances", d.replicas)] if d.replicas > 1 else []
+    copies += offload_options(d)
     if d.zero == 1:
         return [option("use-distributed-optimizer"), *copies]
     return [
@@ -152,6 +153,13 @@ def zero_options(d: Description) -> list[Option]:
         option("ckpt-format", "fsdp_dtensor"),
         option("no-gradient-accumulation-fusion"),
     ]
+
+
+def offload_options(d: Description) -> list[Option]:
+    """States on the host; Megatron-LM has that as a form of its precision-aware optimizer, here with fp32 states."""
+    if d.states_at == "device":
+        return []
+    return [option("use-precision-aware-optimizer"), option("optimizer-cpu-offload")]
 
 
 def recompute_options(d: Description) -> list[Option]:

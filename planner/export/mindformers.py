@@ -33,6 +33,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     """What MindFormers cannot be told."""
     common.refuse_other_training(description, "MindFormers", ("adamw",))
     giving = Giving(description)
+    common.give_up_offload(giving)
     common.give_up_schedules(giving, SCHEDULES)
     common.give_up_fp8(giving)
     _give_up_splits(giving)

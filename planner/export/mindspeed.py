@@ -40,6 +40,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     common.refuse_other_training(description, "MindSpeed", tuple(OPTIMIZERS))
     giving = Giving(description)
     common.give_up_fp8(giving)
+    common.give_up_offload(giving)
     if description.zero > 1:
         giving.up("ZeRO", description.zero, "1: the distributed optimizer", zero=1)
     if not _says_stages(giving.description):

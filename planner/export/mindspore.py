@@ -5,19 +5,23 @@
                               counted from the right, -1 for none; opt_weight_shard_size and _step, devices that share
                               out what the optimizer keeps, and how far they stand apart
 
-MindSpore completes the strategies of what has no weight by itself (`sharding_propagation`). Leading dims of a product's
-data are one dim there, and a bias is added by an operator of its own. The files say nothing of micro-batches, schedules
-and recomputation: `README.md` lists them. What the files mean was read from files that MindSpore 2.10 wrote.
+Operators without weights are called by their cell and counted there, as files of `set_op_strategy_config` have them:
+"Default/<module>-Cell/ReLU-op0". Those of other kinds MindSpore completes itself (`sharding_propagation`). Leading dims
+of a product's data are one dim there, and a bias is added by an operator of its own. The files say nothing of
+micro-batches, schedules and recomputation: `README.md` lists them. What the files mean was read from files that
+MindSpore 2.10 wrote.
 """
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from planner.export.description import ExportError
-from planner.export.mindspore_reading import BIAS, call_of, read
+from planner.export.mindspore_files import in_cell
+from planner.export.mindspore_reading import BIAS, PRIMITIVE_OF, call_of, read
 from planner.export.quoting import in_markdown
 from planner.export.target import OperatorTarget
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
@@ -50,6 +54,24 @@ def _strategies(bound: BoundPlan) -> dict[str, Any]:
                     f"{name}: operators that read it have different strategies, for which MindSpore has one name;"
                     " decide them alike with --shard"
                 )
+    return {**found, **_without_weights(bound, stages)}
+
+
+def _without_weights(bound: BoundPlan, stages: Mapping[int, int]) -> dict[str, Any]:
+    """What is said of operators that read no parameter, by the module that they stand in."""
+    counted, found = Counter[tuple[str, str]](), dict[str, Any]()
+    for at, operator in enumerate(bound.operators):
+        op, rule = operator.operator, operator.rule
+        primitive = PRIMITIVE_OF.get(call_of(op))
+        if primitive is None or bound.graph.parameter_names.intersection(op.operands):
+            continue
+        number = counted[op.module, primitive]
+        counted[op.module, primitive] += 1
+        name = f"Default/{op.module}-Cell/{primitive}-op{number}" if op.module else f"Default/{primitive}-op{number}"
+        pieces = pieces_of(rule, operator.strategy, bound.plan.mesh.sizes)
+        cuts = [_cuts(dims, pieces) for dims in rule.operands]
+        if in_cell(name):
+            found[name] = {"parallel_strategy": cuts, "stage": stages[at] % bound.plan.pipeline}
     return found
 
 

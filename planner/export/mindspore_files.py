@@ -19,6 +19,11 @@ Cuts = tuple[tuple[int, ...], ...]
 _IN_CELL = re.compile(r"(?:\w+/)+?(?P<cells>(?:[\w.]+-\w+/)*)(?P<primitive>\w+)-op(?P<number>\d+)")
 
 
+def in_cell(name: str) -> bool:
+    """Whether a name is that of an operator in a cell."""
+    return _IN_CELL.fullmatch(name) is not None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
     """The strategy of an operator: pieces of each dim of each input.

@@ -32,6 +32,9 @@ _CALLS = {
     "ReduceSum": "sum", "RmsNorm": "rms_norm", "SiLU": "silu", "Sigmoid": "sigmoid", "Softmax": "softmax",
     "Tanh": "tanh", "Transpose": "transpose",
 }  # fmt: skip
+PRIMITIVE_OF = {call: primitive for primitive, call in _CALLS.items()}
+"""The primitive of MindSpore for a call of the model, of those that are known by their call."""
+
 _PRODUCT = 2  # operands of a product
 _NUMBER = re.compile(r"(?<![^._/-])\d+(?![^._/-])")
 

@@ -59,6 +59,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     """What NeMo cannot be told."""
     common.refuse_other_training(description, "NeMo", tuple(OPTIMIZERS))
     giving = Giving(description)
+    common.give_up_offload(giving)
     if description.ring > 1 and description.heads > 1:
         common.give_up_other_rings(giving)
     common.give_up_fp8(giving)

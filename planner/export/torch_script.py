@@ -51,6 +51,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     if d.precision == "fp16":
         raise ExportError("the script scales no losses, as fp16 needs; plan again with --precision bf16")
     giving = Giving(d)
+    common.give_up_offload(giving)
     common.give_up_schedules(giving, _SCHEDULES)
     common.give_up_few_micro_batches(giving)
     common.give_up_interleave(giving)

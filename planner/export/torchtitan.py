@@ -41,6 +41,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     if description.precision not in DTYPES:
         raise ExportError("torchtitan trains in bf16 or fp32, not in fp16; plan again with --precision bf16")
     giving = Giving(description)
+    common.give_up_offload(giving)
     common.give_up_schedules(giving, tuple(SCHEDULES))
     common.give_up_few_micro_batches(giving)
     common.give_up_interleave(giving)

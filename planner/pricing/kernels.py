@@ -39,7 +39,7 @@ scores, as nobody knows what is in it; attention that is said to be causal does 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -74,10 +74,10 @@ EXPERTS_KERNELS = 12
 """Operators that a framework launches for experts: rows are counted, sorted, and their weights; moved to their experts;
 two products, the activation; moved back, weighted and summed."""
 
-DROPLESS_KERNELS = 30
+DROPLESS_KERNELS = 38
 """Those of Megatron, which sorts once more behind the exchange and hands out tensors expert by expert: layers of Qwen3
-30B with one sequence take 4.7 ms on B200 where tokens over a capacity are dropped, and 9.1 ms where none are (Megatron
-Bridge 25.09 to 26.02), with what else is launched at 62 us an operator."""
+30B with one sequence take 9.1 ms on B200 where no tokens are dropped (Megatron Bridge 25.11 and 26.02), with what else
+is launched at 62 us an operator."""
 
 CAST_KERNELS = 5
 """Operators that a framework launches for a product of operands that it casts: the largest element of each, the cast of
@@ -179,6 +179,16 @@ def _by_work(call: KernelCall) -> tuple[Array, Array]:
 
 
 def _matmul(call: KernelCall) -> tuple[Array, Array]:
+    gained, narrow = call.software.gained, _products(call)
+    if gained == 1.0 or not call.software.products:
+        return narrow
+    wide = _products(replace(call, software=replace(call.software, products="")))
+    forward, backward = (gained * one + (1 - gained) * other for one, other in zip(narrow, wide, strict=True))
+    return forward, backward
+
+
+def _products(call: KernelCall) -> tuple[Array, Array]:
+    """A product and its two gradients, all in one dtype."""
     rule = call.rule
     if any(rule.computed):
         return _cast_matmul(call)
@@ -256,6 +266,10 @@ def _attention(call: KernelCall) -> tuple[Array, Array]:
         forward, backward = _unfused(shape, call)
         return forward + read, backward + read_backward
     slower = call.uneven * call.device.attention_slowdown(call.software.attention)
+    if call.software.has_sinks:
+        slower = slower * call.software.sinks
+    if call.software.window > 0:
+        slower = slower * _windowed(shape, call.software.window)
     joined, added = _joined(shape, call)
     forward = np.asarray(attention_time(shape, call.dtype, call.device)) * slower + joined + read
     if not call.graded:
@@ -276,6 +290,13 @@ def _joined(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:
     joined = further * _passed(call, np.asarray((2 * wide + width) * queries * shape.value_dim)) + launched
     gradients = np.asarray((2 * wide + width) * (queries * shape.head_dim + keys))
     return joined, further * _passed(call, gradients) + 3 * launched
+
+
+def _windowed(shape: AttentionShape, window: int) -> Array:
+    """Share of the work of causal attention over k keys that a window of w leaves: min(w, i) keys for query i of k,
+    2 w/k - (w/k)^2 of all."""
+    seen = np.minimum(1.0, window / np.asarray(shape.keys, dtype=np.float64))
+    return np.asarray(2 * seen - seen * seen if shape.causal else seen)
 
 
 def _mask(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:
@@ -342,6 +363,7 @@ def _experts(call: KernelCall) -> tuple[Array, Array]:
         each=call.software.grouped,
         added=call.software.adds_in_fp32(call.dtype),
         sorted_again=_exchanged(call, roles["experts"]) if call.software.grouped else 0.0,
+        fused=call.software.fused_experts,
     )
     forward = np.asarray(experts_time(shape, dtype, call.device))
     if not call.graded:

@@ -7,7 +7,7 @@ work terms, bytes from the local shapes, saved activations from what autograd ke
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -278,6 +278,25 @@ def inner_messages(rule: Rule, strategy: Strategy, mesh: Mesh) -> tuple[InnerMes
     )
 
 
+def inner_hidden(rule: Rule, cluster: Cluster) -> float:
+    """Share of what an operator's own implementation sends, but for what comes round a ring, that computation hides."""
+    hidden = cluster.software.hidden
+    return hidden.exchange if rule.op_class == "experts" else hidden.tensor
+
+
+def inner_seconds(rule: Rule, message: Message, mesh: Mesh, cluster: Cluster) -> float:
+    """Seconds of such a message. Where a dispatcher sends a token once to each of n devices or nodes, of whose experts
+    it has chosen k independently of each other, n (1 - (1 - 1/n)^k) rows leave for k; n counts the units of the
+    outermost network that they cross, whose bandwidth decides."""
+    if cluster.software.dispatcher == "once" and rule.op_class == "experts" and message.axis is not None:
+        line = mesh.axes[message.axis]
+        units = cluster.group(line.size, line.stride).spans[-1].count
+        chosen = rule.factors[rule.index["k"]].extent if "k" in rule.index else 1
+        share = units * (1 - (1 - 1 / units) ** chosen) / chosen
+        message = replace(message, nbytes=message.nbytes * share)
+    return message_seconds(message, mesh, cluster)
+
+
 def _message(rule: Rule, strategy: Strategy, mesh: Mesh, inner: InnerCollective, axis: int) -> InnerMessage:
     comes_round = inner.kind == ROUND
     extents = (local_extents if comes_round else loop_extents)(rule, strategy, mesh)
@@ -296,11 +315,11 @@ def _inner(
 ) -> tuple[Array, Array]:
     """Seconds of the inner messages that nothing hides, beside those of the kernels, (K,) forward and backward."""
     forward, backward = np.zeros(len(strategies)), np.zeros(len(strategies))
-    exposed = 1 - cluster.software.hidden.tensor
+    exposed = 1 - inner_hidden(rule, cluster)
     for row, strategy in enumerate(strategies if rule.inner else ()):
         hop, last = [0.0, 0.0], 0.0
         for inner in inner_messages(rule, strategy, mesh):
-            seconds = message_seconds(inner.message, mesh, cluster)
+            seconds = inner_seconds(rule, inner.message, mesh, cluster)
             if inner.message.kind == ROUND:
                 hop[0] += seconds * (inner.forward > 0)
                 hop[1] += seconds

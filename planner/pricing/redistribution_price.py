@@ -31,6 +31,13 @@ plan gathers them together, and every gradient where somebody composed the bucke
 nobody knows what goes together before all layouts are chosen."""
 
 
+_NARROW = 0.5
+"""Bytes of weights in fp8 over those in 16 bits."""
+
+_COPIED = frozenset({"all_gather", "reduce_scatter"})
+"""Kinds of messages whose whole tensor is copied where software does so (`Software.copies_out`)."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RedistributionMatrix:
     """From each of n_s layouts to each of n_t, (n_s, n_t): seconds, of them those of the `first` message, and whether
@@ -58,23 +65,34 @@ class Pricers:
         """Those of the software of a cluster. Buckets of a plan's update take the place of the software's."""
         software = cluster.software
         paths: dict[tuple[int, ...], Routes] = {}
-        known: dict[tuple[float, Bytes], RedistributionPricer] = {}
+        known: dict[tuple[float, Bytes, bool, float], RedistributionPricer] = {}
 
-        def pricer(hidden: float, bucket: Bytes) -> "RedistributionPricer":
-            if (hidden, bucket) not in known:
-                exposed = 1 - hidden
-                found = RedistributionPricer(mesh=mesh, cluster=cluster, exposed=exposed, bucket=bucket, _paths=paths)
-                known[hidden, bucket] = found
-            return known[hidden, bucket]
+        def pricer(
+            hidden: float, bucket: Bytes, *, copied: bool = software.copies_out, width: float = 1.0
+        ) -> "RedistributionPricer":
+            key = (hidden, bucket, copied, width)
+            if key not in known:
+                known[key] = RedistributionPricer(
+                    mesh=mesh,
+                    cluster=cluster,
+                    exposed=1 - hidden,
+                    bucket=bucket,
+                    copied=copied,
+                    width=width,
+                    _paths=paths,
+                )
+            return known[key]
+
+        narrow = _NARROW if software.gathers_narrow and software.products == "fp8" else 1.0
 
         used = LONG if update.by_block else software.bucket
         once = update.bucket_size or (LONG if update.composed else software.bucket)
         return cls(
-            activations=pricer(software.hidden.tensor, 0.0),
-            parameters=pricer(software.hidden.gathers, used),
+            activations=pricer(software.hidden.tensor, 0.0, copied=False),
+            parameters=pricer(software.hidden.gathers, used, width=narrow),
             gradients=pricer(software.hidden.reductions, used),
             sums=pricer(software.hidden.reductions, once),
-            updated=pricer(software.hidden.gathers, once),
+            updated=pricer(software.hidden.gathers, once, width=narrow),
         )
 
 
@@ -108,13 +126,17 @@ class RedistributionPricer:
     """Prices redistributions on one mesh of one cluster. Keeps what it has priced.
 
     `exposed` is the share of the seconds of messages that computation does not hide. Messages shorter than `bucket`
-    are sent together with others up to that size, and take their share of it.
+    are sent together with others up to that size, and take their share of it. What is gathered or scattered is
+    `copied` once more where software does so, which nothing hides: the device does it. What is gathered has `width`
+    times the bytes of the tensor.
     """
 
     mesh: Mesh
     cluster: Cluster
     exposed: float = 1.0
     bucket: Bytes = 0.0
+    copied: bool = False
+    width: float = 1.0
     _paths: dict[tuple[int, ...], Routes] = field(default_factory=dict)
     _places: dict[tuple[int, int], _Places] = field(default_factory=dict)
     _asked: dict[tuple[tuple[int, ...], bytes, bytes], _Asked] = field(default_factory=dict)
@@ -215,12 +237,17 @@ class RedistributionPricer:
 
     def _step_seconds(self, kind: str, axis: int, message: float) -> float:
         if kind in COLLECTIVES:
+            message = message * self.width if kind == "all_gather" else message
             sent = max(message, self.bucket)
             seconds = message_seconds(Message(kind=kind, axis=axis, nbytes=sent), self.mesh, self.cluster)
-            return self.exposed * seconds * (message / sent if sent else 1.0)
+            copied = self._copy_seconds(message) if self.copied and kind in _COPIED else 0.0
+            return self.exposed * seconds * (message / sent if sent else 1.0) + copied
         if kind == "slice" or self.mesh.sizes[axis] == 1:
             return 0.0  # a view
-        # zero and pad write a tensor of the size held before
+        return self._copy_seconds(message)  # zero and pad write a tensor of the size held before
+
+    def _copy_seconds(self, nbytes: float) -> float:
+        """Seconds of a copy, which reads and writes so many bytes."""
         return operator_time(
-            op_class="copy", flops=0.0, bytes_moved=2 * message, dtype="fp32", device=self.cluster.device
+            op_class="copy", flops=0.0, bytes_moved=2 * nbytes, dtype="fp32", device=self.cluster.device
         )

@@ -103,7 +103,7 @@ def binding_lines(found: Explanation, rows: Sequence[Sensitivity]) -> Iterator[s
     yield f"Most of the step is {found.largest}, {percent_text(share)}."
     free = max(0.0, found.free_bytes)
     where = f" at pipeline rank {found.fullest} of {found.ranks}" if found.ranks > 1 else ""
-    yield f"{bytes_text(free)} are free on the fullest device{where}.{_memory(rows)}"
+    yield f"{bytes_text(free)} are free on the fullest device{where}."
     for row in rows:
         saved = _saved(row.kept, rows[0].kept)
         faster = row.name.startswith(("bandwidth", "launches")) and row.change in ("x 2", "/ 2")
@@ -112,14 +112,15 @@ def binding_lines(found: Explanation, rows: Sequence[Sensitivity]) -> Iterator[s
             yield f"With {row.name} {row.change} this plan takes {seconds_text(saved)} less ({part})."
 
 
-def _memory(rows: Sequence[Sensitivity]) -> str:
+def memory_line(rows: Sequence[Sensitivity]) -> str:
+    """Whether memory binds: what the best plan saves with a tenth more; empty where that was not searched."""
     more = next((row for row in rows if row.name == "memory" and row.change.startswith("+")), None)
     if more is None or not isinstance(more.searched, Prediction):
         return ""
     saved = _saved(more.searched, rows[0].searched)
     if saved <= 0:
-        return " Memory does not bind: with a tenth more no better plan was found."
-    return f" Memory binds: with a tenth more the best plan takes {seconds_text(saved)} less."
+        return "Memory does not bind: with a tenth more no better plan was found."
+    return f"Memory binds: with a tenth more the best plan takes {seconds_text(saved)} less."
 
 
 def _saved(found: Outcome | None, base: Outcome | None) -> float:

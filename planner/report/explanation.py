@@ -51,9 +51,11 @@ def memory_text(found: Explanation) -> str:
 
 
 def next_text(found: Explanation, other: Alternative) -> str:
-    """What the next best plan costs and how it differs."""
-    slower = percent_text(other.step_seconds / found.step_seconds - 1)
+    """What the next best plan costs and how it differs; of a plan that was preferred as it is simpler, the fastest."""
+    change = other.step_seconds / found.step_seconds - 1
+    which, more = ("next best plan", "more") if change >= 0 else ("fastest plan that was found", "less")
     words = "; ".join(f"{name} {there} instead of {here}" for name, here, there in other.differences)
     return (
-        f"The next best plan takes {seconds_text(other.step_seconds)} ({slower} more), with {words or 'equal words'}."
+        f"The {which} takes {seconds_text(other.step_seconds)} ({percent_text(abs(change))} {more}), with"
+        f" {words or 'equal words'}."
     )

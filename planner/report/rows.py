@@ -39,8 +39,9 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
     if roles.tensor > 1:
         rows.append(("sequence parallel", "yes" if roles.sequence_parallel else "no"))
     copies = f", in {roles.replicas} copies" if roles.replicas > 1 else ""
+    called = (", HSDP" if copies else ", FSDP") if roles.zero.startswith("3") else ""
     if plan.schedule_kind.trains:
-        rows.append(("optimizer sharding", f"ZeRO {roles.zero}{copies}" if roles.zero != "off" else "off"))
+        rows.append(("optimizer sharding", f"ZeRO {roles.zero}{copies}{called}" if roles.zero != "off" else "off"))
     else:
         rows.append(("weights", f"gathered for use{copies}" if roles.zero != "off" else "as they are used"))
     together = f", {plan.training.interleave} at a time" if plan.training.interleave > 1 else ""

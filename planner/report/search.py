@@ -14,6 +14,9 @@ from planner.report.units import bytes_text, percent_text, seconds_text
 SPACES = {"time": "in the space", "memory": "within this memory", "cost": "on as many devices"}
 """Among which plans the best of each objective is the fastest, in words."""
 
+_SAME = 5e-4
+"""Steps that differ by less, relatively, are said to take as long."""
+
 _LEAST_SHOWN = 1e-4
 """Smaller gaps are not told apart."""
 
@@ -42,6 +45,15 @@ def objective_text(step: float, objective: float) -> str:
         f"That is about the sum that the search minimises, {seconds_text(objective)} here: the slowest stage sets the"
         f" pace, all fill the pipeline. Run by its schedule the step takes {words}; of the plans close to the least sum"
         " this one is the fastest"
+    )
+
+
+def simpler_text(slower: float, decisions: int, fastest: int) -> str:
+    """What a simpler plan costs, and how to have the fastest."""
+    more = "as fast as" if slower < _SAME else f"{percent_text(slower)} slower than"
+    return (
+        f"Simple by preference: {decisions} decisions, {more} the fastest plan that was found, which takes {fastest};"
+        " --simplicity 0 for that one"
     )
 
 

@@ -1,6 +1,7 @@
 """A plan on a terminal: what was decided, for whom, what it costs, and how sure that is."""
 
 from collections.abc import Callable
+from itertools import groupby
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -10,6 +11,7 @@ from planner.graph.blocks import Blocks
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.binding.discovered import discovered
 from planner.plan.layout.group_runs import group_runs
+from planner.plan.layout.patterns import Patterns
 from planner.plan.layout.roles import Roles
 from planner.plan.plan import Plan, Prediction
 from planner.report.discovered import discovered_table
@@ -22,13 +24,20 @@ from planner.sharding.layout import format_layout
 
 
 def print_plan(
-    console: Console, bound: BoundPlan, roles: Roles, prediction: Prediction, *, details: bool = True
+    console: Console,
+    bound: BoundPlan,
+    roles: Roles,
+    prediction: Prediction,
+    *,
+    details: bool = True,
+    layouts: bool = False,
 ) -> None:
-    """Print a bound plan: degrees, sharding, time and memory."""
+    """Print a bound plan: degrees, sharding, time and memory. With `layouts` sharding is shown as it is, factors and
+    layouts, in place of the names of patterns."""
     console.print(_headline(bound.plan))
     console.print(_degrees(bound.plan, roles))
     if details:
-        console.print(_layers(bound))
+        console.print(_layers(bound) if layouts else _patterns(bound, roles))
     console.print(_costs(bound.plan, prediction))
     if found := discovered(bound):
         console.print(discovered_table(found))
@@ -48,6 +57,26 @@ def _degrees(plan: Plan, roles: Roles) -> RenderableType:
     table.show_header = False
     for row in degree_rows(plan, roles):
         table.add_row(*row)
+    return table
+
+
+def _patterns(bound: BoundPlan, roles: Roles) -> RenderableType:
+    """What each axis does to the operators that do the work, and how their parameters are kept, by the names of
+    patterns; neighbours of which all is alike in one row."""
+    if not bound.plan.mesh.axes:
+        return Text("")
+    found = Patterns(bound=bound, roles=tuple(axis.role for axis in roles.axes))
+    table = table_of("\nSharding" + _stand_in(bound.blocks), "operator", *bound.plan.mesh.names, "parameters")
+    rows = list[tuple[str, tuple[str, ...]]]()
+    for at, operator in enumerate(bound.operators):
+        if operator.rule.op_class not in SHOWN or bound.blocks.template(at) != at:
+            continue
+        stored = [name for name in operator.operator.operands if name in bound.parameters]
+        kept = found.of_parameter(stored[0]) if stored else ""
+        rows.append((short_name(operator.operator), (*found.of_operator(at), kept)))
+    for words, alike in groupby(rows, key=lambda row: row[1]):
+        names = dict.fromkeys(name for name, _ in alike)
+        table.add_row(", ".join(names), *words)
     return table
 
 

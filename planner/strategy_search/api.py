@@ -24,7 +24,7 @@ from planner.limits import default_memory, limited
 from planner.sharding.update import DEFAULT, Update
 from planner.strategy_search.job import given_job, machine_from, named_job, with_memory_margin
 from planner.strategy_search.objectives import plan_for
-from planner.strategy_search.request.request import Objective, Placing, Shard
+from planner.strategy_search.request.request import Default, Objective, Placing, Shard
 from planner.strategy_search.request.space import FREE, Pinned, forward_pinned
 from planner.strategy_search.result import Progress, SearchResult
 
@@ -52,6 +52,7 @@ def search(
     algorithm: str = "dynamic_programming",
     pinned: Pinned = FREE,
     shards: Sequence[Shard] = (),
+    default: Default = "search",
     forward_only: bool = False,
     objective: Objective = "time",
     top: int = 1,
@@ -88,6 +89,7 @@ def search(
             1, the default, is a router that gives all the same (see `planner.graph.expert_load` for what is measured).
         pinned: degrees and other choices made by hand.
         shards: strategies of operators made by hand, see `shard`.
+        default: what operators beside `shards` do: "search", or "data_parallel", which splits the batch.
         forward_only: whether the forward pass alone is planned, for evaluation: without backward pass, gradients and
             states of an optimizer.
         objective: "time" (seconds of a step), "memory" (bytes per device) or "cost" (device-seconds of a step).
@@ -133,6 +135,7 @@ def search(
             algorithm=algorithm,
             pinned=forward_pinned(pinned) if forward_only else pinned,
             shards=tuple(shards),
+            default=default,
             objective=objective,
             top=top,
             time_limit=time_limit,

@@ -414,6 +414,7 @@ class BestFirst:
             covered=self.covered,
             contexts=self.contexts.outcomes(),
             limits=self.limits,
+            close=tuple(found.configuration for found in self.contenders.found),
             statistics=Statistics(
                 configurations=self.total,
                 evaluated=len(self.evaluated),

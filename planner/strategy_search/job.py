@@ -26,6 +26,7 @@ from hardware_profiles import (
     load_machine,
     load_software,
 )
+from hardware_profiles.memory_intervals import peak_spread
 from planner.errors import RequestError, unknown_name
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.carried import Carried
@@ -70,7 +71,7 @@ def machine_from(
     """A profile by its name or file, or groups of several, with `devices` in use.
 
     `levels` replaces those of the profile (`hardware_profiles.compose`), `software` is the name of a training stack. A
-    machine that is given as such keeps its own.
+    machine that is given as such keeps its own, with the interval of peaks of that stack where it has none.
 
     Raises:
         HardwareProfileError: for a profile or software that is not known.
@@ -81,7 +82,17 @@ def machine_from(
         machine = _composed(machine, levels)
     if software is not None or isinstance(profile, str):
         machine = machine.with_software(load_software(PYTORCH.name if software is None else software))
+    machine = _with_interval_of_peaks(machine)
     return machine if devices is None else machine.with_devices(devices)
+
+
+def _with_interval_of_peaks(machine: Machine) -> Machine:
+    """A machine that was built in Python says nothing of measured peaks: those of its stack (`peak_spread`)."""
+    software = machine.software
+    if (software.peak_low, software.peak_high) != (1.0, 1.0):
+        return machine
+    spread = peak_spread(software.name)
+    return machine.with_software(replace(software, peak_low=spread.low, peak_high=spread.high))
 
 
 def with_memory_margin(machine: Machine, margin: float) -> Machine:

@@ -19,6 +19,7 @@ from planner.strategy_search.neighbours import with_neighbours
 from planner.strategy_search.placing import with_placing
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.result import Progress, SearchResult
+from planner.strategy_search.simplicity import with_simplicity
 from planner.strategy_search.within import anything_fits, best_plans
 
 PRECISION = 0.01
@@ -32,14 +33,26 @@ Stop = Callable[[], bool]
 
 
 def plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
-    """The best plans by the objective of the request, with tables on the host as it has it, and numbers of samples and
-    devices nearby that do better where those of the request divide badly."""
+    """The best plans by the objective of the request, with tables on the host as it has it, the simplest of those that
+    are nearly the fastest first, and numbers of samples and devices nearby that do better where those of the request
+    divide badly."""
+    engines: dict[object, Shared] = {}
+
+    def fastest(one: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
+        shared = Shared() if request.simplicity else None
+        if shared is not None:
+            engines[one.update.placed] = shared
+        return best_plans(one, on_progress, cancelled, shared=shared)
+
     solve, score = {"memory": (least_memory, _peak), "cost": (least_cost, _cost)}.get(
-        request.objective, (best_plans, _time)
+        request.objective, (fastest, _time)
     )
     with limited(request.time_limit):
         result = with_placing(request, lambda one: solve(one, on_progress, cancelled), score, cancelled)
-        return with_neighbours(settled(request, result), result, on_progress, cancelled)
+        found = settled(request, result)
+        whole = with_neighbours(found, result, on_progress, cancelled)
+        shared = engines.get(found.update.placed, Shared())
+        return with_simplicity(found, whole, shared, on_progress, cancelled)
 
 
 def settled(request: SearchRequest, result: SearchResult) -> SearchRequest:

@@ -8,6 +8,7 @@ from planner.plan.plan import Plan
 from planner.plan.words import plan_words
 from planner.strategy_search.engine.contexts import ContextOutcome
 from planner.strategy_search.engine.finalists import OPTIMAL, Ranked
+from planner.strategy_search.request.space import Configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,21 @@ class Neighbour:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Simpler:
+    """Why the first plan of a result is not the fastest: it is simpler (see `planner.strategy_search.simplicity`).
+
+    Attributes:
+        fastest: the plan that would be the first otherwise.
+        decisions: of the first plan, in words (`planner.plan.layout.decisions`).
+        fastest_decisions: of the fastest one; they are more.
+    """
+
+    fastest: Ranked
+    decisions: tuple[str, ...]
+    fastest_decisions: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class SearchResult:
     """The fastest plans, fastest first, of different configurations, and what is proved about them.
 
@@ -69,9 +85,9 @@ class SearchResult:
     axes, so that nothing is proved about its like. `placements` is how many ways to place tables on the host were
     compared, 0 where there was no choice: what is proved is about the one that was taken. `contexts` compares ways to
     split the sequence, where there was a choice. `neighbours` are numbers of samples or devices nearby that do better
-    (see `planner.strategy_search.neighbours`).
-    split the sequence, where there was a choice. `limits`: the most bytes that a plan may be predicted to need on a
-    device of each group.
+    (see `planner.strategy_search.neighbours`). `limits`: the most bytes that a plan may be predicted to need on a
+    device of each group. `close` are configurations whose objectives were close to the least, that first. Where a
+    simpler plan was preferred to the fastest one it stands before it, and `simpler` says so.
     """
 
     plans: tuple[Ranked, ...]
@@ -81,6 +97,9 @@ class SearchResult:
     placements: int = 0
     contexts: tuple[ContextOutcome, ...] = ()
     neighbours: tuple[Neighbour, ...] = ()
+    limits: tuple[float, ...] = ()
+    close: tuple[Configuration, ...] = ()
+    simpler: Simpler | None = None
 
     def __repr__(self) -> str:
         more = f" and {len(self.plans) - 1} more" if len(self.plans) > 1 else ""
@@ -105,8 +124,6 @@ class SearchResult:
             for one in self.plans
         ]
 
-    limits: tuple[float, ...] = ()
-
     @property
     def bound(self) -> BoundPlan:
         return self.plans[0].bound
@@ -114,6 +131,11 @@ class SearchResult:
     @property
     def plan(self) -> Plan:
         return self.plans[0].plan
+
+    @property
+    def slower(self) -> float:
+        """How much longer than the fastest, relatively, the step of the first plan takes, as it is simpler."""
+        return 0.0 if self.simpler is None else self.plans[0].seconds / self.simpler.fastest.seconds - 1
 
     @property
     def gap(self) -> float:

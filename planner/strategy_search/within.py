@@ -2,7 +2,7 @@
 
     settings of the engine ─▶ alternatives, all in one search with its bound ─▶ the best few, as the engine runs them
 
-An engine has one pattern for all operators (`planner.strategy_search.request.usual_pattern`), so that of every
+An engine has one pattern for all operators (`planner.sharding.usual_pattern`), so that of every
 configuration little is left to search: which blocks are recomputed, as the engine counts them, and how they are divided
 over stages. What the pattern leaves open, operators between products, is decided in the search by memory and time
 together, and in the plan of the engine by time alone (`planner.strategy_search.fixed.megatron_layout`); the plan that

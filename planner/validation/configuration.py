@@ -31,7 +31,6 @@ USUAL_VOCABULARY = 32000
 AGREEING = 0.07
 """How far the parameters of the dimensions may be from those that are published, relatively."""
 
-
 LARGEST: Mapping[str, int] = {
     "n_layers": 1024, "hidden": 2**20, "ffn_hidden": 2**22, "n_heads": 2**16, "n_kv_heads": 2**16, "head_dim": 2**16,
     "vocab": 2**26, "seq_len": 2**26, "n_devices": 2**20, "n_experts": 2**14, "topk": 2**14, "moe_ffn_hidden": 2**22,
@@ -337,8 +336,7 @@ def _expert_degrees(row: Row, model: Dimensions, tensor: int, notes: list[str]) 
         return expert, None
     given = re.search(r"(?:\betp|expert-tensor-parallel-size)=(\d{1,9})", _words(row))
     within = int(given[1]) if given else tensor
-    if not given:
-        notes.append("tensor parallelism of experts unknown: that of all else")
+    notes += [] if given else ["tensor parallelism of experts unknown: that of all else"]
     if within not in (1, tensor):
         raise UnsupportedError(f"experts are split by {within} of {tensor} tensor parallel devices, not by all or none")
     return expert, within == 1
@@ -372,6 +370,9 @@ def _recomputed(row: Row, layers: int, notes: list[str]) -> Running:
     if wanted is None:
         notes.append("recomputation unknown: none")
         return "none"
+    if wanted == "selective" and "fms-fsdp" in row.text("source").lower():
+        notes.append("selective recomputation of fms-fsdp: whole blocks, all of them (selective_checkpointing = 1)")
+        return "full"
     some = re.search(r"block n=(\d{1,9})", row.text("recompute_detail"))
     if wanted == "full" and some and int(some[1]) < layers:
         raise UnsupportedError(

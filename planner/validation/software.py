@@ -4,7 +4,8 @@
     a name in its column `stack`                                 that one
     DeepSpeed, ZeRO 3 or less                                    deepspeed-zero3, deepspeed
     PaddlePaddle                                                 paddle
-    NeMo, Megatron Bridge, Transformer Engine                    nemo
+    NeMo, Megatron Bridge, Transformer Engine                    nemo; nemo-2606 with experts in fp8, from container
+                                                                 26.06 on
     a device of Ascend                                           mindspeed
     MosaicML                                                     llm-foundry
     ZeRO 3                                                       fsdp, fsdp-compiled where it is compiled
@@ -38,6 +39,19 @@ from planner.validation.rows import Row
 _SECOND, _THIRD = "2024", "2024-07"  # dates from which runs are taken to use the next generation
 _FLAGS = {"reductions": "overlap-grad-reduce", "gathers": "overlap-param-gather", "tensor": "use-ascend-mc2"}
 """Words in the flags of a row for what hides communication."""
+
+_FUSED_EXPERTS = "26.06"
+"""Container from which on recipes with experts in MXFP8 run as one CUDA graph, with fused kernels (Megatron Bridge)."""
+
+_SLOW_SINKS = "26.06.01"
+"""Container whose notes tell of slow attention with learned sinks, as before 26.06 (issue 256 of cudnn-frontend)."""
+
+ROWWISE = 0.52
+"""What is left of the time that fp8 saves where rows of operands are scaled one by one: torchtitan at 7a04053a, 8 H100,
+makes 5,760 tokens/s of a device in bf16, 6,418 so, 7,186 with one scale for a tensor."""
+
+MISTRAL_WINDOW = 4096
+"""Keys that Mistral 7B looks back at (Jiang et al. 2023, arXiv 2310.06825); from version 0.2 on there is no window."""
 
 OVERLAPPED = 0.8
 """Share that a named overlap hides."""
@@ -104,7 +118,16 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
         stack = replace(stack, drops_tokens=True)
     if "no-gradient-accumulation-fusion" in flags:
         stack = replace(stack, accumulates=True)
-    return replace(stack, attention=attention, products=products_of(row))
+    if re.search(r"mistral-7b(?!.*v0\.[23])", row.text("model").lower()):
+        stack = replace(stack, window=MISTRAL_WINDOW)
+        notes.append(f"attention in a window of {MISTRAL_WINDOW} keys")
+    if _has_sinks(row):
+        fast = release_of(row) >= _FUSED_EXPERTS and release_of(row) != _SLOW_SINKS
+        slow = 1.0 if fast else load_software("nemo").sinks
+        stack = replace(stack, has_sinks=True, sinks=slow)
+        notes.append(f"attention with learned sinks takes {slow:g} times as long")
+    gained = ROWWISE if "rowwise" in row.text("precision_detail").lower() else 1.0
+    return replace(stack, attention=attention, products=products_of(row), gained=gained)
 
 
 def products_of(row: Row) -> str:
@@ -120,6 +143,9 @@ def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
     if re.search(r"offload\S* (of )?(adam|optim)|optimizer[-_ ]offload", words) or "offload-optimizer" in words:
         notes.append("the optimizer's state is on the host")
         stack = replace(stack, offloaded=True)
+    if "megatron-bridge" in f"{words} {row.text('source').lower()}":  # perf_recipes: grad_reduce_in_fp32 = False
+        notes.append("gradients are kept in bf16, as the recipes of Megatron Bridge have it")
+        stack = replace(stack, stored=replace(stack.stored, bf16=2.0))
     if "liger" in words:
         notes.append("the loss is computed a piece at a time, gated activations are made again (Liger)")
         stack = replace(stack, loss="pieces", fused=True)
@@ -140,14 +166,36 @@ def _stack(row: Row, zero: int) -> str:
             return "deepspeed-zero3" if zero == 3 else "deepspeed"
         if zero == 3 and mentions(words, r"llm-foundry|mosaicml"):
             return "llm-foundry"
-        if zero != 3 and mentions(words, r"nemo|megatron-bridge|transformer engine|\bte\b"):
-            return "nemo"
+        if mentions(words, r"nemo|megatron-bridge" if zero == 3 else r"nemo|megatron-bridge|transformer engine|\bte\b"):
+            return "nemo-2606" if _fuses_experts(row) else "nemo"
         if zero != 3 and mentions(words, r"internevo|internlm"):
             return "internevo"
     if zero == 3:
         return "fsdp-compiled" if row.truth("compile") else "fsdp"
     fused = row.attention()
     return "megatron-2021" if fused in (None, "unfused") and row.text("date") < "2023" else "megatron"
+
+
+def _fuses_experts(row: Row) -> bool:
+    """Whether the recipe of Megatron Bridge for experts in fp8 fuses kernels: on GB200, GB300 and, but for GPT-OSS,
+    on B300 (perf_recipes at 067f987d)."""
+    if row.text("arch") != "moe" or row.text("precision") != "fp8" or release_of(row) < _FUSED_EXPERTS:
+        return False
+    return row.text("profile").startswith(("gb", "vr") if _has_sinks(row) else ("gb", "vr", "b300"))
+
+
+def _has_sinks(row: Row) -> bool:
+    return bool(re.search(r"gpt[-_ ]?oss", row.text("model").lower()))
+
+
+def release_of(row: Row) -> str:
+    """The NeMo container that a row names, as in "26.06.01", else the month of its date as one, as in "26.08"; empty
+    where neither is there."""
+    named = re.search(r"\b(2\d\.(?:0[1-9]|1[0-2])(?:\.\d{2})?)\s+nemo container", row.text("source").lower())
+    if named:
+        return named[1]
+    month = re.fullmatch(r"20(2\d)-(0[1-9]|1[0-2])(?:-\d\d)?", row.text("date"))
+    return f"{month[1]}.{month[2]}" if month else ""
 
 
 _NOT = re.compile(r"(?:\b(?:not|no|non|without|never|isn't|neither|nor|unlike)|instead of|rather than)\W+(?:\w+\W+)?$")

@@ -1,7 +1,7 @@
 """Where the processes of a run find each other, and on which network interface they listen.
 
     started by plan run            a file that only its owner can read: no port
-    started by torchrun            the store of its agent
+    started by torchrun            the store of its agent, of which every attempt has its own part
     started by others              a store of rank 0, on a socket that is bound here
 
 A store keeps bytes under names: addresses of processes, barriers. Nothing of it is unpickled here, but a TCPStore
@@ -23,6 +23,7 @@ from torch.distributed.constants import default_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 from planner.errors import RequestError
+from runtime.comm.attempt import agreed_attempt
 from runtime.comm.interfaces import Interface, interface_of, loopback
 from runtime.launchers import Launched
 
@@ -55,21 +56,23 @@ def store_of(launched: Launched, interface: Interface | None) -> Store:
         store.set_timeout(default_pg_timeout)
         return store
     if launched.agent:
-        return _store_of_agent()
+        return _store_of_agent(launched)
     address = launched.address if interface is None or not launched.on_one_host else str(interface.address)
     if launched.rank:
         return TCPStore(address, launched.port, launched.world, is_master=False, timeout=default_pg_timeout)
     return _own_store(launched, _listening(address, launched.port, interface))
 
 
-def _store_of_agent() -> Store:
+def _store_of_agent(launched: Launched) -> Store:
+    """The part of the agents' store that belongs to this attempt: torchrun keeps the store in which the processes that
+    have died left their addresses. One agent counts its attempts; several count each its own, so that their processes
+    agree on one (`runtime.comm.attempt`)."""
     store: Store
     store, _, _ = next(rendezvous("env://"))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if attempt != "0" and os.environ.get("GROUP_WORLD_SIZE") == "1":
-        # torchrun keeps the store in which the processes that have died left their addresses
-        return PrefixStore(f"attempt-{attempt}", store)
-    return store
+    if launched.agents > 1:
+        return PrefixStore(f"attempt-{agreed_attempt(store, launched.rank, launched.world)}", store)
+    return store if attempt == "0" else PrefixStore(f"attempt-{attempt}", store)
 
 
 def _own_store(launched: Launched, listening: socket.socket) -> Store:

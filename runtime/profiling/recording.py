@@ -28,6 +28,7 @@ from hardware_profiles.run_record import (
     RankTerms,
     RunMachine,
 )
+from planner.plan.compare.kernel_names import class_of_operator
 from planner.plan.compare.measured import run_plan
 from planner.plan.plan import Plan
 from runtime.processes.this_machine import device_name, peak_memory
@@ -39,17 +40,6 @@ WARM_UP = 2
 
 FEWEST = WARM_UP + 3
 """Steps of a run that is measured: two to warm up, two whose terms count, and the one under the profiler."""
-
-_CLASSES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("attention", ("scaled_dot_product", "_flash_attention", "_efficient_attention")),
-    ("matmul", ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "dot")),
-    ("normalisation", ("native_layer_norm", "layer_norm", "rms_norm", "batch_norm", "group_norm")),
-    ("cross_entropy", ("log_softmax", "nll_loss", "cross_entropy")),
-    ("embedding", ("embedding", "index_select", "index_add", "index_put")),
-    ("optimizer", ("_fused_adam", "_foreach", "_fused_sgd")),
-    ("copy", ("copy_", "clone", "cat", "stack", "contiguous", "_to_copy", "split_with_sizes_copy", "fill_", "zero_")),
-)
-"""Beginnings of the names of ATen operators, by class; any other is elementwise."""
 
 _MEMORY = ("weights", "gradients", "optimizer state")
 
@@ -86,7 +76,7 @@ class Recorder:
         for event in found.key_averages():
             own = event.self_device_time_total if on_device else event.self_cpu_time_total
             if event.key.startswith("aten::"):
-                name = class_of(event.key.removeprefix("aten::"))
+                name = class_of_operator(event.key.removeprefix("aten::"))
                 self.operators[name] = self.operators.get(name, 0.0) + own * 1e-6
 
     def settle(self) -> Callable[[], None]:
@@ -168,16 +158,6 @@ def terms_of(seconds: Seconds, waits: Waits) -> dict[str, Seconds]:
         "reduction": inside.get("update", 0.0),
     }
     return {name: {**found, "rest": seconds - sum(found.values())}[name] for name in TERMS}
-
-
-def class_of(name: str) -> str:
-    """The class of an ATen operator, by its name."""
-    for op_class, starts in _CLASSES:
-        if any(name == start or name.startswith((f"{start}_", f"{start}.")) or name == f"_{start}" for start in starts):
-            return op_class
-        if op_class != "matmul" and any(start in name for start in starts):
-            return op_class
-    return "elementwise"
 
 
 def _middle(seconds: list[Seconds]) -> list[int]:

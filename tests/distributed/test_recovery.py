@@ -16,6 +16,7 @@ from planner.plan.file import save_plan
 from runtime.checkpoint.folder import checkpoints, newest
 from runtime.checkpoint.source import open_checkpoint
 from tests.distributed.forked_ranks import forked_ranks
+from tests.distributed.ports import free_port
 from tests.distributed.soak import Found, Hurt, equal, faults_of, run, state_of
 from tests.distributed.test_launch import plan_for
 
@@ -108,6 +109,30 @@ def test_torchrun_restarts(two: Path, undisturbed: Found, tmp_path: Path) -> Non
             process.wait()
     assert equal(dict(state_of(tmp_path)), undisturbed.state)
     assert [path.name for path in checkpoints(tmp_path)] == ["step-000004", "step-000008", "step-000012"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("victim", [0, 1])
+def test_two_agents_of_torchrun_restart(two: Path, undisturbed: Found, tmp_path: Path, victim: int) -> None:
+    """Each counts its restarts, and the agent whose rank was well counts none: the ranks agree on an attempt all the
+    same, and find each other rather than the addresses of the dead."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = _torchrun(two, tmp_path, "--max-restarts", "2", nodes="2", each=1, port=free_port())
+    with open(tmp_path / "noise", "w") as noise:
+        agents = [subprocess.Popen(command, stdout=noise, stderr=noise, env=environment, cwd=tmp_path) for _ in "ab"]
+        try:
+            ends = time.monotonic() + DEADLINE
+            while newest(tmp_path) is None and time.monotonic() < ends:
+                time.sleep(0.05)
+            status = Path("/proc").glob("[0-9]*/status")
+            victims = [int(path.parent.name) for path in status if _is_rank(path, agents[victim])]
+            os.kill(victims[0], signal.SIGKILL)
+            assert [agent.wait(DEADLINE) for agent in agents] == [0, 0], (tmp_path / "noise").read_text()
+        finally:
+            for agent in agents:
+                agent.kill()
+                agent.wait()
+    assert equal(dict(state_of(tmp_path)), undisturbed.state)
 
 
 def _is_rank(status: Path, agent: "subprocess.Popen[bytes]") -> bool:

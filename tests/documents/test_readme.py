@@ -35,12 +35,14 @@ PAGES = (
     "docs/plans.md",
     "docs/how-it-works.md",
     "docs/python.md",
+    "docs/tutorial.md",
+    "docs/how-to.md",
 )
 """In the order in which their commands are run; a command that stands twice is run once."""
 
 README = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
 
-COMMANDS = tuple(dict.fromkeys(re.findall(r"^    (plan .*)$", README, re.MULTILINE)))
+COMMANDS = tuple(dict.fromkeys(re.findall(r"^(?: {4}| {8})(plan .*)$", README, re.MULTILINE)))
 LISTS = tuple(dict.fromkeys(re.findall(r"`(plan (?:models|profiles|stacks)(?: NAME)?(?: --fit)?)`", README)))
 SHOWN = dict(re.findall(r"^    (plan .*)\n\n```text\n((?:(?!```).*\n)*)```", README, re.MULTILINE))
 """What is printed, by the command that prints it."""
@@ -55,6 +57,7 @@ STANDS_FOR = {
     "path/to/config.json": "config.json",
     "package.module:factory": "mine:factory",
     "plan import train.toml": "plan import titan/train.toml",
+    "plan advise train.toml": "plan advise titan/train.toml",
     "models NAME": "models llama8b",
     "profiles NAME": "profiles h100-80gb",
     "stacks NAME": "stacks nemo",
@@ -72,6 +75,9 @@ FIRST = {
     ),
     "plan diff llama70b-64.json llama70b-64-by-hand.json": ("plan --model llama70b --devices 64", _BY_HAND),
     "plan export llama70b-64.json --to megatron -o run --nearest": (_BY_HAND,),
+    "plan advise train.toml --devices 64 -o better.toml": (
+        "plan export llama70b-64.json --to torchtitan -o titan --nearest",
+    ),
     "plan import train.toml --from torchtitan --model llama70b --devices 64 -o theirs.json": (
         "plan export llama70b-64.json --to torchtitan -o titan --nearest",
     ),
@@ -119,6 +125,10 @@ SMALLER = {
     ),
     "plan capacity --model llama8b --hardware h100 --days 30 --tokens 1T --price 2.5": (
         "plan capacity --model llama-tiny --hardware cpu --days 1 --tokens 10B --price 2.5 --global-batch 64"
+    ),
+    # two searches of half a minute; tests/unit/cli/test_advise.py has what is advised
+    "plan advise train.toml --devices 64 -o better.toml": (
+        "plan advise train.toml --devices 64 -o better.toml --time-limit 8"
     ),
     # looks for other plans for half a minute; tests/unit/cli/test_report.py has what it finds
     "plan report llama70b-64.json -o report.html": "plan report llama70b-64.json -o report.html --time-limit 2",

@@ -195,6 +195,12 @@ def _training_log(path: Path) -> None:
             continue
 
 
+def _trace(path: Path) -> None:
+    from planner.plan.compare.kineto import read_trace
+
+    read_trace(path)
+
+
 def _run_record(path: Path) -> None:
     from hardware_profiles.run_record import load_run_record
     from planner.plan.compare.corrections import factors_of
@@ -549,6 +555,7 @@ def readers() -> tuple[Reader, ...]:
             read=_measurements,
             argv=lambda path: ["fit", str(path), "-o", str(path.with_suffix(".toml"))],
         ),
+        Reader(name="trace of a profiler", format=JSON, seeds=_seeds("trace.json"), read=_trace),
         Reader(name="training log", format=WORDS, seeds=_seeds("train.log"), read=_training_log),
         Reader(
             name="record of a run",

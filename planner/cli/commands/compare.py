@@ -1,8 +1,8 @@
-"""`plan compare`: cases side by side (`compare_cases.py`), or a prediction beside what was measured, term by term."""
+"""`plan compare`: cases side by side (`compare_cases.py`), or a prediction beside what was measured, term by
+term (`compare_measured.py`)."""
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,20 +17,18 @@ from planner.cli.commands.compare_cases import (
     Tokens,
     compared,
 )
+from planner.cli.commands.compare_measured import compare_measured
 from planner.cli.errors import reporting
 from planner.cli.option_kinds import JOB
 from planner.cli.options import DEFAULT_HARDWARE, Options
 from planner.cli.output import write_json
-from planner.cli.printing import console_of
 from planner.cli.spoken import hardware_of, model_of, parse_counted
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
-    from planner.plan.compare.measured import Clock, RunComparison, Term
-    from planner.plan.plan import Plan
-    from planner.validation.cells import PeakKind
+    from planner.plan.compare.measured import Clock
 
-SCHEMA_VERSION = 1  # of the object that `plan compare --json` prints
+SCHEMA_VERSION = 1  # of the object that `plan compare --engines --json` prints
 
 
 ByClock = Annotated[
@@ -59,6 +57,9 @@ def compare(
     log: Annotated[Path | None, typer.Option(help="The log of another engine that has run it, instead.")] = None,
     engine: Annotated[
         str | None, typer.Option("--from", metavar="ENGINE", help="Of --log: megatron, nemo or torchtitan.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="A trace of torch.profiler (JSON, also gzip) of a run of it, instead.")
     ] = None,
     clock: ByClock = "wall",
     model: Annotated[
@@ -108,6 +109,7 @@ def compare(
         plan compare --model llama70b --devices 64 --engines megatron,torchtitan,torch
         plan compare tiny.json tiny.run.json
         plan compare llama8b.json --log train.log --from torchtitan
+        plan compare llama8b.json --trace trace.json.gz
     """
     with reporting(as_json):
         about_cost = (software, tokens, price) if engines is not None else (software, tokens, price, model, devices)
@@ -129,7 +131,9 @@ def compare(
             return
         if money or any(one is not None for one in (hardware, seq_len, global_batch)):
             raise RequestError(f"{plan_file}: with a plan file give what was measured; --model compares without one")
-        _compare_run(plan_file, measured, log, engine, clock, as_json)
+        compare_measured(
+            plan_file, record=measured, log=log, engine=engine, trace=trace, clock=clock_of(clock), as_json=as_json
+        )
 
 
 def _job(
@@ -151,28 +155,6 @@ def _job(
     )
 
 
-def _compare_run(
-    plan_file: Path, measured: Path | None, log: Path | None, engine: str | None, clock: str, as_json: bool
-) -> None:
-    from hardware_profiles.run_record import load_run_record
-    from planner.plan.compare.measured import compare_run
-    from planner.plan.file import load_plan
-
-    plan = load_plan(plan_file)
-    if measured is not None:
-        if log is not None or engine is not None:
-            raise RequestError("--log and --from are for runs of other engines; leave out the record, or both")
-        found, flops = compare_run(plan, load_run_record(measured), clock_of(clock)), None
-    elif log is not None and engine is not None:
-        found, flops = _logged(plan, log, engine)
-    else:
-        raise RequestError("missing what was measured: a record of plan run --measure, or --log FILE --from ENGINE")
-    if as_json:
-        write_json("plan compare", content(found, flops))
-    else:
-        _show(found, flops)
-
-
 def _compare_engines(plan_file: Path | None, engines: str, job: Options) -> None:
     from planner.cli.commands.compare_engines import compared, show
 
@@ -184,101 +166,3 @@ def _compare_engines(plan_file: Path | None, engines: str, job: Options) -> None
         write_json("plan compare ENGINES", {"schema_version": SCHEMA_VERSION, "engines": rows_content})
     else:
         show(rows)
-
-
-def _logged(plan: "Plan", log: Path, engine: str) -> "tuple[RunComparison, tuple[float, float] | None]":
-    """A run that a log tells of beside its plan: the step and the peak; and TFLOP/s of a device, as predicted and as
-    measured."""
-    from hardware_profiles import parts_of
-    from planner.plan.binding.machine import machine_of
-    from planner.plan.compare.measured import RunComparison
-    from planner.plan.compare.training_log import read_log
-    from planner.validation.peak import peak_of
-
-    run, prediction = read_log(log, engine, plan), plan.prediction
-    kind: PeakKind = "allocated" if run.peak_kind == "allocated" else "reserved"
-    flops = prediction.model_flops / prediction.step_seconds / plan.cluster.devices / 1e12
-    found = RunComparison(
-        clock="wall",
-        predicted_seconds=prediction.step_seconds,
-        measured_seconds=run.seconds,
-        low_seconds=prediction.low_seconds,
-        high_seconds=prediction.high_seconds,
-        terms=(),
-        memory=(),
-        predicted_peak_bytes=peak_of(prediction, parts_of(machine_of(plan.cluster))[0].device, kind),
-        measured_peak_bytes=run.peak_bytes,
-        peak_kind=run.peak_kind,
-    )
-    return found, None if run.tflops is None else (flops, run.tflops)
-
-
-def content(found: "RunComparison", flops: tuple[float, float] | None = None) -> dict[str, Any]:
-    """What `--json` prints."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "clock": found.clock,
-        "predicted_seconds": found.predicted_seconds,
-        "measured_seconds": found.measured_seconds,
-        "error": found.error,
-        "low_seconds": found.low_seconds,
-        "high_seconds": found.high_seconds,
-        "inside": found.inside,
-        "terms": [{**asdict(one), "wrong": one.wrong} for one in found.terms],
-        "memory": [{**asdict(one), "wrong": one.wrong} for one in found.memory],
-        "predicted_peak_bytes": found.predicted_peak_bytes,
-        "measured_peak_bytes": found.measured_peak_bytes,
-        "peak_kind": found.peak_kind,
-        "predicted_tflops": None if flops is None else flops[0],
-        "measured_tflops": None if flops is None else flops[1],
-    }
-
-
-def _show(found: "RunComparison", flops: tuple[float, float] | None) -> None:
-    from planner.report.table import table_of
-    from planner.report.units import bytes_text, percent_text, seconds_text
-
-    console = console_of()
-    table = table_of("", "term", "predicted", "measured", "off by", "of the step", "")
-    for column in table.columns[1:5]:
-        column.justify = "right"
-    for one in found.terms:
-        table.add_row(*_cells(one, seconds_text))
-    error = f"{found.error:+.1%}"
-    table.add_row("step", seconds_text(found.predicted_seconds), seconds_text(found.measured_seconds), error, error, "")
-    console.print(table)
-    memory = table_of("", "memory", "predicted", "measured", "off by", "of these", "")
-    for column in memory.columns[1:5]:
-        column.justify = "right"
-    for one in found.memory:
-        memory.add_row(*_cells(one, bytes_text))
-    if found.measured_peak_bytes is not None:
-        off = f"{found.predicted_peak_bytes / found.measured_peak_bytes - 1:+.1%}"
-        peaks = bytes_text(found.predicted_peak_bytes), bytes_text(found.measured_peak_bytes)
-        memory.add_row("peak", *peaks, off, "", "")
-    if memory.row_count:
-        console.print(memory)
-        console.print(f"The measured peak counts what is {found.peak_kind}.", soft_wrap=True)
-    if flops is not None:
-        console.print(f"TFLOP/s of a device: {flops[0]:.1f} predicted, of the model alone; {flops[1]:.1f} by the log.")
-    if found.low_seconds is not None and found.high_seconds is not None:
-        ends = f"{seconds_text(found.low_seconds)} to {seconds_text(found.high_seconds)}"
-        console.print(f"The interval, {ends}, {'held' if found.inside else 'did NOT hold'}.")
-    if found.wrong:
-        parts = ", ".join(f"{one.name} {one.share:+.1%}" for one in found.wrong)
-        console.print(f"Wrong, with what of the step each is off by: {parts}.", soft_wrap=True)
-    elif found.terms:
-        console.print(f"No term is off by more than a tenth of itself and {percent_text(0.02)} of the step.")
-
-
-def _cells(one: "Term", text: Any) -> tuple[str, ...]:
-    off = f"{one.predicted / one.measured - 1:+.1%}" if one.measured else "-"
-    sign = "-" if one.measured < 0 else ""
-    return (
-        one.name,
-        text(one.predicted),
-        f"{sign}{text(abs(one.measured))}",
-        off,
-        f"{one.share:+.1%}",
-        "wrong" if one.wrong else "",
-    )

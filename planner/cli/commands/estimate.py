@@ -91,6 +91,7 @@ def completed(options: Options) -> tuple[Options, tuple[Choice, ...]]:
     choices = tuple(
         (name.replace("_", " ").replace("zero", "ZeRO"), str(value), why) for name, (value, why) in missing.items()
     )
+    values["simplicity"] = options.simplicity or "0"  # what is priced is this configuration, as it is best
     return replace(options, **values), choices  # type: ignore[arg-type]  # of the types of the fields
 
 

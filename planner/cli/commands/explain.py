@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from planner.plan.binding.model_of import PlannedModel
     from planner.plan.compare.alternatives import Priced, Subject
     from planner.plan.compare.explanation import Explanation, Outcome, Sensitivity
+    from planner.plan.plan import Plan
     from planner.strategy_search.analysis.sensitivity import Search, Traced, World
 
 _NOTHING_YET = "interrupted before anything was known"
@@ -57,7 +58,7 @@ def explain(
                 if name is not None:
                     found = _choices(world, bound, name, again, wait)
                 else:
-                    rows = _sensitivities(world, known, again, wait)
+                    rows = _sensitivities(world, bound, known, again, wait, as_json)
         ended = _Ended(by_hand=stopped(), late=patience.late, limit=time_limit)
         if name is not None:
             _show_choices(found, bound, ended, as_json)
@@ -114,16 +115,46 @@ def _world(plan_file: Path, given: str | None) -> "tuple[World, PlannedModel, Bo
     plan = load_plan(plan_file)
     with naming(plan_file):
         cluster = machine_of(plan.cluster)
-        model = traced_again(plan, given)
+        model = (_known(plan) if given is None else None) or traced_again(plan, given)
         bound = repriced(plan, model.graph, model.batch, cluster)
     return World(plan=bound.plan, graph=model.graph, batch=model.batch, cluster=cluster), model, bound
 
 
-def _sensitivities(world: "World", model: "PlannedModel", again: "Search", wait: Waiting) -> "tuple[Sensitivity, ...]":
+def _known(plan: "Plan") -> "PlannedModel | None":
+    """The graph of a zoo model from the cache of graphs, which makes the first answers quick; None where it has none
+    that is the plan's."""
+    from planner.cli.graph_folder import cache_folder
+    from planner.models.zoo import is_of_zoo
+    from planner.plan.binding.model_of import PlannedModel
+    from planner.plan.graph_cache import graph_key, read_graph
+    from planner.plan.plan import PRECISIONS
+
+    folder, model = cache_folder(None), plan.model
+    if folder is None or not is_of_zoo(model.reference):
+        return None
+    dtype = PRECISIONS[plan.training.precision]
+    for length in (None, model.sequence_length):
+        key = graph_key(model.reference, dtype=dtype, sequence_length=length)
+        kept = None if key is None else read_graph(folder, key)
+        if kept is not None and kept.graph.fingerprint() == model.fingerprint:
+            return PlannedModel(graph=kept.graph, batch=kept.batch, built=None)
+    return None
+
+
+def _sensitivities(
+    world: "World", bound: "BoundPlan", model: "PlannedModel", again: "Search", wait: Waiting, as_json: bool
+) -> "tuple[Sensitivity, ...]":
+    """What everything that was given changes; what is known at once is said at once."""
     from planner.strategy_search.analysis.sensitivity import sensitivities
 
-    found = tuple(sensitivities(world, _retracing(world, model), again, wait.phase))
-    if not found:
+    def said(rows: "tuple[Sensitivity, ...]") -> None:
+        if not as_json:
+            _show_what_binds(bound, rows)
+
+    if not as_json:
+        _show_where(bound)
+    found = tuple(sensitivities(world, _retracing(world, model), again, wait.phase, said))
+    if not found and as_json:
         raise KeyboardInterrupt(_NOTHING_YET)
     return found
 
@@ -132,14 +163,14 @@ def _retracing(world: "World", model: "PlannedModel") -> "Callable[[int], Traced
     """Traces the model for another length."""
     from planner.cli.tracing import traced
     from planner.errors import ModelError
-    from planner.models.zoo import build_model
+    from planner.models.zoo import build_model, is_of_zoo
     from planner.plan.outline import model_reference
     from planner.plan.plan import PRECISIONS
 
     def retrace(length: int) -> "Traced":
-        if model.built is None:
+        reference = world.plan.model.reference if model.built is None else model.built.reference
+        if model.built is None and not is_of_zoo(reference):
             raise ModelError("the length is that of the graph in the file; --model NAME builds the model for another")
-        reference = model.built.reference
         if ":" in reference.partition("+")[0]:
             raise ModelError(f"the length of {reference} is that of its factory")
         built = build_model(reference, dtype=PRECISIONS[world.plan.training.precision], sequence_length=length)
@@ -192,29 +223,47 @@ def _around(
     return found
 
 
-def _show_sensitivities(bound: "BoundPlan", rows: "tuple[Sensitivity, ...]", ended: _Ended, as_json: bool) -> None:
+def _explained(bound: "BoundPlan") -> "Explanation":
     from planner.plan.compare.explanation import explain as explained
 
     plan = bound.plan
-    found = explained(
+    return explained(
         plan.prediction,
         micro_batches=plan.training.micro_batches,
         capacity=plan.prediction.capacity_bytes,
         memory_price=0.0,
         next_best=None,
     )
-    if as_json:
-        write_json("plan explain PLAN", _sensitivity_content(bound, found, rows, ended))
-        return
-    from planner.report.alternatives import ABOUT, binding_lines, sensitivity_table
+
+
+def _show_where(bound: "BoundPlan") -> None:
+    """Where the time goes, which the plan says by itself."""
     from planner.report.explanation import explanation_table
 
+    console_of().print(explanation_table(_explained(bound)))
+
+
+def _show_what_binds(bound: "BoundPlan", rows: "tuple[Sensitivity, ...]") -> None:
+    """What this plan gains by faster links and launches."""
+    from planner.report.alternatives import binding_lines
+
     console = console_of()
-    console.print(explanation_table(found))
-    for line in binding_lines(found, rows):
+    for line in binding_lines(_explained(bound), rows):
         console.print(line)
-    console.print(sensitivity_table(rows))
-    console.print(ABOUT)
+
+
+def _show_sensitivities(bound: "BoundPlan", rows: "tuple[Sensitivity, ...]", ended: _Ended, as_json: bool) -> None:
+    if as_json:
+        write_json("plan explain PLAN", _sensitivity_content(bound, _explained(bound), rows, ended))
+        return
+    from planner.report.alternatives import ABOUT, memory_line, sensitivity_table
+
+    console = console_of()
+    if rows:
+        if line := memory_line(rows):
+            console.print(line)
+        console.print(sensitivity_table(rows))
+        console.print(ABOUT)
     if ended.early:
         console.print(ended.line)
 

@@ -13,8 +13,9 @@ from planner.api.folders import write_folder
 from planner.cli.commands.show import Hardware, OfModel, naming, traced_again
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.output import write_json
-from planner.cli.texts import say
+from planner.cli.texts import say, text_of
 from planner.cli.values import parse_share
+from planner.errors import RequestError
 
 if TYPE_CHECKING:
     from planner.export.target import OperatorTarget
@@ -41,6 +42,13 @@ def export(
             help="What the nearest may take longer and be written.",
         ),
     ] = "1%",
+    onto: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keep what this file of settings says beside the plan. It is the one that was imported, or like it.",
+        ),
+    ] = None,
     hardware: Hardware = None,
     model: OfModel = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -54,10 +62,13 @@ def export(
 
         plan export llama70b-64.json --to megatron -o run
         plan export llama70b-64.json --to torchtitan -o run --nearest
+        plan export llama70b-64.json --to mindformers -o run --onto finetune.yaml
     """
     with reporting(as_json):
         from planner.export.targets import OPERATOR_TARGETS
 
+        if to in OPERATOR_TARGETS and onto is not None:
+            raise RequestError(f"--onto {onto}: {to} takes strategies of operators and nothing else; leave it out")
         if to in OPERATOR_TARGETS:
             _export_operators(plan_file, OPERATOR_TARGETS[to], output, model, as_json)
             return
@@ -65,7 +76,7 @@ def export(
         check_fits(found, str(plan_file))
         content = _content(found)
         with naming(plan_file):
-            files = found.target.write(found.job)
+            files = _files(found, onto)
         write_folder(output, files, MARKER, content)
         names = sorted((*files, MARKER))
         if as_json:
@@ -106,6 +117,29 @@ def _export(plan_file: Path, to: str, hardware: str | None, given: str | None, w
         machine = machine_of(plan.cluster, hardware)
         model = traced_again(plan, given)
         return export_of(plan, to, machine, model.graph, model.batch, way)
+
+
+def _files(found: Export, onto: Path | None) -> dict[str, str]:
+    """What is written, by name; the settings in the text of a file that there is, where one is given."""
+    from planner.cli.commands.import_operators import refusing
+    from planner.export.onto import written_onto
+    from planner.export.target import Facts
+
+    target, job = found.target, found.job
+    files = dict(target.write(job))
+    if onto is None:
+        return files
+    text = text_of(onto)
+    beside = None if target.beside is None else onto.parent / target.beside
+    facts = Facts(
+        layers=sum(job.description.layers),
+        devices=job.description.devices,
+        architecture=job.architecture,
+        beside=text_of(beside) if beside is not None and beside.is_file() else "",
+        model=job.model,
+    )
+    with refusing(onto, target.name):
+        return {**files, target.main: written_onto(target, text, facts, job)}
 
 
 def _content(found: Export) -> dict[str, Any]:

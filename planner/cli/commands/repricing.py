@@ -100,7 +100,7 @@ def _print(bound: "BoundPlan", before: "Plan", options: Options) -> None:
 
     console = PlainConsole()
     prediction, told = bound.plan.prediction, before.prediction.step_seconds
-    print_plan(console, bound, roles(bound), prediction)
+    print_plan(console, bound, roles(bound), prediction, layouts=options.layouts)
     change = prediction.step_seconds / told - 1
     words = f"{percent_text(abs(change))} {'more' if change > 0 else 'less'}" if abs(change) > 1e-9 else "as now"
     profile = f"{before.cluster.devices} x {before.cluster.machine}"

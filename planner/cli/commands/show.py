@@ -18,6 +18,7 @@ from planner.errors import PlanFileError, PlannerError
 
 if TYPE_CHECKING:
     from planner.plan.binding.model_of import PlannedModel
+    from planner.plan.compare.least_work import LeastWork
     from planner.plan.compare.verify import Verdict
     from planner.plan.plan import Plan
 
@@ -90,6 +91,10 @@ def show(
     rank: Annotated[
         int | None, typer.Option(help="Where this rank stands, whom it talks to, and which pieces it has.")
     ] = None,
+    layouts: Annotated[
+        bool,
+        typer.Option("--layouts", help="Show sharding as factors and layouts in place of the names of patterns."),
+    ] = False,
     model: OfModel = None,
     as_json: AsJson = False,
 ) -> None:
@@ -119,7 +124,7 @@ def show(
             write_json("plan show", {**content, "fits": verdict.fits, "remarks": list(verdict.remarks)})
             return
         console = PlainConsole()
-        print_plan(console, verdict.bound, roles(verdict.bound), verdict.prediction)
+        print_plan(console, verdict.bound, roles(verdict.bound), verdict.prediction, layouts=layouts)
         for remark in verdict.remarks:
             console.print(f"\nThe plan was changed since it was priced: {remark}")
 
@@ -132,18 +137,56 @@ def verify(
 ) -> None:
     """Check independently that a plan is legal, fits in memory, and costs what it says. Exit code 1 if not.
 
-    plan verify llama70b-64.json
+    How much faster any plan could be is bounded again, from the file alone: by the work of the model, without
+    communication and memory. The bound that the search has proved is tighter; it is said, not proved again.
+
+        plan verify llama70b-64.json
     """
     with reporting(as_json):
         with waiting() as wait:
             verdict, known = judge(plan_file, hardware, model, wait)
             wait.phase("proving rules that were found by trial")
             _prove(plan_file, verdict, known)
+            wait.phase("bounding all plans by their work")
+            least = _least(verdict, known, hardware)
+        possible = isinstance(least, str) or not least.contradicts(verdict.prediction.step_seconds)
         if as_json:
-            write_json("plan verify", _verdict_content(verdict))
+            write_json("plan verify", _verdict_content(verdict, least))
         else:
             _print_verdict(verdict, carried=known.built is None)
-        raise typer.Exit(0 if verdict.fits and verdict.as_stated else 1)
+            for line in _bound_lines(verdict, least):
+                say(line)
+        raise typer.Exit(0 if verdict.fits and verdict.as_stated and possible else 1)
+
+
+def _least(verdict: "Verdict", known: "PlannedModel", hardware: str | None) -> "LeastWork | str":
+    from planner.plan.binding.machine import machine_of
+    from planner.plan.compare.least_work import least_work
+
+    plan = verdict.bound.plan
+    return least_work(plan, known.graph, known.batch, machine_of(plan.cluster, hardware))
+
+
+def _bound_lines(verdict: "Verdict", least: "LeastWork | str") -> Iterator[str]:
+    """What is proved again of how fast any plan could be, and what is only said in the file."""
+    from planner.report.units import percent_text, seconds_text
+
+    plan, step = verdict.bound.plan, verdict.prediction.step_seconds
+    if isinstance(least, str):
+        yield f"no bound: {least}"
+    elif least.contradicts(step):
+        yield f"impossible: the work of a step alone takes {seconds_text(least.seconds)} of {least.devices} devices"
+    else:
+        yield (
+            f"no plan on {least.devices} devices takes less than {seconds_text(least.seconds)}, the work of a step"
+            f" shared by all ({percent_text(least.gap(step))} faster); checked here, whatever the plan"
+        )
+    proof = plan.provenance
+    if verdict.as_stated and proof.gap < 1:
+        yield (
+            f"the file says {percent_text(proof.gap)}, by memory and communication too ({proof.search}); not checked"
+            " here: search again to prove it"
+        )
 
 
 def _prove(plan_file: Path, verdict: "Verdict", known: "PlannedModel") -> None:
@@ -175,8 +218,9 @@ def _print_verdict(verdict: "Verdict", *, carried: bool) -> None:
         say("checked against the graph in the file; --model NAME checks it against the model")
 
 
-def _verdict_content(verdict: "Verdict") -> dict[str, Any]:
+def _verdict_content(verdict: "Verdict", least: "LeastWork | str") -> dict[str, Any]:
     prediction = verdict.prediction
+    bounded = None if isinstance(least, str) else least
     return {
         "schema_version": OUTPUT_SCHEMA_VERSION,
         "fits": verdict.fits,
@@ -185,4 +229,14 @@ def _verdict_content(verdict: "Verdict") -> dict[str, Any]:
         "peak_bytes": prediction.peak_bytes,
         "capacity_bytes": prediction.capacity_bytes,
         "remarks": list(verdict.remarks),
+        "gap_in_file": verdict.bound.plan.provenance.gap if verdict.as_stated else None,
+        "bound": None
+        if bounded is None
+        else {
+            "seconds": bounded.seconds,
+            "gap": bounded.gap(prediction.step_seconds),
+            "devices": bounded.devices,
+            "work_seconds": dict(bounded.terms),
+        },
+        "no_bound": least if isinstance(least, str) else None,
     }

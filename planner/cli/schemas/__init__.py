@@ -46,6 +46,7 @@ ANSWERS: dict[str, type[BaseModel]] = {
     "plan search": Answer,
     "plan estimate": Answer,
     "plan estimate PLAN": Repriced,
+    "plan manual": Repriced,
     "plan compare": Compared,
     "plan compare --model": Cases,
     "plan capacity": Enough,

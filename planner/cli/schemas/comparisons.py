@@ -208,6 +208,24 @@ class Term(Strict):
     wrong: bool
 
 
+class ClassTime(Strict):
+    """Seconds of a step in operators of one class; `calls` are kernels."""
+
+    name: str
+    predicted: Number
+    measured: Number
+    calls: Number
+
+
+class TracedCollective(Strict):
+    """Collectives of one kind in a step of a trace; `exposed` are the seconds that no kernel covers."""
+
+    name: str
+    calls: float
+    seconds: float
+    exposed: float
+
+
 class Compared(Strict):
     """`plan compare`."""
 
@@ -226,6 +244,8 @@ class Compared(Strict):
     peak_kind: str
     predicted_tflops: Number
     measured_tflops: Number
+    classes: list[ClassTime]
+    collectives: list[TracedCollective]
 
 
 class Case(Strict):

@@ -86,6 +86,16 @@ class Certificate(Strict):
     seconds: float
 
 
+class Simpler(Strict):
+    """Why a plan is not the fastest that was found."""
+
+    fastest_step_seconds: float
+    fastest_objective_seconds: float
+    slower: float
+    decisions: list[str]
+    fastest_decisions: list[str]
+
+
 class Search(Strict):
     algorithm: str
     status: Literal["optimal", "feasible"]
@@ -99,6 +109,7 @@ class Search(Strict):
     placements: int
     stopped: bool
     certificate: Certificate | None
+    simpler: Simpler | None = None
 
 
 class Listed(Choices):
@@ -229,6 +240,15 @@ class ShownRank(Strict):
     parameters: list[HeldParameter]
 
 
+class WorkBound(Strict):
+    """The least step time by work alone: the sum of `work_seconds`, by class of operators."""
+
+    seconds: float
+    gap: float
+    devices: int
+    work_seconds: dict[str, float]
+
+
 class Verified(Strict):
     """`plan verify`."""
 
@@ -239,6 +259,9 @@ class Verified(Strict):
     peak_bytes: float
     capacity_bytes: float
     remarks: list[str]
+    gap_in_file: Number
+    bound: WorkBound | None
+    no_bound: Text
 
 
 class GivenUp(Strict):

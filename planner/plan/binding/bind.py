@@ -104,7 +104,12 @@ class BoundPlan:
 
 
 def prepare(
-    traced: OperatorGraph, imbalance: float = EVEN, placed: Placed = (), fp8: Fp8 = NO_FP8, *, trains: bool = True
+    traced: OperatorGraph,
+    imbalance: float = EVEN,
+    placed: Placed = (),
+    fp8: Fp8 = NO_FP8,
+    *,
+    trains: bool = True,
 ) -> tuple[OperatorGraph, Blocks]:
     """The graph that plans speak about: shared values have an identity, repeated blocks are known, routers give the
     fullest device `imbalance` times the average, tables that are `placed` elsewhere are no parameters, and linear

@@ -1,14 +1,16 @@
 """A plan on another machine: the same choices, priced by the numbers of that machine.
 
 The mesh keeps its shape and gets the links of the new cluster. For another number of devices the data parallel axis is
-made longer or shorter; the global batch stays what it is, so each group has less or more of it to do.
+made longer or shorter; the global batch stays what it is, so each group has less or more of it to do, in fewer
+micro-batches where they would be too small for the longer axis.
 """
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 
 from hardware_profiles import Machine
-from planner.errors import RequestError
+from planner.errors import LayoutError, PlanFileError, RequestError, StrategyError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundPlan, bind
 from planner.plan.binding.machine import cluster_reference, placed
@@ -30,8 +32,38 @@ def repriced(plan: Plan, traced: OperatorGraph, batch: int, cluster: Machine) ->
     moved = replace(plan, cluster=known, mesh=mesh, stages=placed(plan.stages, plan.pipeline, cluster))
     if moved.cluster != plan.cluster:  # nothing is proved about it there
         moved = replace(moved, provenance=replace(plan.provenance, status="feasible", gap=1.0))
-    bound = bind(moved, traced, batch)
-    return replace(bound, plan=replace(moved, prediction=predict(bound, cluster)))
+    bound = _bound(moved, traced, batch, grown=cluster.devices > plan.cluster.devices)
+    return replace(bound, plan=replace(bound.plan, prediction=predict(bound, cluster)))
+
+
+def _bound(plan: Plan, traced: OperatorGraph, batch: int, *, grown: bool) -> BoundPlan:
+    """The plan bound to its graph. On more devices a micro-batch may have too few samples for the longer data parallel
+    axis: then as many micro-batches as still divide, fewer than before, and so larger ones.
+
+    Raises RequestError where not even one micro-batch has a sample for every device, as far as that is the reason.
+    """
+    try:
+        return bind(plan, traced, batch)
+    except (LayoutError, PlanFileError, StrategyError):
+        if not grown:
+            raise
+        training = plan.training
+        for fewer in (n for n in range(training.micro_batches - 1, 0, -1) if training.micro_batches % n == 0):
+            with suppress(LayoutError, PlanFileError, StrategyError):
+                return bind(replace(plan, training=replace(training, micro_batches=fewer)), traced, batch)
+        devices = plan.cluster.devices
+        words = "too few" if training.global_batch * plan.pipeline < devices else "not divisible"
+        raise RequestError(
+            f"{training.global_batch} samples a step are {words} for the data parallel axis of {devices} devices"
+            f" (mesh {'x'.join(map(str, plan.mesh.sizes))}), in any number of micro-batches; a global batch of"
+            f" {_batch_for(plan)} would be enough"
+        ) from None
+
+
+def _batch_for(plan: Plan) -> int:
+    """Samples a step of which every micro-batch has one for each device of a stage at least."""
+    least = math.prod(plan.mesh.sizes) * plan.training.micro_batches
+    return least * -(-plan.training.global_batch // least)
 
 
 def _sizes(plan: Plan, traced: OperatorGraph, batch: int, devices: int) -> tuple[int, ...]:

@@ -19,8 +19,7 @@ from planner.plan.prediction.charges import UNCHARGED, Times, charge
 from planner.plan.prediction.stage_cost import StageCost
 from planner.plan.schedule import whole_in_flight
 from planner.pricing import OperatorPrices, keeping
-from planner.pricing.message import message_seconds
-from planner.pricing.operator_price import ROUND, inner_messages, transient_bytes
+from planner.pricing.operator_price import ROUND, inner_hidden, inner_messages, inner_seconds, transient_bytes
 from planner.pricing.parameter_price import gathered_at_once
 from planner.sharding.layout import Layout, local_fraction
 from planner.sharding.rule import Duplex
@@ -173,16 +172,18 @@ class OperatorVisit:
 
     def _send_inside(self) -> None:
         """Messages of the operator itself."""
-        messages, hidden, mesh = self.cost.messages, self.walk.cluster.software.hidden, self.bound.plan.mesh
+        messages, mesh = self.cost.messages, self.bound.plan.mesh
+        rule, cluster = self.operator.rule, self.walk.cluster
+        hidden = inner_hidden(rule, cluster)
         repeats = self.works and not self.kept_again
-        for inner in inner_messages(self.operator.rule, self.operator.strategy, mesh):
+        for inner in inner_messages(rule, self.operator.strategy, mesh):
             name = self.operator.operator.name
             times: Times = {"forward": inner.forward, "backward": inner.backward}
             charge(messages, "communication", name, inner.message, times)
             if repeats:
                 charge(messages, "recomputation", name, inner.message, {"recomputation": inner.forward})
-            if hidden.tensor and inner.message.kind != ROUND:
-                seconds = hidden.tensor * message_seconds(inner.message, mesh, self.walk.cluster)
+            if hidden and inner.message.kind != ROUND:
+                seconds = hidden * inner_seconds(rule, inner.message, mesh, cluster)
                 self.chunk.forward.add(hidden=inner.forward * seconds)
                 self.chunk.backward.add(hidden=(inner.backward + (inner.forward if repeats else 0)) * seconds)
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from hardware_profiles import Bytes, Seconds
 from planner.plan.binding.bind import BoundPlan, stage_of_operators
 from planner.plan.compare.dissection import OperatorCost, RankDissection
+from planner.plan.layout.patterns import Patterns
+from planner.plan.layout.roles import roles
 from planner.plan.plan import Group
 from planner.report.words import short_name, strategy_words
-from planner.sharding.labels import factor_labels
 from planner.sharding.layout import format_layout, local_fraction
 
 BEFORE, AFTER = "before the blocks", "after the blocks"
@@ -20,15 +21,19 @@ BEFORE, AFTER = "before the blocks", "after the blocks"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorView:
-    """One operator: `splits` has what each mesh axis splits, "-" for nothing; layouts of operands and results are those
-    of the forward pass, weight, gradient and state those of its first parameter ("" without one). Seconds are of one
-    micro-batch, by part of the prediction; `result_bytes` are local, `kept_bytes` what all micro-batches in flight keep
+    """One operator: `patterns` has the name of what each mesh axis does, `kept_as` that of how its first parameter is
+    kept (`planner.plan.layout.patterns`), `splits` what each axis splits, "-" for nothing; layouts of
+    operands and results are those of the forward pass, weight, gradient and state those of its first parameter (""
+    without one). Seconds are of one micro-batch, by part of the prediction; `result_bytes` are local, `kept_bytes` what
+    all micro-batches in flight keep
     because of it."""
 
     name: str
     short: str
     op: str
     op_class: str
+    patterns: tuple[str, ...]
+    kept_as: str
     splits: tuple[str, ...]
     operands: tuple[str, ...]
     results: tuple[str, ...]
@@ -134,7 +139,7 @@ class _Views:
 
     def __init__(self, bound: BoundPlan, costs: Mapping[int, OperatorCost]) -> None:
         self.bound, self.costs = bound, costs
-        self.labels = factor_labels(bound.graph)
+        self.named = Patterns(bound=bound, roles=tuple(axis.role for axis in roles(bound).axes))
         self.firsts: dict[int, tuple[OperatorView, ...]] = {}
 
     def way(self, name: str, operators: range, block: int | None, blocks: int, group: Group | None) -> Way:
@@ -162,7 +167,8 @@ class _Views:
     def operator(self, at: int) -> OperatorView:
         bound, cost = self.bound.operators[at], self.costs[at]
         op, layouts = bound.operator, bound.layouts
-        stored = [self.bound.parameters[name] for name in op.operands if name in self.bound.parameters]
+        names = [name for name in op.operands if name in self.bound.parameters]
+        stored = [self.bound.parameters[name] for name in names]
         results = [name for name in op.results if name is not None]
         sizes = self.bound.plan.mesh.sizes
         return OperatorView(
@@ -170,7 +176,9 @@ class _Views:
             short=short_name(op),
             op=op.op,
             op_class=bound.rule.op_class,
-            splits=strategy_words(bound, self.labels[at]),
+            patterns=self.named.of_operator(at),
+            kept_as=self.named.of_parameter(names[0]) if names else "",
+            splits=strategy_words(bound, self.named.labels[at]),
             operands=tuple(format_layout(duplex.forward) for duplex in layouts.operands),
             results=tuple(format_layout(duplex.forward) for duplex in layouts.results),
             weight=stored[0].weight_words if stored else "",

@@ -81,10 +81,10 @@ def _strategies(model: Model) -> dict[str, str]:
 
 
 def _splits(model: Model, one: OperatorView) -> str:
-    """`axis0: batch, axis1: out`."""
+    """`axis0: data parallel, axis1: column parallel`."""
     if set(one.splits) <= {"-"}:
-        return "nothing"
-    return ", ".join(f"{axis}: {word}" for axis, word in zip(model.axes, one.splits, strict=True))
+        return "replicated"
+    return ", ".join(f"{axis}: {word}" for axis, word in zip(model.axes, one.patterns, strict=True))
 
 
 def _row(model: Model, rank: int) -> StageRow:
@@ -186,9 +186,11 @@ def _about(way: Way) -> str:
 def _tip(model: Model, one: OperatorView, way: Way) -> str:
     lines = [
         f"{one.short}: {_call(one)} ({one.op_class})",
-        f"splits {_splits(model, one)}" if model.axes else "",
+        _splits(model, one) if model.axes else "",
         f"operands {'; '.join(one.operands)} → result {'; '.join(one.results)}" if model.axes else "",
-        f"weight {one.weight}, its gradient {one.gradient}, state {one.state}" if one.weight else "",
+        f"weight kept as {one.kept_as}: {one.weight}, its gradient {one.gradient}, state {one.state}"
+        if one.weight
+        else "",
         f"{seconds_text(one.total)} a micro-batch ({percent_text(one.total / way.seconds)} of the block): "
         + ", ".join(f"{part} {seconds_text(seconds)}" for part, seconds in one.seconds),
         f"result {bytes_text(one.result_bytes)}, kept for the backward pass {bytes_text(max(0.0, one.kept_bytes))}",
@@ -210,6 +212,7 @@ def _table(model: Model, way: Way, title: str) -> Table:
             "call",
             "class",
             *model.axes,
+            "kept as",
             "result",
             "weight",
             "gradient",
@@ -218,13 +221,14 @@ def _table(model: Model, way: Way, title: str) -> Table:
             "bytes",
             "kept",
         ),
-        texts=7 + len(model.axes),
+        texts=8 + len(model.axes),
         rows=tuple(
             (
                 one.short,
                 _call(one),
                 one.op_class,
                 *one.splits,
+                one.kept_as,
                 "; ".join(one.results),
                 one.weight,
                 one.gradient,

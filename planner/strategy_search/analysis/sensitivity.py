@@ -57,29 +57,43 @@ def sensitivities(
     retrace: Callable[[int], Traced],
     search: Search,
     on_change: Callable[[str], None] = lambda _: None,
+    on_kept: Callable[[tuple[Sensitivity, ...]], None] = lambda _: None,
 ) -> Iterator[Sensitivity]:
     """Everything made more and less, one after the other, until `search` is cancelled.
 
-    `retrace` traces the model for sequences of another length; `on_change` is told what is looked at.
+    `retrace` traces the model for sequences of another length; `on_change` is told what is looked at. What takes
+    neither a search nor another trace, the plan kept while the machine or the batch changes, comes first of all to
+    `on_kept`.
     """
+    known: dict[tuple[str, str], Sensitivity] = {}
+    for name, change, other in _worlds(world, None):
+        if search.cancelled():
+            return
+        on_change(f"{name} {change}".rstrip())
+        known[name, change] = _sensitivity(world, name, change, other)
+    on_kept(tuple(known.values()))
     for name, change, other in _worlds(world, retrace):
         if search.cancelled():
             return
         on_change(f"{name} {change}".rstrip())
-        kept: Outcome = other if isinstance(other, str) else _kept(other)
-        best: Outcome | None = None
-        then = world if isinstance(other, str) else other
+        row = known.get((name, change)) or _sensitivity(world, name, change, other)
         if not isinstance(other, str) and search.begins():
             request = request_for(other.plan, other.graph, other.batch, other.cluster)
-            best = searched(request, search.on_progress, search.cancelled)
-        yield Sensitivity(
-            name=name,
-            change=change,
-            kept=kept,
-            searched=best,
-            devices=then.cluster.devices,
-            tokens=then.plan.model.sequence_length,
-        )
+            row = replace(row, searched=searched(request, search.on_progress, search.cancelled))
+        yield row
+
+
+def _sensitivity(world: World, name: str, change: str, other: World | str) -> Sensitivity:
+    """A change with the plan kept."""
+    then = world if isinstance(other, str) else other
+    return Sensitivity(
+        name=name,
+        change=change,
+        kept=other if isinstance(other, str) else _kept(other),
+        searched=None,
+        devices=then.cluster.devices,
+        tokens=then.plan.model.sequence_length,
+    )
 
 
 def _kept(world: World) -> Outcome:
@@ -93,7 +107,8 @@ def _kept(world: World) -> Outcome:
     return found
 
 
-def _worlds(world: World, retrace: Callable[[int], Traced]) -> Iterator[tuple[str, str, World | str]]:
+def _worlds(world: World, retrace: Callable[[int], Traced] | None) -> Iterator[tuple[str, str, World | str]]:
+    """All that is changed; without `retrace` all but the length of sequences."""
     yield "as it is", "", world
     for name, words, machine in _links(world.cluster):
         yield f"bandwidth of {name}", words, replace(world, cluster=machine)
@@ -104,7 +119,7 @@ def _worlds(world: World, retrace: Callable[[int], Traced]) -> Iterator[tuple[st
     for factor, words in ((1.1, "+ 10%"), (0.9, "- 10%")):
         yield "memory", words, replace(world, cluster=_of_each(world.cluster, partial(_roomier, factor=factor)))
     yield from _batches(world)
-    yield from _lengths(world, retrace)
+    yield from () if retrace is None else _lengths(world, retrace)
     for factor, words in ((2.0, "x 2"), (0.5, "/ 2")):
         yield "devices", words, _devices(world, factor)
 

@@ -147,6 +147,17 @@ class Finalists:
         best = self._plain_if_nothing_goes_together(self._with_turns(storable[0]))
         return (best, *(self._plain_if_nothing_goes_together(ranked) for ranked in storable[1:top]))
 
+    def plain(self, found: Contender) -> Ranked | None:
+        """A contender as it was found, as a plan, in the order of turns that takes it least; None where it does not
+        fit."""
+        ranked = self._priced_as_found(found)
+        pinned = self.request.pinned
+        if asks(pinned) or (found.configuration.pipeline > 1 and reorders(pinned)):
+            ranked = self._scheduled(ranked, math.inf)
+        fits = self._fits(ranked.configuration, ranked.plan.prediction)
+        stored = offloaded_fault(ranked.plan.prediction, self.request.cluster) is None
+        return self._plain_if_nothing_goes_together(ranked) if fits and stored else None
+
     def _with_turns(self, ranked: Ranked) -> Ranked:
         """A result whose micro-batches take turns, or whose sequence comes in slices, where that is faster; if need be
         with weights gathered one by one."""

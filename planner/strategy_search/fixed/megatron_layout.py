@@ -1,6 +1,6 @@
 """The plan of a usual configuration: degrees, stages and recomputation by hand, operators as all frameworks split them.
 
-The pattern (`planner.strategy_search.request.usual_pattern`) leaves open what stands between products (what is split
+The pattern (`planner.sharding.usual_pattern`) leaves open what stands between products (what is split
 there costs next to nothing); the search decides that, with memory without end, so that no block is run in a leaner way
 than its twins. Stages and recomputation are then put into its plan as they are wanted. Of several kinds of devices the
 first stands in for all while that is decided; the plan is put on the machine as it is, and priced there.
@@ -18,11 +18,11 @@ from planner.pricing.keeping import keeping_fault
 from planner.sharding.labels import factor_labels
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
+from planner.sharding.usual_pattern import usual_factors
 from planner.strategy_search.fixed.fixed_schedule import Order, around, arranged, blocks_like, without_limits
 from planner.strategy_search.request.request import SearchRequest, Shard
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.request.template import fold
-from planner.strategy_search.request.usual_pattern import usual_factors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,11 +38,12 @@ from planner.sharding.mesh import Mesh
 from planner.sharding.rule import FactorKind, Rule, Strategy, legal_strategies, pieces_of, splittable
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import Option, StoredParameter, legal_stored
+from planner.sharding.usual_pattern import usual_factors
 from planner.sharding.zigzag import Sequences, order_fault, sequences_of, tensors_of
+from planner.strategy_search.request.default_strategy import DATA_PARALLEL, follows, of_batch_alone, splits_batch
 from planner.strategy_search.request.request import SearchRequest, Shard, Store
 from planner.strategy_search.request.space import EXPERTS, Configuration, Pinned, Role, experts_cut
 from planner.strategy_search.request.template import Template
-from planner.strategy_search.request.usual_pattern import usual_factors
 
 T = TypeVar("T")
 
@@ -58,7 +59,7 @@ _ALONG_EXPERTS = layout.shard(0)
 def decided_of(request: SearchRequest, configuration: Configuration, template: Template) -> "Decided | None":
     """The filter of a request for one configuration; None where nothing is decided."""
     if not request.shards and not request.stores and not configuration.roles:
-        return None
+        return None  # a default is beside shards
     pinned = configuration.under(request.pinned)
     return Decided(
         shards=request.shards,
@@ -69,6 +70,7 @@ def decided_of(request: SearchRequest, configuration: Configuration, template: T
         axes=len(configuration.mesh),
         sizes=configuration.mesh,
         template=template,
+        falls_back=request.default == DATA_PARALLEL,
     )
 
 
@@ -84,6 +86,7 @@ class Decided:
     axes: int  # of the mesh
     sizes: tuple[int, ...]  # of these
     template: Template
+    falls_back: bool = False  # whether operators that no shard means split the batch on every axis
 
     def strategies(self, index: int, rule: Rule, mesh: Mesh) -> tuple[Strategy, ...]:
         """Strategies of an operator that agree with what is decided.
@@ -96,11 +99,24 @@ class Decided:
     def agreeing(self, index: int, rule: Rule, legal: tuple[Strategy, ...], mesh: Mesh) -> tuple[Strategy, ...]:
         """Those of some strategies that agree; the mesh may have only the first axes of the whole one."""
         found = self._in_order(index, rule, legal, mesh) if mesh.zigzag else legal
+        if self.falls_back and not self._matching(index):
+            found = self._fallen_back(index, rule, found, mesh)
         for axis, role in enumerate(self.roles[: len(mesh.axes)]):
             found = self._in_role(index, rule, found, axis, role)
         for shard in self._matching(index):
             found = self._agreeing(index, rule, found, shard, mesh.sizes)
         return found
+
+    def _fallen_back(self, index: int, rule: Rule, legal: tuple[Strategy, ...], mesh: Mesh) -> tuple[Strategy, ...]:
+        """Those of an operator that nobody has decided, where such operators split the batch."""
+        if not splits_batch(self.template.graph, mesh.sizes):
+            raise NothingAgreesError(
+                f"default = data_parallel: the samples of a micro-batch do not divide over the"
+                f" {math.prod(mesh.sizes)} devices of mesh {'x'.join(map(str, mesh.sizes))}"
+            )
+        if follows(self.template.graph.operators[index].op, rule.op_class):
+            return legal
+        return of_batch_alone(self._labels[index], legal, len(mesh.axes))
 
     def _in_order(self, index: int, rule: Rule, legal: tuple[Strategy, ...], mesh: Mesh) -> tuple[Strategy, ...]:
         """Those that agree with the order in which axes cut sequences."""
@@ -132,6 +148,8 @@ class Decided:
 
     def _wanted(self, name: str, axis: int) -> tuple["_Wanted", ...]:
         """What an axis should do to a parameter, and what else where that is impossible."""
+        if self.falls_back and not self._read_by_decided(name):
+            return (_Wanted("whole"),)
         role = self.roles[axis] if axis < len(self.roles) else None
         if role is None:
             return ()
@@ -150,6 +168,10 @@ class Decided:
             return plain
         first = replace(plain[0], or_experts=True) if self.experts[axis] is None else _Wanted("none", or_experts=True)
         return (first, *plain)
+
+    def _read_by_decided(self, name: str) -> bool:
+        """Whether an operator that a shard means reads a parameter."""
+        return any(at in hits for at in self.template.graph.consumers.get(name, ()) for hits in self._matches.values())
 
     def _in_role(
         self, index: int, rule: Rule, legal: tuple[Strategy, ...], axis: int, role: Role

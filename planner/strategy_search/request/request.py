@@ -16,6 +16,7 @@ from planner.plan.plan import INTERLEAVED, PRECISIONS, SLICED, ModelReference
 from planner.plan.schedule_checks import gathers_fault
 from planner.sharding.layout import Layout
 from planner.sharding.update import DEFAULT, Update, local_fault, update_fault
+from planner.strategy_search.request.default_strategy import default_fault
 from planner.strategy_search.request.offload import NOTHING, Offload
 from planner.strategy_search.request.space import FREE, Pinned
 
@@ -31,6 +32,14 @@ PLACINGS = ("given", "fit", "auto")
 """Tables on the host: those that are given, more where nothing fits otherwise, more where that is better."""
 
 Placing = Literal["given", "fit", "auto"]
+
+DEFAULTS = ("search", "data_parallel")
+"""What operators do whose strategy nobody has decided: whatever is best, or split the batch on every axis."""
+
+Default = Literal["search", "data_parallel"]
+
+SIMPLICITY = 0.01
+"""How much longer than the fastest, relatively, the step of a simpler plan may take where nothing else is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +89,10 @@ class SearchRequest:
     seconds; the best plan by then is returned with its gap. `memory_limit` lowers what a device may fill, in bytes.
     `space` is that of an engine, which `planner.strategy_search.within` turns into `alternatives`: where there are any,
     all of them together, each in the place of `pinned`, are what is searched.
+    `default` is what operators do that no shard means (`planner.strategy_search.request.default_strategy`).
+
+    `simplicity` is how much longer than the fastest, relatively, the step of a simpler plan may take that is preferred
+    to it (see `planner.strategy_search.simplicity`); 0 prefers none.
     `prune` is for tests: without it every configuration is evaluated in full. `imbalance` is that of routers (see
     `planner.graph.expert_load`), `fp8` says which linear layers are in fp8 (see `planner.graph.fp8`). `certify` asks an
     integer program what it makes of the best plans.
@@ -102,16 +115,19 @@ class SearchRequest:
     space: EngineSpace | None = None
     shards: tuple[Shard, ...] = ()
     stores: tuple[Store, ...] = ()
+    default: Default = "search"
     objective: Objective = "time"
     top: int = 1
     time_limit: float | None = None
     memory_limit: float | None = None
+    simplicity: float = 0.0
     prune: bool = True
     certify: bool = False
 
     def __post_init__(self) -> None:
         words = (
-            ("algorithm", ALGORITHMS), ("objective", OBJECTIVES), ("precision", PRECISIONS), ("placing", PLACINGS)
+            ("algorithm", ALGORITHMS), ("objective", OBJECTIVES), ("precision", PRECISIONS), ("placing", PLACINGS),
+            ("default", DEFAULTS),
         )  # fmt: skip
         for name, known in words:
             if getattr(self, name) not in known:
@@ -130,10 +146,15 @@ class SearchRequest:
         for name in ("batch", "global_batch", "top"):
             if getattr(self, name) < 1:
                 raise RequestError(f"{name} = {getattr(self, name)}: it is 1 or more")
+        refuse(default_fault(self.default, self.shards, self.pinned), RequestError)
         if self.stores and self.pinned.mesh is None:
             raise RequestError("stores: layouts are those of the axes of a mesh; decide it, too (mesh)")
         if self.time_limit is not None and self.time_limit < 0:
             raise RequestError(f"time_limit = {self.time_limit}: seconds are 0 or more")
+        if not 0 <= self.simplicity <= 0.5:
+            raise RequestError(
+                f"simplicity = {self.simplicity:g}: it is a share of the step time, from 0 to 0.5, as in 0.01 for 1%"
+            )
         if self.memory_limit is not None and self.memory_limit <= 0:
             raise RequestError(f"memory_limit = {self.memory_limit}: bytes are more than 0")
 

@@ -37,7 +37,7 @@ Counts = Literal["any", "equal"]  # of recomputed blocks in the stages of a pipe
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
     """One pattern for all operators, as training engines have it (Shoeybi et al. 2019, see
-    `planner.strategy_search.request.usual_pattern`), with blocks that are recomputed whole or not at all.
+    `planner.sharding.usual_pattern`), with blocks that are recomputed whole or not at all.
 
     Attributes:
         vocabulary: whether a tensor axis cuts the embedding and the head along the vocabulary.
@@ -46,6 +46,7 @@ class Pattern:
         interleaved: whether a rank may hold several stages.
         filled: whether there are at least as many micro-batches as pipeline ranks.
         divided: whether the ranks divide the blocks.
+        selective: whether recomputed blocks may keep the results of some operators.
     """
 
     vocabulary: bool = True
@@ -54,6 +55,7 @@ class Pattern:
     interleaved: bool = True
     filled: bool = False
     divided: bool = False
+    selective: bool = False
 
     def runs(self, blocks: int, pipeline: int, micro_batches: int) -> bool:
         """Whether so many ranks go with so many blocks and micro-batches."""
@@ -218,7 +220,8 @@ class Pinned:
         if self.forward_only:
             return ("none",)
         if self.recompute is None:
-            return ("none", "selective", "full") if self.pattern is None else ("none", "full")
+            kept = self.pattern is None or self.pattern.selective
+            return ("none", "selective", "full") if kept else ("none", "full")
         return (
             ("none",) if self.recompute == "none" else ("full",) if self.recompute == "full" else ("selective", "full")
         )

@@ -81,6 +81,7 @@ CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("plan", (*TINY, "--top", "2", "--explain", "-o", "c.json")),
     ("plan estimate", ("estimate", *TINY, "--tensor", "2", "--certify")),
     ("plan estimate PLAN", ("estimate", "a.json")),
+    ("plan manual", ("manual", "a.json")),
     ("plan compare", ("compare", "a.json", "a.run.json", "--clock", "cpu")),
     ("plan compare", ("compare", "a.json", "--log", "train.log", "--from", "nemo")),
     ("plan compare --model", ("compare", *TINY_COST, "--hardware", "cpu", "--devices", "1,2")),
@@ -185,8 +186,8 @@ def test_every_command_has_a_form() -> None:
     forms = {name.split()[1] for name in ANSWERS if " " in name}
     single = {name: command for name, command in commands.items() if not hasattr(command, "commands")}
     with_json = {name for name, command in single.items() if _has_json(command)}
-    assert with_json == set(single) - {"help"}
-    assert forms == set(commands) - {"help"}
+    assert with_json == set(single) - {"help", "ui"}
+    assert forms == set(commands) - {"help", "ui"}
     for name in set(commands) - set(single):
         inner = commands[name].commands
         assert {word for word, command in inner.items() if _has_json(command)} == set(inner)

@@ -142,24 +142,82 @@ def test_modes(plan: Any) -> None:
     alone = plan.json(*TINY[:4], "--mode", "stand_alone")
     assert (alone["devices"], alone["mesh"]) == (1, [])
     semi = plan.json(*TINY, "--mode", "semi_auto_parallel", "--shard", "*q_proj*=o", "--mesh", "4")
-    assert semi["search"]["algorithm"] == "sharding_propagation"
+    assert semi["search"]["algorithm"] == "dynamic_programming"
+    spread = ("--mode", "semi_auto_parallel", "--shard", "*q_proj*=o", "--search", "sharding_propagation")
+    assert plan.json(*TINY, *spread, "--mesh", "4")["search"]["algorithm"] == "sharding_propagation"
     assert plan.json(*TINY, "--mode", "auto_parallel", "--mesh", "4")["search"]["algorithm"] == "dynamic_programming"
     degrees = ("--tensor", "2", "--pipeline", "1", "--data", "2", "--zero", "1", "--micro-batches", "2")
     assert plan.json(*TINY, "--mode", "hybrid_parallel", *degrees)["degrees"]["tensor"] == 2
+
+
+def test_operators_that_nobody_decided_are_data_parallel(plan: Any, here: Path) -> None:
+    """As in MindSpore: the others split the batch, weights that only they read are whole everywhere."""
+    semi = (*TINY, "--mode", "semi_auto_parallel", "--shard", "*mlp.up_proj*=o", "--mesh", "4", "--micro-batches", "1")
+    content = plan.json(*semi, "--default", "data_parallel", "-o", "default.json")
+    searched = plan.json(*semi, "-o", "searched.json")
+    assert searched["step_seconds"] <= content["step_seconds"] * 1.001
+    found = load_plan(here / "default.json")
+    (decided,) = {s for name, s in strategies(here / "default.json").items() if "mlp.up_proj/" in name}
+    assert decided == ("o",)
+    linears = {
+        s for name, s in strategies(here / "default.json").items() if "/linear" in name and "up_proj" not in name
+    }
+    assert linears == {("b",)}
+    stored = {name: one for group in found.groups for name, one in group.parameters if "up_proj" not in name}
+    assert not any(part.is_shard for one in stored.values() for part in (*one.weight, *one.gradient, *one.state))
+    assert "do not divide over the 4 devices" in plan.refused(
+        *semi[:-2], "--global-batch", "2", "--default", "data_parallel"
+    )
+
+
+def test_a_plan_edited_by_hand_is_verified_priced_and_run_in_one_command(plan: Any, here: Path) -> None:
+    made = plan.json(*TINY[:4], "--devices", "1", "--global-batch", "2", "-o", "plan.json")
+    told = plan("--mode", "manual", "plan.json")
+    assert (told.code, told.err) == (0, "")
+    assert "legal and fits; as its figures say" in told.out
+    content = json.loads((here / "plan.json").read_text())
+    content["training"]["micro_batches"] = 3 - made["micro_batches"]
+    (here / "plan.json").write_text(json.dumps(content))
+    again = plan.json("--mode=manual", "plan.json", "-o", "priced.json")
+    assert again["step_seconds_in_file"] == made["step_seconds"] != again["step_seconds"]
+    priced = load_plan(here / "priced.json")
+    assert (priced.prediction.step_seconds, priced.provenance.gap) == (again["step_seconds"], 1.0)
+    assert "edited: its figures say" in plan("search", "--mode", "manual", "plan.json").out
+    assert "leave out --steps" in plan("manual", "plan.json", "--json", "--steps", "1").err
+    content["groups"][0]["operators"] = {}
+    (here / "plan.json").write_text(json.dumps(content))
+    assert "has no strategy in the plan" in plan.refused("--mode", "manual", "plan.json", "--steps", "2")
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_an_edited_plan_runs_as_the_unsharded_model_does(plan: Any, here: Path) -> None:
+    plan.json(*TINY[:4], "--devices", "2", "--mesh", "2", "--global-batch", "4", "-o", "plan.json")
+    text = (here / "plan.json").read_text()
+    content = json.loads(text)
+    for group in content["groups"]:
+        if "model.layers.0.mlp.up_proj/linear" in group["operators"]:
+            group["operators"]["model.layers.0.mlp.up_proj/linear"] = "o"
+    (here / "plan.json").write_text(json.dumps(content))
+    told = plan("--mode", "manual", "plan.json", "--steps", "2")
+    assert told.code == 0, told.err
+    assert "agrees with the unsharded model" in told.out
 
 
 @pytest.mark.cases(26, 1)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--mode", "manual"), ("--mode manual leaves nothing to search", "plan verify PLAN")),
+        (("--mode", "manual"), ("--mode manual leaves nothing to search", "plan --mode manual PLAN.json --steps 5")),
+        (("--default", "data_parallel"), ("default: data_parallel", "--shard", "--mode data_parallel")),
+        (("--default", "data"), ("--default 'data'", "data_parallel")),
+        (("--shard", "*q_proj*=o", "--tensor", "2", "--default", "data_parallel"), ("degrees say otherwise", "--mesh")),
         (("--mode", "hybrid"), ("--mode 'hybrid'", "did you mean hybrid_parallel")),
         (("--mode", "stand_alone"), ("one device", "--devices 4")),
         (("--mode", "data_parallel", "--tensor", "2"), ("splits the batch", "--tensor 2")),
         (("--mode", "data_parallel", "--zero", "1"), ("weights whole", "--zero 1")),
         (("--mode", "data_parallel", "--mesh", "4"), ("leave out --mesh", "auto_parallel")),
         (("--mode", "semi_auto_parallel"), ("--shard PATTERN=STRATEGY", "--shard-from PLAN")),
-        (("--mode", "semi_auto_parallel", "--shard", "*=b", "--search", "ilp"), ("--search ilp", "leave out")),
         (
             ("--mode", "hybrid_parallel", "--tensor", "2"),
             ("--pipeline, --data, --zero, --micro-batch or --micro-batches",),

@@ -45,6 +45,21 @@ def test_the_plan_is_kept_while_what_was_given_changes(file: Path) -> None:
     assert step["devices", "x 2"] < base["step_seconds"] < step["devices", "/ 2"]
 
 
+def test_more_devices_take_fewer_micro_batches_where_samples_are_few(file: Path, tmp_path: Path) -> None:
+    """The row "devices x 2" is a plan, or says how many samples would be one."""
+    small, data = tmp_path / "small.json", ("--mesh", "2", "--shard", "*linear*=b", "--micro-batches", "4")
+    made = CliRunner().invoke(app, [*TINY, *data, "-q", "-o", str(small)])
+    assert made.exit_code == 0, made.stderr
+    moved = CliRunner().invoke(app, ["estimate", str(small), "--devices", "8", "--json"])
+    assert moved.exit_code == 0, moved.stderr
+    found = json.loads(moved.stdout)
+    assert (found["devices"], found["micro_batches"], found["degrees"]["data"]) == (8, 1, 8)
+    refused = CliRunner().invoke(app, ["estimate", str(small), "--devices", "32"])
+    assert refused.exit_code == 2
+    for words in ("8 samples a step are too few", "32 devices", "a global batch of 128 would be enough"):
+        assert words in refused.stderr, refused.stderr
+
+
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_link_to_the_host_is_one_where_tables_are_there(file: Path, tmp_path: Path) -> None:

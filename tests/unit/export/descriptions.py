@@ -96,6 +96,8 @@ def descriptions(draw: st.DrawFn, model: str) -> Description:
         precision=precision,
         sequence_length=architecture(model).sequence,
         update=draw(updates()),
+        states_at=draw(st.sampled_from(("device", "device", "host", "disk"))),
+        weights_at=draw(st.sampled_from(("device", "device", "host"))),
     )
 
 

@@ -137,11 +137,33 @@ def test_what_mindspore_wrote_of_parameters_comes_back(turned: bool) -> None:
     assert (reading.mesh, reading.pipeline) == ((2, 4), 1)
     assert reading.notes == ("names of the file are those of the model without 'net.'",)
     written, wanted = json.loads(MINDSPORE.write(made(asked, reading))["strategy.json"]), without("net", text)
+    dropped = weightless(written)
+    assert set(dropped) == {"Default/ReLU-op0", "Default/ReduceMean-op0"}
     for row in wanted["parallel_layout_item"].values() if turned else ():
         row["tensor_map"], row["tensor_shape"] = row["tensor_map"][::-1], row["tensor_shape"][::-1]
     for row in wanted["parallel_strategy_item"].values() if turned else ():
         row["parallel_strategy"][1] = row["parallel_strategy"][1][::-1]
     assert {**written, "current_stage": 2} == wanted
+
+
+def weightless(content: Any) -> dict[str, Any]:
+    """Operators without weights, which are taken out: MindSpore's files of parameters have none."""
+    rows = content["parallel_strategy_item"]
+    return {name: rows.pop(name) for name in [*rows] if name.startswith("Default/")}
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_operators_without_weights_are_kept_both_ways(again: bool) -> None:
+    """As MindSpore wrote them; and as we write them of what was read."""
+    text, asked = (SAMPLES / "operator_strategy.json").read_text(), subject_of(Net(False), 4, 1024)
+    bound = made(asked, read(asked, text, 8))
+    if again:
+        text = MINDSPORE.write(bound)["strategy.json"]
+        bound = made(asked, read(asked, text, 8))
+    theirs = {name.rpartition("/")[2]: row for name, row in json.loads(text)["parallel_strategy_item"].items()}
+    ours = json.loads(MINDSPORE.write(bound)["strategy.json"])["parallel_strategy_item"]
+    for name in ("ReLU-op0", "ReduceMean-op0"):
+        assert ours[f"Default/{name}"]["parallel_strategy"] == theirs[name]["parallel_strategy"]
 
 
 def test_what_mindspore_wrote_of_operators_is_taken_over() -> None:
@@ -163,6 +185,7 @@ def test_layers_of_a_gpt_come_back() -> None:
     reading = read(asked, text)
     assert reading.mesh == (8,)
     written, wanted = json.loads(MINDSPORE.write(made(asked, reading))["strategy.json"]), without("net", text)
+    weightless(written)
     for name in ("LayerNorm_layers.0.g1", "LayerNorm_layers.0.g2"):  # of rows there, of samples and positions here
         assert wanted["parallel_strategy_item"].pop(name)["parallel_strategy"] == [[8, 1], [1], [1]]
         assert written["parallel_strategy_item"].pop(name)["parallel_strategy"] == [[8, 1, 1], [1], [1]]

@@ -19,7 +19,6 @@ SAID = {  # what is in no price, of some
     "megatron/train_llama3_8b_h100_fp8.sh": "fp8-recipe delayed",
     "torchtitan/llama3_405b.toml": "enable_fsdp_float8_all_gather",
     "accelerate/axolotl_qlora-fsdp-70b.yaml": "adapter",
-    "deepspeed/zero_stage2_offload_config.json": "offload_optimizer",
     "mindspeed/pretrain_deepseek3_671b_4k_ptd.sh": "dualpipe",
 }
 
@@ -77,6 +76,22 @@ def test_what_matters_and_has_no_price_is_said(row: dict[str, str]) -> None:
     words = " ".join((*reading.unmodelled, *reading.notes))
     known = {"dualpipe": "schedules-method"}
     assert known.get(SAID[row["file"]], SAID[row["file"]]) in words
+
+
+@pytest.mark.parametrize(
+    ("file", "states", "weights"),
+    [
+        ("zero_stage2_offload_config.json", "host", "device"),
+        ("axolotl_zero3_bf16_cpuoffload_all.json", "host", "host"),
+        ("zero_stage3_config.json", "device", "device"),
+    ],
+)
+def test_what_deepspeed_offloads_is_part_of_the_description(file: str, states: str, weights: str) -> None:
+    for row in (row for row in ROWS if row["file"] == f"deepspeed/{file}" and row["read"]):
+        reading = reading_of(row)
+        assert (reading.description.states_at, reading.description.weights_at) == (states, weights)
+        assert any("updated on the processors of the host" in note for note in reading.notes) == (states == "host")
+        assert not any("offload" in words for words in reading.unmodelled)
 
 
 def test_the_engine_of_a_file_is_guessed() -> None:

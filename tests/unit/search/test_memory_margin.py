@@ -9,7 +9,7 @@ from costmodels import planned_memory
 from hardware_profiles import Cluster, load_profile, load_software, software_facts
 from planner.cli.values import parse_margin
 from planner.errors import InfeasibleError, RequestError
-from planner.strategy_search.job import with_memory_margin
+from planner.strategy_search.job import machine_from, with_memory_margin
 from tests.refusals import refused
 
 
@@ -40,6 +40,20 @@ def test_the_margin_is_that_of_the_stack_unless_it_is_given() -> None:
     assert with_memory_margin(cluster, 0.25).software.peak_high == 1.25
     with refused(RequestError, "memory_margin", -0.1):
         with_memory_margin(cluster, -0.1)
+
+
+def test_a_machine_built_in_python_has_the_margin_of_its_stack() -> None:
+    """As a profile by its name has it; a margin that is given, 0 too, is kept."""
+    bare = load_profile("cpu")
+    assert (bare.software.peak_low, bare.software.peak_high) == (1.0, 1.0)
+    assert machine_from(bare).software == load_software("pytorch") == machine_from("cpu").software
+    nemo = machine_from(bare.with_software(replace(bare.software, name="nemo")))
+    assert nemo.software.peak_high == load_software("nemo").peak_high
+    given = with_memory_margin(machine_from(bare), 0.0)
+    assert machine_from(given).software.peak_high == 1.0
+    assert with_memory_margin(machine_from(bare), 0.25).software.peak_high == 1.25
+    found = planner.search("llama-tiny", bare, devices=2).plan.prediction
+    assert found.high_peak_bytes == pytest.approx(load_software("pytorch").peak_high * found.peak_bytes)
 
 
 def test_a_margin_is_a_share() -> None:

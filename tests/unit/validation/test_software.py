@@ -8,7 +8,7 @@ import pytest
 from hardware_profiles import Cluster, load_profile
 from planner.validation import read_rows
 from planner.validation.rows import Row
-from planner.validation.software import machine_of_run, stated_bandwidth
+from planner.validation.software import machine_of_run, release_of, stated_bandwidth
 from tests.unit.validation.runs import row
 
 
@@ -41,6 +41,7 @@ def machine(folder: Path, zero: int = 0, devices: int = 8, **changes: str) -> tu
         (1, {"source": "NeMo 24.07", "stack": "deepspeed"}, "deepspeed"),
         (1, {"notes": "plain Megatron-LM, not NeMo", "flash_attention": "True"}, "megatron"),
         (1, {"notes": "run without the NeMo container; NeMo 2 recipe", "flash_attention": "True"}, "nemo"),
+        (3, {"source": "Megatron-Bridge perf archive 26.04 NeMo Container"}, "nemo"),
         (1, {"other_flags": "Megatron-DeepSpeed", "notes": "beside NeMo", "flash_attention": "True"}, "deepspeed"),
     ],
 )
@@ -48,6 +49,61 @@ def test_stacks(tmp_path: Path, zero: int, changes: dict[str, str], stack: str) 
     cluster, notes = machine(tmp_path, zero, **changes)
     assert cluster.software.name == stack
     assert any(note.startswith(f"taken for {stack}, attention") for note in notes)
+
+
+BRIDGE = "Megatron-Bridge perf archive {} NeMo Container"
+EXPERTS = {"arch": "moe", "precision": "fp8", "date": "2025-09..2026-07"}
+
+
+@pytest.mark.parametrize(
+    ("release", "changes", "stack"),
+    [
+        ("26.04.01", {"profile": "gb300-288gb"}, "nemo"),
+        ("26.06", {"profile": "gb300-288gb"}, "nemo-2606"),
+        ("26.08", {"profile": "b300-288gb"}, "nemo-2606"),
+        ("26.06", {"profile": "b300-288gb", "model": "GPT OSS 120B"}, "nemo"),
+        ("26.06", {"profile": "gb200-186gb", "model": "GPT OSS 120B"}, "nemo-2606"),
+        ("26.06", {"profile": "b200-180gb"}, "nemo"),
+        ("26.06", {"profile": "gb300-288gb", "precision": "bf16"}, "nemo"),
+        ("26.06", {"profile": "gb300-288gb", "arch": "dense"}, "nemo"),
+    ],
+)
+def test_recipes_fuse_kernels_of_experts_from_a_release_on(
+    tmp_path: Path, release: str, changes: dict[str, str], stack: str
+) -> None:
+    cluster, _ = machine(tmp_path, 1, **{**EXPERTS, **changes}, source=BRIDGE.format(release))
+    assert cluster.software.name == stack
+
+
+def test_recipes_of_megatron_bridge_keep_gradients_in_bf16(tmp_path: Path) -> None:
+    assert machine(tmp_path, 1, source=BRIDGE.format("26.04"))[0].software.stored.bf16 == 2
+    assert machine(tmp_path, 1, source="NeMo 24.07")[0].software.stored.bf16 == 4
+
+
+@pytest.mark.parametrize(
+    ("release", "slow"), [("25.11", True), ("26.04", True), ("26.06", False), ("26.06.01", True), ("26.08", False)]
+)
+def test_learned_sinks_are_slow_in_some_releases(tmp_path: Path, release: str, slow: bool) -> None:
+    known = {**EXPERTS, "profile": "gb300-288gb", "model": "GPT OSS 120B"}
+    software = machine(tmp_path, 1, **known, source=BRIDGE.format(release))[0].software
+    assert software.has_sinks
+    assert (software.sinks > 1) == slow
+    other = {**known, "model": "Qwen3_30B_a3B"}
+    assert not machine(tmp_path, 1, **other, source=BRIDGE.format(release))[0].software.has_sinks
+
+
+def test_a_release_is_named_or_the_month_of_the_date(tmp_path: Path) -> None:
+    assert release_of(one(tmp_path, source="NeMo Container")) == ""
+    assert release_of(one(tmp_path, source="a table", date="2026-08")) == "26.08"
+    assert release_of(one(tmp_path, source=BRIDGE.format("26.06.01"), date="2025-09..2026-07")) == "26.06.01"
+
+
+def test_what_models_and_dtypes_say_of_kernels(tmp_path: Path) -> None:
+    assert machine(tmp_path, model="Mistral-7B")[0].software.window == 4096
+    assert machine(tmp_path, model="Mistral-7B-v0.3")[0].software.window == 0
+    known = {"precision": "fp8", "date": "2025-06", "compile": "True"}
+    assert machine(tmp_path, 3, **known, precision_detail="float8 rowwise")[0].software.gained < 1
+    assert machine(tmp_path, 3, **known, precision_detail="float8 tensorwise")[0].software.gained == 1
 
 
 @pytest.mark.parametrize(

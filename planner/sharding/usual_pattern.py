@@ -5,6 +5,8 @@ columns   every other weight that is multiplied with
 words     the vocabulary of an embedding of the samples' tokens, and columns of the head
 """
 
+from collections.abc import Sequence
+
 from planner.graph.operator_graph import OperatorGraph
 from planner.sharding.labels import factor_labels
 from planner.sharding.rule import Rule
@@ -13,11 +15,15 @@ from planner.sharding.rules import rule_of
 _ENDS = frozenset({"matmul", "attention", "embedding", "experts"})  # where data begin that are cut one way
 
 
-def usual_factors(graph: OperatorGraph, *, vocabulary: bool) -> tuple[int | None, ...]:
-    """For each operator the factor that tensor parallel devices cut; None where the pattern says nothing."""
+def usual_factors(
+    graph: OperatorGraph, *, vocabulary: bool, among: Sequence[bool] | None = None
+) -> tuple[int | None, ...]:
+    """For each operator the factor that tensor parallel devices cut; None where the pattern says nothing, and for those
+    that are not `among` the ones that are asked for."""
     labels = factor_labels(graph)
     return tuple(
-        _usual_factor(graph, at, rule_of(graph, op), labels[at], vocabulary) for at, op in enumerate(graph.operators)
+        _usual_factor(graph, at, rule_of(graph, op), labels[at], vocabulary) if among is None or among[at] else None
+        for at, op in enumerate(graph.operators)
     )
 
 

@@ -1,0 +1,246 @@
+"""`plan compare PLAN`: a prediction beside what was measured, by a record, the log of an engine or a trace."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.cli.commands.show import naming, traced_again
+from planner.cli.output import write_json
+from planner.cli.printing import console_of
+from planner.cli.waiting import waiting
+from planner.errors import RequestError
+
+if TYPE_CHECKING:
+    from planner.plan.compare.classes import ClassTime
+    from planner.plan.compare.kineto import TracedClass
+    from planner.plan.compare.measured import Clock, RunComparison, Term
+    from planner.plan.plan import Plan
+    from planner.validation.cells import PeakKind
+
+SCHEMA_VERSION = 1  # of the object that `plan compare PLAN --json` prints
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What there is to show: the comparison; TFLOP/s of a device, predicted and by a log; seconds by class of operator,
+    and collectives, of a profiler."""
+
+    compared: "RunComparison"
+    flops: tuple[float, float] | None = None
+    classes: "tuple[ClassTime, ...]" = ()
+    collectives: "tuple[TracedClass, ...]" = ()
+    steps: int | None = None
+
+
+def compare_measured(
+    plan_file: Path,
+    *,
+    record: Path | None,
+    log: Path | None,
+    engine: str | None,
+    trace: Path | None,
+    clock: "Clock",
+    as_json: bool,
+) -> None:
+    """Set a plan beside one of these. Raises RequestError where there is none of them, or more than one."""
+    from planner.plan.file import load_plan
+
+    plan = load_plan(plan_file)
+    if sum(one is not None for one in (record, log, trace)) != 1 or (log is None) != (engine is None):
+        raise RequestError(
+            "give one of these beside the plan: a record of plan run --measure, --log FILE --from ENGINE, or --trace"
+            " FILE"
+        )
+    if record is not None:
+        found = _recorded(plan_file, plan, record, clock)
+    elif trace is not None:
+        found = _traced(plan_file, plan, trace)
+    else:
+        assert log is not None
+        assert engine is not None
+        found = _logged(plan, log, engine)
+    if as_json:
+        write_json("plan compare", content(found))
+    else:
+        _show(found)
+
+
+def _recorded(plan_file: Path, plan: "Plan", record: Path, clock: "Clock") -> Found:
+    from hardware_profiles.run_record import load_run_record
+    from planner.plan.compare.classes import class_times
+    from planner.plan.compare.measured import compare_run
+
+    run = load_run_record(record)
+    compared = compare_run(plan, run, clock)
+    said = _predicted_classes(plan_file, plan) if run.operators else {}
+    return Found(compared=compared, classes=class_times(said, run.operators))
+
+
+def _traced(plan_file: Path, plan: "Plan", trace: Path) -> Found:
+    """A trace beside its plan."""
+    from planner.plan.compare.classes import class_times
+    from planner.plan.compare.kineto import read_trace
+    from planner.plan.compare.traced import compare_trace
+
+    with waiting() as wait:
+        wait.phase("reading the trace")
+        run = read_trace(trace)
+    seconds = {one.name: one.seconds for one in run.kernels}
+    calls = {one.name: one.calls for one in run.kernels}
+    return Found(
+        compared=compare_trace(plan, run),
+        classes=class_times(_predicted_classes(plan_file, plan), seconds, calls),
+        collectives=run.collectives,
+        steps=run.steps,
+    )
+
+
+def _predicted_classes(plan_file: Path, plan: "Plan") -> dict[str, float]:
+    """Seconds of a step by class of operator, for which the model is needed; none of a model that is not there."""
+    from planner.errors import ModelError
+    from planner.plan.binding.bind import bind
+    from planner.plan.binding.machine import machine_of
+    from planner.plan.compare.classes import predicted_classes
+
+    with waiting() as wait, naming(plan_file):
+        wait.phase("tracing the model")
+        try:
+            model = traced_again(plan, None)
+        except ModelError:  # one of somebody's own, whose plan has no graph: the classes of the run stand by themselves
+            return {}
+        return predicted_classes(bind(plan, model.graph, model.batch), machine_of(plan.cluster))
+
+
+def _logged(plan: "Plan", log: Path, engine: str) -> Found:
+    """A run that a log tells of beside its plan: the step and the peak, and TFLOP/s of a device."""
+    from hardware_profiles import parts_of
+    from planner.plan.binding.machine import machine_of
+    from planner.plan.compare.measured import RunComparison
+    from planner.plan.compare.training_log import read_log
+    from planner.validation.peak import peak_of
+
+    run, prediction = read_log(log, engine, plan), plan.prediction
+    kind: PeakKind = "allocated" if run.peak_kind == "allocated" else "reserved"
+    flops = prediction.model_flops / prediction.step_seconds / plan.cluster.devices / 1e12
+    compared = RunComparison(
+        clock="wall",
+        predicted_seconds=prediction.step_seconds,
+        measured_seconds=run.seconds,
+        low_seconds=prediction.low_seconds,
+        high_seconds=prediction.high_seconds,
+        terms=(),
+        memory=(),
+        predicted_peak_bytes=peak_of(prediction, parts_of(machine_of(plan.cluster))[0].device, kind),
+        measured_peak_bytes=run.peak_bytes,
+        peak_kind=run.peak_kind,
+    )
+    return Found(compared=compared, flops=None if run.tflops is None else (flops, run.tflops))
+
+
+def content(shown: Found) -> dict[str, Any]:
+    """What `--json` prints."""
+    found, flops = shown.compared, shown.flops
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "clock": found.clock,
+        "predicted_seconds": found.predicted_seconds,
+        "measured_seconds": found.measured_seconds,
+        "error": found.error,
+        "low_seconds": found.low_seconds,
+        "high_seconds": found.high_seconds,
+        "inside": found.inside,
+        "terms": [{**asdict(one), "wrong": one.wrong} for one in found.terms],
+        "memory": [{**asdict(one), "wrong": one.wrong} for one in found.memory],
+        "predicted_peak_bytes": found.predicted_peak_bytes,
+        "measured_peak_bytes": found.measured_peak_bytes,
+        "peak_kind": found.peak_kind,
+        "predicted_tflops": None if flops is None else flops[0],
+        "measured_tflops": None if flops is None else flops[1],
+        "classes": [asdict(one) for one in shown.classes],
+        "collectives": [asdict(one) for one in shown.collectives],
+    }
+
+
+def _show(shown: Found) -> None:
+    from planner.report.table import table_of
+    from planner.report.units import bytes_text, percent_text, seconds_text
+
+    console, found, flops = console_of(), shown.compared, shown.flops
+    table = table_of("", "term", "predicted", "measured", "off by", "of the step", "")
+    for column in table.columns[1:5]:
+        column.justify = "right"
+    for one in found.terms:
+        table.add_row(*_cells(one, seconds_text))
+    error = f"{found.error:+.1%}"
+    table.add_row("step", seconds_text(found.predicted_seconds), seconds_text(found.measured_seconds), error, error, "")
+    console.print(table)
+    memory = table_of("", "memory", "predicted", "measured", "off by", "of these", "")
+    for column in memory.columns[1:5]:
+        column.justify = "right"
+    for one in found.memory:
+        memory.add_row(*_cells(one, bytes_text))
+    if found.measured_peak_bytes is not None:
+        off = f"{found.predicted_peak_bytes / found.measured_peak_bytes - 1:+.1%}"
+        peaks = bytes_text(found.predicted_peak_bytes), bytes_text(found.measured_peak_bytes)
+        memory.add_row("peak", *peaks, off, "", "")
+    if memory.row_count:
+        console.print(memory)
+        console.print(f"The measured peak counts what is {found.peak_kind}.", soft_wrap=True)
+    if flops is not None:
+        console.print(f"TFLOP/s of a device: {flops[0]:.1f} predicted, of the model alone; {flops[1]:.1f} by the log.")
+    _show_classes(shown.classes)
+    _show_collectives(shown.collectives)
+    if shown.steps is not None:
+        console.print(f"Measured is the mean of {shown.steps} step{'s' if shown.steps > 1 else ''} of the trace.")
+    if found.low_seconds is not None and found.high_seconds is not None:
+        ends = f"{seconds_text(found.low_seconds)} to {seconds_text(found.high_seconds)}"
+        console.print(f"The interval, {ends}, {'held' if found.inside else 'did NOT hold'}.")
+    if found.wrong:
+        parts = ", ".join(f"{one.name} {one.share:+.1%}" for one in found.wrong)
+        console.print(f"Wrong, with what of the step each is off by: {parts}.", soft_wrap=True)
+    elif found.terms:
+        console.print(f"No term is off by more than a tenth of itself and {percent_text(0.02)} of the step.")
+
+
+def _cells(one: "Term", text: Any) -> tuple[str, ...]:
+    off = f"{one.predicted / one.measured - 1:+.1%}" if one.measured else "-"
+    sign = "-" if one.measured < 0 else ""
+    return (
+        one.name,
+        text(one.predicted),
+        f"{sign}{text(abs(one.measured))}",
+        off,
+        f"{one.share:+.1%}",
+        "wrong" if one.wrong else "",
+    )
+
+
+def _show_classes(classes: "Sequence[ClassTime]") -> None:
+    from planner.report.table import table_of
+    from planner.report.units import seconds_text
+
+    if not classes:
+        return
+    counted = any(one.calls is not None for one in classes)
+    table = table_of("", "class of operators", "predicted", "measured", *(("kernels",) if counted else ()))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for one in classes:
+        cells = ["-" if seconds is None else seconds_text(seconds) for seconds in (one.predicted, one.measured)]
+        table.add_row(one.name, *cells, *(("-" if one.calls is None else f"{one.calls:,.0f}",) if counted else ()))
+    console_of().print(table)
+
+
+def _show_collectives(collectives: "Sequence[TracedClass]") -> None:
+    from planner.report.table import table_of
+    from planner.report.units import seconds_text
+
+    if not collectives:
+        return
+    table = table_of("", "collective", "calls", "measured", "not covered")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for one in collectives:
+        table.add_row(one.name, f"{one.calls:,.0f}", seconds_text(one.seconds), seconds_text(one.exposed))
+    console_of().print(table)

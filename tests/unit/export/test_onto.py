@@ -1,0 +1,52 @@
+"""A plan written into a configuration that there is keeps what no plan says."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.export.description import ExportError
+from planner.export.onto import written_onto
+from planner.export.target import Facts, Job
+from planner.export.targets import TARGETS
+from tests.unit.export.descriptions import architecture
+
+PUBLISHED = Path(__file__).parents[2] / "data" / "published"
+LLAMA = Facts(layers=80, devices=64, architecture=architecture("llama70b"), model="llama70b")
+
+
+def job_of(engine: str, text: str) -> Job:
+    description = TARGETS[engine].read(text, LLAMA).description
+    return Job(model="llama70b", description=description, architecture=LLAMA.architecture, per_node=8)
+
+
+def test_what_was_imported_comes_back_as_it_was() -> None:
+    text = (PUBLISHED / "mindformers" / "finetune_llama3_1_70b.yaml").read_text()
+    target = TARGETS["mindformers"]
+    job = job_of("mindformers", text)
+    again = written_onto(target, text, LLAMA, job)
+    assert again == text
+    assert "fine_grain_interleave: 2" in again
+    assert "enable_parallel_optimizer: true" in again
+    assert "fine_grain_interleave: 1" in target.write(job)["train.yaml"]
+
+
+def test_what_a_plan_changes_is_changed_and_the_rest_stays() -> None:
+    text = (PUBLISHED / "mindformers" / "finetune_llama3_1_70b.yaml").read_text()
+    target, job = TARGETS["mindformers"], job_of("mindformers", text)
+    changed = replace(job.description, tensor=4, data=2, sequence_parallel=False)
+    again = written_onto(target, text, LLAMA, replace(job, description=changed))
+    lines = set(again.splitlines()) ^ set(text.splitlines())
+    assert {"  model_parallel: 4", "  data_parallel: 2", "  use_seq_parallel: false"} <= lines
+    assert target.read(again, LLAMA).description == changed
+    assert "strategy_ckpt_save_file: ./ckpt_strategy.ckpt" in again
+
+
+def test_scripts_are_not_rewritten() -> None:
+    text = (PUBLISHED / "megatron" / "train_llama3_8b_h100_fp8.sh").read_text()
+    facts = Facts(layers=32, devices=8, architecture=None)
+    target = TARGETS["megatron"]
+    job = Job(model="llama8b", description=target.read(text, facts).description, architecture=None, per_node=8)
+    assert written_onto(target, text, facts, job) == text
+    with pytest.raises(ExportError, match="not rewritten"):
+        written_onto(target, text, facts, replace(job, description=replace(job.description, micro_batch=2)))

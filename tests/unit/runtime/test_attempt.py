@@ -1,0 +1,52 @@
+"""Processes that are started again agree on an attempt, whatever dead ones have left in the store."""
+
+import random
+import threading
+import time
+
+import pytest
+import torch.distributed as dist
+
+from planner.errors import RunError
+from runtime.comm.attempt import agreed_attempt
+from tests.refusals import refused
+
+
+def together(store: dist.Store, world: int, delays: list[float]) -> list[str]:
+    """The tokens of all ranks, each of which comes after its delay."""
+    found = [""] * world
+
+    def come(rank: int) -> None:
+        time.sleep(delays[rank])
+        found[rank] = agreed_attempt(store, rank, world, timeout=20.0)
+
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@pytest.mark.parametrize("world", [1, 2, 5])
+def test_every_attempt_has_a_token_of_its_own(world: int) -> None:
+    """Ranks come in any order, over what attempts before have left."""
+    store, drawn, seen = dist.HashStore(), random.Random(world), set[str]()
+    for _ in range(6):
+        tokens = together(store, world, [drawn.choice((0.0, 0.01, 0.05)) for _ in range(world)])
+        assert len(set(tokens)) == 1, tokens
+        assert tokens[0] not in seen
+        seen.add(tokens[0])
+
+
+def test_ranks_that_died_on_the_way_do_no_harm() -> None:
+    """Rank 0 of a first attempt has written its roll, and ranks 0 and 2 said hello, when all of them died."""
+    store = dist.HashStore()
+    with refused(RunError, "not all of 3 processes have come"):
+        agreed_attempt(store, 0, 3, timeout=0.05)
+    with refused(RunError, "rank 0 has not answered"):
+        agreed_attempt(store, 2, 3, timeout=0.05)
+    store.set("hello/1", "dead")
+    with refused(RunError, "not all of 3 processes have come"):
+        agreed_attempt(store, 0, 3, timeout=0.05)  # now its roll is there, which names the dead
+    assert len(set(together(store, 3, [0.05, 0.0, 0.02]))) == 1

@@ -1,0 +1,168 @@
+"""The server of `plan ui`: who may ask, what is refused, and that a search goes through with all that is offered."""
+
+import http.client
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from planner.errors import RequestError
+from planner.plan.file import parse_plan
+from planner.ui import Server
+from planner.ui.jobs import asked_of
+
+TINY = {"model": "llama-tiny", "hardware": "h100-80gb", "devices": 2, "global_batch": 8, "seq_len": 64}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    found = Server()
+    thread = found.start()
+    yield found
+    found.close()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def ask(server: Server, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, bytes, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
+    text = None if body is None else body if isinstance(body, str) else json.dumps(body)
+    sent = {"X-Plan-Token": server.token, **{name.replace("_", "-"): value for name, value in headers.items()}}
+    connection.request(method, path, text, sent)
+    answer = connection.getresponse()
+    content = answer.read()
+    connection.close()
+    return answer.status, content, answer.headers
+
+
+def asked(server: Server, method: str, path: str, body: Any = None) -> Any:
+    status, content, _ = ask(server, method, path, body)
+    assert status == 200, content
+    return json.loads(content)
+
+
+def followed(server: Server, number: int, *, until_done: bool = True) -> Any:
+    seen = -1
+    while True:
+        state = asked(server, "GET", f"/api/searches/{number}?seen={seen}")
+        seen = state["version"]
+        assert not state["error"], state
+        if state["done"] or (state["plan"] and state["plan"]["final"] and not until_done):
+            return state
+
+
+def test_only_the_address_with_its_token_is_answered(server: Server) -> None:
+    assert server.address.startswith(f"http://127.0.0.1:{server.port}/?token=")
+    for path in ("/", "/api/choices", "/api/searches/1", "/api/searches/1/plan.json"):
+        assert ask(server, "GET", path, X_Plan_Token="wrong")[0] == 403
+    assert ask(server, "POST", "/api/searches", TINY, X_Plan_Token="")[0] == 403
+    assert ask(server, "GET", f"/?token={server.token}", X_Plan_Token="")[0] == 200
+    for headers in (
+        {"Host": "evil.example"},
+        {"Host": f"evil.example:{server.port}"},
+        {"Origin": "http://evil.example"},
+    ):
+        assert ask(server, "GET", "/api/choices", **headers)[0] == 403
+    status, content, headers = ask(server, "GET", "/")
+    assert status == 200
+    assert b"<script src=" in content
+    assert "script-src 'self'" in headers["Content-Security-Policy"]
+    assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+    assert headers["Referrer-Policy"] == "no-referrer"
+    assert ask(server, "GET", "/../../etc/passwd")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({**TINY, "model": "os:system"}, "none of the zoo"),
+        ({**TINY, "model": "/etc/passwd"}, "none of the zoo"),
+        ({**TINY, "model": "../config.json"}, "none of the zoo"),
+        ({**TINY, "hardware": "/etc/passwd"}, "give the name of a profile"),
+        ({**TINY, "hardware": "mine.toml"}, "give the name of a profile"),
+        ({**TINY, "devices": "two"}, "devices: give a whole number"),
+        ({**TINY, "devices": True}, "devices: give a whole number"),
+        ({**TINY, "pinned": {"offload": 1}}, "pinned: give numbers"),
+        ({**TINY, "shard": {"*": 1}}, "shard: give a strategy"),
+        ({**TINY, "rule_cache": "/"}, "unknown key"),
+        ({"hardware": "h100-80gb"}, "model is missing"),
+        ([1], "a request is an object"),
+    ],
+)
+def test_what_a_page_may_not_ask_is_refused(content: Any, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        asked_of(content, None)
+
+
+def test_a_model_of_ones_own_is_the_one_that_was_named_at_the_start() -> None:
+    assert asked_of({**TINY, "model": "mine:factory"}, "mine:factory").model == "mine:factory"
+    with pytest.raises(RequestError):
+        asked_of({**TINY, "model": "mine:other"}, "mine:factory")
+
+
+def test_what_is_no_request_is_answered_with_a_reason(server: Server) -> None:
+    for body, said in (("{", "error"), ("x" * 70_000, "at most"), ('{"model": 1}', "model: give text")):
+        status, content, _ = ask(server, "POST", "/api/searches", body)
+        assert status == 400
+        assert said in json.loads(content)["error"] or "error" in said
+    assert ask(server, "GET", "/api/searches/99999")[0] == 400
+    assert ask(server, "GET", "/api/nothing")[0] == 404
+
+
+@pytest.mark.slow
+def test_a_search_goes_through_and_everything_is_offered_of_it(server: Server) -> None:
+    found = asked(server, "GET", "/api/choices")
+    assert "llama-tiny" in found["models"]
+    assert "h100-80gb" in [one["name"] for one in found["hardware"]]
+    started = asked(server, "POST", "/api/searches", {**TINY, "pinned": {"pipeline": 1}})
+    state = followed(server, started["job"])
+    plan, base = state["plan"], f"/api/searches/{started['job']}"
+    assert plan["final"]
+    assert plan["step_seconds"] > 0
+    assert [one["best"] for one in state["points"]].count(True) == 1
+    assert state["points"][0]["step_seconds"] == plan["step_seconds"]
+    assert [one["name"] for one in plan["pins"]] == found["pinned"]
+    assert all(one["value"] in one["legal"] for one in plan["pins"])
+
+    _, text, headers = ask(server, "GET", f"{base}/plan.json")
+    assert parse_plan(text.decode()).cluster.devices == 2
+    assert headers["Content-Disposition"] == 'attachment; filename="llama-tiny-2.json"'
+
+    _, page, _ = ask(server, "GET", f"{base}/report.html")
+    assert b"<!doctype html>" in page[:20].lower()
+
+    free = next(one for one in plan["operators"] if one["free"] and one["short"].endswith("up_proj"))
+    priced = asked(server, "GET", f"{base}/operator?name={free['name']}")
+    assert [one["chosen"] for one in priced["choices"]].count(True) == 1
+    other = next(one for one in priced["choices"] if not one["chosen"] and one["fits"])
+
+    again = asked(
+        server, "POST", "/api/searches", {**TINY, "pinned": {"pipeline": 1}, "shard": {free["name"]: other["strategy"]}}
+    )
+    pinned = followed(server, again["job"], until_done=False)["plan"]
+    assert next(one for one in pinned["operators"] if one["name"] == free["name"])["factors"] == other["strategy"]
+
+    third = asked(server, "POST", "/api/searches", {**TINY, "pinned": {"tensor": 2}})
+    held = followed(server, third["job"], until_done=False)["plan"]
+    assert next(one["value"] for one in held["pins"] if one["name"] == "tensor") == 2
+    asked(server, "POST", f"/api/searches/{third['job']}/stop", {})
+
+    status, archive, _ = ask(server, "GET", f"/api/searches/{third['job']}/settings.zip?engine=megatron")
+    assert status == 200, archive
+    assert "GIVEN-UP.txt" in zipfile.ZipFile(io.BytesIO(archive)).namelist()
+    status, content, _ = ask(server, "GET", f"{base}/settings.zip?engine=nothing")
+    assert status == 400
+    assert "nothing" in json.loads(content)["error"]
+
+
+@pytest.mark.slow
+def test_what_cannot_be_planned_is_said_on_the_page(server: Server) -> None:
+    started = asked(server, "POST", "/api/searches", {**TINY, "pinned": {"tensor": 7}})
+    state = asked(server, "GET", f"/api/searches/{started['job']}?seen=-1")
+    while not state["done"]:
+        state = asked(server, "GET", f"/api/searches/{started['job']}?seen={state['version']}")
+    assert "tensor = 7" in state["error"]
+    assert state["plan"] is None
