@@ -27,7 +27,7 @@ from planner.limits import reached
 from planner.plan.binding.bind import bind_prepared
 from planner.plan.layout.decisions import decisions
 from planner.plan.layout.roles import AxisRole, Roles, call_word, roles
-from planner.plan.plan import Group, Plan
+from planner.plan.plan import INTERLEAVED, Group, Plan
 from planner.plan.prediction.predict import predict
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.rules import rule_of
@@ -62,7 +62,7 @@ def with_simplicity(
         return result
     best = result.plans[0]
     on_progress(_told(result))
-    with contextlib.suppress(LimitError):
+    with contextlib.suppress(LimitError, MemoryError):
         found = _Simplifier(request, result, shared, cancelled).simplest()
         if found is not None:
             simple, fewer, more = found
@@ -210,7 +210,8 @@ class _Simplifier:
             replicas=math.prod(n for n, role in zip(mesh, purposes, strict=True) if role == "replica"),
             pattern=pinned.pattern or Pattern(selective=True),
         )
-        yield replace(configuration, mesh=mesh, roles=purposes, decided=decided)
+        plain = INTERLEAVED if configuration.virtual_stages > 1 else pinned.searched_schedule  # others come behind
+        yield replace(configuration, mesh=mesh, roles=purposes, decided=decided, schedule=plain)
 
     def _alike(self, like: Ranked) -> Ranked | None:
         """The plan with all blocks run like the leanest of them; None where they do, or it does not fit."""

@@ -154,7 +154,7 @@ def _sensitivities(
     if not as_json:
         _show_where(bound)
     found = tuple(sensitivities(world, _retracing(world, model), again, wait.phase, said))
-    if not found:
+    if not found and as_json:
         raise KeyboardInterrupt(_NOTHING_YET)
     return found
 
@@ -259,10 +259,11 @@ def _show_sensitivities(bound: "BoundPlan", rows: "tuple[Sensitivity, ...]", end
     from planner.report.alternatives import ABOUT, memory_line, sensitivity_table
 
     console = console_of()
-    if line := memory_line(rows):
-        console.print(line)
-    console.print(sensitivity_table(rows))
-    console.print(ABOUT)
+    if rows:
+        if line := memory_line(rows):
+            console.print(line)
+        console.print(sensitivity_table(rows))
+        console.print(ABOUT)
     if ended.early:
         console.print(ended.line)
 

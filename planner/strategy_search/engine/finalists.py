@@ -151,7 +151,8 @@ class Finalists:
         """A contender as it was found, as a plan, in the order of turns that takes it least; None where it does not
         fit."""
         ranked = self._priced_as_found(found)
-        if found.configuration.pipeline > 1 and reorders(self.request.pinned):
+        pinned = self.request.pinned
+        if asks(pinned) or (found.configuration.pipeline > 1 and reorders(pinned)):
             ranked = self._scheduled(ranked, math.inf)
         fits = self._fits(ranked.configuration, ranked.plan.prediction)
         stored = offloaded_fault(ranked.plan.prediction, self.request.cluster) is None

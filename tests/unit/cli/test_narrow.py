@@ -25,6 +25,6 @@ def test_reports_keep_to_the_width(plan: Any, monkeypatch: pytest.MonkeyPatch, w
 def test_a_table_without_room_is_told_line_by_line(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plan(*TINY, "-q", "-o", "plan.json")
     monkeypatch.setenv("COLUMNS", "40")
-    assert "self_attn.q_proj\n  axis0: batch\n  axis1: out\n" in plan("show", "plan.json").out
+    assert "self_attn.q_proj\n  axis0: batch\n  axis1: out\n" in plan("show", "plan.json", "--layouts").out
     monkeypatch.setenv("COLUMNS", "120")
     assert "axis0: batch" not in plan("show", "plan.json").out

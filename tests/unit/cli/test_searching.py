@@ -192,7 +192,12 @@ def test_an_interrupted_explanation_without_anything_says_so(
         return configured(*arguments)
 
     monkeypatch.setattr(sensitivity, "_worlds", pressed)
-    assert plan.refused("explain", file, code=130) == "plan: interrupted before anything was known\n"
+    outcome = plan("explain", file, "--json")
+    assert (outcome.code, outcome.err) == (130, "plan: interrupted before anything was known\n")
+    outcome = plan("explain", file)  # where the time goes was said at once
+    assert outcome.code == 0
+    assert "Why it takes that long" in outcome.out
+    assert "Stopped by Ctrl-C: what was not looked at by then is missing." in outcome.out
 
 
 @pytest.mark.slow
