@@ -7,6 +7,7 @@ DTensor does is what test_rules_against_dtensor.py demands of it, what is found 
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from planner.sharding.rule import FactorKind, Rule, legal_strategies, strategy_names
@@ -81,6 +82,10 @@ def content() -> str:
 
 
 def _row(op: str, calls: list[Example], notes: dict[str, int]) -> str:
+    if op in test_rules_by_execution.AGREEING:
+        linear = next(example for example in examples() if example.op == "aten.linear.default")
+        rule = RULES[op].build(replace(linear.call(), op=op))
+        return f"| `{op}` | `{rule.format()}` | {_loops(rule)} | on processes, tests/distributed/test_fp8.py | no |"
     rules = [example.rule() for example in calls]
     ways = sum(len(legal_strategies(rule, test_rules_by_execution.mesh_of((2,)))) - 1 for rule in rules)
     form = ", in a form of its own" if op in test_rules_by_execution.SPECIAL else ""
