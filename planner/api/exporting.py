@@ -91,7 +91,8 @@ def change_words(here: "Prediction", there: "Prediction") -> str:
 def export_of(plan: "Plan", to: str, machine: "Machine", graph: "OperatorGraph", batch: int, way: Way) -> Export:
     """What an engine will run of a plan whose model is `graph` on `batch` samples.
 
-    Raises RequestError for an engine that is not known, or that cannot be told the plan and has no space to search.
+    Raises RequestError for an engine that is not known, or that cannot be told the plan and has no space to search,
+    and for a plan that never trains.
     """
     from planner.export.architecture import architecture_of
     from planner.export.description import ExportError
@@ -99,6 +100,11 @@ def export_of(plan: "Plan", to: str, machine: "Machine", graph: "OperatorGraph",
     from planner.plan.binding.bind import bind
 
     target = target_named(to)
+    if not plan.schedule_kind.trains:
+        raise RequestError(
+            f"the plan is forward only, and the settings of {target.name} are those of training; run it with plan run,"
+            " or export a plan that trains"
+        )
     bound = bind(plan, graph, batch)
     subject = Subject(model=plan.model, graph=graph, batch=batch, cluster=machine)
     steps: tuple[Step, ...] = ()

@@ -39,7 +39,15 @@ from planner.strategy_search.job import (
     with_memory_margin,
 )
 from planner.strategy_search.objectives import plan_for
-from planner.strategy_search.request.request import ALGORITHMS, OBJECTIVES, SIMPLICITY, Objective, Placing, Shard
+from planner.strategy_search.request.request import (
+    ALGORITHMS,
+    OBJECTIVES,
+    SIMPLICITY,
+    Default,
+    Objective,
+    Placing,
+    Shard,
+)
 from planner.strategy_search.request.space import FREE, Pinned, forward_pinned
 from planner.strategy_search.result import Progress, SearchResult
 
@@ -129,6 +137,7 @@ def search(
     optimizer: str = "adamw",
     pinned: Pinned | Mapping[str, Any] | None = None,
     shard: Shards = (),
+    default: Default = "search",
     place: Mapping[str, str] | str | None = None,
     update: Update | Mapping[str, Any] | None = None,
     search: str = "dynamic_programming",
@@ -168,6 +177,7 @@ def search(
         optimizer: "adamw", "sgd" or "lamb".
         pinned: what is decided, as a `planner.Pinned` or a dict of its fields: {"tensor": 8, "pipeline": 4, "zero": 1}.
         shard: strategies of operators, {"*q_proj*": "b,o"}, or records of `planner.shard`.
+        default: what all others do: "search", or "data_parallel", which splits the batch.
         place: where tables of embeddings are, {"tables.*": "host"}; "auto" where that is faster, "none" on the devices;
             on the host where nothing fits otherwise if not given.
         update: what becomes of gradients, as a `planner.Update` or a dict of its fields: {"clip_norm": 1.0}.
@@ -228,6 +238,7 @@ def search(
             algorithm=search,
             pinned=forward_pinned(decided) if forward_only else decided,
             shards=_shards(shard),
+            default=default,
             objective=objective,
             top=top,
             time_limit=time_limit,

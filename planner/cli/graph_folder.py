@@ -37,6 +37,7 @@ def cache_folder(given: str | None) -> Path | None:
 def is_kept(options: "Options") -> bool:
     """Whether the graph of the model that was asked for is likely there, so that PyTorch is not needed."""
     from hardware_profiles import load_machine
+    from planner.graph.fp8 import chosen
     from planner.models.zoo import is_of_zoo
     from planner.plan.graph_cache import graph_key, graph_path
     from planner.plan.plan import PRECISIONS
@@ -45,6 +46,7 @@ def is_kept(options: "Options") -> bool:
     folder = graph_folder(options)
     if folder is None or not is_of_zoo(options.reference):
         return False
-    precision = options.precision or default_precision(load_machine(options.profile))
+    asked, _ = chosen(options.precision, options.fp8, ())
+    precision = asked or default_precision(load_machine(options.profile))
     key = graph_key(options.reference, dtype=PRECISIONS[precision], sequence_length=options.seq_len)
     return key is not None and graph_path(folder, key).is_file()

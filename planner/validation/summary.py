@@ -49,9 +49,11 @@ class Part:
     """Rows that have something in common; `inside` and `peak_inside` are the shares of the timed ones, and of those
     with a peak, that lie in their intervals, `tau` is of a rank group only, None where it has fewer than two ranks.
 
-    Two kinds of mistakes about memory. `ran`: of the runs that were made those of which we say that they do not fit,
-    and the share of the device that they would lack. `above`: of the runs that we say fit those whose peak was measured
-    more than `ABOVE` over the predicted one, or that ran out of memory (which count as no excess), and how far over.
+    Two kinds of mistakes about memory. `ran`: of the runs that were made and say what they computed again those of
+    which we say that they do not fit, and the share of the device that they would lack; `untold`: the same of runs
+    that say nothing of it, which are priced with nothing computed again and may well have done so. `above`: of the
+    runs that we say fit those whose peak was measured more than `ABOVE` over the predicted one, or that ran out of
+    memory (which count as no excess), and how far over.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Part:
     seconds: Errors
     memory: Errors
     ran: Mistakes
+    untold: Mistakes
     above: Mistakes
     inside: float | None = None
     peak_inside: float | None = None
@@ -141,7 +144,8 @@ def _part(name: str, results: Sequence[Evaluated], tau: float | None = None) -> 
         feasible=sum(bool(result.feasible) for result in results),
         seconds=errors_of(result.seconds_error for result in results),
         memory=errors_of(result.memory_error for result in results),
-        ran=_ran(results),
+        ran=_ran(results, told=True),
+        untold=_ran(results, told=False),
         above=_above(results),
         inside=_share(result.inside for result in results),
         peak_inside=_share(result.peak_inside for result in results),
@@ -149,8 +153,12 @@ def _part(name: str, results: Sequence[Evaluated], tau: float | None = None) -> 
     )
 
 
-def _ran(results: Sequence[Evaluated]) -> Mistakes:
-    judged = [result for result in results if result.feasible is not None and result.ran]
+def _ran(results: Sequence[Evaluated], *, told: bool) -> Mistakes:
+    judged = [
+        result
+        for result in results
+        if result.feasible is not None and result.ran and (result.row.recomputation() is not None) == told
+    ]
     lacking = [
         result.needed_bytes / result.capacity_bytes - 1
         for result in judged

@@ -134,7 +134,8 @@ class UnshardedStep:
         total = 0.0
         for part in range(self._parts):
             part_args, part_kwargs = self._part((args, dict(kwargs)), part)
-            total += float(loss_in(self._module(*part_args, **part_kwargs))) / self._parts
+            with SameFp8(self._module, self._recipes):
+                total += float(loss_in(self._module(*part_args, **part_kwargs))) / self._parts
         for module in trained:
             module.training = True
         return total

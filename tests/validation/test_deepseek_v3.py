@@ -55,7 +55,7 @@ def changed(*changes: str) -> Cluster:
     if FP8 in changes:
         software = replace(software, products="fp8")
     if HIDDEN in changes:
-        software = replace(software, hidden=Hidden(tensor=1.0))
+        software = replace(software, hidden=Hidden(tensor=1.0, exchange=1.0))
     cluster = cluster.with_software(software)
     return replace(cluster, device=replace(cluster.device, memory=1e18)) if ENDLESS in changes else cluster
 

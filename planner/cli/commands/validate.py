@@ -18,7 +18,7 @@ from planner.errors import RequestError
 if TYPE_CHECKING:
     from planner.report.console import PlainConsole
     from planner.validation.evaluate import Evaluated
-    from planner.validation.summary import Errors, Part, Summary
+    from planner.validation.summary import Errors, Mistakes, Part, Summary
 
 SCHEMA_VERSION = 1  # of the object that `plan validate --json` prints
 
@@ -226,6 +226,8 @@ def _show_mistakes(console: "PlainConsole", parts: "Sequence[Part]") -> None:
         "we say no",
         "lacking: mean",
         "worst",
+        "recomputation unknown",
+        "we say no",
         "fit",
         "peak over 5% above",
         "mean",
@@ -233,14 +235,17 @@ def _show_mistakes(console: "PlainConsole", parts: "Sequence[Part]") -> None:
     )
     lines: list[tuple[str, ...]] = [head]
     for part in parts:
-        cells = []
-        for kind in (part.ran, part.above):
-            cells += [str(kind.judged), str(kind.count), _known(kind.mean, _percent), _known(kind.worst, _percent)]
-        if part.ran.count or part.above.judged:
+        cells = [*_mistake_cells(part.ran), str(part.untold.judged), str(part.untold.count)]
+        cells += _mistake_cells(part.above)
+        if part.ran.count or part.untold.count or part.above.judged:
             lines.append((part.name, *cells))
     if len(lines) > 1:
         console.print()
         _print_columns(console, lines)
+
+
+def _mistake_cells(kind: "Mistakes") -> tuple[str, ...]:
+    return str(kind.judged), str(kind.count), _known(kind.mean, _percent), _known(kind.worst, _percent)
 
 
 def _print_columns(console: "PlainConsole", lines: Sequence[tuple[str, ...]]) -> None:

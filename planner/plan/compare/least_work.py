@@ -62,11 +62,13 @@ class LeastWork:
 def least_work(plan: Plan, traced: OperatorGraph, batch: int, cluster: Machine) -> LeastWork | str:
     """The least step time of the job of a plan, whose model was traced with `batch` samples; or why it cannot be had.
 
-    Nothing of the plan is read but the job: model, global batch, precision, optimizer, and the rules and tables that
-    it brings. On several kinds of devices each operator counts as on those that are quickest at it.
+    Nothing of the plan is read but the job: model, global batch, precision, fp8, optimizer, whether it trains, and the
+    rules and tables that it brings. On several kinds of devices each operator counts as on those that are quickest at
+    it.
     """
     training = plan.training
-    graph, _ = prepare(with_rules(traced, plan.rules), training.imbalance, training.update.placed)
+    ruled, trains = with_rules(traced, plan.rules), plan.schedule_kind.trains
+    graph, _ = prepare(ruled, training.imbalance, training.update.placed, training.fp8, trains=trains)
     try:
         whole = rescale_batch(graph, batch, training.global_batch)
     except RequestError as error:
@@ -98,5 +100,7 @@ def _seconds(graph: OperatorGraph, op: Operator, cluster: Cluster) -> Seconds:
     )
     graded = [name in graph.differentiable for name in op.operands]
     prices = price_operator(rule_of(graph, op), [()], *types, graded, build_mesh(cluster, ()), cluster)
-    waits = prices.late[0][0] + prices.late[1][0]
-    return float(prices.forward[0] + prices.backward[0] - waits)
+    forward, backward = (
+        float(own[0] - late[0]) for own, late in zip((prices.forward, prices.backward), prices.late, strict=True)
+    )
+    return forward + backward if any(graded) else forward

@@ -15,14 +15,15 @@ from planner.plan.plan import Plan, Prediction
 from planner.strategy_search.objectives import Listener, Stop
 from planner.strategy_search.request.offload import offload_of
 from planner.strategy_search.request.request import SearchRequest, Shard
-from planner.strategy_search.request.space import Pinned
+from planner.strategy_search.request.space import Pinned, forward_pinned
 from planner.strategy_search.search import search
 
 
 def request_for(plan: Plan, graph: OperatorGraph, batch: int, cluster: Machine) -> SearchRequest:
     """What a plan is an answer to, with nothing decided, but where it offloads something that may be offloaded
-    again."""
+    again, and that one which never trains is of the forward pass alone."""
     training = plan.training
+    pinned = Pinned(offload=offload_of(plan))
     return SearchRequest(
         graph=graph,
         batch=batch,
@@ -34,7 +35,7 @@ def request_for(plan: Plan, graph: OperatorGraph, batch: int, cluster: Machine) 
         update=training.update,
         imbalance=training.imbalance,
         fp8=training.fp8,
-        pinned=Pinned(offload=offload_of(plan)),
+        pinned=pinned if plan.schedule_kind.trains else forward_pinned(pinned),
     )
 
 
@@ -47,7 +48,7 @@ def configuration_of(plan: Plan) -> Pinned | None:
     return Pinned(
         pipeline=plan.pipeline,
         virtual_stages=plan.virtual_stages,
-        schedule=plan.schedule if piped else None,
+        schedule=plan.schedule if piped or not plan.schedule_kind.trains else None,
         interleave=plan.training.interleave if plan.training.interleave > 1 else None,
         slices=plan.slices if plan.slices > 1 else None,
         micro_batches=plan.training.micro_batches,

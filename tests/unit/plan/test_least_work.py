@@ -94,4 +94,5 @@ def least_seconds(
     )
     graded = [name in graph.differentiable for name in op.operands]
     found = price_operator(rule_of(graph, op), strategies, *types, graded, mesh, cluster)
-    return float((found.forward - found.late[0] + found.backward - found.late[1]).min())
+    backward = found.backward - found.late[1] if any(graded) else 0.0
+    return float((found.forward - found.late[0] + backward).min())

@@ -62,7 +62,10 @@ def offered(command: Callable[..., None]) -> set[str]:
 @pytest.mark.parametrize(
     ("settings", "facts"),
     [
-        ({"steps": 0}, ("--steps 0", 1)),
+        ({"steps": 0}, ("--steps 0", "--evaluate")),
+        ({"steps": -1}, ("--steps -1", 0)),
+        ({"steps": 0, "evaluate": "a:b", "measure": "record.json"}, ("--measure", "--steps 0")),
+        ({"evaluate_every": 2}, ("--evaluate-every", "--evaluate")),
         ({"timeout": 0.0}, ("--timeout 0", 0)),
         ({"listen": "eth77"}, ("--listen eth77", "lo")),
         ({"workers": 2}, ("--workers", "--dataset package.module:factory")),

@@ -65,8 +65,9 @@ def test_parts_and_taus() -> None:
 
 
 def test_both_kinds_of_mistakes_about_memory() -> None:
-    def one(measured: str, predicted: float, needed: float, tier: str = "A") -> Evaluated:
+    def one(measured: str, predicted: float, needed: float, tier: str = "A", recompute: str = "full") -> Evaluated:
         cells = {"id": "x", "source": "a", "peak_mem_GB": measured, "iter_time_s": "1", "tier": tier}
+        cells["recompute"] = recompute
         return Evaluated(
             row=Row(line=1, values=cells), predicted_peak_bytes=predicted, needed_bytes=needed, capacity_bytes=80e9,
             low_peak_bytes=0.9 * predicted, high_peak_bytes=1.1 * predicted,
@@ -80,9 +81,12 @@ def test_both_kinds_of_mistakes_about_memory() -> None:
             one("75", 60e9, 65e9),  # 25% above
             one("", 60e9, 65e9, "OOM"),  # did not fit, and we say that it does
             one("", 90e9, 100e9, "OOM"),  # did not fit, as we say
+            one("", 90e9, 100e9, recompute=""),  # ran, and may have computed more again than nothing
+            one("", 60e9, 65e9, recompute=""),
         )
     ).whole
     assert (whole.ran.judged, whole.ran.count) == (4, 2)
+    assert (whole.untold.judged, whole.untold.count) == (2, 1)
     assert (whole.ran.mean, whole.ran.worst) == (pytest.approx(0.175), pytest.approx(0.25))
     assert (whole.above.judged, whole.above.count) == (3, 2)
     assert (whole.above.mean, whole.above.worst) == (pytest.approx(0.125), pytest.approx(0.25))
