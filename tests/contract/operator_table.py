@@ -89,7 +89,8 @@ def _row(op: str, calls: list[Example], notes: dict[str, int]) -> str:
     form = ", in a form of its own" if op in test_rules_by_execution.SPECIAL else ""
     checked = f"{_count(len(calls), 'call')}, {_count(ways, 'split')}{form}" if ways else "nothing to split"
     if op in test_rules_by_execution.AGREEING:
-        return f"| `{op}` | `{rules[0].format()}` | {_loops(rules[0])} | on processes, tests/distributed/test_fp8.py | no |"
+        where = "on processes, tests/distributed/test_fp8.py"
+        return f"| `{op}` | `{rules[0].format()}` | {_loops(rules[0])} | {where} | no |"
     cells = (f"`{op}`", f"`{rules[0].format()}`", _loops(rules[0]), checked, _dtensor(calls, notes) if ways else "–")
     return f"| {' | '.join(cells)} |"
 
