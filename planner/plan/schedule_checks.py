@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from costmodels import SCHEDULES, Schedule
 from planner.faults import Fault
+from planner.graph.fp8 import RECIPES, Fp8
 from planner.nearest import divisors, nearest_words
 from planner.plan.plan import INTERLEAVED, SLICED, Plan
 from planner.plan.refusing import refuse_plan
@@ -212,3 +213,19 @@ def check_schedule(plan: Plan) -> None:
         placed=bool(training.update.placed),
     )
     refuse_plan(schedule_fault(turns))
+    refuse_plan(sliced_fp8_fault(training.fp8, plan.slices))
+
+
+def sliced_fp8_fault(fp8: Fp8, slices: int | None) -> Fault | None:
+    """Why linear layers cannot be in fp8 where a sequence comes in slices; None where they can. A scale of what the
+    slices have together is known behind the last of them."""
+    recipe = RECIPES.get(fp8.recipe)
+    if recipe is None or recipe.of_rows_alone or slices in (None, 1):
+        return None
+    alone = ", ".join(name for name, one in RECIPES.items() if one.of_rows_alone)
+    return Fault(
+        option="slices",
+        value=f"{slices}",
+        reason=f"cut what fp8 = {fp8.recipe} has one scale for",
+        hint=f"take slices = 1, or fp8 = {alone}",
+    )

@@ -34,6 +34,7 @@ from hardware_profiles import (
     load_software,
     with_network,
 )
+from planner.graph.fp8 import ROWWISE
 from planner.validation.rows import Row
 
 _SECOND, _THIRD = "2024", "2024-07"  # dates from which runs are taken to use the next generation
@@ -45,10 +46,6 @@ _FUSED_EXPERTS = "26.06"
 
 _SLOW_SINKS = "26.06.01"
 """Container whose notes tell of slow attention with learned sinks, as before 26.06 (issue 256 of cudnn-frontend)."""
-
-ROWWISE = 0.52
-"""What is left of the time that fp8 saves where rows of operands are scaled one by one: torchtitan at 7a04053a, 8 H100,
-makes 5,760 tokens/s of a device in bf16, 6,418 so, 7,186 with one scale for a tensor."""
 
 MISTRAL_WINDOW = 4096
 """Keys that Mistral 7B looks back at (Jiang et al. 2023, arXiv 2310.06825); from version 0.2 on there is no window."""

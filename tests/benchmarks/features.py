@@ -248,5 +248,6 @@ ROWS = (
         plan("verify fp8.json")),
     row(59, "communication hidden, the hidden share predicted and measured",
         plan(f"{TINY} --gathers ahead --data 4 --zero 3"), test("contract/test_gathers_ahead.py::*")),
-    row(60, "a live page", plan("serve a.json")),
+    row(60, "a live page", plan("ui --help", "plan ui"),
+        test("unit/ui/test_server.py::test_a_search_goes_through_and_everything_is_offered_of_it")),
 )  # fmt: skip

@@ -310,7 +310,7 @@ SPECIAL: dict[str, Local] = {
 
 
 AGREEING = frozenset(map(fp8_operator, RECIPES))
-"""Operators whose devices agree on scales, forward and backward: tests/distributed/test_fp8.py runs them."""
+"""Operators whose devices agree on scales while they run: tests/distributed/test_fp8.py runs them on processes."""
 
 
 def test_every_row_has_an_example() -> None:

@@ -6,14 +6,8 @@ import pytest
 
 from tests.benchmarks import namespaces
 
-pytestmark = pytest.mark.thorough
-
-
-@pytest.fixture(autouse=True)
-def allowed() -> None:
-    """Namespaces can be made here."""
-    if (reason := namespaces.why_not()) is not None:
-        pytest.skip(reason)
+REASON = namespaces.why_not()
+pytestmark = [pytest.mark.thorough, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
 
 
 def existing() -> set[str]:
@@ -21,9 +15,9 @@ def existing() -> set[str]:
     return {line.split()[0] for line in listed.splitlines() if line.startswith(namespaces.PREFIX)}
 
 
-def interrupted(before: set[str]) -> None:
-    """What a benchmark does, until somebody stops it."""
-    with namespaces.network(2) as made:
+def test_ranks_are_held_to_a_bandwidth_and_are_gone_after_an_error() -> None:
+    before = existing()
+    with pytest.raises(KeyboardInterrupt), namespaces.network(2) as made:  # noqa: PT012
         assert existing() - before == {*made.ranks, made.switch}
         made.limit(1e6)
         shown = made.command(1, ["tc", "qdisc", "show", "dev", namespaces.INTERFACE])
@@ -31,12 +25,6 @@ def interrupted(before: set[str]) -> None:
         made.limit(None)
         assert "tbf" not in subprocess.run(shown, capture_output=True, text=True, check=True).stdout
         raise KeyboardInterrupt
-
-
-def test_ranks_are_held_to_a_bandwidth_and_are_gone_after_an_error() -> None:
-    before = existing()
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(before)
     assert existing() == before
 
 

@@ -39,6 +39,7 @@ class Fp8Linear(RuleSpec):
         return replace(
             rule,
             computed=("fp8", "fp8", of_weights),
+            gained=self.recipe.gained,
             deferred_weight_gradients=(),
             scratch=tuple(Work(coefficient=1.0, factors=factors) for factors in cast),
             inner=tuple(

@@ -13,7 +13,7 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.graph.placed import placed_tables
 from planner.plan.offload_checks import offload_fault, saved_fault
 from planner.plan.plan import INTERLEAVED, PRECISIONS, SLICED, ModelReference
-from planner.plan.schedule_checks import gathers_fault
+from planner.plan.schedule_checks import gathers_fault, sliced_fp8_fault
 from planner.sharding.layout import Layout
 from planner.sharding.update import DEFAULT, Update, local_fault, update_fault
 from planner.strategy_search.request.default_strategy import default_fault
@@ -137,6 +137,7 @@ class SearchRequest:
             self._check_mixed(self.cluster)
         refuse(imbalance_fault(self.imbalance), RequestError)
         refuse(fp8_fault(self.fp8), RequestError)
+        refuse(sliced_fp8_fault(self.fp8, self.pinned.slices), RequestError)
         if self.imbalance != EVEN and not any(op.op == EXPERTS_OPERATOR for op in self.graph.operators):
             raise RequestError(f"imbalance = {self.imbalance:g}: no operator of this model routes to experts")
         _check_offload(self)
