@@ -17,14 +17,16 @@ class Shape(NamedTuple):
     slices: int
 
 
-def check_order(rank: int, order: Sequence[Turn], shape: Shape) -> None:
-    """Every slice once through every chunk, forward before backward, slices forth and back; or forward alone."""
+def check_order(rank: int, order: Sequence[Turn], shape: Shape, *, trains: bool = True) -> None:
+    """Every slice once through every chunk, forward before backward, slices forth and back; of a step that does not
+    train also forward alone."""
     turns = set(order)
     if len(turns) != len(order):
         twice = next(turn for index, turn in enumerate(order) if turn in order[:index])
         raise CostModelError(f"rank {rank} takes {words(twice)} twice")
     split = any(turn.kind == "input_gradient" for turn in order)
-    kinds = 3 if split else 1 if all(turn.kind == "forward" for turn in order) else 2
+    alone = not trains and all(turn.kind == "forward" for turn in order)
+    kinds = 3 if split else 1 if alone else 2
     seen: set[Turn] = set()
     for turn in order:
         inside = turn.chunk < shape.virtual and turn.micro_batch < shape.micro_batches and turn.slice < shape.slices

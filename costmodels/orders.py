@@ -188,7 +188,10 @@ def ends(turn: Turn) -> bool:
 
 def most_in_flight(turns: Iterable[Turn]) -> int:
     """Most micro-batches, counted in every chunk, at once between their forward and the last of their backward turns:
-    what `runtime.step.pipeline` counts on the processes."""
+    what `runtime.step.pipeline` counts on the processes. Without backward turns it is the one that runs."""
+    turns = tuple(turns)
+    if not any(map(ends, turns)):
+        return min(1, len(turns))
     live = most = 0
     for turn in turns:
         live += (turn.kind == "forward") - ends(turn)

@@ -130,8 +130,10 @@ def simulate(
     slices = len(ranks[0].chunks[0].forward)
     micro_batches = 1 + max((turn.micro_batch for turn in orders[0]), default=0)
     shape = Shape(count, len(ranks[0].chunks), micro_batches, slices)
+    back = (part for rank in ranks for chunk in rank.chunks for part in (*chunk.backward, *chunk.weight_gradient))
+    trains = any(part.computation or part.blocking or part.overlapped for part in back)
     for number, order in enumerate(orders):
-        check_order(number, order, shape)
+        check_order(number, order, shape, trains=trains)
     arrived = _Arrivals(shape)
     runs = [_Run(number, ranks[number], orders[number], arrived, overlap, record) for number in range(count)]
     awake = deque(range(count))

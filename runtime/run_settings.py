@@ -43,8 +43,8 @@ class RunSettings:
     steps: Annotated[
         int,
         Flag(
-            "Optimizer steps; 0 only evaluates. Those before a checkpoint are included. Of a forward-only plan:"
-            " batches.",
+            "Optimizer steps from the start of training. Those before a checkpoint count; 0 only evaluates; of a"
+            " forward-only plan they are batches.",
             least=0,
         ),
     ] = 5

@@ -40,7 +40,7 @@ def run(
         plan run tiny.json --steps 5
         plan run tiny.json --steps 100 --dataset package.module:dataset --shuffle --no-check
         plan run tiny.json --steps 1000 --save runs/tiny --save-every 50 --continue --no-check
-        plan run tiny.json --steps 100 --dataset mine:training --evaluate mine:validation
+        plan run tiny.json --dataset package.module:training --evaluate package.module:validation
         plan run tiny.json --steps 0 --weights runs/tiny --evaluate package.module:validation
         plan run tiny.json --steps 1000 --save runs/tiny --elastic 2:4 --state-replicas --no-check
     """

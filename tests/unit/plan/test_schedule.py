@@ -33,6 +33,10 @@ def test_what_a_schedule_says_of_itself_is_what_its_turns_do(name: str) -> None:
         assert schedule.sliced == any(turn.slice > 0 for turn in turns)
         assert schedule.interleaved == any(turn.chunk > 0 for turn in turns)
         assert schedule.holds_all == (most_in_flight(turns) == 8 * virtual * slices)
+        assert schedule.trains == any(turn.kind != "forward" for turn in turns)
+        if not schedule.trains:
+            assert schedule.in_flight(stage, 4, 8, virtual, slices) == (1,)
+            continue
         held = tuple(most_held([turn for turn in turns if turn.chunk == chunk]) for chunk in range(virtual))
         assert schedule.in_flight(stage, 4, 8, virtual, slices) == held
 
