@@ -98,7 +98,7 @@ CASES: tuple[tuple[str, tuple[object, ...]], ...] = (
     (f"{TINY} --optimizer adam", ("--optimizer", "adam", "adamw")),
     (f"{TINY} --precision fp4", ("--precision", "fp4", "bf16, fp16, fp32, fp8")),
     (f"{TINY} --fp8 tensorwise --slices 2 --pipeline 2", ("slices", "tensorwise", "rowwise_with_gw_hp")),
-    (f"{TINY} --fp8 blocks", ("--fp8", "blocks", "tensorwise, rowwise, rowwise_with_gw_hp")),
+    (f"{TINY} --fp8 blocks", ("--fp8", "blocks", "rowwise, rowwise_with_gw_hp, tensorwise")),
     (f"{TINY} --fp8 rowwise --fp8-left-out *.nothing", ("fp8_left_out", "*.nothing")),
     (f"{TINY} --fp8-left-out *.nothing", ("fp8_left_out", "*.nothing", "recipe")),
     (f"{TINY} --recompute half", ("--recompute", "half", "full, none, selective")),
