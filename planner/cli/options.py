@@ -146,9 +146,9 @@ class Options:
         word(
             JOB,
             "RECIPE",
-            "Recipe of linear layers in fp8. Recipes of torchao: tensorwise, rowwise, or rowwise_with_gw_hp, whose"
-            " weight gradients are as without fp8, and which --precision fp8 means. Layers that would get slower are"
-            " left out.",
+            "Recipe of linear layers in fp8. Recipes of torchao: tensorwise, which --precision fp8 means, rowwise, or"
+            " rowwise_with_gw_hp, whose weight gradients are as without fp8. Layers that would get slower are left"
+            " out.",
             "",
             known=completion.recipes,
         ),

@@ -241,12 +241,14 @@ def _cast_product(call: KernelCall, dtype: str, extents: tuple[Array, Array, Arr
         product = np.asarray(matmul_time(m, n, k, batch, call.dtype, device))
         return product + _passed(call, there_and_back * cast)
     product = np.asarray(matmul_time(m, n, k, batch, dtype, device, converted=0.0))
-    if call.rule.gained < 1:
-        wide = np.asarray(matmul_time(m, n, k, batch, call.dtype, device))
-        product = call.rule.gained * product + (1 - call.rule.gained) * np.maximum(product, wide)
     kernel, moved = device.matmul_kernel(dtype), (2 * width + element_bytes(dtype)) * cast
     convert = None if kernel is None else kernel.convert
-    return product + (_passed(call, moved) if convert is None else moved / convert)
+    time = product + (_passed(call, moved) if convert is None else moved / convert)
+    gained = call.rule.gained
+    if gained == 1.0:
+        return time
+    wide = np.asarray(matmul_time(m, n, k, batch, call.dtype, device))
+    return gained * time + (1 - gained) * np.maximum(time, wide)
 
 
 def _product_shape(call: KernelCall, first: int, second: int) -> tuple[Array, Array, Array, Array]:
