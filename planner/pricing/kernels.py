@@ -248,7 +248,7 @@ def _cast_product(call: KernelCall, dtype: str, extents: tuple[Array, Array, Arr
     if gained == 1.0:
         return time
     wide = np.asarray(matmul_time(m, n, k, batch, call.dtype, device))
-    return gained * time + (1 - gained) * np.maximum(time, wide)
+    return np.asarray(gained * time + (1 - gained) * np.maximum(time, wide))
 
 
 def _product_shape(call: KernelCall, first: int, second: int) -> tuple[Array, Array, Array, Array]:
