@@ -29,7 +29,8 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     giving = Giving(description)
     common.give_up_schedules(giving, ("1f1b", "interleaved_1f1b"))
     common.give_up_interleave(giving)
-    common.give_up_fp8(giving, tuple(FP8_RECIPES), leaves_out=False)
+    whole = description.expert is None  # it would compute experts in fp8, too
+    common.give_up_fp8(giving, tuple(FP8_RECIPES) if whole else (), leaves_out=False)
     _give_up_layouts(giving)
     _give_up_recomputation(giving)
     d = giving.description

@@ -188,6 +188,8 @@ def _read_fp8(options: Options, notes: list[str]) -> Fp8:
     recipe, layout = options.word("fp8-recipe", _DELAYED), options.word("fp8-format", "")
     if not layout or recipe not in (_DELAYED, *(theirs for _, theirs in FP8_RECIPES.values())):
         return NO_FP8
+    if layout != "hybrid":
+        notes.append(f"--fp8-format {layout}: priced as hybrid, with gradients in e5m2")
     if recipe == _DELAYED:
         notes.append("--fp8-recipe delayed: priced with scales of the tensors as they are")
     return Fp8(recipe="tensorwise")

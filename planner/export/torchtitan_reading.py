@@ -18,6 +18,7 @@ from planner.export.torchtitan_writing import (
     FLAVORS,
     FP8,
     FP8_RECIPES,
+    HEAD,
     OPERATORS,
     SCHEDULES,
     gradient_dtype,
@@ -152,6 +153,8 @@ def _read_fp8(settings: Settings, notes: list[str]) -> Fp8:
     known = isinstance(converters, list) and {FP8, _OLD_FP8} & set(map(str, converters))
     if not known or recipe is None or left_out is None:
         return NO_FP8
+    if not isinstance(names, list) or HEAD not in names:
+        notes.append("filter_fqns: the head is priced as left out of fp8")
     if settings.truth(f"{FP8}.enable_fsdp_float8_all_gather"):
         notes.append("enable_fsdp_float8_all_gather: weights are priced as gathered in 16 bits, so a step takes less")
     return Fp8(recipe=recipe, left_out=left_out)

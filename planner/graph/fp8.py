@@ -17,8 +17,8 @@ not there. A scale is that of the whole tensor, row or column, however a plan cu
 agree on the largest element, so that a plan computes what the unsharded model computes under the same recipe.
 
 What is in fp8 are linear layers with trainable weights inside the repeated blocks (all but the last one where nothing
-repeats), unless their names match a pattern of those that are left out. Embeddings, heads, routers that are no linear
-layer of their own, attention and experts are not.
+repeats), unless their names match a pattern of those that are left out. Embeddings, heads, routers of experts,
+attention and experts are not.
 
 Source: Micikevicius et al., "FP8 formats for deep learning", 2022, arXiv 2209.05433 (e4m3 forward, e5m2 for gradients,
 one scale for each tensor); torchao 0.14, `torchao.float8.config` (the names of recipes).
@@ -30,6 +30,7 @@ from typing import Literal
 
 from planner.errors import RequestError, nearest_names
 from planner.faults import Fault
+from planner.graph.expert_load import EXPERTS_OPERATOR
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.matching import matches
 
@@ -145,7 +146,9 @@ def with_fp8(graph: OperatorGraph, inside: Sequence[int], fp8: Fp8) -> OperatorG
             near = nearest_names(pattern, names)
             hint = f"; did you mean {' or '.join(near)}?" if near else f"; there is {names[0]}"
             raise RequestError(f"fp8_left_out: no linear layer that could be in fp8 matches '{pattern}'{hint}")
-    taken = {at for at in could if not any(_is_meant(graph.operators[at], pattern) for pattern in fp8.left_out)}
+    taken = {at for at in could if not is_left_out(graph.operators[at], fp8)}
+    if not taken:
+        raise RequestError(f"fp8_left_out: {', '.join(fp8.left_out)} leaves no linear layer in fp8; leave fp8 out")
     name = fp8_operator(fp8.recipe)
     operators = (replace(op, op=name) if at in taken else op for at, op in enumerate(graph.operators))
     return replace(graph, operators=tuple(operators))
@@ -157,14 +160,20 @@ def eligible(graph: OperatorGraph, inside: Sequence[int]) -> tuple[int, ...]:
     linears = [at for at, op in enumerate(graph.operators) if op.op == _LINEAR and op.operands[1] in trained]
     within = set(inside)
     here = [at for at in linears if at in within] if within else linears[:-1]
-    return tuple(at for at in here if _fits(graph, graph.operators[at]))
+    experts = {graph.types[op.operands[3]].shape[0] for op in graph.operators if op.op == EXPERTS_OPERATOR}
+    return tuple(at for at in here if _fits(graph, graph.operators[at], experts))
 
 
-def _fits(graph: OperatorGraph, op: Operator) -> bool:
+def is_left_out(op: Operator, fp8: Fp8) -> bool:
+    """Whether a linear layer is one of those that are left out."""
+    return any(_is_meant(op, pattern) for pattern in fp8.left_out)
+
+
+def _fits(graph: OperatorGraph, op: Operator, experts: set[int]) -> bool:
+    """Whether a product can be in fp8; a layer with an output for each of the experts is a router."""
     given, weight = (graph.types[name] for name in op.operands[:2])
-    return op.operands[0] in graph.differentiable and all(
-        extent % _WORDS == 0 for extent in (*weight.shape, given.shape[-1])
-    )
+    whole = all(extent % _WORDS == 0 for extent in (*weight.shape, given.shape[-1]))
+    return whole and op.operands[0] in graph.differentiable and weight.shape[0] not in experts
 
 
 def _is_meant(op: Operator, pattern: str) -> bool:

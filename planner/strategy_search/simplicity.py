@@ -26,6 +26,7 @@ from planner.errors import InfeasibleError, LimitError, RequestError, StrategyEr
 from planner.limits import reached
 from planner.plan.binding.bind import bind_prepared
 from planner.plan.layout.decisions import decisions
+from planner.plan.layout.offloaded import offloaded_fault
 from planner.plan.layout.roles import AxisRole, Roles, call_word, roles
 from planner.plan.plan import INTERLEAVED, Group, Plan
 from planner.plan.prediction.predict import predict
@@ -224,6 +225,8 @@ class _Simplifier:
         bound = bind_prepared(changed, whole, self.engine.template.blocks)
         prediction = predict(bound, self.engine.machine(like.configuration))
         if not all_fit(prediction, (self.result.limits[0],) * plan.pipeline):
+            return None
+        if offloaded_fault(prediction, self.request.cluster) is not None:
             return None
         ranked = replace(like, bound=replace(bound, plan=replace(changed, prediction=prediction)), certificate=None)
         return with_proof(ranked, self.result.bound_seconds, covered=self.result.covered)

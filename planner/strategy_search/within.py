@@ -67,6 +67,8 @@ def _check(space: EngineSpace, request: SearchRequest) -> None:
     if request.fp8 and request.fp8.recipe not in space.fp8:
         has = f"it has {', '.join(space.fp8)}" if space.fp8 else "none is searched for it; leave it out"
         raise RequestError(f"{where}: fp8 = {request.fp8.recipe}: {has}")
+    if request.fp8 and not space.leaves_out and _expert_degrees(request):
+        raise RequestError(f"{where}: {space.title} computes experts in fp8, too, which plans do not; leave out fp8")
     if request.fp8.left_out and not space.leaves_out:
         raise RequestError(f"{where}: {space.title} leaves no linear layer out of fp8; leave out fp8_left_out")
     if not space.experts and _expert_degrees(request):

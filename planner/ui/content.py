@@ -6,6 +6,7 @@ from typing import Any
 
 from hardware_profiles import HardwareProfileError, load_profile, profile_names
 from planner.engines.spaces import SPACES
+from planner.errors import RequestError
 from planner.models.zoo import ZOO
 from planner.nearest import divisors
 from planner.plan.binding.bind import BoundPlan
@@ -124,7 +125,9 @@ def _pins(bound: BoundPlan, found: Roles) -> list[Content]:
 
 def operator_content(bound: BoundPlan, machine: Any, name: str) -> Content:
     """What every strategy of an operator would cost, all else as it is, the fastest first."""
-    subject = next(one for one in subjects(bound, name) if not one.parameter)
+    subject = next((one for one in subjects(bound, name) if not one.parameter), None)
+    if subject is None:
+        raise RequestError(f"'{name:.80}' is no operator of the plan; choose one of the list")
     found = alternatives(bound, machine, subject)
     chosen = next(one for one in found if one.chosen)
     rows = [_choice(one, chosen) for one in found if one.seconds is not None]

@@ -35,6 +35,8 @@ FRONT_SECONDS = 20.0
 JOBS, TRACED = 16, 4  # that are kept
 
 _FIELDS = {"model": str, "hardware": str, "devices": int, "seq_len": int, "global_batch": int}
+MOST = {"devices": 2**20, "seq_len": 2**24, "global_batch": 2**24}
+"""Of what a page may ask for: larger numbers only take long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,8 @@ def asked_of(content: Any, own_model: str | None) -> Asked:
         value = content.get(name)
         if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
             raise RequestError(f"{name}: give {'a whole number' if kind is int else 'text'}")
+        if isinstance(value, int) and not 1 <= value <= MOST[name]:
+            raise RequestError(f"{name}: give a number from 1 to {MOST[name]}")
         values[name] = value
     for name in ("model", "hardware"):
         if not values[name]:
@@ -152,6 +156,8 @@ class Job:
                 lean = search(model, machine, memory_limit=most * share, time_limit=FRONT_SECONDS, **rest)
             except InfeasibleError:
                 return
+            except LimitError:
+                continue
             self._note(points=[*self.points, _point(lean, best=False)])
 
     def _heard(self, progress: Progress) -> None:

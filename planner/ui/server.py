@@ -115,9 +115,11 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
             """Nothing: addresses have the token."""
 
         def _answer(self, method: Callable[[str, Mapping[str, str]], None]) -> None:
-            parts = urlsplit(self.path)
-            asked = {name: values[0] for name, values in parse_qs(parts.query).items()}
+            if "Transfer-Encoding" in self.headers:
+                self.close_connection = True  # bodies without a length are not read
             try:
+                parts = urlsplit(self.path)
+                asked = {name: values[0] for name, values in parse_qs(parts.query).items()}
                 if not self._is_local() or not self._is_ours(parts.path, asked):
                     self._send(HTTPStatus.FORBIDDEN, b"open the address that plan ui has printed\n", "text/plain")
                     return
@@ -128,6 +130,13 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
                 self._json({"error": str(error)}, HTTPStatus.BAD_REQUEST)
             except (BrokenPipeError, ConnectionResetError):
                 self.close_connection = True  # whoever asked has gone
+            except ValueError as error:
+                self._json({"error": f"no request: {error}"}, HTTPStatus.BAD_REQUEST)
+            except Exception as error:  # a fault of ours, which the page is told
+                self._json(
+                    {"error": f"a fault of the planner: {type(error).__name__}"}, HTTPStatus.INTERNAL_SERVER_ERROR
+                )
+                raise
 
         def _is_local(self) -> bool:
             """Whether the request names the loopback address: a name that was bound to it does not."""
@@ -204,6 +213,8 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
             headers: Mapping[str, str] | None = None,
             policy: str = _POLICY,
         ) -> None:
+            if status >= HTTPStatus.BAD_REQUEST:
+                self.close_connection = True  # what is left of the request is none of its own
             self.send_response(status)
             guards = {
                 "Content-Type": kind,
@@ -213,6 +224,7 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
                 "Cross-Origin-Resource-Policy": "same-origin",
                 "Referrer-Policy": "no-referrer",
                 "X-Content-Type-Options": "nosniff",
+                **({"Connection": "close"} if self.close_connection else {}),
             }
             for name, value in {**guards, **(headers or {})}.items():
                 self.send_header(name, value)
@@ -236,7 +248,7 @@ def _bound(job: Job) -> Any:
 
 def _stem(job: Job) -> str:
     plan = _bound(job).plan
-    return re.sub(r"[^\w]+", "-", f"{plan.model.reference}-{plan.cluster.devices}").strip("-")
+    return re.sub(r"[^\w]+", "-", f"{plan.model.reference}-{plan.cluster.devices}", flags=re.ASCII).strip("-")
 
 
 def _report(job: Job) -> bytes:

@@ -72,16 +72,18 @@ def fp8_linear(
     x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, recipe: Recipe, cut: Cut = WHOLE
 ) -> torch.Tensor:
     """`torch.nn.functional.linear` with products in fp8."""
-    y_TO: torch.Tensor = _Fp8Linear.apply(x.reshape(-1, x.shape[-1]), weight_OI, recipe, cut)  # type: ignore[no-untyped-call]
-    y = y_TO.reshape(*x.shape[:-1], weight_OI.shape[0])
-    return y if bias_O is None else y + bias_O
+    x_TI = x.reshape(-1, x.shape[-1])
+    y_TO: torch.Tensor = _Fp8Linear.apply(x_TI, weight_OI, bias_O, recipe, cut)  # type: ignore[no-untyped-call]
+    return y_TO.reshape(*x.shape[:-1], weight_OI.shape[0])
 
 
 class _Fp8Linear(torch.autograd.Function):
     """Keeps its operands as they were given: the gradients need them along their other dim."""
 
     @staticmethod
-    def forward(ctx: Any, x_TI: torch.Tensor, weight_OI: torch.Tensor, recipe: Recipe, cut: Cut) -> torch.Tensor:
+    def forward(
+        ctx: Any, x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, recipe: Recipe, cut: Cut
+    ) -> torch.Tensor:
         ctx.recipe, ctx.cut = recipe, cut
         ctx.save_for_backward(x_TI, weight_OI)
 
@@ -91,7 +93,9 @@ class _Fp8Linear(torch.autograd.Function):
                 scales = left.scale((*cut.tokens, *cut.inputs)), right.scale((*cut.outputs, *cut.inputs))
             else:
                 scales = left.scales(cut.inputs), right.scales(cut.inputs)
-            return _product(left, right, scales, x_TI.dtype), *(scales if recipe.scales == "tensor" else ())
+            y_TO = _product(left, right, scales, x_TI.dtype)
+            y_TO = y_TO if bias_O is None else y_TO + bias_O
+            return y_TO, *(scales if recipe.scales == "tensor" else ())
 
         y_TO, *ctx.scales = whole_call(compute)
         return y_TO
@@ -102,16 +106,17 @@ class _Fp8Linear(torch.autograd.Function):
         recipe: Recipe = ctx.recipe
         cut: Cut = ctx.cut
         gradient_TO, low = gradients[0].reshape(-1, weight_OI.shape[0]), getattr(torch, recipe.gradients)
+        bias = gradient_TO.sum(0) if ctx.needs_input_grad[2] else None
         left = _Side(gradient_TO, low)
         whole = left.scale((*cut.tokens, *cut.outputs)) if recipe.scales == "tensor" else None
         right = _Side(weight_OI.t(), _WEIGHTS)
         scales = (left.scales(cut.outputs), right.scales(cut.outputs)) if whole is None else (whole, ctx.scales[1])
         gradient_TI = _product(left, right, scales, x_TI.dtype)
         if not recipe.weight_gradients:
-            return gradient_TI, gradient_TO.t().mm(x_TI), None, None
+            return gradient_TI, gradient_TO.t().mm(x_TI), bias, None, None
         left, right = _Side(gradient_TO.t(), low), _Side(x_TI.t(), _WEIGHTS)
         scales = (left.scales(cut.tokens), right.scales(cut.tokens)) if whole is None else (whole, ctx.scales[0])
-        return gradient_TI, _product(left, right, scales, weight_OI.dtype), None, None
+        return gradient_TI, _product(left, right, scales, weight_OI.dtype), bias, None, None
 
 
 @dataclass(frozen=True, slots=True)

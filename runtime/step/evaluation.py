@@ -154,8 +154,10 @@ class ForwardPass:
         joined = []
         for micro_batch in sorted({micro_batch for micro_batch, _ in found}):
             pieces = [found[key] for key in sorted(key for key in found if key[0] == micro_batch)]
-            if len(pieces) == 1 or cut is None:
+            if len(pieces) == 1:
                 joined.append(pieces[-1])
+            elif cut is None:  # the loss: every slice's counts as many targets as the mean of them has
+                joined.append(torch.stack(pieces).mean(dim=0) if name == bound.graph.loss else pieces[-1])
             elif cut == 0:  # samples and positions in one dim
                 samples = bound.plan.training.part
                 rows = [piece.reshape(samples, -1, *piece.shape[1:]) for piece in pieces]

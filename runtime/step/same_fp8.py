@@ -1,7 +1,8 @@
 """Makes the plain module compute the same linear layers in fp8 as a plan does, by the same recipe.
 
 The module is called as its author wrote it; calls of `F.linear` with the weight of such a layer are caught where
-PyTorch lets functions be overridden.
+PyTorch lets functions be overridden. A function that computes such a layer inside of itself, as
+`F.multi_head_attention_forward` does, is not seen through: what was not met at the end says so.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from planner.errors import ModelError
 from planner.graph.fp8 import Recipe, recipe_of
 from planner.graph.operator_graph import Operator
 from runtime.ops.fp8_linear import fp8_linear
@@ -29,6 +31,7 @@ class SameFp8(TorchFunctionMode):
         super().__init__()
         weights = dict(module.named_parameters()) if recipes else {}
         self._recipes = {id(weights[name]): recipe for name, recipe in recipes.items()}
+        self._left = {id(weights[name]): name for name in recipes}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = dict(zip(("input", "weight", "bias"), args, strict=False)) if func is F.linear else {}
@@ -36,4 +39,14 @@ class SameFp8(TorchFunctionMode):
         recipe = self._recipes.get(id(given.get("weight")))
         if recipe is None:
             return func(*args, **(kwargs or {}))
+        self._left.pop(id(given["weight"]), None)
         return fp8_linear(given["input"], given["weight"], given.get("bias"), recipe)
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        if error is None and self._left:
+            raise ModelError(
+                f"the module computes with '{next(iter(self._left.values()))}' inside of a function that is not seen"
+                " through, where the plan has a linear layer in fp8; leave it out (--fp8-left-out), or do not compare"
+                " (--no-check)"
+            )

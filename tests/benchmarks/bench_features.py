@@ -112,6 +112,8 @@ def called(command: Command, folder: Path, extent: str) -> Found:
     return Found(what=what, good=True, why=seconds)
 
 
+_RAN = (0, 1, 5)
+"""Exit codes of pytest: all passed, some failed, nothing was chosen."""
 Results = Mapping[str, Mapping[str, tuple[int, str]]]
 """By file and function: how many cases passed, and the first that did not."""
 
@@ -126,9 +128,11 @@ def tested(rows: Sequence[Row], which: str) -> Results:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", f"--junitxml={report}"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        subprocess.run(
+        done = subprocess.run(
             [*command, "-m", which, *paths], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=False
         )
+        if done.returncode not in _RAN:
+            raise RuntimeError(f"pytest ended with {done.returncode}: {' '.join(paths)}")
         return results_of(report)
 
 

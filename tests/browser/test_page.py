@@ -41,6 +41,7 @@ def opened(browser: Any, page_file: Path) -> Iterator[Open]:
     assert {url for url in requests if not url.startswith("data:")} <= files
 
 
+@pytest.mark.thorough
 def test_every_figure_is_drawn_and_can_be_zoomed_and_pointed_at(opened: Open) -> None:
     page = opened()
     assert page.evaluate("document.documentElement.dataset.figures") == "drawn"

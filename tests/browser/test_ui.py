@@ -62,6 +62,7 @@ def search(page: Any, **fields: str) -> None:
     await_(page, FINAL)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_search_a_pin_a_kept_plan_and_a_download(opened: Open, tmp_path: Path) -> None:
     page = opened()

@@ -18,6 +18,7 @@ LOGITS = 4 * 512 * 2048 * 4
 SETTINGS = ({}, {"micro_batches": 2}, {"recomputation": "full"}, {"micro_batches": 2, "recomputation": "full"})
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [*first(1, range(1, 11)), *rarely(range(11, 51))])
 def test_a_process_stays_below_what_is_predicted(pair, seed: int) -> None:

@@ -46,6 +46,7 @@ def configurations(engine: str) -> tuple[Configuration, ...]:
     return tuple(all_configurations(engine_of(within(SPACES[engine], request))[0]))
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("engine", SPACES)
 def test_configurations_come_in_one_order(engine: str) -> None:
     found = configurations(engine)

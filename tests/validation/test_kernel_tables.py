@@ -134,6 +134,7 @@ def test_the_packaged_profile_is_the_fit_of_all_rows(profile: str, dtype: str) -
     assert percentage_error(predicted, time, SMALL) <= OVER_THE_BAR.get((profile, dtype), MATMUL_BAR)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("profile", "dtype"), tables("attention"))
 def test_the_packaged_attention_is_the_fit_of_all_rows(profile: str, dtype: str) -> None:
     """But for the rate on A100, which is that of FlashAttention-2: the kernels of the table are slower."""

@@ -1,6 +1,11 @@
 """`plan ui`: the search in a browser."""
 
+import atexit
+import html
+import os
+import tempfile
 import webbrowser
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -47,6 +52,16 @@ def _opened(browser: bool) -> "Callable[[str], None]":
     def opened(address: str) -> None:
         say(f"plan ui is at {address}\nCtrl-C ends it")
         if browser:
-            webbrowser.open(address)
+            webbrowser.open(_leading_to(address))
 
     return opened
+
+
+def _leading_to(address: str) -> str:
+    """The address of a file that leads to the page, and that the owner alone can read: arguments of a browser, with the
+    token in them, could be read by everybody on the machine. It is deleted when the command ends."""
+    handle, path = tempfile.mkstemp(prefix="plan-ui-", suffix=".html")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(address)}">')
+    atexit.register(Path(path).unlink, missing_ok=True)
+    return Path(path).as_uri()

@@ -24,6 +24,7 @@ kernels of a device is one of a CPU: there operators are what runs, each without
 import gzip
 import io
 import math
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,10 @@ from hardware_profiles.foreign import ForeignTextError, Limits, decoded, parse_j
 from planner.errors import RequestError
 from planner.plan.compare.kernel_names import class_of_kernel, class_of_operator, collective_of
 
+_EXPANDED = 60
+"""How many times longer than its compressed form a trace is at most; those of torch.profiler are 10 to 25 times."""
+_LATEST = 2.0**63
+"""Of a time, microseconds."""
 LIMITS = Limits(size=2**29, values=2**25, finite=False)
 """Of a trace: traces of a few steps of large models have some hundred MB."""
 
@@ -106,20 +111,24 @@ def read_trace(path: Path) -> TracedRun:
         raise RequestError(
             f"{path}: nothing runs in the steps that it marks; leave the schedule of the profiler longer"
         )
-    return _run(inside, begin, end, steps)
+    run = _run(inside, begin, end, steps)
+    if not 0 < run.step_seconds < math.inf:
+        raise RequestError(f"{path}: its steps take no time; profile a step")
+    return run
 
 
 def _content(path: Path) -> bytes:
     content = read_bytes(path, LIMITS.size)
     if not content.startswith(_GZIP):
         return content
+    most = min(LIMITS.size, _EXPANDED * len(content) + 2**20)
     try:
         with gzip.open(io.BytesIO(content)) as file:
-            found = file.read(LIMITS.size + 1)
-    except (OSError, EOFError) as error:
+            found = file.read(most + 1)
+    except (OSError, EOFError, zlib.error) as error:
         raise ForeignTextError(f"cannot be read: not a whole gzip file ({error})") from error
-    if len(found) > LIMITS.size:
-        raise ForeignTextError(f"cannot be read: it is larger than {LIMITS.size} bytes, the most for such a file")
+    if len(found) > most:
+        raise ForeignTextError(f"cannot be read: it is larger than {most} bytes, the most for such a file")
     return found
 
 
@@ -135,7 +144,7 @@ def _is_complete(event: Any) -> bool:
 
 
 def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LATEST
 
 
 def _text(event: Mapping[str, Any], key: str) -> str:

@@ -327,9 +327,15 @@ def _with_proof(plan: Plan, bound: float, *, covered: bool) -> Plan:
     provenance = replace(
         plan.provenance,
         status="optimal" if gap <= OPTIMAL and covered else "feasible",
-        gap=0.0 if gap <= OPTIMAL else float(f"{gap:.3g}"),
+        gap=0.0 if gap <= OPTIMAL else _rounded_up(gap),
     )
     return replace(plan, provenance=provenance)
+
+
+def _rounded_up(share: float) -> float:
+    """A share with three digits that is never less than it is."""
+    digits = 10.0 ** (2 - math.floor(math.log10(share)))
+    return float(f"{math.ceil(round(share * digits, 6)) / digits:.3g}")
 
 
 def _overfull(plans: list[Ranked], limit: float) -> OverfullError:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from hardware_profiles import Cluster, Machine, MixedCluster
 from planner.errors import RequestError
-from planner.graph.fp8 import Fp8, eligible, fp8_operator
+from planner.graph.fp8 import Fp8, eligible, fp8_operator, is_left_out
 from planner.graph.kinds import find_blocks
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.pricing.operator_price import price_operator
@@ -28,22 +28,25 @@ def paying(graph: OperatorGraph, fp8: Fp8, machine: Machine) -> Fp8:
     cluster = machine.groups[0] if isinstance(machine, MixedCluster) else machine
     if not fp8 or not cluster.device.multiplies("fp8"):
         return fp8
-    slower, faster = list[str](), 0
+    layers: dict[str, dict[str, bool]] = {}  # by pattern and weight, whether it pays
+    known: dict[tuple[object, ...], bool] = {}
     for at in eligible(graph, tuple(find_blocks(graph).numbers)):
         op = graph.operators[at]
-        pattern = _NUMBER.sub("*", op.operands[1])
-        if pattern in slower:
+        if is_left_out(op, fp8):
             continue
-        under = replace(op, op=fp8_operator(fp8.recipe))
-        if _seconds(graph, under, cluster) < _seconds(graph, op, cluster):
-            faster += 1
-        else:
-            slower.append(pattern)
-    if slower and not faster:
+        shape = tuple(graph.types[name].shape for name in op.operands)
+        if shape not in known:
+            under = replace(op, op=fp8_operator(fp8.recipe))
+            known[shape] = _seconds(graph, under, cluster) < _seconds(graph, op, cluster)
+        layers.setdefault(_NUMBER.sub("*", op.operands[1]), {})[op.operands[1]] = known[shape]
+    if layers and not any(known.values()):
         raise RequestError(
             f"fp8 = {fp8.recipe}: on {cluster.device.name} no linear layer of this model gets faster, as casting its"
             " operands takes longer than the products save; leave fp8 out, or take another recipe or longer sequences"
         )
+    slower = list[str]()
+    for pattern, pays in layers.items():
+        slower += [name for name, faster in pays.items() if not faster] if any(pays.values()) else [pattern]
     return replace(fp8, left_out=tuple(dict.fromkeys((*fp8.left_out, *slower))))
 
 

@@ -111,6 +111,7 @@ def test_strategies_are_told_part_by_part(files: Path) -> None:
     assert ["degrees"] not in found
 
 
+@pytest.mark.thorough
 def test_degrees_on_other_axes_change_every_strategy_at_once(files: Path) -> None:
     found = content(files, "both", "pipeline")
     (degrees,) = [one for step in found["steps"] for one in step["differences"] if one["name"] == "degrees"]

@@ -149,6 +149,7 @@ print("torch" in sys.modules)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_plan_is_the_same_with_a_kept_graph_and_without_pytorch(tmp_path: Path) -> None:
     def planned() -> tuple[str, bool]:

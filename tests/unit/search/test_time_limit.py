@@ -61,7 +61,7 @@ def asked(what: str) -> SearchRequest:
         "time",
         "cost",
         pytest.param("memory", marks=pytest.mark.thorough),
-        pytest.param("gathers", marks=pytest.mark.slow),
+        pytest.param("gathers", marks=[pytest.mark.slow, pytest.mark.thorough]),
     ],
 )
 def test_a_request_ends_within_its_time_with_a_plan(what: str) -> None:
