@@ -159,7 +159,7 @@ CASES: tuple[tuple[str, tuple[object, ...]], ...] = (
     (f"{TINY} --expert 2", ("expert = 2", 1)),
     (f"{TINY} --search exhaustive", ("--search exhaustive", "choice_limit=5000000")),
     (f"estimate {GOOD} --tensor 2", ("--tensor", GOOD, "--hardware")),
-    (f"estimate {GOOD} --devices 3", (GOOD, "axis0", 3, "h", 256)),
+    (f"estimate {GOOD} --devices 3", (GOOD, 8, "data", 3, 9)),
     # models that cannot be planned
     ("--model user:branches --hardware cpu --devices 2", ("Branches", "user.py:10", "torch.where")),
     ("--model user:raises --hardware cpu --devices 2", ("user:raises", "RuntimeError", "out of luck")),
