@@ -9,10 +9,12 @@ from planner.plan.binding.bind import bind
 from planner.plan.plan import Plan
 from planner.plan.prediction.predict import predict
 from planner.sharding.update import Update
+from planner.strategy_search.request.space import Pinned
 from runtime import StageAudit, audit
 from runtime.auditing import audit as auditing
 from tests.contract.test_priced_is_emitted import FULL, KEEPING, Hand, cluster_of
 from tests.distributed import plans
+from tests.distributed.searched import searched_plan
 from tests.long_lists import first
 
 TWO = {"micro_batches": 2}
@@ -69,6 +71,14 @@ def test_what_comes_ahead_is_emitted_as_predicted(make: Hand) -> None:
     found = audited(together(plan, gathers="ahead"), make.model)
     check(found)
     assert messages(found) == messages(audited(together(plan), make.model))
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_buckets_that_start_while_gradients_of_a_block_are_added_up_are_those_of_the_step() -> None:
+    pinned = Pinned(tensor=2, data=2, zero=3, sequence_parallel=True, micro_batches=2)
+    plan = searched_plan("llama4", 4, pinned=pinned, update=Update(buckets=2**20, gathers="ahead"))
+    check(audited(plan, "llama4"))
 
 
 def check(found: list[StageAudit]) -> None:
