@@ -76,7 +76,7 @@ def test_an_explanation(plan: Any) -> None:
     assert not why["memory_binds"]
     assert why["next_best"]["step_seconds"] >= content["step_seconds"]
     assert len(content["plans"]) == 1
-    out = plan(*TINY, "--explain").out
+    out = plan(*TINY, "--explain", "--simplicity", "0").out
     for words in ("Why it takes that long", "memory does not bind", "The next best plan takes", "instead of"):
         assert words in out
 
