@@ -19,14 +19,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import typer
 from typer.testing import CliRunner
 
 import planner
 from planner import errors
-from planner.cli.helping import _default, _spelled, parts_of
+from planner.cli.helping import _default, _spelled, commands_of, parts_of
 from planner.cli.main import app
 from planner.engines.spaces import SPACES
 from planner.plan import plan as plan_records
@@ -137,7 +136,7 @@ def command_line() -> str:
         "",
     ]
     group = typer.main.get_command(app)
-    for path, command in sorted(commands(group, "plan")):
+    for path, command in sorted(commands_of(group, "plan ")):
         about, examples = parts_of(command.help or "")
         lines += [f"## `{path}`", "", *(f"{escaped(one)}\n" for one in about)]
         lines += ["```text", *examples, "```", ""] if examples else []
@@ -154,15 +153,6 @@ def command_line() -> str:
                     lines.append(f"| `{_spelled(one).replace('|', chr(92) + '|')}` | {text} |")
             lines += [""]
     return "\n".join(lines)
-
-
-def commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Every command by what is typed for it."""
-    for name, command in group.commands.items():
-        if getattr(command, "commands", None):
-            yield from commands(command, f"{path} {name}")
-        else:
-            yield f"{path} {name}", command
 
 
 def escaped(text: str) -> str:

@@ -144,7 +144,7 @@ def parts_of(text: str) -> tuple[list[str], list[str]]:
 def option_texts(group: Any, word: str) -> list[str]:
     """The whole texts of an option, by command where commands differ; empty where none has it."""
     name, found = word.lstrip("-"), dict[str, list[str]]()
-    for path, command in _commands(group, ""):
+    for path, command in commands_of(group, ""):
         for one in command.params:
             spelled = [each.lstrip("-") for each in (*one.opts, *one.secondary_opts) if each.startswith("-")]
             if name in spelled and not one.hidden:
@@ -158,14 +158,15 @@ def option_texts(group: Any, word: str) -> list[str]:
 
 def option_names(group: Any) -> set[str]:
     """All options of all commands."""
-    params = [one for _, command in _commands(group, "") for one in command.params if not one.hidden]
+    params = [one for _, command in commands_of(group, "") for one in command.params if not one.hidden]
     return {name for one in params for name in (*one.opts, *one.secondary_opts) if name.startswith("--")}
 
 
-def _commands(group: Any, path: str) -> Iterable[tuple[str, Any]]:
+def commands_of(group: Any, path: str) -> Iterable[tuple[str, Any]]:
+    """Every command by what is typed for it behind `path`, which ends with a blank where it is not empty."""
     for name, command in group.commands.items():
         if getattr(command, "commands", None):
-            yield from _commands(command, f"{path}{name} ")
+            yield from commands_of(command, f"{path}{name} ")
         else:
             yield f"{path}{name}", command
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from planner.faults import Fault
 from planner.pricing.operator_price import OperatorPrices
-from planner.sharding.rule import NOT_CAST, FactorKind, Rule
+from planner.sharding.rule import FactorKind, Rule
 
 Array = NDArray[np.float64]
 
@@ -40,7 +40,7 @@ def keeping_fault(rule: Rule) -> Fault | None:
     """Why the results of an operator cannot be kept through recomputation; None where they can."""
     if rule.op_class == "view" or rule.local_form == "reshape":  # whether a reshape copies depends on the device
         return Fault(reason=f"{rule.op} computes nothing, its result is a view of its operand or a copy")
-    together = rule.computed != NOT_CAST or all(rule.factors[i.factor].kind is FactorKind.RING for i in rule.inner)
+    together = rule.casts or all(rule.factors[i.factor].kind is FactorKind.RING for i in rule.inner)
     if not together:  # what is kept as a whole is kept with what it sends (`runtime.ops.kept_results`)
         return Fault(reason=f"{rule.op} communicates inside, and is computed again as a whole")
     return None

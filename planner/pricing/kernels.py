@@ -145,7 +145,7 @@ def _launched(call: KernelCall) -> int:
     """Operators that a framework launches for one of the graph."""
     if call.rule.op_class == FREE_OP_CLASS:
         return 0
-    if any(call.rule.computed):
+    if call.rule.casts:
         return CAST_KERNELS
     if call.rule.op_class == "experts":
         dropless = call.software.grouped and not call.software.drops_tokens
@@ -190,7 +190,7 @@ def _matmul(call: KernelCall) -> tuple[Array, Array]:
 def _products(call: KernelCall) -> tuple[Array, Array]:
     """A product and its two gradients, all in one dtype."""
     rule = call.rule
-    if any(rule.computed):
+    if rule.casts:
         return _cast_matmul(call)
     first, second = (operand for operand in range(len(rule.operands)) if operand not in rule.addends)
     m, n, k, batch = _product_shape(call, first, second)

@@ -134,7 +134,7 @@ def price_operator(
         (b for i, b in enumerate(operand_bytes) if i not in saved and i not in rule.looked_up), np.zeros(len(extents))
     )
     scratch = _sum_work(rule.scratch, extents) + _inner_scratch(rule, strategies, held, mesh)
-    if rule.computed[0] and not cluster.device.multiplies(rule.computed[0]):
+    if rule.casts and not cluster.device.multiplies(rule.computed[0]):
         scratch = scratch * _EMULATED
     return OperatorPrices(
         forward=forward + late[0],

@@ -132,10 +132,6 @@ class Outside:
     trained: bool
 
 
-NOT_CAST = ("", "", "")
-"""The dtypes that products are computed in, where these are those of the tensors."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rule:
     """The rule of one call; equal calls share one object, so rules are compared by identity.
@@ -181,7 +177,7 @@ class Rule:
     causal: bool = False
     passes: bool = False
     unfused: bool = False
-    computed: tuple[str, str, str] = NOT_CAST
+    computed: tuple[str, str, str] = ("", "", "")
     gained: float = 1.0
     outside: Outside | None = None
 
@@ -189,6 +185,11 @@ class Rule:
     def index(self) -> Mapping[str, int]:
         """Factor index by name."""
         return {factor.name: i for i, factor in enumerate(self.factors)}
+
+    @property
+    def casts(self) -> bool:
+        """Whether its operands are cast to another dtype for its products."""
+        return any(self.computed)
 
     @cached_property
     def splits(self) -> tuple[tuple[int, ...], ...]:

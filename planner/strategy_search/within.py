@@ -170,7 +170,7 @@ def search_within(
     stated, bound = 0.0, math.inf
     for turn in range(_ROUNDS):
         found = search(request, on_progress, cancelled, cutoff)
-        if turn == 0:  # with all the memory that there is; what is proved with less is no proof
+        if turn == 0:  # with all memory; what is proved with less is no proof
             stated, bound = max(found.limits), found.bound_seconds
         made = [_as_run(space, asked, ranked) for ranked in found.plans]
         fitting = [one for one in made if one.plan.prediction.peak_bytes <= stated * (1 + _FITS)]

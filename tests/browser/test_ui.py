@@ -9,6 +9,7 @@ from axe_playwright_python.sync_playwright import Axe
 
 from planner.plan.file import load_plan
 from planner.ui import Server
+from tests.unit.ui.serving import serving
 
 Open = Callable[..., Any]
 READY, DONE, FINAL = "html[data-ready=yes]", "html[data-search=done]", "html[data-plan=final]"
@@ -17,11 +18,8 @@ WAIT = 120_000.0  # milliseconds that a search may take on a busy machine
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    found = Server()
-    thread = found.start()
-    yield found
-    found.close()
-    thread.join(10)
+    with serving() as found:
+        yield found
 
 
 @pytest.fixture

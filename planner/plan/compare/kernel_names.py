@@ -13,31 +13,33 @@ _ATEN: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """Beginnings of the names of ATen operators, by class; any other is elementwise."""
 
-_KERNELS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (op_class, re.compile(pattern, re.IGNORECASE))
-    for op_class, pattern in (
-        ("attention", r"flash|fmha|sdpa|attention|_mha_"),
-        ("matmul", r"gemm|cutlass|nvjet|xmma|cublas|cijk_|matmul|splitk|_mm_|mma_"),
-        ("cross_entropy", r"cross_?entropy|softmax|nll_?loss|logsumexp"),
-        ("normalisation", r"norm|welford|ln_(fwd|bwd)|rms"),
-        ("embedding", r"embedding|index_?select|index_?put|indexing_backward|gather_kernel|scatter_kernel"),
-        ("optimizer", r"multi_tensor|multitensor|adam|_sgd|foreach|lamb"),
-        ("copy", r"memcpy|memset|copy|catarray|_cat_|transpose|permute|fillfunctor"),
-    )
+Patterns = tuple[tuple[str, re.Pattern[str]], ...]
+
+
+def _patterns(*pairs: tuple[str, str]) -> Patterns:
+    """Names, each with what is looked for."""
+    return tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in pairs)
+
+
+_KERNELS = _patterns(
+    ("attention", r"flash|fmha|sdpa|attention|_mha_"),
+    ("matmul", r"gemm|cutlass|nvjet|xmma|cublas|cijk_|matmul|splitk|_mm_|mma_"),
+    ("cross_entropy", r"cross_?entropy|softmax|nll_?loss|logsumexp"),
+    ("normalisation", r"norm|welford|ln_(fwd|bwd)|rms"),
+    ("embedding", r"embedding|index_?select|index_?put|indexing_backward|gather_kernel|scatter_kernel"),
+    ("optimizer", r"multi_tensor|multitensor|adam|_sgd|foreach|lamb"),
+    ("copy", r"memcpy|memset|copy|catarray|_cat_|transpose|permute|fillfunctor"),
 )
 """What names of kernels have in them, by class, the first that fits; any other is elementwise."""
 
-_COLLECTIVES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (kind, re.compile(pattern, re.IGNORECASE))
-    for kind, pattern in (
-        ("all_reduce", r"all_?reduce"),
-        ("reduce_scatter", r"reduce_?scatter"),
-        ("all_gather", r"all_?gather"),
-        ("all_to_all", r"all_?to_?all|alltoall|deep_?ep|hybrid_?ep"),
-        ("broadcast", r"broadcast"),
-        ("send_recv", r"send_?recv|(?<![a-z])i?send(?![a-z])|(?<![a-z])i?recv(?![a-z])"),
-        ("reduce", r"reduce"),
-    )
+_COLLECTIVES = _patterns(
+    ("all_reduce", r"all_?reduce"),
+    ("reduce_scatter", r"reduce_?scatter"),
+    ("all_gather", r"all_?gather"),
+    ("all_to_all", r"all_?to_?all|alltoall|deep_?ep|hybrid_?ep"),
+    ("broadcast", r"broadcast"),
+    ("send_recv", r"send_?recv|(?<![a-z])i?send(?![a-z])|(?<![a-z])i?recv(?![a-z])"),
+    ("reduce", r"reduce"),
 )
 _LIBRARY = re.compile(r"nccl|rccl|hccl|hcom_|gloo:|deep_?ep|hybrid_?ep", re.IGNORECASE)
 _OTHER = "elementwise"

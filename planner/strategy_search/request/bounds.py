@@ -92,7 +92,7 @@ def _work_seconds(graph: OperatorGraph, index: int, rule: Rule, cluster: Cluster
     names = [*op.operands, *(name for name in op.results if name is not None)]
     dtype = next((graph.types[name].dtype for name in names if graph.types[name].floating), "float32")
     computed = PROFILE_DTYPES[dtype]
-    if rule.computed[0] and cluster.device.multiplies(rule.computed[0]):
+    if rule.casts and cluster.device.multiplies(rule.computed[0]):
         computed = rule.computed[0]
     elif rule.op_class in ("matmul", "experts") and cluster.software.products:
         computed = cluster.software.products

@@ -1,4 +1,4 @@
-"""A plan written into a configuration that there is keeps what no plan says."""
+"""A plan written into an existing configuration keeps what no plan says."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -13,18 +13,15 @@ from planner.errors import RequestError
 from planner.plan.file import parse_plan
 from planner.ui import Server
 from planner.ui.jobs import asked_of
+from tests.unit.ui.serving import serving
 
 TINY = {"model": "llama-tiny", "hardware": "h100-80gb", "devices": 2, "global_batch": 8, "seq_len": 64}
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    found = Server()
-    thread = found.start()
-    yield found
-    found.close()
-    thread.join(10)
-    assert not thread.is_alive()
+    with serving() as found:
+        yield found
 
 
 def ask(server: Server, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, bytes, Any]:
