@@ -1,12 +1,12 @@
 """A plan under Hugging Face's Trainer (transformers 5).
 
-    Trainer's loop                    here
-    ├── batches                       whole global batches, the same on every rank, in the order of one process
-    ├── training_step                 TrainingStep: micro-batches, pipeline, gathers, update; at the rate of the schedule
-    ├── optimizer.step                has been done; the optimizer that the Trainer sees only has the learning rate
-    ├── evaluate                      TrainingStep.evaluate
-    ├── save, resume                  checkpoint-N/sharded is of the runtime, beside the Trainer's own small files
-    └── callbacks, logging, schedules as they are
+Trainer's loop                    here
+├── batches                       whole global batches, the same on every rank, in the order of one process
+├── training_step                 TrainingStep: micro-batches, pipeline, gathers, update; at the rate of the schedule
+├── optimizer.step                has been done; the optimizer that the Trainer sees only has the learning rate
+├── evaluate                      TrainingStep.evaluate
+├── save, resume                  checkpoint-N/sharded is of the runtime, beside the Trainer's own small files
+└── callbacks, logging, schedules as they are
 """
 
 import os
@@ -22,12 +22,12 @@ from planner.errors import RequestError
 from planner.models.huggingface import trained_without_masks
 from planner.plan.file import load_plan
 from planner.plan.plan import Plan
+from runtime.integrations.saved_values import read_values, write_values
 from runtime.integrations.taking_over import (
     check_clipping,
     check_optimizer,
     let_go,
     missing,
-    read_plain,
     restore_sharded,
     save_sharded,
 )
@@ -39,6 +39,9 @@ try:
     from transformers import PreTrainedModel, Trainer, TrainingArguments
 except ImportError as error:
     raise missing("Hugging Face's Trainer (transformers and accelerate)", error) from error
+
+_RATES = "rates.json"
+"""The file of a checkpoint with the learning rate and its schedule."""
 
 _OPTIMIZERS = {
     "adamw_torch": "adamw",
@@ -77,6 +80,10 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
 
     Raises RequestError for arguments that a plan cannot honour, PlanFileError for a plan for another model.
     """
+
+    optimizer: Any
+    lr_scheduler: Any
+    _created_lr_scheduler: bool
 
     def __init__(self, *args: Any, plan: Plan | str | os.PathLike[str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -142,7 +149,8 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
         """What the schedule of the learning rate acts on. The optimizer itself is the runtime's."""
         if self.optimizer is None:
             self.optimizer = _Rate(self.args.learning_rate)
-        return self.optimizer
+        made: torch.optim.Optimizer = self.optimizer
+        return made
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume: str | None) -> tuple[Any, Any]:
         if self._created_lr_scheduler:
@@ -195,7 +203,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
         """6 times parameters times tokens (Kaplan et al. 2020), of this rank's share."""
         main = inputs.get(getattr(self.model, "main_input_name", "input_ids"))
         tokens = main.numel() if isinstance(main, torch.Tensor) else 0
-        return 6 * tokens * self._parameters // max(self.args.world_size, 1)
+        return int(6 * tokens * self._parameters // max(self.args.world_size, 1))
 
     # Checkpoints
 
@@ -211,8 +219,8 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         save_sharded(self.step, Path(output_dir))
         if self.args.should_save:
-            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / "scheduler.pt")
-            torch.save(self.optimizer.state_dict(), Path(output_dir) / "optimizer.pt")  # the learning rate alone
+            rates = {"optimizer": self.optimizer.state_dict(), "schedule": self.lr_scheduler.state_dict()}
+            write_values(Path(output_dir) / _RATES, rates)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """The weights follow with the first batch, when the model has been traced."""
@@ -220,8 +228,9 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            self.optimizer.load_state_dict(read_plain(Path(checkpoint) / "optimizer.pt"))
-            self.lr_scheduler.load_state_dict(read_plain(Path(checkpoint) / "scheduler.pt"))
+            rates = read_values(Path(checkpoint) / _RATES)
+            self.optimizer.load_state_dict(rates["optimizer"])
+            self.lr_scheduler.load_state_dict(rates["schedule"])
 
 
 class _Rate(torch.optim.Optimizer):
@@ -241,8 +250,8 @@ def _as_planned(inputs: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
         return dict(inputs)
     if not bool((mask != 0).all()):
         raise RequestError(
-            "the batch has padding (attention_mask with zeros), and the plan was made for sequences without; pack or cut"
-            " them to one length, or plan with a factory whose example has an attention_mask"
+            "the batch has padding (attention_mask with zeros), and the plan was made for sequences without; pack or"
+            " cut them to one length, or plan with a factory whose example has an attention_mask"
         )
     return {name: value for name, value in inputs.items() if name != "attention_mask"}
 
@@ -267,9 +276,13 @@ def _check(trainer: PlanTrainer, given: Mapping[str, Any]) -> str:
             raise RequestError(f"TrainingArguments({argument}={value!r}): {reason}")
     for argument in ("optimizers", "optimizer_cls_and_kwargs", "model_init", "compute_loss_func", "compute_metrics"):
         if given.get(argument) not in (None, (None, None)):
-            raise RequestError(f"{argument}=: a plan trains with the loss of the model and its own optimizer; leave it out")
+            raise RequestError(
+                f"{argument}=: a plan trains with the loss of the model and its own optimizer; leave it out"
+            )
     if type(trainer).compute_loss is not Trainer.compute_loss:
-        raise RequestError(f"{type(trainer).__name__}.compute_loss: put the loss into the model's forward, and plan that")
+        raise RequestError(
+            f"{type(trainer).__name__}.compute_loss: put the loss into the model's forward, and plan that"
+        )
     if options.gradient_accumulation_steps != 1:
         raise RequestError(
             f"gradient_accumulation_steps={options.gradient_accumulation_steps}: the plan has micro-batches of its own"

@@ -106,19 +106,6 @@ def restore_sharded(step: TrainingStep, folder: Path) -> None:
         raise CheckpointError(f"{folder}: has no whole checkpoint of a plan in {SHARDED}; name one that training saved")
 
 
-def read_plain(file: Path) -> Any:
-    """What a library has written with `torch.save`, read without running code of the file. Raises CheckpointError."""
-    try:
-        return torch.load(file, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{file}: is not there; name a checkpoint that training under a plan saved") from error
-    except Exception as error:  # pickle, zipfile and torch raise what they like
-        text = " ".join(str(error).split())[:200]
-        raise CheckpointError(
-            f"{file}: cannot be read without running code of it ({text}); keep plain values in what is saved"
-        ) from error
-
-
 def _check_groups(groups: Sequence[dict[str, Any]]) -> None:
     for group in groups:
         for key in _OFF:
