@@ -42,8 +42,8 @@ def objective_text(step: float, objective: float) -> str:
         return ""
     words = f"{percent_text(abs(change))} {'less' if change < 0 else 'more'}"
     return (
-        f"The bound is on the objective, {seconds_text(objective)} here: the slowest stage's time in a full pipeline. By"
-        f" its schedule the step takes {words}; of the plans close to the best objective this one is the fastest"
+        f"The bound is on the objective, {seconds_text(objective)} here: the slowest stage's time in a full pipeline."
+        f" By its schedule the step takes {words}; of the plans close to the best objective this one is the fastest"
     )
 
 
