@@ -2,7 +2,7 @@
 
     plan-llama70b.svg       the report of the main job as a terminal shows it
     ui-light.png, ui-dark.png    `plan ui` with two plans of Llama 8B side by side
-    report-llama70b.png, report-llama70b-dark.png    the top of the page of `plan report` for a pipelined plan of that model
+    report-llama70b.png, report-llama70b-dark.png    the top of the page of `plan report` for a pipelined plan of it
 
 All but the first need Chromium on PATH.
 """
