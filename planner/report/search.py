@@ -35,6 +35,11 @@ def placements_text(compared: int) -> str:
     )
 
 
+def offload_text() -> str:
+    """That the search offloads without having been asked to."""
+    return "Nothing fits on the devices alone: the host holds what costs the step least; --offload none excludes that"
+
+
 def objective_text(step: float, objective: float) -> str:
     """What the proof is about, where a step takes something else than the sum that was minimised; else nothing."""
     change = step / objective - 1
@@ -42,9 +47,8 @@ def objective_text(step: float, objective: float) -> str:
         return ""
     words = f"{percent_text(abs(change))} {'less' if change < 0 else 'more'}"
     return (
-        f"That is about the sum that the search minimises, {seconds_text(objective)} here: the slowest stage sets the"
-        f" pace, all fill the pipeline. Run by its schedule the step takes {words}; of the plans close to the least sum"
-        " this one is the fastest"
+        f"That bound is on the objective, {seconds_text(objective)} here: 1F1B, all stages as slow as the slowest. The"
+        f" simulated step takes {words}; of the plans with the least objectives this one is the fastest"
     )
 
 

@@ -21,7 +21,7 @@ from planner.plan.schedule_checks import PASSES
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
 from planner.strategy_search.request.attention_degrees import attention_fault, heads_of, key_heads_of
-from planner.strategy_search.request.offload import NOTHING, Offload
+from planner.strategy_search.request.offload import Offload
 from planner.strategy_search.request.template import Template
 
 Role = Literal["replica", "data", "expert", "ring", "context", "tensor"]
@@ -166,7 +166,8 @@ class Pinned:
             ("attention",) is selective recomputation as in Korthikanti et al. 2022. `EVERY_SECOND_PRODUCT` among them
             is of the second, fourth, ... matrix product of a block, as torchtitan's selective policy has it.
         even: whether all ranks of a pipeline hold equally many blocks, where they divide.
-        offload: what may be offloaded.
+        offload: what may be offloaded; None offloads where nothing fits on the devices alone
+            (`planner.strategy_search.offloading`).
         pattern: the pattern of an engine, for all operators.
     """
 
@@ -192,7 +193,7 @@ class Pinned:
     ulysses: int | None = None
     zigzag: bool | None = None
     even: bool = False
-    offload: Offload = NOTHING
+    offload: Offload | None = None
     pattern: Pattern | None = None
 
     @property
