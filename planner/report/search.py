@@ -41,14 +41,14 @@ def offload_text() -> str:
 
 
 def objective_text(step: float, objective: float) -> str:
-    """What the proof is about, where a step takes something else than the sum that was minimised; else nothing."""
-    change = step / objective - 1
-    if abs(change) < _LEAST_SHOWN / 100:
+    """What the proof is about, where a step takes less than the objective that was minimised; else nothing."""
+    change = 1 - step / objective
+    if change < _LEAST_SHOWN / 100:
         return ""
-    words = f"{percent_text(abs(change))} {'less' if change < 0 else 'more'}"
     return (
-        f"That bound is on the objective, {seconds_text(objective)} here: 1F1B, all stages as slow as the slowest. The"
-        f" simulated step takes {words}; of the plans with the least objectives this one is the fastest"
+        f"That compares objectives, {seconds_text(objective)} here: 1F1B, every operator launched after the one before."
+        f" The simulated step takes {percent_text(change)} less; of the plans with the least objectives this one is the"
+        " fastest"
     )
 
 
