@@ -107,11 +107,12 @@ def plans_table(title: str, plans: Sequence[tuple[Prediction, Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """A way to split the sequence: devices of a ring and by heads, seconds of the best plan found, of any at least, and
-    bytes that the leanest needs, infinite where nothing is known."""
+    """A way to split the sequence: devices of a ring and by heads, None where every operator splits as it likes;
+    seconds of the best plan found, of any at least, and bytes that the leanest needs, infinite where nothing is known.
+    """
 
-    ring: int
-    heads: int
+    ring: int | None
+    heads: int | None
     seconds: float
     bound: float
     least: float
@@ -124,7 +125,10 @@ def contexts_table(ways: Sequence[Way]) -> RenderableType:
         column.justify = "right"
     best = ways[0].seconds
     for way in ways:
-        table.add_row(str(way.ring * way.heads), str(way.ring), str(way.heads), *_fate(way, best))
+        degrees = ("any", "", "")
+        if way.ring is not None and way.heads is not None:
+            degrees = (str(way.ring * way.heads), str(way.ring), str(way.heads))
+        table.add_row(*degrees, *_fate(way, best))
     return table
 
 
