@@ -15,8 +15,9 @@ from importlib import resources
 
 from planner.plan.plan import PLANNER_VERSION
 from planner.report.data.report import Report
-from planner.report.html.choices import choices_figure
+from planner.report.html.choices import baselines_text, choices_figure, reasons_table
 from planner.report.html.figure import Figure
+from planner.report.html.hosts import hosts_view
 from planner.report.html.memory import classes_figure as memory_figure
 from planner.report.html.memory import curves_figure
 from planner.report.html.model import model_view
@@ -45,6 +46,9 @@ def page(report: Report) -> str:
         figures=figures,
         shape=model_view(report.shape),
         groups=group_views(report.network),
+        hosts=hosts_view(report.hosts),
+        reasons=None if report.choices is None else reasons_table(report.choices),
+        baselines="" if report.choices is None else baselines_text(report.choices),
         trust_texts=[measured_text(report.trust), facts_text(report.trust)],
         fits=fits_table(report.trust),
         style=_asset("style.css"),

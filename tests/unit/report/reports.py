@@ -3,7 +3,7 @@
 from functools import cache
 
 from planner.plan.compare.verify import Verdict
-from planner.report.data import Choice, Choices, Reported, report_of
+from planner.report.data import Choice, Choices, Reported, reasons_of, report_of
 from tests.unit.plan.plans import plan_named, verdict_of
 from tests.unit.search.cases import cluster_of
 
@@ -24,6 +24,7 @@ def reported(name: str) -> Reported:
     )
     lean = Choice(step_seconds=2 * figures.step_seconds, peak_bytes=1.0, words=(("degrees", "lean <script>"),))
     slow = Choice(step_seconds=3 * figures.step_seconds, peak_bytes=0.5, words=(("degrees", "slow"),))
-    near = Choice(step_seconds=4 * figures.step_seconds, peak_bytes=0.4, words=(("degrees", "this"),), kept=True)
-    choices = Choices(plans=(this, lean, slow, near), note="Four plans.")
+    near = Choice(step_seconds=4 * figures.step_seconds, peak_bytes=0.4, words=(("degrees", "this"),), name="FSDP <b>")
+    reasons = reasons_of(this, (lean, slow, near), [("ZeRO", "0")])
+    choices = Choices(plans=(this, lean, slow, near), note="Four plans.", reasons=reasons)
     return report_of(verdict.bound, figures, cluster, choices=choices)
