@@ -13,6 +13,7 @@ compared (`planner.plan.shrinking.coverage`).
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from hardware_profiles import Cluster, Machine, parts_of
 from planner.errors import LayoutError, RequestError, StrategyError
 from planner.graph.blocks import Blocks, block_parameters
 from planner.graph.fp8 import NO_FP8
@@ -21,6 +22,7 @@ from planner.graph.trace import trace
 from planner.models.smaller import Depth, SmallerModel, depth_of, smaller_model
 from planner.models.zoo import BuiltModel, build_model
 from planner.plan.binding.bind import BoundPlan, bind, prepare
+from planner.plan.binding.machine import cluster_reference
 from planner.plan.outline import model_reference
 from planner.plan.plan import PRECISIONS, Group, Plan, Prediction, Stage, Training
 from planner.plan.shrinking.kept_blocks import kept_of_stages, signatures
@@ -40,11 +42,13 @@ _UNITS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class SmallPlan:
-    """A small plan bound to its graph. `stands_for` has for each of its blocks that of the large plan."""
+    """A small plan bound to its graph. `stands_for` has for each of its blocks that of the large plan; `machine` are
+    as many devices of the kind that the large plan is for."""
 
     bound: BoundPlan
     model: str
     stands_for: tuple[int, ...]
+    machine: Cluster
 
     @property
     def plan(self) -> Plan:
@@ -56,14 +60,15 @@ def shrink(
     *,
     precision: str,
     reference: str,
+    machine: Machine,
     small: str | None = None,
     processes: int = PROCESSES,
 ) -> SmallPlan:
     """The smallest plan with the decisions of `large`, in a precision, on at most so many processes.
 
-    `reference` is the model of the large plan as a person names it, or one of the zoo; `small` is the small model,
-    where a person has one: it has the same layers, and as many as are asked for. Raises RequestError where there is
-    none.
+    `reference` is the model of the large plan as a person names it, or one of the zoo, and `machine` what the plan is
+    for; `small` is the small model, where a person has one: it has the same layers, and as many as are asked for.
+    Raises RequestError where there is none.
     """
     plan = large.plan
     if not plan.schedule_kind.flushes:
@@ -77,19 +82,22 @@ def shrink(
     for doubled in range(_UNITS):
         sized = replace(numbers, unit=numbers.unit << doubled)
         try:
-            return _shrunk(large, sized, precision, reference, small)
+            return _shrunk(large, sized, precision, machine, reference, small)
         except (LayoutError, StrategyError) as error:
             fault = str(error)
     raise RequestError(f"no small plan decides the same: {fault}")
 
 
-def _shrunk(large: BoundPlan, numbers: SmallNumbers, precision: str, reference: str, small: str | None) -> SmallPlan:
+def _shrunk(
+    large: BoundPlan, numbers: SmallNumbers, precision: str, machine: Machine, reference: str, small: str | None
+) -> SmallPlan:
     plan = large.plan
     kept = kept_of_stages(plan, signatures(large), numbers.ranks, numbers.virtual)
     model = _small_model(large, kept, numbers.unit, reference, small)
     if model.whole:
         kept = _whole_stages(plan, numbers)
     blocks = [block for stage in kept for block in stage]
+    own = parts_of(machine)[0].with_devices(numbers.processes)
     built = _built(model.smaller, precision)
     traced = discover(trace(built.module, built.args, built.kwargs))
     training = _training(plan.training, numbers, precision)
@@ -103,7 +111,7 @@ def _shrunk(large: BoundPlan, numbers: SmallNumbers, precision: str, reference: 
             traced, name=model.smaller.reference, sequence_length=built.sequence_length, batch=built.batch
         ),
         training=training,
-        cluster=replace(plan.cluster, devices=numbers.processes),
+        cluster=cluster_reference(own),
         mesh=numbers.mesh,
         stages=_stages(kept),
         virtual_stages=numbers.virtual,
@@ -114,7 +122,7 @@ def _shrunk(large: BoundPlan, numbers: SmallNumbers, precision: str, reference: 
         rules=written_rules(traced),
     )
     bound = bind(decided, traced, built.batch)
-    return SmallPlan(bound=bound, model=model.smaller.reference, stands_for=tuple(blocks))
+    return SmallPlan(bound=bound, model=model.smaller.reference, stands_for=tuple(blocks), machine=own)
 
 
 @dataclass(frozen=True, kw_only=True)
