@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from planner.graph.operator_graph import OperatorGraph
 from planner.models.zoo import BuiltModel
 from planner.plan.binding.model_of import build_planned
 from planner.plan.plan import Plan
@@ -45,13 +46,20 @@ _CPU = torch.device("cpu")
 
 
 def compared(
-    plan: Plan, given: str | None, known: Communicators, servers: Addresses | None = None
+    plan: Plan,
+    given: str | None,
+    known: Communicators,
+    servers: Addresses | None = None,
+    traced: OperatorGraph | None = None,
 ) -> Differences | None:
-    """Train a small plan on this rank; how far it is from the unsharded model, on the first rank. Collective."""
+    """Train a small plan on this rank; how far it is from the unsharded model, on the first rank. `traced` is the graph
+    of its model, where that is known. Collective."""
     torch.manual_seed(SEED)
     built = build_planned(plan, given, device="cpu")
     enliven(built.module)
-    step = parallelize(built.module, plan, optimizer=SETTINGS, device=_CPU, known=known, seed=SEED, servers=servers)
+    step = parallelize(
+        built.module, plan, optimizer=SETTINGS, device=_CPU, traced=traced, known=known, seed=SEED, servers=servers
+    )
     step.prepare(*built.args, **built.kwargs)
     plain = _plain(built, step) if step.place.rank == 0 and step.place.stage == 0 else None
     batches = list(islice(synthetic_batches(built, plan, SEED), 1 + STEPS))

@@ -18,6 +18,7 @@ from hardware_profiles import Machine
 from planner.errors import RunError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import bind
+from planner.plan.carried import graph_text
 from planner.plan.file import save_plan
 from planner.plan.plan import Plan
 from planner.plan.prediction.predict import predict
@@ -100,6 +101,7 @@ def _run(small: Sequence[SmallPlan], model: str | None) -> tuple[Differences, ..
             save_plan(replace(one.plan, prediction=predict(one.bound, one.machine)), path)
         request = Request(
             plans=tuple(map(str, paths)),
+            graphs=tuple(_graph_text(one) for one in small),
             model=model,
             servers=settings.servers,
             server_folder=servers,
@@ -111,3 +113,10 @@ def _run(small: Sequence[SmallPlan], model: str | None) -> tuple[Differences, ..
         if code or not Path(request.answer).exists():
             raise RunError(f"the small plan could not be run: {' '.join(lines[-3:]) or f'exit code {code}'}")
         return read_answer(Path(request.answer))
+
+
+def _graph_text(small: SmallPlan) -> str:
+    """The graph of a small model, so that not every process traces it; empty where it cannot be written."""
+    model = small.plan.model
+    assert model.batch is not None, "it was traced just now"
+    return graph_text(small.traced, batch=model.batch, sequence_length=model.sequence_length) or ""

@@ -1,7 +1,8 @@
 """One process of a proof: `python -m runtime.proving REQUEST --notes FOLDER`.
 
-The request is a JSON file that the process which started this one has written: the files of the small plans, the model
-that they are for where a person named it, the parameter servers, and where the first rank writes what it found.
+The request is a JSON file that the process which started this one has written: the files of the small plans, the graphs
+of their model (an empty text for one that has to be traced), the model where a person named it, the parameter servers,
+and where the first rank writes what it found.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from hardware_profiles.foreign import parse_json, read_text
+from planner.plan.carried import own_graph
 from planner.plan.file import load_plan
 from planner.plan.writing import write_atomically
 from runtime.comm.device_mesh import Communicators, start_processes
@@ -30,6 +32,7 @@ class Request:
     """See the head of this file. `model` is the word of a person, None for a model of the zoo."""
 
     plans: tuple[str, ...]
+    graphs: tuple[str, ...]
     model: str | None
     servers: int
     server_folder: str | None
@@ -41,7 +44,7 @@ class Request:
     @staticmethod
     def read(path: Path) -> "Request":
         content = parse_json(read_text(path))
-        return Request(**{**content, "plans": tuple(content["plans"])})
+        return Request(**{**content, "plans": tuple(content["plans"]), "graphs": tuple(content["graphs"])})
 
 
 def read_answer(path: Path) -> tuple[Differences, ...]:
@@ -62,9 +65,11 @@ def _work(request: Request, at: At, joined: Joined) -> int:
     torch.set_num_threads(1)
     joined(start_processes(torch.device("cpu"), TIMEOUT))
     known, found = Communicators(TIMEOUT), []
-    for path in request.plans:
+    servers = addresses(request.server_folder, request.servers)
+    for path, text in zip(request.plans, request.graphs, strict=True):
         at(f"training {Path(path).name} beside the unsharded model")
-        found.append(compared(load_plan(path), request.model, known, addresses(request.server_folder, request.servers)))
+        graph = own_graph(text).graph if text else None
+        found.append(compared(load_plan(path), request.model, known, servers, graph))
     if dist.get_rank() == 0:
         write_atomically(Path(request.answer), json.dumps([asdict(one) for one in found if one is not None]))
     at("ending")

@@ -43,12 +43,13 @@ _UNITS = 3
 @dataclass(frozen=True, kw_only=True)
 class SmallPlan:
     """A small plan bound to its graph. `stands_for` has for each of its blocks that of the large plan; `machine` are
-    as many devices of the kind that the large plan is for."""
+    as many devices of the kind that the large plan is for; `traced` is the graph of the small model as it came."""
 
     bound: BoundPlan
     model: str
     stands_for: tuple[int, ...]
     machine: Cluster
+    traced: OperatorGraph
 
     @property
     def plan(self) -> Plan:
@@ -122,7 +123,7 @@ def _shrunk(
         rules=written_rules(traced),
     )
     bound = bind(decided, traced, built.batch)
-    return SmallPlan(bound=bound, model=model.smaller.reference, stands_for=tuple(blocks), machine=own)
+    return SmallPlan(bound=bound, model=model.smaller.reference, stands_for=tuple(blocks), machine=own, traced=traced)
 
 
 @dataclass(frozen=True, kw_only=True)
