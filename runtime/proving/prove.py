@@ -24,7 +24,8 @@ from planner.plan.plan import Plan
 from planner.plan.prediction.predict import predict
 from planner.plan.shrinking.coverage import Covered, coverage
 from planner.plan.shrinking.facts import facts_of
-from planner.plan.shrinking.shrink import PROCESSES, SmallPlan, shrink
+from planner.plan.shrinking.limits import PROCESSES
+from planner.plan.shrinking.shrink import SmallPlan, shrink
 from runtime.processes.ranks import run_ranks
 from runtime.processes.run_servers import servers_of
 from runtime.proving.differences import Differences

@@ -26,15 +26,13 @@ from planner.plan.binding.machine import cluster_reference
 from planner.plan.outline import model_reference
 from planner.plan.plan import PRECISIONS, Group, Plan, Prediction, Stage, Training
 from planner.plan.shrinking.kept_blocks import kept_of_stages, signatures
+from planner.plan.shrinking.limits import PROCESSES
 from planner.plan.shrinking.small_mesh import SmallNumbers, small_numbers
 from planner.plan.shrinking.twins import twins_by_name, twins_in_order
 from planner.sharding.discover import discover, written_rules
 from planner.sharding.layout import Layout
 from planner.sharding.rule import strategy_names
 from planner.sharding.update import Update, split_positions
-
-PROCESSES = 16
-"""Processes of a small plan, at most."""
 
 _UNITS = 3
 """How often dims are doubled until a small plan is legal."""
@@ -280,6 +278,3 @@ def _names(large: BoundPlan, at: int) -> tuple[str | None, ...]:
     """The strategy of an operator of the large plan, in names of factors."""
     bound = large.operators[at]
     return strategy_names(bound.rule, bound.strategy)
-
-
-__all__ = ["PROCESSES", "SmallPlan", "shrink"]
