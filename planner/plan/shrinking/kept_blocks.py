@@ -66,20 +66,27 @@ def kept_of_stages(plan: Plan, signs: Sequence[Hashable], ranks: int, virtual: i
     """For each stage of a plan with so many pipeline ranks and virtual stages the blocks that it has of `plan`, whose
     first and last ranks and chunks it keeps.
 
-    The ranks between the first and the last become one (or none), which gets what any of them has; so do the chunks.
+    The ranks between the first and the last become one or two (or none), which get what any of them has; of the chunks
+    between the first and the last there is one.
     """
     stages, found = plan.stages, list[list[int]]()
     for chunk in range(virtual):
         own = _of_many(chunk, virtual, plan.virtual_stages)
         for rank in range(ranks):
-            between = 0 < rank < ranks - 1
-            held = (
-                range(rank, plan.pipeline - (ranks - 1 - rank)) if between else [_of_many(rank, ranks, plan.pipeline)]
-            )
-            inside = [stages[own * plan.pipeline + one] for one in held]
+            inside = [stages[own * plan.pipeline + one] for one in _stood_for(rank, ranks, plan.pipeline)]
             blocks = [one.first_block + k for one in inside for k in range(one.blocks)]
             found.append(kept_blocks(blocks, signs))
     return found
+
+
+def _stood_for(rank: int, ranks: int, of: int) -> range:
+    """The ranks of a large pipeline that one of a small one stands for: those between the ends are shared out."""
+    if rank == 0:
+        return range(1)
+    if rank == ranks - 1:
+        return range(of - 1, of)
+    between, share = of - 2, ranks - 2
+    return range(1 + (rank - 1) * between // share, 1 + rank * between // share)
 
 
 def _of_many(number: int, few: int, many: int) -> int:

@@ -13,7 +13,7 @@ compared (`planner.plan.shrinking.coverage`).
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hardware_profiles import Cluster, Machine, parts_of
+from hardware_profiles import Cluster, HardwareProfileError, Machine, parts_of
 from planner.errors import LayoutError, RequestError, StrategyError
 from planner.graph.blocks import Blocks, block_parameters
 from planner.graph.fp8 import NO_FP8
@@ -40,8 +40,8 @@ _UNITS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class SmallPlan:
-    """A small plan bound to its graph. `stands_for` has for each of its blocks that of the large plan; `machine` are
-    as many devices of the kind that the large plan is for; `traced` is the graph of the small model as it came."""
+    """A small plan bound to its graph. `stands_for` has for each of its blocks that of the large plan; `machine` has
+    devices of the kind that the large plan is for, as many at least; `traced` is the graph of the small model."""
 
     bound: BoundPlan
     model: str
@@ -96,7 +96,7 @@ def _shrunk(
     if model.whole:
         kept = _whole_stages(plan, numbers)
     blocks = [block for stage in kept for block in stage]
-    own = parts_of(machine)[0].with_devices(numbers.processes)
+    own = _machine(machine, numbers.processes)
     built = _built(model.smaller, precision)
     traced = discover(trace(built.module, built.args, built.kwargs))
     training = _training(plan.training, numbers, precision)
@@ -110,7 +110,7 @@ def _shrunk(
             traced, name=model.smaller.reference, sequence_length=built.sequence_length, batch=built.batch
         ),
         training=training,
-        cluster=cluster_reference(own),
+        cluster=replace(cluster_reference(own), devices=numbers.processes),
         mesh=numbers.mesh,
         stages=_stages(kept),
         virtual_stages=numbers.virtual,
@@ -152,6 +152,17 @@ def _whole_stages(plan: Plan, numbers: SmallNumbers) -> list[list[int]]:
     stages = [[stage.first_block + k for k in range(stage.blocks)] for stage in plan.stages]
     few = numbers.ranks * numbers.virtual
     return [*stages[: few - 1], [block for stage in stages[few - 1 :] for block in stage]]
+
+
+def _machine(machine: Machine, processes: int) -> Cluster:
+    """The fewest devices of the first kind that are a machine, and as many as the processes."""
+    one = parts_of(machine)[0]
+    for devices in range(processes, one.devices):
+        try:
+            return one.with_devices(devices)
+        except HardwareProfileError:  # they do not fill whole nodes
+            continue
+    return one
 
 
 def _built(model: SmallerModel, precision: str) -> BuiltModel:

@@ -15,6 +15,8 @@ from planner.sharding.mesh import Mesh, MeshAxis
 
 _BETWEEN = 3
 """The first, the last, and one between them."""
+_BOTH_BETWEEN = 4
+"""Where ranks take chunks in turn, an even and an odd rank between them do not change turns alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,8 @@ def small_numbers(plan: Plan, processes: int) -> SmallNumbers:
             f"--processes {processes}: axes of 2 and a pipeline of {fewest} need {mesh.size * fewest} processes; give"
             " as many"
         )
-    ranks = next(count for count in (_BETWEEN, 2, 1) if count <= plan.pipeline and mesh.size * count <= processes)
+    wanted = (_BOTH_BETWEEN if plan.virtual_stages > 1 else _BETWEEN, _BETWEEN, 2, 1)
+    ranks = next(count for count in wanted if count <= plan.pipeline and mesh.size * count <= processes)
     slices, interleave = min(plan.slices, 2 if plan.slices % 2 == 0 else _BETWEEN), min(plan.training.interleave, 2)
     virtual = min(plan.virtual_stages, _BETWEEN)
     return SmallNumbers(
@@ -62,11 +65,14 @@ def small_numbers(plan: Plan, processes: int) -> SmallNumbers:
 
 
 def small_mesh(mesh: Mesh) -> Mesh:
-    """The same axes with two devices each; those with one device keep it."""
+    """The same axes with two devices each; those with one device keep it. Their links are so much faster or slower
+    that a collective of a whole tensor takes as long, relatively to those on other axes, so that redistributions take
+    the same way: (n - 1) / n of it is sent."""
     axes, stride = list[MeshAxis](), 1
     for axis in reversed(mesh.axes):
         size = min(axis.size, 2)
-        axes.append(replace(axis, size=size, stride=stride))
+        share = 1.0 if axis.size == size else (size - 1) / size / ((axis.size - 1) / axis.size)
+        axes.append(replace(axis, size=size, stride=stride, bandwidth=float(f"{axis.bandwidth * share:.6g}")))
         stride *= size
     return Mesh(axes=tuple(reversed(axes)))
 
