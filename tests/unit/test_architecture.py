@@ -48,9 +48,9 @@ ROOMS = {
     "runtime": (
         "launchers", "run_folder", "comm", "optimizers", "servers", "tables", "offload", "ops", "parameters",
         "executor", "update", "processes", "step", "data", "checkpoint", "reference", "recovery", "profiling",
-        "auditing", "launch", "integrations",
+        "auditing", "proving", "launch", "integrations",
     ),
-    "planner.plan": ("binding", "layout", "prediction", "compare"),
+    "planner.plan": ("binding", "layout", "prediction", "compare", "shrinking"),
     "planner.strategy_search": ("request", "solvers", "tables", "decomposition", "engine", "fixed", "analysis"),
 }  # fmt: skip
 
