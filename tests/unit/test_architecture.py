@@ -227,6 +227,7 @@ GIVEN = {
         "planner.models.naming.of_model",
         "planner.models.zoo",
         "planner.plan.binding.model_of",
+        "planner.plan.shrinking.shrink",  # of `buildable`
         "planner.strategy_search.job",
     ),
     "naming_of": ("runtime.checkpoint.naming",),  # of `buildable`
