@@ -235,6 +235,7 @@ GIVEN = {
         "planner.api.plans",
         "planner.api.searching",
         "planner.cli.commands.show",
+        "runtime.proving.comparing",
         "runtime.recovery.replanning",
         "runtime.launch.training",
     ),
