@@ -139,9 +139,7 @@ def _write(found: "Reported", page_file: Path | None, trace: Path | None, as_jso
 
         write_atomically(page_file, page(found.report))
     if trace is not None:
-        write_atomically(
-            trace, json.dumps(trace_events(found.report.job, found.timeline), separators=(",", ":")) + "\n"
-        )
+        write_atomically(trace, json.dumps(trace_events(found), separators=(",", ":")) + "\n")
     if as_json:
         write_json("plan report", {**content_of(found), "page": _name(page_file), "trace": _name(trace)})
         return

@@ -56,7 +56,7 @@ def reasons_of(own: Choice, others: Sequence[Choice], lacking: Sequence[tuple[st
         unlike = [one for one in others if dict(one.words).get(decision, here[decision]) != here[decision]]
         best = min(unlike, key=lambda one: one.step_seconds, default=None)
         tried = [words for name, words in lacking if name == decision]
-        refused = f"{' or '.join(tried)}: does not fit with these degrees" if tried else ""
+        refused = _refused(tried)
         if best is None and not tried:
             continue
         if best is None or best in used:
@@ -68,6 +68,15 @@ def reasons_of(own: Choice, others: Sequence[Choice], lacking: Sequence[tuple[st
         found.append(Reason(decision=decision, here=here[decision], instead=words, step_seconds=best.step_seconds))
     dearest = sorted(found, key=lambda one: (one.step_seconds is not None, -(one.step_seconds or 0.0)))
     return tuple(dearest[:SHOWN])
+
+
+def _refused(tried: Sequence[str]) -> str:
+    """`0, 1 or 2 do not fit with these degrees`."""
+    if not tried:
+        return ""
+    *first, last = sorted(tried)
+    words = f"{', '.join(first)} or {last}" if first else last
+    return f"{words} {'do' if first else 'does'} not fit with these degrees"
 
 
 def _instead(decision: str, here: dict[str, str], there: dict[str, str]) -> str:

@@ -11,6 +11,7 @@ from planner.plan.prediction.timeline import StepTimeline, timeline_of
 from planner.report.command import command_of
 from planner.report.data.choices import Choices
 from planner.report.data.hosts import Hosts, hosts_of
+from planner.report.data.inside import Inside, inside_of
 from planner.report.data.lanes import Lanes, lanes_of
 from planner.report.data.memory import Memory, memory_of
 from planner.report.data.model import Model, model_of
@@ -46,10 +47,11 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """A report, and the timeline in full, as traces have it."""
+    """A report, the timeline in full, and what is inside of its spans, rank by rank, as traces have it."""
 
     report: Report
     timeline: StepTimeline
+    inside: tuple[Inside, ...]
 
 
 def report_of(
@@ -86,4 +88,4 @@ def report_of(
         trust=trust_of(bound, prediction, cluster),
         choices=choices,
     )
-    return Reported(report=report, timeline=timeline)
+    return Reported(report=report, timeline=timeline, inside=inside_of(bound, ranks, cluster))

@@ -60,7 +60,7 @@ def reasons_table(choices: Choices) -> Table | None:
             cost = (seconds_text(one.step_seconds), f"{'+' if more >= 0 else '-'}{percent_text(abs(more))}")
         rows.append((one.decision, one.here, one.instead, *cost))
     columns = ("decision", "this plan", "the best otherwise", "step time", "change")
-    return Table(caption="Why this plan", columns=columns, rows=tuple(rows), texts=3) if rows else None
+    return Table(caption="What other decisions cost", columns=columns, rows=tuple(rows), texts=3) if rows else None
 
 
 def baselines_text(choices: Choices) -> str:

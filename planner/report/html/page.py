@@ -17,6 +17,7 @@ from planner.plan.plan import PLANNER_VERSION
 from planner.report.data.report import Report
 from planner.report.html.choices import baselines_text, choices_figure, reasons_table
 from planner.report.html.figure import Figure
+from planner.report.html.glossary import explained
 from planner.report.html.hosts import hosts_view
 from planner.report.html.memory import classes_figure as memory_figure
 from planner.report.html.memory import curves_figure
@@ -40,6 +41,7 @@ def page(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["explained"] = explained
     figures = _figures(report)
     return environment.get_template("page.html.j2").render(
         report=report,

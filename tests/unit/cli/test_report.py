@@ -46,9 +46,8 @@ def test_other_plans_are_the_candidates_of_the_search(plan: Any, here: Path, fil
     choices = plan.json("report", file, "-o", "page.html")["choices"]
     plans = choices["plans"]
     assert sum(one["this"] for one in plans) == 1
-    best = plan.json(*TINY, "--top", "5", "--simplicity", "0", "-o", "best.json")["plans"]
-    others = [one["step_seconds"] for one in plans if not one["this"] and not one["name"]]
-    assert set(others) <= {pytest.approx(one["step_seconds"]) for one in best}
+    best = plan.json(*TINY, "--top", "5", "-o", "best.json")["plans"]
+    assert sum(not one["this"] and not one["name"] for one in plans) == len(best)
     assert plans[0]["step_seconds"] == pytest.approx(best[0]["step_seconds"])
     assert [one["name"] for one in plans if one["name"]] == ["FSDP over all devices"]
     assert {one["decision"] for one in choices["reasons"]} <= {"degrees", "ZeRO", "recomputation", "micro-batches"}

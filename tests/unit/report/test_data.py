@@ -177,10 +177,10 @@ def test_reasons_are_the_dearest_decisions_each_with_its_next_best() -> None:
         choice(1.1, degrees="b", ZeRO="3", recomputation="full"),
         choice(1.5, degrees="a", ZeRO="1", recomputation="none"),
     ]
-    found = reasons_of(own, others, [("ZeRO", "0"), ("recomputation", "selective")])
+    found = reasons_of(own, others, [("ZeRO", "2"), ("ZeRO", "0"), ("recomputation", "selective")])
     assert [(one.decision, one.instead, one.step_seconds) for one in found] == [
-        ("recomputation", "selective: does not fit with these degrees", None),  # the next best is that of degrees
-        ("ZeRO", "0: does not fit with these degrees; 1", 1.5),
+        ("recomputation", "selective does not fit with these degrees", None),  # the next best is that of degrees
+        ("ZeRO", "0 or 2 do not fit with these degrees; 1", 1.5),
         ("degrees", "b (then recomputation full)", 1.1),
     ]
     assert reasons_of(own, [own]) == ()
