@@ -143,7 +143,7 @@ def _failures(found: "Proof") -> "list[str]":
 
 
 def _verdict(found: "Proof") -> str:
-    beyond = "Not proved in any case: time, memory, kernels and links of the cluster, axes of more than 2 devices"
+    beyond = "Not proved in any case: time, memory, kernels and links of the cluster, axes with more devices"
     if not found.agrees:
         return "\nThe runtime does NOT compute what the unsharded model does"
     if found.complete:
