@@ -224,6 +224,7 @@ GIVEN = {
         "planner.models.naming.of_model",
         "planner.models.zoo",
         "planner.plan.binding.model_of",
+        "planner.plan.shrinking.shrink",  # a smaller one of what `buildable` allows
         "planner.strategy_search.job",
     ),
     "naming_of": ("runtime.checkpoint.naming",),  # of `buildable`
@@ -233,6 +234,7 @@ GIVEN = {
         "planner.cli.commands.show",
         "runtime.recovery.replanning",
         "runtime.launch.training",
+        "runtime.proving.comparing",
     ),
 }
 
