@@ -86,7 +86,7 @@ def _depth_changes(sizes: Mapping[str, Any], depth: Depth | None) -> dict[str, i
     if depth is None:
         return {}
     layers = {key: depth.layers for key in _LAYERS if isinstance(sizes.get(key), int)}
-    dense = {key: depth.dense for key in _DENSE if isinstance(sizes.get(key), int)}
+    dense = {key: depth.dense for key in _DENSE if sizes.get(key)}
     return {**layers, **dense}
 
 

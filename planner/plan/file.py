@@ -87,8 +87,10 @@ def _model_content(model: ModelReference) -> dict[str, Any]:
 
 
 def _axis_content(axis: MeshAxis) -> dict[str, Any]:
-    """Nothing is said of the order of an axis that cuts everything into contiguous pieces, as in older files."""
-    return {name: value for name, value in _fields(axis).items() if (name, value) != ("order", "contiguous")}
+    """Nothing is said of what is usual, and in older files: an axis that cuts everything into contiguous pieces, and
+    has the all-to-all."""
+    usual = {"order": "contiguous", "alltoall": True}
+    return {name: value for name, value in _fields(axis).items() if name not in usual or value != usual[name]}
 
 
 def _stage_content(stage: Stage) -> dict[str, Any]:

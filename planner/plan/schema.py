@@ -81,6 +81,7 @@ class AxisSection(_Strict):
     stride: Count
     bandwidth: Positive
     order: str = "contiguous"
+    alltoall: bool = True
 
 
 class StageSection(_Strict):

@@ -22,10 +22,11 @@ from planner.plan.carried import graph_text
 from planner.plan.file import save_plan
 from planner.plan.plan import Plan
 from planner.plan.prediction.predict import predict
-from planner.plan.shrinking.coverage import Covered, coverage
+from planner.plan.shrinking.coverage import Covered
 from planner.plan.shrinking.facts import facts_of
 from planner.plan.shrinking.limits import PROCESSES
-from planner.plan.shrinking.shrink import SmallPlan, shrink
+from planner.plan.shrinking.shrink import SmallPlan
+from planner.plan.shrinking.smallest import SmallRequest, smallest
 from runtime.processes.ranks import run_ranks
 from runtime.processes.run_servers import servers_of
 from runtime.proving.differences import Differences
@@ -76,16 +77,16 @@ def prove(
     large = bind(plan, graph, batch)
     facts = facts_of(large, machine)
     on_phase("making small plans with the same decisions")
-    found = [
-        shrink(large, precision=precision, reference=reference, machine=machine, small=small, processes=processes)
-        for precision in dict.fromkeys((EXACT, plan.training.precision))
-    ]
-    covered = coverage(facts, [facts_of(one.bound, one.machine) for one in found])
+    precisions = tuple(dict.fromkeys((EXACT, plan.training.precision)))
+    request = SmallRequest(
+        machine=machine, reference=reference, small=small, processes=processes, precisions=precisions
+    )
+    found, covered = smallest(large, facts, request)
     on_phase(f"running them on {found[0].plan.cluster.devices} processes")
     model = found[0].model if given or small is not None else None
     return Proof(
         large=plan,
-        small=tuple(found),
+        small=found,
         covered=covered,
         differences=_run(found, model),
         blocks=large.blocks.count,

@@ -227,7 +227,7 @@ GIVEN = {
         "planner.models.naming.of_model",
         "planner.models.zoo",
         "planner.plan.binding.model_of",
-        "planner.plan.shrinking.shrink",  # of `buildable`
+        "planner.plan.shrinking.shrink",  # a smaller one of what `buildable` allows
         "planner.strategy_search.job",
     ),
     "naming_of": ("runtime.checkpoint.naming",),  # of `buildable`
@@ -235,9 +235,9 @@ GIVEN = {
         "planner.api.plans",
         "planner.api.searching",
         "planner.cli.commands.show",
+        "runtime.launch.training",
         "runtime.proving.comparing",
         "runtime.recovery.replanning",
-        "runtime.launch.training",
     ),
 }
 

@@ -101,7 +101,7 @@ def _sizes(found: "Proof") -> str:
         f"{large.model.reference} on {large.cluster.devices:,} devices, by {small.model.reference} on"
         f" {small.cluster.devices} processes: mesh {_mesh(large.mesh.sizes)} as {_mesh(small.mesh.sizes)}, pipeline"
         f" {large.pipeline} as {small.pipeline}, {found.blocks} blocks as {blocks}, {large.training.micro_batches}"
-        f" micro-batches as {small.training.micro_batches}"
+        f" micro-batch{'es' * (large.training.micro_batches > 1)} as {small.training.micro_batches}"
     )
 
 
@@ -143,7 +143,7 @@ def _failures(found: "Proof") -> "list[str]":
 
 
 def _verdict(found: "Proof") -> str:
-    beyond = "Not proved in any case: time, memory, kernels and links of the cluster, axes of more than 2 devices"
+    beyond = "Not proved in any case: time, memory, kernels and links of the cluster, axes with more devices"
     if not found.agrees:
         return "\nThe runtime does NOT compute what the unsharded model does"
     if found.complete:

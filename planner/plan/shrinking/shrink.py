@@ -62,12 +62,13 @@ def shrink(
     machine: Machine,
     small: str | None = None,
     processes: int = PROCESSES,
+    wide: int | None = None,
 ) -> SmallPlan:
     """The smallest plan with the decisions of `large`, in a precision, on at most so many processes.
 
     `reference` is the model of the large plan as a person names it, or one of the zoo, and `machine` what the plan is
-    for; `small` is the small model, where a person has one: it has the same layers, and as many as are asked for.
-    Raises RequestError where there is none.
+    for; `small` is the small model, where a person has one: it has the same layers, and as many as are asked for;
+    `wide` is an axis with four devices. Raises RequestError where there is none.
     """
     plan = large.plan
     if not plan.schedule_kind.flushes:
@@ -77,7 +78,7 @@ def shrink(
         )
     if plan.training.update.local_parameters:
         raise RequestError("parameters that every device has for itself: no unsharded model has their values")
-    numbers, fault = small_numbers(plan, processes), ""
+    numbers, fault = small_numbers(plan, processes, wide), ""
     for doubled in range(_UNITS):
         sized = replace(numbers, unit=numbers.unit << doubled)
         try:

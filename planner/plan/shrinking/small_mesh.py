@@ -1,9 +1,9 @@
 """The numbers of a small plan: devices on each axis, pipeline ranks, micro-batches, slices, samples.
 
-An axis of many devices becomes one of two. A pipeline keeps a rank between the first and the last, which receives and
-sends, where there are processes enough; virtual stages a chunk between, too. Of micro-batches as many are kept as the
-schedule needs for a first, a steady and a last phase; where the large plan has fewer of them than ranks, the small one
-has, too.
+An axis of many devices becomes one of two, or of four where a way of a tensor is worth its while only there. A pipeline
+keeps a rank between the first and the last, which receives and sends, where there are processes enough; virtual stages
+a chunk between, too. Of micro-batches as many are kept as the schedule needs for a first, a steady and a last phase;
+where the large plan has fewer of them than ranks, the small one has, too.
 """
 
 from dataclasses import dataclass, replace
@@ -37,12 +37,13 @@ class SmallNumbers:
         return self.ranks * self.mesh.size
 
 
-def small_numbers(plan: Plan, processes: int) -> SmallNumbers:
-    """Those of the smallest plan with the decisions of `plan`, on at most so many processes.
+def small_numbers(plan: Plan, processes: int, wide: int | None = None) -> SmallNumbers:
+    """Those of the smallest plan with the decisions of `plan`, on at most so many processes; the axis `wide`, if any,
+    has four devices.
 
     Raises RequestError where the axes alone need more.
     """
-    mesh = small_mesh(plan.mesh)
+    mesh = small_mesh(plan.mesh, wide)
     fewest = min(2, plan.pipeline)
     if mesh.size * fewest > processes:
         raise RequestError(
@@ -64,13 +65,13 @@ def small_numbers(plan: Plan, processes: int) -> SmallNumbers:
     )
 
 
-def small_mesh(mesh: Mesh) -> Mesh:
-    """The same axes with two devices each; those with one device keep it. Their links are so much faster or slower
-    that a collective of a whole tensor takes as long, relatively to those on other axes, so that redistributions take
-    the same way: (n - 1) / n of it is sent."""
+def small_mesh(mesh: Mesh, wide: int | None = None) -> Mesh:
+    """The same axes with two devices each, the axis `wide` with four; those with one device keep it. Their links are
+    so much faster or slower that a collective of a whole tensor takes as long, relatively to those on other axes, so
+    that redistributions take the same way: (n - 1) / n of it is sent."""
     axes, stride = list[MeshAxis](), 1
-    for axis in reversed(mesh.axes):
-        size = min(axis.size, 2)
+    for at, axis in reversed(list(enumerate(mesh.axes))):
+        size = min(axis.size, 4 if at == wide else 2)
         share = 1.0 if axis.size == size else (size - 1) / size / ((axis.size - 1) / axis.size)
         axes.append(replace(axis, size=size, stride=stride, bandwidth=float(f"{axis.bandwidth * share:.6g}")))
         stride *= size

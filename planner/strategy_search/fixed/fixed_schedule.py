@@ -57,7 +57,7 @@ def arranged(request: SearchRequest, plan: Plan, order: Order, groups: tuple[Gro
     changed = replace(
         plan,
         cluster=cluster_reference(machine),
-        mesh=build_mesh(machine, plan.mesh.sizes, zigzag=plan.mesh.zigzag),
+        mesh=build_mesh(machine, plan.mesh.sizes, zigzag=plan.mesh.zigzag, alltoall=plan.mesh.alltoall),
         stages=placed(stages, len(stages) // order.virtual_stages, machine),
         virtual_stages=order.virtual_stages,
         schedule=order.schedule,
