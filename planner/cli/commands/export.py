@@ -122,11 +122,12 @@ def _export(plan_file: Path, to: str, hardware: str | None, given: str | None, w
 def _files(found: Export, onto: Path | None) -> dict[str, str]:
     """What is written, by name; the settings in the text of an existing file, where one is given."""
     from planner.cli.commands.import_operators import refusing
+    from planner.export.launching import folder_files
     from planner.export.onto import written_onto
     from planner.export.target import Facts
 
     target, job = found.target, found.job
-    files = dict(target.write(job))
+    files = folder_files(target, job)
     if onto is None:
         return files
     text = text_of(onto)
