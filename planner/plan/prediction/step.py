@@ -18,7 +18,8 @@ longer:
 
 Operators that are shorter than their launch wait for the host, one by one in the sum that the search minimises; here
 the host runs ahead through a block, so that a block takes what its kernels and collectives take, or its launches: a
-collective is launched as a kernel is, and while it runs the host launches what comes behind it.
+collective is launched as a kernel is, and while it runs the host launches what comes behind it. Without a pipeline,
+whose transfers ranks wait for, it runs ahead of all micro-batches of a step.
 
 Software that hides nothing waits for everything where it comes up, transfers between stages too: the executor receives
 before it computes. Then a step takes no longer, where the passes of all ranks have one ratio, than the sum that the
@@ -26,7 +27,7 @@ search minimises (`costmodels.step_time`); what it takes less is work of uneven 
 the shade of other stages.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from costmodels import (
@@ -85,6 +86,21 @@ class Launches:
         device, max(kernels + sent, host)."""
         charged = self.ran + self.sent
         return max(0.0, charged - max(charged - self.late, self.host))
+
+
+def further_ahead(blocks: Iterable[Launches], micro_batches: int) -> float:
+    """Share in [0, 1] of what blocks still wait for the host after `Launches.ahead`, which a host saves that nothing
+    makes wait before the end of the step: while long backward kernels run it launches what follows, also the next
+    micro-batch, so that all of it takes max(kernels + sent, host). The first of so many micro-batches has none before
+    it. (Stages of a pipeline wait for each other at every transfer.)"""
+    total, saved = Launches(), 0.0
+    for one in blocks:
+        total.add(one.ran, one.late, one.host, one.sent)
+        saved += one.ahead
+    left = total.late - saved
+    if left <= 0 or micro_batches < 2:
+        return 0.0
+    return (1 - 1 / micro_batches) * max(0.0, total.ahead - saved) / left
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from hardware_profiles import PYTORCH, Cluster, Hidden, Software, UnknownKeyErro
 from planner.graph.call import Call
 from planner.graph.operator_graph import TensorType
 from planner.plan.binding.bind import prepare
-from planner.plan.prediction.step import Launches
+from planner.plan.prediction.step import Launches, further_ahead
 from planner.pricing import OperatorPrices, Pricers, price_operator, price_parameter
 from planner.pricing.liveness import replays
 from planner.pricing.message import Message, message_seconds
@@ -125,6 +125,18 @@ def test_a_host_launches_while_collectives_run() -> None:
     assert launches.ahead == 5.0  # ten of launches are longer than four of kernels and five that are sent
     launches.add(ran=0.0, late=0.0, host=0.0, sent=20.0)
     assert launches.ahead == 6.0  # all that they wait, and no more
+
+
+def test_a_host_launches_the_next_micro_batch_under_a_long_backward_pass() -> None:
+    """A forward pass that waits two for the host, a backward pass that is five longer than its launches."""
+    forward, backward = Launches(), Launches()
+    forward.add(ran=6.0, late=4.0, host=4.0)
+    backward.add(ran=10.0, late=0.0, host=5.0)
+    assert (forward.ahead, backward.ahead) == (2.0, 0.0)
+    assert further_ahead([forward, backward], 1) == 0.0
+    assert further_ahead([forward, backward], 4) == pytest.approx(0.75)  # the first of four has none before it
+    assert further_ahead([forward, forward], 4) == 0.0, "nothing is long enough to launch under"
+    assert further_ahead([backward, backward], 4) == 0.0
 
 
 def test_heads_that_no_fused_softmax_takes_take_one_in_fp32() -> None:
