@@ -25,7 +25,7 @@ from planner.plan.prediction.coalesced_collectives import Together
 from planner.plan.prediction.operator_visit import OperatorVisit
 from planner.plan.prediction.repeated_blocks import BlockSums
 from planner.plan.prediction.stage_cost import GATHERING, StageCost, tied_seconds, transfer_seconds
-from planner.plan.prediction.step import ChunkCost, PassCost
+from planner.plan.prediction.step import ChunkCost, PassCost, further_ahead
 from planner.plan.schedule import in_flight_of, most_deferred, updates_of, weight_versions
 from planner.pricing import (
     OperatorPrices,
@@ -129,7 +129,7 @@ class Walk:
         the bytes of each block that are there while its backward pass runs. Operators of `repeated` blocks add what the
         block before theirs added; their messages are not listed."""
         plan, operators = self.bound.plan, self.bound.operators
-        interleave = plan.training.interleave
+        training, interleave = plan.training, plan.training.interleave
         held = plan.stages[rank :: plan.pipeline]
         cost = StageCost(
             chunks=[
@@ -168,9 +168,11 @@ class Walk:
             after(at, cost, at_once)
         cost.memory["transient"] *= interleave
         cost.memory["transient"] += self.cluster.software.buffers
+        further = further_ahead(cost.launches.values(), training.micro_batches) if plan.pipeline == 1 else 0.0
         for (number, _, name), launches in cost.launches.items():
-            cost.chunks[number].save(name, launches.ahead)
-            cost.ahead += launches.ahead
+            saved = launches.ahead + further * (launches.late - launches.ahead)
+            cost.chunks[number].save(name, saved)
+            cost.ahead += saved
         used = {name: self.chunk_of[at] for at in reversed(own) for name in operators[at].operator.operands}
         for stage in range(rank, len(plan.stages), plan.pipeline):
             self.together.end_stage(cost, cost.chunks[stage // plan.pipeline], stage)
