@@ -103,6 +103,8 @@ def training_content(training: Training) -> dict[str, Any]:
         del own["imbalance"]
     if training.interleave == 1:
         del own["interleave"]
+    if training.tensor_overlap == 1:
+        del own["tensor_overlap"]
     if training.fp8:
         own["fp8"] = training.fp8.recipe
     if training.fp8.left_out:
@@ -281,7 +283,7 @@ def _training(training: TrainingSection) -> Training:
     content = training.model_dump()
     own = {
         name: content.pop(name)
-        for name in ("global_batch", "micro_batches", "precision", "optimizer", "interleave", "imbalance")
+        for name in ("global_batch", "micro_batches", "precision", "optimizer", "interleave", "imbalance", "tensor_overlap")
     }
     refuse_plan(imbalance_fault(training.imbalance))
     fp8 = Fp8(recipe=content.pop("fp8"), left_out=tuple(content.pop("fp8_left_out")))

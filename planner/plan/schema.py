@@ -12,7 +12,7 @@ from planner.graph.expert_load import EVEN
 from planner.nearest import divisors, nearest_words
 from planner.plan.binding.machine import groups_of_ranks
 from planner.plan.carried import LONGEST
-from planner.plan.plan import OPTIMIZERS, PRECISIONS, RECOMPUTATION, ClusterReference
+from planner.plan.plan import MOST_CHUNKS, OPTIMIZERS, PRECISIONS, RECOMPUTATION, ClusterReference
 from planner.plan.refusing import refuse_plan
 from planner.plan.samples import parts_fault
 from planner.sharding.discover.content import RuleContent
@@ -65,6 +65,7 @@ class TrainingSection(_Strict):
     imbalance: float = EVEN
     fp8: str = ""
     fp8_left_out: list[str] = []
+    tensor_overlap: Annotated[int, Field(ge=1, le=MOST_CHUNKS)] = 1
 
 
 class ClusterSection(_Strict):
