@@ -283,7 +283,15 @@ def _training(training: TrainingSection) -> Training:
     content = training.model_dump()
     own = {
         name: content.pop(name)
-        for name in ("global_batch", "micro_batches", "precision", "optimizer", "interleave", "imbalance", "tensor_overlap")
+        for name in (
+            "global_batch",
+            "micro_batches",
+            "precision",
+            "optimizer",
+            "interleave",
+            "imbalance",
+            "tensor_overlap",
+        )
     }
     refuse_plan(imbalance_fault(training.imbalance))
     fp8 = Fp8(recipe=content.pop("fp8"), left_out=tuple(content.pop("fp8_left_out")))

@@ -1,11 +1,11 @@
 """Instructions whose collectives run under their products: several become one.
 
-    x ─gather─> identity     q = x Wq     k = x Wk        becomes      (x, q, k) = one call of (piece of x, Wq, Wk)
-    y = z W ─scatter─> add                                becomes      y = one call of (z, W), which comes as `add` wants
+    x ─gather─> identity    q = x Wq    k = x Wk      becomes     (x, q, k) = one call of (piece of x, Wq, Wk)
+    y = z W ─scatter─> add                            becomes     y = one call of (z, W), which comes as `add` wants
 
 Which these are is told by `planner.plan.layout.overlapped_products`, what a call does by
-`runtime.ops.overlapped_products`. An instruction that does more than its operator promises the layouts of all that it is
-given and makes, so that whoever looks on finds what it expects.
+`runtime.ops.overlapped_products`. An instruction that does more than its operator promises the layouts of all that it
+is given and makes, so that whoever looks on finds what it expects.
 """
 
 from collections.abc import Mapping

@@ -3,7 +3,6 @@ all ranks at the same time."""
 
 from dataclasses import replace
 
-from planner.plan.binding.bind import bind
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.plan import Plan
 from planner.sharding.update import Update

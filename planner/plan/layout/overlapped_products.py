@@ -1,8 +1,8 @@
 """Products under which tensor parallelism communicates: which collectives of a plan are taken apart into chunks.
 
-    operand     x ─all-gather─> [identity ─>] products        chunk k of x is multiplied while chunk k + 1 arrives; back,
-                                                              the gradient of chunk k leaves while that of k + 1 is made
-    result      x ─> product ─reduce-scatter─> reader         the other way round; an all-reduce likewise
+    operand     x ─all-gather─> [identity ─>] products      chunk k of x is multiplied while chunk k + 1 arrives; back,
+                                                            the gradient of chunk k leaves while that of k + 1 is made
+    result      x ─> product ─reduce-scatter─> reader       the other way round; an all-reduce likewise
 
 A product is a linear layer by a parameter. A collective and its products are taken together, in an *overlap*: the one
 that brings the operand of one product, or of several that read the same value through its identity, or the one that

@@ -92,6 +92,8 @@ class OperatorVisit:
     def communicate(self) -> None:
         """Its messages, and those that bring its operands and take their gradients back."""
         self._send_inside()
+        for one in self.walk.overlaps.get(self.at, ()):
+            self.walk.products.charge(self.cost, self.chunk, one, again=self.again and self.works)
         graph, op = self.bound.graph, self.operator.operator
         for place, name in enumerate(op.operands):
             wanted = self.operator.layouts.operands[place]
@@ -102,6 +104,8 @@ class OperatorVisit:
                 layouts = (self.bound.inputs[name], wanted.forward)
                 for message in self.walk.route("activations", graph.types[name], *layouts)[0].messages:
                     charge(self.cost.messages, UNCHARGED, op.name, message, times)
+            elif (self.at, place) in self.walk.overlapped:
+                continue  # charged to the operator that does it
             elif name in graph.producer and name in graph.data_dependent:  # what never changes comes once
                 self._bring(name, self.walk.made(name), wanted)
 
@@ -114,6 +118,7 @@ class OperatorVisit:
         if self.earlier is not None:
             memory["activations"] += self._keys_of_all_slices(self.earlier)
         transient = float(transient_bytes(self.walk.alive, self.bound.graph, self.at, self.operator.rule, prices)[0])
+        transient += sum(self.walk.products.transient(one) for one in self.walk.overlaps.get(self.at, ()))
         for place, name in enumerate(self.operator.operator.operands):
             if name in self.bound.parameters:
                 more, brief = self._hold_parameter(place, float(prices.operands[place][0]))
