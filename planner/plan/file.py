@@ -103,8 +103,9 @@ def training_content(training: Training) -> dict[str, Any]:
         del own["imbalance"]
     if training.interleave == 1:
         del own["interleave"]
-    if training.tensor_overlap == 1:
-        del own["tensor_overlap"]
+    del own["tensor_overlap"]
+    if training.tensor_overlap:
+        own["tensor_overlap"] = {name: [there, back] for name, there, back in sorted(training.tensor_overlap)}
     if training.fp8:
         own["fp8"] = training.fp8.recipe
     if training.fp8.left_out:
@@ -290,9 +291,10 @@ def _training(training: TrainingSection) -> Training:
             "optimizer",
             "interleave",
             "imbalance",
-            "tensor_overlap",
         )
     }
+    overlap = content.pop("tensor_overlap")
+    own["tensor_overlap"] = tuple((name, *chunks) for name, chunks in sorted(overlap.items()))
     refuse_plan(imbalance_fault(training.imbalance))
     fp8 = Fp8(recipe=content.pop("fp8"), left_out=tuple(content.pop("fp8_left_out")))
     refuse_plan(fp8_fault(fp8))

@@ -19,6 +19,7 @@ from planner.sharding.discover.content import RuleContent
 from planner.sharding.mesh import ORDERS
 
 LARGEST = 2**31  # of any count in a plan
+Chunks = Annotated[int, Field(ge=1, le=MOST_CHUNKS)]
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
 Index = Annotated[int, Field(ge=0, le=LARGEST)]
 Positive = Annotated[float, Field(gt=0)]
@@ -65,7 +66,7 @@ class TrainingSection(_Strict):
     imbalance: float = EVEN
     fp8: str = ""
     fp8_left_out: list[str] = []
-    tensor_overlap: Annotated[int, Field(ge=1, le=MOST_CHUNKS)] = 1
+    tensor_overlap: dict[str, tuple[Chunks, Chunks]] = {}
 
 
 class ClusterSection(_Strict):

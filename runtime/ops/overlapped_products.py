@@ -41,10 +41,10 @@ class Way:
     group: dist.ProcessGroup | None
 
     @classmethod
-    def of(cls, step: Step | None, overlap: Overlap, place: RankMesh) -> "Way":
-        """The way of a step."""
+    def of(cls, step: Step | None, dim: int, chunks: int, place: RankMesh) -> "Way":
+        """The way of a step, in so many chunks along a dim."""
         group = None if step is None else place.groups[step.axis]
-        return cls(chunks=chunks_of(step, overlap.dim, overlap.chunks, group), group=group)
+        return cls(chunks=chunks_of(step, dim, chunks, group), group=group)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,8 @@ class ResultCall:
 
 def overlapped_call(overlap: Overlap, place: RankMesh, biased: Sequence[bool], *, shared: bool) -> Any:
     """The call of an overlap on this rank, of products with a bias or without."""
-    forward, backward = (Way.of(step, overlap, place) for step in (overlap.forward, overlap.backward))
+    ways = zip(overlap.steps, overlap.dims, overlap.chunks, strict=True)
+    forward, backward = (Way.of(step, dim, chunks, place) for step, dim, chunks in ways)
     if overlap.kind == "result":
         return ResultCall(forward=forward, backward=backward)
     through = overlap.at not in overlap.products

@@ -8,6 +8,7 @@ from planner.plan.plan import Plan
 from planner.sharding.update import Update
 from runtime.step.training_step import TrainingStep, parallelize
 from tests.distributed import plans, tasks
+from tests.distributed.overlapping import overlapped
 
 
 def built(
@@ -17,12 +18,13 @@ def built(
     given = dict(settings)
     gathers = given.pop("gathers", None)
     plan: Plan = tasks.plan_of(model, plans.mesh_of(*sizes), kind, **given)
-    training = replace(plan.training, tensor_overlap=chunks)
+    training = plan.training
     if gathers is not None:
         training = replace(training, update=Update(buckets="none", gathers=gathers))  # type: ignore[arg-type]
+    plan = overlapped(replace(plan, training=training), model, chunks)
     return parallelize(
         plans.build(model),
-        replace(plan, training=training),
+        plan,
         traced=plans.traced(model),
         device=tasks.CPU,
         known=tasks.known(),

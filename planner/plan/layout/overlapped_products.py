@@ -10,18 +10,21 @@ takes what a product has made to its only reader. It must be one step along one 
 rows of a tensor, all of its dims but the last, are cut into chunks along one of them, which their number divides.
 Several products of one operand run as soon as it arrives: they are taken out of the order of the graph.
 
-Nothing is decided here: who runs what follows from the plan and its number of chunks (`Training.tensor_overlap`), so
-that prices, audits and the runtime agree. Left out are products whose results a recomputed block keeps, what goes into
-another block or stage, and what is cut along the dim that is summed up.
+A plan names those that it has, by the operator that does them in the first block of its kind, with their chunks there
+and back (`Training.tensor_overlap`). With one chunk the gradient of an operand still leaves under the products of
+weight gradients, and all else waits. Everything else follows, so that prices, audits and the runtime agree. There are
+none of products whose results a recomputed block keeps, of what goes into another block or stage, and of what is cut
+along the dim that is summed up.
 
 Wang et al. 2023, "Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning Models".
 """
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from planner.errors import PlanFileError
 from planner.graph.blocks import IDENTITY
 from planner.plan.binding.bind import BoundPlan, stage_of_operators
 from planner.plan.layout.stage_cut import promised_layouts
@@ -39,7 +42,7 @@ _BACK = {"operand": _THERE["result"], "result": _THERE["operand"]}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """A collective and the products that it runs under, in so many `chunks` along a `dim`.
+    """A collective and the products that it runs under.
 
     Attributes:
         kind: whether it brings the operand of the products, or takes the result of one.
@@ -48,6 +51,8 @@ class Overlap:
         value: its name.
         products: operators.
         forward, backward: the steps of the value, and of its gradient; None where nothing is sent.
+        chunks: of each way.
+        dims: of the rows, along which they are cut.
     """
 
     kind: Literal["operand", "result"]
@@ -58,13 +63,13 @@ class Overlap:
     products: tuple[int, ...]
     forward: Step | None
     backward: Step | None
-    dim: int
-    chunks: int
+    chunks: tuple[int, int] = (1, 1)
+    dims: tuple[int, int] = (0, 0)
 
     @property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[Step | None, Step | None]:
         """What is sent, there and back."""
-        return tuple(step for step in (self.forward, self.backward) if step is not None)
+        return self.forward, self.backward
 
     @property
     def early(self) -> tuple[int, ...]:
@@ -73,10 +78,46 @@ class Overlap:
 
 
 def overlaps_of(bound: BoundPlan, operators: Iterable[int] | None = None) -> tuple[Overlap, ...]:
-    """All overlaps of a plan, or of some operators, in the order of their readers; none where it has one chunk."""
-    if bound.plan.training.tensor_overlap == 1:
+    """The overlaps that a plan has, all or those of some operators, in the order of their readers.
+
+    Raises PlanFileError for one of all that it names and cannot have.
+    """
+    named = {name: (there, back) for name, there, back in bound.plan.training.tensor_overlap}
+    if not named:
         return ()
-    return tuple(_Finder(bound).found(range(len(bound.operators)) if operators is None else operators))
+    found, missing = list[Overlap](), set(named)
+    for one in possible_overlaps(bound, operators):
+        name = name_of(one, bound)
+        chunked = in_chunks(one, bound, named[name]) if name in named else None
+        if chunked is not None:
+            missing.discard(name)
+            found.append(chunked)
+    if missing and operators is None:
+        name = min(missing)
+        raise PlanFileError(
+            f"training.tensor_overlap: '{name}' has no collective that runs under its product, or none whose rows"
+            f" {named[name][0]} and {named[name][1]} chunks divide; leave it out, or take 1 and 1"
+        )
+    return tuple(found)
+
+
+def possible_overlaps(bound: BoundPlan, operators: Iterable[int] | None = None) -> Iterator[Overlap]:
+    """All that a plan could have, or those of some operators, with one chunk there and one back."""
+    return _Finder(bound).found(range(len(bound.operators)) if operators is None else operators)
+
+
+def name_of(one: Overlap, bound: BoundPlan) -> str:
+    """What a plan calls an overlap."""
+    return bound.graph.operators[bound.blocks.template(one.at)].name
+
+
+def in_chunks(one: Overlap, bound: BoundPlan, chunks: tuple[int, int]) -> Overlap | None:
+    """An overlap in so many chunks there and back; None where no dim of its rows divides into them."""
+    dims = [_dim(one, bound, step, number) for step, number in zip(one.steps, chunks, strict=True)]
+    if None in dims:
+        return None
+    there, back = (dim or 0 for dim in dims)
+    return replace(one, chunks=chunks, dims=(there, back))
 
 
 def in_order(operators: Sequence[int], overlaps: Iterable[Overlap]) -> tuple[int, ...]:
@@ -89,7 +130,6 @@ def in_order(operators: Sequence[int], overlaps: Iterable[Overlap]) -> tuple[int
 class _Finder:
     def __init__(self, bound: BoundPlan) -> None:
         self.bound, self.graph, self.mesh = bound, bound.graph, bound.plan.mesh
-        self.chunks = bound.plan.training.tensor_overlap
         self.stages = stage_of_operators(bound)
         self.promised = promised_layouts(bound)
         self.replays: Mapping[int, Replay] = replays(bound.graph, bound.blocks)
@@ -138,9 +178,6 @@ class _Finder:
             return None
         if not self._computed_again_alike(kind, at, reader, products):
             return None
-        dim = self._dim(name, reader, place, forward or backward)
-        if dim is None:
-            return None
         return Overlap(
             kind=kind,
             at=at,
@@ -150,8 +187,6 @@ class _Finder:
             products=products,
             forward=forward,
             backward=backward,
-            dim=dim,
-            chunks=self.chunks,
         )
 
     def _steps(self, name: str, made: Duplex, wanted: Duplex) -> tuple[Step | None, Step | None] | None:
@@ -219,13 +254,16 @@ class _Finder:
             return works == {True}
         return works == {self.bound.place_of(reader) < replay.moves}
 
-    def _dim(self, name: str, reader: int, place: int, step: Step | None) -> int | None:
-        """The dim of the rows along which chunks are cut: where it can be one whose chunks lie in memory without gaps,
-        and not the one that is moved."""
-        shape, sizes = self.graph.types[name].shape, self.mesh.sizes
-        wanted = self.bound.operators[reader].layouts.operands[place].forward
-        pieces = [local_shape(shape, layout, sizes) for layout in (self.promised[name].forward, wanted)]
-        moved = step.dim if step is not None else -1
-        fitting = [dim for dim in range(len(shape) - 1) if all(piece[dim] % self.chunks == 0 for piece in pieces)]
-        order = sorted(fitting, key=lambda dim: (math.prod(pieces[0][:dim]) > 1, dim == moved, dim))
-        return order[0] if order else None
+
+def _dim(one: Overlap, bound: BoundPlan, step: Step | None, chunks: int) -> int | None:
+    """The dim of the rows along which chunks are cut: where it can be one whose chunks lie in memory without gaps, and
+    not the one that is moved."""
+    shape, sizes = bound.graph.types[one.value].shape, bound.plan.mesh.sizes
+    made = bound.operators[bound.graph.producer[one.value]]
+    place = [name for name in made.operator.results if name is not None].index(one.value)
+    ends = (made.layouts.results[place], bound.operators[one.reader].layouts.operands[one.place])
+    pieces = [local_shape(shape, end.forward, sizes) for end in ends]
+    moved = step.dim if step is not None else -1
+    fitting = [dim for dim in range(len(shape) - 1) if all(piece[dim] % chunks == 0 for piece in pieces)]
+    order = sorted(fitting, key=lambda dim: (math.prod(pieces[0][:dim]) > 1, dim == moved, dim))
+    return order[0] if order else None

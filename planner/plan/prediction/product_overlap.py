@@ -7,6 +7,7 @@ many rows, with its launch, every message with its latency, and what is copied o
 memory as the whole does: the results of products of an arriving operand, the operand of a product whose result leaves.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -28,6 +29,8 @@ _ROWS = 0
 """Where the rows of a linear layer stand among its operands; weight and bias stand behind them."""
 
 Way = Literal["forward", "backward"]
+WAYS: Mapping[Way, int] = {"forward": 0, "backward": 1}
+"""Their places in what an overlap has of each."""
 
 
 class _Products(NamedTuple):
@@ -53,6 +56,14 @@ class ProductOverlap:
         self._way(cost, chunk, one, "forward", {"forward": 1, "recomputation": int(again)})
         self._way(cost, chunk, one, "backward", {"backward": 1})
 
+    def saves(self, one: Overlap) -> tuple[Seconds, Seconds]:
+        """Seconds that an overlap saves forward and backward in each pass; less than nothing where it costs them."""
+        ways: tuple[Way, Way] = ("forward", "backward")
+        there, back = (
+            0.0 if step is None else self._saves(one, way, step) for way, step in zip(ways, one.steps, strict=True)
+        )
+        return there, back
+
     def transient(self, one: Overlap) -> Bytes:
         """Bytes of products that run with another operator, and of chunks on their way beside the whole."""
         (made, wanted), tensor = self._ends(one, "forward"), self.walk.bound.graph.types[one.value]
@@ -64,13 +75,14 @@ class ProductOverlap:
 
     def _way(self, cost: StageCost, chunk: ChunkCost, one: Overlap, way: Way, times: Times) -> None:
         """Charge one way of a value: in full, and what its chunks save."""
-        step = one.forward if way == "forward" else one.backward
+        step = one.steps[WAYS[way]]
         if step is None:
             return
         walk = self.walk
         route, hidden = walk.route("activations", walk.bound.graph.types[one.value], *self._ends(one, way))
         owner = walk.bound.operators[one.at].operator.name
-        saved = self._saves(one, way, step, route.seconds) if not hidden else 0.0
+        saved = self._saves(one, way, step) if not hidden else 0.0
+        chunks = one.chunks[WAYS[way]]
         for phase, number in times.items():
             into: PassCost = chunk.forward if phase == "forward" else chunk.backward
             part = "recomputation" if phase == "recomputation" else COMMUNICATION
@@ -82,32 +94,34 @@ class ProductOverlap:
                 under_products=number * saved,
             )
             for message in route.messages:
-                piece = replace(message, nbytes=message.nbytes / one.chunks)
-                charge(cost.messages, part, owner, piece, {phase: number * one.chunks})
+                piece = replace(message, nbytes=message.nbytes / chunks)
+                charge(cost.messages, part, owner, piece, {phase: number * chunks})
 
     def _ends(self, one: Overlap, way: Way) -> tuple[Layout, Layout]:
         made = self.walk.made(one.value)
         wanted = self.walk.bound.operators[one.reader].layouts.operands[one.place]
         return (made.forward, wanted.forward) if way == "forward" else (wanted.gradient, made.gradient)
 
-    def _saves(self, one: Overlap, way: Way, step: Step, sent: Seconds) -> Seconds:
+    def _saves(self, one: Overlap, way: Way, step: Step) -> Seconds:
         """Seconds that a collective, and what goes beside it, takes less than one after the other."""
         operators = [self.walk.bound.operators[at] for at in one.products]
         tensor = self.walk.bound.graph.types[one.value]
         kinds = tuple((id(op.rule), op.strategy) for op in operators)
-        key = (kinds, id(tensor), way, step, one.dim, one.chunks, one.kind)
+        chunks, dim = one.chunks[WAYS[way]], one.dims[WAYS[way]]
+        key = (kinds, id(tensor), way, step, dim, chunks, one.kind)
         if key not in self._saved:
-            pricer = self.walk.pricers.activations
-            message = pricer.message_seconds(step.kind, step.axis, step.fraction * tensor.nbytes / one.chunks)
-            found = self._forward(one, operators) if way == "forward" else self._backward(one, operators)
+            pricer, nbytes = self.walk.pricers.activations, step.fraction * tensor.nbytes
+            sent, piece = (pricer.message_seconds(step.kind, step.axis, nbytes / count) for count in (1, chunks))
+            found = (self._forward if way == "forward" else self._backward)(one, operators, dim, chunks)
             arrives = (one.kind == "operand") == (way == "forward")
-            taken = (arriving_time if arrives else leaving_time)(found.chunk, message, one.chunks, found.under)
-            self._saved[key] = (found.whole + sent - taken - found.copied, (operators, tensor))
+            taken = (arriving_time if arrives else leaving_time)(found.chunk, piece, chunks, found.under)
+            copied = found.copied if chunks > 1 else 0.0
+            self._saved[key] = (found.whole + sent - taken - copied, (operators, tensor))
         return self._saved[key][0]
 
-    def _forward(self, one: Overlap, operators: list[BoundOperator]) -> _Products:
+    def _forward(self, one: Overlap, operators: list[BoundOperator], dim: int, chunks: int) -> _Products:
         prices = [self.walk.price(op, counted=False) for op in operators]
-        pieces = [self.walk.price(self._part(op, one), counted=False) for op in operators]
+        pieces = [self.walk.price(self._part(op, dim, chunks), counted=False) for op in operators]
         return _Products(
             whole=sum(float(price.forward[0]) for price in prices),
             chunk=sum(float(piece.forward[0]) for piece in pieces),
@@ -115,24 +129,26 @@ class ProductOverlap:
             copied=self._copied(one, operators),
         )
 
-    def _backward(self, one: Overlap, operators: list[BoundOperator]) -> _Products:
+    def _backward(self, one: Overlap, operators: list[BoundOperator], dim: int, chunks: int) -> _Products:
         """Gradients of the rows under the collective, those of weights behind them."""
         without = [tuple(range(1, len(op.operator.operands))) for op in operators]
         whole = sum(float(self.walk.price(op, counted=False).backward[0]) for op in operators)
         chunk = sum(
-            float(self.walk.price(self._part(op, one), weights, counted=False).backward[0])
+            float(self.walk.price(self._part(op, dim, chunks), weights, counted=False).backward[0])
             for op, weights in zip(operators, without, strict=True)
         )
         under = sum(float(self.walk.price(op, (_ROWS,), counted=False).backward[0]) for op in operators)
         return _Products(whole=whole, chunk=chunk, under=under, copied=self._copied(one, operators))
 
-    def _part(self, op: BoundOperator, one: Overlap) -> BoundOperator:
+    def _part(self, op: BoundOperator, dim: int, chunks: int) -> BoundOperator:
         """A product of the rows of one chunk."""
-        key = (id(op.rule), one.dim, one.chunks)
+        if chunks == 1:
+            return op
+        key = (id(op.rule), dim, chunks)
         if key not in self._rules:
-            cut = op.rule.operands[_ROWS][one.dim][0]  # of several factors the outer one, which is cut first
+            cut = op.rule.operands[_ROWS][dim][0]  # of several factors the outer one, which is cut first
             factors = tuple(
-                replace(factor, extent=factor.extent // one.chunks) if at == cut else factor
+                replace(factor, extent=factor.extent // chunks) if at == cut else factor
                 for at, factor in enumerate(op.rule.factors)
             )
             self._rules[key] = (replace(op.rule, factors=factors), op.rule)
