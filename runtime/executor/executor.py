@@ -291,11 +291,12 @@ def build_executor(
     results = (*cut.sends, *((graph.loss,) if cut.last else ()))
     asked = tuple(name for name in outputs if graph.producer.get(name) in cut.operators)
     updates = tuple((buffer, content) for buffer, content in graph.updates if graph.producer[content] in cut.operators)
-    last_use = {name: at for at in cut.operators for name in graph.operators[at].operands}
+    segments = segments_of(bound, cut, outputs=asked)
+    running = [at for segment in segments for at in segment.operators]
+    last_use = {name: at for at in running for name in graph.operators[at].operands}
     blocks = bound.blocks
     again = replays(graph, blocks)
     instructions: dict[int, Instruction] = {}
-    segments = segments_of(bound, cut, outputs=asked)
     together = frozenset[str]().union(*(segment.gathered for segment in segments))
     outlive = {*results, *asked, *(content for _, content in updates)}
     for index in cut.operators:

@@ -12,7 +12,13 @@ from tests.distributed.overlapping import overlapped
 
 
 def built(
-    model: str, kind: int | str, sizes: tuple[int, ...], chunks: int, settings: dict[str, object], *, lowered: bool
+    model: str,
+    kind: int | str,
+    sizes: tuple[int, ...],
+    chunks: tuple[int, int],
+    settings: dict[str, object],
+    *,
+    lowered: bool,
 ) -> TrainingStep:
     """A step of a plan with so many chunks."""
     given = dict(settings)
@@ -21,7 +27,7 @@ def built(
     training = plan.training
     if gathers is not None:
         training = replace(training, update=Update(buckets="none", gathers=gathers))  # type: ignore[arg-type]
-    plan = overlapped(replace(plan, training=training), model, chunks)
+    plan = overlapped(replace(plan, training=training), model, *chunks)
     return parallelize(
         plans.build(model),
         plan,
@@ -34,7 +40,7 @@ def built(
 
 
 def parity(
-    model: str, kind: int | str, sizes: tuple[int, ...], chunks: int, settings: dict[str, object]
+    model: str, kind: int | str, sizes: tuple[int, ...], chunks: tuple[int, int], settings: dict[str, object]
 ) -> tuple[float, float, dict[str, int]]:
     """The worst error of loss and gradients beside the unsharded model, in lowered programs and in the general
     executor, and how many overlaps the plan has by their kinds."""
