@@ -43,8 +43,8 @@ def objective_text(step: float, objective: float) -> str:
     words = f"{percent_text(abs(change))} {'less' if change < 0 else 'more'}"
     return (
         f"That is about the sum that the search minimises, {seconds_text(objective)} here: the slowest stage sets the"
-        f" pace, all fill the pipeline. Run by its schedule, with what overlaps, the step takes {words}; of the plans close"
-        " to the least sum this one is the fastest"
+        f" pace, all fill the pipeline. Run by its schedule, with what overlaps, the step takes {words}; of the plans"
+        " close to the least sum this one is the fastest"
     )
 
 

@@ -211,7 +211,9 @@ class OperatorVisit:
         """One use: the weight is gathered for the forward pass, and once more where the backward pass needs it; its
         gradient goes back, later where it is deferred. Returns whether anything is gathered, or waits to be reduced
         with others."""
-        walk, update, sums = self.walk, self.walk.update, (self.cost, self.chunk, self.operator.operator.name)
+        walk, update = self.walk, self.walk.update
+        owner = walk.runs.get(self.at, self.operator.operator.name)
+        sums = (self.cost, self.chunk, owner)
         needed = place in walk.alive.weights[self.at]
         again: Times = {"recomputation": int(self.moves)} if self.again else {"backward": int(needed)}
         tensor, stored = self.bound.graph.types[name], self.bound.parameters[name]

@@ -115,6 +115,7 @@ class Walk:
         self.overlaps: dict[int, list[Overlap]] = {}
         for one in overlaps:
             self.overlaps.setdefault(one.at, []).append(one)
+        self.runs = {at: bound.operators[one.at].operator.name for one in overlaps for at in one.early}
         self.segments = {
             at: segment
             for stage, segments in enumerate(stages)
