@@ -41,7 +41,7 @@ class Chunks:
         """A chunk of a whole, a view: of all pieces, which come first."""
         if self.moved is None:
             return self.piece(whole, number)
-        pieces = whole.unflatten(self.moved, (self.ranks, -1)).movedim(self.moved, 0)
+        pieces = torch.unflatten(whole, self.moved, (self.ranks, -1)).movedim(self.moved, 0)
         width = pieces.shape[self.dim + 1] // self.count
         return pieces.narrow(self.dim + 1, number * width, width)
 

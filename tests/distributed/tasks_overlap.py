@@ -3,6 +3,8 @@ all ranks at the same time."""
 
 from dataclasses import replace
 
+import torch
+
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.plan import Plan
 from planner.sharding.update import Update
@@ -51,3 +53,54 @@ def parity(
         errors.append(tasks.worst_error(step, model, micro_batches))
     kinds = [one.kind for one in overlaps_of(step.rank.bound)]
     return errors[0], errors[1], {kind: kinds.count(kind) for kind in kinds}
+
+
+def trained(
+    model: str, kind: int | str, sizes: tuple[int, ...], chunks: tuple[int, int], settings: dict[str, object]
+) -> tuple[float, bool]:
+    """How far losses of two steps, weights behind them and an evaluation with logits are from those without overlaps;
+    and whether the first step was compared over all ranks, operator by operator."""
+    found = []
+    for overlaps in (True, False):
+        step = built(model, kind, sizes, chunks, settings, lowered=True)
+        if not overlaps:
+            step = parallelize(
+                plans.build(model),
+                replace(step.plan, training=replace(step.plan.training, tensor_overlap=())),
+                traced=plans.traced(model),
+                device=tasks.CPU,
+                known=tasks.known(),
+                seed=tasks.SEED,
+            )
+        batches = [plans.inputs(model, samples=step.plan.training.global_batch) for _ in range(2)]
+        values = [torch.tensor(step(*batch)) for batch in batches]
+        values += [piece.piece.detach().clone() for piece in step.rank.parameters.values()]
+        evaluated = step.evaluate_with(["logits"], *batches[0])
+        found.append([*values, torch.tensor(evaluated.loss), evaluated.outputs["logits"].float()])
+        checked = not step.rank.check_layouts
+    return max(tasks.relative(one, other) for one, other in zip(*found, strict=True)), checked
+
+
+def compiled(
+    model: str, kind: int | str, sizes: tuple[int, ...], chunks: tuple[int, int], settings: dict[str, object]
+) -> tuple[float, int]:
+    """How far the loss and gradients of a second step with fused chains are from those without; how many chains."""
+    found = []
+    for fuses in (True, False):
+        plan = built(model, kind, sizes, chunks, settings, lowered=True).plan
+        step = parallelize(
+            plans.build(model),
+            plan,
+            traced=plans.traced(model),
+            device=tasks.CPU,
+            known=tasks.known(),
+            seed=tasks.SEED,
+            check_layouts=False,
+            compiled=fuses,
+        )
+        batch = plans.inputs(model, samples=plan.training.global_batch)
+        values = [torch.tensor(step(*batch)), torch.tensor(step.accumulate(*batch))]
+        found.append(values + [p.local_gradient().clone() for p in step.rank.parameters.values() if p.trainable])
+        if step.rank.programs.compiled is not None:
+            chains = len(step.rank.programs.compiled.texts)
+    return max(tasks.relative(one, other) for one, other in zip(*found, strict=True)), chains

@@ -64,3 +64,21 @@ def test_two(
     pair, model: str, kind: int | str, sizes: tuple[int, ...], chunks: tuple[int, int], settings: dict
 ) -> None:
     held(pair.run("tasks_overlap", "parity", model, kind, sizes, chunks, settings), kind)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("settings", [{}, FULL, {**TWO, "gathers": "ahead"}], ids=str)
+def test_steps_weights_and_evaluation_are_those_without(pair, settings: dict) -> None:
+    """And who compares all operators over ranks in the first step finds what each of them promises."""
+    kind = "sequence_zero3" if "gathers" in settings else "sequence"
+    for worst, checked in pair.run("tasks_overlap", "trained", "llama", kind, (1, 2), (2, 2), settings):
+        assert worst < TOLERANCE
+        assert checked
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_chains_are_fused_beside_overlaps(pair) -> None:
+    for worst, chains in pair.run("tasks_overlap", "compiled", "llama", "sequence", (1, 2), (2, 2), FULL):
+        assert worst < TOLERANCE
+        assert chains > 0

@@ -20,7 +20,7 @@ Wang et al. 2023, "Overlap Communication with Dependent Computation via Decompos
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -132,7 +132,7 @@ class _Finder:
         self.bound, self.graph, self.mesh = bound, bound.graph, bound.plan.mesh
         self.stages = stage_of_operators(bound)
         self.promised = promised_layouts(bound)
-        self.replays: Mapping[int, Replay] = replays(bound.graph, bound.blocks)
+        self.replays: Sequence[Replay] = replays(bound.graph, bound.blocks)
         self.renewed = {content for _, content in bound.graph.updates}
 
     def found(self, operators: Iterable[int]) -> Iterator[Overlap]:

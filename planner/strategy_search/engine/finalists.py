@@ -146,8 +146,8 @@ class Finalists:
             )
         storable = [ranked for ranked, fault in zip(fitting, faults, strict=True) if fault is None]
         best = self._with_turns(storable[0])
-        found = [self._overlapped(best, storable[0]), *(self._overlapped(one, one) for one in storable[1:top])]
-        return tuple(self._plain_if_nothing_goes_together(ranked) for ranked in found)
+        finals = [self._overlapped(best, storable[0]), *(self._overlapped(one, one) for one in storable[1:top])]
+        return tuple(self._plain_if_nothing_goes_together(ranked) for ranked in finals)
 
     def plain(self, found: Contender) -> Ranked | None:
         """A contender as it was found, as a plan, in the order of turns that takes it least; None where it does not
