@@ -250,6 +250,24 @@ class Options:
         str | None,
         word(HAND, "N|auto", "One micro-batch computes while another communicates.", "1"),
     ] = None
+    tensor_overlap: Annotated[
+        str | None,
+        word(
+            HAND,
+            "N|auto|off",
+            "Chunks in which collectives of tensor parallelism run under their products. Where not given, as on auto"
+            " but for CPUs, where there are none.",
+        ),
+    ] = None
+    no_overlap: Annotated[
+        bool,
+        switch(
+            HAND,
+            "--no-overlap",
+            "For debugging: nothing is sent while something computes. It is --tensor-overlap off, --interleave 1,"
+            " --buckets none and --gathers each.",
+        ),
+    ] = False
     slices: Annotated[
         str | None,
         word(HAND, "N|auto", "Sequence slices per micro-batch (seqpipe).", "1"),

@@ -105,6 +105,9 @@ def training_content(training: Training) -> dict[str, Any]:
         del own["imbalance"]
     if training.interleave == 1:
         del own["interleave"]
+    del own["tensor_overlap"]
+    if training.tensor_overlap:
+        own["tensor_overlap"] = {name: [there, back] for name, there, back in sorted(training.tensor_overlap)}
     if training.fp8:
         own["fp8"] = training.fp8.recipe
     if training.fp8.left_out:
@@ -283,8 +286,17 @@ def _training(training: TrainingSection) -> Training:
     content = training.model_dump()
     own = {
         name: content.pop(name)
-        for name in ("global_batch", "micro_batches", "precision", "optimizer", "interleave", "imbalance")
+        for name in (
+            "global_batch",
+            "micro_batches",
+            "precision",
+            "optimizer",
+            "interleave",
+            "imbalance",
+        )
     }
+    overlap = content.pop("tensor_overlap")
+    own["tensor_overlap"] = tuple((name, *chunks) for name, chunks in sorted(overlap.items()))
     refuse_plan(imbalance_fault(training.imbalance))
     fp8 = Fp8(recipe=content.pop("fp8"), left_out=tuple(content.pop("fp8_left_out")))
     refuse_plan(fp8_fault(fp8))

@@ -46,7 +46,7 @@ def objective_text(step: float, objective: float) -> str:
     if change < _LEAST_SHOWN / 100:
         return ""
     return (
-        f"That compares objectives, {seconds_text(objective)} here: 1F1B, every operator launched after the one before."
+        f"That compares objectives, {seconds_text(objective)} here: 1F1B, one operator after the other."
         f" The simulated step takes {percent_text(change)} less; of the plans with the least objectives this one is the"
         " fastest"
     )

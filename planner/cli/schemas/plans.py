@@ -28,6 +28,7 @@ class Choices(Strict):
     schedule: str
     slices: int
     interleave: int
+    tensor_overlap: dict[str, tuple[int, int]]
     sequence_parallel: bool
     optimizer_sharding: str
     micro_batches: int

@@ -93,6 +93,8 @@ class OperatorVisit:
     def communicate(self) -> None:
         """Its messages, and those that bring its operands and take their gradients back."""
         self._send_inside()
+        for one in self.walk.overlaps.get(self.at, ()):
+            self.walk.products.charge(self.cost, self.chunk, one, again=self.again and self.works)
         graph, op = self.bound.graph, self.operator.operator
         for place, name in enumerate(op.operands):
             wanted = self.operator.layouts.operands[place]
@@ -103,6 +105,8 @@ class OperatorVisit:
                 layouts = (self.bound.inputs[name], wanted.forward)
                 for message in self.walk.route("activations", graph.types[name], *layouts)[0].messages:
                     charge(self.cost.messages, UNCHARGED, op.name, message, times)
+            elif (self.at, place) in self.walk.overlapped:
+                continue  # charged to the operator that does it
             elif name in graph.producer and name in graph.data_dependent:  # what never changes comes once
                 self._bring(name, self.walk.made(name), wanted)
 
@@ -115,6 +119,7 @@ class OperatorVisit:
         if self.earlier is not None:
             memory["activations"] += self._keys_of_all_slices(self.earlier)
         transient = float(transient_bytes(self.walk.alive, self.bound.graph, self.at, self.operator.rule, prices)[0])
+        transient += sum(self.walk.products.transient(one) for one in self.walk.overlaps.get(self.at, ()))
         for place, name in enumerate(self.operator.operator.operands):
             if name in self.bound.parameters:
                 more, brief = self._hold_parameter(place, float(prices.operands[place][0]))
@@ -218,7 +223,9 @@ class OperatorVisit:
         """One use: the weight is gathered for the forward pass, and once more where the backward pass needs it; its
         gradient goes back, later where it is deferred. Returns whether anything is gathered, or waits to be reduced
         with others."""
-        walk, update, sums = self.walk, self.walk.update, (self.cost, self.chunk, self.operator.operator.name)
+        walk, update = self.walk, self.walk.update
+        owner = walk.runs.get(self.at, self.operator.operator.name)
+        sums = (self.cost, self.chunk, owner)
         needed = place in walk.alive.weights[self.at]
         again: Times = {"recomputation": int(self.moves)} if self.again else {"backward": int(needed)}
         tensor, stored = self.bound.graph.types[name], self.bound.parameters[name]

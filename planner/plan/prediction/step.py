@@ -60,6 +60,10 @@ BESIDE = "offload under computation"
 GATHERED_AHEAD = "gathering under computation"
 """Weights that come, and gradients that go, while other blocks compute; negative."""
 
+UNDER_PRODUCTS = "tensor parallelism under computation"
+"""Collectives of tensor parallelism that travel in chunks while their products compute; negative, or what the chunks
+cost where they do not pay."""
+
 AHEAD = "launches ahead"
 """What a host saves that launches the operators of a block while longer kernels before them still run; negative."""
 
@@ -110,7 +114,7 @@ class PassCost:
     takes, where the plan interleaves micro-batches. `grows` is what a slice takes more than the one before it,
     `transfers` what of `waits` comes from the stage before, or back from the one behind. Charged all the same are of
     `hidden` so many seconds `beside`, offloaded activations and weights on their way, and `gathered`, weights and
-    gradients of a block on theirs."""
+    gradients of a block on theirs; so many are in the sums and not in `waits`, as they go `under_products`."""
 
     work: float = 0.0
     waits: float = 0.0
@@ -120,13 +124,23 @@ class PassCost:
     transfers: float = 0.0
     beside: float = 0.0
     gathered: float = 0.0
+    under_products: float = 0.0
     operators: list[tuple[float, float]] = field(default_factory=list)
 
-    def add(self, *, work: float = 0.0, waits: float = 0.0, hidden: float = 0.0, sent: float = 0.0) -> None:
+    def add(
+        self,
+        *,
+        work: float = 0.0,
+        waits: float = 0.0,
+        hidden: float = 0.0,
+        sent: float = 0.0,
+        under_products: float = 0.0,
+    ) -> None:
         self.work += work
         self.waits += waits
         self.hidden += hidden
         self.sent += sent
+        self.under_products += under_products
 
     def bring(self, seconds: float, *, waits: bool) -> None:
         """Something offloaded leaves or comes: the pass waits for it, or computes meanwhile."""

@@ -16,6 +16,7 @@ from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
 from planner.plan.layout.offloaded import tables_on_hosts, visiting_order
+from planner.plan.layout.overlapped_products import Overlap, overlaps_of
 from planner.plan.layout.per_step_communication import once_of
 from planner.plan.layout.segments import Segment, segments_by_stage
 from planner.plan.layout.stage_cut import crossing_values
@@ -23,6 +24,7 @@ from planner.plan.layout.weight_offload import block_of_offloaded
 from planner.plan.prediction.charges import UNCHARGED, Phase, Times, charge
 from planner.plan.prediction.coalesced_collectives import Together
 from planner.plan.prediction.operator_visit import OperatorVisit
+from planner.plan.prediction.product_overlap import ProductOverlap
 from planner.plan.prediction.repeated_blocks import BlockSums
 from planner.plan.prediction.stage_cost import GATHERING, StageCost, tied_seconds, transfer_seconds
 from planner.plan.prediction.step import ChunkCost, PassCost, further_ahead
@@ -94,6 +96,7 @@ class Walk:
         self._routes: dict[tuple[str, int, int, int], _Routed] = {}
         self._made: dict[str, Duplex] = {}
         self._gradients: dict[tuple[int, str], TensorType] = {}
+        self.products = ProductOverlap(walk=self)
         self.begin(self.bound, self.stages)
 
     def begin(self, bound: BoundPlan, stages: Sequence[Sequence[Segment]]) -> None:
@@ -107,6 +110,12 @@ class Walk:
         }
         self.waiting = 0
         self.flops = 0.0
+        overlaps = overlaps_of(bound)
+        self.overlapped = {(one.reader, one.place) for one in overlaps}
+        self.overlaps: dict[int, list[Overlap]] = {}
+        for one in overlaps:
+            self.overlaps.setdefault(one.at, []).append(one)
+        self.runs = {at: bound.operators[one.at].operator.name for one in overlaps for at in one.early}
         self.segments = {
             at: segment
             for stage, segments in enumerate(stages)

@@ -27,6 +27,7 @@ from planner.strategy_search.engine.assemble import assembly, groups_of, input_l
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.evaluation import RankFilling
+from planner.strategy_search.engine.product_overlap import with_tensor_overlap
 from planner.strategy_search.engine.scheduling import (
     WORTH,
     all_fit,
@@ -144,8 +145,9 @@ class Finalists:
                 " optimizer:disk, or more devices"
             )
         storable = [ranked for ranked, fault in zip(fitting, faults, strict=True) if fault is None]
-        best = self._plain_if_nothing_goes_together(self._with_turns(storable[0]))
-        return (best, *(self._plain_if_nothing_goes_together(ranked) for ranked in storable[1:top]))
+        best = self._with_turns(storable[0])
+        finals = [self._overlapped(best, storable[0]), *(self._overlapped(one, one) for one in storable[1:top])]
+        return tuple(self._plain_if_nothing_goes_together(ranked) for ranked in finals)
 
     def plain(self, found: Contender) -> Ranked | None:
         """A contender as it was found, as a plan, in the order of turns that takes it least; None where it does not
@@ -156,7 +158,7 @@ class Finalists:
             ranked = self._scheduled(ranked, math.inf)
         fits = self._fits(ranked.configuration, ranked.plan.prediction)
         stored = offloaded_fault(ranked.plan.prediction, self.request.cluster) is None
-        return self._plain_if_nothing_goes_together(ranked) if fits and stored else None
+        return self._plain_if_nothing_goes_together(self._overlapped(ranked, ranked)) if fits and stored else None
 
     def _with_turns(self, ranked: Ranked) -> Ranked:
         """A result whose micro-batches take turns, or whose sequence comes in slices, where that is faster; if need be
@@ -173,6 +175,17 @@ class Finalists:
                     fits = self._fits(other.configuration, other.plan.prediction)
                     best = other if fits and other.seconds < best.seconds * (1 - WORTH) else best
             return best
+        return ranked
+
+    def _overlapped(self, ranked: Ranked, before: Ranked) -> Ranked:
+        """A result whose tensor parallelism communicates under its products, where that is faster or asked for; perhaps
+        as it was `before` its micro-batches took turns."""
+        with contextlib.suppress(LimitError):
+            machine, limits = self.engine.machine(ranked.configuration), self._limits(ranked.configuration)
+            bound = with_tensor_overlap(ranked.bound, before.bound, self.request.pinned, machine, limits)
+            return replace(
+                ranked, bound=bound, configuration=replace(ranked.configuration, schedule=bound.plan.schedule)
+            )
         return ranked
 
     def _in_turns(self, ranked: Ranked) -> Ranked:

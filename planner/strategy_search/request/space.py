@@ -143,6 +143,8 @@ class Pinned:
             plan, 0 on all that are close to it.
         slices: parts of the sequence that a stage takes one after the other ("seqpipe"); None and 0 as for
             `interleave`.
+        tensor_overlap: chunks in which collectives of tensor parallelism run under their products; 1 waits for them.
+            None tries some on the best plan, but on CPUs; 0 there, too.
         data, context, tensor: degrees of parallelism. With any of these, or of the next five, every axis of the mesh
             has one purpose for all operators ("manual mode"); the product of all degrees is the device count.
         expert: into how many parts the experts are cut, over devices that split tokens: a part of the context and
@@ -177,6 +179,7 @@ class Pinned:
     schedule: str | None = None
     interleave: int | None = None
     slices: int | None = None
+    tensor_overlap: int | None = None
     data: int | None = None
     context: int | None = None
     tensor: int | None = None
