@@ -254,9 +254,10 @@ class Options:
         str | None,
         word(
             HAND,
-            "N|auto|off",
-            "Chunks in which collectives of tensor parallelism run under their products. Where not given, as on auto"
-            " but for CPUs, where there are none.",
+            "N|auto",
+            "Chunks of tensor-parallel collectives under products. Each collective is cut into N, and a"
+            " chunk travels while the product of another computes; off waits for them. By default auto: as"
+            " many as save time, but none on CPUs.",
         ),
     ] = None
     no_overlap: Annotated[
@@ -264,7 +265,7 @@ class Options:
         switch(
             HAND,
             "--no-overlap",
-            "For debugging: nothing is sent while something computes. It is --tensor-overlap off, --interleave 1,"
+            "Wait for every collective, for debugging. It is --tensor-overlap off, --interleave 1,"
             " --buckets none and --gathers each.",
         ),
     ] = False
