@@ -208,14 +208,14 @@ class Options:
             "Zigzag order in causal ring attention, which balances its work.",
         ),
     ] = None
-    no_alltoall: Annotated[
-        bool,
+    alltoall: Annotated[
+        bool | None,
         switch(
             HAND,
-            "--no-alltoall",
-            "Use no all-to-all, for links or backends that lack it. All-gather and slice in its place.",
+            "--alltoall/--no-alltoall",
+            "Allow the all-to-all (else all-gather and slice). For links or backends that lack it.",
         ),
-    ] = False
+    ] = None
     expert: Annotated[int | None, number(HAND, "Expert-parallel degree (divides data x context).")] = None
     zero: Annotated[
         int | None,
