@@ -109,11 +109,11 @@ def test_another_optimizer_is_none(engine: str) -> None:
 
 
 @cache
-def parser_of(engine: str) -> argparse.ArgumentParser:
+def parser_of(engine: str, version: str) -> argparse.ArgumentParser:
     """A parser with the options that were recorded of an engine."""
     kinds: dict[str, Any] = {"int": int, "float": float, "str": str, None: str, "moe_freq_type": str}
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False, add_help=False)
-    for name, row in recorded(engine)["options"].items():
+    for name, row in recorded(engine, version)["options"].items():
         if row["type"] == "flag":
             parser.add_argument(f"--{name}", action="store_true")
         else:
@@ -141,12 +141,13 @@ def arguments_in(script: str) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize("version", ["0.16", "0.20"])
 @pytest.mark.parametrize("model", MODELS)
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
-def test_megatron_knows_every_argument(model: str, data: st.DataObject) -> None:
+def test_megatron_knows_every_argument(model: str, version: str, data: st.DataObject) -> None:
     _, script = said("megatron", model, data.draw(descriptions(model)))
-    parsed = parser_of("megatron").parse_args(arguments_in(script))
+    parsed = parser_of("megatron", version).parse_args(arguments_in(script))
     assert parsed.num_layers == MODELS[model]
 
 
