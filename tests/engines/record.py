@@ -1,7 +1,8 @@
 """Records the arguments of Megatron-LM anew: python -m tests.engines.record FOLDER
 
 FOLDER holds the sources of Megatron-LM. Its parser is built, and what it knows is written to
-`tests/unit/export/engines/megatron-VERSION.json`, beside those of other versions, against all of which exports are held.
+`tests/unit/export/engines/megatron-VERSION.json`, beside those of
+other versions, against all of which exports are held.
 """
 
 import argparse

@@ -4,6 +4,7 @@ import argparse
 import ast
 import json
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -208,6 +209,20 @@ def test_nemo_knows_every_path(model: str, data: st.DataObject) -> None:
         if equals and path.startswith("recipe."):
             section, _, key = path.removeprefix("recipe.").rpartition(".")
             assert key in known[section], path
+    ast.parse(text)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_megatron_bridge_knows_every_path(model: str, data: st.DataObject) -> None:
+    _, text = said("megatron-bridge", model, data.draw(descriptions(model)))
+    known = recorded("megatron-bridge")["sections"]
+    for path in re.findall(r"^cfg\.(\S+) = ", text, re.MULTILINE):
+        section, _, key = path.partition(".")
+        assert section == "mixed_precision" or key in known[section], path
+    for key in re.findall(r"^    (\w+)=", text, re.MULTILINE):
+        assert key in known["mixed_precision"]
     ast.parse(text)
 
 
