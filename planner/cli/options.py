@@ -97,7 +97,7 @@ class Options:
             JOB,
             "ENGINE",
             "The engine that will train. The best plan that it can be told is searched, priced by its own stack: of"
-            " accelerate, deepspeed, megatron, mindformers, mindspeed, nemo, torch, torchtitan.",
+            " accelerate, deepspeed, megatron, megatron-bridge, mindformers, mindspeed, nemo, torch, torchtitan.",
             "",
             "--for",
             known=completion.engines,
