@@ -39,6 +39,7 @@ from planner.strategy_search.job import (
     with_memory_margin,
 )
 from planner.strategy_search.objectives import plan_for
+from planner.strategy_search.request.offload import NOTHING, parse_offload
 from planner.strategy_search.request.request import (
     ALGORITHMS,
     OBJECTIVES,
@@ -346,6 +347,7 @@ def _completed(pinned: Pinned, machine: Machine) -> Pinned:
         expert=pinned.expert or 1,
         virtual_stages=pinned.virtual_stages or (None if pinned.schedule == "interleaved_1f1b" else 1),
         zero=pinned.zero or 0,
+        offload=pinned.offload or NOTHING,
     )
     others = math.prod(degree or 1 for degree in (filled.tensor, filled.pipeline, filled.context))
     if pinned.mesh is not None:
@@ -358,8 +360,6 @@ def _completed(pinned: Pinned, machine: Machine) -> Pinned:
 
 
 def _decided(pinned: object) -> Pinned:
-    from planner.strategy_search.request.offload import parse_offload
-
     if isinstance(pinned, Mapping):
         pinned = dict(pinned)
         if isinstance(pinned.get("offload"), str):

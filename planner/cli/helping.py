@@ -65,6 +65,7 @@ PURPOSES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         "Run",
         (
             ("run, audit", "execute a plan; compare it with the prediction"),
+            ("prove", "run its decisions on a few processes here"),
             ("checkpoint", "inspect, verify, convert or merge checkpoints"),
             ("export, import", "to and from Megatron, DeepSpeed, torchtitan"),
             ("advise", "a configuration of yours: what to change in it"),

@@ -285,11 +285,11 @@ class Options:
         word(
             BLOCKS,
             "WHAT[:WHERE]",
-            "Offload optimizer, activations, saved, weights, or auto. optimizer: states;"
+            "Offload optimizer, activations, saved or weights. optimizer: states;"
             " activations: inputs of recomputed blocks; saved: tensors saved for backward by other"
             " blocks; weights: of repeated blocks. :disk puts it on a disk. Join several by commas; auto"
-            " takes what makes the step fastest; none.",
-            "none",
+            " takes what makes the step fastest; none excludes it.",
+            "if needed",
             known=completion.offload,
         ),
     ] = None

@@ -252,7 +252,7 @@ def pinned_of(options: Options) -> "Pinned":
         micro_batches=options.micro_batches,
         mesh=None if options.mesh is None else parse_mesh(options.mesh),
         recompute=cast("Running | None", options.recompute),
-        offload=parse_offload(options.offload or "none"),
+        offload=None if options.offload is None else parse_offload(options.offload),
     )
 
 

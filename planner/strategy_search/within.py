@@ -27,6 +27,7 @@ from planner.sharding.update import DEFAULT
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.engine.finalists import Ranked, with_proof
 from planner.strategy_search.fixed.megatron_layout import Usual, usual_plan
+from planner.strategy_search.request.offload import NOTHING
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import FREE, Configuration, Pattern, Pinned
 from planner.strategy_search.result import Progress, SearchResult
@@ -93,7 +94,7 @@ def _check(space: EngineSpace, request: SearchRequest) -> None:
         "ulysses",
         "zigzag",
     ):
-        if getattr(pinned, name) not in (getattr(FREE, name), 1):
+        if getattr(pinned, name) not in (getattr(FREE, name), 1, NOTHING):
             raise RequestError(f"{where}: {name} is no part of what is searched for {space.title}; leave it out")
     if pinned.schedule not in (None, "1f1b", "interleaved_1f1b") or pinned.recompute == "selective":
         given = pinned.schedule if pinned.recompute != "selective" else "selective recomputation"

@@ -150,8 +150,8 @@ class Engine(Strict):
 
 
 class Context(Strict):
-    ring: int
-    heads: int
+    ring: int | None
+    heads: int | None
     seconds: Number
     bound: Number
     least: Number

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hardware_profiles import Machine
+from hardware_profiles import Machine, Seconds
 from planner.errors import InfeasibleError, LimitError
 from planner.graph.operator_graph import OperatorGraph
 from planner.limits import reached, reading, seconds_left
@@ -183,6 +183,7 @@ class Finalists:
         with contextlib.suppress(LimitError):
             machine, limits = self.engine.machine(ranked.configuration), self._limits(ranked.configuration)
             bound = with_tensor_overlap(ranked.bound, before.bound, self.request.pinned, machine, limits)
+            bound = replace(bound, plan=_with_proof(bound.plan, self.bound, covered=self.covered))
             return replace(
                 ranked, bound=bound, configuration=replace(ranked.configuration, schedule=bound.plan.schedule)
             )
@@ -336,13 +337,20 @@ def with_proof(ranked: Ranked, bound: float, *, covered: bool) -> Ranked:
 
 def _with_proof(plan: Plan, bound: float, *, covered: bool) -> Plan:
     """A plan with what is proved of it: none has an objective below `bound`."""
-    gap = max(0.0, 1 - bound / plan.prediction.objective_seconds)
+    gap = gap_of(plan.prediction, bound)
     provenance = replace(
         plan.provenance,
         status="optimal" if gap <= OPTIMAL and covered else "feasible",
         gap=0.0 if gap <= OPTIMAL else _rounded_up(gap),
     )
     return replace(plan, provenance=provenance)
+
+
+def gap_of(prediction: Prediction, bound: Seconds) -> float:
+    """How much less than a step, relatively, the objective of another plan could be at most, where none is below
+    `bound`. The step is what is shown, and may take longer than its objective, with small buckets or offload; where it
+    takes less, by another schedule or launches ahead, others may too, so that the objectives are compared."""
+    return max(0.0, 1 - bound / max(prediction.step_seconds, prediction.objective_seconds))
 
 
 def _rounded_up(share: float) -> float:

@@ -163,7 +163,7 @@ class SearchRequest:
     def offload(self) -> Offload:
         """What may be offloaded: what was asked for, but for saved tensors where slices of the sequence or gathers by
         block exclude them, and for what only training has."""
-        asked = self.pinned.offload
+        asked = self.pinned.offload or NOTHING
         if self.pinned.forward_only:  # there are no states, and nothing waits for a backward pass
             return replace(NOTHING, weights=asked.weights)
         fault = saved_fault(self.update, sliced=_sliced(self.pinned))
@@ -189,7 +189,7 @@ class SearchRequest:
             raise RequestError(
                 f"virtual_stages {where}: virtual stages hold equal blocks on every device; leave them at 1"
             )
-        if pinned.offload != NOTHING:
+        if pinned.offload not in (None, NOTHING):
             raise RequestError(f"offload {where}: nothing is offloaded there; leave it out")
         if pinned.even:
             raise RequestError(f"even {where}: stages are sized to their devices; leave it out")
@@ -200,7 +200,7 @@ class SearchRequest:
 def _check_offload(request: SearchRequest) -> None:
     """Raise RequestError where what may be offloaded cannot be, `UnknownKeyError` where the profile has no place for
     it."""
-    asked = request.pinned.offload
+    asked = request.pinned.offload or NOTHING
     for home in asked.stores:
         of_one_kind(request.cluster, "offload").store(home)
     states = asked.optimizer != NOTHING.optimizer
@@ -212,7 +212,7 @@ def _check_offload(request: SearchRequest) -> None:
 
 def _check_forward_only(request: SearchRequest) -> None:
     """Raise RequestError where a forward pass is asked for, and what only training has."""
-    pinned, asked = request.pinned, request.pinned.offload
+    pinned, asked = request.pinned, request.pinned.offload or NOTHING
     if not pinned.forward_only:
         return
     away = next((word for word in ("optimizer", "activations", "saved") if "device" not in getattr(asked, word)), None)
@@ -239,7 +239,7 @@ _OFFLOADED = {
 
 def _check_activations(pinned: Pinned, update: Update) -> None:
     """Raise RequestError where activations shall be offloaded that there are not."""
-    offload, recompute = pinned.offload, pinned.recompute
+    offload, recompute = pinned.offload or NOTHING, pinned.recompute
     if "device" not in offload.saved:
         refuse(saved_fault(update, sliced=_sliced(pinned)), RequestError)
     for word, homes, lacking in (

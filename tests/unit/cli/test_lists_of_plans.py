@@ -135,7 +135,6 @@ def test_what_is_proved(status: str, gap: float, words: str) -> None:
 
 
 def test_a_proof_says_what_it_is_about_where_that_is_not_the_step() -> None:
-    assert objective_text(1.0, 1.0 + 1e-12) == ""
-    assert "minimises, 10 s here" in (text := objective_text(9.9, 10.0))
-    assert "takes 1.0% less; of the plans" in text
-    assert "takes 1.0% more" in objective_text(10.1, 10.0)
+    assert objective_text(1.0, 1.0 + 1e-12) == objective_text(10.1, 10.0) == ""
+    assert "10 s here" in (text := objective_text(9.9, 10.0))
+    assert "takes 1.0% less" in text
