@@ -206,12 +206,13 @@ def export(
 
     from planner.api.exporting import Way, check_fits, export_of
     from planner.api.folders import write_folder
+    from planner.export.launching import folder_files
 
     found = loaded(plan)
     machine, (graph, batch) = machine_of(found.cluster), planned_graph(found, model)
     given = export_of(found, engine, machine, graph, batch, Way(nearest=nearest, most=tolerance))
     check_fits(given, found.model.reference)
-    files = dict(given.target.write(given.job))
+    files = folder_files(given.target, given.job)
     if folder is not None:
         content = {"engine": engine, "model": found.model.reference, "given_up": [asdict(one) for one in given.steps]}
         write_folder(Path(folder), files, "export.json", content)

@@ -39,6 +39,7 @@ from planner.strategy_search.job import (
     with_memory_margin,
 )
 from planner.strategy_search.objectives import plan_for
+from planner.strategy_search.request.offload import NOTHING, parse_offload
 from planner.strategy_search.request.request import (
     ALGORITHMS,
     OBJECTIVES,
@@ -145,6 +146,7 @@ def search(
     objective: Objective = "time",
     top: int = 1,
     simplicity: float = SIMPLICITY,
+    alltoall: bool = True,
     time_limit: float | None = None,
     memory_limit: float | None = None,
     memory_margin: float | None = None,
@@ -187,6 +189,7 @@ def search(
         top: how many plans, of different configurations. The fastest ones, where it is more than 1.
         simplicity: how much longer than the fastest, as a share of its step, a simpler plan may take that is preferred
             to it; 0 takes the fastest. `SearchResult.simpler` says what was done.
+        alltoall: False for links or backends that lack that collective: an all-gather and a slice in its place.
         time_limit: seconds, tracing included, after which the best plan so far is returned.
         memory_limit: bytes of a device that may be used.
         memory_margin: share of the predicted peak that is left free for its error.
@@ -244,6 +247,7 @@ def search(
             time_limit=time_limit,
             memory_limit=memory_limit,
             simplicity=simplicity if top == 1 else 0.0,
+            alltoall=alltoall,
             certify=certify,
             space=space,
         )
@@ -346,6 +350,7 @@ def _completed(pinned: Pinned, machine: Machine) -> Pinned:
         expert=pinned.expert or 1,
         virtual_stages=pinned.virtual_stages or (None if pinned.schedule == "interleaved_1f1b" else 1),
         zero=pinned.zero or 0,
+        offload=pinned.offload or NOTHING,
     )
     others = math.prod(degree or 1 for degree in (filled.tensor, filled.pipeline, filled.context))
     if pinned.mesh is not None:
@@ -358,8 +363,6 @@ def _completed(pinned: Pinned, machine: Machine) -> Pinned:
 
 
 def _decided(pinned: object) -> Pinned:
-    from planner.strategy_search.request.offload import parse_offload
-
     if isinstance(pinned, Mapping):
         pinned = dict(pinned)
         if isinstance(pinned.get("offload"), str):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _PINNED: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "megatron": ({"zero": 1, "sequence_parallel": True},),
+    "megatron-bridge": ({"zero": 1, "sequence_parallel": True},),
     "nemo": ({"zero": 1, "sequence_parallel": True},),
     "mindspeed": ({"zero": 1, "sequence_parallel": True},),
     "mindformers": ({"zero": 1, "sequence_parallel": True},),
@@ -107,6 +108,7 @@ def _searched(
 ) -> "Iterator[Description]":
     from planner.export.describe import describe
     from planner.strategy_search.objectives import plan_for
+    from planner.strategy_search.request.offload import NOTHING
     from planner.strategy_search.request.request import SearchRequest
     from planner.strategy_search.request.space import Pinned
 
@@ -124,7 +126,7 @@ def _searched(
     )
     for pins in _PINNED[target.name]:
         for way in _RECOMPUTE:
-            pinned = Pinned(**pins, recompute=way, interleave=1, slices=1, even=True)  # type: ignore[arg-type]
+            pinned = Pinned(**pins, recompute=way, interleave=1, slices=1, even=True, offload=NOTHING)  # type: ignore[arg-type]
             try:
                 result = plan_for(replace(request, pinned=pinned), lambda *_: None, lambda: False)
                 yield replace(describe(result.bound), sequence_length=here.sequence_length)

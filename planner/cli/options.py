@@ -97,7 +97,7 @@ class Options:
             JOB,
             "ENGINE",
             "The engine that will train. The best plan that it can be told is searched, priced by its own stack: of"
-            " accelerate, deepspeed, megatron, mindformers, mindspeed, nemo, torch, torchtitan.",
+            " accelerate, deepspeed, megatron, megatron-bridge, mindformers, mindspeed, nemo, torch, torchtitan.",
             "",
             "--for",
             known=completion.engines,
@@ -208,6 +208,14 @@ class Options:
             "Zigzag order in causal ring attention, which balances its work.",
         ),
     ] = None
+    alltoall: Annotated[
+        bool | None,
+        switch(
+            HAND,
+            "--alltoall/--no-alltoall",
+            "Allow the all-to-all (else all-gather and slice). For links or backends that lack it.",
+        ),
+    ] = None
     expert: Annotated[int | None, number(HAND, "Expert-parallel degree (divides data x context).")] = None
     zero: Annotated[
         int | None,
@@ -242,6 +250,25 @@ class Options:
         str | None,
         word(HAND, "N|auto", "One micro-batch computes while another communicates.", "1"),
     ] = None
+    tensor_overlap: Annotated[
+        str | None,
+        word(
+            HAND,
+            "N|auto",
+            "Chunks of tensor-parallel collectives under products. Each collective is cut into N, and a"
+            " chunk travels while the product of another computes; off waits for them. By default auto: as"
+            " many as save time, but none on CPUs.",
+        ),
+    ] = None
+    no_overlap: Annotated[
+        bool,
+        switch(
+            HAND,
+            "--no-overlap",
+            "Wait for every collective, for debugging. It is --tensor-overlap off, --interleave 1,"
+            " --buckets none and --gathers each.",
+        ),
+    ] = False
     slices: Annotated[
         str | None,
         word(HAND, "N|auto", "Sequence slices per micro-batch (seqpipe).", "1"),
@@ -267,11 +294,11 @@ class Options:
         word(
             BLOCKS,
             "WHAT[:WHERE]",
-            "Offload optimizer, activations, saved, weights, or auto. optimizer: states;"
+            "Offload optimizer, activations, saved or weights. optimizer: states;"
             " activations: inputs of recomputed blocks; saved: tensors saved for backward by other"
             " blocks; weights: of repeated blocks. :disk puts it on a disk. Join several by commas; auto"
-            " takes what makes the step fastest; none.",
-            "none",
+            " takes what makes the step fastest; none excludes it.",
+            "if needed",
             known=completion.offload,
         ),
     ] = None

@@ -82,10 +82,12 @@ def _print_proof(console: "PlainConsole", answer: Answer) -> None:
         effort_text,
         neighbour_text,
         objective_text,
+        offload_text,
         placements_text,
         proof_text,
         simpler_text,
     )
+    from planner.strategy_search.request.offload import offload_of
 
     best, searches = answer.shown[0], [result.statistics for result in answer.found.results]
     console.print()
@@ -98,6 +100,8 @@ def _print_proof(console: "PlainConsole", answer: Answer) -> None:
     console.print(proof_text(answer.status, answer.gap, _where(answer)), soft_wrap=True)
     if answer.result.placements:
         console.print(placements_text(answer.result.placements), soft_wrap=True)
+    if answer.request.pinned.offload is None and offload_of(answer.result.plan).stores:
+        console.print(offload_text(), soft_wrap=True)
     if (simpler := answer.result.simpler) is not None:
         counts = len(simpler.decisions), len(simpler.fastest_decisions)
         console.print(simpler_text(answer.result.slower, *counts), soft_wrap=True)

@@ -22,7 +22,7 @@ from planner.export.accelerate_reading import OPTIMIZERS, PRECISIONS, read
 from planner.export.arguments import lines_of, option
 from planner.export.description import Description, ExportError
 from planner.export.quoting import one_line
-from planner.export.target import Giving, Job, Loss, Target
+from planner.export.target import Asked, Giving, Job, Loss, Target
 from planner.export.yaml_files import yaml_text
 
 
@@ -83,6 +83,12 @@ def _give_up_zero(giving: Giving) -> None:
 def write(job: Job) -> Mapping[str, str]:
     """`accelerate.yaml`, and the script that starts a training program with it."""
     return {"accelerate.yaml": yaml_text(_content(job)), "launch.sh": _script(job)}
+
+
+def fill_in(_: Job) -> Asked:
+    """What the file leaves open."""
+    program = "a program that takes the arguments of transformers' `Trainer`, and `--block_size` for samples"
+    return (("TRAIN", program), ("", "its model, data and learning rate, as arguments of `launch.sh`"))
 
 
 def _content(job: Job) -> dict[str, object]:
@@ -162,4 +168,5 @@ ACCELERATE = Target(
     nearest=nearest,
     write=write,
     read=read,
+    fill_in=fill_in,
 )

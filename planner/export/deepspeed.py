@@ -24,9 +24,9 @@ from hardware_profiles import Home
 from hardware_profiles.foreign import SETTINGS, ForeignTextError, parse_json
 from planner.export import common
 from planner.export.description import Description, ExportError, data_of, gradient_bytes, stages_of
-from planner.export.quoting import in_markdown, one_line
 from planner.export.settings import Settings
-from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
+from planner.export.shell import torchrun_script
+from planner.export.target import Asked, Facts, Giving, Job, Loss, Reading, Target
 from planner.export.unmodelled import unmodelled
 from planner.sharding.update import PLAIN, Update
 
@@ -112,9 +112,9 @@ def _dtypes(d: Description) -> tuple[str, ...]:
 
 
 def write(job: Job) -> Mapping[str, str]:
-    """`ds_config.json`, the script that starts a training program with it, and what that program has to do."""
+    """`ds_config.json`, and the script that starts a training program with it."""
     content = json.dumps(_content(job.description), indent=2) + "\n"
-    return {"ds_config.json": content, "launch.sh": _script(job), "README.md": _readme(job)}
+    return {"ds_config.json": content, "launch.sh": _script(job)}
 
 
 def _content(d: Description) -> dict[str, Any]:
@@ -162,45 +162,35 @@ def _zero(d: Description) -> dict[str, Any]:
 
 
 def _script(job: Job) -> str:
-    nodes = f' --num_nodes {job.nodes} --hostfile "${{HOSTFILE:?}}"' if job.nodes > 1 else ""
-    return (
-        "#!/usr/bin/env bash\n"
-        f"# {one_line(job.model)} with DeepSpeed 0.19; TRAIN is your training program, see README.md.\n"
-        "set -euo pipefail\n\n"
-        f'deepspeed --num_gpus {job.processes}{nodes} "${{TRAIN:?}}" \\\n'
-        '  --deepspeed --deepspeed_config "$(dirname "$0")/ds_config.json" "$@"\n'
-    )
+    """DeepSpeed's own launcher wants hosts that reach each other by ssh; torchrun sets the same variables."""
+    title = f"{job.model} with DeepSpeed 0.19; TRAIN is your training program, see README.md."
+    also = ("--deepspeed", '--deepspeed_config "$(dirname "$0")/ds_config.json"')
+    return torchrun_script(job, title, '"${TRAIN:?}"', (), also=also)
 
 
-def _readme(job: Job) -> str:
+def fill_in(job: Job) -> Asked:
+    """What the program of somebody has to do."""
     d = job.description
-    lines = [
-        f"# {in_markdown(job.model)} with DeepSpeed",
-        "",
-        "`TRAIN=train.py bash launch.sh`. The program has to",
-        "",
-    ]
+    asked = ["your training program, with the arguments of `deepspeed.add_config_arguments`"]
     if d.pipeline > 1:
-        lines.append(
-            f"- make its model a `deepspeed.pipe.PipelineModule(layers, num_stages={d.pipeline},"
+        asked.append(
+            f"its model is a `deepspeed.pipe.PipelineModule(layers, num_stages={d.pipeline},"
             ' partition_method="type:NAME")`'
-            f" with the class of its blocks, {d.layers[0]} of them in each stage, and call `engine.train_batch()`;"
+            f" with the class of its blocks, {d.layers[0]} of them in each stage, and it calls `engine.train_batch()`"
         )
     elif any(d.full):
-        lines.append("- recompute every block (`model.gradient_checkpointing_enable()` of Hugging Face);")
+        asked.append("it recomputes every block (`model.gradient_checkpointing_enable()` of Hugging Face)")
     if d.context > 1:
-        lines.append(
-            f"- give every process its {d.context}. part of each sequence, and attend with `DistributedAttention`;"
+        asked.append(
+            f"it gives every process its {d.context}. part of each sequence, and attends with `DistributedAttention`"
         )
     if d.states_at != "device":
-        lines.append(
-            "- leave the optimizer to DeepSpeed, which updates offloaded states on the processors of the host;"
-        )
+        asked.append("it leaves the optimizer to DeepSpeed, which updates offloaded states on the host's processors")
     if _OFFLOADED.get("disk") in (_OFFLOADED.get(d.states_at), _OFFLOADED.get(d.weights_at)):
-        lines.append(f"- have a disk at `{_NVME}`, or change `nvme_path`;")
+        asked.append(f"there is a disk at `{_NVME}`, or `nvme_path` names another")
     length = f" of {d.sequence_length} tokens" if d.sequence_length else ""
-    lines.append(f"- feed {d.micro_batch} samples{length} per device and micro-batch, {d.global_batch} per step.")
-    return "\n".join(lines) + "\n"
+    asked.append(f"samples{length}: {d.micro_batch} per device and micro-batch, {d.global_batch} per step")
+    return tuple(("" if at else "TRAIN", what) for at, what in enumerate(asked))
 
 
 def read(text: str, facts: Facts) -> Reading:
@@ -351,4 +341,5 @@ DEEPSPEED = Target(
     nearest=nearest,
     write=write,
     read=read,
+    fill_in=fill_in,
 )

@@ -7,7 +7,7 @@ from planner.export.architecture import Architecture
 from planner.export.arguments import Option, option
 from planner.export.description import Description, gradient_bytes
 from planner.export.shell import torchrun_script
-from planner.export.target import Job
+from planner.export.target import Asked, Job
 from planner.plan.layout.parts import PARTS
 
 FP8_RECIPES = {"tensorwise": ("hybrid", "tensorwise")}
@@ -94,6 +94,16 @@ def _experts(a: Architecture) -> list[Option]:
     if not a.normalised:
         found.append(option("moe-router-pre-softmax"))
     return found
+
+
+def fill_in(job: Job) -> Asked:
+    """What the arguments leave open."""
+    model = () if job.architecture else (("", "the arguments that describe the model"),)
+    return (
+        ("MEGATRON", "the folder of Megatron-LM's `pretrain_gpt.py`"),
+        *model,
+        ("", "your data in the place of `--mock-data`, iterations and learning rate"),
+    )
 
 
 def degree_options(d: Description) -> list[Option]:

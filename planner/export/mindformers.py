@@ -25,7 +25,7 @@ MindSpore Transformers, "Distributed Parallelism Training".
 from planner.export import common
 from planner.export.description import Description, default_gradient_dtype
 from planner.export.mindformers_reading import read
-from planner.export.mindformers_writing import SCHEDULES, SELECTED, write
+from planner.export.mindformers_writing import SCHEDULES, SELECTED, fill_in, write
 from planner.export.target import Giving, Loss, Target
 
 
@@ -67,4 +67,5 @@ MINDFORMERS = Target(
     nearest=nearest,
     write=write,
     read=read,
+    fill_in=fill_in,
 )

@@ -7,7 +7,7 @@ from hardware_profiles import engine_words
 from planner.export.architecture import Architecture
 from planner.export.description import Description
 from planner.export.quoting import one_line
-from planner.export.target import Job
+from planner.export.target import Asked, Job
 from planner.export.yaml_files import yaml_text
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b", "seqpipe")
@@ -34,6 +34,12 @@ def write(job: Job) -> Mapping[str, str]:
         "model": _model(d, job.architecture),
     }
     return {"train.yaml": yaml_text(content), "launch.sh": _script(job)}
+
+
+def fill_in(_: Job) -> Asked:
+    """What the file leaves open."""
+    folder = ("MINDFORMERS", "the folder of MindSpore Transformers, the same on every node")
+    return folder, ("", "in `train.yaml` the data set (`train_dataset`) and the learning rate (`lr_schedule`)")
 
 
 def _runner(d: Description) -> dict[str, object]:

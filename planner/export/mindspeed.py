@@ -20,6 +20,7 @@ from planner.export.megatron_reading import options_of, read_options, read_run, 
 from planner.export.megatron_writing import (
     OPTIMIZERS,
     degree_options,
+    fill_in,
     model_options,
     overlap_options,
     recompute_options,
@@ -148,4 +149,5 @@ MINDSPEED = Target(
     nearest=nearest,
     write=write,
     read=read,
+    fill_in=fill_in,
 )

@@ -173,7 +173,10 @@ def _readme(bound: BoundPlan) -> str:
     lines = [f"# {in_markdown(plan.model.reference)} with MindSpore 2.10", ""]
     lines += [
         'Load `strategy.json` under `parallel_mode="semi_auto_parallel"`. Operators and parameters are called as in',
-        "the plan's model; yours may be called otherwise. The file does not say:",
+        "the plan's model; yours may be called otherwise. Start your program with",
+        f"`msrun --worker_num={plan.cluster.devices} --local_worker_num=8 --master_addr=first-node --node_rank=0"
+        " train.py`",
+        "on each node, with its rank and its devices. The file does not say:",
         "",
     ]
     return "\n".join([*lines, *(f"- {name}: {in_markdown(str(value))}" for name, value in rows)]) + "\n"

@@ -35,7 +35,7 @@ from planner.export.nemo_paths import DDP, MODEL, PATHS, STRATEGY
 from planner.export.nemo_reading import read
 from planner.export.quoting import in_docstring
 from planner.export.shell import torchrun_script
-from planner.export.target import Giving, Job, Loss, Target
+from planner.export.target import Asked, Giving, Job, Loss, Target
 
 _GRANTED: Mapping[str, object] = {
     f"{STRATEGY}virtual_pipeline_model_parallel_size": None,
@@ -79,6 +79,11 @@ def write(job: Job) -> Mapping[str, str]:
         "recipe.py": _recipe(job, a),
         "launch.sh": torchrun_script(job, title, '"$(dirname "$0")/recipe.py"', ()),
     }
+
+
+def fill_in(_: Job) -> Asked:
+    """What the recipe leaves open."""
+    return (("", "your data (`recipe.data`), which is made up now, and where to keep checkpoints (`recipe.log`)"),)
 
 
 def _recipe(job: Job, a: Architecture) -> str:
@@ -130,7 +135,7 @@ def _assignments(job: Job, a: Architecture) -> dict[str, object]:
     for name, values in options:
         path = PATHS.get(name.removeprefix("--"))
         if path is not None:
-            found[path] = _value(name, values)
+            found[path] = value_of(name, values)
     if d.context > 1:
         found[f"{MODEL}cp_comm_type"] = "p2p" if d.ring > 1 else "a2a"
     if d.virtual_stages > 1:
@@ -146,7 +151,8 @@ def _assignments(job: Job, a: Architecture) -> dict[str, object]:
     return found
 
 
-def _value(name: str, values: Any) -> object:
+def value_of(name: str, values: Any) -> object:
+    """The values of an argument as Python has them."""
     if name in ("--recompute-modules",):
         return [str(value) for value in values]
     if not values:
@@ -161,5 +167,6 @@ NEMO = Target(
     nearest=nearest,
     write=write,
     read=read,
+    fill_in=fill_in,
     needs_architecture=True,
 )

@@ -90,6 +90,15 @@ class Reading:
     stack: str = PYTORCH
 
 
+Asked = tuple[tuple[str, str], ...]
+"""What a person has to fill in: a variable of the environment of `launch.sh`, "" where it is none, and what it is, in
+Markdown."""
+
+
+def _nothing(_: Job) -> Asked:
+    return ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """An engine.
@@ -99,6 +108,7 @@ class Target:
         main: the file that is read back.
         beside: a file of the same folder that is read with it, where there is one.
         needs_architecture: whether nothing can be written for a model that is known by its graph alone.
+        fill_in: what exported settings leave to whoever starts them.
     """
 
     name: str
@@ -109,6 +119,7 @@ class Target:
     read: Callable[[str, Facts], Reading]
     needs_architecture: bool = False
     beside: str | None = None
+    fill_in: Callable[[Job], Asked] = _nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from planner.export.architecture import Architecture
 from planner.export.description import LARGEST, Description, ExportError, Kept
 from planner.export.quoting import in_docstring
 from planner.export.shell import torchrun_script
-from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
+from planner.export.target import Asked, Facts, Giving, Job, Loss, Reading, Target
 from planner.sharding.update import PLAIN
 
 _Schedule = Literal["1f1b", "gpipe", "interleaved_1f1b"]
@@ -89,6 +89,11 @@ def write(job: Job) -> Mapping[str, str]:
         "model.py": _filled("model.py", TITLE=in_docstring(job.model), DIMENSIONS=_dimensions(a, length)),
         "launch.sh": launch,
     }
+
+
+def fill_in(_: Job) -> Asked:
+    """What the script leaves open."""
+    return (("", "your samples in `train.py`, which draws them at random now, and the learning rate"),)
 
 
 def _filled(name: str, **texts: str) -> str:
@@ -237,4 +242,5 @@ TORCH = Target(
     nearest=nearest,
     write=write,
     read=read,
+    fill_in=fill_in,
 )

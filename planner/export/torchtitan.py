@@ -26,6 +26,7 @@ from planner.export.torchtitan_writing import (
     FP8_RECIPES,
     OPERATORS,
     SCHEDULES,
+    fill_in,
     gradient_dtype,
     plainly_bf16,
     recomputed_every,
@@ -94,4 +95,5 @@ TORCHTITAN = Target(
     nearest=nearest,
     write=write,
     read=read,
+    fill_in=fill_in,
 )

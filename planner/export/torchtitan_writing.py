@@ -7,7 +7,7 @@ from hardware_profiles import engine_words
 from planner.export.description import Description, ExportError
 from planner.export.quoting import one_line
 from planner.export.shell import torchrun_script
-from planner.export.target import Job
+from planner.export.target import Asked, Job
 from planner.export.toml import toml_text
 from planner.graph.fp8 import Fp8
 
@@ -47,9 +47,27 @@ def write(job: Job) -> Mapping[str, str]:
     return {"train.toml": toml_text(sections), "launch.sh": script}
 
 
+def fill_in(job: Job) -> Asked:
+    """What the file leaves open."""
+    assets = ("HF_ASSETS", "the folder of the tokenizer, as `scripts/download_hf_assets.py` makes it")
+    data = ("", "your data set (`training.dataset`), steps and learning rate")
+    if _flavor(job) is not None:
+        return assets, data
+    return (
+        assets,
+        ("MODEL", "the model of torchtitan that this one is"),
+        ("FLAVOR", "its flavor, yours where it has none; without them torchtitan trains its debug model"),
+        data,
+    )
+
+
+def _flavor(job: Job) -> tuple[str, str] | None:
+    return None if job.architecture is None else FLAVORS.get(job.model)
+
+
 def _sections(job: Job) -> Sections:
-    d, a = job.description, job.architecture
-    flavor = FLAVORS.get(job.model) if a is not None else None
+    d = job.description
+    flavor = _flavor(job)
     if flavor is not None and flavor[0] == "qwen3" and d.pipeline > 1:
         raise ExportError(
             f"torchtitan 0.2 has no pipeline for {job.model}; plan again with --pipeline 1, or take another engine"

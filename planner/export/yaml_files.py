@@ -31,6 +31,12 @@ def yaml_text(content: Mapping[str, object]) -> str:
     return text
 
 
+def block_yaml(content: Mapping[str, object]) -> str:
+    """The same with every item of a list on a line of its own."""
+    text: str = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=200)
+    return text
+
+
 def settings_of(text: str) -> Settings:
     """The keys of a YAML file; nothing in it is executed. Raises ExportError where it cannot be read."""
     try:

@@ -16,6 +16,7 @@ from planner.limits import limited, reached, reading, seconds_after, seconds_lef
 from planner.nearest import divisors
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.neighbours import with_neighbours
+from planner.strategy_search.offloading import decided_as, with_offload
 from planner.strategy_search.placing import with_placing
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.result import Progress, SearchResult
@@ -41,24 +42,29 @@ def plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> 
     def fastest(one: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
         shared = Shared() if request.simplicity else None
         if shared is not None:
-            engines[one.update.placed] = shared
+            engines[one.update.placed, one.offload] = shared
         return best_plans(one, on_progress, cancelled, shared=shared)
 
     solve, score = {"memory": (least_memory, _peak), "cost": (least_cost, _cost)}.get(
         request.objective, (fastest, _time)
     )
     with limited(request.time_limit):
-        result = with_placing(request, lambda one: solve(one, on_progress, cancelled), score, cancelled)
+        result = with_offload(
+            request,
+            lambda asked: with_placing(asked, lambda one: solve(one, on_progress, cancelled), score, cancelled),
+            cancelled,
+        )
         found = settled(request, result)
         whole = with_neighbours(found, result, on_progress, cancelled)
-        shared = engines.get(found.update.placed, Shared())
+        shared = engines.get((found.update.placed, found.offload), Shared())
         return with_simplicity(found, whole, shared, on_progress, cancelled)
 
 
 def settled(request: SearchRequest, result: SearchResult) -> SearchRequest:
-    """A request with the tables given as a result of it has placed them."""
+    """A request with the tables given as a result of it has placed them, and offload as it was needed."""
     placed = result.plan.training.update.placed
-    return replace(request, placing="given", update=replace(request.update, placed=placed))
+    given = decided_as(request, result.plan)
+    return replace(given, placing="given", update=replace(request.update, placed=placed))
 
 
 def _peak(result: SearchResult) -> float:
@@ -157,7 +163,7 @@ def front(
 
 
 def _front(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> tuple[SearchResult, ...]:
-    if request.placing != "given":
+    if request.placing != "given" or request.pinned.offload is None:
         request = settled(request, plan_for(replace(request, objective="time", top=1), on_progress, cancelled))
     points, shared = list[SearchResult](), Shared()
     limit, reserved = request.memory_limit, _reserved(request)

@@ -27,6 +27,7 @@ from planner.sharding.update import DEFAULT
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.engine.finalists import Ranked, with_proof
 from planner.strategy_search.fixed.megatron_layout import Usual, usual_plan
+from planner.strategy_search.request.offload import NOTHING
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import FREE, Configuration, Pattern, Pinned
 from planner.strategy_search.result import Progress, SearchResult
@@ -34,7 +35,14 @@ from planner.strategy_search.search import find_fitting, search
 
 _ROUNDS = 6  # with less memory each, where the plan as the engine runs it takes more than the search thought
 _FITS = 1e-9
-_OWN = ("context_by", "interleave", "pattern", "zigzag", "even")  # that settings say, whatever was decided
+_OWN = (
+    "context_by",
+    "interleave",
+    "tensor_overlap",
+    "pattern",
+    "zigzag",
+    "even",
+)  # that settings say, whatever was decided
 
 
 def within(space: EngineSpace, request: SearchRequest) -> SearchRequest:
@@ -49,7 +57,7 @@ def within(space: EngineSpace, request: SearchRequest) -> SearchRequest:
         )
     narrow = next(zero for zero in (0, 1, 2, 3, None) if zero not in space.wide)
     update = space.update(request.update, narrow or 0, request.precision)  # each configuration is priced with its own
-    pinned = replace(request.pinned, interleave=1, pattern=Pattern())
+    pinned = replace(request.pinned, interleave=1, tensor_overlap=1, pattern=Pattern())
     return replace(
         request, space=space, alternatives=tuple(dict.fromkeys(found)), pinned=pinned, update=update, placing="given"
     )
@@ -75,8 +83,18 @@ def _check(space: EngineSpace, request: SearchRequest) -> None:
         raise RequestError(f"{where}: {space.title} is told nothing of experts here; take --for megatron")
     if request.shards or request.stores:
         raise RequestError(f"{where}: an engine takes no strategies of operators; leave out --shard, or --for")
-    for name in ("mesh", "offload", "slices", "interleave", "replicas", "never_kept", "ulysses", "zigzag"):
-        if getattr(pinned, name) not in (getattr(FREE, name), 1):
+    for name in (
+        "mesh",
+        "offload",
+        "slices",
+        "interleave",
+        "tensor_overlap",
+        "replicas",
+        "never_kept",
+        "ulysses",
+        "zigzag",
+    ):
+        if getattr(pinned, name) not in (getattr(FREE, name), 1, NOTHING):
             raise RequestError(f"{where}: {name} is no part of what is searched for {space.title}; leave it out")
     if pinned.schedule not in (None, "1f1b", "interleaved_1f1b") or pinned.recompute == "selective":
         given = pinned.schedule if pinned.recompute != "selective" else "selective recomputation"
@@ -118,6 +136,7 @@ def _alternatives(settings: Settings, asked: Pinned, experts: tuple[int, ...]) -
             "recompute": {"none": "none", "all": "full"}.get(recomputed),
             "even": settings.even,
             "interleave": 1,
+            "tensor_overlap": 1,
             "pattern": Pattern(
                 vocabulary=settings.vocabulary,
                 counts="equal" if recomputed == "equal" else "any",

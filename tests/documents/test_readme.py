@@ -102,6 +102,8 @@ SMALLER = {
     ),
     # half a minute; audits of plans at full size are in tests/contract/test_audit_at_size.py
     "plan audit llama70b-64.json": "plan audit tiny.json",
+    # a minute; with 64 devices it is in tests/distributed/test_proving.py
+    "plan prove llama70b-64.json": "plan prove tiny.json",
     # a minute, in searches of their own; with 64 devices it is in tests/unit/cli/test_explain.py
     "plan explain llama70b-64.json": "plan explain two.json",
     # a minute of searches around the plan, in tests/unit/cli/test_explain.py

@@ -48,9 +48,9 @@ ROOMS = {
     "runtime": (
         "launchers", "run_folder", "comm", "optimizers", "servers", "tables", "offload", "ops", "parameters",
         "executor", "update", "processes", "step", "data", "checkpoint", "reference", "recovery", "profiling",
-        "auditing", "launch", "integrations",
+        "auditing", "proving", "launch", "integrations",
     ),
-    "planner.plan": ("binding", "layout", "prediction", "compare"),
+    "planner.plan": ("binding", "layout", "prediction", "compare", "shrinking"),
     "planner.strategy_search": ("request", "solvers", "tables", "decomposition", "engine", "fixed", "analysis"),
 }  # fmt: skip
 
@@ -227,6 +227,7 @@ GIVEN = {
         "planner.models.naming.of_model",
         "planner.models.zoo",
         "planner.plan.binding.model_of",
+        "planner.plan.shrinking.shrink",  # a smaller one of what `buildable` allows
         "planner.strategy_search.job",
     ),
     "naming_of": ("runtime.checkpoint.naming",),  # of `buildable`
@@ -234,8 +235,9 @@ GIVEN = {
         "planner.api.plans",
         "planner.api.searching",
         "planner.cli.commands.show",
-        "runtime.recovery.replanning",
         "runtime.launch.training",
+        "runtime.proving.comparing",
+        "runtime.recovery.replanning",
     ),
 }
 

@@ -86,6 +86,7 @@ def completed(options: Options) -> tuple[Options, tuple[Choice, ...]]:
     wanted = _by_mesh(options) if options.mesh is not None else _by_degrees(options)
     interleaved = options.schedule == "interleaved_1f1b"
     wanted.setdefault("virtual_stages", ("auto", "searched") if interleaved else ("1", "default"))
+    wanted.setdefault("offload", ("none", "default"))
     missing = {name: found for name, found in wanted.items() if getattr(options, name) is None}
     values = {name: value for name, (value, _) in missing.items()}
     choices = tuple(

@@ -55,7 +55,8 @@ def export(
 ) -> None:
     """Write a plan as the settings of another engine, with the command that starts it.
 
-    Engines: accelerate, deepspeed, megatron, mindformers, mindspeed, mindspore, nemo, torch, torchtitan.
+    Engines: accelerate, deepspeed, megatron, megatron-bridge, mindformers, mindspeed, mindspore, nemo, torch,
+    torchtitan.
 
     A plan that the engine has no settings for is searched again, for the engine, as with plan --for. What does not fit
     is never written.
@@ -122,11 +123,12 @@ def _export(plan_file: Path, to: str, hardware: str | None, given: str | None, w
 def _files(found: Export, onto: Path | None) -> dict[str, str]:
     """What is written, by name; the settings in the text of an existing file, where one is given."""
     from planner.cli.commands.import_operators import refusing
+    from planner.export.launching import folder_files
     from planner.export.onto import written_onto
     from planner.export.target import Facts
 
     target, job = found.target, found.job
-    files = dict(target.write(job))
+    files = folder_files(target, job)
     if onto is None:
         return files
     text = text_of(onto)

@@ -155,8 +155,10 @@ def _offloaded(request: SearchRequest) -> list[Step]:
     def made(word: str) -> Callable[[], SearchRequest]:
         return lambda: replace(request, pinned=replace(request.pinned, offload=parse_offload(word)))
 
+    tried = request.pinned.offload is None and request.space is None  # in vain, or nobody would ask
+    auto = [] if tried else [("offload to the host where that helps (--offload auto)", made("auto"))]
     return [
-        ("offload to the host where that helps (--offload auto)", made("auto")),
+        *auto,
         ("optimizer states on disks (--offload optimizer:disk)", made("optimizer:disk")),
         (
             "optimizer states on disks and weights on the host (--offload optimizer:disk,weights)",

@@ -7,7 +7,9 @@
 --offload weights                   those of repeated blocks, between the passes through their block
 --offload optimizer,weights         several
 --offload auto                      wherever that makes the step fastest: on the device or on the host
---offload none                      nothing (the default)
+--offload none                      nothing
+
+By default nothing, unless nothing fits on the devices alone: then as with auto.
 """
 
 from dataclasses import dataclass, fields, replace

@@ -93,6 +93,7 @@ class SearchRequest:
 
     `simplicity` is how much longer than the fastest, relatively, the step of a simpler plan may take that is preferred
     to it (see `planner.strategy_search.simplicity`); 0 prefers none.
+    Without `alltoall` redistributions take an all-gather and a slice, and experts exchange no rows.
     `prune` is for tests: without it every configuration is evaluated in full. `imbalance` is that of routers (see
     `planner.graph.expert_load`), `fp8` says which linear layers are in fp8 (see `planner.graph.fp8`). `certify` asks an
     integer program what it makes of the best plans.
@@ -121,6 +122,7 @@ class SearchRequest:
     time_limit: float | None = None
     memory_limit: float | None = None
     simplicity: float = 0.0
+    alltoall: bool = True
     prune: bool = True
     certify: bool = False
 
@@ -144,6 +146,7 @@ class SearchRequest:
         _check_forward_only(self)
         self._check_places()
         refuse(local_fault(self.update, self.graph.parameter_names), RequestError)
+        self._check_alltoall()
         for name in ("batch", "global_batch", "top"):
             if getattr(self, name) < 1:
                 raise RequestError(f"{name} = {getattr(self, name)}: it is 1 or more")
@@ -163,7 +166,7 @@ class SearchRequest:
     def offload(self) -> Offload:
         """What may be offloaded: what was asked for, but for saved tensors where slices of the sequence or gathers by
         block exclude them, and for what only training has."""
-        asked = self.pinned.offload
+        asked = self.pinned.offload or NOTHING
         if self.pinned.forward_only:  # there are no states, and nothing waits for a backward pass
             return replace(NOTHING, weights=asked.weights)
         fault = saved_fault(self.update, sliced=_sliced(self.pinned))
@@ -178,6 +181,23 @@ class SearchRequest:
                 "place: lamb takes norms of whole weights, which tables elsewhere have not; take adamw or sgd"
             )
 
+    def _check_alltoall(self) -> None:
+        """Without the all-to-all nothing may be asked for that is made of it."""
+        if self.alltoall:
+            return
+        if self.pinned.expert is not None and self.pinned.expert > 1:
+            raise RequestError(
+                f"expert = {self.pinned.expert}: counts the parts between which rows are exchanged by an all-to-all;"
+                " leave it out: without alltoall experts are cut where tokens are gathered"
+            )
+        if self.space is not None:
+            raise RequestError("alltoall = False: an engine has collectives of its own; leave the engine out")
+        if self.update.placed or self.placing == "auto":
+            raise RequestError(
+                "alltoall = False: rows of tables outside of the devices are exchanged by an all-to-all; leave the"
+                " tables on the devices (place none)"
+            )
+
     def _check_mixed(self, cluster: MixedCluster) -> None:
         """Raise RequestError for what there is not for several kinds of devices."""
         pinned, where = self.pinned, f"on {cluster.name}, which has several kinds of devices"
@@ -189,7 +209,7 @@ class SearchRequest:
             raise RequestError(
                 f"virtual_stages {where}: virtual stages hold equal blocks on every device; leave them at 1"
             )
-        if pinned.offload != NOTHING:
+        if pinned.offload not in (None, NOTHING):
             raise RequestError(f"offload {where}: nothing is offloaded there; leave it out")
         if pinned.even:
             raise RequestError(f"even {where}: stages are sized to their devices; leave it out")
@@ -200,7 +220,7 @@ class SearchRequest:
 def _check_offload(request: SearchRequest) -> None:
     """Raise RequestError where what may be offloaded cannot be, `UnknownKeyError` where the profile has no place for
     it."""
-    asked = request.pinned.offload
+    asked = request.pinned.offload or NOTHING
     for home in asked.stores:
         of_one_kind(request.cluster, "offload").store(home)
     states = asked.optimizer != NOTHING.optimizer
@@ -212,7 +232,7 @@ def _check_offload(request: SearchRequest) -> None:
 
 def _check_forward_only(request: SearchRequest) -> None:
     """Raise RequestError where a forward pass is asked for, and what only training has."""
-    pinned, asked = request.pinned, request.pinned.offload
+    pinned, asked = request.pinned, request.pinned.offload or NOTHING
     if not pinned.forward_only:
         return
     away = next((word for word in ("optimizer", "activations", "saved") if "device" not in getattr(asked, word)), None)
@@ -239,7 +259,7 @@ _OFFLOADED = {
 
 def _check_activations(pinned: Pinned, update: Update) -> None:
     """Raise RequestError where activations shall be offloaded that there are not."""
-    offload, recompute = pinned.offload, pinned.recompute
+    offload, recompute = pinned.offload or NOTHING, pinned.recompute
     if "device" not in offload.saved:
         refuse(saved_fault(update, sliced=_sliced(pinned)), RequestError)
     for word, homes, lacking in (

@@ -83,7 +83,10 @@ def test_people_are_told_what_was_given_up(plan: Any, imported: str) -> None:
     outcome = plan("export", imported, "--to", "torchtitan", "-o", "run", "--nearest")
     assert outcome.code == 0
     assert "Given up" in outcome.out
-    assert "launch.sh, train.toml" in outcome.out
+    assert (
+        "Written to run: README.md, export.json, jobset.yaml, launch.sh, pytorchjob.yaml, slurm.sbatch, train.toml"
+        in outcome.out
+    )
 
 
 @pytest.mark.parametrize(

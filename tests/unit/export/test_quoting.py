@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import shlex
 import tomllib
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from planner.errors import ModelError, PlanFileError
 from planner.export.architecture import architecture_of
 from planner.export.arguments import lines_of, option
 from planner.export.description import Description
+from planner.export.launching import folder_files
 from planner.export.quoting import in_docstring, in_markdown, one_line
 from planner.export.target import Job
 from planner.export.targets import OPERATOR_TARGETS, TARGETS
@@ -53,7 +55,7 @@ def files_of(engine: str, model: str, architecture: bool = True) -> Mapping[str,
     target = TARGETS[engine]
     losses = target.nearest(PLAIN)
     job = replace(job_of(losses[-1].description if losses else PLAIN, "llama70b"), model=model)
-    return target.write(job if architecture else replace(job, architecture=None))
+    return folder_files(target, job if architecture else replace(job, architecture=None))
 
 
 def _without_docstring(text: str) -> str:
@@ -78,13 +80,23 @@ def _sections(text: str) -> dict[str, Any]:
     return found
 
 
+def _script_without_name(text: str) -> str:
+    """All but the comment, and the name, which is one that Slurm takes."""
+    return re.sub(r"plan-[a-z0-9-]+\n", "plan\n", "\n".join(text.split("\n")[2:]))
+
+
+def _manifest(text: str) -> object:
+    """All but the name, which is one that Kubernetes takes."""
+    return yaml.safe_load(re.sub(r"plan-[a-z0-9]+(-[a-z0-9]+)*", "plan", text))
+
+
 def _below_its_title(text: str) -> list[str]:
-    return text.split("\n")[1:]
+    return re.sub(r"configmap plan-[a-z0-9-]+", "configmap plan", text).split("\n")[1:]
 
 
 DATA: Mapping[str, Any] = {
-    ".py": _without_docstring, ".sh": _without_comments, ".toml": _sections, ".yaml": yaml.safe_load,
-    ".json": json.loads, ".md": _below_its_title,
+    ".py": _without_docstring, ".sh": _without_comments, ".toml": _sections, ".yaml": _manifest,
+    ".json": json.loads, ".md": _below_its_title, ".sbatch": _script_without_name,
 }  # fmt: skip
 """What of a file is more than free text."""
 

@@ -20,9 +20,11 @@ from planner.plan.prediction.loosening import loosened
 from planner.plan.prediction.predict import predict, stage_costs
 from planner.sharding.update import PLAIN, Update
 from planner.strategy_search.decomposition.lagrangian import Multipliers
-from planner.strategy_search.request.offload import ANYTHING, NOTHING, Offload, parse_offload
+from planner.strategy_search.objectives import plan_for
+from planner.strategy_search.request.offload import ANYTHING, NOTHING, Offload, offload_of, parse_offload
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pinned
+from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import find_fitting, search
 from tests.distributed.offloading import of_blocks, offloaded, staying
 from tests.refusals import refused
@@ -149,6 +151,33 @@ def test_what_does_not_fit_otherwise_is_offloaded_in_some_blocks() -> None:
     assert homes == {"device", "host"}
     assert 0 < dict(found.prediction.offloaded)["host"] < dict(hosted.offloaded)["host"]
     assert dict(found.prediction.time)["offload"] > 0
+
+
+@pytest.mark.slow
+def test_left_to_the_search_it_is_offloaded_where_nothing_fits_and_nowhere_else() -> None:
+    request = request_of("llama-2", bare(cluster_of("h100-80gb", 8).with_devices(1)), 4)
+    high = planned(request).plan.prediction.peak_bytes
+    low = 0.0
+    while high > 1.1 * low:
+        middle = (low + high) / 2
+        low, high = (low, middle) if find_fitting(replace(request, memory_limit=middle)) else (middle, high)
+    enough, little = replace(request, memory_limit=1.03 * high), replace(request, memory_limit=0.9 * low)
+    assert not offload_of(planned(enough).plan).stores
+    found = planned(little)
+    assert offload_of(found.plan).stores == ("host",)
+    assert found.plan == planned(replace(little, pinned=Pinned(offload=ANYTHING))).plan
+    for excluded in (
+        replace(little, pinned=Pinned(offload=NOTHING)),
+        replace(little, cluster=replace(little.cluster, host=None)),
+        replace(little, memory_limit=1.0),
+    ):
+        with pytest.raises(InfeasibleError) as error:
+            planned(excluded)
+        assert error.value.needed
+
+
+def planned(request: SearchRequest) -> SearchResult:
+    return plan_for(request, lambda _: None, lambda: False)
 
 
 @pytest.mark.parametrize("pipeline", [1, 2])
