@@ -1,9 +1,9 @@
 """What can be told the engines that share weights out with PyTorch's FSDP2; see `planner.export.torchtitan`,
 `planner.export.accelerate` and `planner.export.torch_script`.
 
-Left out of the spaces, though the exporters write them: plain data parallelism, copies of what FSDP shares out (HSDP),
-recomputation of some layers or of some operators, GPipe; for torchtitan configurations without FSDP, which compute on
-weights in bf16 alone, and models with experts.
+Left out of the spaces, though the exporters write them: plain data parallelism, copies where a context alone shares
+out (HSDP), recomputation of some layers or of some operators, GPipe; for torchtitan configurations without FSDP, which
+compute on weights in bf16 alone, and models with experts.
 """
 
 from planner.engines.space import EngineSpace, Settings
@@ -12,7 +12,9 @@ TORCHTITAN = EngineSpace(
     name="torchtitan",
     title="torchtitan",
     software="fsdp",
-    settings=(Settings(zero=(2, 3), recomputed=("none", "all"), context=("ring",), shards=2, filled=True),),
+    settings=(
+        Settings(zero=(2, 3), recomputed=("none", "all"), context=("ring",), shards=2, filled=True, replicated=True),
+    ),
     precisions=("bf16", "fp32"),
     wide=(2, 3),
     experts=False,
@@ -27,7 +29,7 @@ ACCELERATE = EngineSpace(
     settings=(
         Settings(
             zero=(2, 3), recomputed=("none", "all"), context=("ring",), sequence_parallel=False, vocabulary=False,
-            whole_experts=(), fixed=(("pipeline", 1),), shards=2,
+            whole_experts=(), fixed=(("pipeline", 1),), shards=2, replicated=True,
         ),
     ),
     optimizers=("adamw", "sgd"),
@@ -38,7 +40,7 @@ TORCH = EngineSpace(
     name="torch",
     title="plain PyTorch",
     software="pytorch",
-    settings=(Settings(zero=(2, 3), recomputed=("any",), shards=2, filled=True),),
+    settings=(Settings(zero=(2, 3), recomputed=("any",), shards=2, filled=True, replicated=True),),
     optimizers=("adamw", "sgd"),
     precisions=("bf16", "fp32"),
     experts=False,

@@ -1,8 +1,9 @@
 """What Megatron-LM core 0.16 can be told, NeMo and Megatron Bridge, which stand on it; see `planner.export.megatron`.
 
 Left out of the spaces, though the exporters write them: ZeRO 0, which needs more memory than the distributed optimizer
-and saves no time; Megatron-FSDP beside a pipeline; copies of what ZeRO shares out (HSDP); attention by heads inside of
-a ring; selective recomputation; norms that are whole beside tensor parallelism; buckets of gradients.
+and saves no time; Megatron-FSDP beside a pipeline; copies (HSDP) of states alone, or where a context alone shares out;
+attention by heads inside of a ring; selective recomputation; norms that are whole beside tensor parallelism; buckets of
+gradients.
 """
 
 from planner.engines.space import EngineSpace, Settings
@@ -12,7 +13,7 @@ _PRECISIONS = ("bf16", "fp16", "fp32")
 
 _SETTINGS = (
     Settings(zero=(1,), recomputed=("equal",), context=("heads", "ring")),
-    Settings(zero=(2, 3), recomputed=("equal",), context=("heads", "ring"), fixed=(("pipeline", 1),)),
+    Settings(zero=(2, 3), recomputed=("equal",), context=("heads", "ring"), fixed=(("pipeline", 1),), replicated=True),
 )
 """The distributed optimizer, with everything; Megatron-FSDP without a pipeline."""
 

@@ -41,6 +41,8 @@ class Settings:
         interleaved: whether a pipeline rank may hold several stages.
         filled: whether a pipeline takes at least as many micro-batches as it has ranks.
         even: whether all stages hold equally many blocks.
+        replicated: whether what ZeRO shares out may be shared within groups, with copies between them (HSDP), where
+            data parallel devices are left to share it.
     """
 
     zero: tuple[int, ...]
@@ -55,6 +57,7 @@ class Settings:
     interleaved: bool = True
     filled: bool = False
     even: bool = False
+    replicated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,8 +48,8 @@ _OWN = (
 def within(space: EngineSpace, request: SearchRequest) -> SearchRequest:
     """The request for plans that an engine can be told. Raises RequestError for what it has no setting for."""
     _check(space, request)
-    experts = _expert_degrees(request)
-    found = [one for settings in space.settings for one in _alternatives(settings, request.pinned, experts)]
+    experts, devices = _expert_degrees(request), request.cluster.devices
+    found = [one for settings in space.settings for one in _alternatives(settings, request.pinned, experts, devices)]
     if not found:
         raise RequestError(
             f"--for {space.name}: {space.title} has no settings with all that was decided by hand; leave out some of"
@@ -83,19 +83,11 @@ def _check(space: EngineSpace, request: SearchRequest) -> None:
         raise RequestError(f"{where}: {space.title} is told nothing of experts here; take --for megatron")
     if request.shards or request.stores:
         raise RequestError(f"{where}: an engine takes no strategies of operators; leave out --shard, or --for")
-    for name in (
-        "mesh",
-        "offload",
-        "slices",
-        "interleave",
-        "tensor_overlap",
-        "replicas",
-        "never_kept",
-        "ulysses",
-        "zigzag",
-    ):
+    for name in ("mesh", "offload", "slices", "interleave", "tensor_overlap", "never_kept", "ulysses", "zigzag"):
         if getattr(pinned, name) not in (getattr(FREE, name), 1, NOTHING):
             raise RequestError(f"{where}: {name} is no part of what is searched for {space.title}; leave it out")
+    if pinned.replicas not in (None, 1) and not any(settings.replicated for settings in space.settings):
+        raise RequestError(f"{where}: replicas is no part of what is searched for {space.title}; leave it out")
     if pinned.schedule not in (None, "1f1b", "interleaved_1f1b") or pinned.recompute == "selective":
         given = pinned.schedule if pinned.recompute != "selective" else "selective recomputation"
         raise RequestError(f"{where}: {given} is no part of what is searched for {space.title}; leave it out")
@@ -115,7 +107,7 @@ def _expert_degrees(request: SearchRequest) -> tuple[int, ...]:
     return tuple(degree for degree in divisors(count) if request.cluster.devices % degree == 0)
 
 
-def _alternatives(settings: Settings, asked: Pinned, experts: tuple[int, ...]) -> Iterator[Pinned]:
+def _alternatives(settings: Settings, asked: Pinned, experts: tuple[int, ...], devices: int) -> Iterator[Pinned]:
     """What a row of settings can be, as far as it agrees with what was decided by hand."""
     ways: tuple[str | None, ...] = settings.context or (None,)
     if asked.context_by not in (FREE.context_by, "auto"):
@@ -123,11 +115,13 @@ def _alternatives(settings: Settings, asked: Pinned, experts: tuple[int, ...]) -
     elif {"heads", "ring", "hybrid"} <= set(ways):
         ways = ("auto",)
     spread = [(None, None)] if not experts else [(1, None), *itertools.product(experts, settings.whole_experts)]
-    for zero, recomputed, way, (expert, whole) in itertools.product(settings.zero, settings.recomputed, ways, spread):
+    each = itertools.product(settings.zero, settings.recomputed, ways, spread, _copies(settings, devices))
+    for zero, recomputed, way, (expert, whole), replicas in each:
         wanted: dict[str, Any] = {
             **dict(settings.fixed),
             **({} if way else {"context": 1}),
             "zero": zero,
+            "replicas": replicas,
             "sequence_parallel": settings.sequence_parallel,
             "expert": expert,
             "whole_experts": whole,
@@ -154,6 +148,13 @@ def _alternatives(settings: Settings, asked: Pinned, experts: tuple[int, ...]) -
                 wanted[name] = given
         else:
             yield Pinned(**wanted)
+
+
+def _copies(settings: Settings, devices: int) -> tuple[int | None, ...]:
+    """Groups that each share everything out, None for one of all: at least two devices are in each."""
+    if not settings.replicated:
+        return (None,)
+    return (None, *(count for count in divisors(devices) if 1 < count <= devices // 2))
 
 
 def best_plans(
@@ -231,7 +232,7 @@ def plan_within(
     tensor = degrees.get("tensor", 1)
     pinned = Pinned(
         pipeline=configuration.pipeline,
-        data=degrees.get("data", 1) * degrees.get("expert", 1),
+        data=degrees.get("replica", 1) * degrees.get("data", 1) * degrees.get("expert", 1),
         context=ring * heads,
         context_by=by,  # type: ignore[arg-type]  # one of three words
         ulysses=heads if by == "hybrid" else None,
@@ -240,6 +241,7 @@ def plan_within(
         expert=decided.expert,
         whole_experts=bool(decided.whole_experts) if decided.expert is not None and tensor > 1 else None,
         zero=decided.zero,
+        replicas=decided.replicas,
         sequence_parallel=decided.sequence_parallel,
         micro_batches=configuration.micro_batches,
     )

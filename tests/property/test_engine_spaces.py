@@ -69,13 +69,47 @@ def recomputed(draw: st.DrawFn, space: EngineSpace, configuration: Configuration
 @settings(max_examples=3, deadline=None)
 @given(data=st.data())
 def test_what_lies_in_a_space_is_written_and_read_back(engine: str, data: st.DataObject) -> None:
-    request, space, target = request_for(engine), SPACES[engine], TARGETS[engine]
+    space = SPACES[engine]
     configuration = data.draw(st.sampled_from(configurations(engine)))
     count = configuration.pipeline * configuration.virtual_stages
     stages = [4 // count] * count
     if count == 2 and configuration.virtual_stages == 1 and not configuration.even and data.draw(st.booleans()):
         stages = [1, 3]
     full = data.draw(st.composite(lambda draw: recomputed(draw, space, configuration, stages))())
+    check_written_and_read(engine, configuration, stages, full)
+
+
+HYBRID = [engine for engine, space in SPACES.items() if any(settings.replicated for settings in space.settings)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", HYBRID)
+def test_copies_of_what_is_shared_out_are_written_and_read_back(engine: str) -> None:
+    found = [one for one in configurations(engine) if one.decided and (one.decided.replicas or 1) > 1]
+    assert {one.mesh[0] for one in found} == {2, 4}, "copies are the outermost axis"
+    check_written_and_read(engine, found[-1], [4], (0,))
+
+
+@pytest.mark.slow
+def test_copies_between_hosts_are_found() -> None:
+    """Sharing out within a host and copying between hosts keeps gathers off slow links."""
+    asked = request_for("torchtitan")
+    hosts = load_profile("h100-80gb").with_devices(16).with_software(load_software("fsdp"))
+    pinned = Pinned(pipeline=1, tensor=1, context=1, zero=3, micro_batches=1)
+    request = replace(asked, cluster=hosts, pinned=pinned)
+    found = best_plans(request)
+    alone = [
+        best_plans(replace(request, pinned=replace(pinned, replicas=count))).plan.prediction.step_seconds
+        for count in (2, 4, 8)
+    ]
+    assert found.plan.prediction.step_seconds <= min(alone)
+    assert found.bound_seconds <= found.plans[0].objective * (1 + 1e-9)
+    assert describe(found.plans[0].bound).replicas > 1
+
+
+def check_written_and_read(engine: str, configuration: Configuration, stages: list[int], full: tuple[int, ...]) -> None:
+    """A plan of a configuration is told to the engine without a loss, and read back as it was."""
+    request, space, target = request_for(engine), SPACES[engine], TARGETS[engine]
     found = plan_within(space, request, configuration, tuple(stages), full)
     description = describe(found)
     assert target.nearest(description) == ()

@@ -126,7 +126,14 @@ class Configuration:
         d, own = self.decided, tuple[object, ...]()
         if d is not None:
             pattern = d.pattern or PLAIN_PATTERN
-            own = (d.zero or 0, d.expert or 0, bool(d.whole_experts), bool(d.sequence_parallel), d.recompute or "")
+            own = (
+                d.zero or 0,
+                d.replicas or 1,
+                d.expert or 0,
+                bool(d.whole_experts),
+                bool(d.sequence_parallel),
+                d.recompute or "",
+            )
             own += (pattern.vocabulary, pattern.counts)
         return self.pipeline, self.virtual_stages, self.micro_batches, self.mesh, self.roles, self.order, own
 
@@ -354,6 +361,8 @@ def _fits_pattern(attention: Sequence[Rule], roles: tuple[Role, ...], mesh: tupl
     by_heads = degrees.get("tensor", 1) * degrees.get("context", 1)
     whole = all(heads_of(rule) % by_heads == 0 and key_heads_of(rule) % by_heads == 0 for rule in attention)
     shards = math.prod(size for role, size in degrees.items() if role not in ("tensor", "replica"))
+    if "replica" in degrees and degrees.keys().isdisjoint(("data", "expert")):  # a context alone shares nothing out
+        return False
     return whole and shards >= pinned.pattern.shards
 
 
