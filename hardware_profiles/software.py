@@ -145,6 +145,12 @@ class Software:
     drops_tokens: bool = False
     softmax_heads: int = 1
 
+    @property
+    def counts_rows(self) -> bool:
+        """Whether the host must know how many rows each expert gets before it launches what computes them: products of
+        experts are launched one by one, or in one call that takes their sizes, and no capacity sets these before."""
+        return bool(self.grouped) and not self.drops_tokens
+
     def adds_in_fp32(self, dtype: str) -> bool:
         """Whether the kernel of a weight gradient adds it to one in fp32 (Megatron's main gradients)."""
         kept = {"bf16": self.stored.bf16, "fp16": self.stored.fp16}.get(dtype, 0.0)

@@ -91,8 +91,7 @@ def _launched(call: KernelCall) -> int:
     if call.rule.casts:
         return CAST_KERNELS
     if call.rule.op_class == "experts":
-        dropless = call.software.grouped and not call.software.drops_tokens
-        return DROPLESS_KERNELS if dropless else EXPERTS_KERNELS
+        return DROPLESS_KERNELS if call.software.counts_rows else EXPERTS_KERNELS
     return UNFUSED_KERNELS if is_unfused(call) else 1
 
 

@@ -170,6 +170,8 @@ class OperatorVisit:
         forward, backward = (self.cost.launches[number, self.block, name] for name in ("forward", "backward"))
         hosts = tuple(float(seconds[0]) for seconds in prices.host)
         sent, back = float(prices.inner_forward[0]), float(prices.inner_backward[0])
+        if self.operator.rule.op_class == "experts" and self.walk.counted:
+            sent = back = 0.0  # the host waits for the counts of rows before it launches their exchange
         forward.add(float(prices.forward[0]), float(prices.late[0][0]), hosts[0], sent)
         if prices.backward[0]:
             backward.add(float(prices.backward[0]), float(prices.late[1][0]), hosts[1], back)

@@ -19,7 +19,8 @@ longer:
 Operators that are shorter than their launch wait for the host, one by one in the sum that the search minimises; here
 the host runs ahead through a block, so that a block takes what its kernels and collectives take, or its launches: a
 collective is launched as a kernel is, and while it runs the host launches what comes behind it. Without a pipeline,
-whose transfers ranks wait for, it runs ahead of all micro-batches of a step.
+whose transfers ranks wait for, it runs ahead of all micro-batches of a step. Where it must know how many rows each
+expert gets (`Software.counts_rows`) it waits for that in every block, and its exchange is launched only then.
 
 Software that hides nothing waits for everything where it comes up, transfers between stages too: the executor receives
 before it computes. Then a step takes no longer, where the passes of all ranks have one ratio, than the sum that the

@@ -91,6 +91,7 @@ class Walk:
         self.chunk_of = {at: stage // pipeline for at, stage in self.stage_of.items()}  # of the chunks of its rank
         self._prices: dict[tuple[int, object, tuple[bool, ...]], OperatorPrices] = {}
         self.hosted = bool(self.cluster.device.host_latency * self.cluster.software.host)
+        self.counted = software.counts_rows and any(op.rule.op_class == "experts" for op in self.bound.operators)
         self._alone: dict[tuple[int, tuple[bool, ...]], float] = {}
         self._stored: dict[tuple[int, bool, int, bool], ParameterPrices] = {}
         self._routes: dict[tuple[str, int, int, int], _Routed] = {}
@@ -177,7 +178,8 @@ class Walk:
             after(at, cost, at_once)
         cost.memory["transient"] *= interleave
         cost.memory["transient"] += self.cluster.software.buffers
-        further = further_ahead(cost.launches.values(), training.micro_batches) if plan.pipeline == 1 else 0.0
+        alone = plan.pipeline == 1 and not self.counted
+        further = further_ahead(cost.launches.values(), training.micro_batches) if alone else 0.0
         for (number, _, name), launches in cost.launches.items():
             saved = launches.ahead + further * (launches.late - launches.ahead)
             cost.chunks[number].save(name, saved)

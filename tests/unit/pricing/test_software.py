@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from costmodels import AttentionShape, attention_backward_time, attention_time, matmul_time, operator_time
-from hardware_profiles import PYTORCH, Cluster, Hidden, Software, UnknownKeyError
+from hardware_profiles import PYTORCH, Cluster, Hidden, Software, UnknownKeyError, load_software
 from planner.graph.call import Call
 from planner.graph.operator_graph import TensorType
 from planner.plan.binding.bind import prepare
@@ -137,6 +137,14 @@ def test_a_host_launches_the_next_micro_batch_under_a_long_backward_pass() -> No
     assert further_ahead([forward, backward], 4) == pytest.approx(0.75)  # the first of four has none before it
     assert further_ahead([forward, forward], 4) == 0.0, "nothing is long enough to launch under"
     assert further_ahead([backward, backward], 4) == 0.0
+
+
+def test_hosts_wait_for_the_counts_of_rows_where_no_capacity_sets_them() -> None:
+    nemo = load_software("nemo")
+    assert nemo.counts_rows
+    assert not replace(nemo, drops_tokens=True).counts_rows
+    assert not load_software("nemo-2606").counts_rows, "one kernel takes the rows of all experts"
+    assert not PYTORCH.counts_rows
 
 
 def test_heads_that_no_fused_softmax_takes_take_one_in_fp32() -> None:
