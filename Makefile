@@ -8,7 +8,12 @@ INSTALLED := $(VENV)/.installed
 # What builds the documentation site has an environment of its own: tests do without it.
 DOCS_VENV := .venv-docs
 DOCS      := $(DOCS_VENV)/.installed
-EXTRA     := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])
+EXTRA     := import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]])
+
+# Parsers of training engines, without what they depend on: a folder of packages, and the sources of Megatron-LM, whose
+# arguments are in no wheel. What cannot be had is left out, and its tests are skipped.
+ENGINES   := .engines
+MEGATRON  ?= https://github.com/NVIDIA/Megatron-LM
 
 # Tests run in so many processes, each with one thread, whole files to each; 0 is this one. Files keep their order, in
 # which the long ones come early: pytest-xdist would put those with few tests last, however long these take. Compiled
@@ -17,7 +22,7 @@ WORKERS ?= 2
 PYTEST  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough exhaustive check format bench docs pictures notebooks clean
+.PHONY: help demo test thorough exhaustive engines check format bench docs pictures notebooks clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -39,6 +44,15 @@ thorough: $(INSTALLED)  ## the long lists of cases, CI's second step
 
 exhaustive: $(INSTALLED)  ## lists that are longer still, before a release
 	$(PYTEST) -m exhaustive
+
+engines: $(INSTALLED)  ## hold exports against the parsers of the engines themselves, as far as they can be had
+	@for package in $$($(PYTHON) -c '$(EXTRA)' engines); do \
+	    DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --upgrade --target $(ENGINES)/packages "$$package" \
+	        || echo "notice: no $$package; what needs it is skipped"; \
+	done
+	@test -d $(ENGINES)/megatron || git clone --quiet --depth 1 $(MEGATRON) $(ENGINES)/megatron \
+	    || echo "notice: no sources of Megatron-LM; what needs them is skipped"
+	PYTHONPATH=$(ENGINES)/packages MEGATRON_LM=$(CURDIR)/$(ENGINES)/megatron OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engines -rs
 
 check: $(INSTALLED)  ## formatting, lint and types, without the tests
 	$(BIN)/ruff format --check .
@@ -62,7 +76,7 @@ notebooks: $(INSTALLED)  ## run the notebooks and write their outputs anew; some
 	$(BIN)/python notebooks/execute.py $(ONLY)
 
 clean:  ## remove what was built, caches too; the environment stays
-	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist *.egg-info $(ENGINES) .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +
 
 # The stamp makes a second run quick; a changed pyproject.toml installs again, which fetches only what is missing.
@@ -74,5 +88,5 @@ $(INSTALLED): pyproject.toml
 
 $(DOCS): pyproject.toml
 	test -x $(DOCS_VENV)/bin/pip || $(PYTHON) -m venv $(DOCS_VENV)
-	$(DOCS_VENV)/bin/python -m pip install --quiet $$($(PYTHON) -c '$(EXTRA)')
+	$(DOCS_VENV)/bin/python -m pip install --quiet $$($(PYTHON) -c '$(EXTRA)' docs)
 	@touch $@

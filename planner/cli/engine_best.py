@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _PINNED: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "megatron": ({"zero": 1, "sequence_parallel": True},),
+    "megatron-bridge": ({"zero": 1, "sequence_parallel": True},),
     "nemo": ({"zero": 1, "sequence_parallel": True},),
     "mindspeed": ({"zero": 1, "sequence_parallel": True},),
     "mindformers": ({"zero": 1, "sequence_parallel": True},),

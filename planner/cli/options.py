@@ -97,7 +97,7 @@ class Options:
             JOB,
             "ENGINE",
             "The engine that will train. The best plan that it can be told is searched, priced by its own stack: of"
-            " accelerate, deepspeed, megatron, mindformers, mindspeed, nemo, torch, torchtitan.",
+            " accelerate, deepspeed, megatron, megatron-bridge, mindformers, mindspeed, nemo, torch, torchtitan.",
             "",
             "--for",
             known=completion.engines,
@@ -208,14 +208,14 @@ class Options:
             "Zigzag order in causal ring attention, which balances its work.",
         ),
     ] = None
-    no_alltoall: Annotated[
-        bool,
+    alltoall: Annotated[
+        bool | None,
         switch(
             HAND,
-            "--no-alltoall",
-            "Use no all-to-all, for links or backends that lack it. All-gather and slice in its place.",
+            "--alltoall/--no-alltoall",
+            "Allow the all-to-all (else all-gather and slice). For links or backends that lack it.",
         ),
-    ] = False
+    ] = None
     expert: Annotated[int | None, number(HAND, "Expert-parallel degree (divides data x context).")] = None
     zero: Annotated[
         int | None,
@@ -254,9 +254,10 @@ class Options:
         str | None,
         word(
             HAND,
-            "N|auto|off",
-            "Chunks in which collectives of tensor parallelism run under their products. Where not given, as on auto"
-            " but for CPUs, where there are none.",
+            "N|auto",
+            "Chunks of tensor-parallel collectives under products. Each collective is cut into N, and a"
+            " chunk travels while the product of another computes; off waits for them. By default auto: as"
+            " many as save time, but none on CPUs.",
         ),
     ] = None
     no_overlap: Annotated[
@@ -264,7 +265,7 @@ class Options:
         switch(
             HAND,
             "--no-overlap",
-            "For debugging: nothing is sent while something computes. It is --tensor-overlap off, --interleave 1,"
+            "Wait for every collective, for debugging. It is --tensor-overlap off, --interleave 1,"
             " --buckets none and --gathers each.",
         ),
     ] = False

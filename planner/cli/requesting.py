@@ -148,7 +148,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         time_limit=options.time_limit,
         memory_limit=limit,
         simplicity=simplicity_of(options),
-        alltoall=not options.no_alltoall,
+        alltoall=options.alltoall is not False,
         certify=options.certify,
         space=space,
     )

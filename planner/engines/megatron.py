@@ -1,4 +1,4 @@
-"""What Megatron-LM core 0.16 can be told, and NeMo, which stands on it; see `planner.export.megatron`.
+"""What Megatron-LM core 0.16 can be told, NeMo and Megatron Bridge, which stand on it; see `planner.export.megatron`.
 
 Left out of the spaces, though the exporters write them: ZeRO 0, which needs more memory than the distributed optimizer
 and saves no time; Megatron-FSDP beside a pipeline; copies of what ZeRO shares out (HSDP); attention by heads inside of
@@ -25,6 +25,16 @@ MEGATRON = EngineSpace(
     precisions=_PRECISIONS,
     wide=(2, 3),
     fp8=("tensorwise",),
+)
+
+MEGATRON_BRIDGE = EngineSpace(
+    name="megatron-bridge",
+    title="Megatron Bridge",
+    software="nemo",
+    settings=_SETTINGS,
+    optimizers=_OPTIMIZERS,
+    precisions=_PRECISIONS,
+    wide=(2, 3),
 )
 
 NEMO = EngineSpace(

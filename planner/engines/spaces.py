@@ -4,13 +4,14 @@ from collections.abc import Mapping
 
 from planner.engines.deepspeed import DEEPSPEED
 from planner.engines.fsdp import ACCELERATE, TORCH, TORCHTITAN
-from planner.engines.megatron import MEGATRON, NEMO
+from planner.engines.megatron import MEGATRON, MEGATRON_BRIDGE, NEMO
 from planner.engines.mindspeed import MINDFORMERS, MINDSPEED
 from planner.engines.space import EngineSpace
 from planner.errors import RequestError
 
 SPACES: Mapping[str, EngineSpace] = {
-    space.name: space for space in (ACCELERATE, DEEPSPEED, MEGATRON, MINDFORMERS, MINDSPEED, NEMO, TORCH, TORCHTITAN)
+    space.name: space
+    for space in (ACCELERATE, DEEPSPEED, MEGATRON, MEGATRON_BRIDGE, MINDFORMERS, MINDSPEED, NEMO, TORCH, TORCHTITAN)
 }
 
 

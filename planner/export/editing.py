@@ -48,6 +48,8 @@ def _written(target: Target, job: Job) -> dict[str, Any]:
     text = target.write(job)[target.main]
     if target.name == "nemo":
         return dict(re.findall(r"^recipe\.(\S+) = (.*)$", text, re.MULTILINE))
+    if target.name == "megatron-bridge":
+        return dict(re.findall(r"^cfg\.(\S+) = (.*)$", text, re.MULTILINE))
     if target.name in _SHELL:
         return {name: " ".join(values) for name, values in options_in(text).all}
     if target.main.endswith(".toml"):

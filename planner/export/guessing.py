@@ -7,6 +7,7 @@ from planner.export.description import ExportError
 
 _MARKS: tuple[tuple[str, str], ...] = (
     ("nemo", r"\Atask,model,size,"),
+    ("megatron-bridge", r"^(from|import) megatron\.bridge\b"),
     ("megatron", r"^MODEL_ARGS:"),
     ("torchtitan", r"^\[(parallelism|activation_checkpoint|training)\]|\bTrainer\.Config\("),
     ("deepspeed", r"""\A\s*\{(?=.*"(zero_optimization|train_micro_batch_size_per_gpu|train_batch_size)")"""),

@@ -42,7 +42,7 @@ def model_of(engine: str, text: str, recipe: str = "") -> str | None:
             return _by_dimensions(_of_options(options_of(text)))
         if engine == "torchtitan":
             return _of_torchtitan(text, recipe)
-        if engine == "nemo":
+        if engine in ("nemo", "megatron-bridge"):
             return _of_nemo(text, recipe)
         if engine in ("mindformers", "accelerate"):
             settings = settings_of(text)

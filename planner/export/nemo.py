@@ -135,7 +135,7 @@ def _assignments(job: Job, a: Architecture) -> dict[str, object]:
     for name, values in options:
         path = PATHS.get(name.removeprefix("--"))
         if path is not None:
-            found[path] = _value(name, values)
+            found[path] = value_of(name, values)
     if d.context > 1:
         found[f"{MODEL}cp_comm_type"] = "p2p" if d.ring > 1 else "a2a"
     if d.virtual_stages > 1:
@@ -151,7 +151,8 @@ def _assignments(job: Job, a: Architecture) -> dict[str, object]:
     return found
 
 
-def _value(name: str, values: Any) -> object:
+def value_of(name: str, values: Any) -> object:
+    """The values of an argument as Python has them."""
     if name in ("--recompute-modules",):
         return [str(value) for value in values]
     if not values:

@@ -15,7 +15,7 @@ from typing import Any
 
 from hardware_profiles import engine_words
 from hardware_profiles.foreign import ForeignTextError, parse_csv
-from planner.export.arguments import Options
+from planner.export.arguments import Options, options_in
 from planner.export.description import ExportError
 from planner.export.megatron_reading import reading_of
 from planner.export.model_names import zoo_name
@@ -60,7 +60,8 @@ _COLUMNS: Mapping[str, str] = {
 _PASSED_OVER = frozenset(
     {"use_distributed_optimizer", "fsdp", "average_in_collective", "overlap_param_gather", "max_steps", "precision",
      "grad_reduce_in_fp32", "vocab_size", "share_embeddings_and_output_weights", "gradient_accumulation_fusion", "name",
-     "dir", "seq_length", "num_nodes", "autocast_enabled"}
+     "dir", "seq_length", "num_nodes", "autocast_enabled", "gated_linear_unit", "add_bias_linear", "normalization",
+     "position_embedding_type", "should_pad_vocab", "ckpt_format", "train_iters", "eval_iters", "bf16", "fp16", "fp32"}
 )  # fmt: skip
 
 
@@ -75,10 +76,10 @@ def read(text: str, facts: Facts) -> Reading:
 
 def _read_recipe(recipe: Recipe, facts: Facts) -> Reading:
     given = dict(plain_settings(recipe))
-    options = dict(_options(given, recipe))
+    options = {**_launched(facts.beside), **dict(_options(given, recipe))}
     notes = []
     below = [name for name in recipe.names if name.endswith(("_recipe", "_config", "_common")) or ".trainer" in name]
-    if below:
+    if below and not below[0].startswith(_PLAIN):
         notes.append(
             f"{below[0].partition(' ')[0]} is another file's: what it decides beside these settings is not known"
         )
@@ -97,7 +98,15 @@ def _read_recipe(recipe: Recipe, facts: Facts) -> Reading:
     )
 
 
+_PLAIN = "vanilla_gpt_pretrain"
+"""The recipe of Megatron Bridge that has what Megatron-LM takes for granted."""
 _KNOWN = _PASSED_OVER | _ALSO_CALLED.keys() | _LAST.keys()
+
+
+def _launched(script: str) -> dict[str, tuple[str, ...]]:
+    """How many processes the script beside a recipe starts."""
+    found = options_in(script)
+    return {name: words for name in ("nnodes", "nproc-per-node") if (words := found.words(name))}
 
 
 def _options(given: Mapping[str, Any], recipe: Recipe) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -126,18 +135,23 @@ def _options(given: Mapping[str, Any], recipe: Recipe) -> Iterator[tuple[str, tu
 
 def _precision(given: Mapping[str, Any], recipe: Recipe) -> Iterator[tuple[str, tuple[str, ...]]]:
     said = [value for path, value in given.items() if path.endswith("precision") and isinstance(value, str)]
+    said += [word for word in ("bf16", "fp16", "fp32") if given.get(f"mixed_precision.{word}") is True]
     made = [name for name in recipe.names if "mixed" in name.lower()]
     if not said and made:
         said = ["16-mixed" if "fp16" in made[0] and "bf16" not in made[0] else "bf16-mixed"]
     precision = said[-1] if said else "bf16-mixed"
     plugin = given.get("trainer.plugins.grad_reduce_in_fp32", True)
-    wide = plugin if "trainer.plugins" in recipe.settings or "ddp.grad_reduce_in_fp32" not in given else True
+    plugin = given.get("mixed_precision.grad_reduce_in_fp32", plugin)
+    made_here = "mixed_precision.grad_reduce_in_fp32" in given
+    wide = (
+        plugin if made_here or "trainer.plugins" in recipe.settings or "ddp.grad_reduce_in_fp32" not in given else True
+    )
     yield from _precision_options(precision, bool(wide))
 
 
 def _precision_options(precision: str, wide: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
     known = {theirs: ours for ours, theirs in _PRECISIONS.items()} | {"bf16": "bf16", "16": "fp16", "32": "fp32"}
-    known |= {"bf16_mixed": "bf16", "fp16_mixed": "fp16"}
+    known |= {"bf16_mixed": "bf16", "fp16_mixed": "fp16", "fp16": "fp16", "fp32": "fp32"}
     if precision not in known and not precision.startswith("bf16"):
         raise ExportError(f"precision {precision}: plans are read with {', '.join(_PRECISIONS.values())}")
     found = known.get(precision, "bf16")

@@ -46,9 +46,9 @@ def objective_text(step: float, objective: float) -> str:
     if change < _LEAST_SHOWN / 100:
         return ""
     return (
-        f"That compares objectives, {seconds_text(objective)} here: 1F1B, one operator after the other."
-        f" The simulated step takes {percent_text(change)} less; of the plans with the least objectives this one is the"
-        " fastest"
+        f"The bound is on the objective, {seconds_text(objective)} here: 1F1B at the pace of the slowest stage, one"
+        f" operator after the other. The simulated step takes {percent_text(change)} less; of the plans close to the"
+        " best objective this one is the fastest"
     )
 
 

@@ -28,6 +28,7 @@ from runtime.proving.differences import (
     Differences,
     changes,
     floor_of,
+    is_something,
     rounding,
     together,
     whole_norm,
@@ -133,6 +134,8 @@ def _trained(
     gradient, worst_gradient = worst(gradients, wanted, floor_of(wanted))
     moved = changes({name: weight.detach() for name, weight in weights.items()}, before)
     change, worst_change = worst(changes(after, before), moved, _least_change(moved, before))
+    if not is_something(wanted) or not is_something(moved):
+        gradient = float("inf")  # nothing to compare: a proof of it would prove nothing
     held = {name: wanted_buffers[name].double() for name in buffers}
     pairs = zip([loss, *losses], [wanted_loss, *wanted_losses], strict=True)
     return Differences(

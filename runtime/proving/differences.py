@@ -64,14 +64,14 @@ def worst(
     found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], floor: float = 0.0
 ) -> tuple[float, str]:
     """The largest relative difference, and the name of the tensor that has it. Norms of `wanted` count as `floor` at
-    least. A tensor that is missing is infinitely different."""
+    least. A tensor that is missing, or of another shape, is infinitely different."""
     differences = [(_relative(found.get(name), tensor, floor), name) for name, tensor in wanted.items()]
     return max(differences, default=(0.0, ""), key=lambda one: (one[0] != one[0], one[0]))
 
 
 def together(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> float:
-    """The relative difference of all tensors as if they were one."""
-    if found.keys() < wanted.keys():
+    """The relative difference of all tensors as if they were one; infinite where one is missing, or all are zero."""
+    if not wanted.keys() <= found.keys() or not is_something(wanted):
         return float("inf")
     error = sum(_norm(found[name].double() - tensor.double()) ** 2 for name, tensor in wanted.items())
     return float(error**0.5 / max(whole_norm(wanted), 1e-30))
@@ -80,6 +80,11 @@ def together(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tenso
 def whole_norm(tensors: Mapping[str, torch.Tensor]) -> float:
     """The norm of all tensors as if they were one."""
     return float(sum(_norm(tensor.double()) ** 2 for tensor in tensors.values()) ** 0.5)
+
+
+def is_something(tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether there is anything to compare: numbers that are finite, and not all zero."""
+    return 0 < whole_norm(tensors) < float("inf")
 
 
 def floor_of(gradients: Mapping[str, torch.Tensor]) -> float:

@@ -59,7 +59,7 @@ def recomputed(draw: st.DrawFn, space: EngineSpace, configuration: Configuration
     assert decided is not None
     if decided.recompute is not None:
         return tuple(stages) if decided.recompute == "full" else (0,) * len(stages)
-    assert space.name in ("megatron", "nemo", "mindspeed", "mindformers", "torch")
+    assert space.name in ("megatron", "megatron-bridge", "nemo", "mindspeed", "mindformers", "torch")
     return tuple(draw(st.integers(0, blocks)) for blocks in stages)
 
 

@@ -55,7 +55,8 @@ def export(
 ) -> None:
     """Write a plan as the settings of another engine, with the command that starts it.
 
-    Engines: accelerate, deepspeed, megatron, mindformers, mindspeed, mindspore, nemo, torch, torchtitan.
+    Engines: accelerate, deepspeed, megatron, megatron-bridge, mindformers, mindspeed, mindspore, nemo, torch,
+    torchtitan.
 
     A plan that the engine has no settings for is searched again, for the engine, as with plan --for. What does not fit
     is never written.

@@ -69,7 +69,8 @@ def import_(
 ) -> None:
     """Convert the settings of another engine to a plan, predict its cost, and write it with -o.
 
-    Engines: accelerate, deepspeed, megatron, mindformers, mindspeed, mindspore, nemo, torch, torchtitan.
+    Engines: accelerate, deepspeed, megatron, megatron-bridge, mindformers, mindspeed, mindspore, nemo, torch,
+    torchtitan.
 
         plan import launch.sh --from megatron --model llama70b --devices 64 -o megatron.json
         plan import train.toml --from torchtitan --model llama8b --hardware a100-80gb

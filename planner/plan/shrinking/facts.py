@@ -198,6 +198,7 @@ def _settings(bound: BoundPlan) -> Iterator[str]:
         (bool(training.fp8), lambda: f"fp8 {training.fp8.recipe}"),
         (training.imbalance != EVEN, lambda: "experts priced for an uneven load"),
         (plan.virtual_stages > 1, lambda: "virtual stages"),
+        (not plan.mesh.alltoall, lambda: "no all-to-all"),
         (plan.slices > 1, lambda: "slices of the sequence"),
         (not plan.schedule_kind.trains, lambda: "forward only"),
         (bool(bound.graph.updates), lambda: "buffers that change in a step"),

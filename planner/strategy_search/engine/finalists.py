@@ -183,6 +183,7 @@ class Finalists:
         with contextlib.suppress(LimitError):
             machine, limits = self.engine.machine(ranked.configuration), self._limits(ranked.configuration)
             bound = with_tensor_overlap(ranked.bound, before.bound, self.request.pinned, machine, limits)
+            bound = replace(bound, plan=_with_proof(bound.plan, self.bound, covered=self.covered))
             return replace(
                 ranked, bound=bound, configuration=replace(ranked.configuration, schedule=bound.plan.schedule)
             )

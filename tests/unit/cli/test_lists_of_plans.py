@@ -14,7 +14,15 @@ from planner.plan.prediction.stage_cost import (
     TIME_PER_MICRO_BATCH,
     TIME_PER_STEP,
 )
-from planner.plan.prediction.step import AHEAD, BESIDE, COVERED, GATHERED_AHEAD, PIPELINE_BUBBLE, UNCOVERED
+from planner.plan.prediction.step import (
+    AHEAD,
+    BESIDE,
+    COVERED,
+    GATHERED_AHEAD,
+    PIPELINE_BUBBLE,
+    UNCOVERED,
+    UNDER_PRODUCTS,
+)
 from planner.report.explanation import explanation_lines
 from planner.report.search import objective_text, proof_text
 
@@ -89,7 +97,7 @@ def test_launches_ahead_are_explained(plan: Any) -> None:
 
 
 def test_every_part_of_the_time_has_a_resource() -> None:
-    parts = {*TIME_PER_MICRO_BATCH, *TIME_PER_STEP, PIPELINE_BUBBLE, UNCOVERED, COVERED, AHEAD}
+    parts = {*TIME_PER_MICRO_BATCH, *TIME_PER_STEP, PIPELINE_BUBBLE, UNCOVERED, COVERED, AHEAD, UNDER_PRODUCTS}
     assert set(RESOURCE_OF) == parts | {OFFLOAD, ACTIVATIONS, FETCHED, RETURNED, BESIDE, GATHERED_AHEAD}
 
 

@@ -23,9 +23,10 @@ MODELS = {"llama70b": 80, "gpt3-175b": 96, "qwen3-30b-a3b": 48}
 
 
 @cache
-def recorded(engine: str) -> dict[str, Any]:
+def recorded(engine: str, version: str = "[0-9]*") -> dict[str, Any]:
     """What was read out of an engine's own parser or configuration classes."""
-    content: dict[str, Any] = json.loads((ENGINES / f"{engine}.json").read_text(encoding="utf-8"))
+    (file,) = ENGINES.glob(f"{engine}-{version}.json")
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return content
 
 

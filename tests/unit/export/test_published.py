@@ -67,7 +67,7 @@ def test_what_is_not_read_is_refused_in_one_line(row: dict[str, str]) -> None:
 
 def test_most_are_read() -> None:
     assert sum(bool(row["read"]) for row in ROWS) >= 55
-    assert {row["engine"] for row in ROWS} >= set(TARGETS) - {"torch"}
+    assert {row["engine"] for row in ROWS} >= set(TARGETS) - {"torch", "megatron-bridge"}
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row["file"] in SAID], ids=name_of)

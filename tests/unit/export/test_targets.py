@@ -4,6 +4,7 @@ import argparse
 import ast
 import json
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -109,11 +110,11 @@ def test_another_optimizer_is_none(engine: str) -> None:
 
 
 @cache
-def parser_of(engine: str) -> argparse.ArgumentParser:
+def parser_of(engine: str, version: str) -> argparse.ArgumentParser:
     """A parser with the options that were recorded of an engine."""
     kinds: dict[str, Any] = {"int": int, "float": float, "str": str, None: str, "moe_freq_type": str}
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False, add_help=False)
-    for name, row in recorded(engine)["options"].items():
+    for name, row in recorded(engine, version)["options"].items():
         if row["type"] == "flag":
             parser.add_argument(f"--{name}", action="store_true")
         else:
@@ -141,12 +142,13 @@ def arguments_in(script: str) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize("version", ["0.16", "0.20"])
 @pytest.mark.parametrize("model", MODELS)
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
-def test_megatron_knows_every_argument(model: str, data: st.DataObject) -> None:
+def test_megatron_knows_every_argument(model: str, version: str, data: st.DataObject) -> None:
     _, script = said("megatron", model, data.draw(descriptions(model)))
-    parsed = parser_of("megatron").parse_args(arguments_in(script))
+    parsed = parser_of("megatron", version).parse_args(arguments_in(script))
     assert parsed.num_layers == MODELS[model]
 
 
@@ -207,6 +209,20 @@ def test_nemo_knows_every_path(model: str, data: st.DataObject) -> None:
         if equals and path.startswith("recipe."):
             section, _, key = path.removeprefix("recipe.").rpartition(".")
             assert key in known[section], path
+    ast.parse(text)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_megatron_bridge_knows_every_path(model: str, data: st.DataObject) -> None:
+    _, text = said("megatron-bridge", model, data.draw(descriptions(model)))
+    known = recorded("megatron-bridge")["sections"]
+    for path in re.findall(r"^cfg\.(\S+) = ", text, re.MULTILINE):
+        section, _, key = path.partition(".")
+        assert section == "mixed_precision" or key in known[section], path
+    for key in re.findall(r"^    (\w+)=", text, re.MULTILINE):
+        assert key in known["mixed_precision"]
     ast.parse(text)
 
 

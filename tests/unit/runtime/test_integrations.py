@@ -1,6 +1,9 @@
 """What a plan cannot honour of the settings of other training loops is refused by name, with what to do."""
 
+import importlib
 import math
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -181,3 +184,21 @@ def test_settings_of_lightning(changed: dict[str, Any], said: str) -> None:
     trainer._data_connector.attach_data(trainer.lightning_module)
     with pytest.raises(RequestError, match=said):
         ours._check(trainer, plan(), None)
+
+
+def test_importing_the_package_imports_neither_library() -> None:
+    code = (
+        "import sys, runtime.integrations as found;"
+        "assert found.__all__ == ['PlanStrategy', 'PlanTrainer', 'as_planned'];"
+        "assert not {'torch', 'transformers', 'lightning'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_library_that_is_absent_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, package in (("huggingface", "accelerate.data_loader"), ("lightning", "lightning.pytorch.strategies")):
+        name = f"runtime.integrations.{module}"
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(RequestError, match=r"pip install 'parallel-planner\[integrations\]'"):
+            importlib.import_module(name)

@@ -1,0 +1,184 @@
+"""Megatron Bridge, the successor of NeMo: a recipe in Python with what a plan says assigned over it.
+
+    cfg = vanilla_gpt_pretrain_config()
+    cfg.model.tensor_model_parallel_size = 8
+
+Below it is Megatron-LM, so everything is as in `planner.export.megatron`; `PATHS` says where each of its arguments
+stands in the `ConfigContainer`. The recipe under it is the one that has what Megatron-LM takes for granted and nothing
+else, so that all dimensions of a model are assigned, as is what the container decides otherwise. Split contexts are
+rings or split by heads, not both: process groups are not made of `hierarchical_context_parallel_sizes` everywhere.
+
+Source: NVIDIA-NeMo/Megatron-Bridge 0.7 (067f987d), recipes/gpt/vanilla_gpt.py, models/gpt_provider.py, training/
+{config,mixed_precision,pretrain,initialize}.py, docs/megatron-lm-to-megatron-bridge.md.
+"""
+
+from collections.abc import Mapping
+
+from planner.export.architecture import Architecture
+from planner.export.arguments import Option, option
+from planner.export.description import Description, ExportError
+from planner.export.megatron_writing import (
+    degree_options,
+    model_options,
+    overlap_options,
+    recompute_options,
+    stage_options,
+    training_options,
+    zero_options,
+)
+from planner.export.nemo import nearest, value_of
+from planner.export.nemo_paths import PATHS as NEMO_PATHS
+from planner.export.nemo_reading import read
+from planner.export.quoting import in_docstring
+from planner.export.shell import torchrun_script
+from planner.export.target import Asked, Job, Target
+
+_STRATEGY, _DDP, _MODEL, _OPTIMIZER = "trainer.strategy.", "trainer.strategy.ddp.", "model.config.", "optim.config."
+_OWN: Mapping[str, str] = {
+    "micro-batch-size": "train.micro_batch_size",
+    "global-batch-size": "train.global_batch_size",
+    "seq-length": "model.seq_length",
+    "ckpt-format": "checkpoint.ckpt_format",
+    "num-distributed-optimizer-instances": "ddp.num_distributed_optimizer_instances",
+}
+"""What stands elsewhere than the recipe of NeMo has it."""
+_ELSEWHERE = frozenset({"nnodes", "nproc-per-node"})  # which torchrun is told
+_GRANTED: Mapping[str, str] = {
+    "model.gradient_accumulation_fusion": "True",
+    "ddp.average_in_collective": "False",
+    "ddp.use_megatron_fsdp": "False",
+    "ddp.data_parallel_sharding_strategy": "'no_shard'",
+    "ddp.use_distributed_optimizer": "False",
+    "ddp.overlap_grad_reduce": "False",
+    "ddp.overlap_param_gather": "False",
+    "model.should_pad_vocab": "True",
+    "validation.eval_iters": "0",
+}
+"""What the recipe decides otherwise than Megatron-LM, or may one day."""
+_DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
+
+
+def _place(name: str, nemo: str) -> str:
+    if name in _OWN:
+        return _OWN[name]
+    for theirs, ours in ((_DDP, "ddp."), (_STRATEGY, "model."), (_MODEL, "model."), (_OPTIMIZER, "optimizer.")):
+        if nemo.startswith(theirs):
+            return ours + nemo.removeprefix(theirs)
+    raise AssertionError(name)
+
+
+PATHS: Mapping[str, str] = {name: _place(name, nemo) for name, nemo in NEMO_PATHS.items() if name not in _ELSEWHERE}
+"""Where the arguments of Megatron-LM stand in a `ConfigContainer`."""
+
+
+def write(job: Job) -> Mapping[str, str]:
+    """`recipe.py`, and the script that starts it. Raises ExportError for a model that no recipe builds."""
+    a = job.architecture
+    if a is None:
+        raise ExportError(
+            f"Megatron Bridge is told all dimensions of a model, and those of {job.model} are not known: export to"
+            " megatron, whose arguments say who does what and leave the model to you"
+        )
+    title = f"{job.model} with Megatron Bridge 0.7."
+    return {
+        "recipe.py": _recipe(job, a),
+        "launch.sh": torchrun_script(job, title, '"$(dirname "$0")/recipe.py"', ()),
+    }
+
+
+def fill_in(_: Job) -> Asked:
+    """What the recipe leaves open."""
+    return (("", "your data (`cfg.dataset.blend`), which is made up now, iterations, learning rate, checkpoints"),)
+
+
+def _recipe(job: Job, a: Architecture) -> str:
+    lines = [f"cfg.{path} = {value}" for path, value in sorted(_assignments(job, a).items())]
+    return f'''"""{in_docstring(job.model)} with Megatron Bridge 0.7: what a plan says.
+
+`bash launch.sh` runs it. Data is made up (`cfg.dataset`) until you put in your own.
+"""
+
+import torch
+from megatron.bridge.recipes.gpt.vanilla_gpt import vanilla_gpt_pretrain_config
+from megatron.bridge.training.gpt_step import forward_step
+from megatron.bridge.training.mixed_precision import MixedPrecisionConfig
+from megatron.bridge.training.pretrain import pretrain
+
+cfg = vanilla_gpt_pretrain_config()
+{_precision(job.description)}
+{chr(10).join(lines)}
+
+if __name__ == "__main__":
+    pretrain(config=cfg, forward_step_func=forward_step)
+'''
+
+
+def _precision(d: Description) -> str:
+    dtype = _DTYPES[d.precision]
+    wide = d.precision == "fp32" or d.update.gradient_dtype != "parameter"
+    return f"""cfg.mixed_precision = MixedPrecisionConfig(
+    {d.precision}=True,
+    params_dtype={dtype},
+    pipeline_dtype={dtype},
+    grad_reduce_in_fp32={wide},
+)"""
+
+
+def _assignments(job: Job, a: Architecture) -> dict[str, str]:
+    """Every setting by its path, as Python has it."""
+    d = job.description
+    options: list[Option] = [
+        *model_options(a, d),
+        *degree_options(d),
+        *stage_options(d),
+        *zero_options(d),
+        *recompute_options(d),
+        *training_options(d),
+        *overlap_options(job),
+        option("num-distributed-optimizer-instances", d.replicas),
+    ]
+    found = {**_GRANTED, **_shape(a, d)}
+    for name, values in options:
+        path = PATHS.get(name.removeprefix("--"))
+        if path is not None:
+            found[path] = repr(value_of(name, values))
+    if d.context > 1:
+        found["model.cp_comm_type"] = repr("p2p" if d.ring > 1 else "a2a")
+    if d.virtual_stages > 1:
+        found["model.virtual_pipeline_model_parallel_size"] = repr(d.virtual_stages)
+    found["optimizer.use_distributed_optimizer"] = repr(d.zero > 0)
+    if d.zero > 1:
+        found["model.gradient_accumulation_fusion"] = "False"
+    return found
+
+
+def _shape(a: Architecture, d: Description) -> dict[str, str]:
+    """Dimensions that are flags of Megatron-LM."""
+    llama, length = a.family == "llama", d.sequence_length or a.sequence
+    found: dict[str, object] = {
+        "model.add_bias_linear": not llama,
+        "model.gated_linear_unit": llama,
+        "model.normalization": "RMSNorm" if llama else "LayerNorm",
+        "model.position_embedding_type": "rope" if llama else "learned_absolute",
+        "model.share_embeddings_and_output_weights": a.tied,
+        "model.vocab_size": a.vocabulary,
+        "tokenizer.vocab_size": a.vocabulary - 1,  # the tokenizer that has none adds one word
+        "dataset.seq_length": length,
+        "model.seq_length": length,
+        "train.train_iters": 100,
+    }
+    written = {path: repr(value) for path, value in found.items()}
+    return {**written, "model.activation_func": "torch.nn.functional.silu" if llama else "torch.nn.functional.gelu"}
+
+
+MEGATRON_BRIDGE = Target(
+    name="megatron-bridge",
+    about="Megatron Bridge 0.7: recipe.py",
+    main="recipe.py",
+    beside="launch.sh",
+    nearest=nearest,
+    write=write,
+    read=read,
+    needs_architecture=True,
+    fill_in=fill_in,
+)
