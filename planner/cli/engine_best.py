@@ -1,8 +1,9 @@
 """The best plan that an engine can say: the one seam between advice and the search.
 
-What an engine needs is pinned, the search runs, and its plan is carried to the nearest one that the engine can say;
-every way to recompute that an engine has a setting for is tried. Beside these, the configuration that there is stands
-with other micro-batches and other recomputation. The fastest of all that fit is taken.
+The space of the engine is searched exactly (`planner.strategy_search.within`), with a bound. Where it has no place for
+the job (models with experts in some, several kinds of devices), what an engine needs is pinned, the search runs, and
+its plan is carried to the nearest one that the engine can say, without a bound. Beside these, the configuration that
+there is stands with other micro-batches and other recomputation. The fastest of all that fit is taken.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from planner.export.target import Target
     from planner.plan.binding.bind import BoundPlan
     from planner.plan.plan import Prediction
+    from planner.strategy_search.result import SearchResult
 
 _PINNED: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "megatron": ({"zero": 1, "sequence_parallel": True},),
@@ -31,15 +33,18 @@ _PINNED: Mapping[str, tuple[Mapping[str, Any], ...]] = {
 }
 """What is decided for each engine before its plans are searched."""
 _RECOMPUTE = ("none", "full")
+_SAME = 1e-9
 _MOST = 32  # samples of a micro-batch that are tried
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineBest:
-    """The best that was found in the words of an engine, priced."""
+    """The best that was found in the words of an engine, priced; `gap` is how much faster a plan of its space may be,
+    None where the space was not searched, or gradients are in another dtype than there."""
 
     description: "Description"
     bound: "BoundPlan"
+    gap: float | None = None
 
 
 def best_for_engine(
@@ -48,13 +53,49 @@ def best_for_engine(
     """The fastest plan of an engine for the job that a description says, that fits with the margin for the error of its
     prediction; None where none was found that does."""
     best: EngineBest | None = None
-    for description in _candidates(subject, target, here, time_limit):
+    inside = _within_space(subject, target, here, time_limit)
+    for description in _candidates(subject, target, here, time_limit, inside):
         bound = priced(subject, description)
         if bound is None or not roomy(subject, bound.plan.prediction):
             continue
         if best is None or bound.plan.prediction.step_seconds < best.bound.plan.prediction.step_seconds:
             best = EngineBest(description=description, bound=bound)
-    return best
+    if best is None or inside is None or inside.plan.training.update.gradient_dtype != here.update.gradient_dtype:
+        return best
+    slower = best.bound.plan.prediction.step_seconds > inside.plan.prediction.step_seconds * (1 + _SAME)
+    return best if slower else replace(best, gap=inside.gap)
+
+
+def _within_space(
+    subject: Subject, target: "Target", here: "Description", time_limit: float | None
+) -> "SearchResult | None":
+    """The best in the space of the engine for the training that a description says; None where that has no place there,
+    or nothing fits."""
+    from planner.engines.spaces import SPACES
+    from planner.sharding.update import DEFAULT
+    from planner.strategy_search.objectives import plan_for
+    from planner.strategy_search.request.request import SearchRequest
+
+    if target.name not in SPACES:
+        return None
+    request = SearchRequest(
+        graph=subject.graph,
+        batch=subject.batch,
+        model=subject.model,
+        cluster=subject.cluster,
+        global_batch=here.global_batch,
+        precision=here.precision,
+        optimizer=here.optimizer,
+        update=replace(DEFAULT, clip_norm=here.update.clip_norm),
+        imbalance=here.imbalance,
+        fp8=here.fp8,
+        time_limit=time_limit,
+        space=SPACES[target.name],
+    )
+    try:
+        return plan_for(request, lambda *_: None, lambda: False)
+    except PlannerError:
+        return None
 
 
 def priced(subject: Subject, description: "Description") -> "BoundPlan | None":
@@ -74,10 +115,16 @@ def roomy(subject: Subject, prediction: "Prediction") -> bool:
 
 
 def _candidates(
-    subject: Subject, target: "Target", here: "Description", time_limit: float | None
+    subject: Subject, target: "Target", here: "Description", time_limit: float | None, inside: "SearchResult | None"
 ) -> "Iterator[Description]":
+    from planner.export.describe import describe
+
     seen: set[Description] = set()
-    for found in (*_varied(here), *_searched(subject, target, here, time_limit)):
+    if inside is None:
+        searched = tuple(_searched(subject, target, here, time_limit))
+    else:
+        searched = tuple(replace(describe(one.bound), sequence_length=here.sequence_length) for one in inside.plans)
+    for found in (*_varied(here), *searched):
         try:
             losses = target.nearest(found)
         except PlannerError:

@@ -16,7 +16,12 @@ Row = tuple[str, str, str, float, "Prediction"]
 
 
 def print_advice(
-    console: "PlainConsole", engine: str, now: "BoundPlan", best: "BoundPlan | None", changes: Sequence[Row]
+    console: "PlainConsole",
+    engine: str,
+    now: "BoundPlan",
+    best: "BoundPlan | None",
+    changes: Sequence[Row],
+    gap: float | None = None,
 ) -> None:
     """What the configuration takes, the best of its engine, and a row for each change, priced with those above it."""
     plan, figures = now.plan, now.plan.prediction
@@ -37,6 +42,8 @@ def print_advice(
         f" {'less' if share >= 0 else 'more'}) and {_memory(there)}",
         soft_wrap=True,
     )
+    if gap is not None:
+        console.print(f"No plan of the engine's space is more than {percent_text(gap)} faster", soft_wrap=True)
     table = table_of("\nChanges, cheapest to make first", "what", "now", "better", "saves", "step after it", "memory")
     for column in table.columns[3:]:
         column.justify = "right"

@@ -125,6 +125,7 @@ def _content(advice: "Advice", output: Path | None) -> dict[str, Any]:
         "unread": list(reading.unread),
         "now": _figures(found.bound.plan.prediction),
         "best": None if advice.best is None else _figures(advice.best.bound.plan.prediction),
+        "gap": None if advice.best is None else advice.best.gap,
         "changes": [
             {
                 "change": one.name,
@@ -157,7 +158,8 @@ def _print(advice: "Advice", output: Path | None, written: str | None, verbose: 
     print_unmodelled(console, remarks)
     best = None if advice.best is None else advice.best.bound
     rows = [(one.name, one.here, one.there, one.seconds, one.after) for one in advice.changes]
-    print_advice(console, found.target.name, found.bound, best, rows)
+    gap = None if advice.best is None else advice.best.gap
+    print_advice(console, found.target.name, found.bound, best, rows, gap)
     print_remarks(console, remarks, verbose)
     if written is not None:
         lines = difflib.unified_diff(

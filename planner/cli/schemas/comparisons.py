@@ -74,6 +74,7 @@ class Advised(Strict):
     unread: list[str]
     now: AdvisedFigures
     best: AdvisedFigures | None
+    gap: float | None
     changes: list[AdvisedChange]
     file: str | None
 
