@@ -36,7 +36,7 @@ from planner.plan.prediction.loosening import (
     with_stored,
     with_strategies,
 )
-from planner.plan.words import activations_words, table_words
+from planner.plan.words import activations_words, table_words, tensor_overlap_words
 from planner.sharding.stored import StoredParameter
 
 _FITS = 1 + 1e-9
@@ -347,6 +347,13 @@ def _scheduled(start: Plan, end: Plan) -> Iterator[_Change]:
         if one != other:
             difference = Difference(name=field.replace("_", "-"), here=str(one), there=str(other))
             yield _Change(difference=difference, apply=_training(field, other))
+    overlaps = start.training.tensor_overlap, end.training.tensor_overlap
+    if overlaps[0] != overlaps[1]:
+        here, there = (tensor_overlap_words(one) for one in overlaps)
+        yield _Change(
+            difference=Difference(name="tensor-overlap", here=here, there=there),
+            apply=_training("tensor_overlap", overlaps[1]),
+        )
     for field in ("schedule", "slices"):
         one, other = getattr(start, field), getattr(end, field)
         if one != other:
