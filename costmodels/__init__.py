@@ -30,6 +30,7 @@ from costmodels.memory import (
 from costmodels.offload import PLACES, Visit, away_seconds, offloaded_bytes, visit_pace, visit_seconds, visits_time
 from costmodels.optimizer import optimizer_time
 from costmodels.orders import FORWARD, SCHEDULES, Orders, Schedule, ends, most_in_flight, schedule_orders
+from costmodels.overlapped_products import arriving_time, leaving_time
 from costmodels.pipeline_times import ChunkSeconds, PassSeconds, RankSeconds
 from costmodels.rank_ends import RankEnd, rank_ends
 from costmodels.rates import best_rate
@@ -78,6 +79,7 @@ __all__ = [
     "UpdateVariant",
     "Visit",
     "affine_pieces",
+    "arriving_time",
     "attention_backward_time",
     "attention_preparation",
     "attention_rate",
@@ -99,6 +101,7 @@ __all__ = [
     "in_flight_of_chunks",
     "interleaved_time",
     "least_step_time",
+    "leaving_time",
     "matmul_rate",
     "matmul_time",
     "most_in_flight",

@@ -2,7 +2,7 @@
 
     plan-llama70b.svg       the report of the main job as a terminal shows it
     ui-light.png, ui-dark.png    `plan ui` with two plans of Llama 8B side by side
-    report-llama70b.png     the top of the page that `plan report` writes for a pipelined plan of the same model
+    report-llama70b.png, report-llama70b-dark.png    the top of the page of `plan report` for a pipelined plan of it
 
 All but the first need Chromium on PATH.
 """
@@ -88,15 +88,18 @@ def page(folder: Path) -> None:
     """A pipeline, whose timeline is worth a look."""
     browser_path = shutil.which("chromium") or shutil.which("google-chrome")
     if browser_path is None:
-        sys.exit("no chromium on PATH: docs/report-llama70b.png is left as it is")
+        sys.exit("no chromium on PATH: docs/report-*.png are left as they are")
     plan(*JOB, "--software", "nemo", "-o", "plan.json", folder=folder)
-    plan("report", "plan.json", "-o", "page.html", "--no-search", folder=folder)
+    plan("report", "plan.json", "-o", "page.html", "--tokens", "15T", "--price", "2.5", folder=folder)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
         view = browser.new_page(viewport={"width": 1160, "height": 1000}, color_scheme="light")
         view.goto((folder / "page.html").as_uri())
         view.wait_for_function("document.documentElement.dataset.figures === 'drawn'")
         view.screenshot(path=HERE / "report-llama70b.png")
+        view.get_by_role("button", name="Dark").click()
+        view.wait_for_timeout(2000)
+        view.screenshot(path=HERE / "report-llama70b-dark.png")
         browser.close()
 
 

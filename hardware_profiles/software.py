@@ -102,6 +102,8 @@ class Software:
         has_sinks: whether attention has learned sinks.
         window: keys that a query looks back at most at in every layer, which kernels make use of; 0: all.
         drops_tokens: whether rows beyond the capacity of an expert are dropped, so that all shapes are known before.
+        softmax_heads: with unfused attention, of how many heads, each of a sample, the heads of a device must be a
+            multiple for its fused softmax; of others PyTorch computes it in fp32, kernel by kernel.
         casts: share of the operands of products in fp8 that a kernel of its own brings there in the forward pass; the
             others are written so by the norm or the activation before. Gradients always take a kernel.
         adds: whether the kernels of weight gradients add to the gradient that is kept of a step (Megatron's main
@@ -141,6 +143,13 @@ class Software:
     has_sinks: bool = False
     window: int = 0
     drops_tokens: bool = False
+    softmax_heads: int = 1
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether the host must know how many rows each expert gets before it launches what computes them: products of
+        experts are launched one by one, or in one call that takes their sizes, and no capacity sets these before."""
+        return bool(self.grouped) and not self.drops_tokens
 
     def adds_in_fp32(self, dtype: str) -> bool:
         """Whether the kernel of a weight gradient adds it to one in fp32 (Megatron's main gradients)."""

@@ -63,6 +63,7 @@ class _StackFile(Strict):
     copies_out: bool = False
     gathers_narrow: bool = False
     sinks: Positive | None = None
+    softmax_heads: Number | None = None
     hidden: _Hidden
     stored: _Stored
 
@@ -90,6 +91,7 @@ class _StackFile(Strict):
             copies_out=self.copies_out,
             gathers_narrow=self.gathers_narrow,
             sinks=1.0 if self.sinks is None else self.sinks.value,
+            softmax_heads=1 if self.softmax_heads is None else int(self.softmax_heads.value),
             stored=Stored(**_values(self.stored)),
         )
 

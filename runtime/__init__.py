@@ -14,6 +14,8 @@
     for stage in runtime.audit(plan, graph, samples, cluster):      # anywhere: what it will do, and what was predicted
         assert stage.agrees
 
+Under the training loops of others: `runtime.integrations`.
+
 Importing this package does not import torch; its names do when they are first used.
 """
 

@@ -24,12 +24,14 @@ import typer
 from typer.testing import CliRunner
 
 import planner
+import runtime
 from planner import errors
 from planner.cli.helping import _default, _spelled, commands_of, parts_of
 from planner.cli.main import app
 from planner.engines.spaces import SPACES
 from planner.plan import plan as plan_records
 from planner.plan import schema
+from runtime import integrations
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -171,8 +173,13 @@ def python_functions() -> str:
     ]
     for name in planner.__all__:
         lines += [f"::: {planner._LAZY[name]}.{name}", ""]
-    lines += ["# Running", "", "`import runtime` on every rank.", ""]
-    return "\n".join([*lines, "::: runtime.parallelize", ""])
+    lines += ["# Running", "", "`import runtime` on every rank; [Running a plan](../running.md) shows it at work.", ""]
+    for name in runtime.__all__:
+        lines += [f"::: {runtime._HOMES[name]}.{name}", ""]
+    lines += ["# Under other training loops", "", "[Trainer and Lightning](../integrations.md) shows them at work.", ""]
+    for name in integrations.__all__:
+        lines += [f"::: {integrations._HOMES[name]}.{name}", "    options: {members: false}", ""]
+    return "\n".join(lines)
 
 
 def plan_file() -> str:

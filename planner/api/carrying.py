@@ -74,6 +74,7 @@ def plan_of(subject: Subject, description: "Description") -> "BoundPlan":
         zero=description.zero,
         replicas=description.replicas if description.replicas > 1 else None,
         sequence_parallel=description.sequence_parallel,
+        tensor_overlap=1,
         micro_batches=description.micro_batches,
         offload=Offload(optimizer=(description.states_at,), weights=(description.weights_at,)),
     )

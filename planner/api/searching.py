@@ -146,6 +146,7 @@ def search(
     objective: Objective = "time",
     top: int = 1,
     simplicity: float = SIMPLICITY,
+    alltoall: bool = True,
     time_limit: float | None = None,
     memory_limit: float | None = None,
     memory_margin: float | None = None,
@@ -188,6 +189,7 @@ def search(
         top: how many plans, of different configurations. The fastest ones, where it is more than 1.
         simplicity: how much longer than the fastest, as a share of its step, a simpler plan may take that is preferred
             to it; 0 takes the fastest. `SearchResult.simpler` says what was done.
+        alltoall: False for links or backends that lack that collective: an all-gather and a slice in its place.
         time_limit: seconds, tracing included, after which the best plan so far is returned.
         memory_limit: bytes of a device that may be used.
         memory_margin: share of the predicted peak that is left free for its error.
@@ -245,6 +247,7 @@ def search(
             time_limit=time_limit,
             memory_limit=memory_limit,
             simplicity=simplicity if top == 1 else 0.0,
+            alltoall=alltoall,
             certify=certify,
             space=space,
         )

@@ -64,7 +64,7 @@ PURPOSES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (
         "Run",
         (
-            ("run, audit", "execute a plan; compare it with the prediction"),
+            ("run, audit, prove", "execute a plan; check it without the cluster"),
             ("checkpoint", "inspect, verify, convert or merge checkpoints"),
             ("export, import", "to and from Megatron, DeepSpeed, torchtitan"),
             ("advise", "a configuration of yours: what to change in it"),

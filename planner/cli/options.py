@@ -208,6 +208,14 @@ class Options:
             "Zigzag order in causal ring attention, which balances its work.",
         ),
     ] = None
+    alltoall: Annotated[
+        bool | None,
+        switch(
+            HAND,
+            "--alltoall/--no-alltoall",
+            "Allow the all-to-all (else all-gather and slice). For links or backends that lack it.",
+        ),
+    ] = None
     expert: Annotated[int | None, number(HAND, "Expert-parallel degree (divides data x context).")] = None
     zero: Annotated[
         int | None,
@@ -242,6 +250,25 @@ class Options:
         str | None,
         word(HAND, "N|auto", "One micro-batch computes while another communicates.", "1"),
     ] = None
+    tensor_overlap: Annotated[
+        str | None,
+        word(
+            HAND,
+            "N|auto",
+            "Chunks of tensor-parallel collectives under products. Each collective is cut into N, and a"
+            " chunk travels while the product of another computes; off waits for them. By default auto: as"
+            " many as save time, but none on CPUs.",
+        ),
+    ] = None
+    no_overlap: Annotated[
+        bool,
+        switch(
+            HAND,
+            "--no-overlap",
+            "Wait for every collective, for debugging. It is --tensor-overlap off, --interleave 1,"
+            " --buckets none and --gathers each.",
+        ),
+    ] = False
     slices: Annotated[
         str | None,
         word(HAND, "N|auto", "Sequence slices per micro-batch (seqpipe).", "1"),

@@ -1,4 +1,13 @@
-"""Other plans for the job of a plan that is reported: fronts of time against memory, searched while somebody waits."""
+"""Other plans for the job of a plan that is reported, and what they say about its decisions.
+
+    one search for the job, nothing decided      ─▶ the best plan of each of its best configurations
+    conventional plans, by hand                  ─▶ baselines
+    the configuration of the plan, with another
+    stage of ZeRO or recomputation               ─▶ what these decisions cost to change
+
+The search goes to its end, so that a busy machine shows the same plans; Ctrl-C and --time-limit end it earlier, with
+what there is.
+"""
 
 import math
 import time
@@ -8,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from planner.cli.stopping import stoppable
 from planner.cli.waiting import Waiting
-from planner.errors import PlannerError
+from planner.errors import InfeasibleError, LimitError, PlannerError
 
 if TYPE_CHECKING:
     from hardware_profiles import Machine
@@ -19,50 +28,123 @@ if TYPE_CHECKING:
     from planner.report.data import Choice, Choices
     from planner.strategy_search.request.request import SearchRequest
     from planner.strategy_search.request.space import Pinned
-    from planner.strategy_search.result import SearchResult
 
-_KEPT = 1 / 3
-"""Of the time at most for plans with the degrees of the plan; the rest is for those with nothing decided."""
+CANDIDATES = 5
+"""Configurations of the search whose best plans are shown."""
 
 
 def other_plans(
     verdict: "Verdict",
     model: "PlannedModel",
     cluster: "Machine",
-    time_limit: float,
+    time_limit: float | None,
     wait: Waiting,
 ) -> "Choices":
-    """The front of time against memory for the same job, that with the degrees of this plan kept, and the plan itself.
-
-    Ctrl-C ends the search with what there is: the page is worth having all the same.
-    """
-    from hardware_profiles import Cluster
+    """The candidates of a search for the same job, conventional plans, the plan itself, and why it is as it is."""
     from planner.limits import default_memory, limited
-    from planner.plan.layout.roles import roles
-    from planner.report.units import seconds_text
+    from planner.report.data import Choices, reasons_of
     from planner.strategy_search.analysis.around import request_for
 
     plan = verdict.bound.plan
-    found = roles(verdict.bound)
     request = request_for(plan, model.graph, model.batch, cluster)
     if isinstance(request.update.buckets, int):  # other plans have buckets of their own sizes
         request = replace(request, update=replace(request.update, buckets="auto"))
-    own = _choice(verdict.bound, verdict.prediction.step_seconds, verdict.prediction.peak_bytes, this=True)
-    begun, kept = time.monotonic(), degrees_of(found)
+    own = choice_of(verdict.bound, verdict.prediction.step_seconds, verdict.prediction.peak_bytes, this=True)
     with stoppable(lambda: wait.phase("stopping")) as stopped:
-        fronts = []
-        for pinned, share in ((kept, _KEPT), (None, 1.0)):
-            if kept is None and share < 1:
-                continue
-            over = _Over(ends=begun + share * time_limit, stopped=stopped)
-            wait.phase("with these degrees" if pinned else f"other plans, {seconds_text(time_limit)} at most")
-            asked = request if pinned is None else replace(request, pinned=pinned)
-            with limited(max(0.0, over.ends - time.monotonic()), default_memory()):
-                fronts.append([*_front(asked, wait, over, kept=pinned is not None)])
-        late = over()
-        after = "by Ctrl-C" if stopped() else f"after {seconds_text(time_limit)}"
-    late_words = f"The search was stopped {after}, so there may be more and faster ones." if late else ""
-    return _together(own, fronts, late_words, front=isinstance(cluster, Cluster))
+        ends = math.inf if time_limit is None else time.monotonic() + time_limit
+        asking = _Asking(request, wait, lambda: stopped() or time.monotonic() > ends)
+        with limited(None if time_limit is None else max(0.0, time_limit), default_memory()):
+            wait.phase("other plans")
+            candidates = asking.plans(replace(request, top=CANDIDATES)) or []
+            conventional = [*_baselines(verdict, cluster, asking)]
+            changed = [*_changed(verdict, own, asking)]
+        late = asking.over()
+    others = [*candidates, *conventional]
+    lacking = [(decision, words) for decision, words, found in changed if found is None]
+    near = [found for _, _, found in changed if found is not None]
+    return Choices(
+        plans=_together(own, others),
+        note=_note(len(candidates), late),
+        reasons=reasons_of(own, [*others, *near], lacking),
+    )
+
+
+def _note(candidates: int, late: bool) -> str:
+    words = (
+        f"The best plans of the {candidates} best configurations of a search for the same job with nothing decided by"
+        " hand, and conventional plans."
+        if candidates
+        else "Nothing else was found."
+    )
+    return f"{words} The search was stopped before its end, so there may be more and faster ones." if late else words
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """Searches for one job, as long as nobody stops them."""
+
+    request: "SearchRequest"
+    wait: Waiting
+    over: Callable[[], bool]
+
+    def plans(self, request: "SearchRequest", name: str = "") -> "list[Choice] | None":
+        """The best plans of a request; None where nothing fits, none where the job allows none such, or where the
+        search was stopped before there was one."""
+        from planner.strategy_search.search import search
+
+        if self.over():
+            return []
+        try:
+            found = search(request, self.wait.searched, self.over)
+        except LimitError:
+            return []
+        except InfeasibleError:
+            return [] if self.over() else None
+        except PlannerError:  # degrees that do not divide, a model without such operators
+            return []
+        return [choice_of(one.bound, one.seconds, one.plan.prediction.peak_bytes, name=name) for one in found.plans]
+
+
+def _baselines(verdict: "Verdict", cluster: "Machine", asking: _Asking) -> "Iterator[Choice]":
+    """Plans that people would write down: FSDP over all devices; tensor parallelism inside a node with ZeRO 1."""
+    from hardware_profiles import Cluster
+    from planner.strategy_search.request.space import Pinned
+
+    plan = verdict.bound.plan
+    if not isinstance(cluster, Cluster) or not plan.schedule_kind.trains or cluster.devices == 1:
+        return
+    offload = asking.request.pinned.offload
+    conventional = {"FSDP over all devices": Pinned(pipeline=1, tensor=1, context=1, zero=3, offload=offload)}
+    node = cluster.levels[0].fan_out
+    if node is not None and 1 < node <= cluster.devices:
+        name = f"tensor parallel {node} inside a node, ZeRO 1"
+        conventional[name] = Pinned(tensor=node, context=1, zero=1, offload=offload)
+    for name, pinned in conventional.items():
+        asking.wait.phase(name)
+        yield from (asking.plans(replace(asking.request, pinned=pinned), name) or [])[:1]
+
+
+def _changed(verdict: "Verdict", own: "Choice", asking: _Asking) -> "Iterator[tuple[str, str, Choice | None]]":
+    """The degrees and micro-batches of the plan, with another stage of ZeRO, or all blocks run in one way: decision,
+    what was tried, and the best plan, None where none fits. What nobody knows is left out."""
+    from planner.plan.layout.roles import roles
+
+    plan = verdict.bound.plan
+    degrees = degrees_of(roles(verdict.bound))
+    if degrees is None or not plan.schedule_kind.trains:
+        return
+    here = dict(own.words)
+    kept = replace(degrees, micro_batches=plan.training.micro_batches, offload=asking.request.pinned.offload)
+    shared = degrees.data or 1
+    trials = [("ZeRO", str(stage), replace(kept, zero=stage)) for stage in (2, 1, 0) if shared > 1]
+    trials += [("recomputation", way, replace(kept, recompute=way)) for way in ("none", "full")]
+    for decision, words, pinned in trials:
+        if here.get(decision, "").split(" ")[0] == words:
+            continue
+        asking.wait.phase(f"{decision} {words}")
+        found = asking.plans(replace(asking.request, pinned=pinned))
+        if found is None or found:
+            yield decision, words, found[0] if found else None
 
 
 def degrees_of(found: "Roles") -> "Pinned | None":
@@ -81,69 +163,26 @@ def degrees_of(found: "Roles") -> "Pinned | None":
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Over:
-    """Whether a search is to end."""
-
-    ends: float
-    stopped: Callable[[], bool]
-
-    def __call__(self) -> bool:
-        return self.stopped() or time.monotonic() > self.ends
-
-
-def _front(request: "SearchRequest", wait: Waiting, over: _Over, *, kept: bool) -> "Iterator[Choice]":
-    """The points of a front whose search was not stopped, as that would be of any quality; the first one all the
-    same. Of several kinds of devices just the fastest plan: no front is searched there."""
-    from hardware_profiles import MixedCluster
-    from planner.strategy_search.objectives import front
-    from planner.strategy_search.search import search
-
-    try:
-        found: tuple[SearchResult, ...]
-        if isinstance(request.cluster, MixedCluster):
-            found = (search(request, wait.searched, over),)
-        else:
-            found = front(request, wait.searched, over)
-    except PlannerError:  # nothing fits, or the degrees are none of those that are searched
-        return
-    for at, result in enumerate(found):
-        if at == 0 or not result.statistics.stopped:
-            best = result.plans[0]
-            yield _choice(best.bound, best.seconds, best.plan.prediction.peak_bytes, kept=kept)
-
-
-def _choice(bound: "BoundPlan", seconds: float, peak: float, *, this: bool = False, kept: bool = False) -> "Choice":
+def choice_of(bound: "BoundPlan", seconds: float, peak: float, *, this: bool = False, name: str = "") -> "Choice":
+    """A plan in the words that tell it from others."""
     from planner.plan.layout.roles import roles
     from planner.plan.words import plan_words
     from planner.report.data import Choice
 
     words = tuple(plan_words(bound, roles(bound)).items())
-    return Choice(step_seconds=seconds, peak_bytes=peak, words=words, this=this, kept=kept)
+    return Choice(step_seconds=seconds, peak_bytes=peak, words=words, this=this, name=name)
 
 
-def _together(own: "Choice", fronts: "Sequence[Sequence[Choice]]", late: str, *, front: bool) -> "Choices":
-    """All of them once, fastest first, and where they are from."""
-    from planner.report.data import Choices
-
+def _together(own: "Choice", others: "Sequence[Choice]") -> "tuple[Choice, ...]":
+    """All of them once, fastest first; a conventional plan that is another one gives it its name."""
     plans = [own]
-    for one in (one for points in reversed(fronts) for one in points):  # what needs no degrees kept counts as free
-        if not any(_same(one, other) for other in plans):
+    for one in others:
+        at = next((at for at, other in enumerate(plans) if _same(one, other)), None)
+        if at is None:
             plans.append(one)
-    note = "Nothing else was found."
-    if len(plans) > 1:
-        note = (
-            "The front of a search for the same job with nothing decided by hand: the fastest plan, then the fastest"
-            " found with a tenth less memory each."
-            if front
-            else "The fastest plan of a search for the same job with nothing decided by hand."
-        )
-        if any(one.kept for one in plans):
-            note += " The same with the degrees of this plan kept."
-    return Choices(
-        plans=tuple(sorted(plans, key=lambda one: (one.step_seconds, one.peak_bytes))),
-        note=f"{note} {late}".rstrip(),
-    )
+        elif one.name:
+            plans[at] = replace(plans[at], name=one.name)
+    return tuple(sorted(plans, key=lambda one: (one.step_seconds, one.peak_bytes)))
 
 
 def _same(one: "Choice", other: "Choice") -> bool:

@@ -122,6 +122,7 @@ def _choices(plan: "Plan", found: "Roles") -> dict[str, Any]:
         "schedule": plan.schedule,
         "slices": plan.slices,
         "interleave": plan.training.interleave,
+        "tensor_overlap": {name: [there, back] for name, there, back in plan.training.tensor_overlap},
         "sequence_parallel": found.sequence_parallel,
         "optimizer_sharding": found.zero,
         "micro_batches": plan.training.micro_batches,

@@ -10,6 +10,7 @@ from planner.cli.options import Options, flag
 from planner.cli.texts import say
 from planner.cli.values import (
     parse_buckets,
+    parse_chunks,
     parse_count,
     parse_margin,
     parse_memory,
@@ -147,6 +148,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         time_limit=options.time_limit,
         memory_limit=limit,
         simplicity=simplicity_of(options),
+        alltoall=options.alltoall is not False,
         certify=options.certify,
         space=space,
     )
@@ -189,14 +191,19 @@ def update_of(options: Options) -> "Update":
     """What becomes of gradients; raises RequestError where that cannot be."""
     from planner.sharding.update import AUTO_GATHERS, Update, update_fault
 
+    buckets, gathers = options.buckets or "auto", options.gathers or AUTO_GATHERS
+    if options.no_overlap:
+        if options.buckets not in (None, "none") or options.gathers == "ahead":
+            raise RequestError("--no-overlap sends nothing while something computes; leave out --buckets and --gathers")
+        buckets, gathers = "none", options.gathers or "each"
     update = Update(
         gradients=options.gradients or "mean",
         gradient_dtype=options.gradient_dtype or "mixed",
         master_weights=options.master_weights is not False,
         clip_norm=options.clip_norm,
         broadcast=options.broadcast,
-        buckets=parse_buckets(options.buckets or "auto"),
-        gathers=options.gathers or AUTO_GATHERS,
+        buckets=parse_buckets(buckets),
+        gathers=gathers,
         local_parameters=tuple(options.local_parameters or ()),
         placed=parse_places(options.place or ()),
     )
@@ -207,6 +214,14 @@ def update_of(options: Options) -> "Update":
 def _noted(note: str) -> None:
     """What must be known of operators without a row in the table of rules, on stderr."""
     say(f"note: {note}", err=True)
+
+
+def _one_at_a_time(options: Options) -> int | None:
+    """Micro-batches that take turns, as they are asked for."""
+    asked = None if options.interleave is None else parse_count("interleave", options.interleave)
+    if options.no_overlap and asked not in (None, 1):
+        raise RequestError("--no-overlap has no micro-batches that take turns; leave out it, or --interleave")
+    return 1 if options.no_overlap else asked
 
 
 def pinned_of(options: Options) -> "Pinned":
@@ -220,7 +235,8 @@ def pinned_of(options: Options) -> "Pinned":
         virtual_stages=None
         if options.virtual_stages is None
         else parse_count("virtual-stages", options.virtual_stages),
-        interleave=None if options.interleave is None else parse_count("interleave", options.interleave),
+        interleave=_one_at_a_time(options),
+        tensor_overlap=parse_chunks(options.tensor_overlap, none=options.no_overlap),
         slices=None if options.slices is None else parse_count("slices", options.slices),
         schedule=FORWARD if options.forward_only else options.schedule,
         data=options.data,

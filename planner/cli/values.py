@@ -70,6 +70,20 @@ def parse_count(option: str, text: str) -> int:
     return int(text)
 
 
+def parse_chunks(text: str | None, *, none: bool) -> int | None:
+    """Chunks of tensor parallelism: a number, 0 for `auto`, 1 for `off`; 1 where there is to be `none`."""
+    from planner.plan.plan import MOST_CHUNKS
+
+    if none and text not in (None, "off", "1"):
+        raise RequestError(f"--no-overlap has no chunks; leave out it, or --tensor-overlap {text}")
+    if none or (text is not None and text.lower() == "off"):
+        return 1
+    found = None if text is None else parse_count("tensor-overlap", text)
+    if found is not None and found > MOST_CHUNKS:
+        raise RequestError(f"--tensor-overlap {text}: at most {MOST_CHUNKS} chunks")
+    return found
+
+
 def parse_buckets(text: str) -> "Buckets":
     """none, auto, a size, positions of parameters, or patterns with numbers."""
     word = text.strip().lower()

@@ -19,7 +19,7 @@ MINDSPEED = EngineSpace(
 MINDFORMERS = EngineSpace(
     name="mindformers",
     title="MindFormers",
-    software="mindspeed",
+    software="mindformers",
     settings=(
         Settings(zero=(1,), recomputed=("any",), context=("heads", "ring"), zigzag=False),
         Settings(zero=(2,), recomputed=("any",), context=("heads", "ring"), zigzag=False, fixed=(("pipeline", 1),)),

@@ -36,7 +36,7 @@ def read(text: str, facts: Facts) -> Reading:
         unmodelled=unmodelled(settings.all),
         notes=tuple(notes),
         unread=settings.unread(*_SECTIONS),
-        stack="mindspeed",
+        stack="mindformers",
     )
 
 

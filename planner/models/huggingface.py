@@ -236,13 +236,28 @@ def _changed(config: Any, changes: Mapping[str, str], path: Path) -> Any:
 
 def _built(transformers: Any, config: Any, name: str, path: Path, *, masked: bool, device: str) -> Any:
     import torch
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    transformers.AttentionInterface.register(_WITHOUT_MASKS, sdpa_attention_forward)
+    _register_without_masks(transformers)
     attention = _WITH_MASKS if masked else _WITHOUT_MASKS
     config.use_cache = False
     with _theirs(transformers, f"{path}: transformers cannot build {name}"), torch.device(device):
         return getattr(transformers, name)._from_config(config, attn_implementation=attention).train()
+
+
+def _register_without_masks(transformers: Any) -> None:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    transformers.AttentionInterface.register(_WITHOUT_MASKS, sdpa_attention_forward)
+
+
+def trained_without_masks(module: Any) -> None:
+    """Have a model of transformers build no masks and keep no keys and values, as `from_config` makes it where nothing
+    is padded. Raises ModelError where its attention cannot be changed."""
+    transformers = _transformers()
+    _register_without_masks(transformers)
+    module.config.use_cache = False
+    with _theirs(transformers, f"{type(module).__name__}: its attention cannot be changed"):
+        module.set_attn_implementation(_WITHOUT_MASKS)
 
 
 def _one_line(error: Exception) -> str:

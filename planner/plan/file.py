@@ -87,8 +87,10 @@ def _model_content(model: ModelReference) -> dict[str, Any]:
 
 
 def _axis_content(axis: MeshAxis) -> dict[str, Any]:
-    """Nothing is said of the order of an axis that cuts everything into contiguous pieces, as in older files."""
-    return {name: value for name, value in _fields(axis).items() if (name, value) != ("order", "contiguous")}
+    """Nothing is said of what is usual, and in older files: an axis that cuts everything into contiguous pieces, and
+    has the all-to-all."""
+    usual = {"order": "contiguous", "alltoall": True}
+    return {name: value for name, value in _fields(axis).items() if name not in usual or value != usual[name]}
 
 
 def _stage_content(stage: Stage) -> dict[str, Any]:
@@ -103,6 +105,9 @@ def training_content(training: Training) -> dict[str, Any]:
         del own["imbalance"]
     if training.interleave == 1:
         del own["interleave"]
+    del own["tensor_overlap"]
+    if training.tensor_overlap:
+        own["tensor_overlap"] = {name: [there, back] for name, there, back in sorted(training.tensor_overlap)}
     if training.fp8:
         own["fp8"] = training.fp8.recipe
     if training.fp8.left_out:
@@ -281,8 +286,17 @@ def _training(training: TrainingSection) -> Training:
     content = training.model_dump()
     own = {
         name: content.pop(name)
-        for name in ("global_batch", "micro_batches", "precision", "optimizer", "interleave", "imbalance")
+        for name in (
+            "global_batch",
+            "micro_batches",
+            "precision",
+            "optimizer",
+            "interleave",
+            "imbalance",
+        )
     }
+    overlap = content.pop("tensor_overlap")
+    own["tensor_overlap"] = tuple((name, *chunks) for name, chunks in sorted(overlap.items()))
     refuse_plan(imbalance_fault(training.imbalance))
     fp8 = Fp8(recipe=content.pop("fp8"), left_out=tuple(content.pop("fp8_left_out")))
     refuse_plan(fp8_fault(fp8))

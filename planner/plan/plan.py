@@ -27,6 +27,9 @@ RECOMPUTATION = ("none", "selective", "full")
 PRECISIONS = {name: dtype.tensors[0] for name, dtype in TRAINED.items()}
 """What can be trained in, and the dtype of weights."""
 OPTIMIZERS = ("adamw", "sgd", "lamb")
+MOST_CHUNKS = 64
+"""A collective of tensor parallelism is taken apart into so many chunks at most; more than ever pays."""
+
 INTERLEAVED = next(name for name, schedule in SCHEDULES.items() if schedule.interleaved)
 SLICED = next(name for name, schedule in SCHEDULES.items() if schedule.sliced)
 
@@ -67,7 +70,9 @@ class Training:
     becomes of their gradients. A stage takes `interleave` micro-batches at a time, operator by operator in turn, so
     that one computes while another communicates; they divide `micro_batches`. `imbalance` is assumed of routers: rows
     of the device with the most of them over the average (see `planner.graph.expert_load`). Linear layers are computed
-    in `fp8` where that has a recipe (see `planner.graph.fp8`); all else is in `precision`."""
+    in `fp8` where that has a recipe (see `planner.graph.fp8`); all else is in `precision`. `tensor_overlap` names the
+    operators whose collectives of tensor parallelism run under products, with their chunks forward and backward (see
+    `planner.plan.layout.overlapped_products`)."""
 
     global_batch: int
     micro_batches: int
@@ -77,6 +82,7 @@ class Training:
     interleave: int = 1
     imbalance: float = EVEN
     fp8: Fp8 = NO_FP8
+    tensor_overlap: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def turns(self) -> int:

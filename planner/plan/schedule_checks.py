@@ -186,6 +186,27 @@ def gathers_fault(update: Update, interleave: int) -> Fault | None:
     )
 
 
+def tensor_overlap_fault(overlaps: bool, schedule: str, interleave: int, slices: int) -> Fault | None:
+    """Why collectives of tensor parallelism, if any, cannot run under their products; None where they can.
+    Micro-batches or slices that take turns, and weight gradients in a turn of their own, run operator by operator."""
+    if not overlaps:
+        return None
+    if interleave > 1:
+        clash, hint = f"interleave = {interleave}", "take one of them"
+    elif slices > 1:
+        clash, hint = f"slices = {slices}", "take one of them"
+    elif SCHEDULES[schedule].splits_backward:
+        clash, hint = f"schedule = {schedule}", "leave out tensor_overlap, or take 1f1b"
+    else:
+        return None
+    return Fault(
+        option="tensor_overlap",
+        value="",
+        reason=f"takes collectives and their products in one, and {clash} takes operators apart",
+        hint=hint,
+    )
+
+
 def ring_fault(slices: int, ring: str) -> Fault | None:
     """Why keys cannot come round `ring` where a sequence is taken in so many slices; None where they can."""
     if slices == 1:
@@ -214,6 +235,8 @@ def check_schedule(plan: Plan) -> None:
     )
     refuse_plan(schedule_fault(turns))
     refuse_plan(sliced_fp8_fault(training.fp8, plan.slices))
+    overlaps = bool(training.tensor_overlap)
+    refuse_plan(tensor_overlap_fault(overlaps, plan.schedule, training.interleave, plan.slices))
 
 
 def sliced_fp8_fault(fp8: Fp8, slices: int | None) -> Fault | None:

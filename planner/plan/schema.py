@@ -12,13 +12,14 @@ from planner.graph.expert_load import EVEN
 from planner.nearest import divisors, nearest_words
 from planner.plan.binding.machine import groups_of_ranks
 from planner.plan.carried import LONGEST
-from planner.plan.plan import OPTIMIZERS, PRECISIONS, RECOMPUTATION, ClusterReference
+from planner.plan.plan import MOST_CHUNKS, OPTIMIZERS, PRECISIONS, RECOMPUTATION, ClusterReference
 from planner.plan.refusing import refuse_plan
 from planner.plan.samples import parts_fault
 from planner.sharding.discover.content import RuleContent
 from planner.sharding.mesh import ORDERS
 
 LARGEST = 2**31  # of any count in a plan
+Chunks = Annotated[int, Field(ge=1, le=MOST_CHUNKS)]
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
 Index = Annotated[int, Field(ge=0, le=LARGEST)]
 Positive = Annotated[float, Field(gt=0)]
@@ -65,6 +66,7 @@ class TrainingSection(_Strict):
     imbalance: float = EVEN
     fp8: str = ""
     fp8_left_out: list[str] = []
+    tensor_overlap: dict[str, tuple[Chunks, Chunks]] = {}
 
 
 class ClusterSection(_Strict):
@@ -81,6 +83,7 @@ class AxisSection(_Strict):
     stride: Count
     bandwidth: Positive
     order: str = "contiguous"
+    alltoall: bool = True
 
 
 class StageSection(_Strict):

@@ -29,6 +29,7 @@ def plan_words(bound: BoundPlan, roles: Roles) -> dict[str, str]:
         "slices": str(plan.slices),
         "micro-batches": f"{plan.training.micro_batches} of {plan.training.part}",
         "interleave": str(plan.training.interleave),
+        "tensor overlap": tensor_overlap_words(plan.training.tensor_overlap),
         "sequence parallel": "yes" if roles.sequence_parallel else "no",
         "ZeRO": roles.zero.partition(" ")[0] + (f" in {roles.replicas} copies" if roles.replicas > 1 else ""),
         "recomputation": recomputation_words(plan),
@@ -93,3 +94,12 @@ def _bucket_words(update: Update) -> str:
 def telling(rows: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
     """Names of the words in which not all plans agree, in their order."""
     return tuple(name for name in rows[0] if len({row[name] for row in rows}) > 1)
+
+
+def tensor_overlap_words(overlap: tuple[tuple[str, int, int], ...]) -> str:
+    """In how many chunks collectives of tensor parallelism run under their products."""
+    if not overlap:
+        return "none"
+    counts = sorted({chunks for _, *both in overlap for chunks in both})
+    chunks = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"under the products of {len(overlap)} operators, in {chunks} chunks"

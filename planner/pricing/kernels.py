@@ -22,15 +22,7 @@ What software adds (`hardware_profiles.Software`):
     every operator        t >= host latency: kernels that are shorter wait for the host, unless it is ahead of them
     elementwise and such  bytes times `passes`
     attention             "flash1", "flash2": the time of older kernels; "unfused" (and any that drops probabilities,
-                          see `runtime.ops.attention`): two products and a softmax with dropout through memory, six
-                          kernels
-
-        scores E = batch heads q k             forward                              backward
-        products    q k^T, p v                 2 matmuls                            4 matmuls
-        softmax     scaled and masked          read and write: 2 w E                3 w E: result, gradient in and out
-        dropout, where software has it         read, write, mask: (2 w + 1) E       (2 w + 1) E
-
-    (Korthikanti et al. 2022, section 4.1, count the same tensors: 5 a s^2 b bytes kept where w = 2.)
+                          see `runtime.ops.attention`): scores through memory, see `unfused_attention.py`
 
 A mask is assumed to be taken by a fused kernel as fast as attention without one, which reads it once forward and once
 backward; a gradient of it is written as large as the scores and summed up. Of devices whose fused kernels take no mask
@@ -39,17 +31,14 @@ scores, as nobody knows what is in it; attention that is said to be causal does 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from costmodels import (
     FREE_OP_CLASS,
     AttentionShape,
     ExpertsShape,
-    Quantity,
     attention_backward_time,
     attention_time,
     element_bytes,
@@ -59,16 +48,8 @@ from costmodels import (
     operator_time,
     weight_gradient_time,
 )
-from hardware_profiles import Device, Software
-from planner.sharding.rule import Rule
-
-Array: TypeAlias = NDArray[np.float64]
-
-WORD = 16
-"""Bytes that a tensor core's operands are loaded by."""
-
-UNFUSED_KERNELS = 6
-"""Operators that a framework launches for unfused attention: two products, scaling, mask, softmax, dropout."""
+from planner.pricing.kernel_call import Array, KernelCall, attention_shape, misaligned, passed, scores_of
+from planner.pricing.unfused_attention import SOFTMAX_KERNELS, UNFUSED_KERNELS, in_fp32, is_unfused, unfused_seconds
 
 EXPERTS_KERNELS = 12
 """Operators that a framework launches for experts: rows are counted, sorted, and their weights; moved to their experts;
@@ -90,35 +71,6 @@ _MASK = 3
 """Where the mask stands among the operands of attention."""
 
 _PASSED = frozenset({"elementwise", "normalisation", "cross_entropy", "copy"})
-_SHORT = frozenset({"bf16", "fp16"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class KernelCall:
-    """An operator under K strategies: local extents of its factors (K, factors), FLOP and bytes of the forward pass,
-    bytes of the backward pass (K,), and the operands that need a gradient. `hops` of a ring, 1 without, and how much
-    more than the mean the busiest device of it works, `uneven`, (K,) each."""
-
-    rule: Rule
-    extents: Array
-    dtype: str
-    device: Device
-    software: Software
-    graded: tuple[int, ...]
-    flops: Array
-    moved: Array
-    moved_backward: Array
-    hops: Array
-    uneven: Array
-
-    @property
-    def worked(self) -> int:
-        """Operands whose gradients take work: addends do not."""
-        return sum(operand not in self.rule.addends for operand in self.graded)
-
-    def extent(self, factors: frozenset[int] | tuple[int, ...]) -> Array:
-        """Product of the local extents of factors, (K,)."""
-        return np.asarray(self.extents[:, list(factors)].prod(axis=1))
 
 
 def kernel_seconds(call: KernelCall) -> tuple[Array, Array]:
@@ -126,19 +78,10 @@ def kernel_seconds(call: KernelCall) -> tuple[Array, Array]:
     return _BY_SHAPE.get(call.rule.op_class, _by_work)(call)
 
 
-def host_seconds(call: KernelCall) -> float:
-    """Seconds that the host takes to launch the operator, forward or backward."""
-    return call.device.host_latency * call.software.host * _launched(call)
-
-
-def score_bytes(call: KernelCall) -> Array | None:
-    """Bytes of scores that attention which software does not fuse keeps for its backward pass, (K,); None for every
-    other operator, and for attention that nobody could fuse, whose rule says what it keeps."""
-    if not _is_unfused(call) or call.rule.unfused or not call.graded:
-        return None
-    shape = _attention_shape(call)
-    kept = call.software.scores
-    return np.asarray(_scores(shape) * (kept * element_bytes(call.dtype) + max(0.0, kept - 1)))
+def host_seconds(call: KernelCall) -> Array:
+    """Seconds that the host takes to launch the operator, forward or backward, (K,)."""
+    more = SOFTMAX_KERNELS * in_fp32(call) if is_unfused(call) else np.zeros(len(call.extents))
+    return np.asarray(call.device.host_latency * call.software.host * (_launched(call) + more))
 
 
 def _launched(call: KernelCall) -> int:
@@ -148,13 +91,8 @@ def _launched(call: KernelCall) -> int:
     if call.rule.casts:
         return CAST_KERNELS
     if call.rule.op_class == "experts":
-        dropless = call.software.grouped and not call.software.drops_tokens
-        return DROPLESS_KERNELS if dropless else EXPERTS_KERNELS
-    return UNFUSED_KERNELS if _is_unfused(call) else 1
-
-
-def _is_unfused(call: KernelCall) -> bool:
-    return call.rule.op_class == "attention" and (call.rule.unfused or call.software.attention == "unfused")
+        return DROPLESS_KERNELS if call.software.counts_rows else EXPERTS_KERNELS
+    return UNFUSED_KERNELS if is_unfused(call) else 1
 
 
 def _by_work(call: KernelCall) -> tuple[Array, Array]:
@@ -195,8 +133,7 @@ def _products(call: KernelCall) -> tuple[Array, Array]:
     first, second = (operand for operand in range(len(rule.operands)) if operand not in rule.addends)
     m, n, k, batch = _product_shape(call, first, second)
     dtype = call.software.products or call.dtype
-    words = WORD // element_bytes(dtype)
-    slower = np.where((n % words > 0) | (k % words > 0), call.device.misaligned, 1.0) if dtype in _SHORT else 1.0
+    slower = misaligned(call, dtype, n, k)
     products = [(m, n, k)]
     products += [(m, k, n)] if first in call.graded else []
     rows, columns, depths = (np.concatenate(extents) for extents in zip(*products, strict=True))
@@ -239,11 +176,11 @@ def _cast_product(call: KernelCall, dtype: str, extents: tuple[Array, Array, Arr
     if not device.multiplies(dtype):
         there_and_back = 3 * width + 2 * element_bytes(dtype)  # for the largest, and to be cast; and written again
         product = np.asarray(matmul_time(m, n, k, batch, call.dtype, device))
-        return product + _passed(call, there_and_back * cast)
+        return product + passed(call, there_and_back * cast)
     product = np.asarray(matmul_time(m, n, k, batch, dtype, device, converted=0.0))
     kernel, moved = device.matmul_kernel(dtype), (2 * width + element_bytes(dtype)) * cast
     convert = None if kernel is None else kernel.convert
-    time = product + (_passed(call, moved) if convert is None else moved / convert)
+    time = product + (passed(call, moved) if convert is None else moved / convert)
     gained = call.rule.gained
     if gained == 1.0:
         return time
@@ -265,10 +202,10 @@ def _product_shape(call: KernelCall, first: int, second: int) -> tuple[Array, Ar
 
 
 def _attention(call: KernelCall) -> tuple[Array, Array]:
-    shape = _attention_shape(call)
+    shape = attention_shape(call)
     read, read_backward = _mask(shape, call)
-    if _is_unfused(call):
-        forward, backward = _unfused(shape, call)
+    if is_unfused(call):
+        forward, backward = unfused_seconds(shape, call)
         return forward + read, backward + read_backward
     slower = call.uneven * call.device.attention_slowdown(call.software.attention)
     if call.software.has_sinks:
@@ -292,9 +229,9 @@ def _joined(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:
     keys = shape.batch * shape.key_heads * shape.keys / call.hops * (shape.head_dim + shape.value_dim)
     further = call.hops - 1
     launched = call.device.launch_latency * further
-    joined = further * _passed(call, np.asarray((2 * wide + width) * queries * shape.value_dim)) + launched
+    joined = further * passed(call, np.asarray((2 * wide + width) * queries * shape.value_dim)) + launched
     gradients = np.asarray((2 * wide + width) * (queries * shape.head_dim + keys))
-    return joined, further * _passed(call, gradients) + 3 * launched
+    return joined, further * passed(call, gradients) + 3 * launched
 
 
 def _windowed(shape: AttentionShape, window: int) -> Array:
@@ -311,46 +248,10 @@ def _mask(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:
         return nothing, nothing
     width = element_bytes(call.dtype)
     mask = call.extent(tuple(factor for indexed in call.rule.operands[_MASK] for factor in indexed)) * width
-    forward = _passed(call, mask)
+    forward = passed(call, mask)
     if not call.graded:
         return forward, nothing
-    return forward, _passed(call, mask + 2 * width * _scores(shape)) if _MASK in call.graded else forward
-
-
-def _unfused(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:
-    """Attention with its scores in memory."""
-    dtype, device, width = call.dtype, call.device, element_bytes(call.dtype)
-    each, q, k, d, v = (shape.batch * shape.heads, shape.queries, shape.keys, shape.head_dim, shape.value_dim)
-    scores, nothing = _scores(shape), np.zeros(len(call.extents))
-
-    def products(*extents: tuple[Quantity, Quantity, Quantity]) -> Array:
-        return sum((np.asarray(matmul_time(*one, each, dtype, device)) for one in extents), nothing)
-
-    drops = call.rule.unfused or call.software.scores > 1
-    dropped = _passed(call, (2 * width + 1) * scores) if drops else nothing
-    forward = products((q, k, d), (q, v, k)) + _passed(call, 2 * width * scores) + dropped
-    if not call.graded:
-        return forward, nothing
-    backward = products((q, d, k), (k, d, q), (q, k, v), (k, v, q))
-    return forward, backward + _passed(call, 3 * width * scores) + dropped
-
-
-def _passed(call: KernelCall, nbytes: Array) -> Array:
-    """Seconds of a kernel that reads and writes so many bytes."""
-    nothing = np.zeros(len(nbytes))
-    time = operator_time(
-        op_class="elementwise", flops=nothing, bytes_moved=nbytes, dtype=call.dtype, device=call.device
-    )
-    return np.asarray(time)
-
-
-def _attention_shape(call: KernelCall) -> AttentionShape:
-    extents = {role: call.extent(factors) for role, factors in call.rule.roles}
-    return AttentionShape(**extents, causal=call.rule.causal)
-
-
-def _scores(shape: AttentionShape) -> Array:
-    return np.asarray(shape.batch * shape.heads * shape.queries * shape.keys)
+    return forward, passed(call, mask + 2 * width * scores_of(shape)) if _MASK in call.graded else forward
 
 
 def _experts(call: KernelCall) -> tuple[Array, Array]:

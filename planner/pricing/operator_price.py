@@ -16,9 +16,11 @@ from costmodels import host_rows_time, server_rows_time
 from hardware_profiles import DTYPES, Cluster
 from planner.errors import RequestError, RuleError
 from planner.graph.operator_graph import OperatorGraph, TensorType
-from planner.pricing.kernels import KernelCall, host_seconds, kernel_seconds, score_bytes
+from planner.pricing.kernel_call import KernelCall
+from planner.pricing.kernels import host_seconds, kernel_seconds
 from planner.pricing.liveness import Liveness
 from planner.pricing.message import Message, message_seconds
+from planner.pricing.unfused_attention import score_bytes
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import (
     Dims,
@@ -59,7 +61,7 @@ class OperatorPrices:
     forward: Array
     backward: Array
     late: tuple[Array, Array]
-    host: tuple[float, float]
+    host: tuple[Array, Array]
     inner_forward: Array
     inner_backward: Array
     operands: tuple[Array, ...]

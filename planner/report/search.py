@@ -41,14 +41,14 @@ def offload_text() -> str:
 
 
 def objective_text(step: float, objective: float) -> str:
-    """What the proof is about, where a step takes something else than the sum that was minimised; else nothing."""
-    change = step / objective - 1
-    if abs(change) < _LEAST_SHOWN / 100:
+    """What the proof is about, where a step takes less than the objective that was minimised; else nothing."""
+    change = 1 - step / objective
+    if change < _LEAST_SHOWN / 100:
         return ""
-    words = f"{percent_text(abs(change))} {'less' if change < 0 else 'more'}"
     return (
-        f"That bound is on the objective, {seconds_text(objective)} here: 1F1B, all stages as slow as the slowest. The"
-        f" simulated step takes {words}; of the plans with the least objectives this one is the fastest"
+        f"The bound is on the objective, {seconds_text(objective)} here: 1F1B at the pace of the slowest stage, one"
+        f" operator after the other. The simulated step takes {percent_text(change)} less; of the plans close to the"
+        " best objective this one is the fastest"
     )
 
 
@@ -107,11 +107,12 @@ def plans_table(title: str, plans: Sequence[tuple[Prediction, Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """A way to split the sequence: devices of a ring and by heads, seconds of the best plan found, of any at least, and
-    bytes that the leanest needs, infinite where nothing is known."""
+    """A way to split the sequence: devices of a ring and by heads, None where every operator splits as it likes;
+    seconds of the best plan found, of any at least, and bytes that the leanest needs, infinite where nothing is known.
+    """
 
-    ring: int
-    heads: int
+    ring: int | None
+    heads: int | None
     seconds: float
     bound: float
     least: float
@@ -124,7 +125,10 @@ def contexts_table(ways: Sequence[Way]) -> RenderableType:
         column.justify = "right"
     best = ways[0].seconds
     for way in ways:
-        table.add_row(str(way.ring * way.heads), str(way.ring), str(way.heads), *_fate(way, best))
+        degrees = ("any", "", "")
+        if way.ring is not None and way.heads is not None:
+            degrees = (str(way.ring * way.heads), str(way.ring), str(way.heads))
+        table.add_row(*degrees, *_fate(way, best))
     return table
 
 

@@ -2,32 +2,52 @@
 
     process  pipeline rank                          one for each, named and in order
     thread   computation, communication, parameters 0, 1 and 2: passes, what they send, gradients and new weights
+             operators, collectives                 3 and 4: what the spans above are made of
     X        a span: name, start and length in microseconds, and in `args` what it is of
     s, f     an arrow from the end of the pass that sends to the transfer that brings it
+    C        a counter: bytes in use on a device of the rank
 
-Source: "Trace Event Format", Google, 2016 (the JSON object format; complete, metadata and flow events).
+Operators and collectives are drawn for the first micro-batch of each chunk, and for the end of the step; other
+micro-batches are alike. They share the time of the span that they are inside of by what each takes alone: when in it,
+the prediction does not know.
+
+Source: "Trace Event Format", Google, 2016 (the JSON object format; complete, metadata, flow and counter events).
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from planner.plan.prediction.timeline import GATHERING, REDUCTION, Span, StepTimeline
+from planner.plan.prediction.timeline import GATHERING, HIDDEN, INSIDE, REDUCTION, Span, StepTimeline
+from planner.report.data.inside import Collective, Inside, OperatorTime
+from planner.report.data.memory import Curve
+from planner.report.data.report import Reported
+from planner.report.units import bytes_text
 
 Event = dict[str, Any]
 
-_THREADS = {"computation": 0, "communication": 1, "parameters": 2}
+_THREADS = {"computation": 0, "communication": 1, "parameters": 2, "operators": 3, "collectives": 4}
 _NANO = 1e9  # whole nanoseconds, so that what ends and what begins then meet
 _PER_MICRO = 1000  # the format counts in microseconds
 _BEFORE = 10  # nanoseconds
 
 
-def trace_events(name: str, timeline: StepTimeline) -> dict[str, Any]:
-    """The content of a trace file of a plan called `name`."""
+def trace_events(found: Reported) -> dict[str, Any]:
+    """The content of a trace file of a plan."""
+    timeline = found.timeline
     return {
         "displayTimeUnit": "ms",
-        "otherData": {"plan": name, "step_seconds": timeline.seconds},
-        "traceEvents": [*_names(len(timeline.ranks)), *_events(timeline)],
+        "otherData": {
+            "plan": found.report.job,
+            "step_seconds": timeline.seconds,
+            "operators": "of the first micro-batch of each chunk, sharing its passes by what each takes alone",
+        },
+        "traceEvents": [
+            *_names(len(timeline.ranks)),
+            *_events(timeline),
+            *_insides(timeline, found.inside),
+            *(event for curve in found.report.memory.curves for event in _counter(curve)),
+        ],
     }
 
 
@@ -91,3 +111,80 @@ def _arrow(span: Span, number: int, middle: int) -> Iterator[Event]:
         "tid": _THREADS["communication"],
         "ts": middle / _PER_MICRO,
     }
+
+
+def _insides(timeline: StepTimeline, inside: Sequence[Inside]) -> Iterator[Event]:
+    """Operators and collectives of the first pass in each direction through each chunk, and of the end of the step."""
+    seen: set[tuple[int, int, str]] = set()
+    passing: dict[int, Span] = {}  # the pass of each rank whose communication follows it
+    ends: defaultdict[tuple[int, int], int] = defaultdict(int)
+    for span in timeline.spans:
+        found: Sequence[tuple[str, float, Event]] = ()
+        key = (span.rank, span.chunk, span.kind)
+        if span.stream == "computation" and span.kind in ("forward", "backward", "input_gradient"):
+            passing[span.rank] = span
+            found = () if key in seen else _operators_in(inside[span.rank].chunks[span.chunk], span)
+        elif span.stream == "communication":
+            backward = passing[span.rank].kind != "forward" if span.kind in (INSIDE, HIDDEN) else None
+            key = (*key[:2], f"{span.kind} {backward}")
+            found = () if key in seen else _collectives_in(inside[span.rank].collectives, span, backward)
+        seen.add(key)
+        yield from _shared(span, found, ends)
+
+
+def _operators_in(operators: Sequence[OperatorTime], span: Span) -> list[tuple[str, float, Event]]:
+    forward = span.kind == "forward"
+    ordered = operators if forward else reversed(operators)
+    return [(one.name, one.forward if forward else one.backward, {"op": one.op}) for one in ordered]
+
+
+def _collectives_in(
+    collectives: Sequence[Collective], span: Span, backward: bool | None
+) -> list[tuple[str, float, Event]]:
+    """What a span is made of: inside of a pass by its direction, else by the kind of the span."""
+    part = "" if backward is not None else span.kind
+    own = [one for one in collectives if one.part == part and backward in (None, one.backward)]
+    return [(_name_of(one), one.seconds, _about_collective(one)) for one in own]
+
+
+def _name_of(one: Collective) -> str:
+    """`all_gather axis0 (8 devices), 1.2 GiB`."""
+    where = "to a neighbouring stage" if one.kind == "send_recv" else f"{one.along} ({one.devices} devices)"
+    return f"{one.kind} {where}, {bytes_text(one.nbytes)}"
+
+
+def _about_collective(one: Collective) -> Event:
+    return {
+        "kind": one.kind,
+        "group": one.along,
+        "devices": one.devices,
+        "messages": one.messages,
+        "bytes": round(one.nbytes),
+    }
+
+
+def _shared(
+    span: Span, found: Sequence[tuple[str, float, Event]], ends: defaultdict[tuple[int, int], int]
+) -> Iterator[Event]:
+    """Events that share a span by their weights, one after the other; those without any weight have no place."""
+    total = sum(weight for _, weight, _ in found)
+    thread = _THREADS["operators" if span.stream == "computation" else "collectives"]
+    passed = 0.0
+    for name, weight, about in found:
+        if weight <= 0:
+            continue
+        begin = span.start + (span.end - span.start) * passed / total
+        passed += weight
+        until = span.start + (span.end - span.start) * passed / total
+        start = max(ends[span.rank, thread], round(begin * _NANO))
+        end = ends[span.rank, thread] = max(start, round(until * _NANO))
+        common = {"ph": "X", "pid": span.rank, "tid": thread, "name": name}
+        times = {"ts": start / _PER_MICRO, "dur": (end - start) / _PER_MICRO}
+        yield {**common, "cat": "operator" if thread == _THREADS["operators"] else "collective", **times, "args": about}
+
+
+def _counter(curve: Curve) -> Iterator[Event]:
+    """Memory of a rank as it changes."""
+    for time, nbytes in zip(curve.times, curve.nbytes, strict=True):
+        at = round(time * _NANO) / _PER_MICRO
+        yield {"ph": "C", "pid": curve.rank, "tid": 0, "name": "memory", "ts": at, "args": {"bytes": round(nbytes)}}

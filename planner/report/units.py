@@ -23,8 +23,8 @@ def bytes_text(nbytes: float) -> str:
 
 
 def count_text(count: float) -> str:
-    """70.6B, 124M, 3.2K."""
-    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+    """15T, 70.6B, 124M, 3.2K."""
+    for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
         if count >= unit:
             return f"{count / unit:.3g}{name}"
     return f"{count:.0f}"

@@ -4,6 +4,9 @@ Ranks inside a stage are numbered row by row: the last axis varies fastest, so i
 fastest links. `bandwidth` of an axis is what a large all-gather reaches along it; it only weighs one route of a
 redistribution against another, so that planner and runtime take the same route. Prices use the cluster itself.
 
+An axis whose links or backend lack the all-to-all has redistributions without it: an all-gather, and a slice of what
+has come (`planner.sharding.redistribute`). Nor are rows exchanged on it between experts, which it may cut all the same.
+
 An axis may cut sequences in *zigzag* order (`planner.sharding.zigzag`); everything else, and every sequence on other
 axes, is cut into contiguous pieces.
 """
@@ -28,13 +31,14 @@ ORDERS: tuple[Order, ...] = ("contiguous", "zigzag")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshAxis:
     """`size` devices apart by `stride` ranks; `bandwidth` in bytes per second of a large all-gather along the axis;
-    `order` in which it cuts sequences."""
+    `order` in which it cuts sequences; `alltoall` says whether it has that collective."""
 
     name: str
     size: int
     stride: int
     bandwidth: float
     order: Order = "contiguous"
+    alltoall: bool = True
 
     def line(self, rank: int) -> tuple[int, ...]:
         """The ranks that differ from this one on the axis only, itself among them, in ascending order; ranks may count
@@ -66,15 +70,28 @@ class Mesh:
         """Axes of two devices or more that cut sequences in zigzag order."""
         return frozenset(at for at, axis in enumerate(self.axes) if axis.order == "zigzag" and axis.size > 1)
 
+    @property
+    def alltoall(self) -> bool:
+        """Whether every axis has the all-to-all."""
+        return all(axis.alltoall for axis in self.axes)
+
     def coordinate(self, rank: int) -> tuple[int, ...]:
         """Position of a rank (0 <= rank < size) on each axis."""
         return tuple(rank // axis.stride % axis.size for axis in self.axes)
 
 
-def build_mesh(cluster: Machine, sizes: Sequence[int], innermost: int = 1, zigzag: Collection[int] = ()) -> Mesh:
+def build_mesh(
+    cluster: Machine,
+    sizes: Sequence[int],
+    innermost: int = 1,
+    zigzag: Collection[int] = (),
+    *,
+    alltoall: bool = True,
+) -> Mesh:
     """The mesh with axes of these sizes over the first prod(sizes) devices of a cluster, or over every `innermost`-th
     where each point of it stands for that many devices. Axes are named axis0, axis1, ...; those of `zigzag` cut
-    sequences in that order. Of several kinds of devices each group has it; an axis is as slow as on the slowest."""
+    sequences in that order; without `alltoall` none has that collective. Of several kinds of devices each group has
+    it; an axis is as slow as on the slowest."""
     if any(size < 1 for size in sizes):
         raise RequestError(f"mesh {'x'.join(map(str, sizes))}: every axis needs a size of 1 or more")
     stride = math.prod(sizes) * innermost
@@ -86,7 +103,8 @@ def build_mesh(cluster: Machine, sizes: Sequence[int], innermost: int = 1, zigza
         stride //= size
         bandwidth = min(_all_gather_bandwidth(part.group(size, stride)) for part in parts_of(cluster))
         order: Order = "zigzag" if index in zigzag else "contiguous"
-        axes.append(MeshAxis(name=f"axis{index}", size=size, stride=stride, bandwidth=bandwidth, order=order))
+        name = f"axis{index}"
+        axes.append(MeshAxis(name=name, size=size, stride=stride, bandwidth=bandwidth, order=order, alltoall=alltoall))
     return Mesh(axes=tuple(axes))
 
 

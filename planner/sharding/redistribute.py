@@ -2,7 +2,8 @@
 
     S0,R ──all_gather(axis0)──> R,R ──slice(axis1, dim 1)──> R,S1
 
-Each step changes the placement of one axis (all_to_all moves its cut from one dim to another):
+Each step changes the placement of one axis (all_to_all moves its cut from one dim to another; on an axis that lacks it
+that is an all_gather and a slice):
 
     step            from -> to     moves, a device, in units of the whole tensor (f = share held before, n = axis size)
     all_gather      S(d) -> R      f (n - 1)
@@ -182,6 +183,8 @@ class Routes:
             weight = np.rint(moved * (slowest / line.bandwidth / 2 * _HEAVIEST)).astype(np.int64) + _STEP
             innermost = legal & ~((now >= _CUT) & (self._digits[axis + 1 :] == now).any(axis=0))
             allowed = innermost & innermost[before] & (came != now)
+            if not line.alltoall:
+                allowed &= kind != _NAMES.index("all_to_all")
             self._weight[axis][allowed] = ((weight << _TIE_BITS) + self._rank[before])[allowed]
             self._before[axis] = before
             self._move[axis] = (kind * axes + axis) * len(counts) + message

@@ -358,6 +358,8 @@ def _strategy_reason(rule: Rule, strategy: Strategy, mesh: Mesh) -> str | None:
     for choice, axis in zip(strategy, mesh.axes, strict=True):
         if choice is not None and rule.factors[choice].kind is FactorKind.BLOCKED:
             return f"{axis.name} splits factor '{rule.factors[choice].name}', which cannot be split"
+        if choice is not None and rule.factors[choice].kind is FactorKind.EXCHANGE and not axis.alltoall:
+            return f"{axis.name} has no all-to-all, with which '{rule.factors[choice].name}' exchanges rows"
         if choice is not None and rule.factors[choice].kind is FactorKind.RING and strategy.count(choice) > 1:
             return f"{axis.name} and another axis both split '{rule.factors[choice].name}': a ring goes round one axis"
     for index, factor in enumerate(rule.factors):
@@ -448,10 +450,13 @@ def legal_strategies(
     grown: list[tuple[Strategy, tuple[int, ...]]] = [((), (1,) * len(rule.factors))]  # and the pieces of each factor
     for axis, size in enumerate(mesh.sizes):
         check()
+        wanted = every if allowed is None else allowed[axis]
+        if not mesh.axes[axis].alltoall:
+            wanted = [at for at in wanted if at is None or rule.factors[at].kind is not FactorKind.EXCHANGE]
         grown = [
             ((*strategy, choice), after)
             for strategy, pieces in checked(grown)
-            for choice in (every if allowed is None else allowed[axis])
+            for choice in wanted
             if (after := _cut_on(rule, strategy, pieces, choice, size)) is not None
             and not (rule.aligned and _aligned_reason(rule, (*strategy, choice), mesh.sizes))
         ]

@@ -74,7 +74,7 @@ class BestFirst:
         self.alone: dict[object, tuple[float, float]] = {}  # seconds with one stage on each rank, and their bound
         self.interleaved = list[tuple[float, Configuration, Family | None]]()  # with more, to be evaluated later
         self.cut_off = list[tuple[float, Configuration, Family | None]]()  # of no interest when it was evaluated
-        self.contexts = ContextNotes()
+        self.contexts = ContextNotes(free=request.pinned.free)
         self.covered, self.full = True, False
         self.disagreement: NothingAgreesError | None = None
         self.incumbent: Contender | None = None

@@ -7,7 +7,7 @@ from planner.plan.layout.roles import roles
 from planner.plan.plan import Plan
 from planner.plan.words import plan_words
 from planner.strategy_search.engine.contexts import ContextOutcome
-from planner.strategy_search.engine.finalists import OPTIMAL, Ranked
+from planner.strategy_search.engine.finalists import OPTIMAL, Ranked, gap_of
 from planner.strategy_search.request.space import Configuration
 
 
@@ -139,8 +139,9 @@ class SearchResult:
 
     @property
     def gap(self) -> float:
-        """How much less, relatively, the objective of another plan could be at most."""
-        return max(0.0, 1 - self.bound_seconds / self.plans[0].objective)
+        """How much less than the step of the first plan, relatively, the objective of another one could be at most;
+        less than its objective, where that is longer than its step."""
+        return gap_of(self.plan.prediction, self.bound_seconds)
 
     def cut_short(self) -> "SearchResult":
         """The same of a search that was stopped before its end."""
@@ -148,5 +149,5 @@ class SearchResult:
 
     @property
     def status(self) -> str:
-        """ "optimal" where no plan in the space has a smaller objective, else "feasible"."""
+        """ "optimal" where no plan in the space has an objective below the step of the first, else "feasible"."""
         return "optimal" if self.gap <= OPTIMAL and self.covered else "feasible"

@@ -35,7 +35,14 @@ from planner.strategy_search.search import find_fitting, search
 
 _ROUNDS = 6  # with less memory each, where the plan as the engine runs it takes more than the search thought
 _FITS = 1e-9
-_OWN = ("context_by", "interleave", "pattern", "zigzag", "even")  # that settings say, whatever was decided
+_OWN = (
+    "context_by",
+    "interleave",
+    "tensor_overlap",
+    "pattern",
+    "zigzag",
+    "even",
+)  # that settings say, whatever was decided
 
 
 def within(space: EngineSpace, request: SearchRequest) -> SearchRequest:
@@ -50,7 +57,7 @@ def within(space: EngineSpace, request: SearchRequest) -> SearchRequest:
         )
     narrow = next(zero for zero in (0, 1, 2, 3, None) if zero not in space.wide)
     update = space.update(request.update, narrow or 0, request.precision)  # each configuration is priced with its own
-    pinned = replace(request.pinned, interleave=1, pattern=Pattern())
+    pinned = replace(request.pinned, interleave=1, tensor_overlap=1, pattern=Pattern())
     return replace(
         request, space=space, alternatives=tuple(dict.fromkeys(found)), pinned=pinned, update=update, placing="given"
     )
@@ -76,7 +83,7 @@ def _check(space: EngineSpace, request: SearchRequest) -> None:
         raise RequestError(f"{where}: {space.title} is told nothing of experts here; take --for megatron")
     if request.shards or request.stores:
         raise RequestError(f"{where}: an engine takes no strategies of operators; leave out --shard, or --for")
-    for name in ("mesh", "offload", "slices", "interleave", "never_kept", "ulysses", "zigzag"):
+    for name in ("mesh", "offload", "slices", "interleave", "tensor_overlap", "never_kept", "ulysses", "zigzag"):
         if getattr(pinned, name) not in (getattr(FREE, name), 1, NOTHING):
             raise RequestError(f"{where}: {name} is no part of what is searched for {space.title}; leave it out")
     if pinned.replicas not in (None, 1) and not any(settings.replicated for settings in space.settings):
@@ -123,6 +130,7 @@ def _alternatives(settings: Settings, asked: Pinned, experts: tuple[int, ...], d
             "recompute": {"none": "none", "all": "full"}.get(recomputed),
             "even": settings.even,
             "interleave": 1,
+            "tensor_overlap": 1,
             "pattern": Pattern(
                 vocabulary=settings.vocabulary,
                 counts="equal" if recomputed == "equal" else "any",

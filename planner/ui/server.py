@@ -31,6 +31,7 @@ from hardware_profiles.foreign import ForeignTextError, decoded, parse_json
 from planner.errors import PlannerError, RequestError
 from planner.plan.binding.machine import machine_of
 from planner.plan.file import dump_plan
+from planner.ui.connections import Connections
 from planner.ui.content import choices, operator_content
 from planner.ui.jobs import Job, Jobs, Models, asked_of
 
@@ -38,6 +39,7 @@ HOST = "127.0.0.1"
 PATIENCE = 10.0
 """Seconds that a request waits for news."""
 
+_FIRST_PORT = 1024  # the first one that needs no rights
 _LARGEST = 2**16  # bytes of a request
 _ONE = re.compile(r"/api/searches/([0-9]{1,9})(?:/([a-z.]+))?")
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'"
@@ -48,6 +50,11 @@ class Server:
     """Serves the page until it is closed; `address` is where, with the token."""
 
     def __init__(self, *, port: int = 0, model: str | None = None, graph_cache: str | None = None) -> None:
+        if 0 < port < _FIRST_PORT:
+            raise RequestError(
+                f"--port {port}: ports below {_FIRST_PORT} belong to the system; give one from {_FIRST_PORT} to 65535,"
+                " or leave it out for a free one"
+            )
         self.token = secrets.token_urlsafe(24)
         self.model = model
         self.jobs = Jobs(Models(graph_cache))
@@ -56,6 +63,11 @@ class Server:
         except OSError as error:
             raise RequestError(f"--port {port}: cannot be listened on: {error.strerror}; leave it out") from error
         self.port = int(self._http.server_address[1])
+
+    @property
+    def connections(self) -> Connections:
+        """Those that are open."""
+        return self._http.connections
 
     @property
     def address(self) -> str:
@@ -94,6 +106,20 @@ class _Http(ThreadingHTTPServer):
     allow_reuse_address = True
     request_queue_size = 16
 
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.connections = Connections()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self.connections.admit(request):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.connections.forget(request)
+        super().shutdown_request(request)
+
 
 class _NotFoundError(Exception):
     """There is nothing at an address."""
@@ -106,10 +132,12 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
         timeout = 60.0
 
         def do_GET(self) -> None:
-            self._answer(self._get)
+            with server.connections.answering(self.connection):
+                self._answer(self._get)
 
         def do_POST(self) -> None:
-            self._answer(self._post)
+            with server.connections.answering(self.connection):
+                self._answer(self._post)
 
         def log_message(self, format: str, *args: Any) -> None:
             """Nothing: addresses have the token."""
@@ -123,6 +151,8 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
                 if not self._is_local() or not self._is_ours(parts.path, asked):
                     self._send(HTTPStatus.FORBIDDEN, b"open the address that plan ui has printed\n", "text/plain")
                     return
+                if parts.path not in _ASSETS:
+                    server.connections.known(self.connection)
                 method(parts.path, asked)
             except _NotFoundError:
                 self._send(HTTPStatus.NOT_FOUND, b"nothing is here\n", "text/plain")

@@ -6,7 +6,7 @@
     PaddlePaddle                                                 paddle
     NeMo, Megatron Bridge, Transformer Engine                    nemo; nemo-2606 with experts in fp8, from container
                                                                  26.06 on
-    a device of Ascend                                           mindspeed
+    a device of Ascend                                           mindformers by its name, else mindspeed
     MosaicML                                                     llm-foundry
     ZeRO 3                                                       fsdp, fsdp-compiled where it is compiled
     InternEvo                                                    internevo
@@ -154,7 +154,7 @@ def _stack(row: Row, zero: int) -> str:
     if (named := row.stack()) is not None:
         return named
     if row.text("profile").startswith("ascend"):
-        return "mindspeed"
+        return "mindformers" if mentions(row.text("source").lower(), r"mindformers") else "mindspeed"
     for columns in (("source", "other_flags", "distributed_optimizer"), ("notes",)):
         words = " ".join(row.text(column) for column in columns).lower()
         if mentions(words, r"paddle"):

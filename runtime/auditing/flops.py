@@ -74,6 +74,7 @@ FLOPS: Mapping[str, Formula] = {
     "aten._scaled_mm.default": lambda given, _: _product(given[0], given[1]),
     "aten.bmm.default": lambda given, _: _product(given[0], given[1]),
     "aten.addmm.default": lambda given, _: _product(given[1], given[2]),
+    "aten.addmm_.default": lambda given, _: _product(given[1], given[2]),
     "aten.baddbmm.default": lambda given, _: _product(given[1], given[2]),
     "aten.convolution.default": _convolution,
     "aten.convolution_backward.default": _convolution_backward,

@@ -1,13 +1,13 @@
 """Processes that were started again agree on a name for this attempt, in a store that is full of what dead ones wrote.
 
-    rank r     hello/r  = a number drawn at random                  until roll names it: ack/r = the token of the roll
-    rank 0     roll     = a token drawn at random, all hellos       until every ack/r is the token
+    rank r   hello/r = a number drawn at random    where roll names it: ack/r = the token of the roll; on, when go is it
+    rank 0   roll    = a new token, all hellos     again where a hello has changed; go = the token when every ack/r is
 
 Whatever an earlier attempt left is harmless: a roll of a dead rank 0 does not name the number that a living rank has
-just drawn, and an ack of a dead rank is of another token. A roll that named a number of a dead rank is written again
-once the living one has said hello. So rank 0 goes on only when all processes of this attempt have answered it, and each
-of them only with the token of a rank 0 that has heard it: a token is shared by processes that were alive together, or
-by none.
+just drawn, and an ack of a dead rank is of another token. A roll that named a number of a dead rank is written again,
+with another token, once the living one has said hello. So nobody goes on before all processes of this attempt have
+answered one roll: a token is shared by processes that were alive together, or by none, and nothing that one of them
+wrote under it before it died is found by its successor.
 
 Agents of torchrun count restarts each for itself (an agent whose processes were healthy counts none), so that their
 counts are no such name.
@@ -16,6 +16,7 @@ counts are no such name.
 import secrets
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from torch._C._distributed_c10d import Store
 from torch.distributed.constants import default_pg_timeout
@@ -36,19 +37,52 @@ def agreed_attempt(store: Store, rank: int, world: int, timeout: Seconds | None 
         return own
     store.set(f"hello/{rank}", own)
     if rank:
-        token = _until(lambda: _named(store, rank, own), limit, "rank 0 has not answered")
-        store.set(f"ack/{rank}", token)
-        return token
-    written: list[str] = []
+        return _until(_Member(store, rank, own).agreed, limit, "rank 0 has not answered, or not all others")
+    return _until(_Caller(store, world, own).agreed, limit, f"not all of {world} processes have come")
 
-    def answered() -> str | None:
-        hellos = _all(store, "hello", range(world))
-        if None not in hellos and hellos != written:
-            written[:] = [hello or "" for hello in hellos]
-            store.set("roll", " ".join((own, *written)))
-        return own if written and all(ack == own for ack in _all(store, "ack", range(1, world))) else None
 
-    return _until(answered, limit, f"not all of {world} processes have come")
+@dataclass(slots=True)
+class _Caller:
+    """Rank 0, which calls the roll."""
+
+    store: Store
+    world: int
+    own: str
+    token: str = ""
+    named: list[str | None] = field(default_factory=list)
+
+    def agreed(self) -> str | None:
+        """The token of a roll that all ranks have answered; a new roll where others have come than it names."""
+        hellos = _all(self.store, "hello", range(self.world))
+        if None in hellos:
+            return None
+        if hellos != self.named:
+            self.token, self.named = secrets.token_hex(8), hellos
+            self.store.set("roll", " ".join((self.token, *map(str, hellos))))
+        if any(ack != self.token for ack in _all(self.store, "ack", range(1, self.world))):
+            return None
+        self.store.set("go", self.token)
+        return self.token
+
+
+@dataclass(slots=True)
+class _Member:
+    """Any other rank."""
+
+    store: Store
+    rank: int
+    own: str
+    answered: str = ""
+
+    def agreed(self) -> str | None:
+        """The token of the last roll that names this rank, once all have answered that."""
+        token = _named(self.store, self.rank, self.own)
+        if token is None:
+            return None
+        if token != self.answered:
+            self.store.set(f"ack/{self.rank}", token)
+            self.answered = token
+        return token if self.store.check(["go"]) and self.store.get("go").decode() == token else None
 
 
 def _named(store: Store, rank: int, own: str) -> str | None:

@@ -30,6 +30,7 @@ from torch.utils.checkpoint import checkpoint
 
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
+from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.layout.segments import segments_of
 from planner.plan.layout.stage_cut import StageCut, promised_layouts
 from planner.plan.prediction.charges import Phase
@@ -43,6 +44,7 @@ from runtime.executor.deferred_weight_gradients import DeferredGradients
 from runtime.executor.instruction import Instruction, MicroBatch, Operand, Values, compute
 from runtime.executor.interleaving import Departed, depart, take_turns
 from runtime.executor.lowering.programs import Body, Programs, in_turns
+from runtime.executor.overlapping import overlap
 from runtime.executor.prefetch import Prefetch
 from runtime.executor.sections import Section, section_of
 from runtime.observer import Observer, Told, teller
@@ -200,7 +202,7 @@ class Executor:
             phase = "recomputation"
             self._run(program, inside)
             if len(bare) > 1:  # else a batch that is done goes on until all are, and sends what nobody reads
-                program = replace(section, instructions=section.instructions[: section.segment.again])
+                program = replace(section, instructions=section.instructions[: section.again])
             return tuple(batch.values[name] for batch in inside for name in section.segment.writes)
 
         reads = [batch.values[name] for batch in batches for name in section.segment.reads]
@@ -232,7 +234,7 @@ class Executor:
         if self.programs is None:
             return ()
         inside, recomputed = section.instructions, section.segment.recomputed
-        return self.programs.bodies(inside, recomputed=recomputed, departs=departs, again=section.segment.again)
+        return self.programs.bodies(inside, recomputed=recomputed, departs=departs, again=section.again)
 
     def _watches(self, section: Section, *, departs: bool) -> bool:
         """Whether the programs of a section look at what they make, the next time."""
@@ -289,11 +291,12 @@ def build_executor(
     results = (*cut.sends, *((graph.loss,) if cut.last else ()))
     asked = tuple(name for name in outputs if graph.producer.get(name) in cut.operators)
     updates = tuple((buffer, content) for buffer, content in graph.updates if graph.producer[content] in cut.operators)
-    last_use = {name: at for at in cut.operators for name in graph.operators[at].operands}
+    segments = segments_of(bound, cut, outputs=asked)
+    running = [at for segment in segments for at in segment.operators]
+    last_use = {name: at for at in running for name in graph.operators[at].operands}
     blocks = bound.blocks
     again = replays(graph, blocks)
-    instructions = {}
-    segments = segments_of(bound, cut, outputs=asked)
+    instructions: dict[int, Instruction] = {}
     together = frozenset[str]().union(*(segment.gathered for segment in segments))
     outlive = {*results, *asked, *(content for _, content in updates)}
     for index in cut.operators:
@@ -319,6 +322,10 @@ def build_executor(
             repeated=block is None or bound.place_of(index) < again[blocks.kinds[block]].works,
             deferred=bool(deferred_weight_gradients(bound, index)),
         )
+    overlaps = tuple(
+        one for one in overlaps_of(bound, cut.operators) if one.kind == "operand" or one.value not in (*results, *asked)
+    )
+    instructions = overlap(instructions, overlaps, bound, place)
     everywhere = Duplex(forward=replicated(len(mesh.axes)), gradient=replicated(len(mesh.axes)))
 
     def brought(name: str, differentiable: bool) -> Transfer | None:

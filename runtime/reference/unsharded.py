@@ -108,6 +108,38 @@ class UnshardedStep:
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], update: bool = True) -> float:
         """The mean loss of the micro-batches, before the update; without `update` nothing changes."""
         buffers = {} if update else {name: buffer.clone() for name, buffer in self._module.named_buffers()}
+        total = self._pass(args, kwargs)
+        if update:
+            self._step()
+            self._steps += 1
+        else:
+            self._forget(buffers)
+        return total
+
+    def gradients(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """The mean loss of a global batch, the gradients of all trained parameters and the buffers after it; nothing
+        changes."""
+        buffers = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
+        total = self._pass(args, kwargs)
+        found = {
+            name: torch.zeros_like(weight) if gradient is None else gradient.clone()
+            for name, weight, gradient in zip(self._names, self._weights, self._gradients, strict=True)
+        }
+        after = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
+        self._forget(buffers)
+        return total, found, after
+
+    @torch.no_grad()
+    def _forget(self, buffers: Mapping[str, torch.Tensor]) -> None:
+        """Drop the gradients, and bring buffers back to what they were."""
+        self._gradients = [None] * len(self._weights)
+        for name, buffer in self._module.named_buffers():
+            buffer.copy_(buffers[name])
+
+    def _pass(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
+        """Forward and backward of all micro-batches; returns their mean loss."""
         total = 0.0
         for part in range(self._parts):
             part_args, part_kwargs = self._part((args, dict(kwargs)), part)
@@ -117,13 +149,6 @@ class UnshardedStep:
             torch.autograd.backward(loss, torch.full_like(loss, self._scale))
             self._accumulate()
             total += float(loss.detach()) / self._parts
-        if update:
-            self._step()
-            self._steps += 1
-        else:
-            self._gradients = [None] * len(self._weights)
-            for name, buffer in self._module.named_buffers():
-                buffer.copy_(buffers[name])
         return total
 
     @torch.no_grad()

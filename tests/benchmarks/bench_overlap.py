@@ -66,13 +66,24 @@ class Case:
     model: str = "llama-tiny"
     global_batch: int = 16
     late: bool = False  # whether gradients that wait are reduced behind the backward pass
+    chunks: int = 1  # of collectives under their products, where it overlaps
 
 
 ALONE, BLOCK, AHEAD = (Update(buckets="none", gathers=how) for how in ("each", "block", "ahead"))
 BUCKETS = Update(buckets=1 << 20, gathers="each")
 FOUR_PARTS = {"micro_batches": 4}
+WHOLE = {"micro_batches": 1}
 CASES = (
     Case(name="TP 2", ranks=2, pinned={"tensor": 2, **FOUR_PARTS}, waits=(1, ALONE), overlaps=(2, ALONE)),
+    Case(name="TP 2 chunks", ranks=2, pinned={"tensor": 2, **WHOLE}, waits=(1, ALONE), overlaps=(1, ALONE), chunks=2),
+    Case(
+        name="SP 2 chunks",
+        ranks=2,
+        pinned={"tensor": 2, "sequence_parallel": True, **WHOLE},
+        waits=(1, ALONE),
+        overlaps=(1, ALONE),
+        chunks=2,
+    ),
     Case(name="ZeRO-3 2", ranks=2, pinned={"data": 2, "zero": 3}, waits=(1, BLOCK), overlaps=(1, AHEAD)),
     Case(name="ZeRO-3 4", ranks=4, pinned={"data": 4, "zero": 3}, waits=(1, BLOCK), overlaps=(1, AHEAD)),
     Case(name="DP 2", ranks=2, pinned={"data": 2, "zero": 0}, waits=(1, BUCKETS), overlaps=(1, BUCKETS), late=True),
@@ -94,9 +105,10 @@ CASES = (
         model="mixtral-tiny",
     ),
 )
-"""What overlaps today: micro-batches in turn under tensor parallelism and dense messages beside experts, weights ahead
-and gradients behind under ZeRO-3, buckets under the backward pass under data parallelism. Stages receive when they need
-it, so that PP is the same in both columns; an exchange of experts is waited for."""
+"""What overlaps today: micro-batches in turn under tensor parallelism and dense messages beside experts, collectives of
+tensor parallelism in chunks under their products, weights ahead and gradients behind under ZeRO-3, buckets under the
+backward pass under data parallelism. Stages receive when they need it, so that PP is the same in both columns; an
+exchange of experts is waited for."""
 
 
 def main() -> None:
@@ -109,7 +121,9 @@ def main() -> None:
         f"{'':12}{'link':>12}{'sent/work':>11}{'waits':>9}{'hidden':>8}{'overlaps':>10}{'hidden':>8}{'predicted':>11}"
     )
     errors = []
-    for case in CASES if extent() != "quick" else CASES[:2]:
+    named = [word.removeprefix("--case=") for word in sys.argv[1:] if word.startswith("--case=")]
+    usual = CASES if extent() != "quick" else CASES[:2]
+    for case in [one for one in CASES if one.name in named] or usual:
         errors += measured(case, ROUNDS[extent()])
     mean, most = 100 * statistics.mean(errors), 100 * max(errors)
     print(f"predicted shares are off by {mean:.0f} points in the mean, {most:.0f} at most")
@@ -118,7 +132,7 @@ def main() -> None:
 def measured(case: Case, rounds: int) -> list[float]:
     """Print the rows of a case; how far the predicted shares of its overlap are off."""
     graph, batch = traced(case.model)
-    plans = {"waits": planned(case, case.waits), "overlaps": planned(case, case.overlaps)}
+    plans = {"waits": planned(case, case.waits, 1), "overlaps": planned(case, case.overlaps, case.chunks)}
     late = "waits" + LATER * case.late
     errors = []
     with tempfile.TemporaryDirectory() as folder, network(case.ranks) as net:
@@ -154,10 +168,12 @@ def in_turns(
     return [found[name, None] for name in names], [found[name, bandwidth] for name in names]
 
 
-def planned(case: Case, variant: Variant) -> Plan:
-    """The best plan of a case, which gathers and takes turns as said."""
+def planned(case: Case, variant: Variant, chunks: int) -> Plan:
+    """The best plan of a case, which gathers and takes turns as said, with so many chunks of tensor parallelism."""
     interleave, update = variant
-    pinned = Pinned(**case.pinned, recompute="none", schedule="1f1b", interleave=1, virtual_stages=1)
+    pinned = Pinned(
+        **case.pinned, recompute="none", schedule="1f1b", interleave=1, virtual_stages=1, tensor_overlap=chunks
+    )
     plan = planner.search(
         case.model, "cpu", devices=case.ranks, global_batch=case.global_batch, precision="fp32", pinned=pinned,
         update=update,

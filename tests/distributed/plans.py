@@ -492,6 +492,17 @@ def megatron(name: str, rule: Rule, mesh: Mesh) -> Strategy:
     return named_strategy(rule, (sample_factor(rule), tensor), name)
 
 
+def sequence(name: str, rule: Rule, mesh: Mesh) -> Strategy:
+    """As `megatron`, with norms and sums of a Llama in pieces of the sequence on the second axis."""
+    if name.endswith("rms_norm"):
+        return named_strategy(rule, (sample_factor(rule), "s"), name)
+    _, _, call = name.partition("/")
+    between = call.startswith("add") or call == "embedding/shared"
+    if between and "self_attn" not in name:
+        return named_strategy(rule, (sample_factor(rule), "d1"), name)
+    return megatron(name, rule, mesh)
+
+
 def store_megatron(name: str, shape: tuple[int, ...], mesh: Mesh) -> StoredParameter:
     """Weights cut as they are used on the tensor axis, full copies and one sum a step on the data axis."""
     cut = REPLICATE if len(shape) == 1 else shard(1) if "o_proj" in name or "down_proj" in name else shard(0)
@@ -530,9 +541,12 @@ def load_megatron(name: str, shape: tuple[int, ...], mesh: Mesh) -> Layout:
 
 
 def hand_plan(kind: str, model: str, mesh: Mesh, **settings: object) -> Plan:
-    """'megatron' and 'outer' (of a Llama, on two axes), 'zero1', 'zero2' or 'zero3' (samples on all axes)."""
+    """'megatron', 'sequence' and 'outer' (of a Llama, on two axes), 'zero1', 'zero2' or 'zero3' (samples on all
+    axes)."""
     choose, store, load = {
         "megatron": (megatron, store_megatron, load_megatron),
+        "sequence": (sequence, store_megatron, load_megatron),
+        "sequence_zero3": (sequence, store_outer, load_megatron),
         "outer": (megatron, store_outer, load_megatron),
         "zero1": (on_samples, store_zero1, load_samples),
         "zero2": (on_samples, store_zero2, load_samples),

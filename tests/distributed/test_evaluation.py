@@ -109,7 +109,7 @@ AS_IF = [
 ]
 
 
-@pytest.mark.thorough
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize(("model", "how", "sizes", "settings"), AS_IF, ids=str)
 def test_training_goes_on_as_if_nobody_had_looked(
     pool, model: str, how: str | int, sizes: tuple[int, ...], settings: Mapping[str, Any]

@@ -92,8 +92,18 @@ SMALLER = {
     "plan run two.json --steps 30 --resume runs/tiny --no-check": (
         "plan run two.json --steps 6 --resume runs/tiny --no-check"
     ),
+    # a minute, in searches of their own; tests/unit/cli/test_report.py has what they find
+    "plan report llama70b-64.json -o report.html": "plan report llama70b-64.json -o report.html --time-limit 2",
+    "plan report llama70b-64.json --tokens 15T --price 2.5": (
+        "plan report llama70b-64.json --tokens 15T --price 2.5 --no-search"
+    ),
+    "plan report llama70b-64.json -o report.html --tokens 15T --price 2.5": (
+        "plan report llama70b-64.json -o report.html --tokens 15T --price 2.5 --no-search"
+    ),
     # half a minute; audits of plans at full size are in tests/contract/test_audit_at_size.py
     "plan audit llama70b-64.json": "plan audit tiny.json",
+    # a minute; with 64 devices it is in tests/distributed/test_proving.py
+    "plan prove llama70b-64.json": "plan prove tiny.json",
     # a minute, in searches of their own; with 64 devices it is in tests/unit/cli/test_explain.py
     "plan explain llama70b-64.json": "plan explain two.json",
     # a minute of searches around the plan, in tests/unit/cli/test_explain.py
@@ -130,8 +140,6 @@ SMALLER = {
     "plan advise train.toml --devices 64 -o better.toml": (
         "plan advise train.toml --devices 64 -o better.toml --time-limit 8"
     ),
-    # looks for other plans for half a minute; tests/unit/cli/test_report.py has what it finds
-    "plan report llama70b-64.json -o report.html": "plan report llama70b-64.json -o report.html --time-limit 2",
 }
 """Commands that take long, and what is run in their place."""
 

@@ -14,8 +14,10 @@ import pytest
 import typer
 
 import planner
+import runtime
 from planner.cli.main import COMMANDS, app
 from planner.cli.options import Options, flag
+from runtime import integrations
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = 30
@@ -54,6 +56,7 @@ def test_the_reference_has_every_command_option_function_and_error(site: ModuleT
     options = [flag(name) for name in Options.__dataclass_fields__]
     assert [one for one in options if one[2:] not in written["cli"]] == []
     assert [name for name in planner.__all__ if f".{name}\n" not in written["python"]] == []
+    assert [name for name in (*runtime.__all__, *integrations.__all__) if f".{name}\n" not in written["python"]] == []
     for word in ("InfeasibleError", "| 3 |", "| 141 |"):
         assert word in written["errors"]
     for word in ("`schema_version`", "## Group", "`activations_home`"):

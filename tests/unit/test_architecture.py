@@ -48,9 +48,9 @@ ROOMS = {
     "runtime": (
         "launchers", "run_folder", "comm", "optimizers", "servers", "tables", "offload", "ops", "parameters",
         "executor", "update", "processes", "step", "data", "checkpoint", "reference", "recovery", "profiling",
-        "auditing", "launch",
+        "auditing", "proving", "launch", "integrations",
     ),
-    "planner.plan": ("binding", "layout", "prediction", "compare"),
+    "planner.plan": ("binding", "layout", "prediction", "compare", "shrinking"),
     "planner.strategy_search": ("request", "solvers", "tables", "decomposition", "engine", "fixed", "analysis"),
 }  # fmt: skip
 
@@ -65,8 +65,10 @@ ALLOWED = (
 
 # The homes of every package that is not of the standard library: only modules below these import it.
 HOMES = {
+    "accelerate": ("runtime.integrations.huggingface",),
     "cryptography": ("runtime.servers.certificate",),
     "jinja2": ("planner.report.html",),
+    "lightning": ("runtime.integrations.lightning",),
     "networkx": ("planner.graph.operator_graph", "planner.strategy_search.solvers"),
     "numpy": (
         "costmodels",
@@ -103,7 +105,7 @@ HOMES = {
     "tomlkit": ("hardware_profiles.write", "planner.export.toml"),
     "torch": ("planner.graph", "planner.models", "planner.sharding.discover", "runtime"),
     "torch.distributed": ("runtime",),
-    "transformers": ("planner.models.huggingface",),
+    "transformers": ("planner.models.huggingface", "runtime.integrations.huggingface"),
     "typer": ("planner.cli",),
     "xxhash": ("runtime.checkpoint",),
     "yaml": ("planner.export.yaml_files",),
@@ -206,6 +208,7 @@ RUNS = {
     "runtime": ("import_module",),  # its own modules
     "runtime.executor.lowering.compiled": ("exec",),  # programs that are written from a traced graph
     "runtime.executor.lowering.programs": ("exec",),
+    "runtime.integrations": ("import_module",),  # the same
     "runtime.servers": ("import_module",),  # its own modules
 }
 RUNNERS = ("__import__", "eval", "exec", "import_module", "run_module", "run_path", "spec_from_file_location")
@@ -224,6 +227,7 @@ GIVEN = {
         "planner.models.naming.of_model",
         "planner.models.zoo",
         "planner.plan.binding.model_of",
+        "planner.plan.shrinking.shrink",  # a smaller one of what `buildable` allows
         "planner.strategy_search.job",
     ),
     "naming_of": ("runtime.checkpoint.naming",),  # of `buildable`
@@ -231,8 +235,9 @@ GIVEN = {
         "planner.api.plans",
         "planner.api.searching",
         "planner.cli.commands.show",
-        "runtime.recovery.replanning",
         "runtime.launch.training",
+        "runtime.proving.comparing",
+        "runtime.recovery.replanning",
     ),
 }
 
@@ -498,7 +503,9 @@ def test_every_form_of_import_is_read() -> None:
 
 def test_every_dependency_has_a_home() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    optional = [wanted for extra, wanted in project["optional-dependencies"].items() if extra not in ("dev", "docs")]
+    optional = [
+        wanted for extra, wanted in project["optional-dependencies"].items() if extra not in ("dev", "docs", "engines")
+    ]
     requirements = [*project["dependencies"], *(one for wanted in optional for one in wanted)]
     names = (requirement.partition(">")[0].strip() for requirement in requirements)
     declared = {IMPORTED.get(name, name) for name in names}

@@ -37,7 +37,7 @@ SIGNATURES = {
     "search": "model hardware='h100-80gb' *devices=None *cluster=None *software=None *engine=None *seq_len=None"
     " *global_batch=None *imbalance=1.0 *precision=None *fp8=None *fp8_left_out=() *optimizer='adamw' *pinned=None"
     " *shard=() *default='search' *place=None *update=None *search='dynamic_programming' *forward_only=False"
-    " *objective='time' *top=1 *simplicity=0.01 *time_limit=None *memory_limit=None *memory_margin=None"
+    " *objective='time' *top=1 *simplicity=0.01 *alltoall=True *time_limit=None *memory_limit=None *memory_margin=None"
     " *planner_memory=None"
     " *certify=False *rule_cache=None *args=() *kwargs=None *batch=None"
     " *on_progress=None *cancelled=None",
@@ -65,9 +65,9 @@ def test_public_names_and_signatures_stay() -> None:
 
 
 def test_search_has_the_names_of_the_command() -> None:
-    own = {"model", "args", "kwargs", "batch", "pinned", "update", "on_progress", "cancelled"}
+    own = {"model", "args", "kwargs", "batch", "pinned", "update", "on_progress", "cancelled", "alltoall"}
     wanted = set(inspect.signature(planner.search).parameters) - own
-    assert wanted <= set(Options.__dataclass_fields__)
+    assert {*wanted, "no_alltoall"} <= set(Options.__dataclass_fields__)
 
 
 def test_folders_of_modules_that_share_a_name_can_be_called() -> None:

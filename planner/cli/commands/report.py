@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from planner.cli.commands.compare_cases import Tokens, parse_prices
 from planner.cli.commands.show import Hardware, OfModel, naming, traced_again
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION
 from planner.cli.errors import reporting as errors_reported
 from planner.cli.others import other_plans
 from planner.cli.output import write_json
+from planner.cli.spoken import parse_tokens
 from planner.cli.texts import say
 from planner.cli.waiting import waiting
 from planner.errors import RequestError
@@ -19,9 +21,6 @@ from planner.errors import RequestError
 if TYPE_CHECKING:
     from planner.plan.compare.verify import Verdict
     from planner.report.data import Reported
-
-SEARCH_SECONDS = 30.0
-"""How long other plans are searched where nothing else is asked for."""
 
 
 def report(
@@ -39,8 +38,17 @@ def report(
     ] = None,
     search: Annotated[bool, typer.Option("--search/--no-search", help="Search other plans to compare with.")] = True,
     time_limit: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Search other plans for at most this many seconds.", min=0.0)
-    ] = SEARCH_SECONDS,
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Search other plans for at most this many seconds. Without it the search goes to its end.",
+            min=0.0,
+        ),
+    ] = None,
+    tokens: Tokens = None,
+    price: Annotated[
+        str | None, typer.Option(metavar="PRICE", help="Money per device-hour, with --tokens, as in 2.5.")
+    ] = None,
     hardware: Hardware = None,
     model: OfModel = None,
     as_json: Annotated[
@@ -53,6 +61,7 @@ def report(
     The file needs no network. With --trace and without -o only the trace is written.
 
         plan report llama70b-64.json -o report.html
+        plan report llama70b-64.json --tokens 15T --price 2.5
         plan report llama70b-64.json --trace trace.json
     """
     with errors_reported(as_json):
@@ -64,17 +73,37 @@ def report(
                 raise RequestError(f"{path} is the plan file itself; name another file")
             if path is not None:
                 check_place(path)
+        if price is not None and tokens is None:
+            raise RequestError("--price needs --tokens, of which a plan knows nothing; give both")
         wanted = search and (page_file is not None or as_json)
-        found = _reported(plan_file, hardware, model, time_limit if wanted else None)
+        found = _reported(plan_file, hardware, model, wanted, time_limit, _bill(tokens, price))
         _write(found, page_file, trace, as_json)
 
 
-def _reported(plan_file: Path, hardware: str | None, given: str | None, time_limit: float | None) -> "Reported":
-    """The report of a plan file; `time_limit` None searches no other plans."""
+def _bill(tokens: str | None, price: str | None) -> tuple[float, float | None] | None:
+    """Tokens of the whole training, and money per device-hour."""
+    if tokens is None:
+        return None
+    each = None if price is None else parse_prices(price)
+    if isinstance(each, dict):
+        raise RequestError(f"--price {price}: a plan is for one machine; give a number, as in 2.5")
+    return parse_tokens("--tokens", tokens), each
+
+
+def _reported(
+    plan_file: Path,
+    hardware: str | None,
+    given: str | None,
+    search: bool,
+    time_limit: float | None,
+    paid: tuple[float, float | None] | None,
+) -> "Reported":
+    """The report of a plan file; `paid` is what training on so many tokens at a price is asked of."""
     from planner.plan.binding.machine import machine_of
     from planner.plan.compare.verify import verify
     from planner.plan.file import load_plan
     from planner.report.data import report_of
+    from planner.report.data.bill import bill_rows
 
     plan = load_plan(plan_file)
     with waiting() as wait:
@@ -84,9 +113,11 @@ def _reported(plan_file: Path, hardware: str | None, given: str | None, time_lim
             model = traced_again(plan, given)
             wait.phase("checking the plan")
             verdict = verify(plan, model.graph, model.batch, cluster)
-        choices = None if time_limit is None else other_plans(verdict, model, cluster, time_limit, wait)
+        bill = () if paid is None else bill_rows(plan, verdict.prediction, *paid)
+        choices = other_plans(verdict, model, cluster, time_limit, wait) if search else None
         wait.phase("simulating the step")
-        return report_of(verdict.bound, verdict.prediction, cluster, remarks=_remarks(verdict), choices=choices)
+        remarks = _remarks(verdict)
+        return report_of(verdict.bound, verdict.prediction, cluster, remarks=remarks, choices=choices, bill=bill)
 
 
 def _remarks(verdict: "Verdict") -> tuple[str, ...]:
@@ -108,9 +139,7 @@ def _write(found: "Reported", page_file: Path | None, trace: Path | None, as_jso
 
         write_atomically(page_file, page(found.report))
     if trace is not None:
-        write_atomically(
-            trace, json.dumps(trace_events(found.report.job, found.timeline), separators=(",", ":")) + "\n"
-        )
+        write_atomically(trace, json.dumps(trace_events(found), separators=(",", ":")) + "\n")
     if as_json:
         write_json("plan report", {**content_of(found), "page": _name(page_file), "trace": _name(trace)})
         return

@@ -168,6 +168,54 @@ class Audit(Strict):
     stages: list[AuditedStage]
 
 
+class SmallPlan(Strict):
+    model: str
+    processes: int
+    mesh: list[int]
+    pipeline: int
+    micro_batches: int
+    blocks: list[int]
+
+
+class MissingDecision(Strict):
+    decision: str
+    times: int
+
+
+class Decisions(Strict):
+    kind: str
+    different: int
+    proved: int
+    made: int
+    made_proved: int
+    missing: list[MissingDecision]
+
+
+class ProvedIn(Strict):
+    precision: str
+    steps: int
+    parameters: int
+    loss: Number
+    gradient: Number
+    worst_gradient: str
+    change: Number
+    worst_change: str
+    buffer: Number
+    failures: list[str]
+    tolerances: dict[str, float]
+
+
+class Proved(Strict):
+    """`plan prove`."""
+
+    schema_version: Literal[3]
+    agrees: bool
+    complete: bool
+    small: SmallPlan
+    decisions: list[Decisions]
+    differences: list[ProvedIn]
+
+
 class Row(Strict):
     id: str
     line: int

@@ -28,6 +28,7 @@ class Choices(Strict):
     schedule: str
     slices: int
     interleave: int
+    tensor_overlap: dict[str, tuple[int, int]]
     sequence_parallel: bool
     optimizer_sharding: str
     micro_batches: int
@@ -149,8 +150,8 @@ class Engine(Strict):
 
 
 class Context(Strict):
-    ring: int
-    heads: int
+    ring: int | None
+    heads: int | None
     seconds: Number
     bound: Number
     least: Number

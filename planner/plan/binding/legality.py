@@ -39,7 +39,12 @@ def check_stages(plan: Plan, blocks: Blocks) -> None:
 
 
 def check_look_ups(plan: Plan, graph: OperatorGraph, blocks: Blocks) -> None:
-    """The first stage alone looks up rows of tables that are outside of the devices."""
+    """The first stage alone looks up rows of tables that are outside of the devices, and gets them by an all-to-all."""
+    if plan.training.update.placed and not plan.mesh.alltoall:
+        raise PlanFileError(
+            f"training.placed: rows of '{plan.training.update.placed[0][0]}' are exchanged by an all-to-all, which an"
+            " axis of the mesh lacks; leave the table on the devices"
+        )
     first = blocks.borders[plan.stages[0].blocks] if blocks.count else len(graph.operators)
     for op in graph.operators[first:] if len(plan.stages) > 1 else ():
         if op.op in ROWS_FROM.values():

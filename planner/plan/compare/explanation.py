@@ -8,7 +8,15 @@ from dataclasses import dataclass
 
 from planner.plan.plan import Prediction
 from planner.plan.prediction.stage_cost import ACTIVATIONS, FETCHED, OFFLOAD, RETURNED
-from planner.plan.prediction.step import AHEAD, BESIDE, COVERED, GATHERED_AHEAD, PIPELINE_BUBBLE, UNCOVERED
+from planner.plan.prediction.step import (
+    AHEAD,
+    BESIDE,
+    COVERED,
+    GATHERED_AHEAD,
+    PIPELINE_BUBBLE,
+    UNCOVERED,
+    UNDER_PRODUCTS,
+)
 
 RESOURCE_OF = {
     "forward": "compute",
@@ -29,6 +37,7 @@ RESOURCE_OF = {
     BESIDE: "offload",  # less than nothing: what other blocks compute meanwhile
     UNCOVERED: "communication",
     GATHERED_AHEAD: "communication",  # less than nothing: what other blocks compute meanwhile
+    UNDER_PRODUCTS: "communication",  # likewise: what its products compute meanwhile
     COVERED: "communication",  # less than nothing, too
     PIPELINE_BUBBLE: "pipeline bubble",
 }

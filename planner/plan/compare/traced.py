@@ -10,7 +10,7 @@ from planner.plan.compare.kineto import TRACE_TERMS, TracedRun
 from planner.plan.compare.measured import RunComparison, Term
 from planner.plan.plan import Plan, Prediction
 from planner.plan.prediction.stage_cost import COMMUNICATION, GATHERING
-from planner.plan.prediction.step import AHEAD, COVERED, GATHERED_AHEAD, PIPELINE_BUBBLE, UNCOVERED
+from planner.plan.prediction.step import AHEAD, COVERED, GATHERED_AHEAD, PIPELINE_BUBBLE, UNCOVERED, UNDER_PRODUCTS
 
 _PARTS: Mapping[str, str] = {
     "forward": "computation",
@@ -26,6 +26,7 @@ _PARTS: Mapping[str, str] = {
     UNCOVERED: "communication",
     COVERED: "communication",
     GATHERED_AHEAD: "communication",
+    UNDER_PRODUCTS: "communication",
     "stage transfer": "transfer",
     PIPELINE_BUBBLE: "transfer",
 }

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.layout.patterns import Patterns
 from planner.plan.layout.roles import Roles, call_word
-from planner.plan.words import table_words
+from planner.plan.words import table_words, tensor_overlap_words
 from planner.sharding.layout import REPLICATE
 from planner.sharding.usual_pattern import usual_factors
 
@@ -56,6 +56,8 @@ def _degrees(bound: BoundPlan, found: Roles) -> Iterator[str]:
         yield f"{plan.slices} slices"
     if plan.training.interleave > 1:
         yield f"{plan.training.interleave} micro-batches interleaved"
+    if plan.training.tensor_overlap:
+        yield f"tensor parallelism under its products ({tensor_overlap_words(plan.training.tensor_overlap)})"
 
 
 def _operators(bound: BoundPlan, found: Roles) -> Iterator[str]:

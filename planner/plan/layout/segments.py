@@ -16,6 +16,7 @@ from hardware_profiles import Home
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.activation_offload import offloaded_activations
 from planner.plan.layout.block_gathers import BlockGather, Known, block_gathers
+from planner.plan.layout.overlapped_products import in_order, overlaps_of
 from planner.plan.layout.stage_cut import StageCut, cut_stage
 from planner.plan.layout.weight_offload import offloaded_weights, offloads_weights
 from planner.pricing.liveness import replays
@@ -26,7 +27,7 @@ class Segment:
     """Consecutive operators of a stage, which run as one.
 
     Attributes:
-        operators: their places in the graph.
+        operators: their places in the graph, in the order in which they run.
         block: the block that they are; None of several, and outside of the blocks.
         recomputed: whether they run again in the backward pass.
         again: of these the first so many are all that the backward pass needs anything of; 0 where none run again.
@@ -76,7 +77,9 @@ def segments_of(
     known = {} if known is None else known
     results, again = {*_results(bound, cut), *outputs}, replays(bound.graph, bound.blocks)
     used_later, found = set(results), list[Segment]()
-    for block, operators in reversed(_runs(bound, cut.operators)):
+    overlaps = overlaps_of(bound, cut.operators)
+    for block, run in reversed(_runs(bound, cut.operators)):
+        operators = in_order(run, overlaps)
         recomputed = bound.recompute_of(block) is not None
         mentioned = _mentioned(bound, operators)
         made = {name for at in operators for name in bound.graph.operators[at].results if name is not None}

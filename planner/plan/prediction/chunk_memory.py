@@ -110,7 +110,8 @@ class ChunkMemory:
         self.update = self.bound.plan.training.update
         self.coordinate = self.bound.plan.mesh.coordinate(self.bound.plan.mesh.size // 2)
         self.results = {*self.cut.sends, *((graph.loss,) if self.cut.last else ())}
-        self.last_use = {name: at for at in self.cut.operators for name in graph.operators[at].operands}
+        running = [at for segment in self.tensors.segments for at in segment.operators]
+        self.last_use = {name: at for at in running for name in graph.operators[at].operands}
         self.uses = Counter(name for at in self.cut.operators for name in graph.operators[at].operands)
         self.replays = replays(graph, blocks)
         self.pending: Counter[str] = Counter()

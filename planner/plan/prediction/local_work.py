@@ -6,10 +6,12 @@ audit can be counted by. A pass over elements is charged for the memory it moves
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 
 from hardware_profiles import Flops
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
+from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.prediction.charges import Phase
 from planner.pricing.liveness import replays
 from planner.pricing.operator_price import uneven
@@ -26,24 +28,25 @@ def local_work(bound: BoundPlan, rank: int) -> Work:
     """What a device in the middle of a pipeline rank computes for one micro-batch, each product of its share of the
     loops."""
     graph, blocks = bound.graph, bound.blocks
-    found: dict[tuple[Phase, str], Flops] = {}
+    found: defaultdict[tuple[Phase, str], Flops] = defaultdict(float)
     stages = stage_of_operators(bound)
     again = replays(graph, blocks)
+    runs = {product: one.at for one in overlaps_of(bound) for product in one.products}
     for at, op in enumerate(bound.operators):
         if stages[at] % bound.plan.pipeline != rank or op.rule.op_class not in PRODUCTS:
             continue
-        name, forward = op.operator.name, _forward(op, bound)
+        name, forward = bound.operators[runs.get(at, at)].operator.name, _forward(op, bound)
         graded = sum(o in graph.differentiable for i, o in enumerate(op.operator.operands) if i not in op.rule.addends)
-        found["forward", name] = forward
-        found["backward", name] = forward * op.rule.backward_work(graded)
+        found["forward", name] += forward
+        found["backward", name] += forward * op.rule.backward_work(graded)
         block = blocks.block_of(at)
         if block is None or bound.recompute_of(block) is None or bound.is_kept(at):
             continue
         replay, interleave = again[blocks.kinds[block]], bound.plan.training.interleave
         if bound.place_of(at) < replay.works:
-            found["recomputation", name] = forward
+            found["recomputation", name] += forward
         elif bound.place_of(at) < replay.moves:  # only the last copy of a turn stops at its operands
-            found["recomputation", name] = forward * (interleave - 1) / interleave
+            found["recomputation", name] += forward * (interleave - 1) / interleave
     return {key: flops for key, flops in found.items() if flops}
 
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from costmodels import away_seconds, offloaded_bytes
 from hardware_profiles import Bytes, Home
 from planner.graph.blocks import IDENTITY
+from planner.graph.operator_graph import TensorType
 from planner.plan.binding.slices import earlier_keys
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
 from planner.plan.layout.saved_tensor_offload import read_elsewhere
-from planner.plan.prediction.charges import UNCHARGED, Times, charge
+from planner.plan.prediction.charges import UNCHARGED, Phase, Times, charge
 from planner.plan.prediction.stage_cost import StageCost
 from planner.plan.schedule import whole_in_flight
 from planner.pricing import OperatorPrices, keeping
@@ -92,6 +93,8 @@ class OperatorVisit:
     def communicate(self) -> None:
         """Its messages, and those that bring its operands and take their gradients back."""
         self._send_inside()
+        for one in self.walk.overlaps.get(self.at, ()):
+            self.walk.products.charge(self.cost, self.chunk, one, again=self.again and self.works)
         graph, op = self.bound.graph, self.operator.operator
         for place, name in enumerate(op.operands):
             wanted = self.operator.layouts.operands[place]
@@ -102,6 +105,8 @@ class OperatorVisit:
                 layouts = (self.bound.inputs[name], wanted.forward)
                 for message in self.walk.route("activations", graph.types[name], *layouts)[0].messages:
                     charge(self.cost.messages, UNCHARGED, op.name, message, times)
+            elif (self.at, place) in self.walk.overlapped:
+                continue  # charged to the operator that does it
             elif name in graph.producer and name in graph.data_dependent:  # what never changes comes once
                 self._bring(name, self.walk.made(name), wanted)
 
@@ -114,6 +119,7 @@ class OperatorVisit:
         if self.earlier is not None:
             memory["activations"] += self._keys_of_all_slices(self.earlier)
         transient = float(transient_bytes(self.walk.alive, self.bound.graph, self.at, self.operator.rule, prices)[0])
+        transient += sum(self.walk.products.transient(one) for one in self.walk.overlaps.get(self.at, ()))
         for place, name in enumerate(self.operator.operator.operands):
             if name in self.bound.parameters:
                 more, brief = self._hold_parameter(place, float(prices.operands[place][0]))
@@ -162,11 +168,15 @@ class OperatorVisit:
         """Count what its kernels wait for their launches, block by block and pass by pass."""
         number = self.walk.chunk_of[self.at]
         forward, backward = (self.cost.launches[number, self.block, name] for name in ("forward", "backward"))
-        forward.add(float(prices.forward[0]), float(prices.late[0][0]), prices.host[0])
+        hosts = tuple(float(seconds[0]) for seconds in prices.host)
+        sent, back = float(prices.inner_forward[0]), float(prices.inner_backward[0])
+        if self.operator.rule.op_class == "experts" and self.walk.counted:
+            sent = back = 0.0  # the host waits for the counts of rows before it launches their exchange
+        forward.add(float(prices.forward[0]), float(prices.late[0][0]), hosts[0], sent)
         if prices.backward[0]:
-            backward.add(float(prices.backward[0]), float(prices.late[1][0]), prices.host[1])
+            backward.add(float(prices.backward[0]), float(prices.late[1][0]), hosts[1], back)
         if again:
-            backward.add(float(prices.forward[0]), float(prices.late[0][0]), prices.host[0])
+            backward.add(float(prices.forward[0]), float(prices.late[0][0]), hosts[0], sent)
 
     # communication
 
@@ -195,18 +205,29 @@ class OperatorVisit:
             (wanted.gradient, made.gradient),
         )
         owner, moved = self.operator.operator.name, "activations"
-        sums = (self.cost, self.chunk, owner)
-        self.walk.move(*sums, "communication", moved, tensor, *there, {"forward": 1})
+        self._move("communication", "forward", owner, moved, tensor, there)
         if self.moves:
-            self.walk.move(*sums, "recomputation", moved, tensor, *there, {"recomputation": 1})
+            self._move("recomputation", "recomputation", owner, moved, tensor, there)
         if name in self.bound.graph.differentiable:
-            self.walk.move(*sums, "communication", moved, tensor, *back, {"backward": 1})
+            self._move("communication", "backward", owner, moved, tensor, back)
+
+    def _move(
+        self, part: str, phase: Phase, owner: str, moved: str, tensor: TensorType, between: tuple[Layout, Layout]
+    ) -> None:
+        """A redistribution of activations in one pass; it too runs while a host launches what comes behind it."""
+        walk = self.walk
+        walk.move(self.cost, self.chunk, owner, part, moved, tensor, *between, {phase: 1})
+        if walk.hosted and (seconds := walk.route(moved, tensor, *between)[0].seconds):
+            name = "forward" if phase == "forward" else "backward"
+            self.cost.launches[walk.chunk_of[self.at], self.block, name].add(0.0, 0.0, 0.0, seconds)
 
     def _use_parameter(self, place: int, name: str, wanted: Duplex) -> bool:
         """One use: the weight is gathered for the forward pass, and once more where the backward pass needs it; its
         gradient goes back, later where it is deferred. Returns whether anything is gathered, or waits to be reduced
         with others."""
-        walk, update, sums = self.walk, self.walk.update, (self.cost, self.chunk, self.operator.operator.name)
+        walk, update = self.walk, self.walk.update
+        owner = walk.runs.get(self.at, self.operator.operator.name)
+        sums = (self.cost, self.chunk, owner)
         needed = place in walk.alive.weights[self.at]
         again: Times = {"recomputation": int(self.moves)} if self.again else {"backward": int(needed)}
         tensor, stored = self.bound.graph.types[name], self.bound.parameters[name]

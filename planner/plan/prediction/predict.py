@@ -27,7 +27,16 @@ from planner.plan.layout.segments import segments_by_stage
 from planner.plan.plan import Plan, Prediction, StagePrediction
 from planner.plan.prediction.repeated_blocks import repeated_blocks
 from planner.plan.prediction.stage_cost import StageCost
-from planner.plan.prediction.step import AHEAD, BESIDE, COVERED, GATHERED_AHEAD, PIPELINE_BUBBLE, UNCOVERED, step_of
+from planner.plan.prediction.step import (
+    AHEAD,
+    BESIDE,
+    COVERED,
+    GATHERED_AHEAD,
+    PIPELINE_BUBBLE,
+    UNCOVERED,
+    UNDER_PRODUCTS,
+    step_of,
+)
 from planner.plan.prediction.walk import hides, walks_of
 
 
@@ -92,6 +101,9 @@ def _assemble(
     under = [(BESIDE, m * sum(one.beside for one in passes)), (GATHERED_AHEAD, m * sum(one.gathered for one in passes))]
     under = [(name, seconds) for name, seconds in under if seconds]
     time += [(name, -seconds) for name, seconds in under]
+    products = m * sum(one.under_products for one in passes)
+    if products:
+        time.append((UNDER_PRODUCTS, -products))
     if hides(cluster) or under:
         time.append((UNCOVERED, step.uncovered))
     if plan.training.interleave > 1:

@@ -17,7 +17,10 @@ longer:
                 at the end
 
 Operators that are shorter than their launch wait for the host, one by one in the sum that the search minimises; here
-the host runs ahead through a block, so that a block takes what its kernels take, or its launches.
+the host runs ahead through a block, so that a block takes what its kernels and collectives take, or its launches: a
+collective is launched as a kernel is, and while it runs the host launches what comes behind it. Without a pipeline,
+whose transfers ranks wait for, it runs ahead of all micro-batches of a step. Where it must know how many rows each
+expert gets (`Software.counts_rows`) it waits for that in every block, and its exchange is launched only then.
 
 Software that hides nothing waits for everything where it comes up, transfers between stages too: the executor receives
 before it computes. Then a step takes no longer, where the passes of all ranks have one ratio, than the sum that the
@@ -25,7 +28,7 @@ search minimises (`costmodels.step_time`); what it takes less is work of uneven 
 the shade of other stages.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from costmodels import (
@@ -58,28 +61,51 @@ BESIDE = "offload under computation"
 GATHERED_AHEAD = "gathering under computation"
 """Weights that come, and gradients that go, while other blocks compute; negative."""
 
+UNDER_PRODUCTS = "tensor parallelism under computation"
+"""Collectives of tensor parallelism that travel in chunks while their products compute; negative, or what the chunks
+cost where they do not pay."""
+
 AHEAD = "launches ahead"
 """What a host saves that launches the operators of a block while longer kernels before them still run; negative."""
 
 
 @dataclass(slots=True)
 class Launches:
-    """Operators of one block in one pass: seconds if each waits for its own launch, how much of that is waiting, and
-    what the host takes to launch them all."""
+    """Operators of one block in one pass: seconds if each waits for its own launch, how much of that is waiting, what
+    the host takes to launch them all, and what they send that computation waits for."""
 
     ran: float = 0.0
     late: float = 0.0
     host: float = 0.0
+    sent: float = 0.0
 
-    def add(self, ran: float, late: float, host: float) -> None:
+    def add(self, ran: float, late: float, host: float, sent: float = 0.0) -> None:
         self.ran += ran
         self.late += late
         self.host += host
+        self.sent += sent
 
     @property
     def ahead(self) -> float:
-        """What is saved where the host only has to launch all in the time that they run, max(kernels, host)."""
-        return max(0.0, self.ran - max(self.ran - self.late, self.host))
+        """What is saved where the host only has to launch all in the time that kernels and collectives run on the
+        device, max(kernels + sent, host)."""
+        charged = self.ran + self.sent
+        return max(0.0, charged - max(charged - self.late, self.host))
+
+
+def further_ahead(blocks: Iterable[Launches], micro_batches: int) -> float:
+    """Share in [0, 1] of what blocks still wait for the host after `Launches.ahead`, which a host saves that nothing
+    makes wait before the end of the step: while long backward kernels run it launches what follows, also the next
+    micro-batch, so that all of it takes max(kernels + sent, host). The first of so many micro-batches has none before
+    it. (Stages of a pipeline wait for each other at every transfer.)"""
+    total, saved = Launches(), 0.0
+    for one in blocks:
+        total.add(one.ran, one.late, one.host, one.sent)
+        saved += one.ahead
+    left = total.late - saved
+    if left <= 0 or micro_batches < 2:
+        return 0.0
+    return (1 - 1 / micro_batches) * max(0.0, total.ahead - saved) / left
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,7 +115,7 @@ class PassCost:
     takes, where the plan interleaves micro-batches. `grows` is what a slice takes more than the one before it,
     `transfers` what of `waits` comes from the stage before, or back from the one behind. Charged all the same are of
     `hidden` so many seconds `beside`, offloaded activations and weights on their way, and `gathered`, weights and
-    gradients of a block on theirs."""
+    gradients of a block on theirs; so many are in the sums and not in `waits`, as they go `under_products`."""
 
     work: float = 0.0
     waits: float = 0.0
@@ -99,13 +125,23 @@ class PassCost:
     transfers: float = 0.0
     beside: float = 0.0
     gathered: float = 0.0
+    under_products: float = 0.0
     operators: list[tuple[float, float]] = field(default_factory=list)
 
-    def add(self, *, work: float = 0.0, waits: float = 0.0, hidden: float = 0.0, sent: float = 0.0) -> None:
+    def add(
+        self,
+        *,
+        work: float = 0.0,
+        waits: float = 0.0,
+        hidden: float = 0.0,
+        sent: float = 0.0,
+        under_products: float = 0.0,
+    ) -> None:
         self.work += work
         self.waits += waits
         self.hidden += hidden
         self.sent += sent
+        self.under_products += under_products
 
     def bring(self, seconds: float, *, waits: bool) -> None:
         """Something offloaded leaves or comes: the pass waits for it, or computes meanwhile."""

@@ -16,6 +16,7 @@ from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
 from planner.plan.layout.offloaded import tables_on_hosts, visiting_order
+from planner.plan.layout.overlapped_products import Overlap, overlaps_of
 from planner.plan.layout.per_step_communication import once_of
 from planner.plan.layout.segments import Segment, segments_by_stage
 from planner.plan.layout.stage_cut import crossing_values
@@ -23,9 +24,10 @@ from planner.plan.layout.weight_offload import block_of_offloaded
 from planner.plan.prediction.charges import UNCHARGED, Phase, Times, charge
 from planner.plan.prediction.coalesced_collectives import Together
 from planner.plan.prediction.operator_visit import OperatorVisit
+from planner.plan.prediction.product_overlap import ProductOverlap
 from planner.plan.prediction.repeated_blocks import BlockSums
 from planner.plan.prediction.stage_cost import GATHERING, StageCost, tied_seconds, transfer_seconds
-from planner.plan.prediction.step import ChunkCost, PassCost
+from planner.plan.prediction.step import ChunkCost, PassCost, further_ahead
 from planner.plan.schedule import in_flight_of, most_deferred, updates_of, weight_versions
 from planner.pricing import (
     OperatorPrices,
@@ -89,11 +91,13 @@ class Walk:
         self.chunk_of = {at: stage // pipeline for at, stage in self.stage_of.items()}  # of the chunks of its rank
         self._prices: dict[tuple[int, object, tuple[bool, ...]], OperatorPrices] = {}
         self.hosted = bool(self.cluster.device.host_latency * self.cluster.software.host)
+        self.counted = software.counts_rows and any(op.rule.op_class == "experts" for op in self.bound.operators)
         self._alone: dict[tuple[int, tuple[bool, ...]], float] = {}
         self._stored: dict[tuple[int, bool, int, bool], ParameterPrices] = {}
         self._routes: dict[tuple[str, int, int, int], _Routed] = {}
         self._made: dict[str, Duplex] = {}
         self._gradients: dict[tuple[int, str], TensorType] = {}
+        self.products = ProductOverlap(walk=self)
         self.begin(self.bound, self.stages)
 
     def begin(self, bound: BoundPlan, stages: Sequence[Sequence[Segment]]) -> None:
@@ -107,6 +111,12 @@ class Walk:
         }
         self.waiting = 0
         self.flops = 0.0
+        overlaps = overlaps_of(bound)
+        self.overlapped = {(one.reader, one.place) for one in overlaps}
+        self.overlaps: dict[int, list[Overlap]] = {}
+        for one in overlaps:
+            self.overlaps.setdefault(one.at, []).append(one)
+        self.runs = {at: bound.operators[one.at].operator.name for one in overlaps for at in one.early}
         self.segments = {
             at: segment
             for stage, segments in enumerate(stages)
@@ -129,7 +139,7 @@ class Walk:
         the bytes of each block that are there while its backward pass runs. Operators of `repeated` blocks add what the
         block before theirs added; their messages are not listed."""
         plan, operators = self.bound.plan, self.bound.operators
-        interleave = plan.training.interleave
+        training, interleave = plan.training, plan.training.interleave
         held = plan.stages[rank :: plan.pipeline]
         cost = StageCost(
             chunks=[
@@ -168,9 +178,12 @@ class Walk:
             after(at, cost, at_once)
         cost.memory["transient"] *= interleave
         cost.memory["transient"] += self.cluster.software.buffers
+        alone = plan.pipeline == 1 and not self.counted
+        further = further_ahead(cost.launches.values(), training.micro_batches) if alone else 0.0
         for (number, _, name), launches in cost.launches.items():
-            cost.chunks[number].save(name, launches.ahead)
-            cost.ahead += launches.ahead
+            saved = launches.ahead + further * (launches.late - launches.ahead)
+            cost.chunks[number].save(name, saved)
+            cost.ahead += saved
         used = {name: self.chunk_of[at] for at in reversed(own) for name in operators[at].operator.operands}
         for stage in range(rank, len(plan.stages), plan.pipeline):
             self.together.end_stage(cost, cost.chunks[stage // plan.pipeline], stage)

@@ -194,7 +194,7 @@ def _sums(bound: BoundPlan, rank: RankDissection, number: int, machine: Machine)
     nbytes: defaultdict[tuple[str, str, str, str], Bytes] = defaultdict(float)
     seconds: defaultdict[tuple[str, str, str, str], Seconds] = defaultdict(float)
     for sent, count in rank.cost.messages.items():
-        links = tuple(group for group in _links(bound, sent, number, machine) if group.spans)
+        links = tuple(group for group in links_of(bound, sent, number, machine) if group.spans)
         if sent.part == UNCHARGED or not links:
             continue
         times = count * (1 if sent.phase == "update" else turns)
@@ -216,7 +216,7 @@ def _sorted(found: Iterable[Crossing]) -> tuple[Crossing, ...]:
     return tuple(sorted(found, key=lambda one: (-one.seconds, one.level, one.along, one.kind, one.part)))
 
 
-def _links(bound: BoundPlan, sent: Charge, number: int, machine: Machine) -> tuple[Group, ...]:
+def links_of(bound: BoundPlan, sent: Charge, number: int, machine: Machine) -> tuple[Group, ...]:
     """The links of a message of pipeline rank `number`, the slowest of which counts. What goes between pipeline ranks
     comes from the one before (forward) or the one behind (backward), but sums of a tied parameter (the first and the
     last rank) and norms (all of them)."""

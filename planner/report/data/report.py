@@ -8,7 +8,10 @@ from planner.plan.compare.dissection import dissect
 from planner.plan.layout.roles import roles
 from planner.plan.plan import Prediction
 from planner.plan.prediction.timeline import StepTimeline, timeline_of
+from planner.report.command import command_of
 from planner.report.data.choices import Choices
+from planner.report.data.hosts import Hosts, hosts_of
+from planner.report.data.inside import Inside, inside_of
 from planner.report.data.lanes import Lanes, lanes_of
 from planner.report.data.memory import Memory, memory_of
 from planner.report.data.model import Model, model_of
@@ -21,12 +24,13 @@ from planner.report.rows import Rows, degree_rows, figure_rows, job_text
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """A plan for people to look at. `job` is what was planned, `degrees` and `figures` are the rows of the terminal
-    (`planner.report.rows`), `remarks` what must be known first, in sentences. `choices` are None where no other plans
-    were searched."""
+    (`planner.report.rows`), `remarks` what must be known first, in sentences; `command` asks for the same job.
+    `choices` are None where no other plans were searched."""
 
     model: str
     job: str
     details: str
+    command: str
     degrees: Rows
     figures: Rows
     remarks: tuple[str, ...]
@@ -36,16 +40,18 @@ class Report:
     spending: Spending
     shape: Model
     network: Network
+    hosts: Hosts
     trust: Trust
     choices: Choices | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """A report, and the timeline in full, as traces have it."""
+    """A report, the timeline in full, and what is inside of its spans, rank by rank, as traces have it."""
 
     report: Report
     timeline: StepTimeline
+    inside: tuple[Inside, ...]
 
 
 def report_of(
@@ -55,8 +61,10 @@ def report_of(
     *,
     remarks: tuple[str, ...] = (),
     choices: Choices | None = None,
+    bill: Rows = (),
 ) -> Reported:
-    """The report of a bound plan that was priced on a machine."""
+    """The report of a bound plan that was priced on a machine; `bill` is what training takes with it
+    (`planner.report.data.bill`)."""
     plan = bound.plan
     ranks = dissect(bound, cluster)
     costs = [rank.cost for rank in ranks]
@@ -66,8 +74,9 @@ def report_of(
         model=plan.model.reference,
         job=job,
         details=details,
+        command=command_of(plan),
         degrees=degree_rows(plan, roles(bound)),
-        figures=figure_rows(plan, prediction),
+        figures=(*figure_rows(plan, prediction), *bill),
         remarks=remarks,
         prediction=prediction,
         lanes=lanes_of(timeline),
@@ -75,7 +84,8 @@ def report_of(
         spending=spending_of(bound, prediction, ranks[busiest], busiest),
         shape=model_of(bound, ranks),
         network=network_of(bound, ranks[busiest], busiest, cluster),
+        hosts=hosts_of(plan, cluster),
         trust=trust_of(bound, prediction, cluster),
         choices=choices,
     )
-    return Reported(report=report, timeline=timeline)
+    return Reported(report=report, timeline=timeline, inside=inside_of(bound, ranks, cluster))

@@ -32,7 +32,9 @@ def choices_figure(choices: Choices) -> Figure:
             columns=("plan", "step time", "slower by", "peak memory", *names),
             rows=tuple(
                 (
-                    "this plan" if plan.this else f"{number}, these degrees" if plan.kept else str(number),
+                    " ".join(
+                        filter(None, ("this plan" if plan.this else str(number), f"({plan.name})" if plan.name else ""))
+                    ),
                     seconds_text(plan.step_seconds),
                     percent_text(plan.step_seconds / fastest - 1) if number > 1 else "",
                     bytes_text(plan.peak_bytes),
@@ -46,12 +48,41 @@ def choices_figure(choices: Choices) -> Figure:
     )
 
 
+def reasons_table(choices: Choices) -> Table | None:
+    """What changing a decision of this plan costs; None where nothing was found to say it by."""
+    own = next(plan for plan in choices.plans if plan.this)
+    rows = []
+    for one in choices.reasons:
+        if one.step_seconds is None:
+            cost = ("does not fit", "")
+        else:
+            more = one.step_seconds / own.step_seconds - 1
+            cost = (seconds_text(one.step_seconds), f"{'+' if more >= 0 else '-'}{percent_text(abs(more))}")
+        rows.append((one.decision, one.here, one.instead, *cost))
+    columns = ("decision", "this plan", "the best otherwise", "step time", "change")
+    return Table(caption="What other decisions cost", columns=columns, rows=tuple(rows), texts=3) if rows else None
+
+
+def baselines_text(choices: Choices) -> str:
+    """How conventional plans compare, in a sentence each."""
+    own = next(plan for plan in choices.plans if plan.this)
+    found = []
+    for plan in choices.plans:
+        more = plan.step_seconds / own.step_seconds - 1
+        if plan.name and plan.this:
+            found.append(f"This plan is a conventional one: {plan.name}.")
+        elif plan.name:
+            change = f"{percent_text(abs(more))} {'slower' if more >= 0 else 'faster'} than this plan"
+            found.append(f"Conventional, {plan.name}: {seconds_text(plan.step_seconds)}, {change}.")
+    return " ".join(found)
+
+
 def _series(choices: Choices) -> list[tuple[str, list[Choice], tuple[str, int, str]]]:
     """Plans by where they are from, with colour, size and symbol of their points; those that there are."""
     plans = choices.plans
     found = [
-        ("other plans", [plan for plan in plans if not plan.this and not plan.kept], ("@forward", 9, "circle")),
-        ("with these degrees", [plan for plan in plans if plan.kept], ("@optimizer", 9, "square")),
+        ("other plans", [plan for plan in plans if not plan.this and not plan.name], ("@forward", 9, "circle")),
+        ("conventional plans", [plan for plan in plans if plan.name and not plan.this], ("@optimizer", 11, "square")),
         ("this plan", [plan for plan in plans if plan.this], ("@limit", 14, "diamond")),
     ]
     return [one for one in found if one[1]]
@@ -79,6 +110,7 @@ def _points(name: str, plans: list[Choice], names: tuple[str, ...], colour: str,
     texts = []
     for plan in plans:
         told = "<br>".join(f"{word}: {dict(plan.words)[word]}" for word in names)
+        told = f"{plan.name}<br>{told}" if plan.name else told
         texts.append(f"{seconds_text(plan.step_seconds)}, {bytes_text(plan.peak_bytes)}<br>{told}")
     return {
         "type": "scatter",

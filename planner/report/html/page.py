@@ -15,8 +15,10 @@ from importlib import resources
 
 from planner.plan.plan import PLANNER_VERSION
 from planner.report.data.report import Report
-from planner.report.html.choices import choices_figure
+from planner.report.html.choices import baselines_text, choices_figure, reasons_table
 from planner.report.html.figure import Figure
+from planner.report.html.glossary import explained
+from planner.report.html.hosts import hosts_view
 from planner.report.html.memory import classes_figure as memory_figure
 from planner.report.html.memory import curves_figure
 from planner.report.html.model import model_view
@@ -39,12 +41,16 @@ def page(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["explained"] = explained
     figures = _figures(report)
     return environment.get_template("page.html.j2").render(
         report=report,
         figures=figures,
         shape=model_view(report.shape),
         groups=group_views(report.network),
+        hosts=hosts_view(report.hosts),
+        reasons=None if report.choices is None else reasons_table(report.choices),
+        baselines="" if report.choices is None else baselines_text(report.choices),
         trust_texts=[measured_text(report.trust), facts_text(report.trust)],
         fits=fits_table(report.trust),
         style=_asset("style.css"),

@@ -12,12 +12,13 @@ from planner.strategy_search.request.space import Configuration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextOutcome:
-    """One way to split the sequence. `seconds` is the least objective that was found, infinite where none was; no plan
+    """One way to split the sequence: degrees of ring and by heads, None where every operator splits as it likes.
+    `seconds` is the least objective that was found, infinite where none was; no plan
     of this way has one below `bound`, and none fits where that is infinite. `least` has the bytes of the leanest plan
     that was looked at and did not fit, infinite where there is none."""
 
-    ring: int
-    heads: int
+    ring: int | None
+    heads: int | None
     seconds: float
     bound: float
     least: float
@@ -25,16 +26,19 @@ class ContextOutcome:
 
 @dataclass(slots=True, kw_only=True)
 class ContextNotes:
-    """Collects what becomes of configurations, by their way to split the sequence."""
+    """Collects what becomes of configurations, by their way to split the sequence; `free`: whether some have axes that
+    serve every operator as it likes."""
 
-    _known: dict[tuple[int, int], tuple[float, float, float]] = field(default_factory=dict)
+    free: bool
+    _known: dict[tuple[int | None, int | None], tuple[float, float, float]] = field(default_factory=dict)
 
     def note(
         self, configuration: Configuration, *, bound: float, seconds: float = math.inf, least: float = math.inf
     ) -> None:
         new = (seconds, bound, least)
-        known = self._known.get(configuration.context, (math.inf,) * 3)
-        self._known[configuration.context] = (min(known[0], new[0]), min(known[1], new[1]), min(known[2], new[2]))
+        way = (None, None) if self.free and not configuration.roles else configuration.context
+        known = self._known.get(way, (math.inf,) * 3)
+        self._known[way] = (min(known[0], new[0]), min(known[1], new[1]), min(known[2], new[2]))
 
     def outcomes(self) -> tuple[ContextOutcome, ...]:
         """The ways, best first: those with plans, those with bounds, those that do not fit. Empty where there was no
@@ -45,4 +49,4 @@ class ContextNotes:
         ]
         if len(found) < 2:
             return ()
-        return tuple(sorted(found, key=lambda one: (one.seconds, one.bound, one.least, one.ring, one.heads)))
+        return tuple(sorted(found, key=lambda one: (one.seconds, one.bound, one.least, one.ring or 0, one.heads or 0)))

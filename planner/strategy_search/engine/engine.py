@@ -181,6 +181,7 @@ class Engine:
             decided=decided,
             given=decided is not None or request.pinned.mesh is not None,
             sweeps=sweeps,
+            alltoall=request.alltoall,
         )
 
     def adopt(self, configuration: Configuration, found: RecursivePlan) -> Configuration:
@@ -331,9 +332,11 @@ class Engine:
     def _builder(self, configuration: Configuration, group: Cluster) -> TableBuilder:
         """The builder of the mesh of a configuration on a group of devices; what it has priced is kept."""
         request, update = self.request, self._update(configuration)
-        key = (group, configuration.mesh, configuration.zigzag_axes, update)
+        key = (group, configuration.mesh, configuration.zigzag_axes, update, request.alltoall)
         if key not in self.built.builders:
-            mesh = build_mesh(request.cluster, configuration.mesh, zigzag=configuration.zigzag_axes)
+            mesh = build_mesh(
+                request.cluster, configuration.mesh, zigzag=configuration.zigzag_axes, alltoall=request.alltoall
+            )
             sizes = [sized(update, mesh, one) for one in self.groups]
             self.built.builders[key] = TableBuilder(
                 mesh=mesh,

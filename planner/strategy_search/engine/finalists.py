@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hardware_profiles import Machine
+from hardware_profiles import Machine, Seconds
 from planner.errors import InfeasibleError, LimitError
 from planner.graph.operator_graph import OperatorGraph
 from planner.limits import reached, reading, seconds_left
@@ -27,6 +27,7 @@ from planner.strategy_search.engine.assemble import assembly, groups_of, input_l
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.evaluation import RankFilling
+from planner.strategy_search.engine.product_overlap import with_tensor_overlap
 from planner.strategy_search.engine.scheduling import (
     WORTH,
     all_fit,
@@ -144,8 +145,9 @@ class Finalists:
                 " optimizer:disk, or more devices"
             )
         storable = [ranked for ranked, fault in zip(fitting, faults, strict=True) if fault is None]
-        best = self._plain_if_nothing_goes_together(self._with_turns(storable[0]))
-        return (best, *(self._plain_if_nothing_goes_together(ranked) for ranked in storable[1:top]))
+        best = self._with_turns(storable[0])
+        finals = [self._overlapped(best, storable[0]), *(self._overlapped(one, one) for one in storable[1:top])]
+        return tuple(self._plain_if_nothing_goes_together(ranked) for ranked in finals)
 
     def plain(self, found: Contender) -> Ranked | None:
         """A contender as it was found, as a plan, in the order of turns that takes it least; None where it does not
@@ -156,7 +158,7 @@ class Finalists:
             ranked = self._scheduled(ranked, math.inf)
         fits = self._fits(ranked.configuration, ranked.plan.prediction)
         stored = offloaded_fault(ranked.plan.prediction, self.request.cluster) is None
-        return self._plain_if_nothing_goes_together(ranked) if fits and stored else None
+        return self._plain_if_nothing_goes_together(self._overlapped(ranked, ranked)) if fits and stored else None
 
     def _with_turns(self, ranked: Ranked) -> Ranked:
         """A result whose micro-batches take turns, or whose sequence comes in slices, where that is faster; if need be
@@ -173,6 +175,18 @@ class Finalists:
                     fits = self._fits(other.configuration, other.plan.prediction)
                     best = other if fits and other.seconds < best.seconds * (1 - WORTH) else best
             return best
+        return ranked
+
+    def _overlapped(self, ranked: Ranked, before: Ranked) -> Ranked:
+        """A result whose tensor parallelism communicates under its products, where that is faster or asked for; perhaps
+        as it was `before` its micro-batches took turns."""
+        with contextlib.suppress(LimitError):
+            machine, limits = self.engine.machine(ranked.configuration), self._limits(ranked.configuration)
+            bound = with_tensor_overlap(ranked.bound, before.bound, self.request.pinned, machine, limits)
+            bound = replace(bound, plan=_with_proof(bound.plan, self.bound, covered=self.covered))
+            return replace(
+                ranked, bound=bound, configuration=replace(ranked.configuration, schedule=bound.plan.schedule)
+            )
         return ranked
 
     def _in_turns(self, ranked: Ranked) -> Ranked:
@@ -323,13 +337,20 @@ def with_proof(ranked: Ranked, bound: float, *, covered: bool) -> Ranked:
 
 def _with_proof(plan: Plan, bound: float, *, covered: bool) -> Plan:
     """A plan with what is proved of it: none has an objective below `bound`."""
-    gap = max(0.0, 1 - bound / plan.prediction.objective_seconds)
+    gap = gap_of(plan.prediction, bound)
     provenance = replace(
         plan.provenance,
         status="optimal" if gap <= OPTIMAL and covered else "feasible",
         gap=0.0 if gap <= OPTIMAL else _rounded_up(gap),
     )
     return replace(plan, provenance=provenance)
+
+
+def gap_of(prediction: Prediction, bound: Seconds) -> float:
+    """How much less than a step, relatively, the objective of another plan could be at most, where none is below
+    `bound`. The step is what is shown, and may take longer than its objective, with small buckets or offload; where it
+    takes less, by another schedule or launches ahead, others may too, so that the objectives are compared."""
+    return max(0.0, 1 - bound / max(prediction.step_seconds, prediction.objective_seconds))
 
 
 def _rounded_up(share: float) -> float:

@@ -72,6 +72,7 @@ class Task:
         recomputation: ways to run a block.
         decided: what the user has decided about operators.
         sweeps: how often at most all axes are decided once more at the end.
+        alltoall: whether there is that collective.
     """
 
     template: Template
@@ -85,6 +86,7 @@ class Task:
     decided: Decided | None = None
     given: bool = False
     sweeps: int = 3
+    alltoall: bool = True
 
     def starts(self) -> tuple[tuple[int, ...], ...]:
         """What is decided one after the other: the finest axes, or those of whole levels at once."""
@@ -107,7 +109,7 @@ class _Builders:
         task = self._task
         if (sizes, rest) not in self._known:
             self._known[sizes, rest] = TableBuilder(
-                mesh=build_mesh(task.cluster, sizes, rest, task.configuration.zigzag_axes),
+                mesh=build_mesh(task.cluster, sizes, rest, task.configuration.zigzag_axes, alltoall=task.alltoall),
                 cluster=task.cluster,
                 precision=task.precision,
                 optimizer=task.optimizer,

@@ -16,6 +16,7 @@ from planner.plan.binding.bind import BoundPlan, bind
 from planner.plan.binding.machine import cluster_reference, placed
 from planner.plan.plan import Group, Plan, Stage
 from planner.plan.prediction.predict import predict
+from planner.plan.schedule_checks import tensor_overlap_fault
 from planner.sharding.mesh import build_mesh
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.search import search
@@ -57,17 +58,24 @@ def arranged(request: SearchRequest, plan: Plan, order: Order, groups: tuple[Gro
     changed = replace(
         plan,
         cluster=cluster_reference(machine),
-        mesh=build_mesh(machine, plan.mesh.sizes, zigzag=plan.mesh.zigzag),
+        mesh=build_mesh(machine, plan.mesh.sizes, zigzag=plan.mesh.zigzag, alltoall=plan.mesh.alltoall),
         stages=placed(stages, len(stages) // order.virtual_stages, machine),
         virtual_stages=order.virtual_stages,
         schedule=order.schedule,
         slices=order.slices,
-        training=replace(plan.training, interleave=order.interleave),
+        training=replace(plan.training, interleave=order.interleave, tensor_overlap=_overlap(request, plan, order)),
         groups=groups,
         provenance=replace(plan.provenance, search="by hand", status="feasible", gap=1.0),
     )
     bound = bind(changed, request.graph, request.batch)
     return replace(bound, plan=replace(changed, prediction=predict(bound, machine)))
+
+
+def _overlap(request: SearchRequest, plan: Plan, order: Order) -> tuple[tuple[str, int, int], ...]:
+    """What tensor parallelism overlaps in the plan that was found, where the order allows for it."""
+    found = plan.training.tensor_overlap
+    clash = tensor_overlap_fault(bool(found), order.schedule, order.interleave, order.slices)
+    return found if clash is None or request.pinned.tensor_overlap else ()
 
 
 def blocks_like(found: BoundPlan, first: int, count: int, recomputation: str, kept: Iterable[int] = ()) -> Group:

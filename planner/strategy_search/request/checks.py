@@ -8,13 +8,13 @@ from planner.errors import unknown_name
 from planner.faults import Fault
 from planner.nearest import divisors, nearest_words
 from planner.plan.plan import INTERLEAVED
-from planner.plan.schedule_checks import Turns, ring_fault, schedule_fault
+from planner.plan.schedule_checks import Turns, ring_fault, schedule_fault, tensor_overlap_fault
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import ContextBy, Pinned, Running, context_splits
 from planner.strategy_search.request.template import EVERY_SECOND_PRODUCT
 
 _DEGREES = ("pipeline", "data", "context", "ulysses", "tensor", "expert", "replicas", "micro_batch", "micro_batches")
-_SEARCHED = ("virtual_stages", "interleave", "slices")  # where 0 has them searched
+_SEARCHED = ("virtual_stages", "interleave", "slices", "tensor_overlap")  # where 0 has them searched
 
 
 def pinned_fault(pinned: Pinned) -> Fault | None:
@@ -30,7 +30,10 @@ def turns_fault(request: SearchRequest) -> Fault | None:
     virtual = pinned.virtual_stages
     if virtual is None:
         virtual = 0 if pinned.schedule in (None, INTERLEAVED) else 1
-    return schedule_fault(
+    schedule, interleave, slices = pinned.schedule or "1f1b", pinned.interleave or 1, pinned.slices or 1
+    asked = (pinned.tensor_overlap or 1) > 1
+    clash = None if schedule not in SCHEDULES else tensor_overlap_fault(asked, schedule, interleave, slices)
+    return clash or schedule_fault(
         Turns(
             schedule=pinned.schedule,
             pipeline=pipeline,

@@ -93,6 +93,7 @@ class SearchRequest:
 
     `simplicity` is how much longer than the fastest, relatively, the step of a simpler plan may take that is preferred
     to it (see `planner.strategy_search.simplicity`); 0 prefers none.
+    Without `alltoall` redistributions take an all-gather and a slice, and experts exchange no rows.
     `prune` is for tests: without it every configuration is evaluated in full. `imbalance` is that of routers (see
     `planner.graph.expert_load`), `fp8` says which linear layers are in fp8 (see `planner.graph.fp8`). `certify` asks an
     integer program what it makes of the best plans.
@@ -121,6 +122,7 @@ class SearchRequest:
     time_limit: float | None = None
     memory_limit: float | None = None
     simplicity: float = 0.0
+    alltoall: bool = True
     prune: bool = True
     certify: bool = False
 
@@ -144,6 +146,7 @@ class SearchRequest:
         _check_forward_only(self)
         self._check_places()
         refuse(local_fault(self.update, self.graph.parameter_names), RequestError)
+        self._check_alltoall()
         for name in ("batch", "global_batch", "top"):
             if getattr(self, name) < 1:
                 raise RequestError(f"{name} = {getattr(self, name)}: it is 1 or more")
@@ -176,6 +179,23 @@ class SearchRequest:
         if self.optimizer == "lamb":
             raise RequestError(
                 "place: lamb takes norms of whole weights, which tables elsewhere have not; take adamw or sgd"
+            )
+
+    def _check_alltoall(self) -> None:
+        """Without the all-to-all nothing may be asked for that is made of it."""
+        if self.alltoall:
+            return
+        if self.pinned.expert is not None and self.pinned.expert > 1:
+            raise RequestError(
+                f"expert = {self.pinned.expert}: counts the parts between which rows are exchanged by an all-to-all;"
+                " leave it out: without alltoall experts are cut where tokens are gathered"
+            )
+        if self.space is not None:
+            raise RequestError("alltoall = False: an engine has collectives of its own; leave the engine out")
+        if self.update.placed or self.placing == "auto":
+            raise RequestError(
+                "alltoall = False: rows of tables outside of the devices are exchanged by an all-to-all; leave the"
+                " tables on the devices (place none)"
             )
 
     def _check_mixed(self, cluster: MixedCluster) -> None:

@@ -150,6 +150,8 @@ class Pinned:
             plan, 0 on all that are close to it.
         slices: parts of the sequence that a stage takes one after the other ("seqpipe"); None and 0 as for
             `interleave`.
+        tensor_overlap: chunks in which collectives of tensor parallelism run under their products; 1 waits for them.
+            None tries some on the best plan, but on CPUs; 0 there, too.
         data, context, tensor: degrees of parallelism. With any of these, or of the next five, every axis of the mesh
             has one purpose for all operators ("manual mode"); the product of all degrees is the device count.
         expert: into how many parts the experts are cut, over devices that split tokens: a part of the context and
@@ -166,7 +168,8 @@ class Pinned:
         recompute: how blocks are run; "selective" means per operator.
         context_by: how attention is split among the devices of a context: by "heads", after an all-to-all of
             activations (Ulysses); by a "ring", where keys and values come round to the queries; "hybrid", by heads
-            inside of a ring; "auto" leaves it, and the degree where that is not given, to the search.
+            inside of a ring; "auto" leaves it, and the degree where that is not given, to the search, beside meshes on
+            which every operator splits as it likes.
         ulysses: of the degree of a context the part by heads, for "hybrid" and "auto"; None leaves it to the search.
         zigzag: whether a ring of causal attention cuts the sequence in zigzag order; None means yes.
         never_kept: classes of operators (`hardware_profiles.OP_CLASSES`) whose results a recomputed block never keeps;
@@ -183,6 +186,7 @@ class Pinned:
     schedule: str | None = None
     interleave: int | None = None
     slices: int | None = None
+    tensor_overlap: int | None = None
     data: int | None = None
     context: int | None = None
     tensor: int | None = None
@@ -205,10 +209,21 @@ class Pinned:
 
     @property
     def manual(self) -> bool:
-        """Whether axes have one purpose each."""
+        """Whether axes may have one purpose each."""
+        return self.context_by == "auto" or self._degrees
+
+    @property
+    def free(self) -> bool:
+        """Whether axes may serve every operator as it likes."""
+        split = (self.ulysses, self.zigzag) if self.context_by == "auto" else ()
+        return not self._degrees and all(value is None for value in split)
+
+    @property
+    def _degrees(self) -> bool:
+        """Whether a degree, or what goes with degrees, is decided."""
         degrees = (self.data, self.context, self.tensor, self.expert)
         decided = (*degrees, self.zero, self.replicas, self.sequence_parallel, self.micro_batch)
-        return any(value is not None for value in decided) or self.context_by == "auto"
+        return any(value is not None for value in decided)
 
     @property
     def forward_only(self) -> bool:
@@ -382,9 +397,10 @@ def _meshes(devices: int, pinned: Pinned) -> Iterator[tuple[tuple[int, ...], tup
     if pinned.mesh is not None:
         if math.prod(pinned.mesh) == devices:
             yield pinned.mesh, (), 1
-    elif not pinned.manual:
+        return
+    if pinned.free:
         yield from ((mesh, (), 1) for mesh in mesh_shapes(devices))
-    else:
+    if pinned.manual:
         for data in divisors(devices):
             for context in checked(divisors(devices // data)):
                 degrees: dict[Role, int] = {"data": data, "context": context, "tensor": devices // data // context}

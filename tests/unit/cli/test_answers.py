@@ -98,6 +98,7 @@ CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("plan show --rank", ("show", "a.json", "--rank", "1")),
     ("plan verify", ("verify", "a.json")),
     ("plan audit", ("audit", "a.json")),
+    ("plan prove", ("prove", "a.json")),
     ("plan validate", ("validate", "runs.csv", "--processes", "1")),
     ("plan export", ("export", "b.json", *TO_MEGATRON, "-o", "again")),
     ("plan export OPERATORS", ("export", "b.json", "--to", "mindspore", "-o", "strategies")),

@@ -69,6 +69,7 @@ FILE_IS_ENOUGH = (
 
 EXECUTES = (
     ("audit",),
+    ("prove",),
     ("run", "--steps", "1", "--no-check"),
     ("run", "--steps", "1", "--save", "runs", "--elastic", "1:4", "--no-check"),
     ("run", "--steps", "1", "--save", "runs", "--restarts", "1", "--no-check"),

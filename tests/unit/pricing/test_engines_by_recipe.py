@@ -7,7 +7,8 @@ import pytest
 
 from costmodels import AttentionShape, ExpertsShape, collective_time, experts_backward_time, experts_time
 from hardware_profiles import Cluster, load_profile, load_software
-from planner.pricing.kernels import KernelCall, _windowed, kernel_seconds
+from planner.pricing.kernel_call import KernelCall
+from planner.pricing.kernels import _windowed, kernel_seconds
 from planner.pricing.message import Message
 from planner.pricing.operator_price import inner_hidden, inner_seconds
 from planner.pricing.redistribution_price import Pricers

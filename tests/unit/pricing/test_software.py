@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 
 from costmodels import AttentionShape, attention_backward_time, attention_time, matmul_time, operator_time
-from hardware_profiles import PYTORCH, Cluster, Hidden, Software, UnknownKeyError
+from hardware_profiles import PYTORCH, Cluster, Hidden, Software, UnknownKeyError, load_software
 from planner.graph.call import Call
 from planner.graph.operator_graph import TensorType
 from planner.plan.binding.bind import prepare
-from planner.plan.prediction.step import Launches
+from planner.plan.prediction.step import Launches, further_ahead
 from planner.pricing import OperatorPrices, Pricers, price_operator, price_parameter
-from planner.pricing.kernels import UNFUSED_KERNELS
 from planner.pricing.liveness import replays
 from planner.pricing.message import Message, message_seconds
+from planner.pricing.unfused_attention import UNFUSED_KERNELS
 from planner.sharding.layout import parse_layout, replicated
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rules import RULES
@@ -117,6 +117,53 @@ def test_a_host_that_is_ahead_costs_what_it_takes_to_launch_all() -> None:
     assert late.ahead == 0.0
 
 
+def test_a_host_launches_while_collectives_run() -> None:
+    """Four of kernels that wait six for their launches, and a collective of five behind one of them."""
+    launches = Launches()
+    launches.add(ran=5.0, late=3.0, host=5.0)
+    launches.add(ran=5.0, late=3.0, host=5.0, sent=5.0)
+    assert launches.ahead == 5.0  # ten of launches are longer than four of kernels and five that are sent
+    launches.add(ran=0.0, late=0.0, host=0.0, sent=20.0)
+    assert launches.ahead == 6.0  # all that they wait, and no more
+
+
+def test_a_host_launches_the_next_micro_batch_under_a_long_backward_pass() -> None:
+    """A forward pass that waits two for the host, a backward pass that is five longer than its launches."""
+    forward, backward = Launches(), Launches()
+    forward.add(ran=6.0, late=4.0, host=4.0)
+    backward.add(ran=10.0, late=0.0, host=5.0)
+    assert (forward.ahead, backward.ahead) == (2.0, 0.0)
+    assert further_ahead([forward, backward], 1) == 0.0
+    assert further_ahead([forward, backward], 4) == pytest.approx(0.75)  # the first of four has none before it
+    assert further_ahead([forward, forward], 4) == 0.0, "nothing is long enough to launch under"
+    assert further_ahead([backward, backward], 4) == 0.0
+
+
+def test_hosts_wait_for_the_counts_of_rows_where_no_capacity_sets_them() -> None:
+    nemo = load_software("nemo")
+    assert nemo.counts_rows
+    assert not replace(nemo, drops_tokens=True).counts_rows
+    assert not load_software("nemo-2606").counts_rows, "one kernel takes the rows of all experts"
+    assert not PYTORCH.counts_rows
+
+
+def test_heads_that_no_fused_softmax_takes_take_one_in_fp32() -> None:
+    """Four heads, and six: of 2 samples each are 8, a multiple of 4, and 12; of one sample 6 are none."""
+
+    def unfused(batch: int, heads: int, cluster: Cluster = QUIET) -> OperatorPrices:
+        software = replace(PYTORCH, attention="unfused", softmax_heads=4)
+        shapes = [(batch, heads, 512, 64)] * 4
+        name = "aten.scaled_dot_product_attention.default"
+        return priced(name, shapes, run_by(software, cluster), None, 0.0, True)
+
+    fused, wide = unfused(2, 6), unfused(1, 6)
+    assert wide.forward[0] > fused.forward[0]
+    assert wide.backward[0] > fused.backward[0]
+    assert unfused(1, 6, A100).host[0][0] == pytest.approx(10 / 6 * unfused(2, 6, A100).host[0][0])
+    plain = attention(run_by(replace(PYTORCH, attention="unfused")))
+    assert plain.forward[0] == unfused(2, 16).forward[0]
+
+
 def test_what_is_computed_again_is_launched_again() -> None:
     once, twice = (
         attention(run_by(replace(PYTORCH, recomputed_in_backward=names), A100)) for names in ((), ("attention",))
@@ -144,6 +191,13 @@ def test_rows_that_are_no_multiples_of_a_word_are_multiplied_slowly() -> None:
 
     assert logits(50257) > 2 * logits(50304) > 0
     assert logits(50264) == pytest.approx(logits(50304), rel=0.01)
+
+    def unfused(head: int) -> float:
+        cluster = run_by(replace(PYTORCH, attention="unfused"))
+        shapes = [(2, 12, 2048, head)] * 4
+        return float(priced("aten.scaled_dot_product_attention.default", shapes, cluster, None, 0.0, True).backward[0])
+
+    assert unfused(150) > 1.5 * unfused(152) > 0  # rows of 300 bytes, as in BLOOM's trials with 96 heads
 
 
 def test_products_in_fp8_are_faster_and_the_rest_is_not() -> None:

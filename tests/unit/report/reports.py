@@ -3,7 +3,7 @@
 from functools import cache
 
 from planner.plan.compare.verify import Verdict
-from planner.report.data import Choice, Choices, Reported, report_of
+from planner.report.data import Choice, Choices, Reported, reasons_of, report_of
 from tests.unit.plan.plans import plan_named, verdict_of
 from tests.unit.search.cases import cluster_of
 
@@ -20,10 +20,21 @@ def reported(name: str) -> Reported:
     plan, figures = verdict.bound.plan, verdict.prediction
     cluster = cluster_of(plan.cluster.profile, plan.cluster.devices)
     this = Choice(
-        step_seconds=figures.step_seconds, peak_bytes=figures.peak_bytes, words=(("degrees", "this"),), this=True
+        step_seconds=figures.step_seconds,
+        peak_bytes=figures.peak_bytes,
+        words=(("degrees", "this"), ("ZeRO", "3")),
+        this=True,
     )
-    lean = Choice(step_seconds=2 * figures.step_seconds, peak_bytes=1.0, words=(("degrees", "lean <script>"),))
-    slow = Choice(step_seconds=3 * figures.step_seconds, peak_bytes=0.5, words=(("degrees", "slow"),))
-    near = Choice(step_seconds=4 * figures.step_seconds, peak_bytes=0.4, words=(("degrees", "this"),), kept=True)
-    choices = Choices(plans=(this, lean, slow, near), note="Four plans.")
+    lean = Choice(
+        step_seconds=2 * figures.step_seconds, peak_bytes=1.0, words=(("degrees", "lean <script>"), ("ZeRO", "3"))
+    )
+    slow = Choice(step_seconds=3 * figures.step_seconds, peak_bytes=0.5, words=(("degrees", "slow"), ("ZeRO", "3")))
+    near = Choice(
+        step_seconds=4 * figures.step_seconds,
+        peak_bytes=0.4,
+        words=(("degrees", "this"), ("ZeRO", "3")),
+        name="FSDP <b>",
+    )
+    reasons = reasons_of(this, (lean, slow, near), [("ZeRO", "0")])
+    choices = Choices(plans=(this, lean, slow, near), note="Four plans.", reasons=reasons)
     return report_of(verdict.bound, figures, cluster, choices=choices)

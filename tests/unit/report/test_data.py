@@ -9,6 +9,7 @@ import pytest
 
 from planner.plan.compare.dissection import dissect
 from planner.plan.prediction.timeline import RECEIVE, timeline_of
+from planner.report.data import Choice, reasons_of
 from planner.report.data.lanes import lanes_of
 from planner.sharding.layout import format_layout
 from tests.unit.plan.plans import verdict_of
@@ -163,3 +164,35 @@ def test_other_schedules_are_drawn_too(schedule: str) -> None:
         assert drawn.seconds > found.prediction.step_seconds
     else:
         assert drawn.seconds == pytest.approx(found.prediction.step_seconds)
+
+
+def choice(seconds: float, **words: str) -> Choice:
+    return Choice(step_seconds=seconds, peak_bytes=1.0, words=tuple(words.items()))
+
+
+def test_reasons_are_the_dearest_decisions_each_with_its_next_best() -> None:
+    own = choice(1.0, degrees="a", ZeRO="3", recomputation="none")
+    others = [
+        choice(1.2, degrees="b", ZeRO="3", recomputation="none"),
+        choice(1.1, degrees="b", ZeRO="3", recomputation="full"),
+        choice(1.5, degrees="a", ZeRO="1", recomputation="none"),
+    ]
+    found = reasons_of(own, others, [("ZeRO", "2"), ("ZeRO", "0"), ("recomputation", "selective")])
+    assert [(one.decision, one.instead, one.step_seconds) for one in found] == [
+        ("recomputation", "selective does not fit with these degrees", None),  # the next best is that of degrees
+        ("ZeRO", "0 or 2 do not fit with these degrees; 1", 1.5),
+        ("degrees", "b (then recomputation full)", 1.1),
+    ]
+    assert reasons_of(own, [own]) == ()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_rank_is_on_one_host(name: str) -> None:
+    found, bound = reported(name).report.hosts, verdict_named(name).bound
+    ranks = [rank for host in found.hosts for rank in host.ranks]
+    assert [rank.number for rank in ranks] == list(range(bound.plan.cluster.devices))
+    size = bound.plan.mesh.size
+    assert {rank.stage for rank in ranks} == set(range(bound.plan.pipeline))
+    for rank in ranks:
+        strides = [axis.stride for axis in bound.plan.mesh.axes]
+        assert sum(place * stride for place, stride in zip(rank.places, strides, strict=True)) == rank.number % size

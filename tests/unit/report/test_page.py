@@ -8,12 +8,14 @@ import re
 from functools import cache
 from html.parser import HTMLParser
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from planner.plan.layout.roles import roles
 from planner.report.html import page
+from planner.report.html.glossary import MEANINGS, explained
 from planner.report.terminal import print_plan
 from tests.unit.report.reports import reported, verdict_named
 
@@ -166,3 +168,28 @@ def test_colours_of_figures_are_in_the_style_sheet_for_both_themes() -> None:
 
 def test_the_page_is_the_same_each_time() -> None:
     assert page(reported("by hand").report) == text_of("by hand")
+
+
+def test_words_are_explained_as_in_the_glossary() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "glossary.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (.+?) \| (.+) \|$", text, re.MULTILINE))
+    assert {word: meaning for word, (_, meaning) in MEANINGS.items()} == {word: rows[word] for word in MEANINGS}
+
+
+def test_words_of_the_glossary_say_what_they_mean_once_in_a_text() -> None:
+    found = explained("axis0: data <b>, axis1: column parallel")
+    assert found.count("<abbr") == 2
+    assert 'tabindex="0">axis0</abbr>: data &lt;b&gt;, axis1' in found
+    assert "tabindex" not in explained("axis0", keyboard=False)
+    titles = {attributes["title"] for tag, attributes in read("by hand").found if tag == "abbr"}
+    assert len(titles) > 6
+    assert not any("`" in (title or "") for title in titles)
+
+
+def test_the_page_says_why_and_by_which_command() -> None:
+    texts = " ".join(read("by hand").texts)
+    assert "Why this plan" in texts
+    assert "does not fit with these degrees" in texts
+    assert "Conventional, FSDP <b>:" in " ".join(texts.split())
+    assert reported("by hand").report.command in texts
+    assert "Ranks on hosts" in texts

@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from planner.report.trace import trace_events
-from tests.unit.report.reports import reported
+from tests.unit.report.reports import reported, verdict_named
 
 NAMES = ("one axis", "pipeline", "several groups")
 
@@ -30,6 +30,11 @@ class Complete(Common):
     cat: str
     ts: float = Field(ge=0, allow_inf_nan=False)
     dur: float = Field(ge=0, allow_inf_nan=False)
+    args: dict[str, int | str]
+
+
+class Counter(Common):
+    ts: float = Field(ge=0, allow_inf_nan=False)
     args: dict[str, int]
 
 
@@ -40,12 +45,13 @@ class Arrow(Common):
     bp: str = "e"
 
 
-FORMS: dict[str, type[Common]] = {"M": Metadata, "X": Complete, "s": Arrow, "f": Arrow}
+FORMS: dict[str, type[Common]] = {"M": Metadata, "X": Complete, "s": Arrow, "f": Arrow, "C": Counter}
+STREAMS = ("computation", "communication", "parameters")
 
 
 def events_of(name: str) -> list[dict[str, Any]]:
     found = reported(name)
-    content = json.loads(json.dumps(trace_events(found.report.job, found.timeline), allow_nan=False))
+    content = json.loads(json.dumps(trace_events(found), allow_nan=False))
     assert set(content) == {"displayTimeUnit", "otherData", "traceEvents"}
     assert content["displayTimeUnit"] == "ms"
     events: list[dict[str, Any]] = content["traceEvents"]
@@ -65,7 +71,7 @@ def test_processes_are_ranks_and_threads_are_streams(name: str) -> None:
     assert names == {
         (rank, thread): word
         for rank in range(len(timeline.ranks))
-        for thread, word in enumerate(("computation", "communication", "parameters"))
+        for thread, word in enumerate((*STREAMS, "operators", "collectives"))
     }
     assert {e["pid"] for e in events} == set(range(len(timeline.ranks)))
 
@@ -73,7 +79,7 @@ def test_processes_are_ranks_and_threads_are_streams(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_times_are_those_of_the_timeline(name: str) -> None:
     timeline = reported(name).timeline
-    spans = [event for event in events_of(name) if event["ph"] == "X"]
+    spans = [event for event in events_of(name) if event["ph"] == "X" and event["tid"] < len(STREAMS)]
     assert len(spans) == len(timeline.spans)
     assert max(e["ts"] + e["dur"] for e in spans) == pytest.approx(timeline.seconds * 1e6, abs=2e-3)
     for event, span in zip(spans, timeline.spans, strict=True):
@@ -118,3 +124,46 @@ def test_arrows_lead_from_the_pass_that_sends_to_the_transfer() -> None:
 
 def test_one_rank_alone_sends_nothing() -> None:
     assert not [event for event in events_of("one axis") if event["ph"] in "sf"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_operators_and_collectives_are_inside_of_what_they_make_up(name: str) -> None:
+    events, found = events_of(name), reported(name)
+    for thread, above in ((3, (0,)), (4, (1, 2))):
+        spans = [e for e in events if e["ph"] == "X" and e["tid"] in above]
+        inside = [e for e in events if e["ph"] == "X" and e["tid"] == thread]
+        assert inside or thread == 4
+        for one in inside:
+            assert any(
+                s["pid"] == one["pid"]
+                and s["ts"] - 0.01 <= one["ts"]
+                and one["ts"] + one["dur"] <= s["ts"] + s["dur"] + 0.01
+                for s in spans
+            ), one
+    operators = {e["name"] for e in events if e["ph"] == "X" and e["tid"] == 3}
+    known = {one.name for rank in found.inside for chunk in rank.chunks for one in chunk if one.forward > 0}
+    assert known <= operators
+
+
+def test_collectives_say_kind_group_and_bytes() -> None:
+    """Those of the timeline of two stages: of a micro-batch, and as many bytes as the page counts for a step."""
+    found = reported("pipeline")
+    collectives = [e["args"] for e in events_of("pipeline") if e.get("cat") == "collective"]
+    assert {one["kind"] for one in collectives} >= {"send_recv"}
+    turns = verdict_named("pipeline").bound.plan.training.micro_batches
+    network = found.report.network
+    own = found.inside[network.rank].collectives
+    for kind in {one.kind for one in network.crossings}:
+        told = sum(one.nbytes for one in network.crossings if one.kind == kind)
+        once = ("gradient reduction", "weight gathering")
+        assert told == pytest.approx(
+            sum(one.nbytes * (1 if one.part in once else turns) for one in own if one.kind == kind)
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_counters_are_the_curves_of_memory(name: str) -> None:
+    counters = [e for e in events_of(name) if e["ph"] == "C"]
+    for curve in reported(name).report.memory.curves:
+        own = [e["args"]["bytes"] for e in counters if e["pid"] == curve.rank]
+        assert own == [round(nbytes) for nbytes in curve.nbytes]

@@ -50,3 +50,22 @@ def test_ranks_that_died_on_the_way_do_no_harm() -> None:
     with refused(RunError, "not all of 3 processes have come"):
         agreed_attempt(store, 0, 3, timeout=0.05)  # now its roll is there, which names the dead
     assert len(set(together(store, 3, [0.05, 0.0, 0.02]))) == 1
+
+
+def test_nobody_goes_on_before_all_have_answered() -> None:
+    """Rank 2 has answered a roll that named a dead rank 1, and died: its token is of no attempt."""
+    store, found = dist.HashStore(), list[str]()
+    store.set("hello/1", "dead")
+    caller = threading.Thread(target=lambda: found.append(agreed_attempt(store, 0, 3, timeout=20.0)))
+    caller.start()
+    with refused(RunError, "rank 0 has not answered, or not all others"):
+        agreed_attempt(store, 2, 3, timeout=0.5)
+    answered = store.get("ack/2").decode()
+    others = [threading.Thread(target=lambda r=rank: found.append(agreed_attempt(store, r, 3))) for rank in (1, 2)]
+    for thread in others:
+        thread.start()
+    for thread in (caller, *others):
+        thread.join()
+    assert len(found) == 3
+    assert len(set(found)) == 1
+    assert answered not in found

@@ -127,6 +127,19 @@ def test_a_ring_without_an_axis_for_it_is_refused() -> None:
         search(request_of("llama-2", CLUSTER, 8, pinned=Pinned(context_by="ring")))
 
 
+def test_auto_is_never_worse_than_what_is_searched_without_it() -> None:
+    """It has the meshes on which every operator splits as it likes, too."""
+    request = request_of("llama-2", cluster_of("h100-80gb", 4), 4)
+    plain = search(request)
+    assert plain.contexts == ()
+    found = search(replace(request, pinned=Pinned(context_by="auto")))
+    assert found.plans[0].seconds <= plain.plans[0].seconds * (1 + 1e-9)
+    assert found.bound_seconds <= plain.bound_seconds * (1 + 1e-9)
+    ways = {(way.ring, way.heads): way for way in found.contexts}
+    assert {(None, None), (1, 1), (4, 1), (2, 2)} <= set(ways)
+    assert ways[None, None].seconds <= found.plans[0].objective * (1 + 1e-3)
+
+
 @pytest.mark.thorough
 def test_ways_to_split_the_sequence_are_compared_where_they_are_left_to_the_search() -> None:
     """What is left out has a bound that is no better than the best plan, and all ways are there."""

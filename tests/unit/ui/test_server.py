@@ -3,6 +3,7 @@
 import http.client
 import io
 import json
+import socket
 import zipfile
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from planner.errors import RequestError
 from planner.plan.file import parse_plan
 from planner.ui import Server
+from planner.ui.connections import MOST, Connections
 from planner.ui.jobs import asked_of
 from tests.unit.ui.serving import serving
 
@@ -163,3 +165,45 @@ def test_what_cannot_be_planned_is_said_on_the_page(server: Server) -> None:
         state = asked(server, "GET", f"/api/searches/{started['job']}?seen={state['version']}")
     assert "tensor = 7" in state["error"]
     assert state["plan"] is None
+
+
+def test_idle_connections_of_strangers_make_room(server: Server) -> None:
+    """More than there is room for: those that have waited longest are closed, and the page is served all the same."""
+    own = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    headers = {"X-Plan-Token": server.token}
+    own.request("GET", "/api/choices", headers=headers)
+    assert own.getresponse().read()
+    strangers = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(MOST + 8)]
+    try:
+        for number in range(9):  # the first one, and one for each that is too many, with that of the page
+            assert strangers[number].recv(1) == b"", number
+        assert ask(server, "GET", "/api/choices")[0] == 200
+        own.request("GET", "/api/choices", headers=headers)  # shown the token: kept before strangers
+        assert own.getresponse().status == 200
+        assert len(server.connections) <= MOST
+    finally:
+        for one in (*strangers, own):
+            one.close()
+
+
+def test_a_connection_that_is_answered_is_not_closed_for_another() -> None:
+    pairs = [socket.socketpair() for _ in range(3)]
+    (first, theirs), (second, _), (third, _) = pairs
+    held = Connections(most=1)
+    assert held.admit(first)
+    with held.answering(first):
+        assert not held.admit(second)
+        assert len(held) == 1
+    assert held.admit(third)
+    assert theirs.recv(1) == b""
+    held.forget(third)
+    assert len(held) == 0
+    for pair in pairs:
+        for one in pair:
+            one.close()
+
+
+@pytest.mark.parametrize("port", [1, 80, 1023])
+def test_ports_of_the_system_are_refused(port: int) -> None:
+    with pytest.raises(RequestError, match=f"--port {port}: ports below 1024 belong to the system; give one from 1024"):
+        Server(port=port)

@@ -38,6 +38,7 @@ def machine(folder: Path, zero: int = 0, devices: int = 8, **changes: str) -> tu
         (3, {"date": "2024-12", "compile": "True"}, "fsdp-compiled"),
         (1, {"source": "NeMo 24.07", "flash_attention": "True"}, "nemo"),
         (1, {"profile": "ascend-910b-64gb", "flash_attention": "True"}, "mindspeed"),
+        (1, {"profile": "ascend-910b-64gb", "source": "mindformers model cards (r1.3.0)"}, "mindformers"),
         (1, {"source": "NeMo 24.07", "stack": "deepspeed"}, "deepspeed"),
         (1, {"notes": "plain Megatron-LM, not NeMo", "flash_attention": "True"}, "megatron"),
         (1, {"notes": "run without the NeMo container; NeMo 2 recipe", "flash_attention": "True"}, "nemo"),

@@ -23,8 +23,8 @@ prefersDark.addEventListener("change", () => setTheme(wantedTheme()));
 
 const tip = document.getElementById("tip");
 
-function showTip(cell) {
-  tip.textContent = cell.dataset.tip;
+function showTip(cell, text = cell.dataset.tip) {
+  tip.textContent = text;
   tip.hidden = false;
   const box = cell.getBoundingClientRect();
   const left = Math.min(Math.max(8, box.left), window.innerWidth - tip.offsetWidth - 8);
@@ -33,6 +33,14 @@ function showTip(cell) {
   tip.style.left = Math.max(8, left) + "px";
   tip.style.top = Math.max(8, top) + "px";
 }
+
+// Words of the glossary: the browser shows their title to a pointer, the page to the keyboard.
+document.addEventListener("focusin", (event) => {
+  if (event.target.tagName === "ABBR") showTip(event.target, event.target.title);
+});
+document.addEventListener("focusout", (event) => {
+  if (event.target.tagName === "ABBR") hideTip();
+});
 
 function hideTip() {
   tip.hidden = true;

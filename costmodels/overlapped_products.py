@@ -1,0 +1,43 @@
+"""A product and the collective of its operand or its result, both in chunks, so that one runs under the other.
+
+    arrives    sent     0 1 2 3             chunk k is multiplied when it has arrived, while chunk k + 1 does
+               product    0 1 2 3
+    leaves     product  0 1 2 3 u u         chunk k leaves when it is made, while chunk k + 1 is, and the last under
+               sent       0 1 2 3           other work (u), which needs none of them
+
+With C chunks of p seconds of products and c seconds of sending each (Wang et al. 2023, "Overlap Communication with
+Dependent Computation via Decomposition in Large Deep Learning Models", section 4):
+
+    arrives    c + (C - 1) max(p, c) + p + u
+    leaves     max(p + (C - 1) max(p, c) + c,  C p + u)
+
+The first chunk or the last is always waited for, but for other work. Products of few rows take longer than their share,
+and every message has its latency: both are the caller's, in p and c. Not good for: communication that takes cores or
+memory bandwidth from products.
+"""
+
+from costmodels.errors import CostModelError
+from costmodels.units import Seconds
+
+
+def arriving_time(product: Seconds, sent: Seconds, chunks: int, under: Seconds = 0.0) -> Seconds:
+    """Seconds until all chunks are multiplied and the work behind them is done, with `product` and `sent` of a chunk.
+
+    Raises CostModelError for less than one chunk.
+    """
+    _check(chunks)
+    return sent + (chunks - 1) * max(product, sent) + product + under
+
+
+def leaving_time(product: Seconds, sent: Seconds, chunks: int, under: Seconds = 0.0) -> Seconds:
+    """Seconds until all chunks are made and summed up, and the work `under` the last of them is done.
+
+    Raises CostModelError for less than one chunk.
+    """
+    _check(chunks)
+    return max(product + (chunks - 1) * max(product, sent) + sent, chunks * product + under)
+
+
+def _check(chunks: int) -> None:
+    if chunks < 1:
+        raise CostModelError(f"a collective goes in at least one chunk, got {chunks}")

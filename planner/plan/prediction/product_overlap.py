@@ -1,0 +1,163 @@
+"""What collectives of tensor parallelism take that run under their products
+(`planner.plan.layout.overlapped_products`).
+
+The sum that the search minimises charges them in full. What they take less, or more, in chunks is taken from what the
+pass waits for: the time of `costmodels.overlapped_products`, in which every product of a chunk is priced as one of so
+many rows, with its launch, every message with its latency, and what is copied once more because chunks do not lie in
+memory as the whole does: the results of products of an arriving operand, the operand of a product whose result leaves.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from costmodels import arriving_time, leaving_time, operator_time
+from hardware_profiles import Bytes, Seconds
+from planner.plan.binding.bind import BoundOperator
+from planner.plan.layout.overlapped_products import Overlap
+from planner.plan.prediction.charges import Times, charge
+from planner.plan.prediction.stage_cost import COMMUNICATION, StageCost
+from planner.plan.prediction.step import ChunkCost, PassCost
+from planner.sharding.layout import Layout, local_fraction
+from planner.sharding.redistribute import Step
+from planner.sharding.rule import Rule
+
+if TYPE_CHECKING:
+    from planner.plan.prediction.walk import Walk
+
+_ROWS = 0
+"""Where the rows of a linear layer stand among its operands; weight and bias stand behind them."""
+
+Way = Literal["forward", "backward"]
+WAYS: Mapping[Way, int] = {"forward": 0, "backward": 1}
+"""Their places in what an overlap has of each."""
+
+
+class _Products(NamedTuple):
+    """Seconds of the products that a collective runs under, as they are without chunks, of one chunk, and of what can
+    follow the last one; of a copy that chunks make."""
+
+    whole: Seconds
+    chunk: Seconds
+    under: Seconds
+    copied: Seconds
+
+
+@dataclass(kw_only=True)
+class ProductOverlap:
+    """Charges overlaps on a walk. Keeps the rules of products of fewer rows, and what ways save."""
+
+    walk: "Walk"
+    _rules: dict[tuple[int, int, int], tuple[Rule, Rule]] = field(default_factory=dict)
+    _saved: dict[tuple[object, ...], tuple[Seconds, tuple[object, ...]]] = field(default_factory=dict)
+
+    def charge(self, cost: StageCost, chunk: ChunkCost, one: Overlap, *, again: bool) -> None:
+        """Charge an overlap to its operator, which runs `again` in the backward pass of a recomputed block."""
+        self._way(cost, chunk, one, "forward", {"forward": 1, "recomputation": int(again)})
+        self._way(cost, chunk, one, "backward", {"backward": 1})
+
+    def saves(self, one: Overlap) -> tuple[Seconds, Seconds]:
+        """Seconds that an overlap saves forward and backward in each pass; less than nothing where it costs them."""
+        ways: tuple[Way, Way] = ("forward", "backward")
+        there, back = (
+            0.0 if step is None else self._saves(one, way, step) for way, step in zip(ways, one.steps, strict=True)
+        )
+        return there, back
+
+    def transient(self, one: Overlap) -> Bytes:
+        """Bytes of products that run with another operator, and of chunks on their way beside the whole."""
+        (made, wanted), tensor = self._ends(one, "forward"), self.walk.bound.graph.types[one.value]
+        sizes = self.walk.bound.plan.mesh.sizes
+        whole = max(tensor.nbytes * local_fraction(layout, sizes) for layout in (made, wanted))
+        operators = self.walk.bound.operators
+        others = sum(float(self.walk.price(operators[at], counted=False).transient[0]) for at in one.early)
+        return others + 2 * whole
+
+    def _way(self, cost: StageCost, chunk: ChunkCost, one: Overlap, way: Way, times: Times) -> None:
+        """Charge one way of a value: in full, and what its chunks save."""
+        step = one.steps[WAYS[way]]
+        if step is None:
+            return
+        walk = self.walk
+        route, hidden = walk.route("activations", walk.bound.graph.types[one.value], *self._ends(one, way))
+        owner = walk.bound.operators[one.at].operator.name
+        saved = self._saves(one, way, step) if not hidden else 0.0
+        chunks = one.chunks[WAYS[way]]
+        for phase, number in times.items():
+            into: PassCost = chunk.forward if phase == "forward" else chunk.backward
+            part = "recomputation" if phase == "recomputation" else COMMUNICATION
+            cost.micro_batch[part] += number * route.seconds
+            into.add(
+                waits=number * (route.seconds - saved),
+                hidden=number * hidden,
+                sent=number * route.seconds,
+                under_products=number * saved,
+            )
+            for message in route.messages:
+                piece = replace(message, nbytes=message.nbytes / chunks)
+                charge(cost.messages, part, owner, piece, {phase: number * chunks})
+
+    def _ends(self, one: Overlap, way: Way) -> tuple[Layout, Layout]:
+        made = self.walk.made(one.value)
+        wanted = self.walk.bound.operators[one.reader].layouts.operands[one.place]
+        return (made.forward, wanted.forward) if way == "forward" else (wanted.gradient, made.gradient)
+
+    def _saves(self, one: Overlap, way: Way, step: Step) -> Seconds:
+        """Seconds that a collective, and what goes beside it, takes less than one after the other."""
+        operators = [self.walk.bound.operators[at] for at in one.products]
+        tensor = self.walk.bound.graph.types[one.value]
+        kinds = tuple((id(op.rule), op.strategy) for op in operators)
+        chunks, dim = one.chunks[WAYS[way]], one.dims[WAYS[way]]
+        key = (kinds, id(tensor), way, step, dim, chunks, one.kind)
+        if key not in self._saved:
+            pricer, nbytes = self.walk.pricers.activations, step.fraction * tensor.nbytes
+            sent, piece = (pricer.message_seconds(step.kind, step.axis, nbytes / count) for count in (1, chunks))
+            found = (self._forward if way == "forward" else self._backward)(one, operators, dim, chunks)
+            arrives = (one.kind == "operand") == (way == "forward")
+            taken = (arriving_time if arrives else leaving_time)(found.chunk, piece, chunks, found.under)
+            copied = found.copied if chunks > 1 else 0.0
+            self._saved[key] = (found.whole + sent - taken - copied, (operators, tensor))
+        return self._saved[key][0]
+
+    def _forward(self, one: Overlap, operators: list[BoundOperator], dim: int, chunks: int) -> _Products:
+        prices = [self.walk.price(op, counted=False) for op in operators]
+        pieces = [self.walk.price(self._part(op, dim, chunks), counted=False) for op in operators]
+        return _Products(
+            whole=sum(float(price.forward[0]) for price in prices),
+            chunk=sum(float(piece.forward[0]) for piece in pieces),
+            under=0.0,
+            copied=self._copied(one, operators),
+        )
+
+    def _backward(self, one: Overlap, operators: list[BoundOperator], dim: int, chunks: int) -> _Products:
+        """Gradients of the rows under the collective, those of weights behind them."""
+        without = [tuple(range(1, len(op.operator.operands))) for op in operators]
+        whole = sum(float(self.walk.price(op, counted=False).backward[0]) for op in operators)
+        chunk = sum(
+            float(self.walk.price(self._part(op, dim, chunks), weights, counted=False).backward[0])
+            for op, weights in zip(operators, without, strict=True)
+        )
+        under = sum(float(self.walk.price(op, (_ROWS,), counted=False).backward[0]) for op in operators)
+        return _Products(whole=whole, chunk=chunk, under=under, copied=self._copied(one, operators))
+
+    def _part(self, op: BoundOperator, dim: int, chunks: int) -> BoundOperator:
+        """A product of the rows of one chunk."""
+        if chunks == 1:
+            return op
+        key = (id(op.rule), dim, chunks)
+        if key not in self._rules:
+            cut = op.rule.operands[_ROWS][dim][0]  # of several factors the outer one, which is cut first
+            factors = tuple(
+                replace(factor, extent=factor.extent // chunks) if at == cut else factor
+                for at, factor in enumerate(op.rule.factors)
+            )
+            self._rules[key] = (replace(op.rule, factors=factors), op.rule)
+        return replace(op, rule=self._rules[key][0])
+
+    def _copied(self, one: Overlap, operators: list[BoundOperator]) -> Seconds:
+        """Seconds of copying what products make, or what one reads."""
+        prices = [self.walk.price(op, counted=False) for op in operators]
+        found = [price.results[0] if one.kind == "operand" else price.operands[_ROWS] for price in prices]
+        nbytes = sum(float(each[0]) for each in found)
+        device = self.walk.cluster.device
+        return operator_time(op_class="copy", flops=0.0, bytes_moved=2 * nbytes, dtype="fp32", device=device)

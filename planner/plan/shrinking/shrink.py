@@ -1,0 +1,292 @@
+"""A small plan that decides what a large one decides, for a small model of the same make.
+
+    large plan ── bound to its graph ──┬── blocks kept (`kept_blocks`) ──────┐
+                                       ├── numbers (`small_mesh`) ───────────┼──> small plan, bound to the graph of
+                                       └── dims (`planner.models.smaller`) ──┘    the small model
+
+A block of the small model takes over everything that is decided about the block of the large one that it stands for,
+operator by operator in the order of the graph; what stands outside of the blocks takes over by name. That the small
+plan is legal is checked like that of any plan. Nothing is claimed about what it covers: both plans are listed and
+compared (`planner.plan.shrinking.coverage`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hardware_profiles import Cluster, HardwareProfileError, Machine, parts_of
+from planner.errors import LayoutError, RequestError, StrategyError
+from planner.graph.blocks import Blocks, block_parameters
+from planner.graph.fp8 import NO_FP8
+from planner.graph.operator_graph import OperatorGraph
+from planner.graph.trace import trace
+from planner.models.smaller import Depth, SmallerModel, depth_of, smaller_model
+from planner.models.zoo import BuiltModel, build_model
+from planner.plan.binding.bind import BoundPlan, bind, prepare
+from planner.plan.binding.machine import cluster_reference
+from planner.plan.outline import model_reference
+from planner.plan.plan import PRECISIONS, Group, Plan, Prediction, Stage, Training
+from planner.plan.shrinking.kept_blocks import kept_of_stages, signatures
+from planner.plan.shrinking.limits import PROCESSES
+from planner.plan.shrinking.small_mesh import SmallNumbers, small_numbers
+from planner.plan.shrinking.twins import twins_by_name, twins_in_order
+from planner.sharding.discover import discover, written_rules
+from planner.sharding.layout import Layout
+from planner.sharding.rule import strategy_names
+from planner.sharding.update import Update, split_positions
+
+_UNITS = 3
+"""How often dims are doubled until a small plan is legal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallPlan:
+    """A small plan bound to its graph. `stands_for` has for each of its blocks that of the large plan; `machine` has
+    devices of the kind that the large plan is for, as many at least; `traced` is the graph of the small model."""
+
+    bound: BoundPlan
+    model: str
+    stands_for: tuple[int, ...]
+    machine: Cluster
+    traced: OperatorGraph
+
+    @property
+    def plan(self) -> Plan:
+        return self.bound.plan
+
+
+def shrink(
+    large: BoundPlan,
+    *,
+    precision: str,
+    reference: str,
+    machine: Machine,
+    small: str | None = None,
+    processes: int = PROCESSES,
+    wide: int | None = None,
+) -> SmallPlan:
+    """The smallest plan with the decisions of `large`, in a precision, on at most so many processes.
+
+    `reference` is the model of the large plan as a person names it, or one of the zoo, and `machine` what the plan is
+    for; `small` is the small model, where a person has one: it has the same layers, and as many as are asked for;
+    `wide` is an axis with four devices. Raises RequestError where there is none.
+    """
+    plan = large.plan
+    if not plan.schedule_kind.flushes:
+        raise RequestError(
+            f"schedule '{plan.schedule}' trains with older weights, and no unsharded model has its losses; prove the"
+            " plan with schedule '1f1b', which differs only in the updates"
+        )
+    if plan.training.update.local_parameters:
+        raise RequestError("parameters that every device has for itself: no unsharded model has their values")
+    numbers, fault = small_numbers(plan, processes, wide), ""
+    for doubled in range(_UNITS):
+        sized = replace(numbers, unit=numbers.unit << doubled)
+        try:
+            return _shrunk(large, sized, precision, machine, reference, small)
+        except (LayoutError, StrategyError) as error:
+            fault = str(error)
+    raise RequestError(f"no small plan decides the same: {fault}")
+
+
+def _shrunk(
+    large: BoundPlan, numbers: SmallNumbers, precision: str, machine: Machine, reference: str, small: str | None
+) -> SmallPlan:
+    plan = large.plan
+    kept = kept_of_stages(plan, signatures(large), numbers.ranks, numbers.virtual)
+    model = _small_model(large, kept, numbers.unit, reference, small)
+    if model.whole:
+        kept = _whole_stages(plan, numbers)
+    blocks = [block for stage in kept for block in stage]
+    own = _machine(machine, numbers.processes)
+    built = _built(model.smaller, precision)
+    traced = discover(trace(built.module, built.args, built.kwargs))
+    training = _training(plan.training, numbers, precision)
+    prepared, found = prepare(
+        traced, training.imbalance, training.update.placed, training.fp8, trains=plan.schedule_kind.trains
+    )
+    _check_blocks(large, found, blocks, model.smaller.reference)
+    decided = replace(
+        plan,
+        model=model_reference(
+            traced, name=model.smaller.reference, sequence_length=built.sequence_length, batch=built.batch
+        ),
+        training=training,
+        cluster=replace(cluster_reference(own), devices=numbers.processes),
+        mesh=numbers.mesh,
+        stages=_stages(kept),
+        virtual_stages=numbers.virtual,
+        slices=numbers.slices,
+        inputs=_inputs(large, prepared),
+        groups=_groups(large, prepared, found, blocks),
+        prediction=Prediction.unknown(),
+        rules=written_rules(traced),
+    )
+    bound = bind(decided, traced, built.batch)
+    return SmallPlan(bound=bound, model=model.smaller.reference, stands_for=tuple(blocks), machine=own, traced=traced)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Model:
+    """The small model, and whether it has every block of the large one."""
+
+    smaller: SmallerModel
+    whole: bool
+
+
+def _small_model(
+    large: BoundPlan, kept: Sequence[Sequence[int]], unit: int, reference: str, small: str | None
+) -> _Model:
+    length = large.plan.model.sequence_length
+    if small is not None:
+        return _Model(smaller=SmallerModel(reference=small, sequence_length=None), whole=False)
+    depth, blocks = depth_of(reference, length), large.blocks.count
+    if depth is None or not blocks:
+        return _Model(smaller=smaller_model(reference, length, None, unit), whole=True)
+    before = depth.layers - blocks  # layers that are none of the blocks
+    layers = [*range(before), *(before + block for stage in kept for block in stage)]
+    dense = sum(layer < depth.dense for layer in layers)
+    return _Model(smaller=smaller_model(reference, length, Depth(layers=len(layers), dense=dense), unit), whole=False)
+
+
+def _whole_stages(plan: Plan, numbers: SmallNumbers) -> list[list[int]]:
+    """All blocks of a plan, on as many stages as the small one has."""
+    stages = [[stage.first_block + k for k in range(stage.blocks)] for stage in plan.stages]
+    few = numbers.ranks * numbers.virtual
+    return [*stages[: few - 1], [block for stage in stages[few - 1 :] for block in stage]]
+
+
+def _machine(machine: Machine, processes: int) -> Cluster:
+    """The fewest devices of the first kind that are a machine, and as many as the processes."""
+    one = parts_of(machine)[0]
+    for devices in range(processes, one.devices):
+        try:
+            return one.with_devices(devices)
+        except HardwareProfileError:  # they do not fill whole nodes
+            continue
+    return one
+
+
+def _built(model: SmallerModel, precision: str) -> BuiltModel:
+    return build_model(model.reference, dtype=PRECISIONS[precision], sequence_length=model.sequence_length)
+
+
+def _training(training: Training, numbers: SmallNumbers, precision: str) -> Training:
+    return replace(
+        training,
+        global_batch=numbers.unit * numbers.micro_batches,
+        micro_batches=numbers.micro_batches,
+        interleave=numbers.interleave,
+        precision=precision,
+        update=_update(training.update),
+        fp8=training.fp8 if precision == training.precision else NO_FP8,
+    )
+
+
+_BUCKET = 2**14
+"""Bytes of a bucket in a small plan: some parameters of a small model share one, and there are several."""
+
+
+def _update(update: Update) -> Update:
+    if isinstance(update.buckets, int) or split_positions(update.buckets):
+        return replace(update, buckets=_BUCKET)
+    return update
+
+
+def _check_blocks(large: BoundPlan, found: Blocks, blocks: Sequence[int], name: str) -> None:
+    """Raise RequestError where the small model does not divide into blocks as is wanted."""
+    wanted = [large.blocks.kinds[block] for block in blocks]
+    if _pattern(found.kinds) != _pattern(wanted):
+        raise RequestError(
+            f"{name}: has blocks of the kinds {_text(found.kinds)}, and {_text(wanted)} would stand for those of the"
+            " plan; give another one with --small"
+        )
+
+
+def _pattern(kinds: Sequence[int]) -> list[int]:
+    """Kinds by the order in which they come."""
+    order = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
+    return [order[kind] for kind in kinds]
+
+
+def _text(kinds: Sequence[int]) -> str:
+    return " ".join(map(str, _pattern(kinds))) or "none"
+
+
+def _stages(kept: Sequence[Sequence[int]]) -> tuple[Stage, ...]:
+    found, first = list[Stage](), 0
+    for blocks in kept:
+        found.append(Stage(first_block=first, blocks=len(blocks)))
+        first += len(blocks)
+    return tuple(found)
+
+
+def _inputs(large: BoundPlan, graph: OperatorGraph) -> tuple[tuple[str, Layout], ...]:
+    if tuple(graph.inputs) != tuple(large.graph.inputs):
+        raise RequestError(
+            f"the small model takes {', '.join(graph.inputs)}, the model of the plan {', '.join(large.graph.inputs)}"
+        )
+    return tuple((name, large.inputs[name]) for name in graph.inputs)
+
+
+def _groups(large: BoundPlan, graph: OperatorGraph, found: Blocks, blocks: Sequence[int]) -> tuple[Group, ...]:
+    """One group outside of the blocks, and one for each block, with what the large plan decides."""
+    inside, held = list[Group](), set[str]()
+    for number, block in enumerate(blocks):
+        group = _block_group(large, graph, found, number, block)
+        held.update(name for name, _ in group.parameters)
+        inside.append(group)
+    return (_outer_group(large, graph, found, held), *inside)
+
+
+def _block_group(large: BoundPlan, graph: OperatorGraph, found: Blocks, number: int, block: int) -> Group:
+    own, theirs = found.operators(number), large.blocks.operators(block)
+    places = twins_in_order(graph.operators[own.start : own.stop], large.graph.operators[theirs.start : theirs.stop])
+    if places is None:
+        raise RequestError(f"block {number} of the small model has other operators than block {block} of the plan's")
+    kept = large.recompute_of(block)
+    names = block_parameters(graph, found, number), block_parameters(large.graph, large.blocks, block)
+    held = [graph.operators[at].name for at, place in zip(own, places, strict=True) if place in (kept or ())]
+    return Group(
+        name=f"block {number}, as {block}",
+        first_block=number,
+        blocks=1,
+        recomputation="none" if kept is None else "selective" if held else "full",
+        kept=tuple(held),
+        activations_home=large.offloaded_blocks.get(block, "device"),
+        operators=_strategies(large, graph, own, [theirs[place] for place in places]),
+        parameters=tuple((name, large.parameters[twin]) for name, twin in zip(*names, strict=True)),
+    )
+
+
+def _outer_group(large: BoundPlan, graph: OperatorGraph, found: Blocks, held: set[str]) -> Group:
+    own = [at for at in range(len(graph.operators)) if found.block_of(at) is None]
+    theirs = [at for at in range(len(large.operators)) if large.blocks.block_of(at) is None]
+    calls = [graph.operators[at] for at in own], [large.graph.operators[at] for at in theirs]
+    places = twins_in_order(*calls) or twins_by_name(*calls)
+    if isinstance(places, str):
+        raise RequestError(f"operator '{places}' of the small model is none outside of the blocks of the plan's")
+    stored = []
+    for parameter in graph.parameters:
+        if parameter.name in held:
+            continue
+        if parameter.name not in large.parameters:
+            raise RequestError(f"parameter '{parameter.name}' of the small model is none of the plan's")
+        stored.append((parameter.name, large.parameters[parameter.name]))
+    return Group(
+        name="outside of the blocks",
+        operators=_strategies(large, graph, own, [theirs[place] for place in places]),
+        parameters=tuple(stored),
+    )
+
+
+def _strategies(
+    large: BoundPlan, graph: OperatorGraph, own: Sequence[int], twins: Sequence[int]
+) -> tuple[tuple[str, tuple[str | None, ...]], ...]:
+    """Operators of the small graph with the strategies of their twins."""
+    return tuple((graph.operators[at].name, _names(large, twin)) for at, twin in zip(own, twins, strict=True))
+
+
+def _names(large: BoundPlan, at: int) -> tuple[str | None, ...]:
+    """The strategy of an operator of the large plan, in names of factors."""
+    bound = large.operators[at]
+    return strategy_names(bound.rule, bound.strategy)

@@ -1,0 +1,74 @@
+"""An operator as its kernels are priced: rule, local extents, machine; and what several of them need of it."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodels import AttentionShape, Quantity, element_bytes, operator_time
+from hardware_profiles import Device, Software
+from planner.sharding.rule import Rule
+
+Array: TypeAlias = NDArray[np.float64]
+
+WORD = 16
+"""Bytes that a tensor core's operands are loaded by."""
+
+_SHORT = frozenset({"bf16", "fp16"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KernelCall:
+    """An operator under K strategies: local extents of its factors (K, factors), FLOP and bytes of the forward pass,
+    bytes of the backward pass (K,), and the operands that need a gradient. `hops` of a ring, 1 without, and how much
+    more than the mean the busiest device of it works, `uneven`, (K,) each."""
+
+    rule: Rule
+    extents: Array
+    dtype: str
+    device: Device
+    software: Software
+    graded: tuple[int, ...]
+    flops: Array
+    moved: Array
+    moved_backward: Array
+    hops: Array
+    uneven: Array
+
+    @property
+    def worked(self) -> int:
+        """Operands whose gradients take work: addends do not."""
+        return sum(operand not in self.rule.addends for operand in self.graded)
+
+    def extent(self, factors: frozenset[int] | tuple[int, ...]) -> Array:
+        """Product of the local extents of factors, (K,)."""
+        return np.asarray(self.extents[:, list(factors)].prod(axis=1))
+
+
+def misaligned(call: KernelCall, dtype: str, *rows: Quantity) -> Array:
+    """How many times longer a product takes some of whose rows, of so many elements, are no multiples of 16 bytes, (K,)
+    or a number."""
+    if dtype not in _SHORT:
+        return np.asarray(1.0)
+    words = WORD // element_bytes(dtype)
+    whole = np.logical_and.reduce([np.asarray(row) % words == 0 for row in rows])
+    return np.where(whole, 1.0, call.device.misaligned)
+
+
+def passed(call: KernelCall, nbytes: Array) -> Array:
+    """Seconds of a kernel that reads and writes so many bytes."""
+    nothing = np.zeros(len(nbytes))
+    time = operator_time(
+        op_class="elementwise", flops=nothing, bytes_moved=nbytes, dtype=call.dtype, device=call.device
+    )
+    return np.asarray(time)
+
+
+def attention_shape(call: KernelCall) -> AttentionShape:
+    extents = {role: call.extent(factors) for role, factors in call.rule.roles}
+    return AttentionShape(**extents, causal=call.rule.causal)
+
+
+def scores_of(shape: AttentionShape) -> Array:
+    return np.asarray(shape.batch * shape.heads * shape.queries * shape.keys)

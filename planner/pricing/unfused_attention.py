@@ -1,0 +1,71 @@
+"""Attention whose scores stand in memory: its kernels, what the host launches for them, and what they keep.
+
+    scores E = batch heads q k             forward                              backward
+    products    q k^T, p v                 2 matmuls                            4 matmuls
+    softmax     scaled and masked          read and write: 2 w E                3 w E: result, gradient in and out
+    dropout, where software has it         read, write, mask: (2 w + 1) E       (2 w + 1) E
+
+(Korthikanti et al. 2022, section 4.1, count the same tensors: 5 a s^2 b bytes kept where w = 2.)
+
+A fused softmax of Megatron takes scores of so many heads at once (`Software.softmax_heads`, 4): where the heads of a
+device, of all samples of a micro-batch, are no multiple of that, PyTorch's softmax computes in fp32, kernel by kernel.
+(16 heads over 8 tensor parallel devices, one sequence: each layer takes 0.8 ms longer than with two.)
+"""
+
+import numpy as np
+
+from costmodels import AttentionShape, Quantity, element_bytes, matmul_time
+from planner.pricing.kernel_call import Array, KernelCall, attention_shape, misaligned, passed, scores_of
+
+UNFUSED_KERNELS = 6
+"""Operators that a framework launches for unfused attention: two products, scaling, mask, softmax, dropout."""
+
+SOFTMAX_KERNELS = 4
+"""What it launches more where the fused softmax does not take that many heads, and PyTorch's runs in fp32: a cast,
+scaling, mask, and a cast back (Megatron-LM megatron/model/fused_softmax.py, forward_torch_softmax)."""
+
+_CAST_FORWARD, _CAST_BACKWARD = 33, 35
+"""Bytes of a 16-bit score that PyTorch's softmax in fp32 reads and writes beyond the fused one. Forward: cast 2 + 4,
+scaled 4 + 4, masked 4 + 1 + 4, softmax 4 + 4, cast 4 + 2, less 2 + 2; backward: cast 2 + 4, softmax 4 + 4 + 4, mask
+4 + 1 + 4, scaled 4 + 4, cast 4 + 2, less 2 + 2 + 2."""
+
+
+def is_unfused(call: KernelCall) -> bool:
+    return call.rule.op_class == "attention" and (call.rule.unfused or call.software.attention == "unfused")
+
+
+def score_bytes(call: KernelCall) -> Array | None:
+    """Bytes of scores that attention which software does not fuse keeps for its backward pass, (K,); None for every
+    other operator, and for attention that nobody could fuse, whose rule says what it keeps."""
+    if not is_unfused(call) or call.rule.unfused or not call.graded:
+        return None
+    shape = attention_shape(call)
+    kept = call.software.scores
+    return np.asarray(scores_of(shape) * (kept * element_bytes(call.dtype) + max(0.0, kept - 1)))
+
+
+def unfused_seconds(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:
+    """Attention with its scores in memory."""
+    dtype, device, width = call.dtype, call.device, element_bytes(call.dtype)
+    each, q, k, d, v = (shape.batch * shape.heads, shape.queries, shape.keys, shape.head_dim, shape.value_dim)
+    scores, nothing = scores_of(shape), np.zeros(len(call.extents))
+    slower = misaligned(call, dtype, d, v, k)  # each product reads or writes rows of two of these
+
+    def products(*extents: tuple[Quantity, Quantity, Quantity]) -> Array:
+        return slower * sum((np.asarray(matmul_time(*one, each, dtype, device)) for one in extents), nothing)
+
+    drops, wide = call.rule.unfused or call.software.scores > 1, in_fp32(call)
+    dropped = passed(call, (2 * width + 1) * scores) if drops else nothing
+    forward = products((q, k, d), (q, v, k)) + passed(call, (2 * width + wide * _CAST_FORWARD) * scores) + dropped
+    if not call.graded:
+        return forward, nothing
+    backward = products((q, d, k), (k, d, q), (q, k, v), (k, v, q))
+    return forward, backward + passed(call, (3 * width + wide * _CAST_BACKWARD) * scores) + dropped
+
+
+def in_fp32(call: KernelCall) -> Array:
+    """1.0 where the fused softmax does not take the heads of a device, (K,): they are no multiple of what it takes."""
+    if call.rule.unfused or call.software.softmax_heads <= 1:
+        return np.zeros(len(call.extents))
+    shape = attention_shape(call)
+    return np.asarray(np.asarray(shape.batch * shape.heads) % call.software.softmax_heads > 0, dtype=np.float64)

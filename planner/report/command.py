@@ -1,0 +1,24 @@
+"""The command that asks for the job of a plan, with nothing decided by hand: a plan file does not keep what was."""
+
+import shlex
+
+from planner.plan.plan import Plan
+
+
+def command_of(plan: Plan) -> str:
+    """`plan --model llama70b --devices 64 ...`, one line that a shell takes."""
+    model, training, cluster = plan.model, plan.training, plan.cluster
+    words = ["plan", "--model", model.reference]
+    words += ["--devices", str(cluster.devices)] if ":" not in cluster.profile else []
+    words += ["--hardware", cluster.profile]
+    words += ["--cluster", cluster.composition] if cluster.composition else []
+    words += ["--software", cluster.software] if cluster.software != "pytorch" else []
+    words += ["--seq-len", str(model.sequence_length)] if model.sequence_length else []
+    words += ["--global-batch", str(training.global_batch), "--precision", training.precision]
+    if plan.schedule_kind.trains:
+        words += ["--optimizer", training.optimizer]
+    else:
+        words += ["--forward-only"]
+    clip = training.update.clip_norm
+    words += ["--clip-norm", f"{clip:g}"] if clip is not None else []
+    return shlex.join(words)

@@ -1,0 +1,117 @@
+"""Which collectives of tensor parallelism run under their products, and in how many chunks.
+
+The search minimises a sum in which they are waited for. What it has found, its layouts and strategies, may have
+overlaps (`planner.plan.layout.overlapped_products`): each of them is priced with some numbers of chunks, forward and
+backward, and has the best of them, if any saves time. As passes are sums, that is the best choice for a plan. The judge
+prices it, with the memory that it takes; it is taken where it fits and saves `WORTH` of the step. Where micro-batches
+take turns, or the backward pass is in two parts, there are no overlaps: then the plan without the one is compared with
+the plan without the other. On CPUs there are none unless somebody asks: their messages take the cores that compute.
+
+Not good for: plans that are faster with overlaps than the one that was found, and slower without: the search compares
+what is waited for. Its bound is one of that sum, which overlaps do not change.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from hardware_profiles import PYTORCH, Bytes, Cluster, Machine, device_type_of
+from planner.errors import RequestError
+from planner.plan.binding.bind import BoundPlan
+from planner.plan.layout.overlapped_products import Overlap, in_chunks, name_of, possible_overlaps
+from planner.plan.prediction.predict import predict_alike
+from planner.plan.prediction.product_overlap import ProductOverlap
+from planner.plan.prediction.walk import walks_of
+from planner.plan.schedule_checks import tensor_overlap_fault
+from planner.strategy_search.engine.scheduling import WORTH
+from planner.strategy_search.request.space import Pinned
+
+CHUNKS = (1, 2, 4, 8)
+"""Numbers of chunks that are tried."""
+
+Chosen = tuple[tuple[str, int, int], ...]
+
+
+def with_tensor_overlap(
+    bound: BoundPlan, plain: BoundPlan, pinned: Pinned, cluster: Machine, limits: Sequence[Bytes]
+) -> BoundPlan:
+    """The same plan with overlaps, or `plain`, the plan before its micro-batches took turns, where that is faster; on
+    ranks whose devices may use so many bytes.
+
+    Raises RequestError where chunks are asked for, and nothing of the plan can be in so many.
+    """
+    asked = pinned.tensor_overlap
+    if asked == 1 or (not asked and not _is_tried(cluster, asked)):
+        return bound
+    tried = list(_tried(bound, plain, pinned, cluster))
+    if not tried:
+        if asked:
+            raise RequestError(
+                "the plan that was found has no collective of tensor parallelism, next to a linear layer, whose rows"
+                f" {asked} chunks divide; take --tensor-overlap auto, or decide about --tensor"
+            )
+        return bound
+    found = [
+        replace(one, plan=replace(one.plan, prediction=prediction))
+        for one, prediction in zip(tried, predict_alike(tried, cluster, limits), strict=True)
+        if prediction is not None
+    ]
+    best = min(found, key=_seconds, default=bound)
+    return best if asked or _seconds(best) < _seconds(bound) * (1 - WORTH) else bound
+
+
+def best_overlaps(bound: BoundPlan, cluster: Machine, chunks: Sequence[int] = CHUNKS) -> Chosen:
+    """Those overlaps of a plan that save time, each with the numbers of chunks that save most."""
+    walks, found = walks_of(bound, cluster), dict[str, tuple[int, int]]()
+    for one in possible_overlaps(bound):
+        name = name_of(one, bound)
+        if name not in found:
+            best = _best(one, bound, walks[walks[0].rank_of[one.at]].products, chunks)
+            if best is not None:
+                found[name] = best
+    return tuple((name, *both) for name, both in sorted(found.items()))
+
+
+def _best(one: Overlap, bound: BoundPlan, products: ProductOverlap, chunks: Sequence[int]) -> tuple[int, int] | None:
+    """The chunks there and back that save most; None where none saves anything."""
+    there, back = [(0.0, 1)], [(0.0, 1)]
+    for number in chunks:
+        cut = in_chunks(one, bound, (number, number))
+        if cut is not None:
+            saved = products.saves(cut)
+            there.append((saved[0], number))
+            back.append((saved[1], number))
+    (forward, first), (backward, second) = (max(ways, key=lambda way: way[0]) for ways in (there, back))
+    return (first, second) if forward + backward > 0 else None
+
+
+def _all(bound: BoundPlan, chunks: int) -> Chosen:
+    """All overlaps of a plan that so many chunks divide."""
+    every = (one for one in possible_overlaps(bound) if in_chunks(one, bound, (chunks, chunks)) is not None)
+    return tuple((name, chunks, chunks) for name in sorted({name_of(one, bound) for one in every}))
+
+
+def _seconds(bound: BoundPlan) -> float:
+    return bound.plan.prediction.step_seconds
+
+
+def _is_tried(cluster: Machine, asked: int | None) -> bool:
+    """Whether overlaps are tried where no number of chunks is asked for."""
+    ours = isinstance(cluster, Cluster) and cluster.software.name == PYTORCH.name
+    return ours and (asked == 0 or device_type_of(cluster) != "cpu")
+
+
+def _tried(bound: BoundPlan, plain: BoundPlan, pinned: Pinned, cluster: Machine) -> Iterator[BoundPlan]:
+    """The plan with the overlaps that are asked for, or its best."""
+    free = pinned.schedule is None and pinned.interleave is None and pinned.slices is None
+    for one in (bound, plain) if free else (bound,):
+        plan = one.plan
+        for schedule in dict.fromkeys((plan.schedule, "1f1b")) if free else (plan.schedule,):
+            if tensor_overlap_fault(True, schedule, plan.training.interleave, plan.slices) is not None:
+                continue
+            other = replace(one, plan=replace(plan, schedule=schedule))
+            asked = pinned.tensor_overlap
+            chosen = _all(other, asked) if asked else best_overlaps(other, cluster)
+            if chosen:
+                training = replace(plan.training, tensor_overlap=chosen)
+                yield replace(other, plan=replace(other.plan, training=training))
+                return

@@ -1,0 +1,123 @@
+"""A collective along one dim of a tensor as several, each of a part of its rows, so that others compute meanwhile.
+
+    all_gather       for rows in Arriving(...):           chunk k + 1 is on its way while chunk k is worked on
+    reduce_scatter   leaving.send(k, rows)  ..  land()    chunk k is on its way while chunk k + 1 is made
+    all_reduce       likewise
+
+The rows of a tensor are all of its dims but the last; chunks are cut along one of them in the piece that a rank has, so
+that chunk k of the whole is what the pieces of all ranks have in their chunks k: n rows of pieces, side by side where
+the dim that is moved is the one that is cut. Shapes: a piece (.., d, .., h), the whole (.., n d, .., h), a chunk of the
+whole (n, .., d / chunks, .., h) where something is gathered or scattered. No autograd.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from planner.sharding.redistribute import Step
+from runtime.comm.collectives import Pending
+from runtime.waiting import waiting_for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunks:
+    """So many (`count`) chunks along a `dim`; a whole is that of `ranks` pieces along the dim `moved`, or the piece
+    itself where that is None."""
+
+    dim: int
+    count: int
+    moved: int | None = None
+    ranks: int = 1
+
+    def piece(self, piece: torch.Tensor, number: int) -> torch.Tensor:
+        """A chunk of a piece, a view."""
+        width = piece.shape[self.dim] // self.count
+        return piece.narrow(self.dim, number * width, width)
+
+    def whole(self, whole: torch.Tensor, number: int) -> torch.Tensor:
+        """A chunk of a whole, a view: of all pieces, which come first."""
+        if self.moved is None:
+            return self.piece(whole, number)
+        pieces = torch.unflatten(whole, self.moved, (self.ranks, -1)).movedim(self.moved, 0)
+        width = pieces.shape[self.dim + 1] // self.count
+        return pieces.narrow(self.dim + 1, number * width, width)
+
+    def shape(self, piece: torch.Size) -> torch.Size:
+        """The shape of the whole of such pieces."""
+        if self.moved is None:
+            return piece
+        return torch.Size((*piece[: self.moved], piece[self.moved] * self.ranks, *piece[self.moved + 1 :]))
+
+    def shape_of_piece(self, whole: torch.Size) -> torch.Size:
+        """The shape of the pieces of such a whole."""
+        if self.moved is None:
+            return whole
+        return torch.Size((*whole[: self.moved], whole[self.moved] // self.ranks, *whole[self.moved + 1 :]))
+
+
+def chunks_of(step: Step | None, dim: int, count: int, group: dist.ProcessGroup | None) -> Chunks:
+    """How a step of a redistribution is taken apart."""
+    if step is None or step.kind == "all_reduce":
+        return Chunks(dim=dim, count=count)
+    assert group is not None, "nothing moves along an axis of one device"
+    return Chunks(dim=dim, count=count, moved=step.dim, ranks=group.size())
+
+
+class Arriving:
+    """A piece that all ranks gather, chunk by chunk, into `whole`; one chunk is under way while another is used."""
+
+    def __init__(self, piece: torch.Tensor, chunks: Chunks, group: dist.ProcessGroup) -> None:
+        self._piece, self._chunks, self._group = piece, chunks, group
+        self.whole = piece.new_empty(chunks.shape(piece.shape))
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        """Each chunk of the whole, contiguous, when it has arrived; it stands in the whole, too."""
+        chunks, coming = self._chunks, self._start(0)
+        for number in range(chunks.count):
+            work, _, arrived = coming
+            waiting_for(work.wait)
+            if number + 1 < chunks.count:
+                coming = self._start(number + 1)
+            chunks.whole(self.whole, number).copy_(arrived)
+            yield arrived
+
+    def _start(self, number: int) -> tuple[Pending, torch.Tensor, torch.Tensor]:
+        sent = self._chunks.piece(self._piece, number).contiguous()
+        arriving = sent.new_empty((self._chunks.ranks * sent.shape[0], *sent.shape[1:]))
+        work = dist.all_gather_single(arriving, sent, group=self._group, async_op=True)
+        return work, sent, arriving.view(self._chunks.ranks, *sent.shape)
+
+
+class Leaving:
+    """Terms that all ranks sum up, chunk by chunk: each gets its piece of the sum, or all of it where nothing is moved.
+    What is sent is held until it has arrived."""
+
+    def __init__(self, chunks: Chunks, group: dist.ProcessGroup) -> None:
+        self._chunks, self._group = chunks, group
+        self._sent: list[tuple[Pending, torch.Tensor, torch.Tensor]] = []
+
+    def send(self, term: torch.Tensor) -> None:
+        """The next chunk of the whole, contiguous, sets out; its memory is no longer the caller's."""
+        if self._chunks.moved is None:
+            self._sent.append((dist.all_reduce(term, group=self._group, async_op=True), term, term))
+            return
+        own = term.new_empty(term.shape[1:])
+        flat = term.view(self._chunks.ranks * own.shape[0], *own.shape[1:])
+        self._sent.append((dist.reduce_scatter_single(own, flat, group=self._group, async_op=True), flat, own))
+
+    def land(self, piece: torch.Tensor) -> torch.Tensor:
+        """Wait for all chunks, and put them into the piece."""
+        for number in range(self._chunks.count):
+            work, _, own = self._sent[number]
+            waiting_for(work.wait)
+            self._chunks.piece(piece, number).copy_(own)
+        self._sent.clear()
+        return piece
+
+
+def rows_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as a matrix of its rows; a copy where they do not lie one after the other."""
+    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])

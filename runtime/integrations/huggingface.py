@@ -1,0 +1,308 @@
+"""A plan under Hugging Face's Trainer (transformers 5).
+
+Trainer's loop                    here
+├── batches                       whole global batches, the same on every rank, in the order of one process
+├── training_step                 TrainingStep: micro-batches, pipeline, gathers, update; at the rate of the schedule
+├── optimizer.step                has been done; the optimizer that the Trainer sees only has the learning rate
+├── evaluate                      TrainingStep.evaluate
+├── save, resume                  checkpoint-N/sharded is of the runtime, beside the Trainer's own small files
+└── callbacks, logging, schedules as they are
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+
+from planner.errors import RequestError
+from planner.models.huggingface import trained_without_masks
+from planner.plan.file import load_plan
+from planner.plan.plan import Plan
+from runtime.integrations.saved_values import read_values, write_values
+from runtime.integrations.taking_over import (
+    check_clipping,
+    check_optimizer,
+    let_go,
+    missing,
+    restore_sharded,
+    save_sharded,
+)
+from runtime.optimizers.optimizers import OptimizerSettings
+from runtime.step.training_step import TrainingStep, parallelize
+
+try:
+    from accelerate.data_loader import prepare_data_loader
+    from transformers import PreTrainedModel, Trainer, TrainingArguments
+except ImportError as error:
+    raise missing("Hugging Face's Trainer (transformers and accelerate)", error) from error
+
+_RATES = "rates.json"
+"""The file of a checkpoint with the learning rate and its schedule."""
+
+_OPTIMIZERS = {
+    "adamw_torch": "adamw",
+    "adamw_torch_fused": "adamw",
+    "sgd": "sgd",
+}
+"""Those of `TrainingArguments.optim` that the runtime has."""
+
+_NOT_HERE = {
+    "fp16": "a plan has no loss scaling; plan with --precision bf16 and convert the model, or train in fp32",
+    "bf16": "the plan decides the precision; plan with --precision bf16 and give model.to(torch.bfloat16)",
+    "fp16_full_eval": "evaluation has the precision of the plan; leave it out",
+    "bf16_full_eval": "evaluation has the precision of the plan; leave it out",
+    "deepspeed": "the plan shards instead; leave it out",
+    "fsdp": "the plan shards instead; leave it out",
+    "torch_compile": "the runtime runs the operators of the plan; leave it out",
+    "gradient_checkpointing": "the plan decides what is recomputed; leave it out, or plan with --recompute",
+    "activation_checkpointing": "the plan decides what is recomputed; leave it out, or plan with --recompute",
+    "label_smoothing_factor": "the plan trains with the loss of the model; leave it out",
+    "auto_find_batch_size": "a plan has one global batch; leave it out",
+    "load_best_model_at_end": "the weights are with the ranks; resume from the checkpoint that was best instead",
+    "push_to_hub": "checkpoints of a plan are sharded; call save_model, and upload that",
+    "neftune_noise_alpha": "noise on embeddings is not in the plan; leave it out",
+    "group_by_length": "batches of a plan have one length; leave it out",
+    "weight_decay": "the Trainer leaves norms and biases out of it, and a plan updates all weights alike; give 0",
+}
+"""Arguments that a plan cannot honour, and what to do. Those that a version does not have are not asked for."""
+
+
+class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by mypy
+    """A Trainer whose steps are those of a plan, on the processes that a launcher has started.
+
+    `per_device_train_batch_size` times the number of processes is the global batch of the plan, as it was before there
+    was one; the plan cuts it into micro-batches. `step` is the `TrainingStep`. The weights of `model` are taken over at
+    the first batch and freed there; `save_model` gathers them. Evaluation has the loss alone.
+
+    Raises RequestError for arguments that a plan cannot honour, PlanFileError for a plan for another model.
+    """
+
+    optimizer: Any
+    lr_scheduler: Any
+    _created_lr_scheduler: bool
+
+    def __init__(self, *args: Any, plan: Plan | str | os.PathLike[str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.plan = plan if isinstance(plan, Plan) else load_plan(Path(plan))
+        name = _check(self, kwargs)
+        inputs = {input_name for input_name, _ in self.plan.inputs}
+        if isinstance(self.model, PreTrainedModel) and "attention_mask" not in inputs:
+            trained_without_masks(self.model)
+        self._parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        self._resume: Path | None = None  # a checkpoint that is restored when the model has been traced
+        self.step: TrainingStep = parallelize(
+            self.model, self.plan, optimizer=_settings(self.args, name), device=self.args.device, seed=self.args.seed
+        )
+
+    # Batches
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Whole global batches for every rank, in the order in which one process would read them."""
+        if self.train_dataset is None:
+            raise RequestError("training needs train_dataset=")
+        return self._whole_batches(self.train_dataset, shuffle=True)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Whole global batches of the plan, in order."""
+        found = self.eval_dataset if eval_dataset is None else eval_dataset
+        found = self.eval_dataset[found] if isinstance(found, str) else found
+        if found is None:
+            raise RequestError("evaluation needs eval_dataset=")
+        return self._whole_batches(found, shuffle=False)
+
+    def _whole_batches(self, dataset: Any, *, shuffle: bool) -> DataLoader[Any]:
+        size, options = self.plan.training.global_batch, self.args
+        if not hasattr(dataset, "__len__"):
+            raise RequestError(f"{type(dataset).__name__} has no length; a plan under the Trainer takes map-style data")
+        over = len(dataset) % size
+        if len(dataset) < size or (over and not options.dataloader_drop_last):
+            raise RequestError(
+                f"the {len(dataset)} samples of {type(dataset).__name__} make {len(dataset) // size} global batches of"
+                f" {size} and leave {over}, which a plan cannot take; give dataloader_drop_last=True and {size} or more"
+            )
+        made: DataLoader[Any] = DataLoader(
+            dataset,
+            batch_size=size,
+            sampler=RandomSampler(dataset) if shuffle else SequentialSampler(dataset),
+            collate_fn=self._get_collator_with_removed_columns(self.data_collator),
+            num_workers=options.dataloader_num_workers,
+            pin_memory=options.dataloader_pin_memory and options.device.type != "cpu",
+            drop_last=True,
+        )
+        config = options.accelerator_config
+        return prepare_data_loader(  # type: ignore[no-any-return]
+            made,
+            num_processes=1,
+            process_index=0,
+            put_on_device=False,
+            use_seedable_sampler=config.use_seedable_sampler,
+            data_seed=options.data_seed,
+        )
+
+    # Steps
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """What the schedule of the learning rate acts on. The optimizer itself is the runtime's."""
+        if self.optimizer is None:
+            self.optimizer = _Rate(self.args.learning_rate)
+        made: torch.optim.Optimizer = self.optimizer
+        return made
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume: str | None) -> tuple[Any, Any]:
+        if self._created_lr_scheduler:
+            self.lr_scheduler, self._created_lr_scheduler = None, False
+        self.create_optimizer()
+        self.create_scheduler(num_training_steps=max_steps)
+        self._load_optimizer_and_scheduler(resume)
+        for name in ("model", "optimizer", "lr_scheduler"):
+            setattr(self.callback_handler, name, getattr(self, name))
+        self.callback_handler.train_dataloader = train_dataloader
+        return self.model, train_dataloader
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+        """A step of the plan on a global batch: its gradients, its update. Returns the mean loss."""
+        batch = self._ready(inputs)
+        self.step.optimizer.learning_rate = float(self.optimizer.param_groups[0]["lr"])
+        return torch.tensor(self.step(batch), device=self.args.device)
+
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> tuple[torch.Tensor, None, None]:
+        """The loss of a global batch as the model is evaluated."""
+        return torch.tensor(self.step.evaluate(self._ready(inputs)), device=self.args.device), None, None
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """Not under a plan: raises RequestError."""
+        raise RequestError("predict: a plan computes losses; save_model, and predict with what it has written")
+
+    def _ready(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """What the model was planned with, of a batch; the first one traces it and lets its weights go."""
+        batch = _as_planned(inputs, {name for name, _ in self.plan.inputs})
+        if not self.step.ready:
+            self.step.prepare(batch)
+            let_go(self.model)
+        if self._resume is not None:
+            resume, self._resume = self._resume, None
+            restore_sharded(self.step, resume)
+        return batch
+
+    def _clip_grad_norm(self, model: nn.Module) -> float | None:
+        return self.step.gradient_norm
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> float | None:
+        return self.step.gradient_norm
+
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        """Every rank takes its pieces only."""
+
+    def floating_point_ops(self, inputs: Mapping[str, Any]) -> int:
+        """6 times parameters times tokens (Kaplan et al. 2020), of this rank's share."""
+        main = inputs.get(getattr(self.model, "main_input_name", "input_ids"))
+        tokens = main.numel() if isinstance(main, torch.Tensor) else 0
+        return int(6 * tokens * self._parameters // max(self.args.world_size, 1))
+
+    # Checkpoints
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """The whole model as `from_pretrained` reads it, gathered into the memory of every rank. Collective. In a
+        checkpoint of training the weights are sharded instead (see `plan checkpoint merge`)."""
+        if _internal_call:
+            return
+        if not self.step.ready:
+            raise RequestError("save_model: train on a batch first; the weights are still those of the model")
+        self._save(output_dir, state_dict=self.step.full_parameters() | self.step.changed_buffers())
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        save_sharded(self.step, Path(output_dir))
+        if self.args.should_save:
+            rates = {"optimizer": self.optimizer.state_dict(), "schedule": self.lr_scheduler.state_dict()}
+            write_values(Path(output_dir) / _RATES, rates)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """The weights follow with the first batch, when the model has been traced."""
+        self._resume = Path(resume_from_checkpoint)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            rates = read_values(Path(checkpoint) / _RATES)
+            self.optimizer.load_state_dict(rates["optimizer"])
+            self.lr_scheduler.load_state_dict(rates["schedule"])
+
+
+class _Rate(torch.optim.Optimizer):
+    """Has a learning rate, and updates nothing."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__([nn.Parameter(torch.zeros(0))], {"lr": rate})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """The step of the plan has updated the weights."""
+
+
+def _as_planned(inputs: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+    """The batch without a mask that hides nothing, where the plan has none. Raises RequestError for one that does."""
+    mask = inputs.get("attention_mask")
+    if mask is None or "attention_mask" in names:
+        return dict(inputs)
+    if not bool((mask != 0).all()):
+        raise RequestError(
+            "the batch has padding (attention_mask with zeros), and the plan was made for sequences without; pack or"
+            " cut them to one length, or plan with a factory whose example has an attention_mask"
+        )
+    return {name: value for name, value in inputs.items() if name != "attention_mask"}
+
+
+def _settings(options: "TrainingArguments", name: str) -> OptimizerSettings:
+    if name == "sgd":
+        return OptimizerSettings(learning_rate=options.learning_rate, weight_decay=0.0, momentum=0.0)
+    return OptimizerSettings(
+        learning_rate=options.learning_rate,
+        betas=(options.adam_beta1, options.adam_beta2),
+        epsilon=options.adam_epsilon,
+        weight_decay=0.0,
+    )
+
+
+def _check(trainer: PlanTrainer, given: Mapping[str, Any]) -> str:
+    """Raise RequestError for what a plan cannot honour; returns the name of its optimizer."""
+    options, plan = trainer.args, trainer.plan
+    for argument, reason in _NOT_HERE.items():
+        value = getattr(options, argument, None)
+        if value:
+            raise RequestError(f"TrainingArguments({argument}={value!r}): {reason}")
+    for argument in ("optimizers", "optimizer_cls_and_kwargs", "model_init", "compute_loss_func", "compute_metrics"):
+        if given.get(argument) not in (None, (None, None)):
+            raise RequestError(
+                f"{argument}=: a plan trains with the loss of the model and its own optimizer; leave it out"
+            )
+    if type(trainer).compute_loss is not Trainer.compute_loss:
+        raise RequestError(
+            f"{type(trainer).__name__}.compute_loss: put the loss into the model's forward, and plan that"
+        )
+    if options.gradient_accumulation_steps != 1:
+        raise RequestError(
+            f"gradient_accumulation_steps={options.gradient_accumulation_steps}: the plan has micro-batches of its own"
+            f" ({plan.training.micro_batches}); give 1, and count all samples of a step into the global batch"
+        )
+    _check_batch(options, plan)
+    check_clipping(options.max_grad_norm, "max_grad_norm", plan)
+    optim = str(getattr(options.optim, "value", options.optim))
+    if optim not in _OPTIMIZERS:
+        raise RequestError(f"optim='{optim}': a plan is trained with {', '.join(_OPTIMIZERS)}; take one of these")
+    check_optimizer(_OPTIMIZERS[optim], plan)
+    return _OPTIMIZERS[optim]
+
+
+def _check_batch(options: "TrainingArguments", plan: Plan) -> None:
+    size, world, planned = options.train_batch_size, options.world_size, plan.training.global_batch
+    if size * world != planned:
+        each, over = divmod(planned, world)
+        advice = f"give per_device_train_batch_size={each}" if not over else f"plan with a multiple of {world}"
+        raise RequestError(
+            f"per_device_train_batch_size={size} on {world} processes makes a global batch of {size * world}, and the"
+            f" plan has {planned}; {advice}, or plan with --global-batch {size * world}"
+        )

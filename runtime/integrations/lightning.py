@@ -1,0 +1,311 @@
+"""A plan as a strategy of Lightning (lightning 2.5 or newer).
+
+Lightning's loop                  here
+├── batches                       what the DataLoader gives: whole global batches, the same on every rank
+├── training_step                 traced once; then TrainingStep computes it by the plan, and updates
+├── backward, optimizer.step      have been done; the optimizer that Lightning sees has the learning rate
+├── validation_step               TrainingStep.evaluate, logged under the name that `validation` gives
+├── save_checkpoint, ckpt_path    a folder: trainer.json of Lightning, sharded/ of the runtime
+└── callbacks, loggers, schedules as they are
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from planner.errors import RequestError
+from planner.plan.file import load_plan
+from planner.plan.plan import Plan
+from runtime.checkpoint.together import said_by_first
+from runtime.comm.device_mesh import current_device, join_processes, local_rank
+from runtime.comm.exchange import rank_number, world
+from runtime.integrations.saved_values import read_values, write_values
+from runtime.integrations.taking_over import (
+    check_clipping,
+    let_go,
+    missing,
+    restore_sharded,
+    save_sharded,
+    settings_of,
+)
+from runtime.integrations.training_step_module import PREFIX, TrainingStepModule
+from runtime.step.training_step import TrainingStep, parallelize
+
+try:
+    from lightning.pytorch.strategies import Strategy
+    from lightning.pytorch.trainer.states import TrainerFn
+    from lightning.pytorch.utilities import rank_zero_warn
+except ImportError as error:
+    raise missing("Lightning", error) from error
+
+_FILE = "trainer.json"
+_OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+def as_planned(module: nn.Module) -> nn.Module:
+    """A LightningModule as `plan --model package.module:factory` takes it, beside an example of a batch:
+
+    def planned():
+        return as_planned(Classifier()), (images, labels)
+    """
+    return TrainingStepModule(module)
+
+
+class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by mypy
+    """Trains a LightningModule by a plan that was made for `as_planned(module)`, on the processes that a launcher has
+    started.
+
+    The DataLoader gives whole global batches of the plan, the same on every rank: seed what shuffles
+    (`lightning.seed_everything`). `configure_optimizers` gives one AdamW, Adam or SGD with one group of all weights,
+    and schedules as you like. `validation` is the name under which the loss on validation batches is logged, which is
+    that of `training_step` as the model is evaluated; `validation_step` itself is not called. `step` is the
+    `TrainingStep`.
+
+    Raises RequestError for what a plan cannot honour, PlanFileError for a plan for another model.
+    """
+
+    strategy_name = "plan"
+    is_distributed = False  # no sampler that gives every rank other samples
+
+    def __init__(
+        self, plan: Plan | str | os.PathLike[str], *, validation: str | None = None, seed: int = 0, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.plan = plan if isinstance(plan, Plan) else load_plan(Path(plan))
+        self._validation, self._seed = validation, seed
+        self._device = current_device(local_rank())
+        self._planned: TrainingStepModule | None = None
+        self._step: TrainingStep | None = None
+        self._resume: Path | None = None  # a checkpoint that is restored when the model has been traced
+
+    # Processes
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device of this process."""
+        return self._device
+
+    @property
+    def global_rank(self) -> int:
+        """The number of this process."""
+        return rank_number()
+
+    @property
+    def world_size(self) -> int:
+        """How many processes there are."""
+        return world()
+
+    @property
+    def local_rank(self) -> int:
+        """The number of this process on its host."""
+        return local_rank()
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is the first process."""
+        return rank_number() == 0
+
+    def setup_environment(self) -> None:
+        """Join the processes that a launcher has started."""
+        join_processes(self._device)
+        super().setup_environment()
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """A tensor over all processes: its mean, sum, maximum or minimum."""
+        if not isinstance(tensor, torch.Tensor) or world() == 1:
+            return tensor
+        name = str(reduce_op or "mean").rpartition(".")[2].lower()
+        found = tensor.clone()
+        dist.all_reduce(found, op=_OPERATIONS.get(name, dist.ReduceOp.SUM), group=group)
+        return found / world() if name in ("mean", "avg") else found
+
+    def barrier(self, name: str | None = None) -> None:
+        """Wait for all processes."""
+        if world() > 1:
+            dist.barrier()
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """What the first process has, as far as JSON can say it, on every one. Nothing is unpickled."""
+        if src != 0:
+            raise RequestError(f"broadcast(src={src}): only the first process tells the others")
+        return said_by_first(lambda: os.fspath(obj) if isinstance(obj, os.PathLike) else obj, Any)
+
+    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
+        """The tensors of all processes, along a new first dim."""
+        if world() == 1:
+            return tensor.unsqueeze(0)
+        found = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(found, tensor.contiguous(), group=group)
+        return torch.stack(found)
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """Whether all processes, or any of them, decide so."""
+        found = self.reduce(torch.tensor(int(decision), device=self._device), reduce_op="sum")
+        return int(found) == world() if all else int(found) > 0
+
+    # The model
+
+    @property
+    def step(self) -> TrainingStep:
+        """The training step. Raises RequestError before `fit` has made it."""
+        if self._step is None:
+            raise RequestError("there is no training step before fit")
+        return self._step
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        """A checkpoint is loaded into the training step."""
+        return True
+
+    def model_to_device(self) -> None:
+        """Every rank takes its pieces only, at the first batch."""
+
+    def setup(self, trainer: Any) -> None:
+        """Check what is asked for, and make the training step."""
+        assert self.accelerator is not None
+        assert self.lightning_module is not None
+        if trainer.state.fn != TrainerFn.FITTING:
+            raise RequestError(
+                f"Trainer.{trainer.state.fn}: PlanStrategy trains, and validates meanwhile; load the weights that"
+                " full_state_dict gives into the module, and test or predict with another strategy"
+            )
+        self.accelerator.setup(trainer)
+        _check(trainer, self.plan, self._validation)
+        self.setup_optimizers(trainer)
+        if len(self.optimizers) != 1:
+            raise RequestError(f"configure_optimizers gave {len(self.optimizers)} optimizers; a plan has one")
+        settings = settings_of(self.optimizers[0], self.lightning_module, self.plan)
+        self._planned = TrainingStepModule(self.lightning_module)
+        self._step = parallelize(self._planned, self.plan, optimizer=settings, device=self._device, seed=self._seed)
+
+    def _ready(self, batch: Any) -> TrainingStep:
+        """The training step; the first batch traces the module and lets its weights go."""
+        step, module = self.step, self.lightning_module
+        if not step.ready:
+            assert self._planned is not None
+            with _detached(module):
+                step.prepare(batch)
+            let_go(module)
+            if self._planned.logged.others:
+                rank_zero_warn(
+                    f"training_step logs {', '.join(self._planned.logged.others)}, which a plan does not compute: of"
+                    " what it logs only the loss is logged"
+                )
+        if self._resume is not None:
+            resume, self._resume = self._resume, None
+            restore_sharded(step, resume)
+        return step
+
+    # Steps
+
+    def training_step(self, batch: Any, *rest: Any, **more: Any) -> torch.Tensor:
+        """A step of the plan on a global batch: its gradients, its update. Returns the mean loss."""
+        step = self._ready(batch)
+        step.optimizer.learning_rate = float(self.optimizers[0].param_groups[0]["lr"])
+        loss = torch.tensor(step(batch), device=self._device)
+        assert self._planned is not None
+        for name, options in self._planned.logged.losses.items():
+            self.lightning_module.log(name, loss, **options)
+        return loss
+
+    def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Has been done in the step of the plan."""
+        return closure_loss
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        """The closure is the step of the plan, update included."""
+        found = closure()
+        optimizer._opt_called = True  # what schedules look at
+        return found
+
+    def validation_step(self, batch: Any, *rest: Any, **more: Any) -> torch.Tensor:
+        """The loss of a global batch as the model is evaluated."""
+        loss = torch.tensor(self._ready(batch).evaluate(batch), device=self._device)
+        self.lightning_module.log(self._validation, loss, on_epoch=True, batch_size=self.plan.training.global_batch)
+        return loss
+
+    # Checkpoints
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """The whole weights and changed buffers by the names of the LightningModule, on every rank. Collective."""
+        found = self.step.full_parameters() | self.step.changed_buffers()
+        return {name.removeprefix(PREFIX): tensor for name, tensor in found.items()}
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Nothing: the runtime saves the weights."""
+        return {}
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """The learning rate; the runtime saves the rest."""
+        return {"lr": float(optimizer.param_groups[0]["lr"])}
+
+    def save_checkpoint(self, checkpoint: Mapping[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Write a folder with what Lightning keeps, and the sharded weights and states. Collective."""
+        folder = Path(filepath)
+        save_sharded(self.step, folder)
+        if self.is_global_zero:
+            write_values(folder / _FILE, checkpoint)
+        self.barrier()
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """What Lightning keeps; weights and states follow with the first batch. No code of the file is run."""
+        self._resume = Path(checkpoint_path)
+        found: dict[str, Any] = read_values(self._resume / _FILE)
+        return found
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Follows with the first batch."""
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """The learning rate; the states follow with the first batch."""
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = state["lr"]
+
+
+@contextlib.contextmanager
+def _detached(module: Any) -> Iterator[None]:
+    """Meanwhile a LightningModule has no trainer, which would be copied with it when it is traced."""
+    trainer = module._trainer
+    module._trainer = None
+    try:
+        yield
+    finally:
+        module._trainer = trainer
+
+
+def _check(trainer: Any, plan: Plan, validation: str | None) -> None:
+    """Raise RequestError for what a plan cannot honour."""
+    module = trainer.lightning_module
+    if not module.automatic_optimization:
+        raise RequestError("automatic_optimization=False: a plan makes the steps; leave it on")
+    if trainer.accumulate_grad_batches != 1:
+        raise RequestError(
+            f"accumulate_grad_batches={trainer.accumulate_grad_batches}: the plan has micro-batches of its own"
+            f" ({plan.training.micro_batches}); give 1, and batches with all samples of a step"
+        )
+    if str(trainer.precision) != "32-true":
+        raise RequestError(
+            f"precision='{trainer.precision}': the plan decides the precision; leave it out, plan with --precision bf16"
+            " and convert the module, or train in fp32"
+        )
+    algorithm = trainer.gradient_clip_algorithm
+    if trainer.gradient_clip_val and str(getattr(algorithm, "value", algorithm) or "norm") != "norm":
+        raise RequestError("gradient_clip_algorithm='value': a plan clips the global norm; leave it out")
+    check_clipping(trainer.gradient_clip_val, "gradient_clip_val", plan)
+    if (
+        trainer.fit_loop.epoch_loop.val_loop._data_source.is_defined()
+        and validation is None
+        and trainer.enable_validation
+    ):
+        raise RequestError(
+            "the Trainer validates, and a plan computes the loss of training_step alone: give"
+            " PlanStrategy(..., validation='val_loss') to log that, as the model is evaluated, or"
+            " limit_val_batches=0"
+        )

@@ -1,0 +1,119 @@
+"""What both integrations do with a module, its optimizer and its checkpoints once a plan trains it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from planner.errors import CheckpointError, RequestError
+from planner.plan.plan import Plan
+from runtime.checkpoint.saving import Checkpoints
+from runtime.optimizers.optimizers import OptimizerSettings
+from runtime.step.training_step import TrainingStep
+
+SHARDED = "sharded"
+"""The folder inside a checkpoint of another library that has the checkpoint of the runtime."""
+
+_SAME = {"lr", "betas", "eps", "weight_decay", "momentum"}  # what OptimizerSettings can say
+_OFF = ("amsgrad", "maximize", "nesterov", "dampening")  # what no optimizer of the runtime does
+
+
+def missing(package: str, error: ImportError) -> RequestError:
+    """The error where the library of an integration cannot be imported."""
+    return RequestError(f"{package} cannot be imported ({error}); pip install 'parallel-planner[integrations]'")
+
+
+def let_go(module: nn.Module) -> None:
+    """Free the weights of a module, which the ranks have taken over: its parameters stay, without elements. Whoever
+    computes with it now gets an error in place of the weights from before training."""
+    for parameter in module.parameters():
+        parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
+
+
+def settings_of(optimizer: torch.optim.Optimizer, module: nn.Module, plan: Plan) -> OptimizerSettings:
+    """The hyperparameters of an optimizer of torch over all weights of a module. Raises RequestError for one that the
+    runtime does not have, and for another than the plan counts on."""
+    kind = type(optimizer)
+    name = {torch.optim.AdamW: "adamw", torch.optim.Adam: "adamw", torch.optim.SGD: "sgd"}.get(kind)
+    groups = optimizer.param_groups
+    if name is None:
+        raise RequestError(
+            f"{kind.__name__}: a plan is trained with AdamW, with Adam without weight decay, or with SGD; take one of"
+            " these"
+        )
+    if kind is torch.optim.Adam and any(group["weight_decay"] for group in groups):
+        raise RequestError("Adam with weight_decay adds it to gradients, which the runtime does not; take AdamW")
+    check_optimizer(name, plan)
+    _check_groups(groups)
+    given = {id(parameter) for group in groups for parameter in group["params"]}
+    left = [name for name, one in module.named_parameters() if one.requires_grad and id(one) not in given]
+    if left:
+        raise RequestError(
+            f"the optimizer lacks {left[0]}{f' and {len(left) - 1} more' if left[1:] else ''}, and a plan updates every"
+            " weight that requires a gradient; call requires_grad_(False) on those, or give all to the optimizer"
+        )
+    first = groups[0]
+    return OptimizerSettings(
+        learning_rate=float(first["lr"]),
+        betas=tuple(first.get("betas", (0.9, 0.999))),
+        epsilon=first.get("eps", 1e-8),
+        weight_decay=first["weight_decay"],
+        momentum=first.get("momentum", 0.0),
+    )
+
+
+def check_optimizer(name: str, plan: Plan) -> None:
+    """Raise RequestError where a plan counts on the states of another optimizer."""
+    planned = plan.training.optimizer
+    if name != planned:
+        raise RequestError(
+            f"the optimizer is {name}, and the plan counts on the states of {planned}; plan again with --optimizer"
+            f" {name}"
+        )
+
+
+def check_clipping(limit: float | None, option: str, plan: Plan) -> None:
+    """Raise RequestError where gradients shall be clipped to another norm than that of the plan; 0 and None clip
+    nothing."""
+    planned = plan.training.update.clip_norm
+    if (limit or None) == planned:
+        return
+    here = "does not clip" if planned is None else f"clips to {planned:g}"
+    again = f"plan again with --clip-norm {limit:g}" if limit else "plan again without --clip-norm"
+    raise RequestError(
+        f"{option}={limit!r}: the plan {here}, and clipping is part of a plan; give {option}={planned or 0:g}, or"
+        f" {again}"
+    )
+
+
+def save_sharded(step: TrainingStep, folder: Path) -> None:
+    """Write a checkpoint of the runtime into a folder inside that of another library. Collective; returns when it is
+    whole."""
+    checkpoints = Checkpoints(folder / SHARDED, keep=1, asynchronous=False)
+    try:
+        checkpoints.save(step)
+        checkpoints.wait()
+    finally:
+        checkpoints.close()
+
+
+def restore_sharded(step: TrainingStep, folder: Path) -> None:
+    """Go on from what `save_sharded` has written there, under whatever plan. Collective. Raises CheckpointError."""
+    found = Checkpoints(folder / SHARDED, read_only=True).restore(step)
+    if found is None:
+        raise CheckpointError(f"{folder}: has no whole checkpoint of a plan in {SHARDED}; name one that training saved")
+
+
+def _check_groups(groups: Sequence[dict[str, Any]]) -> None:
+    for group in groups:
+        for key in _OFF:
+            if group.get(key):
+                raise RequestError(f"{key}={group[key]!r}: no optimizer of the runtime does that; leave it out")
+        differing = sorted(key for key in _SAME & set(group) if group[key] != groups[0][key])
+        if differing:
+            raise RequestError(
+                f"the optimizer has groups of weights with several values of {differing[0]}, and a plan updates all"
+                " weights alike; give it one group"
+            )

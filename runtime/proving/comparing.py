@@ -1,0 +1,173 @@
+"""What one rank does to prove small plans: train each beside the unsharded model, and compare.
+
+    1   forward and backward of a batch          loss, every gradient, buffers        nothing changes
+    2   two steps, as training takes them        losses, what became of every weight
+
+The first looks at gradients where they are added up, in the layouts in which the plan keeps them; the second has all
+that a step has: buckets that start early, prefetched gathers, clipping, the sharded optimizer, weights that are
+gathered again. The optimizer's epsilon is so large that a step is as long as its gradient, so that a sum that is
+doubled shows, as it would not in the sign that Adam's first step has.
+"""
+
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from planner.graph.operator_graph import OperatorGraph
+from planner.models.zoo import BuiltModel
+from planner.plan.binding.model_of import build_planned
+from planner.plan.plan import Plan
+from runtime.comm.device_mesh import Communicators
+from runtime.data.datasets import synthetic_batches
+from runtime.ops.randomness import dropping
+from runtime.optimizers.optimizers import OptimizerSettings
+from runtime.processes.progress import relative_difference
+from runtime.proving.differences import (
+    Differences,
+    changes,
+    floor_of,
+    is_something,
+    rounding,
+    together,
+    whole_norm,
+    worst,
+)
+from runtime.reference.unsharded import UnshardedStep
+from runtime.servers.addresses import Addresses
+from runtime.step.arguments import Arguments
+from runtime.step.same_fp8 import recipes_of
+from runtime.step.training_step import TrainingStep, parallelize
+
+STEPS = 2
+SEED = 0
+SETTINGS = OptimizerSettings(learning_rate=0.1, epsilon=0.1)
+_CPU = torch.device("cpu")
+
+
+def compared(
+    plan: Plan,
+    given: str | None,
+    known: Communicators,
+    servers: Addresses | None = None,
+    traced: OperatorGraph | None = None,
+) -> Differences | None:
+    """Train a small plan on this rank; how far it is from the unsharded model, on the first rank. `traced` is the graph
+    of its model, where that is known. Collective."""
+    torch.manual_seed(SEED)
+    built = build_planned(plan, given, device="cpu")
+    enliven(built.module)
+    step = parallelize(
+        built.module, plan, optimizer=SETTINGS, device=_CPU, traced=traced, known=known, seed=SEED, servers=servers
+    )
+    step.prepare(*built.args, **built.kwargs)
+    plain = _plain(built, step) if step.place.rank == 0 and step.place.stage == 0 else None
+    batches = list(islice(synthetic_batches(built, plan, SEED), 1 + STEPS))
+    if not plan.schedule_kind.trains:
+        return _evaluated(step, plain, batches)
+    return _trained(step, plain, batches, dict(built.module.named_parameters()))
+
+
+def enliven(module: torch.nn.Module) -> None:
+    """Weights so large that attention looks at some tokens more than at others, and no gradient is as small as
+    rounding: those of matrices have the deviation of one over the root of their rows."""
+    with torch.no_grad():
+        for weight in module.parameters():
+            if weight.dim() > 1:
+                weight.normal_(std=min(weight.shape[-2:]) ** -0.5)
+
+
+def _plain(built: BuiltModel, step: TrainingStep) -> UnshardedStep:
+    batched = frozenset(number for number, name in enumerate(step.matcher.names) if name in step.pieces.batched)
+    return UnshardedStep(
+        built.module,
+        step.plan.training,
+        SETTINGS,
+        batched,
+        step.rank.pieces,
+        dropping=dropping(step.rank.bound.graph),
+        recipes=recipes_of(step.rank.bound.graph.operators),
+        seed=SEED,
+    )
+
+
+def _evaluated(step: TrainingStep, plain: UnshardedStep | None, batches: Sequence[Arguments]) -> Differences | None:
+    """Of a plan that never trains the losses."""
+    losses = [(step.evaluate(*one.args, **one.kwargs), one) for one in batches]
+    if plain is None:
+        return None
+    return Differences(
+        precision=step.plan.training.precision,
+        steps=len(batches),
+        parameters=0,
+        loss=max(relative_difference(loss, plain.evaluate(*_given(step, one))) for loss, one in losses),
+        gradient=None,
+        worst_gradient="",
+        change=None,
+        worst_change="",
+        buffer=None,
+    )
+
+
+def _given(step: TrainingStep, batch: Arguments) -> tuple[tuple[object, ...], dict[str, object]]:
+    found = step.matcher.arguments(batch.args, batch.kwargs)
+    return tuple(found.args), dict(found.kwargs)
+
+
+def _trained(
+    step: TrainingStep,
+    plain: UnshardedStep | None,
+    batches: Sequence[Arguments],
+    weights: dict[str, torch.nn.Parameter],
+) -> Differences | None:
+    before = {name: weight.detach().clone() for name, weight in weights.items()}
+    loss, gradients, buffers = _first_pass(step, batches[0])
+    losses = [step(*batch.args, **batch.kwargs) for batch in batches[1:]]
+    after = step.full_parameters()
+    if plain is None:
+        return None
+    wanted_loss, wanted, wanted_buffers = plain.gradients(*_given(step, batches[0]))
+    wanted_losses = [plain(*_given(step, batch)) for batch in batches[1:]]
+    exact = step.plan.training.precision == "fp32"
+    wanted = {name: tensor for name, tensor in wanted.items() if name in step.rank.bound.parameters}  # on the devices
+    gradient, worst_gradient = worst(gradients, wanted, floor_of(wanted))
+    moved = changes({name: weight.detach() for name, weight in weights.items()}, before)
+    change, worst_change = worst(changes(after, before), moved, _least_change(moved, before))
+    if not is_something(wanted) or not is_something(moved):
+        gradient = float("inf")  # nothing to compare: a proof of it would prove nothing
+    held = {name: wanted_buffers[name].double() for name in buffers}
+    pairs = zip([loss, *losses], [wanted_loss, *wanted_losses], strict=True)
+    return Differences(
+        precision=step.plan.training.precision,
+        steps=STEPS,
+        parameters=len(wanted),
+        loss=max(relative_difference(found, expected) for found, expected in pairs),
+        gradient=gradient if exact else together(gradients, wanted),
+        worst_gradient=worst_gradient,
+        change=change if exact else None,
+        worst_change=worst_change if exact else "",
+        buffer=worst(buffers, held, 1e-6)[0] if exact and held else None,
+    )
+
+
+def _least_change(moved: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> float:
+    return max(1e-4 * whole_norm(moved), rounding(before))
+
+
+def _first_pass(step: TrainingStep, batch: Arguments) -> tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Loss, gradients and changed buffers of a batch, after which everything is as it was before."""
+    buffers = dict(step.rank.buffers)
+    loss = float(step.accumulate(*batch.args, **batch.kwargs))
+    gradients = {name: tensor.clone() for name, tensor in step.full_gradients().items()}
+    changed = {name: tensor.double() for name, tensor in step.changed_buffers().items()}
+    for parameter in step.rank.parameters.values():
+        parameter.gradient = None
+    step.rank.tables.forget()
+    step.rank.buffers.update(buffers)
+    return loss, gradients, changed
+
+
+def addresses(folder: str | None, count: int) -> Addresses | None:
+    """Where the parameter servers are, if there are any."""
+    return None if folder is None else Addresses(folder=Path(folder), count=count)

@@ -1,0 +1,112 @@
+"""How far what ranks compute is from what the unsharded model does, and how far it may be.
+
+    gradient of a parameter      |found - wanted| / |wanted|                 norms over all its elements
+    change of a parameter        |found - wanted| / |wanted - before|
+    buffer                       |found - wanted| / |wanted|
+
+A parameter whose gradient is a tiny part of all gradients is measured against that part, since what is zero but for
+rounding has no relative error. In 16 bits every rounding shows in single parameters, so that all gradients together are
+looked at, and changes of weights are not: they are proved in fp32.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from hardware_profiles import DTYPES
+
+_FLOOR = 1e-5
+"""Share of the norm of all gradients below which a gradient is not looked at relatively."""
+
+GRADIENTS, CHANGES = 1e-3, 1e-2
+"""What fp32 may differ by; sums in another order differ by 1e-6 to 1e-5, a missing or doubled term by 0.1 and more."""
+TOGETHER = 0.1
+"""What all gradients together may differ by in 16 bits, of which a mantissa has 8 (bf16) or 11."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Differences:
+    """What was compared in a precision. Of the losses, gradients, changes of weights and buffers the worst relative
+    difference, and the parameter that has it; `parameters` and `steps` are how many were compared. None: not
+    compared."""
+
+    precision: str
+    steps: int
+    parameters: int
+    loss: float
+    gradient: float | None
+    worst_gradient: str
+    change: float | None
+    worst_change: str
+    buffer: float | None
+
+    @property
+    def tolerances(self) -> Mapping[str, float]:
+        """What each may be."""
+        exact = self.precision == "fp32"
+        loss = DTYPES[self.precision].tolerance
+        assert loss is not None, "plans are trained in it"
+        return {"loss": loss, "gradient": GRADIENTS if exact else TOGETHER, "change": CHANGES, "buffer": CHANGES}
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Which are larger; NaN is."""
+        found = {name: getattr(self, name) for name in self.tolerances}
+        return tuple(name for name, one in found.items() if one is not None and not one <= self.tolerances[name])
+
+    @property
+    def agrees(self) -> bool:
+        return not self.failures
+
+
+def worst(
+    found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], floor: float = 0.0
+) -> tuple[float, str]:
+    """The largest relative difference, and the name of the tensor that has it. Norms of `wanted` count as `floor` at
+    least. A tensor that is missing, or of another shape, is infinitely different."""
+    differences = [(_relative(found.get(name), tensor, floor), name) for name, tensor in wanted.items()]
+    return max(differences, default=(0.0, ""), key=lambda one: (one[0] != one[0], one[0]))
+
+
+def together(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> float:
+    """The relative difference of all tensors as if they were one; infinite where one is missing, or all are zero."""
+    if not wanted.keys() <= found.keys() or not is_something(wanted):
+        return float("inf")
+    error = sum(_norm(found[name].double() - tensor.double()) ** 2 for name, tensor in wanted.items())
+    return float(error**0.5 / max(whole_norm(wanted), 1e-30))
+
+
+def whole_norm(tensors: Mapping[str, torch.Tensor]) -> float:
+    """The norm of all tensors as if they were one."""
+    return float(sum(_norm(tensor.double()) ** 2 for tensor in tensors.values()) ** 0.5)
+
+
+def is_something(tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether there is anything to compare: numbers that are finite, and not all zero."""
+    return 0 < whole_norm(tensors) < float("inf")
+
+
+def floor_of(gradients: Mapping[str, torch.Tensor]) -> float:
+    """Below what a norm of a gradient is not looked at relatively."""
+    return _FLOOR * whole_norm(gradients)
+
+
+def changes(after: Mapping[str, torch.Tensor], before: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What became of each tensor."""
+    return {name: after[name].double() - tensor.double() for name, tensor in before.items() if name in after}
+
+
+def rounding(weights: Mapping[str, torch.Tensor]) -> float:
+    """The largest norm of what rounding alone changes about a weight in fp32."""
+    return 1e-6 * max((_norm(weight.double()) for weight in weights.values()), default=0.0)
+
+
+def _relative(found: torch.Tensor | None, wanted: torch.Tensor, floor: float) -> float:
+    if found is None or found.shape != wanted.shape:
+        return float("inf")
+    return _norm(found.double() - wanted.double()) / max(_norm(wanted.double()), floor, 1e-30)
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor))

@@ -1,0 +1,124 @@
+"""A proof of a plan at small scale: shrink it, list what the small plans have of it, run them, compare.
+
+    large plan ─ shrink ─┬─ in fp32 ───────────────┬─ processes of this machine ─> gradients, weights, losses, buffers
+                         └─ in its own precision ──┘
+               └─ facts of all three ─> what is covered, and what is not
+
+Two small plans: in fp32 nothing hides in rounding; in the precision of the plan the same operators run as on the
+cluster. Nothing is proved about time, memory, kernels and links of the cluster, or about numbers larger than those that
+ran: two devices on an axis stand for sixty-four.
+"""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hardware_profiles import Machine
+from planner.errors import RunError
+from planner.graph.operator_graph import OperatorGraph
+from planner.plan.binding.bind import bind
+from planner.plan.carried import graph_text
+from planner.plan.file import save_plan
+from planner.plan.plan import Plan
+from planner.plan.prediction.predict import predict
+from planner.plan.shrinking.coverage import Covered
+from planner.plan.shrinking.facts import facts_of
+from planner.plan.shrinking.limits import PROCESSES
+from planner.plan.shrinking.shrink import SmallPlan
+from planner.plan.shrinking.smallest import SmallRequest, smallest
+from runtime.processes.ranks import run_ranks
+from runtime.processes.run_servers import servers_of
+from runtime.proving.differences import Differences
+from runtime.proving.rank import TIMEOUT, Request, read_answer
+from runtime.run_settings import RunSettings
+
+EXACT = "fp32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """What was run, what of the plan that is, and how far it is from the unsharded model."""
+
+    large: Plan
+    small: tuple[SmallPlan, ...]
+    covered: tuple[Covered, ...]
+    differences: tuple[Differences, ...]
+    blocks: int
+
+    @property
+    def agrees(self) -> bool:
+        return len(self.differences) == len(self.small) and all(one.agrees for one in self.differences)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every decision of the plan is in a small one."""
+        return all(one.complete for one in self.covered)
+
+
+def prove(
+    plan: Plan,
+    graph: OperatorGraph,
+    batch: int,
+    machine: Machine,
+    *,
+    reference: str,
+    given: bool = False,
+    small: str | None = None,
+    processes: int = PROCESSES,
+    on_phase: Callable[[str], None] = lambda _: None,
+) -> Proof:
+    """Prove a plan whose model has `graph` on `batch` samples, by small ones on at most so many processes.
+
+    `reference` is what its model is built from, `given` by a person where it is none of the zoo; `small` is a small
+    model of a person's. Raises RequestError for a plan that has no small one, RunError where a process breaks down.
+    """
+    on_phase("listing what the plan decides")
+    large = bind(plan, graph, batch)
+    facts = facts_of(large, machine)
+    on_phase("making small plans with the same decisions")
+    precisions = tuple(dict.fromkeys((EXACT, plan.training.precision)))
+    request = SmallRequest(
+        machine=machine, reference=reference, small=small, processes=processes, precisions=precisions
+    )
+    found, covered = smallest(large, facts, request)
+    on_phase(f"running them on {found[0].plan.cluster.devices} processes")
+    model = found[0].model if given or small is not None else None
+    return Proof(
+        large=plan,
+        small=found,
+        covered=covered,
+        differences=_run(found, model),
+        blocks=large.blocks.count,
+    )
+
+
+def _run(small: Sequence[SmallPlan], model: str | None) -> tuple[Differences, ...]:
+    """Train all small plans on processes of this machine."""
+    settings, lines = RunSettings(), list[str]()
+    with tempfile.TemporaryDirectory(prefix="plan-prove-") as name, servers_of(small[0].plan, settings) as servers:
+        folder = Path(name)
+        paths = [folder / f"{one.plan.training.precision}.json" for one in small]
+        for one, path in zip(small, paths, strict=True):
+            save_plan(replace(one.plan, prediction=predict(one.bound, one.machine)), path)
+        request = Request(
+            plans=tuple(map(str, paths)),
+            graphs=tuple(_graph_text(one) for one in small),
+            model=model,
+            servers=settings.servers,
+            server_folder=servers,
+            answer=str(folder / "answer"),
+        )
+        request.write(folder / "request")
+        devices = small[0].plan.cluster.devices
+        code = run_ranks("runtime.proving", [str(folder / "request")], devices, lines.append, TIMEOUT)
+        if code or not Path(request.answer).exists():
+            raise RunError(f"the small plan could not be run: {' '.join(lines[-3:]) or f'exit code {code}'}")
+        return read_answer(Path(request.answer))
+
+
+def _graph_text(small: SmallPlan) -> str:
+    """The graph of a small model, so that not every process traces it; empty where it cannot be written."""
+    model = small.plan.model
+    assert model.batch is not None, "it was traced just now"
+    return graph_text(small.traced, batch=model.batch, sequence_length=model.sequence_length) or ""

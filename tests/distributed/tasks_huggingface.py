@@ -1,0 +1,81 @@
+"""A model of transformers, trained by its Trainer alone and under a plan. Imported where accelerate is there."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from torch.utils.data import Dataset
+from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments, set_seed
+
+from runtime.integrations import PlanTrainer
+
+STEPS, SAVED, BATCH, LENGTH = 6, 3, 8, 16
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, "hidden_size": 32,
+    "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": LENGTH, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+class Sentences(Dataset[dict[str, torch.Tensor]]):
+    """Tokens at random; four samples more than five global batches."""
+
+    def __init__(self, count: int = 5 * BATCH + 4) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        tokens = torch.randint(0, 64, (LENGTH,), generator=torch.Generator().manual_seed(number))
+        return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens}
+
+
+def config_file(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder / "config.json"
+
+
+def arguments(folder: str, **changed: Any) -> TrainingArguments:
+    """Those of a script of a user, here and under the plan."""
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    own = {
+        "output_dir": folder,
+        "per_device_train_batch_size": BATCH // world, "per_device_eval_batch_size": BATCH // world,
+        "max_steps": STEPS, "logging_steps": 1, "save_steps": SAVED, "eval_strategy": "steps", "eval_steps": SAVED,
+        "learning_rate": 1e-2, "warmup_steps": 2, "lr_scheduler_type": "cosine", "max_grad_norm": 0.5, "use_cpu": True,
+        "dataloader_drop_last": True, "report_to": [], "disable_tqdm": True, "save_strategy": "steps",
+    }  # fmt: skip
+    return TrainingArguments(**(own | changed))
+
+
+def fitted(folder: str, config: str, plan: str | None, resumed: bool) -> tuple[list[Any], dict[str, torch.Tensor]]:
+    """Losses, gradient norms and learning rates by step, and the weights at the end. Saves after step `SAVED`, or goes
+    on from there."""
+    with_launcher(dist.is_initialized())
+    set_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(config))
+    given = {"model": model, "args": arguments(folder), "train_dataset": Sentences(), "eval_dataset": Sentences(BATCH)}
+    trainer = Trainer(**given) if plan is None else PlanTrainer(plan=plan, **given)
+    trainer.train(resume_from_checkpoint=str(Path(folder) / f"checkpoint-{SAVED}") if resumed else None)
+    trainer.save_model(folder)
+    kept = ("step", "loss", "eval_loss", "grad_norm", "learning_rate")
+    rows = [{name: row[name] for name in kept if name in row} for row in trainer.state.log_history]
+    if plan is not None:
+        dist.barrier()  # the first process writes
+    return rows, AutoModelForCausalLM.from_pretrained(folder).state_dict()
+
+
+def with_launcher(several: bool) -> None:
+    """What torchrun would have set, which accelerate reads, and nothing that it knows from before."""
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+    if several:
+        rank, world = str(dist.get_rank()), str(dist.get_world_size())
+        os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, LOCAL_WORLD_SIZE=world)
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")

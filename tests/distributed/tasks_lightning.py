@@ -1,0 +1,87 @@
+"""A LightningModule, trained by Lightning alone and under a plan. Imported where Lightning is there."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from runtime.integrations import PlanStrategy, as_planned
+
+STEPS, SAVED, BATCH = 6, 3, 8
+
+
+class Words(lightning.LightningModule):
+    """Two residual blocks between an embedding and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(64, 32)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(2)])
+        self.head = nn.Linear(32, 64)
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        read, follows = batch
+        x = self.rows(read)
+        for block in self.blocks:
+            x = x + block(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), follows.flatten())
+
+    def training_step(self, batch: Any, number: int) -> torch.Tensor:
+        loss = self.loss(batch)
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, number: int) -> None:
+        self.log("val_loss", self.loss(batch), on_epoch=True)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2, weight_decay=0.1)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda number: 1 / (1 + number))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def samples(count: int) -> TensorDataset:
+    tokens = torch.randint(0, 64, (count, 9), generator=torch.Generator().manual_seed(1))
+    return TensorDataset(tokens[:, :-1], tokens[:, 1:])
+
+
+def planned() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """What the plan is made for."""
+    return as_planned(Words()), samples(BATCH).tensors
+
+
+class Losses(Callback):  # type: ignore[misc]
+    """Notes the loss of every step, and that on validation batches."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, float, float | None]] = []
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, number: int) -> None:
+        found = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        self.rows.append((trainer.global_step, found["train_loss"], found.get("val_loss")))
+
+
+def fitted(folder: str, plan: str | None, resumed: bool, **options: Any) -> tuple[list[Any], dict[str, torch.Tensor]]:
+    """Losses by step, and the weights at the end. Saves after step `SAVED`, or goes on from there."""
+    os.environ.setdefault("RANK", "0")
+    lightning.seed_everything(0, verbose=False)
+    losses = Losses()
+    how = {} if plan is None else {"strategy": PlanStrategy(plan, validation="val_loss")}
+    trainer = lightning.Trainer(
+        accelerator="cpu", devices=1, max_steps=STEPS, default_root_dir=folder, logger=False, gradient_clip_val=0.5,
+        val_check_interval=STEPS - 1, num_sanity_val_steps=0, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[losses, ModelCheckpoint(dirpath=folder, every_n_train_steps=SAVED, save_top_k=-1)],
+        **how, **options,
+    )  # fmt: skip
+    saved = str(Path(folder) / f"epoch=0-step={SAVED}.ckpt") if resumed else None
+    training = DataLoader(samples(BATCH * (STEPS - 1)), batch_size=BATCH, shuffle=True)
+    trainer.fit(Words(), training, DataLoader(samples(2 * BATCH), batch_size=BATCH), ckpt_path=saved)
+    strategy = trainer.strategy
+    weights = trainer.lightning_module.state_dict() if plan is None else strategy.full_state_dict()
+    return losses.rows, {name: weight.clone() for name, weight in weights.items()}

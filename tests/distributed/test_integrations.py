@@ -1,0 +1,67 @@
+"""A plan under Hugging Face's Trainer and under Lightning: what they log is what they log alone, on one process."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import planner
+
+TOLERANCE = 1e-5
+UPDATE = {"clip_norm": 0.5}
+
+
+def same(found: Any, wanted: Any) -> bool:
+    """Whether numbers in equal places differ by no more than `TOLERANCE`, and all else is equal."""
+    if isinstance(wanted, dict):
+        return found.keys() == wanted.keys() and all(same(found[key], wanted[key]) for key in wanted)
+    if isinstance(wanted, list | tuple):
+        return len(found) == len(wanted) and all(map(same, found, wanted))
+    return found == wanted or math.isclose(found, wanted, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+
+
+def same_weights(found: Any, wanted: Any) -> bool:
+    return found.keys() == wanted.keys() and all((found[k] - wanted[k]).abs().max() <= TOLERANCE for k in wanted)
+
+
+def plan_file(folder: Path, model: str, **pinned: Any) -> str:
+    result = planner.search(
+        model, "cpu", devices=2, global_batch=8, precision="fp32", pinned=pinned, update=UPDATE, simplicity=0.0
+    )
+    planner.save(result.plan, folder / "plan.json")
+    return str(folder / "plan.json")
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_the_trainer_of_hugging_face(pair, tmp_path: Path) -> None:
+    """Two stages and two micro-batches: losses, gradient norms, rates and weights; and again from the checkpoint."""
+    pytest.importorskip(
+        "accelerate", reason="accelerate is not installed: pip install 'parallel-planner[integrations]'"
+    )
+    from tests.distributed import tasks_huggingface as tasks
+
+    config = str(tasks.config_file(tmp_path / "config"))
+    plan = plan_file(tmp_path, config, pipeline=2, micro_batches=2)
+    wanted, weights = tasks.fitted(str(tmp_path / "plain"), config, None, False)
+    assert [row["step"] for row in wanted if "loss" in row] == list(range(1, tasks.STEPS + 1))
+    for resumed in (False, True):
+        for rows, found in pair.run("tasks_huggingface", "fitted", str(tmp_path / "run"), config, plan, resumed):
+            assert same(rows, wanted)
+            assert same_weights(found, weights)
+
+
+@pytest.mark.slow
+def test_a_strategy_of_lightning(pair, tmp_path: Path) -> None:
+    """Two-way tensor parallel: losses of training and validation, and weights; and again from the checkpoint."""
+    pytest.importorskip("lightning", reason="Lightning is not installed: pip install 'parallel-planner[integrations]'")
+    from tests.distributed import tasks_lightning as tasks
+
+    plan = plan_file(tmp_path, "tests.distributed.tasks_lightning:planned", tensor=2)
+    for resumed in (False, True):
+        wanted, weights = tasks.fitted(str(tmp_path / "plain"), None, resumed)
+        assert [row[0] for row in wanted] == list(range(tasks.SAVED + 1 if resumed else 1, tasks.STEPS + 1))
+        for rows, found in pair.run("tasks_lightning", "fitted", str(tmp_path / "run"), plan, resumed):
+            assert same(rows, wanted)
+            assert same_weights(found, weights)

@@ -1,0 +1,97 @@
+"""A large plan proved by a small one: it agrees with the unsharded model, and a runtime with a fault does not."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from planner.cli.main import app
+from planner.graph.trace import trace
+from planner.plan.binding.bind import bind
+from planner.plan.binding.machine import machine_of
+from planner.plan.binding.model_of import build_planned
+from planner.plan.file import load_plan
+from planner.plan.shrinking.facts import facts_of
+from planner.plan.shrinking.shrink import SmallPlan
+from planner.plan.shrinking.smallest import SmallRequest, smallest
+from tests.distributed.conftest import WorkerPool
+from tests.distributed.tasks_proving import FAULTS
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "plans"
+PAIR, FOUR = "llama-tiny-4-cpu", "gpt-tiny-8-h100-pipeline"
+
+
+@cache
+def small_of(name: str) -> tuple[SmallPlan, list[str]]:
+    """The small plan of a golden one in fp32, and the decisions that it has not."""
+    plan = load_plan(GOLDEN / f"{name}.json")
+    built = build_planned(plan, None)
+    machine = machine_of(plan.cluster)
+    large = bind(plan, trace(built.module, built.args, built.kwargs), built.batch)
+    request = SmallRequest(
+        machine=machine, reference=plan.model.reference, small=None, processes=4, precisions=("fp32",)
+    )
+    (found,), covered = smallest(large, facts_of(large, machine), request)
+    return found, [what for one in covered for what, _ in one.missing if what != "precision bf16"]
+
+
+@pytest.mark.slow
+def test_a_pipeline_with_sharded_weights(pool: WorkerPool) -> None:
+    small, missing = small_of(FOUR)
+    assert (small.plan.mesh.sizes, small.plan.pipeline, missing) == ((2,), 2, [])
+    found = pool.run("tasks_proving", "proved", small.plan, small.traced, "")
+    assert found[0].agrees, found[0]
+    assert found[0].gradient < 1e-5
+    assert found[0].parameters == len(small.bound.parameters)
+    assert found[1:] == [None] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [pytest.param(one, marks=[pytest.mark.thorough] * (one[0] == "p")) for one in FAULTS])
+def test_a_runtime_with_a_fault_is_found_out(pair: WorkerPool, fault: str) -> None:
+    small, _ = small_of(PAIR)
+    found = pair.run("tasks_proving", "proved", small.plan, small.traced, fault)[0]
+    assert not found.agrees
+    if fault == "nothing is updated":
+        assert found.gradient < 1e-5
+        assert "change" in found.failures
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", [PAIR, "gpt2-16-ascend", "llama8b-8-h100"])
+def test_golden_plans(pool: WorkerPool, pair: WorkerPool, name: str) -> None:
+    small, missing = small_of(name)
+    processes = {2: pair, 4: pool}[small.plan.cluster.devices]
+    assert missing == []
+    assert processes.run("tasks_proving", "proved", small.plan, small.traced, "")[0].agrees
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_the_command(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["prove", str(GOLDEN / f"{FOUR}.json"), "--json"])
+    assert done.exit_code == 0, done.output
+    content = json.loads(done.stdout)
+    assert content["agrees"]
+    assert content["complete"]
+    assert [one["precision"] for one in content["differences"]] == ["fp32", "bf16"]
+    done = CliRunner().invoke(app, ["prove", str(GOLDEN / f"{FOUR}.json"), "--processes", "2"])
+    assert done.exit_code == 2
+    assert "axes of 2 and a pipeline of 2 need 4 processes; give as many" in done.output
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("model", "devices"), [("llama70b", 64), ("gpt3-175b", 128), ("deepseek-v3", 2048)])
+def test_plans_for_clusters(tmp_path: Path, model: str, devices: int) -> None:
+    path = tmp_path / "plan.json"
+    made = CliRunner().invoke(app, ["--model", model, "--devices", str(devices), "-q", "-o", str(path)])
+    assert made.exit_code == 0, made.output
+    done = CliRunner().invoke(app, ["prove", str(path), "--json"])
+    assert done.exit_code == 0, done.output
+    content = json.loads(done.stdout)
+    assert content["agrees"]
+    assert content["complete"], [one["missing"] for one in content["decisions"]]

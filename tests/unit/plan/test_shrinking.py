@@ -1,0 +1,113 @@
+"""Small plans with the decisions of large ones: which blocks and ranks they keep, and what of the plan they cover."""
+
+from dataclasses import replace
+
+import pytest
+
+from hardware_profiles import load_profile
+from planner.errors import RequestError
+from planner.graph.trace import trace
+from planner.models.smaller import Depth, depth_of, smaller_model
+from planner.models.zoo import ZOO, build_model, zoo_config
+from planner.plan.binding.bind import BoundPlan, bind
+from planner.plan.plan import Plan, Stage
+from planner.plan.shrinking.coverage import coverage
+from planner.plan.shrinking.facts import facts_of
+from planner.plan.shrinking.kept_blocks import kept_blocks, kept_of_stages
+from planner.plan.shrinking.shrink import SmallPlan, shrink
+from planner.plan.shrinking.small_mesh import small_numbers
+from planner.sharding.mesh import Mesh
+from tests.distributed import plans
+
+
+def test_two_blocks_of_every_run_are_kept_and_no_neighbours_are_lost() -> None:
+    signs = "aaaaaabbbbaaabb"
+    assert [signs[at] for at in kept_blocks(range(len(signs)), signs)] == list("aabbaabb")
+    assert kept_blocks(range(4), "abcd") == [0, 1, 2, 3]
+    assert kept_blocks(range(8), "abababab") == [0, 5, 6, 7]
+
+
+def test_ranks_between_the_ends_stand_for_all_of_them() -> None:
+    plan = replace(_many_stages(8), virtual_stages=1)
+    signs = [0, 0, 0, 7, 0, 0, 0, 0]
+    assert kept_of_stages(plan, signs, 3, 1) == [[0], [1, 2, 3, 4, 5], [7]]
+    assert kept_of_stages(plan, signs, 2, 1) == [[0], [7]]
+
+
+def _many_stages(count: int) -> Plan:
+    plan = plans.hand_plan("zero1", "llama", plans.mesh_of(2))
+    return replace(plan, stages=tuple(Stage(first_block=at, blocks=1) for at in range(count)))
+
+
+def test_numbers_of_a_pipeline() -> None:
+    plan = _many_stages(8)
+    training = replace(plan.training, micro_batches=32, global_batch=32)
+    wide = replace(plan, mesh=plans.mesh_of(64), training=training)
+    numbers = small_numbers(wide, 16)
+    assert (numbers.mesh.sizes, numbers.ranks, numbers.processes) == ((2,), 3, 6)
+    assert numbers.ranks < numbers.micro_batches < 32
+    assert small_numbers(wide, 4).ranks == 2
+    few = replace(wide, training=replace(training, micro_batches=4, global_batch=4))
+    assert small_numbers(few, 16).micro_batches < small_numbers(few, 16).ranks
+    with pytest.raises(RequestError, match="--processes 2: axes of 2 and a pipeline of 2 need 4 processes"):
+        small_numbers(wide, 2)
+
+
+@pytest.mark.parametrize("name", ["llama70b", "deepseek-v3", "gpt3-175b", "gemma-2b", "qwen2.5-0.5b"])
+def test_a_smaller_model_is_built_the_same_way(name: str) -> None:
+    length = ZOO[name].sequence_length
+    found = smaller_model(name, length, Depth(layers=4, dense=2), 2)
+    module = build_model(found.reference, dtype="float32", sequence_length=found.sequence_length).module
+    assert sum(one.numel() for one in module.parameters()) < 200_000
+    config, small = zoo_config(name, length), zoo_config(found.reference, found.sequence_length)
+    for switch in ("tied_embeddings", "qkv_bias", "sigmoid_scores", "scaled_embeddings", "balance_loss"):
+        assert getattr(config, switch, None) == getattr(small, switch, None)
+    assert depth_of(found.reference, found.sequence_length) == Depth(layers=4, dense=2 if name == "deepseek-v3" else 0)
+
+
+def test_a_model_of_a_factory_has_to_be_given_small() -> None:
+    with pytest.raises(RequestError, match=r"--small package\.module:factory"):
+        smaller_model("package.module:factory", None, None, 2)
+
+
+def _by_hand(mesh: Mesh, **settings: object) -> BoundPlan:
+    built = build_model("llama-tiny+num_layers=6", dtype="float32", sequence_length=16)
+    graph = trace(built.module, built.args, built.kwargs)
+    plan = plans.hand_plan("zero3", "llama-tiny+num_layers=6", mesh, graph=graph, samples=built.batch,
+                           global_batch=32, **settings)  # fmt: skip
+    plan = replace(plan, model=replace(plan.model, sequence_length=16))
+    return bind(plan, graph, built.batch)
+
+
+def _small(large: BoundPlan) -> SmallPlan:
+    machine = load_profile("cpu").with_devices(large.plan.cluster.devices)
+    return shrink(large, precision="fp32", reference=large.plan.model.reference, machine=machine)
+
+
+def test_a_small_plan_has_every_decision() -> None:
+    large = _by_hand(plans.mesh_of(8), recomputation=("none", "none", "full", "full", "full", "full"))
+    machine = load_profile("cpu")
+    found = _small(large)
+    assert (found.plan.mesh.sizes, found.stands_for) == ((2,), (0, 1, 2, 3))
+    facts = facts_of(large, machine.with_devices(8))
+    covered = coverage(facts, [facts_of(found.bound, found.machine)])
+    assert {one.kind: one.missing for one in covered} == {one.kind: () for one in covered}
+    assert sum(one.different for one in covered) > 20
+
+
+def test_what_a_small_plan_lacks_is_named_and_counted() -> None:
+    large = _by_hand(plans.mesh_of(8), recomputation=("none", "none", "full", "full", "full", "full"))
+    other = _small(_by_hand(plans.mesh_of(8)))
+    facts = facts_of(large, load_profile("cpu").with_devices(8))
+    found = {one.kind: one for one in coverage(facts, [facts_of(other.bound, other.machine)])}
+    assert not found["recomputation"].complete
+    assert ("block with 9 parameters recomputes all", 4) in found["recomputation"].missing
+    assert found["operators"].complete
+    nothing = coverage(facts, [])
+    assert all(one.covered == one.covered_times == 0 for one in nothing)
+
+
+def test_a_plan_that_trains_with_old_weights_is_refused() -> None:
+    large = _by_hand(plans.mesh_of(2), stages=(3, 3), schedule="pipedream_2bw", micro_batches=4)
+    with pytest.raises(RequestError, match="prove the plan with schedule '1f1b'"):
+        _small(large)

@@ -1,0 +1,204 @@
+"""What a plan cannot honour of the settings of other training loops is refused by name, with what to do."""
+
+import importlib
+import math
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from planner.errors import CheckpointError, RequestError
+from planner.sharding.update import Update
+from runtime.integrations.saved_values import read_values, write_values
+from runtime.integrations.taking_over import check_clipping, let_go, settings_of
+from runtime.integrations.training_step_module import TrainingStepModule
+
+
+def plan(**training: Any) -> Any:
+    """As much of a plan as the checks read."""
+    known = {"optimizer": "adamw", "global_batch": 8, "micro_batches": 2, "update": Update()}
+    return SimpleNamespace(training=SimpleNamespace(**(known | training)))
+
+
+def test_hyperparameters_are_those_of_the_optimizer() -> None:
+    module = nn.Linear(2, 2)
+    found = settings_of(torch.optim.AdamW(module.parameters(), lr=0.5, betas=(0.1, 0.2), eps=1e-3), module, plan())
+    assert (found.learning_rate, found.betas, found.epsilon, found.weight_decay) == (0.5, (0.1, 0.2), 1e-3, 1e-2)
+    found = settings_of(torch.optim.SGD(module.parameters(), lr=0.5, momentum=0.3), module, plan(optimizer="sgd"))
+    assert (found.momentum, found.weight_decay) == (0.3, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda m: torch.optim.RMSprop(m.parameters()), "RMSprop: a plan is trained with"),
+        (lambda m: torch.optim.Adam(m.parameters(), weight_decay=0.1), "take AdamW"),
+        (lambda m: torch.optim.AdamW(m.parameters(), amsgrad=True), "amsgrad=True"),
+        (lambda m: torch.optim.SGD(m.parameters(), lr=1), "plan again with --optimizer sgd"),
+        (lambda m: torch.optim.AdamW([m.weight]), "the optimizer lacks bias"),
+        (
+            lambda m: torch.optim.AdamW([{"params": [m.weight]}, {"params": [m.bias], "weight_decay": 0}]),
+            "several values of weight_decay",
+        ),
+    ],
+)
+def test_optimizers_that_the_runtime_does_not_have(make: Any, said: str) -> None:
+    module = nn.Linear(2, 2)
+    with pytest.raises(RequestError, match=said):
+        settings_of(make(module), module, plan())
+
+
+def test_clipping_is_that_of_the_plan() -> None:
+    clipping = plan(update=Update(clip_norm=0.5))
+    check_clipping(0.5, "max_grad_norm", clipping)
+    check_clipping(0, "max_grad_norm", plan())
+    check_clipping(None, "gradient_clip_val", plan())
+    with pytest.raises(RequestError, match=r"the plan clips to 0\.5.*max_grad_norm=0\.5.*--clip-norm 1$"):
+        check_clipping(1.0, "max_grad_norm", clipping)
+    with pytest.raises(
+        RequestError, match=r"the plan does not clip.*max_grad_norm=0, or plan again with --clip-norm 1"
+    ):
+        check_clipping(1.0, "max_grad_norm", plan())
+
+
+def test_weights_that_were_let_go_are_no_old_weights() -> None:
+    module = nn.Linear(2, 2)
+    let_go(module)
+    assert [parameter.numel() for parameter in module.parameters()] == [0, 0]
+    with pytest.raises(RuntimeError):
+        module(torch.zeros(1, 2))
+
+
+def test_values_come_back_as_they_were_and_run_no_code(tmp_path) -> None:
+    file = tmp_path / "values.json"
+    value = {"a": [1, (2.5, None)], 3: {"infinite": math.inf}, "best": torch.tensor([1.5, math.inf])}
+    write_values(file, value)
+    found = read_values(file)
+    assert found["best"].tolist() == [1.5, math.inf]
+    assert {key: item for key, item in found.items() if key != "best"} == {
+        "a": [1, (2.5, None)],
+        3: {"infinite": math.inf},
+    }
+    with pytest.raises(CheckpointError, match=r"\['rate'\]: a SimpleNamespace cannot be saved"):
+        write_values(file, {"rate": SimpleNamespace()})
+    for text in ('{"tensor": ["torch.qint8", [1], [1]]}', '{"eval": "1"}', '{"a": 1, "b": 2}', "{"):
+        file.write_text(text)
+        with pytest.raises(CheckpointError, match="is not what training under a plan saved"):
+            read_values(file)
+    with pytest.raises(CheckpointError):
+        read_values(tmp_path / "none.json")
+
+
+class _Step(nn.Module):
+    """As much of a LightningModule as is traced."""
+
+    def __init__(self, returned: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.returned = returned
+
+    def training_step(self, batch: Any, number: int) -> Any:
+        loss = (self.weight * batch["x"]).sum()
+        self.log("loss", loss, prog_bar=True)
+        self.log_dict({"half": loss / 2})
+        return self.returned(loss)
+
+
+def test_what_a_training_step_logs_is_known() -> None:
+    wrapped = TrainingStepModule(_Step(lambda loss: {"loss": loss, "more": 1}))
+    assert wrapped(x=torch.ones(2)).item() == 2.0
+    assert wrapped.logged.losses == {"loss": {"prog_bar": True}}
+    assert wrapped.logged.others == ["half"]
+    assert "log" not in vars(wrapped.module)
+    with pytest.raises(RequestError, match="returned NoneType; return the loss"):
+        TrainingStepModule(_Step(lambda loss: None))(x=torch.ones(2))
+
+
+@pytest.mark.slow  # imports transformers
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"gradient_accumulation_steps": 2}, r"micro-batches of its own \(2\)"),
+        ({"bf16": True}, "the plan decides the precision"),
+        ({"fsdp": True}, "the plan shards instead"),
+        ({"weight_decay": 0.1}, "leaves norms and biases out"),
+        ({"optim": "adafactor"}, "optim='adafactor'"),
+        ({"per_device_train_batch_size": 4}, "makes a global batch of 4, and the plan has 8; give per_device_train_"),
+        ({"max_grad_norm": 1.0}, "the plan does not clip"),
+        ({"label_smoothing_factor": 0.1}, "the loss of the model"),
+    ],
+)
+def test_arguments_of_the_trainer(tmp_path, changed: dict[str, Any], said: str) -> None:
+    pytest.importorskip(
+        "accelerate", reason="accelerate is not installed: pip install 'parallel-planner[integrations]'"
+    )
+    from transformers import TrainingArguments
+
+    from runtime.integrations import huggingface
+
+    known = {"per_device_train_batch_size": 8, "max_grad_norm": 0, "use_cpu": True, "report_to": []}
+    arguments = TrainingArguments(output_dir=str(tmp_path), **(known | changed))
+
+    class Checked(huggingface.PlanTrainer):
+        def __init__(self) -> None:
+            self.args, self.plan = arguments, plan()
+
+    with pytest.raises(RequestError, match=said):
+        huggingface._check(Checked(), {})
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"accumulate_grad_batches": 2}, r"micro-batches of its own \(2\)"),
+        ({"precision": "bf16-mixed"}, "the plan decides the precision"),
+        ({"gradient_clip_val": 1.0}, "the plan does not clip"),
+        ({"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}, "clips the global norm"),
+        ({"limit_val_batches": 1.0}, "validation='val_loss'"),
+    ],
+)
+def test_settings_of_lightning(changed: dict[str, Any], said: str) -> None:
+    pytest.importorskip("lightning", reason="Lightning is not installed: pip install 'parallel-planner[integrations]'")
+    import lightning
+
+    from runtime.integrations import lightning as ours
+
+    class Module(lightning.LightningModule):
+        def validation_step(self, batch: Any) -> None: ...
+
+        def val_dataloader(self) -> Any:
+            return []
+
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    trainer = lightning.Trainer(accelerator="cpu", devices=1, **(quiet | {"limit_val_batches": 0} | changed))
+    trainer.strategy.connect(Module())
+    trainer._data_connector.attach_data(trainer.lightning_module)
+    with pytest.raises(RequestError, match=said):
+        ours._check(trainer, plan(), None)
+
+
+def test_importing_the_package_imports_neither_library() -> None:
+    code = (
+        "import sys, runtime.integrations as found;"
+        "assert found.__all__ == ['PlanStrategy', 'PlanTrainer', 'as_planned'];"
+        "assert not {'torch', 'transformers', 'lightning'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_library_that_is_absent_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, package in (("huggingface", "accelerate.data_loader"), ("lightning", "lightning.pytorch.strategies")):
+        name = f"runtime.integrations.{module}"
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(RequestError, match=r"pip install 'parallel-planner\[integrations\]'"):
+            importlib.import_module(name)

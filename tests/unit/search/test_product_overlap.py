@@ -1,0 +1,106 @@
+"""Overlaps of tensor parallelism are chosen where they pay, never make a step longer, and leave the bound as it is."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.errors import PlanFileError, RequestError
+from planner.plan.binding.bind import bind
+from planner.plan.file import dump_plan, parse_plan
+from planner.plan.layout.overlapped_products import overlaps_of
+from planner.plan.prediction.predict import predict, stage_costs
+from planner.plan.prediction.step import UNDER_PRODUCTS
+from planner.strategy_search.engine.product_overlap import CHUNKS, best_overlaps
+from planner.strategy_search.request.space import Pinned
+from planner.strategy_search.result import SearchResult
+from planner.strategy_search.search import search
+from tests.refusals import refused
+from tests.unit.search.cases import BATCH, cluster_of, request_of, traced
+
+WIDE = "llama70b-4-layers"
+SPLIT = {"tensor": 8, "sequence_parallel": True, "micro_batches": 8}
+
+
+def result_of(model: str = WIDE, profile: str = "h100-80gb", devices: int = 8, **pinned: object) -> SearchResult:
+    chosen = Pinned(**{**SPLIT, **pinned})  # type: ignore[arg-type]
+    precision = "bf16" if model == WIDE else "fp32"
+    return search(request_of(model, cluster_of(profile, devices), 8, pinned=chosen, precision=precision))
+
+
+def test_overlaps_are_taken_where_they_pay_and_the_bound_stays() -> None:
+    """Here micro-batches do not take turns. The least sum is that without overlaps: no plan is below the bound."""
+    free, waits = result_of(interleave=1), result_of(interleave=1, tensor_overlap=1)
+    assert waits.plan.training.tensor_overlap == ()
+    assert free.plan.training.tensor_overlap
+    assert free.plan.prediction.step_seconds < waits.plan.prediction.step_seconds
+    assert free.plan.prediction.objective_seconds == waits.plan.prediction.objective_seconds
+    assert free.bound_seconds == waits.bound_seconds <= free.plan.prediction.objective_seconds
+    assert free.plan.provenance.gap == waits.plan.provenance.gap
+
+
+def test_times_sum_to_the_step_and_no_more_is_saved_than_is_sent() -> None:
+    plan = result_of(interleave=1).plan
+    time = dict(plan.prediction.time)
+    assert sum(time.values()) == pytest.approx(plan.prediction.step_seconds)
+    assert 0 < -time[UNDER_PRODUCTS] < time["communication"]
+
+
+def test_each_has_the_chunks_that_save_most() -> None:
+    """None of the other choices for a collective makes the step shorter."""
+    bound, cluster = result_of(interleave=1).bound, cluster_of("h100-80gb", 8)
+    name, there, back = bound.plan.training.tensor_overlap[0]
+    others = {(number, back) for number in CHUNKS} | {(there, number) for number in CHUNKS}
+    for one, other in sorted(others):
+        chosen = ((name, one, other), *bound.plan.training.tensor_overlap[1:])
+        training = replace(bound.plan.training, tensor_overlap=chosen)
+        changed = replace(bound, plan=replace(bound.plan, training=training))
+        assert predict(changed, cluster).step_seconds >= bound.plan.prediction.step_seconds * (1 - 1e-9)
+    assert best_overlaps(bound, cluster) == bound.plan.training.tensor_overlap
+
+
+def test_as_many_chunks_as_are_asked_for() -> None:
+    plan = result_of(interleave=1, tensor_overlap=4).plan
+    assert {chunks for _, *both in plan.training.tensor_overlap for chunks in both} == {4}
+    with refused(RequestError, 63, "chunks divide", "--tensor-overlap auto"):
+        result_of(interleave=1, tensor_overlap=63)
+
+
+@pytest.mark.parametrize("clash", [{"interleave": 2}, {"pipeline": 2, "tensor": 4, "schedule": "zb_h1"}], ids=str)
+def test_what_takes_operators_apart_is_refused(clash: dict[str, object]) -> None:
+    with pytest.raises(RequestError, match="tensor_overlap"):
+        result_of(**{"tensor_overlap": 2, **clash})
+
+
+def test_nothing_overlaps_on_processors_unless_asked() -> None:
+    small = {"model": "llama-4", "profile": "cpu", "devices": 2, "tensor": 2, "interleave": 1, "micro_batches": 1}
+    assert result_of(**small).plan.training.tensor_overlap == ()  # type: ignore[arg-type]
+    assert result_of(**small, tensor_overlap=2).plan.training.tensor_overlap  # type: ignore[arg-type]
+
+
+def test_a_plan_comes_back_from_its_file() -> None:
+    plan = result_of(interleave=1, tensor_overlap=2).plan
+    assert parse_plan(dump_plan(plan)) == plan
+
+
+def test_what_a_plan_names_must_be_there() -> None:
+    plan = result_of(interleave=1, tensor_overlap=2).plan
+    (name, *_), *_ = plan.training.tensor_overlap
+    for wrong in (("model.norm/rms_norm", 2, 2), (name, 63, 2)):
+        changed = replace(plan, training=replace(plan.training, tensor_overlap=(wrong,)))
+        with pytest.raises(PlanFileError, match=r"training\.tensor_overlap"):
+            overlaps_of(bind(changed, traced(WIDE), BATCH))
+
+
+def test_messages_are_those_of_chunks() -> None:
+    """As many times as many, each as much smaller, and no byte more or less."""
+    cluster = cluster_of("h100-80gb", 8)
+    sent = []
+    for chunks in (1, 4):
+        plan = result_of(interleave=1, tensor_overlap=chunks).plan
+        (cost,) = stage_costs(bind(plan, traced(WIDE), BATCH), cluster)
+        gathers = [
+            (one.message.nbytes, times) for one, times in cost.messages.items() if one.message.kind == "all_gather"
+        ]
+        sent.append((sum(times for _, times in gathers), sum(nbytes * times for nbytes, times in gathers)))
+    assert sent[0][1] == sent[1][1]
+    assert sent[1][0] > 2 * sent[0][0]
