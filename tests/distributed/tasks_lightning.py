@@ -1,6 +1,5 @@
 """A LightningModule, trained by Lightning alone and under a plan. Imported where Lightning is there."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,6 @@ class Losses(Callback):  # type: ignore[misc]
 
 def fitted(folder: str, plan: str | None, resumed: bool, **options: Any) -> tuple[list[Any], dict[str, torch.Tensor]]:
     """Losses by step, and the weights at the end. Saves after step `SAVED`, or goes on from there."""
-    os.environ.setdefault("RANK", "0")
     lightning.seed_everything(0, verbose=False)
     losses = Losses()
     how = {} if plan is None else {"strategy": PlanStrategy(plan, validation="val_loss")}

@@ -8,7 +8,7 @@ from tests.distributed.conftest import WorkerPool
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "sizes"),
-    [("llama", (2, 2)), pytest.param("mixture", (4,), marks=pytest.mark.thorough),
+    [pytest.param("llama", (2, 2), marks=pytest.mark.thorough), pytest.param("mixture", (4,), marks=pytest.mark.thorough),
      pytest.param("deepseek", (2, 2), marks=pytest.mark.thorough)],
 )  # fmt: skip
 def test_random_plans_without_it(pool: WorkerPool, model: str, sizes: tuple[int, ...]) -> None:

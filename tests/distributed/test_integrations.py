@@ -52,6 +52,7 @@ def test_the_trainer_of_hugging_face(pair, tmp_path: Path) -> None:
             assert same_weights(found, weights)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_strategy_of_lightning(pair, tmp_path: Path) -> None:
     """Two-way tensor parallel: losses of training and validation, and weights; and again from the checkpoint."""

@@ -82,6 +82,7 @@ def test_what_lies_in_a_space_is_written_and_read_back(engine: str, data: st.Dat
 HYBRID = [engine for engine, space in SPACES.items() if any(settings.replicated for settings in space.settings)]
 
 
+@pytest.mark.cases(1, 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", HYBRID)
 def test_copies_of_what_is_shared_out_are_written_and_read_back(engine: str) -> None:
@@ -90,6 +91,7 @@ def test_copies_of_what_is_shared_out_are_written_and_read_back(engine: str) -> 
     check_written_and_read(engine, found[-1], [4], (0,))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [2, 3])
 def test_the_best_is_that_of_all_numbers_of_copies(zero: int) -> None:

@@ -124,7 +124,11 @@ CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 @pytest.mark.cases(4, 4)
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "arguments"), CALLS, ids=[name for name, _ in CALLS])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [pytest.param(*call, marks=pytest.mark.thorough) if call[0] == "plan prove" else call for call in CALLS],
+    ids=[name for name, _ in CALLS],
+)
 def test_an_answer_has_its_form(name: str, arguments: tuple[str, ...], files: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(files)
     result = CliRunner().invoke(app, [*arguments, "--json"])

@@ -19,6 +19,7 @@ from tests.unit.search.cases import cluster_of
 NAMES = ("one axis", "two axes", "pipeline", "several groups", "no blocks")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_operators_sum_to_the_parts_of_their_rank(name: str) -> None:
     bound = verdict_named(name).bound

@@ -240,7 +240,7 @@ def test_experts_are_left_to_the_search_unless_they_are_given() -> None:
         result_of("mixture", 4, Pinned(pipeline=1, data=4, tensor=1, context=1, zero=0, expert=expert)).plans[0].seconds
         for expert in (1, 4)
     ]
-    assert math.isclose(free, min(given), rel_tol=1e-9)
+    assert free <= min(given) * (1 + 1e-9)  # of which each is one cut of all layers
 
 
 @pytest.mark.parametrize(

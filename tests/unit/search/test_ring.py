@@ -127,6 +127,7 @@ def test_a_ring_without_an_axis_for_it_is_refused() -> None:
         search(request_of("llama-2", CLUSTER, 8, pinned=Pinned(context_by="ring")))
 
 
+@pytest.mark.thorough
 def test_auto_is_never_worse_than_what_is_searched_without_it() -> None:
     """It has the meshes on which every operator splits as it likes, too."""
     request = request_of("llama-2", cluster_of("h100-80gb", 4), 4)
