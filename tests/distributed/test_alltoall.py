@@ -5,12 +5,9 @@ import pytest
 from tests.distributed.conftest import WorkerPool
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "sizes"),
-    [pytest.param("llama", (2, 2), marks=pytest.mark.thorough), pytest.param("mixture", (4,), marks=pytest.mark.thorough),
-     pytest.param("deepseek", (2, 2), marks=pytest.mark.thorough)],
-)  # fmt: skip
+@pytest.mark.parametrize(("model", "sizes"), [("llama", (2, 2)), ("mixture", (4,)), ("deepseek", (2, 2))])
 def test_random_plans_without_it(pool: WorkerPool, model: str, sizes: tuple[int, ...]) -> None:
     assert max(pool.run("tasks_alltoall", "errors", model, sizes, [1, 2, 3])[0]) < 1e-4
 
