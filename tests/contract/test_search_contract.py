@@ -420,7 +420,7 @@ def test_another_process_finds_the_same() -> None:
 
 
 def scarce(memory_limit: float | None) -> SearchRequest:
-    return replace(request_of("llama-4", cluster_of("h100-80gb", 4), 8, top=2), memory_limit=memory_limit)
+    return replace(request_of("llama-2", cluster_of("h100-80gb", 4), 8, top=2), memory_limit=memory_limit)
 
 
 @pytest.mark.slow

@@ -261,7 +261,7 @@ def test_a_killed_rank_is_named_though_another_one_does_not_listen(folder: Path)
     assert len(err.splitlines()) == 1
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_rank_that_does_nothing_is_named(folder: Path) -> None:
     """In a worker of the data loader it loops, and the worker goes with its rank. The other rank says for what it
     waits, though its main thread is in a collective."""

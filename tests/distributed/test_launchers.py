@@ -123,7 +123,7 @@ def needs_mpirun() -> list[str]:
     return [found, "--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_under_mpirun(folder: Path, usual: list[float]) -> None:
     mpirun = needs_mpirun()
     code, out, errors = together([[*mpirun, "-n", "2", *RUN]], [environment(folder)])

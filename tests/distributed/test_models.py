@@ -111,7 +111,7 @@ def parts(model: Model, micro_batches: int) -> int:
     return 1 if model.whole else micro_batches
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.cases(0, 0)
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.exhaustive), 4])
 @pytest.mark.parametrize("model", MODELS, ids=str)

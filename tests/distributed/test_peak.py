@@ -9,7 +9,7 @@ buffer and copying it into another: one such buffer is not predicted.
 import pytest
 
 from runtime.step.checksums import AT_ONCE
-from tests.long_lists import first, rarely
+from tests.long_lists import rarely
 
 CHECK = 3 * 8 * AT_ONCE["cpu"] + 2**20
 """Bytes of the buffers of a check, and of its sums."""
@@ -20,7 +20,7 @@ SETTINGS = ({}, {"micro_batches": 2}, {"recomputation": "full"}, {"micro_batches
 
 @pytest.mark.thorough
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [*first(1, range(1, 4)), *rarely(range(4, 51))])
+@pytest.mark.parametrize("seed", [1, *rarely(range(2, 51))])
 def test_a_process_stays_below_what_is_predicted(pair, seed: int) -> None:
     for _, peak, predicted in pair.run("tasks_peak", "peak_of", (2,), seed, SETTINGS[seed % 4], True):
         micro_batches = SETTINGS[seed % 4].get("micro_batches", 1)

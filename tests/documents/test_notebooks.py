@@ -18,7 +18,7 @@ CELLS = 15  # of a notebook at most
 BYTES = 200_000  # of a file at most, pictures included
 PACKAGES = ("costmodels", "hardware_profiles", "planner", "runtime")
 
-FIRST = "12"  # by their numbers: run in the thorough list, the others in the exhaustive one
+FIRST = "1"  # by their numbers: run in the thorough list, the others in the exhaustive one
 RUN = [case for path in NOTEBOOKS for case in ([path] if path.stem[0] in FIRST else rarely([path]))]
 
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
