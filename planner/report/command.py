@@ -2,6 +2,7 @@
 
 import shlex
 
+from planner.graph.expert_load import EVEN
 from planner.plan.plan import Plan
 
 
@@ -19,6 +20,10 @@ def command_of(plan: Plan) -> str:
         words += ["--optimizer", training.optimizer]
     else:
         words += ["--forward-only"]
+    words += ["--fp8", training.fp8.recipe] if training.fp8 else []
+    words += ["--imbalance", f"{training.imbalance:g}"] if training.imbalance != EVEN else []
+    words += [] if plan.mesh.alltoall else ["--no-alltoall"]
+    words += [word for pattern, place in training.update.placed for word in ("--place", f"{pattern}={place}")]
     clip = training.update.clip_norm
     words += ["--clip-norm", f"{clip:g}"] if clip is not None else []
     return shlex.join(words)

@@ -24,7 +24,7 @@ _LEAST_SHOWN = 1e-4
 def proof_text(status: str, gap: float, where: str) -> str:
     """What was proved about the plans `where`: that none is faster, or how much faster one could be at most."""
     if status == "optimal":
-        return f"Proved optimal: no plan {where} is faster"
+        return f"Proved optimal: no plan {where} has a smaller objective"
     return f"No plan {where} is more than {_rounded_up(gap)} faster"
 
 

@@ -164,7 +164,9 @@ def front(
 
 def _front(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> tuple[SearchResult, ...]:
     if request.placing != "given" or request.pinned.offload is None:
-        request = settled(request, plan_for(replace(request, objective="time", top=1), on_progress, cancelled))
+        alone = replace(request, objective="time", top=1, simplicity=0.0)
+        with sharing(2):  # with the points
+            request = settled(request, plan_for(alone, on_progress, cancelled))
     points, shared = list[SearchResult](), Shared()
     limit, reserved = request.memory_limit, _reserved(request)
     while not cancelled():

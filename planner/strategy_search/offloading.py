@@ -32,6 +32,8 @@ def with_offload(
             raise
         try:
             return solve(offloading)
+        except LimitError:
+            raise
         except (InfeasibleError, RequestError):  # a model without blocks, one stage that does not divide
             if cancelled():
                 raise

@@ -22,7 +22,8 @@ from planner.errors import RequestError
 from planner.models.huggingface import trained_without_masks
 from planner.plan.file import load_plan
 from planner.plan.plan import Plan
-from runtime.integrations.saved_values import read_values, write_values
+from planner.plan.writing import write_atomically
+from runtime.integrations.saved_values import as_text, read_values
 from runtime.integrations.taking_over import (
     check_clipping,
     check_optimizer,
@@ -66,6 +67,8 @@ _NOT_HERE = {
     "push_to_hub": "checkpoints of a plan are sharded; call save_model, and upload that",
     "neftune_noise_alpha": "noise on embeddings is not in the plan; leave it out",
     "group_by_length": "batches of a plan have one length; leave it out",
+    "optim_args": "the plan's optimizer takes learning_rate and adam_*; leave it out",
+    "save_only_model": "a checkpoint has the weights with the states, sharded; leave it out, and call save_model",
     "weight_decay": "the Trainer leaves norms and biases out of it, and a plan updates all weights alike; give 0",
 }
 """Arguments that a plan cannot honour, and what to do. Those that a version does not have are not asked for."""
@@ -217,10 +220,11 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
         self._save(output_dir, state_dict=self.step.full_parameters() | self.step.changed_buffers())
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        file = Path(output_dir) / _RATES
+        rates = as_text({"optimizer": self.optimizer.state_dict(), "schedule": self.lr_scheduler.state_dict()}, file)
         save_sharded(self.step, Path(output_dir))
         if self.args.should_save:
-            rates = {"optimizer": self.optimizer.state_dict(), "schedule": self.lr_scheduler.state_dict()}
-            write_values(Path(output_dir) / _RATES, rates)
+            write_atomically(file, rates)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """The weights follow with the first batch, when the model has been traced."""
@@ -288,6 +292,9 @@ def _check(trainer: PlanTrainer, given: Mapping[str, Any]) -> str:
             f"gradient_accumulation_steps={options.gradient_accumulation_steps}: the plan has micro-batches of its own"
             f" ({plan.training.micro_batches}); give 1, and count all samples of a step into the global batch"
         )
+    sampling = getattr(options, "train_sampling_strategy", None) or "random"
+    if str(getattr(sampling, "value", sampling)) != "random":
+        raise RequestError(f"train_sampling_strategy='{sampling}': a plan takes samples at random; leave it out")
     _check_batch(options, plan)
     check_clipping(options.max_grad_norm, "max_grad_norm", plan)
     optim = str(getattr(options.optim, "value", options.optim))

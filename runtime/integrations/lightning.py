@@ -22,10 +22,11 @@ from torch import nn
 from planner.errors import RequestError
 from planner.plan.file import load_plan
 from planner.plan.plan import Plan
+from planner.plan.writing import write_atomically
 from runtime.checkpoint.together import said_by_first
 from runtime.comm.device_mesh import current_device, join_processes, local_rank
 from runtime.comm.exchange import rank_number, world
-from runtime.integrations.saved_values import read_values, write_values
+from runtime.integrations.saved_values import as_text, read_values
 from runtime.integrations.taking_over import (
     check_clipping,
     let_go,
@@ -206,6 +207,7 @@ class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by 
 
     def training_step(self, batch: Any, *rest: Any, **more: Any) -> torch.Tensor:
         """A step of the plan on a global batch: its gradients, its update. Returns the mean loss."""
+        _check_accumulation(self.lightning_module.trainer, self.plan)  # which a callback may change on the way
         step = self._ready(batch)
         step.optimizer.learning_rate = float(self.optimizers[0].param_groups[0]["lr"])
         loss = torch.tensor(step(batch), device=self._device)
@@ -248,9 +250,10 @@ class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Write a folder with what Lightning keeps, and the sharded weights and states. Collective."""
         folder = Path(filepath)
+        text = as_text(checkpoint, folder / _FILE)  # on all ranks, so that all are refused before any waits
         save_sharded(self.step, folder)
         if self.is_global_zero:
-            write_values(folder / _FILE, checkpoint)
+            write_atomically(folder / _FILE, text)
         self.barrier()
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
@@ -280,16 +283,20 @@ def _detached(module: Any) -> Iterator[None]:
         module._trainer = trainer
 
 
-def _check(trainer: Any, plan: Plan, validation: str | None) -> None:
-    """Raise RequestError for what a plan cannot honour."""
-    module = trainer.lightning_module
-    if not module.automatic_optimization:
-        raise RequestError("automatic_optimization=False: a plan makes the steps; leave it on")
+def _check_accumulation(trainer: Any, plan: Plan) -> None:
     if trainer.accumulate_grad_batches != 1:
         raise RequestError(
             f"accumulate_grad_batches={trainer.accumulate_grad_batches}: the plan has micro-batches of its own"
             f" ({plan.training.micro_batches}); give 1, and batches with all samples of a step"
         )
+
+
+def _check(trainer: Any, plan: Plan, validation: str | None) -> None:
+    """Raise RequestError for what a plan cannot honour."""
+    module = trainer.lightning_module
+    if not module.automatic_optimization:
+        raise RequestError("automatic_optimization=False: a plan makes the steps; leave it on")
+    _check_accumulation(trainer, plan)
     if str(trainer.precision) != "32-true":
         raise RequestError(
             f"precision='{trainer.precision}': the plan decides the precision; leave it out, plan with --precision bf16"

@@ -26,7 +26,12 @@ _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.i
 
 def write_values(file: Path, value: Any) -> None:
     """Write a value. Raises CheckpointError, naming the place, for what is no plain value."""
-    write_atomically(file, json.dumps(_written(value, str(file)), allow_nan=False))
+    write_atomically(file, as_text(value, file))
+
+
+def as_text(value: Any, file: Path) -> str:
+    """What `write_values` writes, so that every rank can ask whether a value can be saved before any of them saves."""
+    return json.dumps(_written(value, str(file)), allow_nan=False)
 
 
 def read_values(file: Path) -> Any:

@@ -177,6 +177,7 @@ def _training(training: Training, numbers: SmallNumbers, precision: str) -> Trai
         micro_batches=numbers.micro_batches,
         interleave=numbers.interleave,
         precision=precision,
+        tensor_overlap=(),  # its operators and chunks are those of the large model; said not to be proved
         update=_update(training.update),
         fp8=training.fp8 if precision == training.precision else NO_FP8,
     )

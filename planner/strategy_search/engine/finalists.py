@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hardware_profiles import Machine, Seconds
-from planner.errors import InfeasibleError, LimitError
+from planner.errors import InfeasibleError, LimitError, RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.limits import reached, reading, seconds_left
 from planner.plan.binding.bind import BoundPlan, bind_prepared
@@ -146,8 +146,15 @@ class Finalists:
             )
         storable = [ranked for ranked, fault in zip(fitting, faults, strict=True) if fault is None]
         best = self._with_turns(storable[0])
-        finals = [self._overlapped(best, storable[0]), *(self._overlapped(one, one) for one in storable[1:top])]
-        return tuple(self._plain_if_nothing_goes_together(ranked) for ranked in finals)
+        finals, refusal = list[Ranked](), None
+        for ranked, before in ((best, storable[0]), *((one, one) for one in storable[1:top])):
+            try:
+                finals.append(self._plain_if_nothing_goes_together(self._overlapped(ranked, before)))
+            except RequestError as error:  # chunks are asked for, and this one has nothing that could be in chunks
+                refusal = refusal or error
+        if refusal is not None and not finals:
+            raise refusal
+        return tuple(sorted(finals, key=lambda ranked: ranked.seconds))
 
     def plain(self, found: Contender) -> Ranked | None:
         """A contender as it was found, as a plan, in the order of turns that takes it least; None where it does not

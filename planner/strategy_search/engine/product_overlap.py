@@ -55,6 +55,11 @@ def with_tensor_overlap(
         for one, prediction in zip(tried, predict_alike(tried, cluster, limits), strict=True)
         if prediction is not None
     ]
+    if asked and not found:
+        raise RequestError(
+            f"{asked} chunks under products need more memory than the plan that was found leaves; take --tensor-overlap"
+            " auto, or off"
+        )
     best = min(found, key=_seconds, default=bound)
     return best if asked or _seconds(best) < _seconds(bound) * (1 - WORTH) else bound
 

@@ -131,7 +131,7 @@ def test_no_time_at_all(plan: Any) -> None:
 @pytest.mark.parametrize(
     ("status", "gap", "words"),
     [
-        ("optimal", 0.0, "Proved optimal: no plan in the space is faster"),
+        ("optimal", 0.0, "Proved optimal: no plan in the space has a smaller objective"),
         ("feasible", 0.0049, "No plan in the space is more than 0.5% faster"),
         ("feasible", 0.13201, "No plan in the space is more than 13.3% faster"),
         ("feasible", 0.0004, "No plan in the space is more than 0.04% faster"),
