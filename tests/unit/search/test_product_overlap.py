@@ -104,3 +104,13 @@ def test_messages_are_those_of_chunks() -> None:
         sent.append((sum(times for _, times in gathers), sum(nbytes * times for nbytes, times in gathers)))
     assert sent[0][1] == sent[1][1]
     assert sent[1][0] > 2 * sent[0][0]
+
+
+@pytest.mark.slow
+def test_of_several_plans_the_fastest_comes_first() -> None:
+    request = request_of(WIDE, cluster_of("h100-80gb", 8), 8, pinned=Pinned(tensor=8), top=3)
+    seconds = [ranked.seconds for ranked in search(request).plans]
+    assert seconds == sorted(seconds)
+    assert len(seconds) == 3
+    with refused(RequestError, "no collective of tensor parallelism"):
+        search(replace(request, pinned=Pinned(tensor=1, tensor_overlap=2)))
