@@ -163,17 +163,23 @@ def front(
 
 
 def _front(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> tuple[SearchResult, ...]:
-    if request.placing != "given" or request.pinned.offload is None:
+    if request.placing != "given":
         alone = replace(request, objective="time", top=1, simplicity=0.0)
         with sharing(2):  # with the points
             request = settled(request, plan_for(alone, on_progress, cancelled))
-    points, shared = list[SearchResult](), Shared()
+    points, shared = list[SearchResult](), dict[object, Shared]()
     limit, reserved = request.memory_limit, _reserved(request)
     while not cancelled():
         try:
             told = on_progress if limit is None else _named(on_progress, f"within {_gib(limit)}")
+
+            def solve(one: SearchRequest, told: Listener = told, limit: float | None = limit) -> SearchResult:
+                asked, own = replace(one, memory_limit=limit, top=1), shared.setdefault(one.offload, Shared())
+                return best_plans(asked, told, cancelled, shared=own)
+
             with sharing(2):  # with the next, which is like it
-                found = best_plans(replace(request, memory_limit=limit, top=1), told, cancelled, shared=shared)
+                found = solve(request) if points else with_offload(request, solve, cancelled)
+            request = decided_as(request, found.plan)
         except InfeasibleError as error:
             if limit == request.memory_limit:
                 raise

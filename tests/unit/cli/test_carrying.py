@@ -34,7 +34,9 @@ def test_what_is_imported_is_exported_again(plan: Any, here: Path, imported: str
     content = plan.json("export", imported, "--to", "megatron", "-o", "run")
     assert content["given_up"] == []
     assert content["step_seconds"] == content["plan_step_seconds"]
-    assert sorted(path.name for path in (here / "run").iterdir()) == ["export.json", "launch.sh"]
+    assert sorted(path.name for path in (here / "run").iterdir()) == [
+        "README.md", "export.json", "jobset.yaml", "launch.sh", "pytorchjob.yaml", "slurm.sbatch",
+    ]  # fmt: skip
     plan.json("import", "run", "--from", "megatron", *TINY, "-o", "again.json")
     assert (here / "again.json").read_text() == (here / imported).read_text()
 
