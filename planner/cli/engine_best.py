@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from planner.export.target import Target
     from planner.plan.binding.bind import BoundPlan
     from planner.plan.plan import Prediction
+    from planner.sharding.update import Update
+    from planner.strategy_search.request.request import SearchRequest
     from planner.strategy_search.result import SearchResult
 
 _PINNED: Mapping[str, tuple[Mapping[str, Any], ...]] = {
@@ -74,24 +76,11 @@ def _within_space(
     from planner.engines.spaces import SPACES
     from planner.sharding.update import DEFAULT
     from planner.strategy_search.objectives import plan_for
-    from planner.strategy_search.request.request import SearchRequest
 
     if target.name not in SPACES:
         return None
-    request = SearchRequest(
-        graph=subject.graph,
-        batch=subject.batch,
-        model=subject.model,
-        cluster=subject.cluster,
-        global_batch=here.global_batch,
-        precision=here.precision,
-        optimizer=here.optimizer,
-        update=replace(DEFAULT, clip_norm=here.update.clip_norm),
-        imbalance=here.imbalance,
-        fp8=here.fp8,
-        time_limit=time_limit,
-        space=SPACES[target.name],
-    )
+    update = replace(DEFAULT, clip_norm=here.update.clip_norm)
+    request = replace(_request(subject, here, update, time_limit), fp8=here.fp8, space=SPACES[target.name])
     try:
         return plan_for(request, lambda *_: None, lambda: False)
     except PlannerError:
@@ -150,16 +139,11 @@ def _varied(here: "Description") -> "Iterator[Description]":
                 )
 
 
-def _searched(
-    subject: Subject, target: "Target", here: "Description", time_limit: float | None
-) -> "Iterator[Description]":
-    from planner.export.describe import describe
-    from planner.strategy_search.objectives import plan_for
-    from planner.strategy_search.request.offload import NOTHING
+def _request(subject: Subject, here: "Description", update: "Update", time_limit: float | None) -> "SearchRequest":
+    """For the training that a description says, updated so."""
     from planner.strategy_search.request.request import SearchRequest
-    from planner.strategy_search.request.space import Pinned
 
-    request = SearchRequest(
+    return SearchRequest(
         graph=subject.graph,
         batch=subject.batch,
         model=subject.model,
@@ -167,10 +151,21 @@ def _searched(
         global_batch=here.global_batch,
         precision=here.precision,
         optimizer=here.optimizer,
-        update=here.update,
+        update=update,
         imbalance=here.imbalance,
         time_limit=time_limit,
     )
+
+
+def _searched(
+    subject: Subject, target: "Target", here: "Description", time_limit: float | None
+) -> "Iterator[Description]":
+    from planner.export.describe import describe
+    from planner.strategy_search.objectives import plan_for
+    from planner.strategy_search.request.offload import NOTHING
+    from planner.strategy_search.request.space import Pinned
+
+    request = _request(subject, here, here.update, time_limit)
     for pins in _PINNED[target.name]:
         for way in _RECOMPUTE:
             pinned = Pinned(**pins, recompute=way, interleave=1, slices=1, even=True, offload=NOTHING)  # type: ignore[arg-type]
