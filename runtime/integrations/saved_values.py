@@ -16,7 +16,6 @@ import torch
 
 from hardware_profiles.foreign import ForeignTextError, parse_json, read_text
 from planner.errors import CheckpointError
-from planner.plan.writing import write_atomically
 
 MOST_ELEMENTS = 1 << 20
 """Of a tensor: larger ones are weights, which have their own files."""
@@ -24,18 +23,14 @@ MOST_ELEMENTS = 1 << 20
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.int32, torch.int64, torch.bool)}
 
 
-def write_values(file: Path, value: Any) -> None:
-    """Write a value. Raises CheckpointError, naming the place, for what is no plain value."""
-    write_atomically(file, as_text(value, file))
-
-
 def as_text(value: Any, file: Path) -> str:
-    """What `write_values` writes, so that every rank can ask whether a value can be saved before any of them saves."""
+    """What the file will hold. Raises CheckpointError, naming the place, for what is no plain value: every rank asks,
+    before any of them saves."""
     return json.dumps(_written(value, str(file)), allow_nan=False)
 
 
 def read_values(file: Path) -> Any:
-    """What `write_values` has written there. Raises CheckpointError for a file that it has not."""
+    """The value of which a file holds the text. Raises CheckpointError for a file that it has not."""
     try:
         return _read(parse_json(read_text(file)))
     except (ForeignTextError, KeyError, TypeError, ValueError, RuntimeError) as error:

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from planner.errors import CheckpointError, RequestError
+from planner.plan.writing import write_atomically
 from planner.sharding.update import Update
-from runtime.integrations.saved_values import read_values, write_values
+from runtime.integrations.saved_values import as_text, read_values
 from runtime.integrations.taking_over import check_clipping, let_go, settings_of
 from runtime.integrations.training_step_module import TrainingStepModule
 
@@ -76,7 +77,7 @@ def test_weights_that_were_let_go_are_no_old_weights() -> None:
 def test_values_come_back_as_they_were_and_run_no_code(tmp_path) -> None:
     file = tmp_path / "values.json"
     value = {"a": [1, (2.5, None)], 3: {"infinite": math.inf}, "best": torch.tensor([1.5, math.inf])}
-    write_values(file, value)
+    write_atomically(file, as_text(value, file))
     found = read_values(file)
     assert found["best"].tolist() == [1.5, math.inf]
     assert {key: item for key, item in found.items() if key != "best"} == {
@@ -84,7 +85,7 @@ def test_values_come_back_as_they_were_and_run_no_code(tmp_path) -> None:
         3: {"infinite": math.inf},
     }
     with pytest.raises(CheckpointError, match=r"\['rate'\]: a SimpleNamespace cannot be saved"):
-        write_values(file, {"rate": SimpleNamespace()})
+        write_atomically(file, as_text({"rate": SimpleNamespace()}, file))
     for text in ('{"tensor": ["torch.qint8", [1], [1]]}', '{"eval": "1"}', '{"a": 1, "b": 2}', "{"):
         file.write_text(text)
         with pytest.raises(CheckpointError, match="is not what training under a plan saved"):
