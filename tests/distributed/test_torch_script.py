@@ -129,6 +129,7 @@ def test_the_script_trains_as_the_unsharded_model(name: str, said: Mapping[str, 
     check(said[name])
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_updates_move_the_losses() -> None:
     """What is compared moves with the updates by much more than it may differ."""

@@ -42,6 +42,7 @@ def advised(plan: Any, here: Path, name: str, text: str, *arguments: str) -> tup
     return content, (here / f"better-{name}").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "text", "comments", "arguments"),
@@ -63,6 +64,7 @@ def test_what_is_changed_saves_and_the_rest_stays(
     assert again["step_seconds"] == pytest.approx(content["best"]["step_seconds"])
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_scripts_are_not_rewritten(plan: Any, here: Path) -> None:
     (here / "train.sh").write_text(SCRIPT)

@@ -88,6 +88,7 @@ def test_strategies_by_name(plan: Any, here: Path) -> None:
     assert sorted(strategies(here / "cuts.json")[Q_PROJ]) == ["b", "o"]  # type: ignore[type-var]
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_strategies_of_a_plan_file(plan: Any, here: Path) -> None:
     """All that the file lists are kept; what is deleted from it, or decided by --shard, is not."""

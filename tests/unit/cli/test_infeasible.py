@@ -8,7 +8,7 @@ import pytest
 
 from tests.refusals import says
 
-TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--global-batch", "8")
+TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--global-batch", "8", "--offload", "none")
 
 
 def refused(plan: Any, *arguments: str) -> dict[str, Any]:

@@ -127,6 +127,7 @@ def test_a_ring_without_an_axis_for_it_is_refused() -> None:
         search(request_of("llama-2", CLUSTER, 8, pinned=Pinned(context_by="ring")))
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_auto_is_never_worse_than_what_is_searched_without_it() -> None:
     """It has the meshes on which every operator splits as it likes, too."""
@@ -149,7 +150,8 @@ def test_ways_to_split_the_sequence_are_compared_where_they_are_left_to_the_sear
     ways = {(way.ring, way.heads): way for way in found.contexts}
     assert set(ways) == {(1, 8), (2, 4), (4, 2), (8, 1)}
     best = min(way.seconds for way in ways.values())
-    assert best == pytest.approx(found.plans[0].objective, rel=1e-3)  # latencies of messages
+    assert best <= found.plans[0].objective * (1 + 1e-9)  # of two plans the one whose step is shorter is preferred
+    assert found.plans[0].seconds <= best
     for (ring, heads), way in ways.items():
         assert way.seconds >= best
         assert way.bound >= found.bound_seconds * (1 - 1e-9)

@@ -17,8 +17,8 @@ from tests.unit.plan.plans import plan_named
 from tests.unit.search.cases import BATCH, cluster_of, request_of, traced
 
 DEVICES = 16
-TIGHT: dict[str, object] = {"pinned": Pinned(pipeline=2, mesh=(8,), micro_batches=4), "memory_limit": 2.68494e9}
-"""With a little less memory nothing fits."""
+TIGHT: dict[str, object] = {"pinned": Pinned(pipeline=2, mesh=(8,), micro_batches=4), "memory_limit": 2.69e9}
+"""With 0.3% less memory all blocks alike are as fast as the fastest plan, and with 0.4% less nothing fits."""
 
 
 def searched(share: float, **asked: object) -> SearchResult:

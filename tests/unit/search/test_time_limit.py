@@ -60,7 +60,7 @@ def asked(what: str) -> SearchRequest:
     [
         "time",
         "cost",
-        pytest.param("memory", marks=pytest.mark.thorough),
+        pytest.param("memory", marks=[pytest.mark.slow, pytest.mark.thorough]),
         pytest.param("gathers", marks=[pytest.mark.slow, pytest.mark.thorough]),
     ],
 )
