@@ -149,7 +149,7 @@ class Finalists:
         finals, refusal = list[Ranked](), None
         for ranked, before in ((best, storable[0]), *((one, one) for one in storable[1:top])):
             try:
-                finals.append(self._plain_if_nothing_goes_together(self._overlapped(ranked, before)))
+                finals.append(self._overlapped(ranked, before))
             except RequestError as error:  # chunks are asked for, and this one has nothing that could be in chunks
                 refusal = refusal or error
         if refusal is not None and not finals:
@@ -165,7 +165,7 @@ class Finalists:
             ranked = self._scheduled(ranked, math.inf)
         fits = self._fits(ranked.configuration, ranked.plan.prediction)
         stored = offloaded_fault(ranked.plan.prediction, self.request.cluster) is None
-        return self._plain_if_nothing_goes_together(self._overlapped(ranked, ranked)) if fits and stored else None
+        return self._overlapped(ranked, ranked) if fits and stored else None
 
     def _with_turns(self, ranked: Ranked) -> Ranked:
         """A result whose micro-batches take turns, or whose sequence comes in slices, where that is faster; if need be
@@ -201,14 +201,13 @@ class Finalists:
         bound = with_turns(ranked.bound, self.request.pinned, machine, self._limits(ranked.configuration))
         return replace(ranked, bound=bound, configuration=replace(ranked.configuration, schedule=bound.plan.schedule))
 
-    def _plain_if_nothing_goes_together(self, ranked: Ranked) -> Ranked:
-        """A result without buckets where these were left to the search, and would have one member each."""
-        update = ranked.plan.training.update
-        if self.request.update.buckets != AUTO_BUCKETS or not update.bucketed or shares_buckets(ranked.bound):
-            return ranked
-        plain = replace(ranked.plan.training, update=replace(update, buckets=NO_BUCKETS))
-        bound = replace(ranked.bound, plan=replace(ranked.plan, training=plain))
-        return replace(ranked, bound=self._predicted(bound, self.engine.machine(ranked.configuration)))
+    def _plain_if_nothing_goes_together(self, bound: BoundPlan) -> BoundPlan:
+        """A plan without buckets where these were left to the search, and would have one member each."""
+        update = bound.plan.training.update
+        if self.request.update.buckets != AUTO_BUCKETS or not update.bucketed or shares_buckets(bound):
+            return bound
+        plain = replace(bound.plan.training, update=replace(update, buckets=NO_BUCKETS))
+        return replace(bound, plan=replace(bound.plan, training=plain))
 
     def _limits(self, configuration: Configuration) -> tuple[float, ...]:
         """The most bytes that a device of each pipeline rank may be predicted to need."""
@@ -237,7 +236,7 @@ class Finalists:
         assumed, engine = found.pipeline_of_kinds.chain.tables.update, self.engine
         others = [(engine, way, 0.0) for way in engine.gathers if way != found.outcome.gathers]
         if self.request.update.buckets == AUTO_BUCKETS and assumed.bucketed:
-            if ranked.plan.training.update.buckets != assumed.buckets:
+            if ranked.plan.training.update.bucketed and ranked.plan.training.update.buckets != assumed.buckets:
                 others += [(engine, way, room_of(assumed.bucket_size)) for way in engine.gathers]
             others += [(engine.without_buckets, way, 0.0) for way in engine.gathers]
         for engine, gathers, room in others:
@@ -262,7 +261,7 @@ class Finalists:
             # settled, another block's interior may be the largest; less per step may not make up for more per part, and
             # is not told from messages in smaller buckets than those that the objective assumes
             assumed = replace(found.pipeline_of_kinds.chain.tables.update, gathers=found.outcome.gathers)
-            smaller_buckets = settled.plan.training.update != assumed
+            smaller_buckets = self._update(found.pipeline_of_kinds.chain.tables.update, found, ranks) != assumed
             faster = smaller_buckets or prediction.objective_seconds < found.objective
             fits = self._fits(configuration, prediction)
             if fits and not faster and found.outcome.gathers != EACH:  # the search knows the least of their messages
@@ -308,7 +307,8 @@ class Finalists:
             prediction=Prediction.unknown(),
             provenance=Provenance(planner=PLANNER_VERSION, search=request.algorithm, status="feasible", gap=0.0),
         )
-        return self._predicted(bind_prepared(plan, self._whole(plan.training.part), blocks), machine)
+        bound = self._plain_if_nothing_goes_together(bind_prepared(plan, self._whole(plan.training.part), blocks))
+        return self._predicted(bound, machine)
 
     def _update(self, update: Update, found: Contender, ranks: tuple[RankFilling, ...]) -> Update:
         """What becomes of gradients, in buckets for which the fullest rank has room where their size was left to the

@@ -16,11 +16,11 @@ from dataclasses import replace
 
 from hardware_profiles import PYTORCH, Bytes, Cluster, Machine, device_type_of
 from planner.errors import RequestError
-from planner.plan.binding.bind import BoundPlan
+from planner.plan.binding.bind import BoundPlan, stage_of_operators
 from planner.plan.layout.overlapped_products import Overlap, in_chunks, name_of, possible_overlaps
 from planner.plan.prediction.predict import predict_alike
 from planner.plan.prediction.product_overlap import ProductOverlap
-from planner.plan.prediction.walk import walks_of
+from planner.plan.prediction.walk import Walk, walks_of
 from planner.plan.schedule_checks import tensor_overlap_fault
 from planner.strategy_search.engine.scheduling import WORTH
 from planner.strategy_search.request.space import Pinned
@@ -66,14 +66,25 @@ def with_tensor_overlap(
 
 def best_overlaps(bound: BoundPlan, cluster: Machine, chunks: Sequence[int] = CHUNKS) -> Chosen:
     """Those overlaps of a plan that save time, each with the numbers of chunks that save most."""
-    walks, found = walks_of(bound, cluster), dict[str, tuple[int, int]]()
-    for one in possible_overlaps(bound):
+    walks, found = tuple[Walk, ...](), dict[str, tuple[int, int]]()
+    for one in possible_overlaps(bound, _unlike(bound)):
         name = name_of(one, bound)
         if name not in found:
+            walks = walks or walks_of(bound, cluster)
             best = _best(one, bound, walks[walks[0].rank_of[one.at]].products, chunks)
             if best is not None:
                 found[name] = best
     return tuple((name, *both) for name, both in sorted(found.items()))
+
+
+def _unlike(bound: BoundPlan) -> Iterator[int]:
+    """The operators of a plan without those of blocks that have another one of their group and stage before them, and
+    one more before that: their operands come from the same layouts, too."""
+    blocks, stages = bound.blocks, stage_of_operators(bound)
+    groups = {group.first_block + k: at for at, group in enumerate(bound.plan.groups) for k in range(group.blocks)}
+    runs = [(groups[block], stages[blocks.borders[block]], blocks.kinds[block]) for block in range(blocks.count)]
+    like = {block for block in range(2, blocks.count) if len(set(runs[block - 2 : block + 1])) == 1}
+    return (at for at in range(len(bound.operators)) if blocks.numbers.get(at) not in like)
 
 
 def _best(one: Overlap, bound: BoundPlan, products: ProductOverlap, chunks: Sequence[int]) -> tuple[int, int] | None:
