@@ -34,6 +34,7 @@ from costmodels.overlapped_products import arriving_time, leaving_time
 from costmodels.pipeline_times import ChunkSeconds, PassSeconds, RankSeconds
 from costmodels.rank_ends import RankEnd, rank_ends
 from costmodels.rates import best_rate
+from costmodels.recurrent import RecurrentShape, recurrent_backward_time, recurrent_time
 from costmodels.schedules import (
     Turn,
     bubble_fraction,
@@ -72,6 +73,7 @@ __all__ = [
     "RankEnd",
     "RankSeconds",
     "RankUse",
+    "RecurrentShape",
     "SCHEDULES",
     "Schedule",
     "Timeline",
@@ -116,6 +118,8 @@ __all__ = [
     "percentage_error",
     "planned_memory",
     "rank_ends",
+    "recurrent_backward_time",
+    "recurrent_time",
     "schedule_orders",
     "server_rows_time",
     "simulate",

@@ -11,6 +11,7 @@ _RATES: Mapping[str, Callable[[str, Device], FlopsPerSecond]] = {
     "attention": attention_rate,
     "experts": matmul_rate,
     "matmul": matmul_rate,
+    "recurrent": matmul_rate,
 }
 
 

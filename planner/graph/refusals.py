@@ -24,6 +24,7 @@ _LOOP = "loop a number of times that is fixed before the call"
 _READ = "keep it a tensor (y / y.max() in place of y / y.max().item()), or compute it before the call"
 _SHAPE = "keep the shape and hide elements with a mask: torch.where(mask, x, 0)"
 _NUMPY = "use PyTorch's operators in place of numpy's"
+_PACKED = "pad sequences to one length, and leave what is padded out of the loss (ignore_index, or a mask)"
 _DEVICE = "make tensors on the device of an input: device=x.device"
 _OTHER = "the forward pass must not branch on tensor values or leave PyTorch operators"
 
@@ -53,6 +54,8 @@ def _cause(error: Exception, what: str, place: tuple[str, int] | None) -> tuple[
         if re.search(pattern, what):
             return cause, remedy
     line = linecache.getline(*place) if place else ""
+    if re.search(r"\b(pack|pad_packed|pack_padded)_sequence\b", line):
+        return "packs sequences by their lengths", _PACKED
     if "data-dependent" in str(error):
         for pattern, cause, remedy in _BY_LINE:
             if re.search(pattern, line):

@@ -43,6 +43,7 @@ from planner.graph.operator_graph import (
     ValueRef,
 )
 from planner.graph.random_ops import CHANCES
+from planner.graph.recurrent import GATES, with_recurrent_layers
 from planner.graph.refusals import (
     changes_input,
     depends_on_content,
@@ -123,7 +124,7 @@ def _graph_of(
         raise
     except Exception as error:
         raise refusal(module, error) from error
-    flat = with_bags(_Reader(module, exported, written).read())
+    flat = with_recurrent_layers(with_bags(_Reader(module, exported, written).read()))
     graph = repeats.expand(flat, announced) if announced else flat
     if graph.loss not in graph.differentiable:
         raise ModelError(
@@ -263,7 +264,7 @@ class _Reader:
             return
         if op in _NUMBERS and node.users:
             raise reads_number(self.module, node)
-        if _draws(node) and op not in CHANCES:
+        if _draws(node) and op not in CHANCES and op not in GATES:
             place = _module_path(node)
             raise ModelError(
                 f"{type(self.module).__name__} draws random numbers by {op}{f' in {place}' if place else ''}"

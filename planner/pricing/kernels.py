@@ -39,6 +39,7 @@ from costmodels import (
     FREE_OP_CLASS,
     AttentionShape,
     ExpertsShape,
+    RecurrentShape,
     attention_backward_time,
     attention_time,
     element_bytes,
@@ -46,6 +47,8 @@ from costmodels import (
     experts_time,
     matmul_time,
     operator_time,
+    recurrent_backward_time,
+    recurrent_time,
     weight_gradient_time,
 )
 from planner.pricing.kernel_call import Array, KernelCall, attention_shape, misaligned, passed, scores_of
@@ -294,8 +297,18 @@ def _held_experts(call: KernelCall, most: Array) -> Array:
     return np.where(most < factor.extent, most / factor.imbalance, most)
 
 
+def _recurrent(call: KernelCall) -> tuple[Array, Array]:
+    dtype = call.software.products or call.dtype
+    shape = RecurrentShape(**{role: call.extent(factors) for role, factors in call.rule.roles})
+    forward = np.asarray(recurrent_time(shape, dtype, call.device))
+    if not call.graded:
+        return forward, np.zeros(len(call.extents))
+    return forward, np.asarray(recurrent_backward_time(shape, dtype, call.device))
+
+
 _BY_SHAPE: Mapping[str, Callable[[KernelCall], tuple[Array, Array]]] = {
     "attention": _attention,
     "experts": _experts,
     "matmul": _matmul,
+    "recurrent": _recurrent,
 }

@@ -6,7 +6,7 @@ from planner.graph.operator_graph import Operator
 from planner.plan.binding.bind import BoundOperator
 from planner.plan.layout.patterns import factor_word
 
-SHOWN = frozenset({"matmul", "attention", "experts", "normalisation", "embedding", "cross_entropy"})
+SHOWN = frozenset({"matmul", "attention", "experts", "normalisation", "embedding", "cross_entropy", "recurrent"})
 """Classes of the operators that do the work."""
 
 

@@ -17,13 +17,22 @@ from planner.graph.bags import BAG
 from planner.graph.blocks import IDENTITY
 from planner.graph.fp8 import RECIPES, fp8_operator
 from planner.graph.operator_graph import Argument, OperatorGraph, TorchConstant, ValueRef
+from planner.graph.recurrent import GATES
 from planner.graph.trace import resolve
 from planner.graph.updates import UPDATE
 from planner.plan.binding.bind import BoundOperator
 from planner.sharding.layout import local_shape
 from planner.sharding.zigzag import Sequences
 from runtime.comm.device_mesh import RankMesh
-from runtime.ops import local_attention, local_channels, local_dropout, local_language, local_lookups, local_shapes
+from runtime.ops import (
+    local_attention,
+    local_channels,
+    local_dropout,
+    local_language,
+    local_lookups,
+    local_recurrent,
+    local_shapes,
+)
 from runtime.ops.fp8_linear import local_fp8_linear
 from runtime.ops.randomness import FIRST, Draw, drop_probability, operator_code, region_of
 from runtime.ops.shard import Form, Shard
@@ -144,6 +153,7 @@ LOCAL_OPS: Mapping[str, Form] = {
     "aten.scaled_dot_product_attention.default": local_attention.fused_attention,
     "aten.split_with_sizes.default": local_shapes.split_with_sizes,
     "planner.experts.default": local_language.experts,
+    **dict.fromkeys(GATES, local_recurrent.recurrent),
     **{fp8_operator(recipe): local_fp8_linear for recipe in RECIPES},
 }
 """Local forms of single operators, by name."""

@@ -6,8 +6,9 @@ overridden, and matched in their order with the operators of the graph that drop
     graph     block0/dropout      block0/attention              block1/dropout ...
     module    F.dropout(x, 0.1)   F.scaled_dot_product_...      F.dropout(x, 0.1) ...
 
-A function that drops inside of itself, as `F.multi_head_attention_forward` does, is not seen through: what is left
-over at the end says so.
+Recurrent modules drop between their layers, which are computed one by one for that, as in the graph
+(`planner.graph.recurrent`). Any other function that drops inside of itself, as `F.multi_head_attention_forward` does,
+is not seen through: what is left over at the end says so.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ from runtime.ops.randomness import Draw, Region, drop, drop_probability, keep_ma
 
 _WHOLE = frozenset({F.dropout, torch.dropout, torch.native_dropout})
 _FEATURES = frozenset({F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout})
+
+_RECURRENT = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
 
 _WITHOUT_SAMPLES = {F.dropout1d: 2, F.dropout3d: 4}
 
@@ -47,6 +50,8 @@ class SameDropout(TorchFunctionMode):
             return self._drop(func, lambda shape: _features(func, shape), *args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return self._attention(func, *args, **kwargs)
+        if func in _RECURRENT:
+            return self._recurrent(func, *args, **kwargs)
         return func(*args, **kwargs)
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
@@ -101,6 +106,37 @@ class SameDropout(TorchFunctionMode):
         return attention_with_dropout(
             query, key, value, keep, dropout_p, attn_mask=attn_mask, is_causal=is_causal, scale=scale
         )
+
+    def _recurrent(
+        self,
+        function: Any,
+        source: torch.Tensor,
+        states: Any,
+        parameters: Any,
+        *rest: Any,
+    ) -> Any:
+        """Of a module of several layers that drops: layer after layer. `rest` of one on padded sequences: has_biases,
+        num_layers, dropout, train and more."""
+        if not isinstance(parameters, list | tuple) or not rest[2] or not rest[3] or rest[1] == 1:
+            return function(source, states, parameters, *rest)
+        biases, layers, p, *how = rest
+        several = isinstance(states, list | tuple)
+        parts = [each.chunk(layers) for each in (states if several else (states,))]
+        given, ends = len(parameters) // layers, []
+        for layer in range(layers):
+            if layer:
+                keep = keep_mask(
+                    self._key(f"{function.__name__} with dropout = {p}", p),
+                    whole_region(tuple(source.shape)),
+                    p,
+                    source.device,
+                )
+                source = drop(source, keep, p)
+            own = [part[layer].contiguous() for part in parts]
+            weights = parameters[layer * given : (layer + 1) * given]
+            source, *last = function(source, own if several else own[0], weights, biases, 1, 0.0, *how)
+            ends.append(last)
+        return source, *(torch.cat(each) for each in zip(*ends, strict=True))
 
     def _key(self, call: str, probability: float) -> int:
         if self._used >= len(self._dropping):

@@ -112,7 +112,7 @@ def examples() -> Iterator[Example]:
     groups = (
         *(_contractions, _masked_attention, _experts, _lookups, _picks),
         *(_elementwise, _masks_and_numbers, _views, _along, _reductions, _factories),
-        *(_convolutions, _channels, _bags, _losses),
+        *(_convolutions, _channels, _recurrent, _bags, _losses),
     )
     for group in groups:
         for op, *args in group():
@@ -420,6 +420,20 @@ def _channels() -> Iterator[tuple[Any, ...]]:
     yield "group_norm.default", "one group", x, 1, *affine
     yield "group_norm.default", "no weight", x, 6
     yield "planner.update", [_random(6), _integers(9)]
+
+
+def _recurrent() -> Iterator[tuple[Any, ...]]:
+    """Samples, steps, inputs and hidden elements: 4, 3, 6, 5; of the projected ones 2."""
+    x, state, wide = _random(4, 3, 6), _random(1, 4, 5), _random(2, 4, 5)
+    for name, gates in (("lstm", 20), ("gru", 15), ("rnn_tanh", 5), ("rnn_relu", 5)):
+        weights = [_random(gates, 6) / 3, _random(gates, 5) / 3, _random(gates), _random(gates)]
+        starts = [state, state + 1] if name == "lstm" else state
+        yield f"{name}.input", x, starts, weights, True, 1, 0.0, True, False, True
+        yield f"{name}.input", "steps first", x.transpose(0, 1), starts, weights[:2], False, 1, 0.0, True, False, False
+    weights = [_random(20, 6) / 3, _random(20, 5) / 3]
+    yield "lstm.input", "both ways", x, [wide, wide - 1], weights * 2, False, 1, 0.0, True, True, True
+    weights = [_random(20, 6) / 3, _random(20, 2) / 3, _random(20), _random(20), _random(2, 5)]
+    yield "lstm.input", "projected", x, [_random(1, 4, 2), state], weights, True, 1, 0.0, True, False, True
 
 
 def _bags() -> Iterator[tuple[Any, ...]]:

@@ -422,6 +422,7 @@ def test_every_dim_of_every_example_can_be_split_or_is_known_not_to_be() -> None
         *("aten.gather.default", "aten.roll.default", "aten.eye.default", "aten.eye.m"),
         *("aten.repeat.default", "aten.repeat_interleave.self_int"),
         *("aten.select_scatter.default", "aten.slice_scatter.default"),
+        *("aten.lstm.input", "aten.gru.input", "aten.rnn_tanh.input", "aten.rnn_relu.input"),
         *("planner.rows_from_host", "planner.rows_from_servers"),  # rows come whole
     }
 

@@ -137,6 +137,27 @@ def mixed_dtypes() -> Example:
     return MixedDtypes(), (torch.randn(BATCH, 8),), {}
 
 
+class Recurrent(nn.Module):
+    """An encoder that looks both ways and drops between its layers, and a decoder that begins where it ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 8)
+        self.encoder = nn.GRU(8, 4, 2, batch_first=True, bidirectional=True, dropout=0.2)
+        self.decoder = nn.LSTM(8, 8, 2, batch_first=True, proj_size=4)
+        self.head = nn.Linear(4, VOCABULARY)
+
+    def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        _, ends = self.encoder(self.embed(source))
+        hidden, cells = ends[:2], torch.cat((ends[2:], ends[:2]), dim=2)
+        found, _ = self.decoder(self.embed(target), (hidden, cells))
+        return F.cross_entropy(self.head(found).flatten(0, 1), target.flatten())
+
+
+def recurrent() -> Example:
+    return Recurrent(), (_tokens(), _tokens()), {}
+
+
 class IndexAdd(nn.Module):
     """Adds rows to those of their numbers."""
 

@@ -14,7 +14,7 @@ from planner.strategy_search.objectives import plan_for
 from tests.distributed import tasks_brought
 from tests.refusals import refused
 
-NAMED = ("whisper", "falcon_alibi", "clip", "mixed_dtypes", "index_add")
+NAMED = ("whisper", "falcon_alibi", "clip", "mixed_dtypes", "index_add", "recurrent")
 OTHERS = (
     "falcon", "gpt_neo", "opt", "gemma2", "gemma3", "mpt", "phi", "stablelm", "gpt_neox", "olmo2", "siglip", "of_batch",
 )  # fmt: skip

@@ -17,7 +17,7 @@ from planner.pricing.liveness import replays
 from planner.pricing.operator_price import uneven
 from planner.sharding.rule import loop_extents, ring_axis
 
-PRODUCTS = frozenset({"matmul", "attention", "convolution", "experts"})
+PRODUCTS = frozenset({"matmul", "attention", "convolution", "experts", "recurrent"})
 """Classes of operators that multiply."""
 
 Work = Mapping[tuple[Phase, str], Flops]

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from planner.graph.fp8 import RECIPES, fp8_operator
 from planner.graph.random_ops import CHANCES
+from planner.graph.recurrent import GATES, LSTM
 from planner.sharding.rules.channels import BatchNorm, GroupNorm
 from planner.sharding.rules.convolution import Convolution, Pool
 from planner.sharding.rules.einsum import Einsum, InnerPattern, Matmul
@@ -17,6 +18,7 @@ from planner.sharding.rules.fp8 import Fp8Linear
 from planner.sharding.rules.lookups import EmbeddingBag, OutsideRows
 from planner.sharding.rules.losses import PairLoss
 from planner.sharding.rules.picks import Gather, Index, IndexSelect
+from planner.sharding.rules.recurrent import Recurrent
 from planner.sharding.rules.shapes import Elementwise, Factory, Filled, Normalise, Reduce
 from planner.sharding.rules.spec import RuleSpec
 from planner.sharding.rules.views import AlongDim, Pad, Permute, RepeatEach, Reshape, Tile
@@ -129,6 +131,8 @@ RULES: Mapping[str, RuleSpec] = {
     "aten._native_batch_norm_legit.no_stats": BatchNorm(training=3),
     "aten._native_batch_norm_legit_no_training.default": BatchNorm(training=None),
     "aten.group_norm.default": GroupNorm(),
+    # sequences, step by step
+    **{op: Recurrent(gates=gates, states=2 if op == LSTM else 1) for op, gates in GATES.items()},
     # further lookups and losses
     "planner.embedding_bag": EmbeddingBag(),
     "planner.rows_from_host": OutsideRows(place="host"),

@@ -94,6 +94,6 @@ def _work_seconds(graph: OperatorGraph, index: int, rule: Rule, cluster: Cluster
     computed = PROFILE_DTYPES[dtype]
     if rule.casts and cluster.device.multiplies(rule.computed[0]):
         computed = rule.computed[0]
-    elif rule.op_class in ("matmul", "experts") and cluster.software.products:
+    elif rule.op_class in ("matmul", "experts", "recurrent") and cluster.software.products:
         computed = cluster.software.products
     return work / best_rate(rule.op_class, computed, cluster.device)

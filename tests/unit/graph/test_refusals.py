@@ -26,6 +26,7 @@ CAUSES = {
     "Numpy": ("leaves PyTorch", "use PyTorch's operators in place of numpy's"),
     "Lists": ("reads a number out of a tensor", "keep it a tensor"),
     "OwnFunction": ("calls the autograd.Function Doubled", "write its forward in PyTorch operators"),
+    "Packs": ("packs sequences by their lengths", "pad sequences to one length"),
     "Drops": ("draws random numbers of Python", "choose with a tensor that is an input"),
     "DropsTorch": ("branches on the values of a tensor", "choose between tensors with torch.where"),
     "NoLoss": (r"returned a tensor of shape \(4, 8\)", 'return the scalar loss, .* or in a dict as "loss"'),

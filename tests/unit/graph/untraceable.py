@@ -105,6 +105,13 @@ class OwnFunction(Net):
         return Doubled.apply(self.linear(x)).mean()  # here
 
 
+class Packs(Net):
+    def forward(self, x):
+        lengths = torch.ones(4, dtype=torch.long)
+        packed = nn.utils.rnn.pack_padded_sequence(self.linear(x)[:, None], lengths, batch_first=True)
+        return nn.utils.rnn.pad_packed_sequence(packed, batch_first=True)[0].mean()  # here
+
+
 class Drops(Net):
     def forward(self, x):
         y = self.linear(x)

@@ -1,0 +1,58 @@
+"""Recurrent layers on a piece of the batch.
+
+On CPUs they are PyTorch's own steps, and not oneDNN's kernel, which keeps twice as much of every step and says of its
+workspace nothing that could be predicted. The libraries of devices compute the gradients of inputs and first states
+whether anybody asks for them or not; so do the steps here, so that one rule says what is computed everywhere.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from planner.graph.trace import resolve
+
+if TYPE_CHECKING:
+    from runtime.ops.shard import Shard
+
+
+def recurrent(shard: "Shard", source: torch.Tensor, states: Any, weights: list[torch.Tensor], *rest: Any) -> Any:
+    """The layer of this rank's samples: its result and last states."""
+    layer = resolve(shard.bound.operator.op)
+    if source.device.type != "cpu":
+        return layer(source, states, weights, *rest)
+    if torch.is_grad_enabled() and weights[0].requires_grad:
+        source = _asked(source, weights[0])
+        given = isinstance(states, list)
+        states = [_asked(state, weights[0]) for state in states] if given else _asked(states, weights[0])
+    with _without_onednn():
+        return layer(source, states, weights, *rest)
+
+
+def _asked(tensor: torch.Tensor, trained: torch.Tensor) -> torch.Tensor:
+    """The tensor, whose gradient is computed: where nobody asks for it, it is dropped."""
+    if tensor.requires_grad:
+        return tensor
+    asked: torch.Tensor = _Asked.apply(tensor, trained)
+    return asked
+
+
+class _Asked(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, tensor: torch.Tensor, trained: torch.Tensor) -> torch.Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[None, None]:  # type: ignore[override]
+        return None, None
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
