@@ -1,8 +1,8 @@
 """What is said where a model cannot be traced: the line of the user's code that is the cause, and what to change.
 
-Three causes leave no error behind, so they are watched for while the model is traced: an autograd.Function of the
-user's, whose own backward pass would be lost; random numbers of Python and numpy, of which one draw would be frozen
-into the graph; and what is changed in place, whose line is in the graph that has not been made functional yet.
+Two causes leave no error behind, so they are watched for while the model is traced: random numbers of Python and numpy,
+of which one draw would be frozen into the graph; and what is changed in place, whose line is in the graph that has not
+been made functional yet. Autograd functions of the user's are seen to in `own_functions.py`.
 """
 
 import contextlib
@@ -70,20 +70,21 @@ def _user_frame(error: BaseException) -> tuple[str, int] | None:
     trail = error.__traceback__
     while trail is not None:
         name = trail.tb_frame.f_code.co_filename
-        if _is_users(name):
+        if is_users(name):
             found = name, trail.tb_lineno
         trail = trail.tb_next
     return found
 
 
-def _is_users(file: str) -> bool:
+def is_users(file: str) -> bool:
+    """Whether a file is neither of torch nor of this package."""
     return "/torch/" not in file and "/planner/graph/" not in file and not file.startswith("<")
 
 
 def line_of(node: fx.Node) -> str:
     """The line of the user's that made a node; empty where it is not known."""
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    own = [f" (at {name}:{number})" for name, number in frames if _is_users(name)]
+    own = [f" (at {name}:{number})" for name, number in frames if is_users(name)]
     return own[-1] if own else ""
 
 
@@ -123,23 +124,6 @@ def written_lines(exported: Any) -> Mapping[str, str]:
     return found
 
 
-@contextlib.contextmanager
-def own_functions_refused(module: nn.Module) -> Iterator[None]:
-    """While active, an autograd.Function that is not torch's raises ModelError where it is called."""
-    original = torch.autograd.Function.__dict__["apply"]
-
-    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if cls.__module__.partition(".")[0] != "torch":
-            raise _own_function(module, cls)
-        return original.__func__(cls, *args, **kwargs)
-
-    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment,method-assign]
-    try:
-        yield
-    finally:
-        torch.autograd.Function.apply = original  # type: ignore[method-assign]
-
-
 def without_draws(module: nn.Module, run: Callable[[], Any]) -> Any:
     """What `run` returns. Raises ModelError where random numbers of Python were drawn meanwhile: it is run once more to
     find the line that does."""
@@ -156,18 +140,6 @@ def without_draws(module: nn.Module, run: Callable[[], Any]) -> Any:
     )
 
 
-def _own_function(module: nn.Module, cls: type) -> ModelError:
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and not _is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    at = f" (at {frame.f_code.co_filename}:{frame.f_lineno})" if frame is not None else ""
-    return ModelError(
-        f"{type(module).__name__} calls the autograd.Function {cls.__name__}{at}, whose own backward pass cannot be"
-        " traced; write its forward in PyTorch operators and let autograd derive the rest, or make it an operator by"
-        " torch.library.custom_op"
-    )
-
-
 @contextlib.contextmanager
 def _drawing() -> Iterator[Callable[[], str]]:
     """While active, remembers the first line of the user's that draws from a generator of Python."""
@@ -177,7 +149,7 @@ def _drawing() -> Iterator[Callable[[], str]]:
         if event == "c_call" and not first and isinstance(getattr(argument, "__self__", None), random.Random):
             user: FrameType | None = frame
             while user is not None and (
-                not _is_users(user.f_code.co_filename) or user.f_code.co_filename == random.__file__
+                not is_users(user.f_code.co_filename) or user.f_code.co_filename == random.__file__
             ):
                 user = user.f_back
             if user is not None:

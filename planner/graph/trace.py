@@ -42,13 +42,13 @@ from planner.graph.operator_graph import (
     TorchConstant,
     ValueRef,
 )
+from planner.graph.own_functions import own_functions_as_operators
 from planner.graph.random_ops import CHANCES
 from planner.graph.recurrent import GATES, with_recurrent_layers
 from planner.graph.refusals import (
     changes_input,
     depends_on_content,
     line_of,
-    own_functions_refused,
     reads_number,
     refusal,
     without_draws,
@@ -111,7 +111,7 @@ def _graph_of(
 ) -> OperatorGraph:
     wrapped = _Loss(module)
     try:
-        with torch.no_grad(), own_functions_refused(module), LiteralsKept():
+        with torch.no_grad(), own_functions_as_operators(module), LiteralsKept():
             exported = without_draws(module, lambda: torch.export.export(wrapped, args, kwargs, strict=False))
         written = written_lines(exported)
         targets = [node.target for node in exported.graph.nodes if node.op == "call_function"]

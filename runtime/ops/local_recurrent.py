@@ -34,7 +34,7 @@ def _asked(tensor: torch.Tensor, trained: torch.Tensor) -> torch.Tensor:
     """The tensor, whose gradient is computed: where nobody asks for it, it is dropped."""
     if tensor.requires_grad:
         return tensor
-    asked: torch.Tensor = _Asked.apply(tensor, trained)
+    asked: torch.Tensor = _Asked.apply(tensor, trained)  # type: ignore[no-untyped-call]
     return asked
 
 
@@ -44,7 +44,7 @@ class _Asked(torch.autograd.Function):
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(context: Any, *gradients: torch.Tensor) -> tuple[None, None]:  # type: ignore[override]
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[None, None]:
         return None, None
 
 

@@ -75,7 +75,7 @@ def mpt() -> Example:
 
 
 def bloom() -> Example:
-    """Has an autograd.Function of its own."""
+    """Has an autograd.Function of its own, whose backward pass is not that of its forward pass to the last digit."""
     return _language("Bloom", vocab_size=VOCABULARY, hidden_size=HIDDEN, n_layer=2, n_head=4)
 
 
@@ -187,6 +187,36 @@ class OfBatch(nn.Module):
 
 def of_batch() -> Example:
     return OfBatch(), (torch.randn(BATCH, 8),), {}
+
+
+class Steep(torch.autograd.Function):
+    """Its backward pass is half of what its forward pass would have: what autograd derived would be told from it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, slope: float) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.slope = slope
+        return x * torch.sigmoid(slope * x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        gate = torch.sigmoid(ctx.slope * x)
+        return gradient * gate * (1 + ctx.slope * x * (1 - gate)) / 2, None
+
+
+class OwnFunction(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h: torch.Tensor = self.down(Steep.apply(self.up(x), 1.5))  # type: ignore[no-untyped-call]
+        return h.square().mean()
+
+
+def own_function() -> Example:
+    return OwnFunction(), (torch.randn(BATCH, 8),), {}
 
 
 class Scaled(nn.Module):

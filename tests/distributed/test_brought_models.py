@@ -1,22 +1,20 @@
-"""Whatever `plan` accepts runs, and computes what the model computes; what cannot run is refused by `plan`, with its
-line."""
-
-import re
+"""Whatever `plan` accepts runs, and computes what the model computes; what cannot is refused by `plan`."""
 
 import pytest
 from rich.console import Console
 
 from planner.cli.options import Options
 from planner.cli.requesting import request_of
-from planner.errors import ModelError, RequestError
+from planner.errors import RequestError
 from planner.plan.file import dump_plan
 from planner.strategy_search.objectives import plan_for
 from tests.distributed import tasks_brought
 from tests.refusals import refused
 
-NAMED = ("whisper", "falcon_alibi", "clip", "mixed_dtypes", "index_add", "recurrent")
+NAMED = ("whisper", "falcon_alibi", "clip", "mixed_dtypes", "index_add", "recurrent", "own_function")
 OTHERS = (
     "falcon", "gpt_neo", "opt", "gemma2", "gemma3", "mpt", "phi", "stablelm", "gpt_neox", "olmo2", "siglip", "of_batch",
+    "bloom",
 )  # fmt: skip
 
 
@@ -54,10 +52,3 @@ def test_a_batch_that_is_a_number_of_the_code_stays_in_every_micro_batch() -> No
         planned("of_batch", 1, global_batch=5)
     with refused(RequestError, "micro_batches", 3):
         planned("of_batch", 1, global_batch=6, micro_batches=1)
-
-
-@pytest.mark.thorough
-def test_what_cannot_run_is_refused_with_its_line() -> None:
-    with pytest.raises(ModelError) as refused:
-        planned("bloom", 1)
-    assert re.search(r"autograd\.Function GeLUFunction \(at \S+modeling_bloom\.py:\d+\)", str(refused.value))

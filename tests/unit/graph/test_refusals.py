@@ -25,7 +25,13 @@ CAUSES = {
     "LeavesTorch": ("leaves PyTorch", "use PyTorch's operators in place of numpy's"),
     "Numpy": ("leaves PyTorch", "use PyTorch's operators in place of numpy's"),
     "Lists": ("reads a number out of a tensor", "keep it a tensor"),
-    "OwnFunction": ("calls the autograd.Function Doubled", "write its forward in PyTorch operators"),
+    "OwnDraws": ("calls the autograd.Function Noisy .* draws random numbers by aten.rand_like", "use nn.Dropout"),
+    "OwnTakesDict": ("calls the autograd.Function Scaled .* an argument of the type dict", "pass tensors, numbers"),
+    "OwnNeedsData": (
+        "calls the autograd.Function Pointed .* without data",
+        "torch.library.custom_op, with register_fake",
+    ),
+    "OwnInPlace": ("calls the autograd.Function Passed .* returns an argument", "return a new tensor"),
     "Packs": ("packs sequences by their lengths", "pad sequences to one length"),
     "Drops": ("draws random numbers of Python", "choose with a tensor that is an input"),
     "DropsTorch": ("branches on the values of a tensor", "choose between tensors with torch.where"),
@@ -67,10 +73,10 @@ def test_all_modules_are_covered() -> None:
     assert nets == set(CAUSES)
 
 
-def test_functions_of_torch_itself_are_traced_and_ours_are_put_back() -> None:
+def test_what_watches_autograd_functions_is_put_back() -> None:
     before = torch.autograd.Function.__dict__["apply"]
     with pytest.raises(ModelError):
-        trace(untraceable.OwnFunction(), (torch.ones(4, 8),))
+        trace(untraceable.OwnDraws(), (torch.ones(4, 8),))
     assert torch.autograd.Function.__dict__["apply"] is before
 
 

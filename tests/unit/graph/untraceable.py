@@ -90,19 +90,65 @@ class Lists(Net):
         return y.mean() * first[0]
 
 
-class Doubled(torch.autograd.Function):
+class Noisy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
-        return x * 2
+        return x + torch.rand_like(x)
 
     @staticmethod
     def backward(ctx, gradient):
-        return gradient * 2
+        return gradient
 
 
-class OwnFunction(Net):
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, how):
+        return x * how["by"]
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+class Pointed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.from_numpy(2 * x.numpy())
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+class Passed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+class OwnDraws(Net):
     def forward(self, x):
-        return Doubled.apply(self.linear(x)).mean()  # here
+        return Noisy.apply(self.linear(x)).mean()  # here
+
+
+class OwnTakesDict(Net):
+    def forward(self, x):
+        return Scaled.apply(self.linear(x), {"by": 2}).mean()  # here
+
+
+class OwnNeedsData(Net):
+    def forward(self, x):
+        return Pointed.apply(self.linear(x)).mean()  # here
+
+
+class OwnInPlace(Net):
+    def forward(self, x):
+        return Passed.apply(self.linear(x)).mean()  # here
 
 
 class Packs(Net):
