@@ -115,7 +115,8 @@ class Evaluation:
 
     `cutoff`: plans as slow as that are of no interest; `enough`: one as fast as that will do; `hint`: a price of memory
     and shares of what travels under work to try early; `rounds`: prices to try at most; `multipliers`: what others have
-    asked of the same pieces, or an empty list for those who come after.
+    asked of the same pieces, or an empty list for those who come after; `proving`: whether prices are tried for no more
+    than what they prove.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class Evaluation:
         hint: Hint = NO_HINT,
         rounds: int = ROUNDS,
         multipliers: list[Multipliers] | None = None,
+        proving: bool = True,
     ) -> None:
         self.rounds = rounds
         self.setting, self.cutoff, self.enough, self.hint = setting, cutoff, enough, hint
@@ -153,7 +155,7 @@ class Evaluation:
         self.price, self.under = 0.0, NEITHER
         self.share = 0.0  # of the capacity, one by so much, to which what lives for a moment is kept; 0 is no limit
         self.shares = list(CAPS)
-        self.sharpened = False
+        self.sharpened = not proving
 
     def run(self) -> Outcome:
         """Try prices until the best result is proved, or nothing more can be learnt."""

@@ -31,18 +31,23 @@ CHUNKS = (1, 2, 4, 8)
 Chosen = tuple[tuple[str, int, int], ...]
 
 
-def with_tensor_overlap(
-    bound: BoundPlan, plain: BoundPlan, pinned: Pinned, cluster: Machine, limits: Sequence[Bytes]
-) -> BoundPlan:
-    """The same plan with overlaps, or `plain`, the plan before its micro-batches took turns, where that is faster; on
-    ranks whose devices may use so many bytes.
+def may_overlap(pinned: Pinned, cluster: Machine) -> bool:
+    """Whether collectives may run under products: where that is asked for, and on devices of our runtime."""
+    if pinned.tensor_overlap:
+        return pinned.tensor_overlap > 1
+    ours = isinstance(cluster, Cluster) and cluster.software.name == PYTORCH.name
+    return ours and (pinned.tensor_overlap == 0 or device_type_of(cluster) != "cpu")
+
+
+def with_tensor_overlap(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: Sequence[Bytes]) -> BoundPlan:
+    """The same plan with overlaps, where that is faster or asked for; on ranks whose devices may use so many bytes.
 
     Raises RequestError where chunks are asked for, and nothing of the plan can be in so many.
     """
     asked = pinned.tensor_overlap
-    if asked == 1 or (not asked and not _is_tried(cluster, asked)):
+    if not may_overlap(pinned, cluster):
         return bound
-    tried = list(_tried(bound, plain, pinned, cluster))
+    tried = list(_tried(bound, pinned, cluster))
     if not tried:
         if asked:
             raise RequestError(
@@ -110,24 +115,16 @@ def _seconds(bound: BoundPlan) -> float:
     return bound.plan.prediction.step_seconds
 
 
-def _is_tried(cluster: Machine, asked: int | None) -> bool:
-    """Whether overlaps are tried where no number of chunks is asked for."""
-    ours = isinstance(cluster, Cluster) and cluster.software.name == PYTORCH.name
-    return ours and (asked == 0 or device_type_of(cluster) != "cpu")
-
-
-def _tried(bound: BoundPlan, plain: BoundPlan, pinned: Pinned, cluster: Machine) -> Iterator[BoundPlan]:
-    """The plan with the overlaps that are asked for, or its best."""
+def _tried(bound: BoundPlan, pinned: Pinned, cluster: Machine) -> Iterator[BoundPlan]:
+    """The plan with the overlaps that are asked for, or its best; perhaps under 1F1B."""
+    plan, asked = bound.plan, pinned.tensor_overlap
     free = pinned.schedule is None and pinned.interleave is None and pinned.slices is None
-    for one in (bound, plain) if free else (bound,):
-        plan = one.plan
-        for schedule in dict.fromkeys((plan.schedule, "1f1b")) if free else (plan.schedule,):
-            if tensor_overlap_fault(True, schedule, plan.training.interleave, plan.slices) is not None:
-                continue
-            other = replace(one, plan=replace(plan, schedule=schedule))
-            asked = pinned.tensor_overlap
-            chosen = _all(other, asked) if asked else best_overlaps(other, cluster)
-            if chosen:
-                training = replace(plan.training, tensor_overlap=chosen)
-                yield replace(other, plan=replace(other.plan, training=training))
-                return
+    for schedule in dict.fromkeys((plan.schedule, "1f1b")) if free else (plan.schedule,):
+        if tensor_overlap_fault(True, schedule, plan.training.interleave, plan.slices) is not None:
+            continue
+        other = replace(bound, plan=replace(plan, schedule=schedule))
+        chosen = _all(other, asked) if asked else best_overlaps(other, cluster)
+        if chosen:
+            training = replace(plan.training, tensor_overlap=chosen)
+            yield replace(other, plan=replace(other.plan, training=training))
+            return
