@@ -240,7 +240,7 @@ class BestFirst:
         self._tell("refining")
         best = found[0]
         whole = assembly(best.pipeline_of_kinds.chain, best.outcome.ranks, best.configuration.virtual_stages)
-        refined = self.engine.refined(best.configuration, whole, best.objective)
+        refined = self.engine.refined(best.configuration, whole, best.objective, best.outcome.gathers)
         if refined is not None:
             adopted = self.engine.adopt(best.configuration, refined)
             self._take(adopted, self.engine.evaluate(adopted), best.outcome.bound)

@@ -154,18 +154,20 @@ class Engine:
 
     def recursive(self, configuration: Configuration, *, sweeps: int) -> RecursivePlan | None:
         """What recursive programming makes of a configuration; the mesh is its own unless one is decided."""
-        return plan_recursively(self._task(configuration, sweeps), self.capacities[0])
+        return plan_recursively(self._task(configuration, sweeps, self.gathers[0]), self.capacities[0])
 
-    def refined(self, configuration: Configuration, found: Assembly, seconds: float) -> RecursivePlan | None:
-        """A faster plan on a mesh of more axes, by small changes to one that was found."""
+    def refined(
+        self, configuration: Configuration, found: Assembly, seconds: float, gathers: str
+    ) -> RecursivePlan | None:
+        """A faster plan on a mesh of more axes, by small changes to one that was found with weights gathered so."""
         if configuration.order:
             return None
-        task = self._task(configuration, sweeps=1)
+        task = self._task(configuration, 1, gathers)
         if task.given:
             return None
         return refine(task, configuration.mesh, fixed_of(found), seconds, self.capacities[0])
 
-    def _task(self, configuration: Configuration, sweeps: int) -> Task:
+    def _task(self, configuration: Configuration, sweeps: int, gathers: str) -> Task:
         request = self.request
         template = self._template(configuration.micro_batches)
         decided = decided_of(request, configuration, template)
@@ -182,6 +184,7 @@ class Engine:
             given=decided is not None or request.pinned.mesh is not None,
             sweeps=sweeps,
             alltoall=request.alltoall,
+            gathers=gathers,
         )
 
     def adopt(self, configuration: Configuration, found: RecursivePlan) -> Configuration:

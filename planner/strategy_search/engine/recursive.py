@@ -40,7 +40,7 @@ from planner.limits import checked
 from planner.sharding.layout import REPLICATE, Layout
 from planner.sharding.mesh import Mesh, build_mesh
 from planner.sharding.stored import StoredParameter
-from planner.sharding.update import PLAIN, Update
+from planner.sharding.update import EACH, PLAIN, Update
 from planner.strategy_search.decomposition.cutting import cut
 from planner.strategy_search.decomposition.lagrangian import setting_of
 from planner.strategy_search.engine.assemble import assembly
@@ -73,6 +73,7 @@ class Task:
         decided: what the user has decided about operators.
         sweeps: how often at most all axes are decided once more at the end.
         alltoall: whether there is that collective.
+        gathers: how weights are gathered (`planner.sharding.update.GATHERS`).
     """
 
     template: Template
@@ -87,6 +88,7 @@ class Task:
     given: bool = False
     sweeps: int = 3
     alltoall: bool = True
+    gathers: str = EACH
 
     def starts(self) -> tuple[tuple[int, ...], ...]:
         """What is decided one after the other: the finest axes, or those of whole levels at once."""
@@ -115,6 +117,7 @@ class _Builders:
                 optimizer=task.optimizer,
                 update=task.update,
                 offload=task.offload,
+                together=task.gathers != EACH,
             )
         return self._known[sizes, rest]
 
@@ -323,6 +326,7 @@ class _Descent:
             stages=task.configuration.pipeline,
             activations=task.offload.activations,
             saved=task.offload.saved,
+            gathers=task.gathers,
         )
         setting = setting_of(task.configuration, limit)
         check_virtual_stages(chain, setting)
