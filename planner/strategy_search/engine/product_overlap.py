@@ -7,8 +7,9 @@ prices it, with the memory that it takes; it is taken where it fits and saves `W
 take turns, or the backward pass is in two parts, there are no overlaps: then the plan without the one is compared with
 the plan without the other. On CPUs there are none unless somebody asks: their messages take the cores that compute.
 
-Not good for: plans that are faster with overlaps than the one that was found, and slower without: the search compares
-what is waited for. Its bound is one of that sum, which overlaps do not change.
+Contenders are told apart with their overlaps (`planner.strategy_search.engine.finalists`). Not good for: plans whose sums
+are too long to contend, and that are the fastest with overlaps; nor are layouts chosen for them. The bound of the
+search is one of the sum, which overlaps do not change.
 """
 
 from collections.abc import Iterator, Sequence
