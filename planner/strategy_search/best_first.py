@@ -21,11 +21,12 @@ from planner.sharding.update import AHEAD
 from planner.strategy_search.engine.assemble import assembly
 from planner.strategy_search.engine.contenders import NEAR, Contender, Contenders
 from planner.strategy_search.engine.contexts import ContextNotes
-from planner.strategy_search.engine.evaluation import NO_HINT, Hint, Outcome
+from planner.strategy_search.engine.evaluation import NO_HINT, Hint
 from planner.strategy_search.engine.families import Shared, all_configurations, engine_of, families_of, family_of
 from planner.strategy_search.engine.family import Family, least_share
 from planner.strategy_search.engine.finalists import OPTIMAL, Finalists, OverfullError, Ranked, with_proof
 from planner.strategy_search.engine.incumbent import conventional
+from planner.strategy_search.engine.outcome import Outcome
 from planner.strategy_search.engine.outcome_words import configuration_words, fate_words, nothing_fits
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.refusals import no_configuration

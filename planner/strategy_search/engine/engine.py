@@ -19,16 +19,9 @@ from planner.strategy_search.decomposition.heterogeneous_pipeline import Heterog
 from planner.strategy_search.decomposition.lagrangian import Multipliers, Setting, setting_of
 from planner.strategy_search.decomposition.piece_maker import LEAST_WAITING
 from planner.strategy_search.engine.assemble import Assembly
-from planner.strategy_search.engine.evaluation import (
-    NO_HINT,
-    Evaluation,
-    Hint,
-    Outcome,
-    best_of,
-    check_virtual_stages,
-    ruled_out,
-)
+from planner.strategy_search.engine.evaluation import NO_HINT, Evaluation, Hint, check_virtual_stages
 from planner.strategy_search.engine.family import Family, Ways, scaling_of
+from planner.strategy_search.engine.outcome import Outcome, best_of, ruled_out
 from planner.strategy_search.engine.propagation import fixed_of, propagated
 from planner.strategy_search.engine.recursive import RecursivePlan, Task, plan_recursively, refine
 from planner.strategy_search.request.bounds import Bounds, mixed_step_seconds

@@ -26,7 +26,7 @@ from planner.sharding.update import AUTO_BUCKETS, EACH, NO_BUCKETS, Update
 from planner.strategy_search.engine.assemble import assembly, groups_of, input_layouts, stages_of
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
-from planner.strategy_search.engine.evaluation import RankFilling
+from planner.strategy_search.engine.outcome import RankFilling
 from planner.strategy_search.engine.product_overlap import may_overlap, with_tensor_overlap
 from planner.strategy_search.engine.scheduling import (
     WORTH,

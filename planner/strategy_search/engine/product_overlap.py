@@ -7,8 +7,8 @@ prices it, with the memory that it takes; it is taken where it fits and saves `W
 take turns, or the backward pass is in two parts, there are no overlaps: then the plan without the one is compared with
 the plan without the other. On CPUs there are none unless somebody asks: their messages take the cores that compute.
 
-Contenders are told apart with their overlaps (`planner.strategy_search.engine.finalists`). Not good for: plans whose sums
-are too long to contend, and that are the fastest with overlaps; nor are layouts chosen for them. The bound of the
+Contenders are told apart with their overlaps (`planner.strategy_search.engine.finalists`). Not good for: plans whose
+sums are too long to contend, and that are the fastest with overlaps; nor are layouts chosen for them. The bound of the
 search is one of the sum, which overlaps do not change.
 """
 

@@ -24,7 +24,7 @@ from planner.strategy_search.decomposition.heterogeneous_pipeline import Heterog
 from planner.strategy_search.decomposition.lagrangian import Setting, State
 from planner.strategy_search.decomposition.pieces import Chain, Column, Piece
 from planner.strategy_search.decomposition.stage_problem import Part, PartsProblem, parts_problem
-from planner.strategy_search.engine.evaluation import Outcome, RankFilling
+from planner.strategy_search.engine.outcome import Outcome, RankFilling
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.solvers import SOLVERS
 from planner.strategy_search.solvers.elimination.order import EXACT

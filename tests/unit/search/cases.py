@@ -31,8 +31,8 @@ from planner.strategy_search.decomposition.lagrangian import Multipliers, Settin
 from planner.strategy_search.decomposition.pieces import Chain, Column, Key, Piece
 from planner.strategy_search.engine.assemble import assembly, groups_of, input_layouts, stages_of
 from planner.strategy_search.engine.engine import setting_of
-from planner.strategy_search.engine.evaluation import RankFilling
 from planner.strategy_search.engine.families import engine_of as engine_of_request
+from planner.strategy_search.engine.outcome import RankFilling
 from planner.strategy_search.request.offload import NOTHING, Offload
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pinned, Running
