@@ -13,8 +13,9 @@ import numpy as np
 
 from planner.strategy_search.decomposition.division import Division, divide
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
-from planner.strategy_search.decomposition.lagrangian import Multipliers, Priced, Setting, State
+from planner.strategy_search.decomposition.lagrangian import Multipliers, Priced, State
 from planner.strategy_search.decomposition.pieces import Chain, Column
+from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.decomposition.stage_filling import Filled, Filling, Rank, Way, fill_best
 from planner.strategy_search.engine.outcome import RankFilling
 

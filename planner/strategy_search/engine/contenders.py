@@ -21,7 +21,8 @@ from costmodels import SCHEDULES, least_step_time
 from planner.graph.blocks import IDENTITY
 from planner.plan.layout.overlapped_products import LINEAR
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
-from planner.strategy_search.decomposition.lagrangian import Multipliers, setting_of
+from planner.strategy_search.decomposition.lagrangian import Multipliers
+from planner.strategy_search.decomposition.setting import setting_of
 from planner.strategy_search.engine.outcome import Outcome, RankFilling
 from planner.strategy_search.request.space import Configuration
 

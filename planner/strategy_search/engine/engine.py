@@ -16,8 +16,9 @@ from planner.sharding.rescale import rescale_batch
 from planner.sharding.update import AHEAD, EACH, NO_BUCKETS, Update
 from planner.strategy_search.decomposition.cutting import cut
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
-from planner.strategy_search.decomposition.lagrangian import Multipliers, Setting, setting_of
+from planner.strategy_search.decomposition.lagrangian import Multipliers
 from planner.strategy_search.decomposition.piece_maker import LEAST_WAITING
+from planner.strategy_search.decomposition.setting import Setting, setting_of
 from planner.strategy_search.engine.assemble import Assembly
 from planner.strategy_search.engine.evaluation import NO_HINT, Evaluation, Hint, check_virtual_stages
 from planner.strategy_search.engine.family import Family, Ways, scaling_of

@@ -42,7 +42,7 @@ from planner.sharding.mesh import Mesh, build_mesh
 from planner.sharding.stored import StoredParameter
 from planner.sharding.update import EACH, PLAIN, Update
 from planner.strategy_search.decomposition.cutting import cut
-from planner.strategy_search.decomposition.lagrangian import setting_of
+from planner.strategy_search.decomposition.setting import setting_of
 from planner.strategy_search.engine.assemble import assembly
 from planner.strategy_search.engine.evaluation import Evaluation, check_virtual_stages
 from planner.strategy_search.engine.propagation import fixed_of
