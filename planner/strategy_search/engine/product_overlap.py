@@ -15,7 +15,7 @@ search is one of the sum, which overlaps do not change.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from hardware_profiles import PYTORCH, Bytes, Cluster, Machine, device_type_of
+from hardware_profiles import Bytes, Machine, device_type_of
 from planner.errors import RequestError
 from planner.plan.binding.bind import BoundPlan, stage_of_operators
 from planner.plan.layout.overlapped_products import Overlap, in_chunks, name_of, possible_overlaps
@@ -24,6 +24,7 @@ from planner.plan.prediction.product_overlap import ProductOverlap
 from planner.plan.prediction.walk import Walk, walks_of
 from planner.plan.schedule_checks import tensor_overlap_fault
 from planner.strategy_search.engine.scheduling import WORTH
+from planner.strategy_search.request.checks import runs_here
 from planner.strategy_search.request.space import Pinned
 
 CHUNKS = (1, 2, 4, 8)
@@ -34,10 +35,8 @@ Chosen = tuple[tuple[str, int, int], ...]
 
 def may_overlap(pinned: Pinned, cluster: Machine) -> bool:
     """Whether collectives may run under products: where that is asked for, and on devices of our runtime."""
-    if pinned.tensor_overlap:
-        return pinned.tensor_overlap > 1
-    ours = isinstance(cluster, Cluster) and cluster.software.name == PYTORCH.name
-    return ours and (pinned.tensor_overlap == 0 or device_type_of(cluster) != "cpu")
+    asked = pinned.tensor_overlap
+    return runs_here(cluster) and asked != 1 and (asked is not None or device_type_of(cluster) != "cpu")
 
 
 def with_tensor_overlap(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: Sequence[Bytes]) -> BoundPlan:
