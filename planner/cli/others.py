@@ -1,6 +1,7 @@
 """Other plans for the job of a plan that is reported, and what they say about its decisions.
 
-    one search for the job, nothing decided      ─▶ the best plan of each of its best configurations
+    plans that the search for this one priced,
+    which its file names; or else one more search ─▶ the best plan of each of the best configurations
     conventional plans, by hand                  ─▶ baselines
     the configuration of the plan, with another
     stage of ZeRO or recomputation               ─▶ what these decisions cost to change
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from planner.plan.binding.model_of import PlannedModel
     from planner.plan.compare.verify import Verdict
     from planner.plan.layout.roles import Roles
+    from planner.plan.plan import Plan
     from planner.report.data import Choice, Choices
     from planner.strategy_search.request.request import SearchRequest
     from planner.strategy_search.request.space import Pinned
@@ -54,8 +56,10 @@ def other_plans(
         ends = math.inf if time_limit is None else time.monotonic() + time_limit
         asking = _Asking(request, wait, lambda: stopped() or time.monotonic() > ends)
         with limited(None if time_limit is None else max(0.0, time_limit), default_memory()):
-            wait.phase("other plans")
-            candidates = asking.plans(replace(request, top=CANDIDATES)) or []
+            candidates = _named(plan, own)
+            if not candidates:
+                wait.phase("other plans")
+                candidates = asking.plans(replace(request, top=CANDIDATES)) or []
             conventional = [*_baselines(verdict, cluster, asking)]
             changed = [*_changed(verdict, own, asking)]
         late = asking.over()
@@ -69,10 +73,20 @@ def other_plans(
     )
 
 
+def _named(plan: "Plan", own: "Choice") -> "list[Choice]":
+    """What the search for the plan has priced; nothing where the plan is no more what that search found."""
+    from planner.report.data import Choice
+
+    found = [
+        Choice(step_seconds=one.step_seconds, peak_bytes=one.peak_bytes, words=one.words) for one in plan.candidates
+    ]
+    return found if any(_same(one, own) for one in found) else []
+
+
 def _note(candidates: int, late: bool) -> str:
     words = (
-        f"The best plans of the {candidates} best configurations of a search for the same job with nothing decided by"
-        " hand, and conventional plans."
+        f"The best plans of the {candidates} best configurations that a search for this job with nothing decided by"
+        " hand has priced, and conventional plans."
         if candidates
         else "Nothing else was found."
     )
