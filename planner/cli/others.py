@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from planner.cli.stopping import stoppable
 from planner.cli.waiting import Waiting
 from planner.errors import InfeasibleError, LimitError, PlannerError
 
@@ -41,8 +40,10 @@ def other_plans(
     cluster: "Machine",
     time_limit: float | None,
     wait: Waiting,
+    stopped: Callable[[], bool],
 ) -> "Choices":
-    """The candidates of a search for the same job, conventional plans, the plan itself, and why it is as it is."""
+    """The candidates of a search for the same job, conventional plans, the plan itself, and why it is as it is, as far
+    as they are known when it is `stopped`."""
     from planner.limits import default_memory, limited
     from planner.report.data import Choices, reasons_of
     from planner.strategy_search.analysis.around import request_for
@@ -52,17 +53,16 @@ def other_plans(
     if isinstance(request.update.buckets, int):  # other plans have buckets of their own sizes
         request = replace(request, update=replace(request.update, buckets="auto"))
     own = choice_of(verdict.bound, verdict.prediction.step_seconds, verdict.prediction.peak_bytes, this=True)
-    with stoppable(lambda: wait.phase("stopping")) as stopped:
-        ends = math.inf if time_limit is None else time.monotonic() + time_limit
-        asking = _Asking(request, wait, lambda: stopped() or time.monotonic() > ends)
-        with limited(None if time_limit is None else max(0.0, time_limit), default_memory()):
-            candidates = _named(plan, own)
-            if not candidates:
-                wait.phase("other plans")
-                candidates = asking.plans(replace(request, top=CANDIDATES)) or []
-            conventional = [*_baselines(verdict, cluster, asking)]
-            changed = [*_changed(verdict, own, asking)]
-        late = asking.over()
+    ends = math.inf if time_limit is None else time.monotonic() + time_limit
+    asking = _Asking(request, wait, lambda: stopped() or time.monotonic() > ends)
+    with limited(None if time_limit is None else max(0.0, time_limit), default_memory()):
+        candidates = _named(plan, own)
+        if not candidates:
+            wait.phase("other plans")
+            candidates = asking.plans(replace(request, top=CANDIDATES)) or []
+        conventional = [*_baselines(verdict, cluster, asking)]
+        changed = [*_changed(verdict, own, asking)]
+    late = asking.over()
     others = [*candidates, *conventional]
     lacking = [(decision, words) for decision, words, found in changed if found is None]
     near = [found for _, _, found in changed if found is not None]

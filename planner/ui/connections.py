@@ -5,9 +5,9 @@
                                                    token, the one that is there longest
                       all answer their owner    ─▶ the new one is closed
 
-A browser opens six. A connection that has not shown the token is a stranger, and answers of strangers are not protected:
-one that sends requests without end, or reads no answer, makes room like one that waits. Nor does it get a second answer
-(`planner.ui.server`).
+A browser opens six. A connection that has not shown the token is a stranger, and answers of strangers are not
+protected: one that sends requests without end, or reads no answer, makes room like one that waits. Nor does it get a
+second answer (`planner.ui.server`).
 """
 
 import contextlib

@@ -290,7 +290,9 @@ def _check(trainer: PlanTrainer, given: Mapping[str, Any]) -> str:
             )
     check_methods(trainer, Trainer, ("compute_loss",), "put the loss into the model's forward, and plan that")
     check_methods(trainer, PlanTrainer, _STEPS, "the runtime computes gradients and updates the weights; leave it out")
-    check_methods(trainer, Trainer, _SAMPLERS, "a plan takes samples at random in training, in order else; leave it out")
+    check_methods(
+        trainer, Trainer, _SAMPLERS, "a plan takes samples at random in training, in order else; leave it out"
+    )
     for callback in trainer.callback_handler.callbacks:
         check_methods(
             callback,

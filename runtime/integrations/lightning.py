@@ -308,7 +308,7 @@ def _check(trainer: Any, plan: Plan, validation: str | None) -> None:
     for callback in trainer.callbacks:
         if _OF_WEIGHTS & {kind.__name__ for kind in type(callback).__mro__}:
             raise RequestError(
-                f"{type(callback).__name__}: reads or changes whole weights, or tries steps, and a plan keeps the weights"
+                f"{type(callback).__name__}: reads or changes whole weights, or tries steps, and a plan keeps weights"
                 " in pieces; leave it out"
             )
         check_methods(callback, Callback, _OF_GRADIENTS, _NO_GRADIENTS)

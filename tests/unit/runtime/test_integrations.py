@@ -194,7 +194,10 @@ def test_arguments_of_the_trainer(tmp_path, changed: dict[str, Any], said: str) 
         ({"gradient_clip_val": 1.0}, "the plan does not clip"),
         ({"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}, "clips the global norm"),
         ({"limit_val_batches": 1.0}, "validation='val_loss'"),
-        ({"methods": ["configure_gradient_clipping"]}, "Own.configure_gradient_clipping: the runtime computes gradients"),
+        (
+            {"methods": ["configure_gradient_clipping"]},
+            "Own.configure_gradient_clipping: the runtime computes gradients",
+        ),
         ({"methods": ["on_before_optimizer_step"]}, "Own.on_before_optimizer_step: the runtime computes and uses up"),
         ({"callbacks": ["WeightAveraging"]}, "WeightAveraging: reads or changes whole weights"),
         ({"callbacks": ["on_after_backward"]}, "Looks.on_after_backward: the runtime computes and uses up"),
