@@ -16,23 +16,25 @@ _BINARY = {"": 1, "k": 2**10, "m": 2**20}
 _DECIMAL = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 
 
-def model_of(value: str | None) -> str | None:
+def model_of(value: str | None, parameter: "CallbackParam | None" = None) -> str | None:
     """The model that a person means."""
     from planner.models.nicknames import full_model
 
-    return None if value is None else _noted("--model", value, full_model(value), " of the zoo")
+    return None if value is None else _noted("--model", value, full_model(value), parameter, " of the zoo")
 
 
-def hardware_of(value: str | None) -> str | None:
+def hardware_of(value: str | None, parameter: "CallbackParam | None" = None) -> str | None:
     """The hardware that a person means."""
     from hardware_profiles.nicknames import full_profile
 
-    return None if value is None else _noted("--hardware", value, full_profile(value))
+    return None if value is None else _noted("--hardware", value, full_profile(value), parameter)
 
 
-def _noted(option: str, value: str, meant: str, more: str = "") -> str:
+def _noted(option: str, value: str, meant: str, parameter: "CallbackParam | None", more: str = "") -> str:
+    """Of an argument, which has no name, the value alone is said back."""
     if meant != value:
-        say(f"note: {option} {value} is {meant}{more}", err=True)
+        said = value if parameter is not None and parameter.param_type_name == "argument" else f"{option} {value}"
+        say(f"note: {said} is {meant}{more}", err=True)
     return meant
 
 

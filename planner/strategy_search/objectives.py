@@ -14,8 +14,8 @@ from hardware_profiles import of_one_kind
 from planner.errors import InfeasibleError, LimitError, PlannerError
 from planner.limits import limited, reached, reading, seconds_after, seconds_left, sharing
 from planner.nearest import divisors
-from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.candidates import with_candidates
+from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.neighbours import with_neighbours
 from planner.strategy_search.offloading import decided_as, with_offload
 from planner.strategy_search.placing import with_placing

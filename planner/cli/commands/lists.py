@@ -19,7 +19,10 @@ SCHEMA_VERSION = 1  # of the objects that `plan models --json`, `plan profiles -
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(help="Show one model with its dimensions and their source; changed: NAME+KEY=VALUE."),
+        typer.Argument(
+            help="Show one model with its dimensions and their source; changed: NAME+KEY=VALUE.",
+            callback=model_of,
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -107,7 +110,9 @@ def _dimension_text(value: object) -> str:
 
 
 def profiles(
-    name: Annotated[str | None, typer.Argument(help="Show one profile with the source of every number.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Show one profile with the source of every number.", callback=hardware_of)
+    ] = None,
     fit: Annotated[
         bool,
         typer.Option("--fit", help="Show its fitted numbers, how well they fit, and how far off training runs are."),
