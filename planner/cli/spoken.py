@@ -16,25 +16,41 @@ _BINARY = {"": 1, "k": 2**10, "m": 2**20}
 _DECIMAL = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 
 
-def model_of(value: str | None, parameter: "CallbackParam | None" = None) -> str | None:
-    """The model that a person means."""
+def model_of(value: str | None) -> str | None:
+    """The model that a person means with --model."""
+    return _model(value, "--model ")
+
+
+def model_named(value: str | None) -> str | None:
+    """The same of an argument, which has no name."""
+    return _model(value, "")
+
+
+def hardware_of(value: str | None) -> str | None:
+    """The hardware that a person means with --hardware."""
+    return _hardware(value, "--hardware ")
+
+
+def hardware_named(value: str | None) -> str | None:
+    """The same of an argument, which has no name."""
+    return _hardware(value, "")
+
+
+def _model(value: str | None, option: str) -> str | None:
     from planner.models.nicknames import full_model
 
-    return None if value is None else _noted("--model", value, full_model(value), parameter, " of the zoo")
+    return None if value is None else _noted(option, value, full_model(value), " of the zoo")
 
 
-def hardware_of(value: str | None, parameter: "CallbackParam | None" = None) -> str | None:
-    """The hardware that a person means."""
+def _hardware(value: str | None, option: str) -> str | None:
     from hardware_profiles.nicknames import full_profile
 
-    return None if value is None else _noted("--hardware", value, full_profile(value), parameter)
+    return None if value is None else _noted(option, value, full_profile(value))
 
 
-def _noted(option: str, value: str, meant: str, parameter: "CallbackParam | None", more: str = "") -> str:
-    """Of an argument, which has no name, the value alone is said back."""
+def _noted(option: str, value: str, meant: str, more: str = "") -> str:
     if meant != value:
-        said = value if parameter is not None and parameter.param_type_name == "argument" else f"{option} {value}"
-        say(f"note: {said} is {meant}{more}", err=True)
+        say(f"note: {option}{value} is {meant}{more}", err=True)
     return meant
 
 

@@ -8,6 +8,7 @@ import typer
 from planner.cli.errors import reporting
 from planner.cli.fits import fit_content, print_fit
 from planner.cli.output import write_json
+from planner.cli.spoken import hardware_named, model_named
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def models(
         str | None,
         typer.Argument(
             help="Show one model with its dimensions and their source; changed: NAME+KEY=VALUE.",
-            callback=model_of,
+            callback=model_named,
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -111,7 +112,8 @@ def _dimension_text(value: object) -> str:
 
 def profiles(
     name: Annotated[
-        str | None, typer.Argument(help="Show one profile with the source of every number.", callback=hardware_of)
+        str | None,
+        typer.Argument(help="Show one profile with the source of every number.", callback=hardware_named),
     ] = None,
     fit: Annotated[
         bool,
