@@ -86,6 +86,7 @@ class BestFirst:
         self.plain = set[tuple[object, int]]()  # families and micro-batches of those with one stage on each rank
         self.ready: tuple[Ranked, ...] = ()  # the incumbent priced, where time is limited
         self.pricing = 0.0  # seconds that this took
+        self.priced: tuple[Ranked, ...] = ()  # contenders that were made plans
 
     @property
     def cutoff(self) -> float:
@@ -431,8 +432,10 @@ class BestFirst:
                 more,
                 why if not stopped else "the search was stopped",
             )
+        plans = self._plans(bound, stopped)
         return SearchResult(
-            plans=self._plans(bound, stopped),
+            plans=plans,
+            priced=self.priced,
             bound_seconds=bound,
             covered=self.covered,
             contexts=self.contexts.outcomes(),
@@ -460,6 +463,7 @@ class BestFirst:
             if not stopped and self.request.algorithm != "recursive_programming":
                 with contextlib.suppress(LimitError):
                     plans = self._search_on(finalists, plans)
+            self.priced = finalists.priced
             return plans
         except LimitError:
             if not self.ready:

@@ -166,6 +166,12 @@ class Finalists:
             self._known[id(found)] = (found, overlapped)
         return self._known[id(found)][1]
 
+    @property
+    def priced(self) -> tuple[Ranked, ...]:
+        """Contenders that `plans` has priced, those that do not fit left out."""
+        known = (ranked for _, ranked in self._known.values())
+        return tuple(one for one in known if self._fits(one.configuration, one.plan.prediction))
+
     def plain(self, found: Contender) -> Ranked | None:
         """A contender as it was found, as a plan, in the order of turns that takes it least; None where it does not
         fit."""
