@@ -90,8 +90,7 @@ def plan_of(subject: Subject, description: "Description") -> "BoundPlan":
             vocabulary=description.vocabulary_parallel,
             full=description.full,
             selective=description.selective,
-            keeps=description.kept.calls,
-            keeps_all_but=description.kept.but,
+            kept=description.kept,
         ),
     )
 

@@ -126,7 +126,7 @@ def _candidates(
 
 def _varied(here: "Description") -> "Iterator[Description]":
     """The configuration with other micro-batches and other recomputation."""
-    from planner.export.description import Kept
+    from planner.plan.layout.kept import Kept
 
     none = (0,) * len(here.layers)
     samples = here.micro_batch * here.micro_batches

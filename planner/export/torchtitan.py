@@ -74,7 +74,7 @@ def _give_up_zero(giving: Giving) -> None:
 
 def _give_up_recomputation(giving: Giving) -> None:
     d = giving.description
-    if any(d.selective) and not (d.selective == d.layers and set(d.kept.but) == set(OPERATORS)):
+    if any(d.selective) and not (d.selective == d.layers and d.kept.but == OPERATORS):
         common.give_up_selective(giving, "whole blocks")
     d = giving.description
     if any(d.full) and d.full != d.layers and recomputed_every(d) is None:

@@ -9,7 +9,7 @@ from typing import Any
 from hardware_profiles.foreign import SETTINGS, ForeignTextError, parse_toml
 from planner.export import common
 from planner.export.architecture import Architecture
-from planner.export.description import Description, ExportError, Kept, data_of, micro_batches_of, stages_for, stages_of
+from planner.export.description import Description, ExportError, data_of, micro_batches_of, stages_for, stages_of
 from planner.export.recipes import Recipe, plain_settings, recipe_in
 from planner.export.settings import Settings, size_of
 from planner.export.target import Facts, Reading
@@ -28,6 +28,7 @@ from planner.export.torchtitan_writing import (
 )
 from planner.export.unmodelled import unmodelled
 from planner.graph.fp8 import NO_FP8, Fp8
+from planner.plan.layout.kept import Kept
 from planner.sharding.update import PLAIN, Update
 
 _SECTIONS = ("training.", "parallelism.", "activation_checkpoint.", "model.", "job.")

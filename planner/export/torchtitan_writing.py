@@ -28,7 +28,7 @@ MODULES = {
 }  # fmt: skip
 """Linear layers of a block of a Llama, as Hugging Face and torchtitan name them."""
 _EVERY = "model.layers.*.{}.weight"
-OPERATORS = ("copy", "elementwise", "normalisation")  # what "op" recomputes, beside every second product
+OPERATORS = ("elementwise", "normalisation")  # what "op" recomputes, beside every second product
 Sections = dict[str, dict[str, object]]
 
 
