@@ -7,9 +7,9 @@ compute on weights in bf16 alone, and models with experts.
 """
 
 from planner.engines.space import EngineSpace, Settings
-from planner.plan.layout.kept import Kept
+from planner.plan.layout.kept import EVERY_SECOND_PRODUCT, Kept
 
-_PRODUCTS = Kept(but=("elementwise", "normalisation"))
+_PRODUCTS = Kept(but=("elementwise", EVERY_SECOND_PRODUCT, "normalisation"))
 """Of torchtitan's selective recomputation by operators ("op")."""
 
 TORCHTITAN = EngineSpace(

@@ -270,7 +270,6 @@ def _with_recomputation(settings: Settings, d: Description, notes: list[str]) ->
     if mode != "selective":
         raise ExportError(f"activation_checkpoint.mode: {mode}; plans have none, full and selective")
     if option == "op":
-        notes.append("selective by operators: every second product, which is computed again too, is priced as kept")
         return replace(d, selective=d.layers, kept=Kept(but=OPERATORS))
     every = size_of(option)
     if every is None:

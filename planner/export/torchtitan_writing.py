@@ -10,6 +10,7 @@ from planner.export.shell import torchrun_script
 from planner.export.target import Asked, Job
 from planner.export.toml import toml_text
 from planner.graph.fp8 import Fp8
+from planner.plan.layout.kept import EVERY_SECOND_PRODUCT
 
 SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved_1f1b": "Interleaved1F1B"}
 DTYPES = engine_words("torchtitan")
@@ -28,7 +29,7 @@ MODULES = {
 }  # fmt: skip
 """Linear layers of a block of a Llama, as Hugging Face and torchtitan name them."""
 _EVERY = "model.layers.*.{}.weight"
-OPERATORS = ("elementwise", "normalisation")  # what "op" recomputes, beside every second product
+OPERATORS = ("elementwise", EVERY_SECOND_PRODUCT, "normalisation")  # what "op" recomputes
 Sections = dict[str, dict[str, object]]
 
 

@@ -23,14 +23,16 @@ from planner.sharding.rules import rule_of
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
     """What a selectively recomputed block keeps: results of the calls `calls` (`planner.plan.layout.roles.call_word`);
-    or of all calls but those in `but`: of classes (`hardware_profiles.OP_CLASSES`), and of parts of a block as
-    Megatron-LM names them (`planner.plan.layout.parts.PARTS`). One of the two is empty."""
+    or of all calls but those in `but`: of classes (`hardware_profiles.OP_CLASSES`), of parts of a block as
+    Megatron-LM names them (`planner.plan.layout.parts.PARTS`), and `EVERY_SECOND_PRODUCT`. One of the two is empty."""
 
     calls: tuple[str, ...] = ()
     but: tuple[str, ...] = ()
 
 
 NOTHING_KEPT = Kept()
+EVERY_SECOND_PRODUCT = "every second matmul"
+"""The second, fourth, ... matrix product of a block, which torchtitan's selective policy computes again."""
 _LIKE = {"copy": "elementwise"}  # classes that are no words of their own
 
 
@@ -49,12 +51,14 @@ def block_words(graph: OperatorGraph, operators: Sequence[int]) -> dict[int, Wor
     rules = [rule_of(graph, graph.operators[at]) for at in operators]
     sparse = any(rule.op_class == "experts" for rule in rules)
     read = _read_backward(graph, operators)
+    products = [place for place, rule in enumerate(rules) if rule.op_class == "matmul"]
     found = {}
     for place, (at, rule) in enumerate(zip(operators, rules, strict=True)):
         if keeping_fault(rule) is None:
             op, op_class = graph.operators[at], _LIKE.get(rule.op_class, rule.op_class)
+            second = [EVERY_SECOND_PRODUCT] if place in products[1::2] else []
             found[place] = Words(
-                names=frozenset((op_class, *parts_of(op.name, sparse))),
+                names=frozenset((op_class, *parts_of(op.name, sparse), *second)),
                 call=call_word(op.name, rule.op_class),
                 needed=op_class != "elementwise" or not read.isdisjoint(op.results),
             )
