@@ -33,7 +33,7 @@ from planner.sharding.update import PLAIN, Update
 
 _SECTIONS = ("training.", "parallelism.", "activation_checkpoint.", "model.", "job.")
 _OLD_FP8 = "float8"
-"""The converter of linear layers, as it was called first."""
+"""The converter of linear layers, and its section, as torchtitan 0.1 has them."""
 _LIMITS = replace(SETTINGS, finite=False)  # a norm of infinity clips nothing
 
 
@@ -86,7 +86,7 @@ def _of_registry(recipe: Recipe) -> tuple[Settings, tuple[str, ...]]:
 
 
 def _mattering(settings: Settings, names: tuple[str, ...], fp8: Fp8) -> Iterator[tuple[str, Any]]:
-    yield from ((path, value) for path, value in settings.all if not path.startswith("quantize."))
+    yield from ((path, value) for path, value in settings.all if not path.startswith(("quantize.", f"{_OLD_FP8}.")))
     if fp8:
         return
     converters = [str(settings.value("model.converters") or ""), *names]
@@ -147,16 +147,17 @@ def _read(settings: Settings, facts: Facts) -> tuple[Description, list[str]]:
 
 def _read_fp8(settings: Settings, notes: list[str]) -> Fp8:
     """Linear layers in fp8, where the file has them by a recipe and leaves out what plans can leave out, too."""
-    converters, names = settings.value("model.converters"), settings.value(f"{FP8}.filter_fqns")
-    name = settings.word(f"{FP8}.recipe_name", "")
+    converters = settings.value("model.converters")
+    known = set(map(str, converters)) if isinstance(converters, list) else set[str]()
+    where = next((one for one in (FP8, _OLD_FP8) if one in known), FP8)
+    names, name = settings.value(f"{where}.filter_fqns"), settings.word(f"{where}.recipe_name", "")
     recipe = next((ours for ours, theirs in FP8_RECIPES.items() if (theirs or "") == name), None)
     left_out = read_left_out([str(one) for one in names]) if isinstance(names, list) else ()
-    known = isinstance(converters, list) and {FP8, _OLD_FP8} & set(map(str, converters))
-    if not known or recipe is None or left_out is None:
+    if where not in known or recipe is None or left_out is None:
         return NO_FP8
     if not isinstance(names, list) or HEAD not in names:
         notes.append("filter_fqns: the head is priced as left out of fp8")
-    if settings.truth(f"{FP8}.enable_fsdp_float8_all_gather"):
+    if settings.truth(f"{where}.enable_fsdp_float8_all_gather"):
         notes.append("enable_fsdp_float8_all_gather: weights are priced as gathered in 16 bits, so a step takes less")
     return Fp8(recipe=recipe, left_out=left_out)
 
