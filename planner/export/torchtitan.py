@@ -1,4 +1,5 @@
-"""torchtitan: the TOML file of 0.2, the last version that reads one.
+"""torchtitan: the TOML file of 0.2, the last version that reads one; later ones read the same as a configuration in
+Python (`planner.export.torchtitan_registry`).
 
     ZeRO 0                data_parallel_replicate_degree: DDP, which it runs without any other parallelism
     HSDP                  data_parallel_replicate_degree copies of data_parallel_shard_degree shards
@@ -90,7 +91,7 @@ def _covers(full: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 
 TORCHTITAN = Target(
     name="torchtitan",
-    about="torchtitan 0.2: train.toml",
+    about="torchtitan 0.2: train.toml (later ones: plan_config.py)",
     main="train.toml",
     nearest=nearest,
     write=write,

@@ -32,6 +32,7 @@ from planner.plan.layout.kept import Kept
 from planner.sharding.update import PLAIN, Update
 
 _SECTIONS = ("training.", "parallelism.", "activation_checkpoint.", "model.", "job.")
+_PARTS = "parallelism.module_fqns_per_model_part"
 _OLD_FP8 = "float8"
 """The converter of linear layers, and its section, as torchtitan 0.1 has them."""
 _LIMITS = replace(SETTINGS, finite=False)  # a norm of infinity clips nothing
@@ -67,7 +68,14 @@ def _of_registry(recipe: Recipe) -> tuple[Settings, tuple[str, ...]]:
     length = found.pop("training.max_context_length", None)
     tokens = found.pop("training.num_tokens_per_microbatch_per_dp_rank", None)
     if isinstance(length, int) and isinstance(tokens, int) and length > 0 and tokens >= length:
-        found |= {"training.seq_len": length, "training.local_batch_size": tokens // length}
+        micro_batch, passes = tokens // length, found.pop("parallelism.num_pp_microbatches", 1)
+        piped = type(passes) is int and found.get("parallelism.pipeline_parallel_degree", 1) != 1
+        found |= {"training.seq_len": length, "training.local_batch_size": micro_batch * (passes if piped else 1)}
+        if piped:
+            found["parallelism.pipeline_parallel_microbatch_size"] = micro_batch
+        step = found.pop("training.num_tokens_per_train_step", None)
+        if isinstance(step, int) and step >= length:
+            found["training.global_batch_size"] = step // length
     for name in recipe.names:
         if name.endswith("AC.Config"):
             mode = name.rpartition("AC.")[0].rpartition(".")[2].lower()
@@ -76,6 +84,9 @@ def _of_registry(recipe: Recipe) -> tuple[Settings, tuple[str, ...]]:
                 found["activation_checkpoint.selective_ac_option"] = "op"
         if name.startswith("model_registry "):
             found["model.flavor"] = name.removeprefix("model_registry ")
+    parts = recipe.settings.get(_PARTS)
+    if isinstance(parts, list) and all(isinstance(part, list) for part in parts):
+        found[_PARTS] = parts
     found.setdefault("activation_checkpoint.mode", "none")
     sections: dict[str, dict[str, Any]] = {}
     for path, value in found.items():
@@ -196,7 +207,7 @@ def _read_data(settings: Settings, facts: Facts, rest: int) -> tuple[int, int]:
 def _read_stages(settings: Settings, layers: int, pipeline: int) -> tuple[tuple[int, ...], int, str]:
     known = {theirs.lower(): ours for ours, theirs in SCHEDULES.items()}
     word = settings.word("parallelism.pipeline_parallel_schedule", "1F1B")
-    parts = settings.value("parallelism.module_fqns_per_model_part")
+    parts = settings.value(_PARTS)
     if pipeline == 1:
         return (layers,), 1, "1f1b"
     if word.lower() not in known:
