@@ -250,7 +250,7 @@ class Engine:
         check_virtual_stages(pipeline_of_kinds.chain, setting)
         multipliers: list[Multipliers] | None = None
         if setting.chunks > 1:  # what other numbers of virtual stages have asked is known
-            key = (gathers, configuration.under(self.request.pinned).recomputation)
+            key = self._running(configuration, gathers)
             multipliers = self._known(configuration).multipliers.setdefault(key, [])
         evaluation = Evaluation(
             pipeline_of_kinds, setting, cutoff=cutoff, enough=enough, hint=hint, multipliers=multipliers
@@ -260,11 +260,16 @@ class Engine:
     def pipeline_of_kinds(self, configuration: Configuration, gathers: str) -> HeterogeneousPipeline:
         """The pieces of a configuration with weights gathered in a way; kept as long as its tables are."""
         known = self._known(configuration)
-        key = (gathers, configuration.under(self.request.pinned).recomputation)
+        key = self._running(configuration, gathers)
         if key not in known.pieces:
             own = self._spread(configuration, gathers) if self.spreads else known.tables
             known.pieces[key] = self._cut(configuration, own, gathers)
         return known.pieces[key]
+
+    def _running(self, configuration: Configuration, gathers: str) -> tuple[object, ...]:
+        """What pieces of a configuration differ in that are cut from the same tables."""
+        pinned = configuration.under(self.request.pinned)
+        return gathers, pinned.recomputation, pinned.kept
 
     def _cut(
         self, configuration: Configuration, tables: Tables, gathers: str, free: Collection[int] = ()
@@ -281,6 +286,7 @@ class Engine:
                 activations=self.request.offload.activations,
                 saved=self.request.offload.saved,
                 gathers=gathers,
+                kept=configuration.under(self.request.pinned).kept,
                 machine=machine,
             )
             for own, group in zip(tables, parts_of(machine), strict=True)

@@ -7,11 +7,11 @@ from hardware_profiles import OP_CLASSES, PYTORCH, Cluster, Machine
 from planner.errors import unknown_name
 from planner.faults import Fault
 from planner.nearest import divisors, nearest_words
+from planner.plan.layout.kept import EVERY_SECOND_PRODUCT
 from planner.plan.plan import INTERLEAVED
 from planner.plan.schedule_checks import Turns, ring_fault, schedule_fault, tensor_overlap_fault
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import ContextBy, Pinned, Running, context_splits
-from planner.strategy_search.request.template import EVERY_SECOND_PRODUCT
 
 _DEGREES = ("pipeline", "data", "context", "ulysses", "tensor", "expert", "replicas", "micro_batch", "micro_batches")
 _SEARCHED = ("virtual_stages", "interleave", "slices", "tensor_overlap")  # where 0 has them searched
