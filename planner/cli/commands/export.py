@@ -122,7 +122,7 @@ def _export(plan_file: Path, to: str, hardware: str | None, given: str | None, w
 
 def _files(found: Export, onto: Path | None) -> dict[str, str]:
     """What is written, by name; the settings in the text of an existing file, where one is given."""
-    from planner.cli.commands.import_operators import refusing
+    from planner.api.importing import refusing
     from planner.export.launching import folder_files
     from planner.export.onto import written_onto
     from planner.export.target import Facts
@@ -184,3 +184,6 @@ def _print(found: Export, output: Path, files: Sequence[str]) -> None:
         words = ", ".join(one.words for one in found.hosts)
         console.print(f"Stages count on the order of hosts: give the launch node ranks {words}", soft_wrap=True)
     console.print(styled("Written to ", (str(output), "bold"), f": {', '.join(files)}"), soft_wrap=True)
+    for variable, what in found.target.fill_in(found.job):
+        if variable:
+            console.print(f"Set {variable}: {what}", soft_wrap=True)

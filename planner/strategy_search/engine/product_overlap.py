@@ -7,14 +7,15 @@ prices it, with the memory that it takes; it is taken where it fits and saves `W
 take turns, or the backward pass is in two parts, there are no overlaps: then the plan without the one is compared with
 the plan without the other. On CPUs there are none unless somebody asks: their messages take the cores that compute.
 
-Not good for: plans that are faster with overlaps than the one that was found, and slower without: the search compares
-what is waited for. Its bound is one of that sum, which overlaps do not change.
+Contenders are told apart with their overlaps (`planner.strategy_search.engine.finalists`). Not good for: plans whose
+sums are too long to contend, and that are the fastest with overlaps; nor are layouts chosen for them. The bound of the
+search is one of the sum, which overlaps do not change.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from hardware_profiles import PYTORCH, Bytes, Cluster, Machine, device_type_of
+from hardware_profiles import Bytes, Machine, device_type_of
 from planner.errors import RequestError
 from planner.plan.binding.bind import BoundPlan, stage_of_operators
 from planner.plan.layout.overlapped_products import Overlap, in_chunks, name_of, possible_overlaps
@@ -23,6 +24,7 @@ from planner.plan.prediction.product_overlap import ProductOverlap
 from planner.plan.prediction.walk import Walk, walks_of
 from planner.plan.schedule_checks import tensor_overlap_fault
 from planner.strategy_search.engine.scheduling import WORTH
+from planner.strategy_search.request.checks import runs_here
 from planner.strategy_search.request.space import Pinned
 
 CHUNKS = (1, 2, 4, 8)
@@ -31,18 +33,21 @@ CHUNKS = (1, 2, 4, 8)
 Chosen = tuple[tuple[str, int, int], ...]
 
 
-def with_tensor_overlap(
-    bound: BoundPlan, plain: BoundPlan, pinned: Pinned, cluster: Machine, limits: Sequence[Bytes]
-) -> BoundPlan:
-    """The same plan with overlaps, or `plain`, the plan before its micro-batches took turns, where that is faster; on
-    ranks whose devices may use so many bytes.
+def may_overlap(pinned: Pinned, cluster: Machine) -> bool:
+    """Whether collectives may run under products: where that is asked for, and on devices of our runtime."""
+    asked = pinned.tensor_overlap
+    return runs_here(cluster) and asked != 1 and (asked is not None or device_type_of(cluster) != "cpu")
+
+
+def with_tensor_overlap(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: Sequence[Bytes]) -> BoundPlan:
+    """The same plan with overlaps, where that is faster or asked for; on ranks whose devices may use so many bytes.
 
     Raises RequestError where chunks are asked for, and nothing of the plan can be in so many.
     """
     asked = pinned.tensor_overlap
-    if asked == 1 or (not asked and not _is_tried(cluster, asked)):
+    if not may_overlap(pinned, cluster):
         return bound
-    tried = list(_tried(bound, plain, pinned, cluster))
+    tried = list(_tried(bound, pinned, cluster))
     if not tried:
         if asked:
             raise RequestError(
@@ -110,24 +115,16 @@ def _seconds(bound: BoundPlan) -> float:
     return bound.plan.prediction.step_seconds
 
 
-def _is_tried(cluster: Machine, asked: int | None) -> bool:
-    """Whether overlaps are tried where no number of chunks is asked for."""
-    ours = isinstance(cluster, Cluster) and cluster.software.name == PYTORCH.name
-    return ours and (asked == 0 or device_type_of(cluster) != "cpu")
-
-
-def _tried(bound: BoundPlan, plain: BoundPlan, pinned: Pinned, cluster: Machine) -> Iterator[BoundPlan]:
-    """The plan with the overlaps that are asked for, or its best."""
+def _tried(bound: BoundPlan, pinned: Pinned, cluster: Machine) -> Iterator[BoundPlan]:
+    """The plan with the overlaps that are asked for, or its best; perhaps under 1F1B."""
+    plan, asked = bound.plan, pinned.tensor_overlap
     free = pinned.schedule is None and pinned.interleave is None and pinned.slices is None
-    for one in (bound, plain) if free else (bound,):
-        plan = one.plan
-        for schedule in dict.fromkeys((plan.schedule, "1f1b")) if free else (plan.schedule,):
-            if tensor_overlap_fault(True, schedule, plan.training.interleave, plan.slices) is not None:
-                continue
-            other = replace(one, plan=replace(plan, schedule=schedule))
-            asked = pinned.tensor_overlap
-            chosen = _all(other, asked) if asked else best_overlaps(other, cluster)
-            if chosen:
-                training = replace(plan.training, tensor_overlap=chosen)
-                yield replace(other, plan=replace(other.plan, training=training))
-                return
+    for schedule in dict.fromkeys((plan.schedule, "1f1b")) if free else (plan.schedule,):
+        if tensor_overlap_fault(True, schedule, plan.training.interleave, plan.slices) is not None:
+            continue
+        other = replace(bound, plan=replace(plan, schedule=schedule))
+        chosen = _all(other, asked) if asked else best_overlaps(other, cluster)
+        if chosen:
+            training = replace(plan.training, tensor_overlap=chosen)
+            yield replace(other, plan=replace(other.plan, training=training))
+            return
