@@ -35,7 +35,7 @@ _REWRITE = (
     " torch.library.custom_op"
 )
 _APPLY = torch.autograd.Function.__dict__["apply"].__func__
-_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+_LIBRARY: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
 _FUNCTIONS: dict[str, Any] = {}
 """By the name of an operator the function that it stands for: the one that was traced last, where a model is built
 again. PyTorch's own registry, which this goes with, is as global."""
@@ -91,7 +91,7 @@ def _kind(argument: Any) -> str:
 def _forward(module: nn.Module, cls: Any, args: Sequence[Any]) -> tuple[Any, str]:
     """What the function returns for tensors without data, and by what it draws random numbers, if it does."""
     try:
-        with torch.no_grad(), _disable_current_modes(), _Watched() as watched:
+        with torch.no_grad(), _disable_current_modes(), _Watched() as watched:  # type: ignore[no-untyped-call]
             given = pytree.tree_map_only(torch.Tensor, _without_data, list(args))
             made = _APPLY(cls, *given)
             returned = tuple(made) if isinstance(made, list) else made
@@ -137,7 +137,7 @@ def _differentiable(name: str, args: Sequence[Any]) -> Any:
     return _APPLY(_FUNCTIONS[name], *args)
 
 
-class _Watched(TorchDispatchMode):
+class _Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees whether random numbers are drawn."""
 
     draws = ""

@@ -192,6 +192,7 @@ ENVIRONMENT = ("environ", "environb", "getenv", "getenvb", "putenv", "unsetenv")
 # The names of a module that its functions change.
 STATE = {
     "planner.cli.limiting": {"_BEGAN"},  # a ContextVar: when the process began, where a command is all that it does
+    "planner.graph.own_functions": {"_FUNCTIONS"},  # what operators of PyTorch's own registry stand for
     "planner.limits": {"_CURRENT"},  # a ContextVar: the limits of the call that runs
     "runtime.comm.groups": {"_LAST"},  # the step of which `get_rank` and its like speak, as long as it lives
     "runtime.step.training_step": {"_alive"},  # steps whose process groups are left before the interpreter ends
