@@ -26,6 +26,10 @@ def recurrent(shard: "Shard", source: torch.Tensor, states: Any, weights: list[t
         source = _asked(source, weights[0])
         given = isinstance(states, list)
         states = [_asked(state, weights[0]) for state in states] if given else _asked(states, weights[0])
+    if (
+        source.dtype != torch.float32
+    ):  # oneDNN has a kernel of layers for this alone, and the fast products of the others
+        return layer(source, states, weights, *rest)
     with _without_onednn():
         return layer(source, states, weights, *rest)
 
