@@ -61,6 +61,13 @@ def _misnamed(function: str, signature: inspect.Signature, given: Mapping[str, o
     return f"{function}: give {', '.join(f'{name}=...' for name in lacking)}" if lacking else ""
 
 
+def options_of(function: str, given: Mapping[str, object], known: Callable[..., object]) -> None:
+    """Raise RequestError for an option that a function passes on and that is none of those `known` has."""
+    signature = inspect.signature(known)
+    if set(given) - set(signature.parameters):
+        raise RequestError(_misnamed(function, signature, given))
+
+
 def callback(name: str, value: object) -> None:
     """Raise RequestError unless `value` is None or can be called."""
     if value is not None and not callable(value):
