@@ -218,7 +218,7 @@ def compare(
     Raises:
         RequestError: for an argument of another type, and where a model or hardware is not known.
     """
-    options_of("compare", options, search)
+    options_of("compare", options, search, trace)
     models, names = _several("model", model), _several("hardware", hardware)
     counts, stacks = _several("devices", devices), _several("software", software)
     for count in counts:
@@ -262,7 +262,7 @@ def capacity(
     Whole nodes are looked at, 2^k and 3 x 2^k of them up to `most` devices. Fewer devices are taken to be slower, so
     that bisection finds the fewest of these; arguments are those of `compare`.
     """
-    options_of("capacity", options, search)
+    options_of("capacity", options, search, trace)
     number("days", days, least=0, whole=False)
     _check_tokens(tokens)
     node = parts_of(machine_given(hardware))[0].devices_per_node or 8

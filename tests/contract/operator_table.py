@@ -46,10 +46,10 @@ is one of these:
 | exchange, aligned, ring | two loops are split on one axis |
 | whole | it is never split |
 
-**Execution**: a test runs the operator on the pieces of simulated ranks, with this many calls and splits, and recombines
-results and gradients to those of the unsplit call. **DTensor**: a test compares the layouts with those that PyTorch's
-own propagation derives without a collective, forward and backward. A number refers to the differences below; "no" marks
-operators that are not compared.
+**Execution**: a test runs the operator on the pieces of simulated ranks, with this many calls and splits, and
+recombines results and gradients to those of the unsplit call. **DTensor**: a test compares the layouts with those that
+PyTorch's own propagation derives without a collective, forward and backward. A number refers to the differences below;
+"no" marks operators that are not compared.
 
 | operator | rule | loops | execution | DTensor |
 |---|---|---|---|---|
