@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from planner.graph.operator_graph import OperatorGraph
     from planner.plan.binding.bind import BoundPlan
     from planner.plan.plan import ModelReference, Training
+    from planner.sharding.update import Update
     from planner.strategy_search.request.request import SearchRequest
 
 
@@ -44,23 +45,11 @@ def plan_of(subject: Subject, description: "Description") -> "BoundPlan":
     """The plan of a description, priced on the subject's machine. It may not fit."""
     from planner.strategy_search.fixed.megatron_layout import Usual, usual_plan
     from planner.strategy_search.request.offload import Offload
-    from planner.strategy_search.request.request import SearchRequest
     from planner.strategy_search.request.space import Pinned
 
     context_by = "heads" if description.ring == 1 else "ring" if description.heads == 1 else "hybrid"
     experts = description.expert is not None
-    request = SearchRequest(
-        graph=subject.graph,
-        batch=subject.batch,
-        model=subject.model,
-        cluster=subject.cluster,
-        global_batch=description.global_batch,
-        precision=description.precision,
-        optimizer=description.optimizer,
-        update=description.update,
-        imbalance=description.imbalance,
-        fp8=description.fp8,
-    )
+    request = asked_like(subject, description, description.update)
     pinned = Pinned(
         pipeline=description.pipeline,
         data=description.data,
@@ -90,31 +79,38 @@ def plan_of(subject: Subject, description: "Description") -> "BoundPlan":
             vocabulary=description.vocabulary_parallel,
             full=description.full,
             selective=description.selective,
-            keeps=description.kept.calls,
-            keeps_all_but=description.kept.but,
+            kept=description.kept,
         ),
     )
 
 
-def asked_like(subject: Subject, training: "Training", space: "EngineSpace | None" = None) -> "SearchRequest":
-    """A request for plans that train as another one does, in the space of an engine where one is given. What becomes of
-    gradients is open but for what would train something else."""
+def asked_like(
+    subject: Subject,
+    trained: "Training | Description",
+    update: "Update | None" = None,
+    space: "EngineSpace | None" = None,
+    time_limit: float | None = None,
+) -> "SearchRequest":
+    """A request for plans that train as another one does, in the space of an engine where one is given. Where no
+    `update` is given, what becomes of gradients is open but for what would train something else."""
     from planner.sharding.update import DEFAULT
     from planner.strategy_search.request.request import SearchRequest
 
-    kept = {name: getattr(training.update, name) for name in ("gradients", "clip_norm", "local_parameters", "placed")}
+    kept = ("gradients", "clip_norm", "local_parameters", "placed")
+    opened = replace(DEFAULT, **{name: getattr(trained.update, name) for name in kept})
     return SearchRequest(
         graph=subject.graph,
         batch=subject.batch,
         model=subject.model,
         cluster=subject.cluster,
-        global_batch=training.global_batch,
-        precision=training.precision,
-        optimizer=training.optimizer,
-        update=replace(DEFAULT, **kept),
-        imbalance=training.imbalance,
-        fp8=training.fp8,
+        global_batch=trained.global_batch,
+        precision=trained.precision,
+        optimizer=trained.optimizer,
+        update=opened if update is None else update,
+        imbalance=trained.imbalance,
+        fp8=trained.fp8,
         space=space,
+        time_limit=time_limit,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from planner.api.carrying import Subject, plan_of
+from planner.api.carrying import Subject, asked_like, plan_of
 from planner.errors import PlannerError
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from planner.export.target import Target
     from planner.plan.binding.bind import BoundPlan
     from planner.plan.plan import Prediction
-    from planner.sharding.update import Update
-    from planner.strategy_search.request.request import SearchRequest
     from planner.strategy_search.result import Progress, SearchResult
 
 _PINNED: Mapping[str, tuple[Mapping[str, Any], ...]] = {
@@ -80,13 +78,11 @@ def _within_space(subject: Subject, target: "Target", here: "Description", patie
     """The best in the space of the engine for the training that a description says; None where that has no place there,
     or nothing fits."""
     from planner.engines.spaces import SPACES
-    from planner.sharding.update import DEFAULT
     from planner.strategy_search.objectives import plan_for
 
     if target.name not in SPACES:
         return None
-    update = replace(DEFAULT, clip_norm=here.update.clip_norm)
-    request = replace(_request(subject, here, update, patience.time_limit), fp8=here.fp8, space=SPACES[target.name])
+    request = asked_like(subject, here, space=SPACES[target.name], time_limit=patience.time_limit)
     try:
         return plan_for(request, patience.on_progress, patience.cancelled)
     except PlannerError:
@@ -132,7 +128,7 @@ def _candidates(
 
 def _varied(here: "Description") -> "Iterator[Description]":
     """The configuration with other micro-batches and other recomputation."""
-    from planner.export.description import Kept
+    from planner.plan.layout.kept import Kept
 
     none = (0,) * len(here.layers)
     samples = here.micro_batch * here.micro_batches
@@ -145,31 +141,13 @@ def _varied(here: "Description") -> "Iterator[Description]":
                 )
 
 
-def _request(subject: Subject, here: "Description", update: "Update", time_limit: float | None) -> "SearchRequest":
-    """For the training that a description says, updated so."""
-    from planner.strategy_search.request.request import SearchRequest
-
-    return SearchRequest(
-        graph=subject.graph,
-        batch=subject.batch,
-        model=subject.model,
-        cluster=subject.cluster,
-        global_batch=here.global_batch,
-        precision=here.precision,
-        optimizer=here.optimizer,
-        update=update,
-        imbalance=here.imbalance,
-        time_limit=time_limit,
-    )
-
-
 def _searched(subject: Subject, target: "Target", here: "Description", patience: Patience) -> "Iterator[Description]":
     from planner.export.describe import describe
     from planner.strategy_search.objectives import plan_for
     from planner.strategy_search.request.offload import NOTHING
     from planner.strategy_search.request.space import Pinned
 
-    request = _request(subject, here, here.update, patience.time_limit)
+    request = asked_like(subject, here, here.update, time_limit=patience.time_limit)
     for pins in _PINNED[target.name]:
         for way in _RECOMPUTE:
             if patience.cancelled():

@@ -200,7 +200,7 @@ def _searched(subject: Subject, bound: "BoundPlan", target: "Target") -> "tuple[
     space, cluster = SPACES[target.name], subject.cluster
     if bound.plan.cluster.software in (PYTORCH.name, *(one.software for one in SPACES.values())):
         cluster = cluster.with_software(load_software(space.software))
-    request = asked_like(replace(subject, cluster=cluster), bound.plan.training, space)
+    request = asked_like(replace(subject, cluster=cluster), bound.plan.training, space=space)
     found = plan_for(request, lambda _: None, lambda: False).bound
     return found, describe(found)
 

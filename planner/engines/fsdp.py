@@ -2,25 +2,32 @@
 `planner.export.accelerate` and `planner.export.torch_script`.
 
 Left out of the spaces, though the exporters write them: plain data parallelism, copies where a context alone shares
-out (HSDP), recomputation of some layers or of some operators, GPipe; for torchtitan configurations without FSDP, which
+out (HSDP), recomputation of every nth layer, GPipe; for torchtitan configurations without FSDP, which
 compute on weights in bf16 alone, and models with experts.
 """
 
 from planner.engines.space import EngineSpace, Settings
+from planner.plan.layout.kept import EVERY_SECOND_PRODUCT, Kept
+
+_PRODUCTS = Kept(but=("elementwise", EVERY_SECOND_PRODUCT, "normalisation"))
+"""Of torchtitan's selective recomputation by operators ("op")."""
 
 TORCHTITAN = EngineSpace(
     name="torchtitan",
     title="torchtitan",
     software="fsdp",
     settings=(
-        Settings(zero=(2, 3), recomputed=("none", "all"), context=("ring",), shards=2, filled=True, replicated=True),
+        Settings(
+            zero=(2, 3), recomputed=("none", "all"), selective=(("all", _PRODUCTS),), context=("ring",), shards=2,
+            filled=True, replicated=True,
+        ),
     ),
     precisions=("bf16", "fp32"),
     wide=(2, 3),
     experts=False,
     fp8=("tensorwise", "rowwise", "rowwise_with_gw_hp"),
     leaves_out=True,
-)
+)  # fmt: skip
 
 ACCELERATE = EngineSpace(
     name="accelerate",
@@ -40,7 +47,16 @@ TORCH = EngineSpace(
     name="torch",
     title="plain PyTorch",
     software="pytorch",
-    settings=(Settings(zero=(2, 3), recomputed=("any",), shards=2, filled=True, replicated=True),),
+    settings=(
+        Settings(
+            zero=(2, 3),
+            recomputed=("any",),
+            selective=(("any", Kept(calls=("attention",))),),
+            shards=2,
+            filled=True,
+            replicated=True,
+        ),
+    ),
     optimizers=("adamw", "sgd"),
     precisions=("bf16", "fp32"),
     experts=False,

@@ -2,19 +2,29 @@
 
 Left out of the spaces, though the exporters write them: ZeRO 0, which needs more memory than the distributed optimizer
 and saves no time; Megatron-FSDP beside a pipeline; copies (HSDP) of states alone, or where a context alone shares out;
-attention by heads inside of a ring; selective recomputation; norms that are whole beside tensor parallelism; buckets of
-gradients.
+attention by heads inside of a ring; recomputation of attention (`core_attn`), which keeps what it makes there and saves
+nothing with a fused kernel, of norms, and of several modules of MLA; norms that are whole beside tensor parallelism;
+buckets of gradients.
 """
 
-from planner.engines.space import EngineSpace, Settings
+from planner.engines.space import EngineSpace, Recomputed, Settings
+from planner.plan.layout.kept import Kept
 
 _OPTIMIZERS = ("adamw", "sgd")
 _PRECISIONS = ("bf16", "fp16", "fp32")
 
-_SETTINGS = (
-    Settings(zero=(1,), recomputed=("equal",), context=("heads", "ring")),
-    Settings(zero=(2, 3), recomputed=("equal",), context=("heads", "ring"), fixed=(("pipeline", 1),), replicated=True),
+MODULES: tuple[tuple[Recomputed, Kept], ...] = tuple(
+    ("all", Kept(but=modules)) for modules in (("mlp",), ("moe",), ("mlp", "moe"), ("mla_up_proj",))
 )
+"""Modules that all blocks of a model compute again (--recompute-modules)."""
+
+_SETTINGS = (
+    Settings(zero=(1,), recomputed=("equal",), selective=MODULES, context=("heads", "ring")),
+    Settings(
+        zero=(2, 3), recomputed=("equal",), selective=MODULES, context=("heads", "ring"), fixed=(("pipeline", 1),),
+        replicated=True,
+    ),
+)  # fmt: skip
 """The distributed optimizer, with everything; Megatron-FSDP without a pipeline."""
 
 MEGATRON = EngineSpace(

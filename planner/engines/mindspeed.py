@@ -1,17 +1,19 @@
 """What MindSpeed and MindFormers can be told; see `planner.export.mindspeed` and `planner.export.mindformers`.
 
 Left out of the spaces, though the exporters write them: ZeRO 0, ZeRO 2 and 3 beside a pipeline, copies of what ZeRO
-shares out, selective recomputation; for MindSpeed stages whose first and last are of another size than the others; for
+shares out, recomputation of the activations of the MLP (as it is priced, sums of the residual stream come with it); for
+MindSpeed stages whose first and last are of another size than the others; for
 MindFormers interleaved micro-batches, slices of the sequence, and models with experts.
 """
 
+from planner.engines.megatron import MODULES
 from planner.engines.space import EngineSpace, Settings
 
 MINDSPEED = EngineSpace(
     name="mindspeed",
     title="MindSpeed",
     software="mindspeed",
-    settings=(Settings(zero=(1,), recomputed=("equal",), context=("heads", "ring"), even=True),),
+    settings=(Settings(zero=(1,), recomputed=("equal",), selective=MODULES, context=("heads", "ring"), even=True),),
     optimizers=("adamw", "sgd"),
     precisions=("bf16", "fp16", "fp32"),
 )

@@ -14,10 +14,11 @@ exporter writes whatever lies in it. Operators are cut in one pattern (Shoeybi e
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from planner.plan.layout.kept import Kept
 from planner.sharding.update import PLAIN, Update
 
 Recomputed = Literal["none", "all", "equal", "any"]
-"""Blocks that are recomputed whole: none, all, equally many of every stage (or all that it has), any number of each."""
+"""Blocks that are recomputed: none, all, equally many of every stage (or all that it has), any number of each."""
 
 NARROW = ("bf16", "fp16")
 
@@ -29,6 +30,8 @@ class Settings:
     Attributes:
         zero: what data and context parallel devices may share out (0 nothing to 3 weights too).
         recomputed: blocks that may be recomputed.
+        selective: further ways, in which recomputed blocks keep the results of some operators: how many may be so, and
+            what they keep.
         context: ways to split attention among the devices of a context: "heads", "ring", "hybrid"; none where it has
             no context parallelism.
         zigzag: whether rings cut sequences in zigzag order.
@@ -47,6 +50,7 @@ class Settings:
 
     zero: tuple[int, ...]
     recomputed: tuple[Recomputed, ...]
+    selective: tuple[tuple[Recomputed, Kept], ...] = ()
     context: tuple[str, ...] = ()
     zigzag: bool = True
     sequence_parallel: bool = True

@@ -5,6 +5,7 @@ leaves out is found by making a plan of it again (`planner.strategy_search.fixed
 operator by operator.
 """
 
+import itertools
 import math
 import re
 from collections import Counter
@@ -12,11 +13,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from hardware_profiles import Home
-from planner.export.description import Description, ExportError, Kept
+from planner.export.description import Description, ExportError
 from planner.plan.binding.bind import BoundOperator, BoundPlan
-from planner.plan.layout.parts import parts_of
+from planner.plan.layout.kept import Kept, block_words, kept_places
 from planner.plan.layout.roles import Roles, call_word, roles
-from planner.pricing.keeping import keeping_fault
 from planner.sharding.labels import factor_labels
 from planner.sharding.layout import Layout
 from planner.sharding.rule import FactorKind
@@ -28,7 +28,7 @@ _OTHERWISE, _FOLLOWS = "cut each its own way", "as the products beside them are"
 _COMPUTING = ("matmul", "attention", "embedding", "experts", "normalisation", "elementwise", "loss")
 
 
-_PLAIN = frozenset({"attention", "normalisation"})  # classes that are named beside parts
+_PARTS = 3  # words for what is left out, even where fewer calls are kept
 
 
 def describe(bound: BoundPlan) -> Description:
@@ -139,24 +139,16 @@ def _recomputation(bound: BoundPlan) -> tuple[tuple[int, ...], tuple[int, ...], 
 
 
 def _kept(bound: BoundPlan, block: int, places: frozenset[int]) -> Kept:
-    """What a block keeps in words: by what it leaves out, where that is all of some classes and shorter."""
-    inside = [bound.operators[at] for at in bound.blocks.operators(block)]
-    able = {place for place, operator in enumerate(inside) if keeping_fault(operator.rule) is None}
-    left = {inside[place].rule.op_class for place in able - places}
-    sparse = any(operator.rule.op_class == "experts" for operator in inside)
-    belongs = {place: parts_of(inside[place].operator.name, sparse) for place in able}
-    whole = {
-        part
-        for part in frozenset().union(*belongs.values())
-        if all(place not in places for place in able if part in belongs[place])
-    }
-    rest = {inside[place].rule.op_class for place in able - places if not belongs[place] & whole}
-    if whole and rest <= _PLAIN and all(inside[place].rule.op_class not in rest for place in places):
-        return Kept(but=tuple(sorted(whole | rest)))
-    words = (call_word(inside[place].operator.name, inside[place].rule.op_class) for place in sorted(places))
-    calls = tuple(dict.fromkeys(words))
-    if len(left) <= len(calls) and all(inside[place].rule.op_class not in left for place in places):
-        return Kept(but=tuple(sorted(left)))
+    """What a block keeps in words: by what it leaves out, where some classes and parts are all of that and no more
+    than the calls that it keeps."""
+    words = block_words(bound.graph, bound.blocks.operators(block))
+    calls = tuple(dict.fromkeys(words[place].call for place in sorted(places)))
+    left = frozenset[str]().union(*(words[place].names for place in words.keys() - places))
+    names = sorted(left - frozenset[str]().union(*(words[place].names for place in places)))
+    for count in range(1, min(len(names), max(len(calls), _PARTS)) + 1):
+        for but in itertools.combinations(names, count):
+            if frozenset(kept_places(words, Kept(but=but))) == places:
+                return Kept(but=but)
     return Kept(calls=calls)
 
 

@@ -21,6 +21,7 @@ from hardware_profiles import Home
 from planner.errors import PlannerError
 from planner.graph.expert_load import EVEN
 from planner.graph.fp8 import NO_FP8, Fp8
+from planner.plan.layout.kept import Kept
 from planner.plan.plan import INTERLEAVED
 from planner.sharding.update import PLAIN, Update
 
@@ -34,16 +35,6 @@ _SHOWN = 8  # numbers of stages in an error
 
 class ExportError(PlannerError):
     """A plan that an engine cannot run, or settings of an engine that no plan can be made of."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """What a selectively recomputed block keeps: results of the calls `calls` (`planner.plan.layout.roles.call_word`);
-    or of all calls but those in `but`: of classes (`hardware_profiles.OP_CLASSES`), and of parts of a block as
-    Megatron-LM names them (`planner.plan.layout.parts.PARTS`). One of the two is empty."""
-
-    calls: tuple[str, ...] = ()
-    but: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from planner.export.architecture import Architecture
 from planner.export.arguments import Option, option
-from planner.export.description import Description, ExportError
+from planner.export.description import Description
 from planner.export.megatron_writing import (
     degree_options,
     model_options,
@@ -26,11 +26,10 @@ from planner.export.megatron_writing import (
     training_options,
     zero_options,
 )
-from planner.export.nemo import nearest, value_of
+from planner.export.nemo import nearest, recipe_files, value_of
 from planner.export.nemo_paths import PATHS as NEMO_PATHS
 from planner.export.nemo_reading import read
 from planner.export.quoting import in_docstring
-from planner.export.shell import torchrun_script
 from planner.export.target import Asked, Job, Target
 
 _STRATEGY, _DDP, _MODEL, _OPTIMIZER = "trainer.strategy.", "trainer.strategy.ddp.", "model.config.", "optim.config."
@@ -72,18 +71,8 @@ PATHS: Mapping[str, str] = {name: _place(name, nemo) for name, nemo in NEMO_PATH
 
 
 def write(job: Job) -> Mapping[str, str]:
-    """`recipe.py`, and the script that starts it. Raises ExportError for a model that no recipe builds."""
-    a = job.architecture
-    if a is None:
-        raise ExportError(
-            f"Megatron Bridge is told all dimensions of a model, and those of {job.model} are not known: export to"
-            " megatron, whose arguments say who does what and leave the model to you"
-        )
-    title = f"{job.model} with Megatron Bridge 0.7."
-    return {
-        "recipe.py": _recipe(job, a),
-        "launch.sh": torchrun_script(job, title, '"$(dirname "$0")/recipe.py"', ()),
-    }
+    """`recipe.py`, and the script that starts it. Raises ExportError for a model whose dimensions are not known."""
+    return recipe_files(job, "Megatron Bridge", "Megatron Bridge 0.7", _recipe)
 
 
 def fill_in(_: Job) -> Asked:

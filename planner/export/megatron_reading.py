@@ -11,7 +11,6 @@ from planner.export.arguments import Options, options_in
 from planner.export.description import (
     Description,
     ExportError,
-    Kept,
     data_of,
     default_gradient_dtype,
     gradient_bytes,
@@ -31,6 +30,7 @@ from planner.export.target import Facts, Reading
 from planner.export.unmodelled import unmodelled
 from planner.export.yaml_files import parse_yaml
 from planner.graph.fp8 import NO_FP8, Fp8
+from planner.plan.layout.kept import Kept
 from planner.sharding.update import PLAIN, Update
 
 _DELAYED = "delayed"

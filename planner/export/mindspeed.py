@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from planner.export import common, megatron
 from planner.export.arguments import Option, option
-from planner.export.description import Description, ExportError, Kept
+from planner.export.description import Description, ExportError
 from planner.export.megatron_reading import options_of, read_options, read_run, said_of
 from planner.export.megatron_writing import (
     OPTIMIZERS,
@@ -31,6 +31,7 @@ from planner.export.megatron_writing import (
 )
 from planner.export.shell import torchrun_script
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
+from planner.plan.layout.kept import Kept
 
 _RING, _HEADS, _BOTH = "megatron_cp_algo", "ulysses_cp_algo", "hybrid_cp_algo"
 _ACTIVATIONS = Kept(but=("elementwise",))

@@ -29,6 +29,7 @@ _DIMENSIONS: Mapping[str, str] = {
 """Dimensions by the arguments of Megatron-LM, and as models of the zoo have them."""
 
 _HINTS = ("gated", "latent", "strange", "words")
+_MAY_BE_NONE = ("dense_layers", "num_experts", "predicted_tokens")
 _PADDED = 0.05  # of a vocabulary
 
 
@@ -133,6 +134,9 @@ def _by_dimensions(found: Mapping[str, int]) -> str | None:
     if not found.keys() >= {"hidden_size", "num_layers", "num_heads"}:
         return None
     wanted = {key: value for key, value in found.items() if key not in _HINTS}
+    for key, value in wanted.items():
+        if value < (least := 0 if key in _MAY_BE_NONE else 1):
+            raise ExportError(f"{key} = {value}: write a number from {least} on, or name the model with --model")
     if found.get("strange"):
         raise ExportError("the activation of its MLP is in no family that can be planned; name a model with --model")
     family = "deepseek" if found.get("latent") else "llama" if found.get("gated") else "gpt"

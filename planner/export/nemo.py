@@ -13,7 +13,7 @@ megatron_strategy.py, plugins/mixed_precision.py, nemo/collections/llm/recipes; 
 transformer_config.py, distributed/distributed_data_parallel_config.py, optimizer/optimizer_config.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hardware_profiles import engine_words
@@ -41,6 +41,8 @@ _GRANTED: Mapping[str, object] = {
     f"{STRATEGY}virtual_pipeline_model_parallel_size": None,
     f"{STRATEGY}sequence_parallel": False,
     f"{STRATEGY}fsdp": None,
+    f"{STRATEGY}account_for_embedding_in_pipeline_split": False,
+    f"{STRATEGY}account_for_loss_in_pipeline_split": False,
     f"{DDP}use_distributed_optimizer": False,
     f"{DDP}overlap_grad_reduce": False,
     f"{DDP}overlap_param_gather": False,
@@ -50,6 +52,13 @@ _GRANTED: Mapping[str, object] = {
     f"{MODEL}recompute_num_layers": None,
 }
 """What Megatron-LM takes for granted, and recipes may not."""
+
+_BASES: Mapping[str, Mapping[str, int]] = {
+    "dense": {"llama3_8b": 4096, "llama3_70b": 8192, "llama31_405b": 16384},
+    "experts": {"mixtral_8x7b": 4096, "mixtral_8x22b": 6144},
+    "gpt": {"gpt3_175b": 12288},
+}
+"""Recipes of each family, with the widths of their models, in their order."""
 
 _PRECISIONS = engine_words("nemo")
 _DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.half", "fp32": "torch.float32"}
@@ -67,17 +76,21 @@ def nearest(description: Description) -> tuple[Loss, ...]:
 
 
 def write(job: Job) -> Mapping[str, str]:
-    """`recipe.py`, and the script that starts it. Raises ExportError for a model that no recipe builds."""
-    a = job.architecture
-    if a is None:
+    """`recipe.py`, and the script that starts it. Raises ExportError for a model whose dimensions are not known."""
+    return recipe_files(job, "NeMo", "NeMo 2.5 on megatron-core 0.14", _recipe)
+
+
+def recipe_files(job: Job, engine: str, version: str, recipe: Callable[[Job, Architecture], str]) -> Mapping[str, str]:
+    """The recipe of an engine that is told all dimensions of a model, and the script that starts it. Raises ExportError
+    where they are not known."""
+    if job.architecture is None:
         raise ExportError(
-            f"NeMo's recipes build Llama, Mixtral and GPT; there is none that builds {job.model}: export to megatron,"
+            f"{engine} is told all dimensions of a model, and those of {job.model} are not known: export to megatron,"
             " whose arguments say who does what and leave the model to you"
         )
-    title = f"{job.model} with NeMo 2.5 on megatron-core 0.14."
     return {
-        "recipe.py": _recipe(job, a),
-        "launch.sh": torchrun_script(job, title, '"$(dirname "$0")/recipe.py"', ()),
+        "recipe.py": recipe(job, job.architecture),
+        "launch.sh": torchrun_script(job, f"{job.model} with {version}.", '"$(dirname "$0")/recipe.py"', ()),
     }
 
 
@@ -88,7 +101,7 @@ def fill_in(_: Job) -> Asked:
 
 def _recipe(job: Job, a: Architecture) -> str:
     d = job.description
-    base = "gpt3_175b" if a.family == "gpt" else "llama3_8b" if a.experts is None else "mixtral_8x7b"
+    base = _base(a)
     lines = [f"recipe.{path} = {value!r}" for path, value in sorted(_assignments(job, a).items())]
     dtype = _DTYPES[d.precision]
     return f'''"""{in_docstring(job.model)} with NeMo 2.5 on megatron-core 0.14: what a plan says, over a recipe.
@@ -115,6 +128,13 @@ recipe.trainer.plugins = run.Config(
 if __name__ == "__main__":
     run.run(recipe, direct=True)
 '''
+
+
+def _base(a: Architecture) -> str:
+    """The recipe of the family whose model is as wide, or the widest of those that are less wide."""
+    recipes = _BASES["gpt" if a.family == "gpt" else "dense" if a.experts is None else "experts"]
+    narrow = [name for name, width in recipes.items() if width <= a.hidden]
+    return narrow[-1] if narrow else next(iter(recipes))
 
 
 def _assignments(job: Job, a: Architecture) -> dict[str, object]:

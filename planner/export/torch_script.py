@@ -24,10 +24,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from hardware_profiles.foreign import ForeignTextError, form_fault, literal, parse_python
 from planner.export import common
 from planner.export.architecture import Architecture
-from planner.export.description import LARGEST, Description, ExportError, Kept
+from planner.export.description import LARGEST, Description, ExportError
 from planner.export.quoting import in_docstring
 from planner.export.shell import torchrun_script
 from planner.export.target import Asked, Facts, Giving, Job, Loss, Reading, Target
+from planner.plan.layout.kept import Kept
 from planner.sharding.update import PLAIN
 
 _Schedule = Literal["1f1b", "gpipe", "interleaved_1f1b"]

@@ -1,4 +1,5 @@
-"""torchtitan: the TOML file of 0.2, the last version that reads one.
+"""torchtitan: the TOML file of 0.2, the last version that reads one; later ones read the same as a configuration in
+Python (`planner.export.torchtitan_registry`).
 
     ZeRO 0                data_parallel_replicate_degree: DDP, which it runs without any other parallelism
     HSDP                  data_parallel_replicate_degree copies of data_parallel_shard_degree shards
@@ -74,7 +75,7 @@ def _give_up_zero(giving: Giving) -> None:
 
 def _give_up_recomputation(giving: Giving) -> None:
     d = giving.description
-    if any(d.selective) and not (d.selective == d.layers and set(d.kept.but) == set(OPERATORS)):
+    if any(d.selective) and not (d.selective == d.layers and d.kept.but == OPERATORS):
         common.give_up_selective(giving, "whole blocks")
     d = giving.description
     if any(d.full) and d.full != d.layers and recomputed_every(d) is None:
@@ -90,7 +91,7 @@ def _covers(full: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 
 TORCHTITAN = Target(
     name="torchtitan",
-    about="torchtitan 0.2: train.toml",
+    about="torchtitan 0.2: train.toml (later ones: plan_config.py)",
     main="train.toml",
     nearest=nearest,
     write=write,

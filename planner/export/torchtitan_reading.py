@@ -9,7 +9,7 @@ from typing import Any
 from hardware_profiles.foreign import SETTINGS, ForeignTextError, parse_toml
 from planner.export import common
 from planner.export.architecture import Architecture
-from planner.export.description import Description, ExportError, Kept, data_of, micro_batches_of, stages_for, stages_of
+from planner.export.description import Description, ExportError, data_of, micro_batches_of, stages_for, stages_of
 from planner.export.recipes import Recipe, plain_settings, recipe_in
 from planner.export.settings import Settings, size_of
 from planner.export.target import Facts, Reading
@@ -28,11 +28,13 @@ from planner.export.torchtitan_writing import (
 )
 from planner.export.unmodelled import unmodelled
 from planner.graph.fp8 import NO_FP8, Fp8
+from planner.plan.layout.kept import Kept
 from planner.sharding.update import PLAIN, Update
 
 _SECTIONS = ("training.", "parallelism.", "activation_checkpoint.", "model.", "job.")
+_PARTS = "parallelism.module_fqns_per_model_part"
 _OLD_FP8 = "float8"
-"""The converter of linear layers, as it was called first."""
+"""The converter of linear layers, and its section, as torchtitan 0.1 has them."""
 _LIMITS = replace(SETTINGS, finite=False)  # a norm of infinity clips nothing
 
 
@@ -66,7 +68,14 @@ def _of_registry(recipe: Recipe) -> tuple[Settings, tuple[str, ...]]:
     length = found.pop("training.max_context_length", None)
     tokens = found.pop("training.num_tokens_per_microbatch_per_dp_rank", None)
     if isinstance(length, int) and isinstance(tokens, int) and length > 0 and tokens >= length:
-        found |= {"training.seq_len": length, "training.local_batch_size": tokens // length}
+        micro_batch, passes = tokens // length, found.pop("parallelism.num_pp_microbatches", 1)
+        piped = type(passes) is int and found.get("parallelism.pipeline_parallel_degree", 1) != 1
+        found |= {"training.seq_len": length, "training.local_batch_size": micro_batch * (passes if piped else 1)}
+        if piped:
+            found["parallelism.pipeline_parallel_microbatch_size"] = micro_batch
+        step = found.pop("training.num_tokens_per_train_step", None)
+        if isinstance(step, int) and step >= length:
+            found["training.global_batch_size"] = step // length
     for name in recipe.names:
         if name.endswith("AC.Config"):
             mode = name.rpartition("AC.")[0].rpartition(".")[2].lower()
@@ -75,6 +84,9 @@ def _of_registry(recipe: Recipe) -> tuple[Settings, tuple[str, ...]]:
                 found["activation_checkpoint.selective_ac_option"] = "op"
         if name.startswith("model_registry "):
             found["model.flavor"] = name.removeprefix("model_registry ")
+    parts = recipe.settings.get(_PARTS)
+    if isinstance(parts, list) and all(isinstance(part, list) for part in parts):
+        found[_PARTS] = parts
     found.setdefault("activation_checkpoint.mode", "none")
     sections: dict[str, dict[str, Any]] = {}
     for path, value in found.items():
@@ -85,7 +97,7 @@ def _of_registry(recipe: Recipe) -> tuple[Settings, tuple[str, ...]]:
 
 
 def _mattering(settings: Settings, names: tuple[str, ...], fp8: Fp8) -> Iterator[tuple[str, Any]]:
-    yield from ((path, value) for path, value in settings.all if not path.startswith("quantize."))
+    yield from ((path, value) for path, value in settings.all if not path.startswith(("quantize.", f"{_OLD_FP8}.")))
     if fp8:
         return
     converters = [str(settings.value("model.converters") or ""), *names]
@@ -146,16 +158,17 @@ def _read(settings: Settings, facts: Facts) -> tuple[Description, list[str]]:
 
 def _read_fp8(settings: Settings, notes: list[str]) -> Fp8:
     """Linear layers in fp8, where the file has them by a recipe and leaves out what plans can leave out, too."""
-    converters, names = settings.value("model.converters"), settings.value(f"{FP8}.filter_fqns")
-    name = settings.word(f"{FP8}.recipe_name", "")
+    converters = settings.value("model.converters")
+    known = set(map(str, converters)) if isinstance(converters, list) else set[str]()
+    where = next((one for one in (FP8, _OLD_FP8) if one in known), FP8)
+    names, name = settings.value(f"{where}.filter_fqns"), settings.word(f"{where}.recipe_name", "")
     recipe = next((ours for ours, theirs in FP8_RECIPES.items() if (theirs or "") == name), None)
     left_out = read_left_out([str(one) for one in names]) if isinstance(names, list) else ()
-    known = isinstance(converters, list) and {FP8, _OLD_FP8} & set(map(str, converters))
-    if not known or recipe is None or left_out is None:
+    if where not in known or recipe is None or left_out is None:
         return NO_FP8
     if not isinstance(names, list) or HEAD not in names:
         notes.append("filter_fqns: the head is priced as left out of fp8")
-    if settings.truth(f"{FP8}.enable_fsdp_float8_all_gather"):
+    if settings.truth(f"{where}.enable_fsdp_float8_all_gather"):
         notes.append("enable_fsdp_float8_all_gather: weights are priced as gathered in 16 bits, so a step takes less")
     return Fp8(recipe=recipe, left_out=left_out)
 
@@ -194,7 +207,7 @@ def _read_data(settings: Settings, facts: Facts, rest: int) -> tuple[int, int]:
 def _read_stages(settings: Settings, layers: int, pipeline: int) -> tuple[tuple[int, ...], int, str]:
     known = {theirs.lower(): ours for ours, theirs in SCHEDULES.items()}
     word = settings.word("parallelism.pipeline_parallel_schedule", "1F1B")
-    parts = settings.value("parallelism.module_fqns_per_model_part")
+    parts = settings.value(_PARTS)
     if pipeline == 1:
         return (layers,), 1, "1f1b"
     if word.lower() not in known:
@@ -269,7 +282,6 @@ def _with_recomputation(settings: Settings, d: Description, notes: list[str]) ->
     if mode != "selective":
         raise ExportError(f"activation_checkpoint.mode: {mode}; plans have none, full and selective")
     if option == "op":
-        notes.append("selective by operators: every second product, which is computed again too, is priced as kept")
         return replace(d, selective=d.layers, kept=Kept(but=OPERATORS))
     every = size_of(option)
     if every is None:

@@ -9,7 +9,9 @@ from planner.export.quoting import one_line
 from planner.export.shell import torchrun_script
 from planner.export.target import Asked, Job
 from planner.export.toml import toml_text
+from planner.export.torchtitan_registry import LAUNCH, known, no_place, registry_files
 from planner.graph.fp8 import Fp8
+from planner.plan.layout.kept import EVERY_SECOND_PRODUCT
 
 SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved_1f1b": "Interleaved1F1B"}
 DTYPES = engine_words("torchtitan")
@@ -28,12 +30,12 @@ MODULES = {
 }  # fmt: skip
 """Linear layers of a block of a Llama, as Hugging Face and torchtitan name them."""
 _EVERY = "model.layers.*.{}.weight"
-OPERATORS = ("copy", "elementwise", "normalisation")  # what "op" recomputes, beside every second product
+OPERATORS = ("elementwise", EVERY_SECOND_PRODUCT, "normalisation")  # what "op" recomputes
 Sections = dict[str, dict[str, object]]
 
 
 def write(job: Job) -> Mapping[str, str]:
-    """`train.toml`, and the script that starts torchtitan with it."""
+    """`train.toml`, and the script that starts torchtitan 0.2 with it; what later versions read in its place."""
     sections = _sections(job)
     title = f"{job.model} with torchtitan 0.2; the tokenizer is in HF_ASSETS."
     files: tuple[str, ...] = (
@@ -44,20 +46,27 @@ def write(job: Job) -> Mapping[str, str]:
         title += " It has no flavor of this model: say which one of yours it is in MODEL and FLAVOR."
         files += ('--model.name "${MODEL:?}"', '--model.flavor "${FLAVOR:?}"')
     script = torchrun_script(job, title, "-m torchtitan.train", (), also=files)
-    return {"train.toml": toml_text(sections), "launch.sh": script}
+    later = registry_files(job, sections["parallelism"], sections["training"])
+    return {"train.toml": toml_text(sections), "launch.sh": script, **later}
 
 
 def fill_in(job: Job) -> Asked:
     """What the file leaves open."""
     assets = ("HF_ASSETS", "the folder of the tokenizer, as `scripts/download_hf_assets.py` makes it")
     data = ("", "your data set (`training.dataset`), steps and learning rate")
-    if _flavor(job) is not None:
-        return assets, data
+    wrong = no_place(job.description)
+    later = f"`{LAUNCH}` in the place of `launch.sh` where torchtitan is later than 0.2.2 and reads no TOML"
+    if wrong or job.architecture is None:
+        later = f"torchtitan 0.2.2, as later ones have no setting for {wrong or 'a model that is known by its graph'}"
+    version = ("", later)
+    if _flavor(job) is not None and (wrong or known(job)):
+        return assets, data, version
     return (
         assets,
-        ("MODEL", "the model of torchtitan that this one is"),
-        ("FLAVOR", "its flavor, yours where it has none; without them torchtitan trains its debug model"),
+        ("MODEL", f"the model of torchtitan that this one is, which has no flavor of it (for `{LAUNCH}` the module)"),
+        ("FLAVOR", f"your flavor of it; without one torchtitan trains its debug model (for `{LAUNCH}` the function)"),
         data,
+        version,
     )
 
 

@@ -12,16 +12,17 @@ plans, so that the gap holds. Where it takes more memory than there is, the sear
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 from hardware_profiles import Cluster
-from planner.engines.space import EngineSpace, Settings
+from planner.engines.space import EngineSpace, Recomputed, Settings
 from planner.errors import InfeasibleError, RequestError
 from planner.graph.expert_load import EXPERTS_OPERATOR
 from planner.nearest import divisors
-from planner.plan.binding.bind import BoundPlan
+from planner.plan.binding.bind import BoundPlan, prepare
+from planner.plan.layout.kept import NOTHING_KEPT, Kept, block_words
 from planner.sharding.rules import rule_of
 from planner.sharding.update import DEFAULT
 from planner.strategy_search.engine.families import Shared
@@ -49,7 +50,10 @@ def within(space: EngineSpace, request: SearchRequest) -> SearchRequest:
     """The request for plans that an engine can be told. Raises RequestError for what it has no setting for."""
     _check(space, request)
     experts, devices = _expert_degrees(request), request.cluster.devices
-    found = [one for settings in space.settings for one in _alternatives(settings, request.pinned, experts, devices)]
+    kinds = _kinds(request)
+    found = [
+        one for settings in space.settings for one in _alternatives(settings, request.pinned, experts, devices, kinds)
+    ]
     if not found:
         raise RequestError(
             f"--for {space.name}: {space.title} has no settings with all that was decided by hand; leave out some of"
@@ -88,7 +92,8 @@ def _check(space: EngineSpace, request: SearchRequest) -> None:
             raise RequestError(f"{where}: {name} is no part of what is searched for {space.title}; leave it out")
     if pinned.replicas not in (None, 1) and not any(settings.replicated for settings in space.settings):
         raise RequestError(f"{where}: replicas is no part of what is searched for {space.title}; leave it out")
-    if pinned.schedule not in (None, "1f1b", "interleaved_1f1b") or pinned.recompute == "selective":
+    selective = any(settings.selective for settings in space.settings)
+    if pinned.schedule not in (None, "1f1b", "interleaved_1f1b") or (pinned.recompute == "selective" and not selective):
         given = pinned.schedule if pinned.recompute != "selective" else "selective recomputation"
         raise RequestError(f"{where}: {given} is no part of what is searched for {space.title}; leave it out")
     for name in ("gradients", "gradient_dtype", "master_weights", "broadcast", "local_parameters", "placed"):
@@ -107,7 +112,32 @@ def _expert_degrees(request: SearchRequest) -> tuple[int, ...]:
     return tuple(degree for degree in divisors(count) if request.cluster.devices % degree == 0)
 
 
-def _alternatives(settings: Settings, asked: Pinned, experts: tuple[int, ...], devices: int) -> Iterator[Pinned]:
+def _kinds(request: SearchRequest) -> tuple[frozenset[str], ...]:
+    """Words for the operators of a block of each kind that can be kept."""
+    graph, blocks = prepare(request.graph, request.imbalance, request.update.placed, request.fp8)
+    each = (block_words(graph, blocks.operators(first)).values() for first in blocks.firsts)
+    return tuple(frozenset(name for word in words for name in (*word.names, word.call)) for words in each)
+
+
+def _ways(settings: Settings, asked: Pinned, kinds: Sequence[frozenset[str]]) -> list[tuple[Recomputed, Kept | None]]:
+    """How many blocks may be recomputed, and what they keep: nothing, or the results of some operators, where every
+    kind of block has some of what is named."""
+    found: list[tuple[Recomputed, Kept | None]] = []
+    if asked.recompute != "selective":
+        found += [(count, None) for count in settings.recomputed]
+    if asked.recompute in (None, "selective"):
+        for count, kept in settings.selective:
+            calls, but = (
+                tuple(w for w in words if any(w in kind for kind in kinds)) for words in (kept.calls, kept.but)
+            )
+            if all(not kind.isdisjoint((*calls, *but)) for kind in kinds):
+                found.append((count, Kept(calls=calls, but=but)))
+    return list(dict.fromkeys(found))
+
+
+def _alternatives(
+    settings: Settings, asked: Pinned, experts: tuple[int, ...], devices: int, kinds: Sequence[frozenset[str]]
+) -> Iterator[Pinned]:
     """What a row of settings can be, as far as it agrees with what was decided by hand."""
     ways: tuple[str | None, ...] = settings.context or (None,)
     if asked.context_by not in (FREE.context_by, "auto"):
@@ -115,8 +145,9 @@ def _alternatives(settings: Settings, asked: Pinned, experts: tuple[int, ...], d
     elif {"heads", "ring", "hybrid"} <= set(ways):
         ways = ("auto",)
     spread = [(None, None)] if not experts else [(1, None), *itertools.product(experts, settings.whole_experts)]
-    each = itertools.product(settings.zero, settings.recomputed, ways, spread, _copies(settings, devices))
-    for zero, recomputed, way, (expert, whole), replicas in each:
+    running = _ways(settings, asked, kinds)
+    each = itertools.product(settings.zero, running, ways, spread, _copies(settings, devices))
+    for zero, (recomputed, kept), way, (expert, whole), replicas in each:
         wanted: dict[str, Any] = {
             **dict(settings.fixed),
             **({} if way else {"context": 1}),
@@ -127,7 +158,7 @@ def _alternatives(settings: Settings, asked: Pinned, experts: tuple[int, ...], d
             "whole_experts": whole,
             "context_by": way or "heads",
             "zigzag": settings.zigzag if way not in (None, "heads") else None,
-            "recompute": {"none": "none", "all": "full"}.get(recomputed),
+            "recompute": {"none": "none", "all": "selective" if kept else "full"}.get(recomputed),
             "even": settings.even,
             "interleave": 1,
             "tensor_overlap": 1,
@@ -138,6 +169,7 @@ def _alternatives(settings: Settings, asked: Pinned, experts: tuple[int, ...], d
                 interleaved=settings.interleaved,
                 filled=settings.filled,
                 divided=settings.even,
+                kept=kept,
             ),
         }
         for name in (field.name for field in fields(Pinned) if field.name not in _OWN):
@@ -245,16 +277,19 @@ def plan_within(
         sequence_parallel=decided.sequence_parallel,
         micro_batches=configuration.micro_batches,
     )
+    kept = decided.pattern.kept
     if decided.pattern.counts == "equal":
         recomputed = tuple(min(max(recomputed), blocks) for blocks in stages)
+    none = (0,) * len(stages)
     usual = Usual(
         pinned=pinned,
         stages=stages,
         virtual_stages=configuration.virtual_stages,
         schedule=configuration.schedule,
         vocabulary=decided.pattern.vocabulary,
-        full=recomputed,
-        selective=(0,) * len(stages),
+        full=recomputed if kept is None else none,
+        selective=none if kept is None else recomputed,
+        kept=kept or NOTHING_KEPT,
     )
     update = space.update(request.update, decided.zero or 0, request.precision)
     plain = replace(request, update=update, pinned=FREE, placing="given", space=None, alternatives=())

@@ -13,10 +13,10 @@ from typing import Any, cast
 
 from planner.models.deepseek_models import DEEPSEEK_MODELS
 from planner.models.dimensions import DTYPES, Dimensions, ExpertDimensions, Family
+from planner.plan.layout.kept import EVERY_SECOND_PRODUCT
 from planner.plan.schedule_checks import PASSES
 from planner.strategy_search.job import PRECISION
 from planner.strategy_search.request.space import ContextBy, Pinned, Running
-from planner.strategy_search.request.template import EVERY_SECOND_PRODUCT
 from planner.validation.cells import unknown
 from planner.validation.rows import Row, readings_of
 from planner.validation.stage_layers import stage_layers

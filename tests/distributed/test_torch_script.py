@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from planner.export.architecture import architecture_of
-from planner.export.description import Description, Kept
+from planner.export.description import Description
 from planner.export.target import Job
 from planner.export.targets import TARGETS
 from planner.models.zoo import build_model
+from planner.plan.layout.kept import Kept
 from planner.sharding.update import Update
 from tests.distributed.ports import free_port
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hardware_profiles import load_profile, load_software
 from planner.api.carrying import Subject, plan_of
+from planner.engines.fsdp import TORCHTITAN
 from planner.engines.space import EngineSpace
 from planner.engines.spaces import SPACES
 from planner.export.architecture import architecture_of
@@ -58,7 +59,7 @@ def recomputed(draw: st.DrawFn, space: EngineSpace, configuration: Configuration
     decided = configuration.decided
     assert decided is not None
     if decided.recompute is not None:
-        return tuple(stages) if decided.recompute == "full" else (0,) * len(stages)
+        return (0,) * len(stages) if decided.recompute == "none" else tuple(stages)
     assert space.name in ("megatron", "megatron-bridge", "nemo", "mindspeed", "mindformers", "torch")
     return tuple(draw(st.integers(0, blocks)) for blocks in stages)
 
@@ -89,6 +90,30 @@ def test_copies_of_what_is_shared_out_are_written_and_read_back(engine: str) -> 
     found = [one for one in configurations(engine) if one.decided and (one.decided.replicas or 1) > 1]
     assert {one.mesh[0] for one in found} == {2, 4}, "copies are the outermost axis"
     check_written_and_read(engine, found[-1], [4], (0,))
+
+
+SELECTIVE = [engine for engine, space in SPACES.items() if any(settings.selective for settings in space.settings)]
+
+
+@pytest.mark.cases(1, 4)
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", SELECTIVE)
+def test_selective_recomputation_is_written_and_read_back(engine: str) -> None:
+    found = [one for one in configurations(engine) if one.decided and one.decided.kept]
+    configuration = found[len(found) // 2]
+    count = configuration.pipeline * configuration.virtual_stages
+    check_written_and_read(engine, configuration, [4 // count] * count, (4 // count,) * count)
+
+
+@pytest.mark.slow
+def test_what_selective_blocks_keep_is_priced_as_the_plan_of_the_engine_has_it() -> None:
+    """One configuration of torchtitan leaves the search no choice, so that its bound is what the plan comes to."""
+    asked = request_for("torchtitan")
+    degrees = Pinned(pipeline=1, data=8, tensor=1, context=1, zero=3, micro_batches=2, recompute="selective")
+    found = best_plans(replace(asked, pinned=degrees))
+    assert found.bound_seconds == pytest.approx(found.plans[0].objective, rel=0.01)
+    assert describe(found.bound).kept == TORCHTITAN.settings[0].selective[0][1]
+    assert found.bound_seconds <= found.plans[0].objective * (1 + 1e-9)
 
 
 @pytest.mark.thorough

@@ -184,3 +184,6 @@ def _print(found: Export, output: Path, files: Sequence[str]) -> None:
         words = ", ".join(one.words for one in found.hosts)
         console.print(f"Stages count on the order of hosts: give the launch node ranks {words}", soft_wrap=True)
     console.print(styled("Written to ", (str(output), "bold"), f": {', '.join(files)}"), soft_wrap=True)
+    for variable, what in found.target.fill_in(found.job):
+        if variable:
+            console.print(f"Set {variable}: {what}", soft_wrap=True)

@@ -12,12 +12,14 @@ the same in another way, operator by operator.
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hardware_profiles import Cluster, Group, Home, Machine, MixedCluster, links_of_ranks
 from planner.limits import room
+from planner.plan.layout.kept import Kept, block_words, kept_places
 from planner.plan.prediction.stage_cost import tied_seconds, transfer_seconds
 from planner.pricing.parameter_price import summed
 from planner.sharding.layout import local_fraction
@@ -42,6 +44,7 @@ def cut(
     activations: Sequence[Home] = ("device",),
     saved: Sequence[Home] = ("device",),
     gathers: str = "each",
+    kept: Kept | None = None,
     machine: Machine | None = None,
 ) -> Chain:
     """Cut a template into pieces, with blocks run in the given ways, by the prices of a cluster, which may be one group
@@ -50,7 +53,8 @@ def cut(
     `stages` is the number of pipeline ranks: a parameter of the first and of the last is priced in both. Operators in
     `free` and their edges cost nothing: what comes out is a bound on templates in which only these differ.
     `activations` are homes of what flows into recomputed blocks, `saved` of what other blocks save. `gathers` is how
-    weights are gathered for use (`planner.sharding.update.GATHERS`), or `LEAST_WAITING`.
+    weights are gathered for use (`planner.sharding.update.GATHERS`), or `LEAST_WAITING`. `kept` says what recomputed
+    blocks keep; None leaves it to the weights of the search.
     """
     return Cutter(
         tables=tables,
@@ -62,6 +66,7 @@ def cut(
         activations=tuple(activations),
         saved=tuple(saved),
         gathers=gathers,
+        kept=kept,
     ).cut()
 
 
@@ -78,6 +83,7 @@ class Cutter:
     activations: tuple[Home, ...]
     saved: tuple[Home, ...]
     gathers: str
+    kept: Kept | None = None
 
     def cut(self) -> Chain:
         template = self.tables.template
@@ -155,6 +161,16 @@ class Cutter:
         elif "full" in self.recomputation:
             ways += [("full", home) for home in homes]
         return ways
+
+    @cached_property
+    def always_kept(self) -> frozenset[int] | None:
+        """Operators whose results a recomputed block keeps, where that is decided."""
+        if self.kept is None:
+            return None
+        template = self.tables.template
+        return frozenset(
+            held[place] for held in template.held for place in kept_places(block_words(template.graph, held), self.kept)
+        )
 
     def _offloads(self) -> bool:
         """Whether nothing but blocks reads what flows into them, as `planner.plan.layout.activation_offload` wants

@@ -83,6 +83,7 @@ class PieceMaker:
         }
         self.pairs: dict[tuple[int, int], dict[str, Array]] = {}
         self.begins = False
+        self.always = set[int]()
         for index in self.operators:
             check()
             if index not in self.cutter.free:
@@ -175,7 +176,13 @@ class PieceMaker:
                 results = [name for name in op.results if name is not None]
                 own = [place for place, name in enumerate(results) if name in self.template.alive.kept]
                 change = keeping(prices, works, own)
-                self._add(key, k_part=-change.seconds, k_live=change.kept, k_replay=-change.interior)
+                decided = self.cutter.always_kept
+                if decided is None:
+                    self._add(key, k_part=-change.seconds, k_live=change.kept, k_replay=-change.interior)
+                elif index in decided:
+                    self.always.add(index)
+                    self._add(key, part=-change.seconds, live=change.kept, replay=-change.interior)
+                    self._add(key, work_again=-prices.forward)
         for name in self.template.graph.operators[index].results:
             if name is not None and name in self.template.kept_for_next and self.template.in_block(index):
                 self._add(key, **{"replay" if again else "live": self.tables.result_bytes[name]})
@@ -315,4 +322,5 @@ class PieceMaker:
             under=under,
             excess=excess,
             begins=self.begins,
+            always=frozenset(self.always),
         )

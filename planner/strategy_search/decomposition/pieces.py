@@ -119,6 +119,7 @@ class Piece:
     under: tuple[Array, Array] | None = None
     excess: tuple[Array, Array] | None = None
     begins: bool = False
+    always: frozenset[int] = frozenset()  # operators that keep their results, whatever is chosen
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -201,7 +202,7 @@ class Piece:
         return Column(
             recompute=self.recompute,
             candidates=own,
-            kept=frozenset(kept),
+            kept=frozenset(kept) | self.always,
             amounts=amounts,
             kind=self.kind,
             home=self.home,
@@ -240,7 +241,7 @@ class Piece:
             excess_forward=0.0 if self.excess is None else float(self.excess[0][cells].sum()),
             excess_backward=0.0 if self.excess is None else float(self.excess[1][cells].sum()),
         )
-        return found, kept
+        return found, kept | self.always
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

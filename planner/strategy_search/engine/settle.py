@@ -21,10 +21,11 @@ from typing import Any
 from planner.errors import LimitError, RequestError
 from planner.limits import seconds_left
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
-from planner.strategy_search.decomposition.lagrangian import Setting, State
+from planner.strategy_search.decomposition.lagrangian import State
 from planner.strategy_search.decomposition.pieces import Chain, Column, Piece
+from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.decomposition.stage_problem import Part, PartsProblem, parts_problem
-from planner.strategy_search.engine.evaluation import Outcome, RankFilling
+from planner.strategy_search.engine.outcome import Outcome, RankFilling
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.solvers import SOLVERS
 from planner.strategy_search.solvers.elimination.order import EXACT
@@ -176,7 +177,7 @@ def rank_problem(chain: Chain, setting: Setting, rank: int, filling: RankFilling
     choice = []
     for owner, key, plain in found.variables:
         column = next(c for place, (_, c) in enumerate(ran) if owner in (None, place) and key in c.candidates)
-        keeps = owner is not None and key in column.kept
+        keeps = owner is not None and key in column.kept - ran[owner][0].piece.always
         choice.append(column.candidates[key] + (plain if keeps else 0))
     return RankProblem(found=found, columns=tuple(column for _, column in ran), choice=tuple(choice))
 
@@ -189,7 +190,7 @@ def settled(found: RankProblem, solution: Solution) -> tuple[Column, ...]:
     for part, column, (candidates, kept) in zip(found.found.parts, found.columns, taken, strict=True):
         own = {key: candidates[key] for key in part.piece.keys}
         amounts = part.piece.amounts_of(own, kept)
-        columns.append(replace(column, candidates=own, kept=kept, amounts=amounts))
+        columns.append(replace(column, candidates=own, kept=kept | part.piece.always, amounts=amounts))
     return tuple(columns)
 
 

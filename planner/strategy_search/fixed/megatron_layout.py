@@ -11,10 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from planner.plan.binding.bind import BoundPlan, prepare
-from planner.plan.layout.parts import parts_of
-from planner.plan.layout.roles import call_word
+from planner.plan.layout.kept import NOTHING_KEPT, Kept, block_words, kept_places
 from planner.plan.plan import Group
-from planner.pricing.keeping import keeping_fault
 from planner.sharding.labels import factor_labels
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
@@ -33,8 +31,7 @@ class Usual:
         pinned: every degree, the micro-batches, ZeRO and sequence parallelism; nothing of schedules and recomputation.
         stages: blocks of every stage, virtual ones too, in the order of the model.
         full, selective: blocks of every stage that are recomputed, the first ones of it: whole, and then those that
-            keep the results of the calls in `keeps`, or of all calls but those of the classes and parts (`parts_of`)
-            in `keeps_all_but`.
+            keep what `kept` says.
     """
 
     pinned: Pinned
@@ -46,8 +43,7 @@ class Usual:
     vocabulary: bool = True
     full: tuple[int, ...]
     selective: tuple[int, ...]
-    keeps: tuple[str, ...] = ()
-    keeps_all_but: tuple[str, ...] = ()
+    kept: Kept = NOTHING_KEPT
 
 
 def usual_plan(request: SearchRequest, usual: Usual) -> BoundPlan:
@@ -90,24 +86,10 @@ def _ways(usual: Usual) -> list[str]:
 def _group(found: BoundPlan, usual: Usual, first: int, count: int, way: str) -> Group:
     """Blocks from `first` on, with the strategies of the first block of their kind."""
     known = found.blocks.firsts[found.blocks.kinds[first]]
-    kept = _kept(found, usual, known) if way == "selective" else []
+    kept: list[int] = []
+    if way == "selective":
+        kept = kept_places(block_words(found.graph, found.blocks.operators(known)), usual.kept)
     return blocks_like(found, first, count, "full" if way == "selective" and not kept else way, kept)
-
-
-def _kept(found: BoundPlan, usual: Usual, block: int) -> list[int]:
-    """Places in a block of the operators whose results it keeps."""
-    places, left = [], frozenset(usual.keeps_all_but)
-    inside = [found.operators[at] for at in found.blocks.operators(block)]
-    sparse = any(operator.rule.op_class == "experts" for operator in inside)
-    for place, operator in enumerate(inside):
-        wanted = (
-            not left & {operator.rule.op_class, *parts_of(operator.operator.name, sparse)}
-            if left
-            else call_word(operator.operator.name, operator.rule.op_class) in usual.keeps
-        )
-        if wanted and keeping_fault(operator.rule) is None:
-            places.append(place)
-    return places
 
 
 def _shards(request: SearchRequest, usual: Usual) -> tuple[Shard, ...]:

@@ -16,6 +16,7 @@ from costmodels import FORWARD, SCHEDULES
 from planner.errors import RequestError
 from planner.limits import checked
 from planner.nearest import divisors
+from planner.plan.layout.kept import NOTHING_KEPT, Kept
 from planner.plan.plan import INTERLEAVED
 from planner.plan.schedule_checks import PASSES
 from planner.sharding.rule import Rule
@@ -37,7 +38,7 @@ Counts = Literal["any", "equal"]  # of recomputed blocks in the stages of a pipe
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
     """One pattern for all operators, as training engines have it (Shoeybi et al. 2019, see
-    `planner.sharding.usual_pattern`), with blocks that are recomputed whole or not at all.
+    `planner.sharding.usual_pattern`), with blocks that are recomputed in one way or not at all.
 
     Attributes:
         vocabulary: whether a tensor axis cuts the embedding and the head along the vocabulary.
@@ -47,6 +48,7 @@ class Pattern:
         filled: whether there are at least as many micro-batches as pipeline ranks.
         divided: whether the ranks divide the blocks.
         selective: whether recomputed blocks may keep the results of some operators.
+        kept: of which operators recomputed blocks keep the results, all of them; None where they keep none.
     """
 
     vocabulary: bool = True
@@ -56,6 +58,7 @@ class Pattern:
     filled: bool = False
     divided: bool = False
     selective: bool = False
+    kept: Kept | None = None
 
     def runs(self, blocks: int, pipeline: int, micro_batches: int) -> bool:
         """Whether so many ranks go with so many blocks and micro-batches."""
@@ -134,7 +137,8 @@ class Configuration:
                 bool(d.sequence_parallel),
                 d.recompute or "",
             )
-            own += (pattern.vocabulary, pattern.counts)
+            kept = pattern.kept or NOTHING_KEPT
+            own += (pattern.vocabulary, pattern.counts, kept.calls, kept.but)
         return self.pipeline, self.virtual_stages, self.micro_batches, self.mesh, self.roles, self.order, own
 
 
@@ -238,10 +242,17 @@ class Pinned:
         return (self.schedule or "1f1b") if whole else "1f1b"
 
     @property
+    def kept(self) -> Kept | None:
+        """What recomputed blocks keep, where that is decided."""
+        return None if self.pattern is None else self.pattern.kept
+
+    @property
     def recomputation(self) -> tuple[Running, ...]:
         """Ways to run a block that may be used."""
         if self.forward_only:
             return ("none",)
+        if self.pattern is not None and self.pattern.kept is not None:
+            return ("none", "selective") if self.recompute is None else ("selective",)
         if self.recompute is None:
             kept = self.pattern is None or self.pattern.selective
             return ("none", "selective", "full") if kept else ("none", "full")
@@ -348,7 +359,7 @@ def decided_apart(configuration: Configuration, pinned: Pinned) -> Configuration
         recompute=pinned.recompute,
         pattern=None
         if pattern is None
-        else Pattern(vocabulary=pattern.vocabulary or not tensor, counts=pattern.counts),
+        else Pattern(vocabulary=pattern.vocabulary or not tensor, counts=pattern.counts, kept=pattern.kept),
     )
     return replace(configuration, decided=decided, even=configuration.even and configuration.pipeline > 1)
 

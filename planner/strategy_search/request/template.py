@@ -24,15 +24,12 @@ from hardware_profiles import PYTORCH, Software
 from planner.graph.blocks import IDENTITY, NO_BLOCKS, Blocks, block_parameters, operand_sources
 from planner.graph.kinds import lanes
 from planner.graph.operator_graph import Operator, OperatorGraph, substitute
+from planner.plan.layout.kept import EVERY_SECOND_PRODUCT
 from planner.pricing.liveness import Liveness, Replay, liveness, replay
 from planner.sharding.rule import FactorKind
 from planner.sharding.rules import rule_of
 
 EdgeKind = Literal["outside", "inside", "enter", "every", "loop", "leave"]
-
-
-EVERY_SECOND_PRODUCT = "every second matmul"
-"""What torchtitan's selective recomputation (`_get_custom_policy`, "op") recomputes beside what is not a product."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

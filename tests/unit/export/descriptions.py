@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from hardware_profiles import load_profile
 from planner.api.carrying import Subject
 from planner.export.architecture import Architecture, architecture_of
-from planner.export.description import Description, Kept
+from planner.export.description import Description
 from planner.export.target import Facts, Job
+from planner.export.torchtitan_writing import OPERATORS
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
+from planner.plan.layout.kept import Kept
 from planner.plan.outline import model_reference
 from planner.plan.plan import PRECISIONS
 from planner.sharding.update import Update
@@ -68,7 +70,7 @@ def descriptions(draw: st.DrawFn, model: str) -> Description:
     full = {"none": [0] * len(layers), "full": full, "mixed": full}.get(ways, [0] * len(layers))
     selective = {"selective": rest, "all selective": layers, "mixed": rest}.get(ways, [0] * len(layers))
     selective = [min(s, have - f) for s, have, f in zip(selective, layers, full, strict=True)]
-    kept = (Kept(but=("attention",)), Kept(calls=("attention",)), Kept(but=("copy", "elementwise", "normalisation")))
+    kept = (Kept(but=("attention",)), Kept(calls=("attention",)), Kept(but=OPERATORS))
     experts = architecture(model).experts is not None
     precision = draw(st.sampled_from(("bf16", "fp32")))
     expert = draw(st.sampled_from((1, tensor * ring * heads, data))) if experts else None

@@ -7,11 +7,12 @@ import pytest
 
 from planner.api.carrying import plan_of, priced_losses
 from planner.export.describe import describe, differences
-from planner.export.description import Description, ExportError, Kept
+from planner.export.description import Description, ExportError
 from planner.export.target import Facts, Loss
 from planner.export.targets import TARGETS
 from planner.plan.binding.bind import bind
 from planner.plan.file import dump_plan
+from planner.plan.layout.kept import Kept
 from planner.plan.layout.roles import roles
 from planner.sharding.update import Update
 from planner.strategy_search.request.request import SearchRequest

@@ -1,0 +1,88 @@
+"""What a selectively recomputed block keeps, in the words of engines, and the operators that those are.
+
+    but = mlp       norm ─> q, k, v ─> rope ─> attention ─> o ─> + ─> norm ─> gate, up ─> silu · ─> down
+                     kept     kept              kept       kept kept   kept  └────── done again ──────┘
+
+What stands outside of `but` keeps what autograd would keep of it: products, attention and norms keep their results,
+elementwise operators (rotations, sums, copies) only where a backward pass in the block reads them. Others are done
+again, which takes next to nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.graph.operator_graph import OperatorGraph
+from planner.plan.layout.parts import parts_of
+from planner.plan.layout.roles import call_word
+from planner.pricing.keeping import keeping_fault
+from planner.pricing.liveness import liveness
+from planner.sharding.rule import Rule
+from planner.sharding.rules import rule_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What a selectively recomputed block keeps: results of the calls `calls` (`planner.plan.layout.roles.call_word`);
+    or of all calls but those in `but`: of classes (`hardware_profiles.OP_CLASSES`), of parts of a block as
+    Megatron-LM names them (`planner.plan.layout.parts.PARTS`), and `EVERY_SECOND_PRODUCT`. One of the two is empty."""
+
+    calls: tuple[str, ...] = ()
+    but: tuple[str, ...] = ()
+
+
+NOTHING_KEPT = Kept()
+EVERY_SECOND_PRODUCT = "every second matmul"
+"""The second, fourth, ... matrix product of a block, which torchtitan's selective policy computes again."""
+_LIKE = {"copy": "elementwise"}  # classes that are no words of their own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """An operator of a block in the words of `Kept`: its class and parts, its call, and whether it is kept by itself:
+    not where it is elementwise and no backward pass in the block reads its results."""
+
+    names: frozenset[str]
+    call: str
+    needed: bool
+
+
+def block_words(graph: OperatorGraph, operators: Sequence[int]) -> dict[int, Words]:
+    """The operators of a block whose results can be kept, by their places in it."""
+    rules = [rule_of(graph, graph.operators[at]) for at in operators]
+    sparse = any(rule.op_class == "experts" for rule in rules)
+    read = _read_backward(graph, operators)
+    products = [place for place, rule in enumerate(rules) if rule.op_class == "matmul"]
+    found = {}
+    for place, (at, rule) in enumerate(zip(operators, rules, strict=True)):
+        if keeping_fault(rule) is None:
+            op, op_class = graph.operators[at], _LIKE.get(rule.op_class, rule.op_class)
+            second = [EVERY_SECOND_PRODUCT] if place in products[1::2] else []
+            found[place] = Words(
+                names=frozenset((op_class, *parts_of(op.name, sparse), *second)),
+                call=call_word(op.name, rule.op_class),
+                needed=op_class != "elementwise" or not read.isdisjoint(op.results),
+            )
+    return found
+
+
+def kept_places(words: dict[int, Words], kept: Kept) -> list[int]:
+    """Places in a block of the operators whose results are kept."""
+    if kept.but:
+        return [place for place, word in words.items() if word.needed and word.names.isdisjoint(kept.but)]
+    return [place for place, word in words.items() if word.call in kept.calls]
+
+
+def _read_backward(graph: OperatorGraph, operators: Sequence[int]) -> set[str]:
+    """Values that operators of a block keep for their backward passes, by the names that views are made of."""
+    saved, found = liveness(graph).saved, set[str]()
+    for at in operators:
+        for index in saved[at]:
+            name = graph.operators[at].operands[index]
+            while (maker := graph.producer.get(name)) is not None and _is_view(rule_of(graph, graph.operators[maker])):
+                name = graph.operators[maker].operands[0]
+            found.add(name)
+    return found
+
+
+def _is_view(rule: Rule) -> bool:
+    return rule.op_class == "view" or rule.local_form == "reshape"

@@ -1,0 +1,85 @@
+"""torchtitan after 0.2.2 is told the same as 0.2.2, in Python; what its older files say of fp8 is read from where they
+say it."""
+
+import ast
+from dataclasses import replace
+
+import pytest
+
+from planner.export.architecture import architecture_of
+from planner.export.description import Description
+from planner.export.target import Facts, Job
+from planner.export.targets import TARGETS
+from planner.export.torchtitan_registry import FILE, LAUNCH
+from planner.export.torchtitan_writing import OPERATORS
+from planner.graph.fp8 import Fp8
+from planner.plan.layout.kept import Kept
+from planner.sharding.update import PLAIN
+
+TORCHTITAN = TARGETS["torchtitan"]
+WIDE = replace(PLAIN, gradient_dtype="fp32")
+ONE = Description(
+    layers=(32,), data=8, zero=3, micro_batch=2, micro_batches=4, full=(0,), selective=(0,), sequence_length=8192,
+    update=WIDE,
+)  # fmt: skip
+PIPED = replace(
+    ONE, layers=(9, 8, 8, 7), data=2, tensor=2, zero=2, sequence_parallel=True, micro_batch=1, micro_batches=8,
+    full=(9, 8, 8, 7), selective=(0,) * 4,
+)  # fmt: skip
+CASES = {
+    "a pipeline": ("llama8b", PIPED),
+    "copies, by operators": ("llama8b", replace(ONE, replicas=2, selective=(32,), kept=Kept(but=OPERATORS))),
+    "experts": ("mixtral-8x7b", replace(ONE, expert=8, update=replace(WIDE, clip_norm=1.0))),
+}
+
+
+def written(model: str, d: Description) -> dict[str, str]:
+    job = Job(model=model, description=d, architecture=architecture_of(model, 8192), per_node=8, overlapped=())
+    return dict(TORCHTITAN.write(job))
+
+
+def read_back(text: str, model: str, d: Description) -> Description:
+    facts = Facts(layers=sum(d.layers), devices=d.devices, architecture=architecture_of(model, 8192))
+    return TORCHTITAN.read(text, facts).description
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_configuration_in_python_says_what_the_toml_says(case: str) -> None:
+    model, d = CASES[case]
+    files = written(model, d)
+    ast.parse(files[FILE])
+    assert read_back(files["train.toml"], model, d) == d
+    assert read_back(files[FILE], model, d) == d
+    assert "--module plan_config --config plan_config" in files[LAUNCH]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"fp8": Fp8(recipe="rowwise")}, {"full": (16,)}, {"expert": 2, "tensor": 2, "sequence_parallel": True}],
+    ids=["fp8", "every second layer", "experts that are cut"],
+)
+def test_what_later_versions_have_no_setting_for_stays_with_the_toml(changes: dict[str, object]) -> None:
+    d = replace(ONE, **changes)  # type: ignore[arg-type]  # of the types of the fields
+    model = "mixtral-8x7b" if d.expert else "llama8b"
+    assert written(model, d).keys() == {"train.toml", "launch.sh"}
+    job = Job(model=model, description=d, architecture=architecture_of(model, 8192), per_node=8, overlapped=())
+    assert "torchtitan 0.2.2, as later ones have no setting for" in TORCHTITAN.fill_in(job)[-1][1]
+
+
+@pytest.mark.parametrize("section", ["float8", "quantize.linear.float8"])
+def test_fp8_is_read_from_the_section_of_its_converter(section: str) -> None:
+    other = {"float8": "quantize.linear.float8"}.get(section, "float8")
+    text = f"""
+[model]
+converters = ["{section}"]
+[parallelism]
+data_parallel_shard_degree = 8
+[{section}]
+recipe_name = "rowwise"
+filter_fqns = ["output", "attention.wk"]
+[{other}]
+recipe_name = "rowwise_with_gw_hp"
+filter_fqns = ["output"]
+"""
+    found = read_back(text, "llama8b", ONE).fp8
+    assert found == Fp8(recipe="rowwise", left_out=("model.layers.*.self_attn.k_proj.weight",))
