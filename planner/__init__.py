@@ -16,6 +16,7 @@ What it is for, from Python (docs/python.md):
     compare(model, hardware, devices=...), capacity   days, cost, scaling; how many devices
     load(path), save(plan, path)                      plan files
     explain(plan), diff(plan, plan), report(plan)     what limits a plan, how two differ, a page
+    advise(settings)                                  what to change in a configuration of an engine
     export(plan, engine), audit(plan), validate(csv)  carried elsewhere; checked; compared with measured runs
     Pinned, Update, shard                             what is decided by hand
     PlannerError                                      what is raised on purpose; one that says what to do instead
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from planner.api.comparing import capacity, compare
-    from planner.api.plans import audit, diff, explain, export, load, report, save, validate
+    from planner.api.plans import advise, audit, diff, explain, export, load, report, save, validate
     from planner.api.searching import TracedModel, estimate, search, trace
     from planner.errors import PlannerError
     from planner.plan.file import load_plan, save_plan
@@ -47,6 +48,7 @@ _LAZY = {
     "SearchResult": "planner.strategy_search.result",
     "TracedModel": "planner.api.searching",
     "Update": "planner.sharding.update",
+    "advise": "planner.api.plans",
     "audit": "planner.api.plans",
     "capacity": "planner.api.comparing",
     "compare": "planner.api.comparing",
@@ -74,6 +76,7 @@ __all__ = [
     "SearchResult",
     "TracedModel",
     "Update",
+    "advise",
     "audit",
     "capacity",
     "compare",
@@ -127,7 +130,7 @@ def __getattr__(name: str) -> Any:
     """Loaded when it is first used: importing the planner loads neither torch nor numpy."""
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'planner' has no attribute '{name}'")
+    raise AttributeError(f"module 'planner' has no attribute '{name}'", name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

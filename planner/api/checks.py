@@ -1,16 +1,83 @@
 """Arguments of public functions: what is wrong with one is a RequestError that names it."""
 
 import dataclasses
+import functools
+import inspect
+import os
 import types
 import typing
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
+from hardware_profiles import HardwareProfileError
 from planner.errors import RequestError, unknown_name
+from planner.sharding.update import Update
+from planner.strategy_search.request.space import Pinned
 
 Record = TypeVar("Record")
+_Given = ParamSpec("_Given")
+_Answer = TypeVar("_Answer")
 
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False", tuple: "a tuple"}
+
+
+def public(function: Callable[_Given, _Answer]) -> Callable[_Given, _Answer]:
+    """A public function that says what to do about arguments that it does not have, and about unknown hardware, as a
+    RequestError."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def called(*args: _Given.args, **kwargs: _Given.kwargs) -> _Answer:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise RequestError(_misnamed(function.__name__, signature, kwargs) or f"{error}") from error
+        try:
+            return function(*args, **kwargs)
+        except HardwareProfileError as error:
+            raise RequestError(str(error)) from error
+
+    return called
+
+
+def _misnamed(function: str, signature: inspect.Signature, given: Mapping[str, object]) -> str:
+    """What to do about the first argument by a name that a function does not have, or about one that it lacks."""
+    known = [one.name for one in signature.parameters.values()]
+    for name, value in given.items():
+        if name in known:
+            continue
+        for section, kind in (("pinned", Pinned), ("update", Update)):
+            if section in known and name in {field.name for field in dataclasses.fields(kind)}:
+                return f"{function}({name}={value!r:.40}): give {section}={{{name!r}: {value!r:.40}}}"
+        if name == "sequence_length" and "seq_len" in known:
+            return f"{function}({name}=...): give seq_len"
+        return unknown_name(f"argument of {function}:", name[:80], known)
+    lacking = [
+        one.name
+        for one in signature.parameters.values()
+        if one.default is one.empty and one.kind is one.KEYWORD_ONLY and one.name not in given
+    ]
+    return f"{function}: give {', '.join(f'{name}=...' for name in lacking)}" if lacking else ""
+
+
+def callback(name: str, value: object) -> None:
+    """Raise RequestError unless `value` is None or can be called."""
+    if value is not None and not callable(value):
+        raise RequestError(f"{name} is a {type(value).__name__}: give a function")
+
+
+def text(name: str, value: object) -> None:
+    """Raise RequestError unless `value` is None or text."""
+    if value is not None and not isinstance(value, str):
+        raise RequestError(f"{name} is a {type(value).__name__}: give text")
+
+
+def file_path(name: str, value: object) -> Path:
+    """A path, from text or a path. Raises RequestError."""
+    if not isinstance(value, str | os.PathLike):
+        raise RequestError(f"{name} is a {type(value).__name__}: give the path of a file")
+    return Path(value)
 
 
 def number(name: str, value: object, *, least: float = 1, whole: bool = True) -> None:

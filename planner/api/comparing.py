@@ -18,7 +18,7 @@ from costmodels import CostModelError
 from costmodels.goodput import DAY, Goodput
 from hardware_profiles import Machine, parts_of
 from hardware_profiles.nicknames import full_profile
-from planner.api.checks import number
+from planner.api.checks import number, public
 from planner.api.searching import HARDWARE, TracedModel, machine_given, search, trace
 from planner.errors import PlannerError, RequestError
 from planner.plan.plan import Plan
@@ -175,11 +175,17 @@ class Capacity:
         found = self.answer
         return f"Capacity({'none' if found is None else found.case.devices} for {self.days:g} days)"
 
+    def _repr_html_(self) -> str:
+        from planner.report.notebook import rows_html
+
+        return rows_html(self.to_rows())
+
     def to_rows(self) -> list[dict[str, object]]:
         """For pandas, by devices."""
         return [one.row() for one in self.looked_at]
 
 
+@public
 def compare(
     model: "str | TracedModel | Sequence[str]",
     hardware: str | Sequence[str] = HARDWARE,
@@ -233,6 +239,7 @@ def compare(
     return CaseComparison(outcomes=_scaled(found), stopped=stop())
 
 
+@public
 def capacity(
     model: "str | TracedModel",
     hardware: str = HARDWARE,

@@ -1,25 +1,32 @@
-"""What is done with plans: `planner.load`, `save`, `explain`, `diff`, `report`, `export`, `audit`, `validate`.
+"""What is done with plans: `planner.load`, `save`, `explain`, `diff`, `report`, `export`, `audit`, `validate`; and with
+settings of engines: `planner.advise`.
 
 Each takes a Plan or the path of a plan file. Where the model is none of the zoo and the plan does not carry its graph,
 `model` says what it is, as `--model` does.
 """
 
+import contextlib
 import os
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.api.searching import loaded, planned_graph, traced_model
+from hardware_profiles.nicknames import full_profile
+from planner.api.checks import callback, file_path, number, public, text
+from planner.api.searching import HARDWARE, loaded, planned_graph, traced_model
 from planner.errors import ModelError, RequestError
 from planner.plan.binding.machine import machine_of
 from planner.plan.compare.differences import Comparison, Traced, compare
 from planner.plan.compare.explanation import Sensitivity
 from planner.plan.compare.repricing import repriced
 from planner.plan.plan import PRECISIONS, Plan, Prediction
+from planner.strategy_search.result import Progress
 
 if TYPE_CHECKING:
+    from planner.api.advising import Change
     from planner.validation import Evaluated
     from planner.validation.summary import Summary
     from runtime.auditing.audit import StageAudit
@@ -36,6 +43,11 @@ class Explanation:
 
     def __repr__(self) -> str:
         return f"Explanation({self.plan.model.reference!r}, {len(self.rows)} changes)"
+
+    def _repr_html_(self) -> str:
+        from planner.report.notebook import rows_html
+
+        return rows_html(self.to_rows())
 
     def to_rows(self) -> list[dict[str, object]]:
         """For pandas: name, change, and seconds of a step with the plan kept and searched again; None where it does not
@@ -82,6 +94,11 @@ class Validation:
     def __repr__(self) -> str:
         return f"Validation({self.summary.whole.evaluated} of {self.summary.whole.rows} rows evaluated)"
 
+    def _repr_html_(self) -> str:
+        from planner.report.notebook import rows_html
+
+        return rows_html(self.to_rows())
+
     def to_rows(self) -> list[dict[str, object]]:
         """For pandas: measured and predicted seconds and bytes of every row."""
         return [
@@ -97,21 +114,103 @@ class Validation:
         ]
 
 
+class Audited(tuple["StageAudit", ...]):
+    """One rank of every stage, run on tensors without data, beside its prediction."""
+
+    __slots__ = ()
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every stage sends, computes and keeps what is predicted."""
+        return all(stage.agrees for stage in self)
+
+    def __repr__(self) -> str:
+        said = "all as predicted" if self.agrees else "not as predicted"
+        return f"Audited({len(self)} stage{'s' if len(self) > 1 else ''}, {said})"
+
+    def _repr_html_(self) -> str:
+        from planner.report.notebook import rows_html
+
+        return rows_html(self.to_rows())
+
+    def to_rows(self) -> list[dict[str, object]]:
+        """For pandas: a row for each stage, with the bytes that were live and those that were predicted."""
+        return [
+            {
+                "stage": one.stage,
+                "rank": one.rank,
+                "collectives": len(one.collectives),
+                "unequal": len(one.unequal),
+                "peak_bytes": one.peak,
+                "predicted_peak_bytes": one.predicted_peak,
+                "agrees": one.agrees,
+            }
+            for one in self
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advised:
+    """A configuration of an engine, and what to change in it.
+
+    Attributes:
+        now: the configuration as a plan; it may not fit.
+        best: the best that was found for its engine; None where nothing faster was found that fits.
+        gap: how much faster a plan of the engine's space may be; None where nobody knows.
+        changes: the way there, cheapest change first; what they save sums to the whole.
+        text: the file with the changes; None where there are none, or it is no TOML, YAML or JSON.
+    """
+
+    now: Plan
+    best: Plan | None
+    gap: float | None
+    changes: "tuple[Change, ...]"
+    text: str | None
+
+    def __repr__(self) -> str:
+        here = f"{self.now.prediction.step_seconds:.3g} s a step"
+        there = "nothing faster" if self.best is None else f"{self.best.prediction.step_seconds:.3g} s"
+        return f"Advised({here}, {there}, {len(self.changes)} changes)"
+
+    def _repr_html_(self) -> str:
+        from planner.report.notebook import rows_html
+
+        return rows_html(self.to_rows())
+
+    def to_rows(self) -> list[dict[str, object]]:
+        """For pandas: the changes in their order, with the step after each of them."""
+        return [
+            {
+                "change": one.name,
+                "here": one.here,
+                "there": one.there,
+                "saved_seconds": one.seconds,
+                "step_seconds": one.after.step_seconds,
+                "peak_bytes": one.after.peak_bytes,
+            }
+            for one in self.changes
+        ]
+
+
+@public
 def load(path: str | os.PathLike[str]) -> Plan:
     """A plan from its file; raises PlanFileError where it is none. Loading runs no code of the file."""
     return loaded(path)
 
 
+@public
 def save(plan: Plan, path: str | os.PathLike[str]) -> Path:
     """Write a plan as a file, atomically, and return its path. Raises PlanFileError where it cannot be written."""
     from planner.plan.file import save_plan
 
     if not isinstance(plan, Plan):
         raise RequestError(f"plan is a {type(plan).__name__}: give a Plan, as result.plan is")
-    save_plan(plan, os.fspath(path))
-    return Path(path)
+    written = file_path("path", path)
+    save_plan(plan, written)
+    return written
 
 
+@public
 def explain(
     plan: PlanOrPath,
     *,
@@ -133,6 +232,9 @@ def explain(
     """
     from planner.strategy_search.analysis.sensitivity import Search, World, sensitivities
 
+    for name, heard in (("on_progress", on_progress), ("cancelled", cancelled)):
+        callback(name, heard)
+    number("time_limit", time_limit, least=0, whole=False)
     found = loaded(plan)
     machine, (graph, batch) = machine_of(found.cluster), planned_graph(found, model)
     bound = repriced(found, graph, batch, machine)
@@ -143,6 +245,77 @@ def explain(
     return Explanation(plan=bound.plan, rows=rows)
 
 
+@public
+def advise(
+    path: str | os.PathLike[str],
+    hardware: str = HARDWARE,
+    *,
+    engine: str | None = None,
+    model: str | None = None,
+    devices: int | None = None,
+    cluster: str | None = None,
+    software: str | None = None,
+    recipe: str = "",
+    time_limit: float | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> Advised:
+    """Price a configuration of another engine, and say what to change in it.
+
+    Args:
+        path: a script, or a TOML, YAML, JSON or Python file of the engine, or its folder.
+        hardware, cluster: as for `search`.
+        engine: whose settings they are, as "torchtitan"; guessed from the file where not given.
+        model: the model, where the file does not say it.
+        devices: how many, where the file does not say it.
+        software: the training stack; that of the engine where not given.
+        recipe: which recipe of a file with several.
+        time_limit: seconds for each search.
+        on_progress: called with a `Progress` while the best of the engine is searched.
+        cancelled: asked between configurations; once it returns True, what was found by then is returned.
+
+    Raises RequestError, and ExportError for settings that cannot be read.
+    """
+    from planner.api.advising import advice_on, changed_text
+    from planner.api.engine_best import Patience
+    from planner.api.importing import Asked, imported
+    from planner.export.description import ExportError
+    from planner.models.nicknames import full_model
+
+    for name, heard in (("on_progress", on_progress), ("cancelled", cancelled)):
+        callback(name, heard)
+    for name, words in (("hardware", hardware), ("engine", engine), ("model", model), ("cluster", cluster)):
+        text(name, words)
+    number("devices", devices)
+    number("time_limit", time_limit, least=0, whole=False)
+    asked = Asked(
+        file=file_path("path", path),
+        engine=engine,
+        model=None if model is None else full_model(model),
+        devices=devices,
+        recipe=recipe,
+        hardware=full_profile(hardware),
+        cluster=cluster,
+        software=software,
+    )
+    found = imported(asked, traced_model, lambda note: warnings.warn(note, stacklevel=3))
+    patience = Patience(
+        time_limit=time_limit, on_progress=on_progress or (lambda _: None), cancelled=cancelled or (lambda: False)
+    )
+    advice, changed = advice_on(found, patience), None
+    if advice.best is not None:
+        with contextlib.suppress(ExportError):
+            changed = changed_text(advice)
+    return Advised(
+        now=found.bound.plan,
+        best=None if advice.best is None else advice.best.bound.plan,
+        gap=None if advice.best is None else advice.best.gap,
+        changes=advice.changes,
+        text=changed,
+    )
+
+
+@public
 def diff(
     first: PlanOrPath,
     second: PlanOrPath,
@@ -167,6 +340,7 @@ def diff(
     return compare(*plans, graphs, on_progress or (lambda made, of: None), cancelled or (lambda: False))
 
 
+@public
 def report(plan: PlanOrPath, path: str | os.PathLike[str], *, model: str | None = None) -> Path:
     """Write the page of a plan (`plan report --no-search`) and return its path. It loads nothing from anywhere."""
     from planner.plan.compare.verify import verify
@@ -174,14 +348,15 @@ def report(plan: PlanOrPath, path: str | os.PathLike[str], *, model: str | None 
     from planner.report.data import report_of
     from planner.report.html import page
 
-    found = loaded(plan)
+    found, written = loaded(plan), file_path("path", path)
     machine, (graph, batch) = machine_of(found.cluster), planned_graph(found, model)
     verdict = verify(found, graph, batch, machine)
     shown = report_of(verdict.bound, verdict.prediction, machine, remarks=tuple(verdict.remarks))
-    write_atomically(Path(path), page(shown.report))
-    return Path(path)
+    write_atomically(written, page(shown.report))
+    return written
 
 
+@public
 def export(
     plan: PlanOrPath,
     engine: str,
@@ -208,24 +383,26 @@ def export(
     from planner.api.folders import write_folder
     from planner.export.launching import folder_files
 
-    found = loaded(plan)
+    text("engine", engine)
+    found, into = loaded(plan), None if folder is None else file_path("folder", folder)
     machine, (graph, batch) = machine_of(found.cluster), planned_graph(found, model)
     given = export_of(found, engine, machine, graph, batch, Way(nearest=nearest, most=tolerance))
     check_fits(given, found.model.reference)
     files = folder_files(given.target, given.job)
-    if folder is not None:
+    if into is not None:
         content = {"engine": engine, "model": found.model.reference, "given_up": [asdict(one) for one in given.steps]}
-        write_folder(Path(folder), files, "export.json", content)
+        write_folder(into, files, "export.json", content)
     return Exported(
         engine=engine,
         files=files,
         given_up=tuple((step.what, step.here, step.there) for step in given.steps),
         prediction=given.prediction,
-        folder=None if folder is None else Path(folder),
+        folder=into,
     )
 
 
-def audit(plan: PlanOrPath, *, model: str | None = None) -> "tuple[StageAudit, ...]":
+@public
+def audit(plan: PlanOrPath, *, model: str | None = None) -> Audited:
     """Run one rank of every stage on tensors without data, and compare what it sends, computes and keeps with the
     prediction: `agrees` of every stage. Raises AuditError where that cannot be judged."""
     from planner.models.nicknames import full_model
@@ -234,15 +411,16 @@ def audit(plan: PlanOrPath, *, model: str | None = None) -> "tuple[StageAudit, .
 
     found = loaded(plan)
     built = build_planned(found, None if model is None else full_model(model), why=", and an audit runs its operators")
-    return tuple(audited(found, traced_model(built), built.batch, machine_of(found.cluster)))
+    return Audited(audited(found, traced_model(built), built.batch, machine_of(found.cluster)))
 
 
+@public
 def validate(path: str | os.PathLike[str], *, where: Mapping[str, str] | None = None, processes: int = 1) -> Validation:
     """Predictions for a table of measured runs (docs/validate.md), in so many processes; `where` keeps the rows that
     have these values in these columns."""
     from planner.validation import evaluate_rows, read_rows, summarise
 
-    rows = read_rows(Path(path), dict(where or {}), None, strict=False)
+    rows = read_rows(file_path("path", path), dict(where or {}), None, strict=False)
     found = tuple(evaluate_rows(rows, processes, lambda count: None))
     return Validation(rows=found, summary=summarise(found))
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hardware_profiles import Machine
 from hardware_profiles.nicknames import full_profile
-from planner.api.checks import number, record, word
+from planner.api.checks import callback, file_path, number, public, record, text, word
 from planner.engines.spaces import space_and_stack
 from planner.errors import RequestError
 from planner.graph.expert_load import EVEN
@@ -84,6 +84,7 @@ class TracedModel:
         return f"TracedModel({self.name!r}, {len(self.graph.operators)} operators, {self.job.precision})"
 
 
+@public
 def trace(
     model: Any,
     *,
@@ -121,6 +122,7 @@ def trace(
     return TracedModel(job=job)
 
 
+@public
 def search(
     model: Any,
     hardware: Machine | str = HARDWARE,
@@ -214,6 +216,10 @@ def search(
     number("simplicity", simplicity, least=0, whole=False)
     number("memory_margin", memory_margin, least=0, whole=False)
     number("imbalance", imbalance, least=1, whole=False)
+    for name, words in (("cluster", cluster), ("software", software), ("engine", engine)):
+        text(name, words)
+    for name, heard in (("on_progress", on_progress), ("cancelled", cancelled)):
+        callback(name, heard)
     word("optimizer", optimizer, tuple(OPTIMIZERS))
     word("search", search, tuple(ALGORITHMS))
     word("objective", objective, tuple(OBJECTIVES))
@@ -254,6 +260,7 @@ def search(
         return plan_for(request, on_progress or _heard, cancelled or _never)
 
 
+@public
 def estimate(
     model: Any,
     hardware: Machine | str | None = None,
@@ -394,8 +401,8 @@ def _job(
     model: Any,
     machine: Machine,
     seq_len: int | None,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None,
+    args: Any,
+    kwargs: Any,
     batch: int | None,
     *,
     precision: str | None,
@@ -408,24 +415,26 @@ def _job(
             raise RequestError("the model is traced: say seq_len, precision and example inputs to planner.trace")
         samples = global_batch or default_global_batch(machine.devices)
         return replace(model.job, cluster=machine, global_batch=samples, given_batch=global_batch is not None)
+    if not isinstance(args, tuple | list) or not isinstance(kwargs, Mapping | None):
+        raise RequestError("args, kwargs: give a tuple and a dict of example inputs, as the module is called")
     asked: dict[str, Any] = {
         "precision": precision,
         "global_batch": global_batch,
-        "rule_cache": None if rule_cache is None else Path(rule_cache),
+        "rule_cache": None if rule_cache is None else file_path("rule_cache", rule_cache),
         "noted": lambda note: warnings.warn(note, stacklevel=4),
     }
     if isinstance(model, os.PathLike):
         model = os.fspath(model)
     if isinstance(model, str):
-        kept = None if graph_cache is None else Path(graph_cache)
+        kept = None if graph_cache is None else file_path("graph_cache", graph_cache)
         return named_job(full_model(model), machine, traced_model, sequence_length=seq_len, graph_cache=kept, **asked)
-    if not isinstance(model, OperatorGraph) and not callable(model):
+    if not isinstance(model, OperatorGraph) and not callable(getattr(model, "named_parameters", None)):
         raise RequestError(
             f"model is a {type(model).__name__}: give a name, a torch module, or what planner.trace returned"
         )
     if seq_len is not None:
         raise RequestError("seq_len is for models that are named; example inputs say how long their sequences are")
-    return given_job(model, machine, args=args, kwargs=kwargs, batch=batch, **asked)
+    return given_job(model, machine, args=tuple(args), kwargs=kwargs, batch=batch, **asked)
 
 
 def traced_model(model: "BuiltModel") -> OperatorGraph:

@@ -1,6 +1,7 @@
 """Other plans for the job of a plan that is reported, and what they say about its decisions.
 
-    one search for the job, nothing decided      ─▶ the best plan of each of its best configurations
+    plans that the search for this one priced,
+    which its file names; or else one more search ─▶ the best plan of each of the best configurations
     conventional plans, by hand                  ─▶ baselines
     the configuration of the plan, with another
     stage of ZeRO or recomputation               ─▶ what these decisions cost to change
@@ -15,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from planner.cli.stopping import stoppable
 from planner.cli.waiting import Waiting
 from planner.errors import InfeasibleError, LimitError, PlannerError
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from planner.plan.binding.model_of import PlannedModel
     from planner.plan.compare.verify import Verdict
     from planner.plan.layout.roles import Roles
+    from planner.plan.plan import Plan
     from planner.report.data import Choice, Choices
     from planner.strategy_search.request.request import SearchRequest
     from planner.strategy_search.request.space import Pinned
@@ -39,8 +40,10 @@ def other_plans(
     cluster: "Machine",
     time_limit: float | None,
     wait: Waiting,
+    stopped: Callable[[], bool],
 ) -> "Choices":
-    """The candidates of a search for the same job, conventional plans, the plan itself, and why it is as it is."""
+    """The candidates of a search for the same job, conventional plans, the plan itself, and why it is as it is, as far
+    as they are known when it is `stopped`."""
     from planner.limits import default_memory, limited
     from planner.report.data import Choices, reasons_of
     from planner.strategy_search.analysis.around import request_for
@@ -50,15 +53,16 @@ def other_plans(
     if isinstance(request.update.buckets, int):  # other plans have buckets of their own sizes
         request = replace(request, update=replace(request.update, buckets="auto"))
     own = choice_of(verdict.bound, verdict.prediction.step_seconds, verdict.prediction.peak_bytes, this=True)
-    with stoppable(lambda: wait.phase("stopping")) as stopped:
-        ends = math.inf if time_limit is None else time.monotonic() + time_limit
-        asking = _Asking(request, wait, lambda: stopped() or time.monotonic() > ends)
-        with limited(None if time_limit is None else max(0.0, time_limit), default_memory()):
+    ends = math.inf if time_limit is None else time.monotonic() + time_limit
+    asking = _Asking(request, wait, lambda: stopped() or time.monotonic() > ends)
+    with limited(None if time_limit is None else max(0.0, time_limit), default_memory()):
+        candidates = _named(plan, own)
+        if not candidates:
             wait.phase("other plans")
             candidates = asking.plans(replace(request, top=CANDIDATES)) or []
-            conventional = [*_baselines(verdict, cluster, asking)]
-            changed = [*_changed(verdict, own, asking)]
-        late = asking.over()
+        conventional = [*_baselines(verdict, cluster, asking)]
+        changed = [*_changed(verdict, own, asking)]
+    late = asking.over()
     others = [*candidates, *conventional]
     lacking = [(decision, words) for decision, words, found in changed if found is None]
     near = [found for _, _, found in changed if found is not None]
@@ -69,10 +73,20 @@ def other_plans(
     )
 
 
+def _named(plan: "Plan", own: "Choice") -> "list[Choice]":
+    """What the search for the plan has priced; nothing where the plan is no more what that search found."""
+    from planner.report.data import Choice
+
+    found = [
+        Choice(step_seconds=one.step_seconds, peak_bytes=one.peak_bytes, words=one.words) for one in plan.candidates
+    ]
+    return found if any(_same(one, own) for one in found) else []
+
+
 def _note(candidates: int, late: bool) -> str:
     words = (
-        f"The best plans of the {candidates} best configurations of a search for the same job with nothing decided by"
-        " hand, and conventional plans."
+        f"The best plans of the {candidates} best configurations that a search for this job with nothing decided by"
+        " hand has priced, and conventional plans."
         if candidates
         else "Nothing else was found."
     )

@@ -17,22 +17,40 @@ _DECIMAL = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 
 
 def model_of(value: str | None) -> str | None:
-    """The model that a person means."""
-    from planner.models.nicknames import full_model
+    """The model that a person means with --model."""
+    return _model(value, "--model ")
 
-    return None if value is None else _noted("--model", value, full_model(value), " of the zoo")
+
+def model_named(value: str | None) -> str | None:
+    """The same of an argument, which has no name."""
+    return _model(value, "")
 
 
 def hardware_of(value: str | None) -> str | None:
-    """The hardware that a person means."""
+    """The hardware that a person means with --hardware."""
+    return _hardware(value, "--hardware ")
+
+
+def hardware_named(value: str | None) -> str | None:
+    """The same of an argument, which has no name."""
+    return _hardware(value, "")
+
+
+def _model(value: str | None, option: str) -> str | None:
+    from planner.models.nicknames import full_model
+
+    return None if value is None else _noted(option, value, full_model(value), " of the zoo")
+
+
+def _hardware(value: str | None, option: str) -> str | None:
     from hardware_profiles.nicknames import full_profile
 
-    return None if value is None else _noted("--hardware", value, full_profile(value))
+    return None if value is None else _noted(option, value, full_profile(value))
 
 
 def _noted(option: str, value: str, meant: str, more: str = "") -> str:
     if meant != value:
-        say(f"note: {option} {value} is {meant}{more}", err=True)
+        say(f"note: {option}{value} is {meant}{more}", err=True)
     return meant
 
 

@@ -8,7 +8,6 @@ from planner.export.architecture import Architecture
 from planner.export.description import (
     Description,
     ExportError,
-    Kept,
     default_gradient_dtype,
     schedule_of,
     stages_for,
@@ -19,6 +18,7 @@ from planner.export.settings import Settings
 from planner.export.target import Facts, Reading
 from planner.export.unmodelled import unmodelled
 from planner.export.yaml_files import settings_of
+from planner.plan.layout.kept import Kept
 from planner.sharding.update import PLAIN, Update
 
 _OPTIMIZERS = ("AdamW", "Adam", "FP32StateAdamWeightDecay", "FusedAdamWeightDecay", "PmaAdamW")

@@ -19,6 +19,7 @@ from planner.graph.operator_graph import WrittenRule
 from planner.models.overrides import canonical_reference
 from planner.plan.migration import migrated
 from planner.plan.plan import (
+    Candidate,
     ClusterReference,
     Group,
     ModelReference,
@@ -67,8 +68,15 @@ def dump_plan(plan: Plan) -> str:
         **({"rules": {call: _rule_content(rule) for call, rule in plan.rules}} if plan.rules else {}),
         "prediction": _prediction_content(plan.prediction),
         "provenance": _fields(plan.provenance),
+        **_candidates_content(plan),
     }
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+def _candidates_content(plan: Plan) -> dict[str, Any]:
+    """Nothing where there are none, as in files older than that."""
+    found = [{**_fields(one), "words": dict(one.words)} for one in plan.candidates]
+    return {"candidates": found} if found else {}
 
 
 def _fields(value: Any) -> dict[str, Any]:
@@ -247,6 +255,10 @@ def _plan_of(file: PlanFile) -> Plan:
             }
         ),
         provenance=Provenance(**file.provenance.model_dump()),
+        candidates=tuple(
+            Candidate(step_seconds=one.step_seconds, peak_bytes=one.peak_bytes, words=tuple(one.words.items()))
+            for one in file.candidates
+        ),
     )
 
 

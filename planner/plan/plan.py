@@ -213,6 +213,15 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A plan that a search has found, in a few words (`planner.plan.words`), with its step and its peak."""
+
+    step_seconds: float
+    peak_bytes: float
+    words: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
     """Who made the plan and how sure it is: `status` and `gap` are those of the search inside a stage for this mesh."""
 
@@ -235,6 +244,9 @@ class Plan:
 
     `rules` has the rules that were found by trial, by the text of the calls that they are for: whoever executes the
     plan uses just these, and searches for none.
+
+    `candidates` are plans that the search has priced, this one among them, fastest first; none where something was
+    decided by hand.
     """
 
     model: ModelReference
@@ -250,6 +262,7 @@ class Plan:
     prediction: Prediction
     provenance: Provenance
     rules: tuple[tuple[str, WrittenRule], ...] = ()
+    candidates: tuple[Candidate, ...] = ()
     schema_version: int = field(default=SCHEMA_VERSION)
 
     def __repr__(self) -> str:

@@ -141,6 +141,12 @@ class ProvenanceSection(_Strict):
     gap: float
 
 
+class CandidateSection(_Strict):
+    step_seconds: float
+    peak_bytes: float
+    words: dict[str, str]
+
+
 class PlanFile(_Strict):
     """All that a plan file has."""
 
@@ -158,6 +164,7 @@ class PlanFile(_Strict):
     rules: dict[str, RuleContent] = {}
     prediction: PredictionSection
     provenance: ProvenanceSection
+    candidates: list[CandidateSection] = []
 
 
 def validated(kind: type[_Form], text: str) -> _Form:

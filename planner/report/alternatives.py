@@ -12,6 +12,10 @@ from planner.report.differences import signed_bytes, signed_seconds
 from planner.report.table import table_of
 from planner.report.units import bytes_text, percent_text, seconds_text
 
+_LONGEST = Sensitivity(name="sequence length", change="", kept="", searched=None, devices=1, tokens=None)
+_WITH_RATES = 2 * (16 + 11) + 5 + 3 * 2
+"""Columns of a line beside the name, where tokens per second have room."""
+
 _SHOWN = 20
 """Choices of one operator or parameter that are shown; the others are counted."""
 
@@ -60,21 +64,33 @@ def _fate(one: Priced, around: Outcome | None) -> str:
     return "; ".join(words)
 
 
-def sensitivity_table(rows: Sequence[Sensitivity]) -> RenderableType:
-    """What the step takes when one thing that was given is made more or less."""
-    table = table_of("\nWhat if", "", "", "this plan kept", "tokens/s", "searched again", "tokens/s", "")
-    if rows[0].tokens is None:
-        table.columns[3].header = table.columns[5].header = "samples/s"
-    for column in table.columns[2:6]:
-        column.justify = "right"
-    first = rows[0]
-    for row in rows:
-        kept, best = _cells(row, row.kept, first.kept), _cells(row, row.searched, first.searched)
-        why = row.kept if isinstance(row.kept, str) else ""
-        table.add_row(
-            row.name, row.change, *kept, *best, why or (row.searched if isinstance(row.searched, str) else "")
-        )
-    return table
+class SensitivityLines:
+    """What the step takes when one thing that was given is made more or less: a line for each, as it is known. `known`
+    has the first of them, and all names; `width` is that of the terminal."""
+
+    def __init__(self, known: Sequence[Sensitivity], width: int) -> None:
+        self._first = known[0]
+        self._name = max(len(row.name) for row in (*known, _LONGEST))
+        self._rates = width >= self._name + _WITH_RATES
+
+    @property
+    def head(self) -> RenderableType:
+        """What stands above the lines."""
+        rate = "tokens/s" if self._first.tokens is not None else "samples/s"
+        line = self._line("", "", ("this plan kept", rate), ("searched again", rate))
+        return Group(styled("\n", ("What if", "bold")), styled((line, "dim")))
+
+    def line(self, row: Sensitivity) -> RenderableType:
+        """One of them."""
+        if not row.change:  # what the others are compared with
+            self._first = row
+        kept, best = _cells(row, row.kept, self._first.kept), _cells(row, row.searched, self._first.searched)
+        why = row.kept if isinstance(row.kept, str) else row.searched if isinstance(row.searched, str) else ""
+        return styled(f"{self._line(row.name, row.change, kept, best)}  {why}".rstrip())
+
+    def _line(self, name: str, change: str, *found: tuple[str, str]) -> str:
+        cells = [f"{seconds:>16}" + (f"{rate:>11}" if self._rates else "") for seconds, rate in found]
+        return "  ".join((name.ljust(self._name), change.ljust(5), *cells)).rstrip()
 
 
 def _cells(row: Sensitivity, found: Outcome | None, base: Outcome | None) -> tuple[str, str]:

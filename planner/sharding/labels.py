@@ -4,6 +4,8 @@ The labels "batch" and "sequence" start at the first two dims of the inputs and 
 the batch in `rescale`.
 """
 
+from typing import cast
+
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
@@ -11,6 +13,12 @@ from planner.sharding.rules import rule_of
 
 def factor_labels(graph: OperatorGraph) -> tuple[tuple[str, ...], ...]:
     """For every operator a label for each of its factors: batch, sequence, or the name in the rule."""
+    if ("labels",) not in graph.derived:
+        graph.derived["labels",] = _factor_labels(graph)
+    return cast("tuple[tuple[str, ...], ...]", graph.derived["labels",])
+
+
+def _factor_labels(graph: OperatorGraph) -> tuple[tuple[str, ...], ...]:
     labels: dict[str, tuple[str | None, ...]] = {}
     for name in graph.inputs:
         shape = graph.types[name].shape

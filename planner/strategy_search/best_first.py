@@ -11,6 +11,7 @@ import heapq
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from hardware_profiles import Hidden
@@ -20,11 +21,12 @@ from planner.sharding.update import AHEAD
 from planner.strategy_search.engine.assemble import assembly
 from planner.strategy_search.engine.contenders import NEAR, Contender, Contenders
 from planner.strategy_search.engine.contexts import ContextNotes
-from planner.strategy_search.engine.evaluation import NO_HINT, Hint, Outcome
+from planner.strategy_search.engine.evaluation import NO_HINT, Hint
 from planner.strategy_search.engine.families import Shared, all_configurations, engine_of, families_of, family_of
 from planner.strategy_search.engine.family import Family, least_share
 from planner.strategy_search.engine.finalists import OPTIMAL, Finalists, OverfullError, Ranked, with_proof
 from planner.strategy_search.engine.incumbent import conventional
+from planner.strategy_search.engine.outcome import Outcome
 from planner.strategy_search.engine.outcome_words import configuration_words, fate_words, nothing_fits
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.refusals import no_configuration
@@ -36,6 +38,8 @@ _LOG = logging.getLogger(__name__)
 """What becomes of every configuration, for people who ask; INFO."""
 
 _SWEPT = 3  # configurations that recursive programming decides once more, with sweeps
+
+_SLOWER = 2  # numbers of pipeline ranks in turn, after which it tries no more of them
 
 _NOT_ASKED: Hint = (-1.0, (-1.0, -1.0))
 
@@ -82,6 +86,7 @@ class BestFirst:
         self.plain = set[tuple[object, int]]()  # families and micro-batches of those with one stage on each rank
         self.ready: tuple[Ranked, ...] = ()  # the incumbent priced, where time is limited
         self.pricing = 0.0  # seconds that this took
+        self.priced: tuple[Ranked, ...] = ()  # contenders that were made plans
 
     @property
     def cutoff(self) -> float:
@@ -237,38 +242,56 @@ class BestFirst:
         self._tell("refining")
         best = found[0]
         whole = assembly(best.pipeline_of_kinds.chain, best.outcome.ranks, best.configuration.virtual_stages)
-        refined = self.engine.refined(best.configuration, whole, best.objective)
+        refined = self.engine.refined(best.configuration, whole, best.objective, best.outcome.gathers)
         if refined is not None:
             adopted = self.engine.adopt(best.configuration, refined)
             self._take(adopted, self.engine.evaluate(adopted), best.outcome.bound)
             self.covered = self.contenders.found[0].configuration != adopted
 
     def _recursively(self) -> bool:
-        """Axis by axis for every number of ranks and micro-batches.
+        """Axis by axis for numbers of ranks and micro-batches.
 
         For a number of ranks the micro-batches are tried outwards from one sample on every device, as long as that
-        helps: a heuristic, like what it calls. The best are then decided once more with sweeps. Returns whether it was
-        stopped before its end.
+        helps; more ranks until `_SLOWER` numbers of them in turn were slower; virtual stages where a shorter bubble may
+        make the same with one stage on each rank the fastest: a heuristic, like what it calls. The best are then
+        decided once more with sweeps. Returns whether it was stopped before its end.
         """
-        tried: list[tuple[float, tuple[object, ...], Configuration]] = []
-        stopped = False
+        found: dict[Configuration, float] = {}
+        slower: Counter[object] = Counter()  # by the purposes of axes
+        alone: dict[tuple[object, int], float] = {}
+        waiting = list[Configuration]()
         for members in self._lines():
+            if all(map(self._waits_for_plain, members)):
+                waiting += members
+                continue
+            if slower[members[0].roles] >= _SLOWER:
+                continue
             middle = min(range(len(members)), key=lambda at: abs(math.log(_samples(self.request, members[at]))))
-            for direction in (1, -1):
-                worse, best = 0, math.inf
-                steps = range(middle, len(members)) if direction == 1 else range(middle - 1, -1, -1)
-                for at in steps:
-                    check()
-                    stopped = stopped or self.cancelled()
-                    if worse > 1 or stopped or self.engine.bound(members[at]) >= self.cutoff:
+            best, fastest = math.inf, self.best
+            for steps in (range(middle, len(members)), range(middle - 1, -1, -1)):
+                for c in (members[at] for at in steps):
+                    if self._goes_no_further() or self.engine.bound(c) >= self.cutoff:
                         break
-                    seconds = self._descend(members[at], sweeps=0)
-                    tried.append((seconds, _order(members[at]), members[at]))
-                    worse, best = (0, seconds) if seconds < best else (worse + 1, best)
-        for _, _, configuration in sorted(tried)[:_SWEPT]:
-            if not (stopped := stopped or self.cancelled()):
-                self._descend(configuration, sweeps=3)
-        return stopped
+                    found[c] = alone[c.family, c.micro_batches] = seconds = self._descend(c, sweeps=0)
+                    if best < seconds:
+                        break
+                    best = seconds
+            if best < math.inf:
+                slower[members[0].roles] = 0 if self.best < fastest else slower[members[0].roles] + 1
+        promise = {c: alone.get((c.family, c.micro_batches), math.inf) * least_share(c) for c in waiting}
+        for c in sorted(waiting, key=lambda one: (promise[one], _order(one))):
+            if self._goes_no_further() or promise[c] >= self.best:
+                break
+            found[c] = self._descend(c, sweeps=0)
+        for c in sorted(found, key=lambda one: (found[one], _order(one)))[:_SWEPT]:
+            if not self._goes_no_further():
+                self._descend(c, sweeps=3)
+        return self._goes_no_further()
+
+    def _goes_no_further(self) -> bool:
+        """Whether somebody has stopped the search. Raises LimitError at a limit of the planner."""
+        check()
+        return self.cancelled()
 
     def _lines(self) -> list[tuple[Configuration, ...]]:
         """Configurations that differ in their micro-batches only; without a given mesh one stands for all meshes."""
@@ -280,7 +303,8 @@ class BestFirst:
             if given or c.roles or len(c.mesh) < 2:
                 lines.setdefault((c.family, c.virtual_stages), []).append(c)
         self.total = sum(map(len, lines.values()))
-        return [tuple(sorted(line, key=lambda c: c.micro_batches)) for line in lines.values()]
+        every = sorted(lines.values(), key=lambda line: line[0].pipeline)
+        return [tuple(sorted(line, key=lambda c: c.micro_batches)) for line in every]
 
     def _descend(self, configuration: Configuration, *, sweeps: int) -> float:
         """Evaluate what recursive programming finds for a configuration; its seconds."""
@@ -290,7 +314,7 @@ class BestFirst:
                 self.evaluated.add(configuration)
                 return math.inf
             adopted = self.engine.adopt(configuration, found)
-            outcome = self.engine.evaluate(adopted)
+            outcome = self.engine.evaluate(adopted, cutoff=self.cutoff)
         except NothingAgreesError as error:
             self.disagreement = self.disagreement or error
             return math.inf
@@ -408,8 +432,10 @@ class BestFirst:
                 more,
                 why if not stopped else "the search was stopped",
             )
+        plans = self._plans(bound, stopped)
         return SearchResult(
-            plans=self._plans(bound, stopped),
+            plans=plans,
+            priced=self.priced,
             bound_seconds=bound,
             covered=self.covered,
             contexts=self.contexts.outcomes(),
@@ -437,6 +463,7 @@ class BestFirst:
             if not stopped and self.request.algorithm != "recursive_programming":
                 with contextlib.suppress(LimitError):
                     plans = self._search_on(finalists, plans)
+            self.priced = finalists.priced
             return plans
         except LimitError:
             if not self.ready:

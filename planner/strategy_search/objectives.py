@@ -14,6 +14,7 @@ from hardware_profiles import of_one_kind
 from planner.errors import InfeasibleError, LimitError, PlannerError
 from planner.limits import limited, reached, reading, seconds_after, seconds_left, sharing
 from planner.nearest import divisors
+from planner.strategy_search.candidates import with_candidates
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.neighbours import with_neighbours
 from planner.strategy_search.offloading import decided_as, with_offload
@@ -57,7 +58,7 @@ def plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> 
         found = settled(request, result)
         whole = with_neighbours(found, result, on_progress, cancelled)
         shared = engines.get((found.update.placed, found.offload), Shared())
-        return with_simplicity(found, whole, shared, on_progress, cancelled)
+        return with_candidates(request, with_simplicity(found, whole, shared, on_progress, cancelled))
 
 
 def settled(request: SearchRequest, result: SearchResult) -> SearchRequest:

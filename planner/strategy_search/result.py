@@ -86,8 +86,9 @@ class SearchResult:
     compared, 0 where there was no choice: what is proved is about the one that was taken. `contexts` compares ways to
     split the sequence, where there was a choice. `neighbours` are numbers of samples or devices nearby that do better
     (see `planner.strategy_search.neighbours`). `limits`: the most bytes that a plan may be predicted to need on a
-    device of each group. `close` are configurations whose objectives were close to the least, that first. Where a
-    simpler plan was preferred to the fastest one it stands before it, and `simpler` says so.
+    device of each group. `close` are configurations whose objectives were close to the least, that first; `priced`
+    are plans of these, until the plans of the result name them (`Plan.candidates`). Where a simpler plan was preferred
+    to the fastest one it stands before it, and `simpler` says so.
     """
 
     plans: tuple[Ranked, ...]
@@ -99,6 +100,7 @@ class SearchResult:
     neighbours: tuple[Neighbour, ...] = ()
     limits: tuple[float, ...] = ()
     close: tuple[Configuration, ...] = ()
+    priced: tuple[Ranked, ...] = ()
     simpler: Simpler | None = None
 
     def __repr__(self) -> str:

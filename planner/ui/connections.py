@@ -1,11 +1,13 @@
 """How many connections the server of `plan ui` holds: each takes a thread, and anybody on the machine may open them.
 
-    new connection ─▶ fewer than MOST         ─▶ served
-                      one that waits          ─▶ that is closed in its place: first of those that have not shown the
-                                                 token, the one that has waited longest
-                      all answer a request    ─▶ the new one is closed
+    new connection ─▶ fewer than MOST           ─▶ served
+                      a stranger, or one waits  ─▶ that is closed in its place: first of those that have not shown the
+                                                   token, the one that is there longest
+                      all answer their owner    ─▶ the new one is closed
 
-A browser opens six. Only requests with the token take longer than a moment, so strangers cannot keep all of them busy.
+A browser opens six. A connection that has not shown the token is a stranger, and answers of strangers are not
+protected: one that sends requests without end, or reads no answer, makes room like one that waits. Nor does it get a
+second answer (`planner.ui.server`).
 """
 
 import contextlib
@@ -19,11 +21,12 @@ MOST = 32
 
 @dataclass
 class Connections:
-    """The open connections, those that have waited longest first; safe to use from several threads."""
+    """The open connections, those that have waited longest first; safe to use from several threads. Only those that
+    answer a request with the token are busy."""
 
     most: int = MOST
     _waiting: dict[socket.socket, bool] = field(default_factory=dict)  # whether it has shown the token
-    _busy: dict[socket.socket, bool] = field(default_factory=dict)
+    _busy: set[socket.socket] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __len__(self) -> int:
@@ -48,22 +51,19 @@ class Connections:
         """It is closed."""
         with self._lock:
             self._waiting.pop(connection, None)
-            self._busy.pop(connection, None)
+            self._busy.discard(connection)
 
     @contextlib.contextmanager
     def answering(self, connection: socket.socket) -> Iterator[None]:
-        """Meanwhile a connection is not closed for another one; after that it is the last of those that wait."""
+        """It has shown the token: meanwhile it is not closed for another one; after that it is the last of those that
+        wait."""
         with self._lock:
-            self._busy[connection] = self._waiting.pop(connection, False)
+            if self._waiting.pop(connection, None) is not None:  # else it was closed for another one
+                self._busy.add(connection)
         try:
             yield
         finally:
             with self._lock:
                 if connection in self._busy:
-                    self._waiting[connection] = self._busy.pop(connection)
-
-    def known(self, connection: socket.socket) -> None:
-        """It has shown the token, while a request of it is answered."""
-        with self._lock:
-            if connection in self._busy:
-                self._busy[connection] = True
+                    self._busy.remove(connection)
+                    self._waiting[connection] = True

@@ -132,12 +132,10 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
         timeout = 60.0
 
         def do_GET(self) -> None:
-            with server.connections.answering(self.connection):
-                self._answer(self._get)
+            self._answer(self._get)
 
         def do_POST(self) -> None:
-            with server.connections.answering(self.connection):
-                self._answer(self._post)
+            self._answer(self._post)
 
         def log_message(self, format: str, *args: Any) -> None:
             """Nothing: addresses have the token."""
@@ -148,12 +146,15 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
             try:
                 parts = urlsplit(self.path)
                 asked = {name: values[0] for name, values in parse_qs(parts.query).items()}
-                if not self._is_local() or not self._is_ours(parts.path, asked):
+                ours = self._has_token(asked)
+                if not self._is_local() or not (ours or parts.path in _ASSETS):
                     self._send(HTTPStatus.FORBIDDEN, b"open the address that plan ui has printed\n", "text/plain")
-                    return
-                if parts.path not in _ASSETS:
-                    server.connections.known(self.connection)
-                method(parts.path, asked)
+                elif ours:
+                    with server.connections.answering(self.connection):
+                        method(parts.path, asked)
+                else:
+                    self.close_connection = True  # one answer for whoever has not shown the token
+                    method(parts.path, asked)
             except _NotFoundError:
                 self._send(HTTPStatus.NOT_FOUND, b"nothing is here\n", "text/plain")
             except (PlannerError, ForeignTextError) as error:
@@ -174,9 +175,9 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
             origin = self.headers.get("Origin")
             return self.headers.get("Host") in own and (origin is None or origin.removeprefix("http://") in own)
 
-        def _is_ours(self, path: str, asked: Mapping[str, str]) -> bool:
+        def _has_token(self, asked: Mapping[str, str]) -> bool:
             given = self.headers.get("X-Plan-Token") or asked.get("token", "")
-            return path in _ASSETS or secrets.compare_digest(given.encode(), server.token.encode())
+            return secrets.compare_digest(given.encode(), server.token.encode())
 
         def _get(self, path: str, asked: Mapping[str, str]) -> None:
             if path == "/":

@@ -22,27 +22,25 @@ from planner.errors import RequestError
 from planner.models.huggingface import trained_without_masks
 from planner.plan.file import load_plan
 from planner.plan.plan import Plan
-from planner.plan.writing import write_atomically
-from runtime.integrations.saved_values import as_text, read_values
+from runtime.integrations.saved_values import as_text
 from runtime.integrations.taking_over import (
     check_clipping,
+    check_methods,
     check_optimizer,
     let_go,
     missing,
     restore_sharded,
     save_sharded,
+    saved_beside,
 )
 from runtime.optimizers.optimizers import OptimizerSettings
 from runtime.step.training_step import TrainingStep, parallelize
 
 try:
     from accelerate.data_loader import prepare_data_loader
-    from transformers import PreTrainedModel, Trainer, TrainingArguments
+    from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 except ImportError as error:
     raise missing("Hugging Face's Trainer (transformers and accelerate)", error) from error
-
-_RATES = "rates.json"
-"""The file of a checkpoint with the learning rate and its schedule."""
 
 _OPTIMIZERS = {
     "adamw_torch": "adamw",
@@ -69,9 +67,18 @@ _NOT_HERE = {
     "group_by_length": "batches of a plan have one length; leave it out",
     "optim_args": "the plan's optimizer takes learning_rate and adam_*; leave it out",
     "save_only_model": "a checkpoint has the weights with the states, sharded; leave it out, and call save_model",
+    "use_liger_kernel": "it changes the operators that the plan was made for; leave it out",
+    "parallelism_config": "the plan shards instead; leave it out",
     "weight_decay": "the Trainer leaves norms and biases out of it, and a plan updates all weights alike; give 0",
 }
 """Arguments that a plan cannot honour, and what to do. Those that a version does not have are not asked for."""
+
+_OWN = (
+    "optimizers", "optimizer_cls_and_kwargs", "model_init", "compute_loss_func", "compute_metrics",
+    "preprocess_logits_for_metrics",
+)  # fmt: skip
+_STEPS = ("training_step", "create_optimizer", "create_optimizer_and_scheduler", "get_decay_parameter_names")
+_SAMPLERS = ("_get_train_sampler", "_get_eval_sampler")
 
 
 class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by mypy
@@ -220,11 +227,9 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
         self._save(output_dir, state_dict=self.step.full_parameters() | self.step.changed_buffers())
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        file = Path(output_dir) / _RATES
-        rates = as_text({"optimizer": self.optimizer.state_dict(), "schedule": self.lr_scheduler.state_dict()}, file)
-        save_sharded(self.step, Path(output_dir))
-        if self.args.should_save:
-            write_atomically(file, rates)
+        folder = Path(output_dir)
+        rates = as_text({"optimizer": self.optimizer.state_dict(), "schedule": self.lr_scheduler.state_dict()}, folder)
+        save_sharded(self.step, folder, rates)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """The weights follow with the first batch, when the model has been traced."""
@@ -232,7 +237,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            rates = read_values(Path(checkpoint) / _RATES)
+            rates = saved_beside(Path(checkpoint))
             self.optimizer.load_state_dict(rates["optimizer"])
             self.lr_scheduler.load_state_dict(rates["schedule"])
 
@@ -278,14 +283,22 @@ def _check(trainer: PlanTrainer, given: Mapping[str, Any]) -> str:
         value = getattr(options, argument, None)
         if value:
             raise RequestError(f"TrainingArguments({argument}={value!r}): {reason}")
-    for argument in ("optimizers", "optimizer_cls_and_kwargs", "model_init", "compute_loss_func", "compute_metrics"):
+    for argument in _OWN:
         if given.get(argument) not in (None, (None, None)):
             raise RequestError(
                 f"{argument}=: a plan trains with the loss of the model and its own optimizer; leave it out"
             )
-    if type(trainer).compute_loss is not Trainer.compute_loss:
-        raise RequestError(
-            f"{type(trainer).__name__}.compute_loss: put the loss into the model's forward, and plan that"
+    check_methods(trainer, Trainer, ("compute_loss",), "put the loss into the model's forward, and plan that")
+    check_methods(trainer, PlanTrainer, _STEPS, "the runtime computes gradients and updates the weights; leave it out")
+    check_methods(
+        trainer, Trainer, _SAMPLERS, "a plan takes samples at random in training, in order else; leave it out"
+    )
+    for callback in trainer.callback_handler.callbacks:
+        check_methods(
+            callback,
+            TrainerCallback,
+            ("on_pre_optimizer_step",),
+            "is called with gradients, which the runtime has used up by then; use on_step_end",
         )
     if options.gradient_accumulation_steps != 1:
         raise RequestError(

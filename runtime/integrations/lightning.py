@@ -5,7 +5,7 @@ Lightning's loop                  here
 ├── training_step                 traced once; then TrainingStep computes it by the plan, and updates
 ├── backward, optimizer.step      have been done; the optimizer that Lightning sees has the learning rate
 ├── validation_step               TrainingStep.evaluate, logged under the name that `validation` gives
-├── save_checkpoint, ckpt_path    a folder: trainer.json of Lightning, sharded/ of the runtime
+├── save_checkpoint, ckpt_path    a folder: sharded/ of the runtime, with what Lightning keeps in it
 └── callbacks, loggers, schedules as they are
 """
 
@@ -22,30 +22,41 @@ from torch import nn
 from planner.errors import RequestError
 from planner.plan.file import load_plan
 from planner.plan.plan import Plan
-from planner.plan.writing import write_atomically
 from runtime.checkpoint.together import said_by_first
 from runtime.comm.device_mesh import current_device, join_processes, local_rank
 from runtime.comm.exchange import rank_number, world
-from runtime.integrations.saved_values import as_text, read_values
+from runtime.integrations.saved_values import as_text
 from runtime.integrations.taking_over import (
     check_clipping,
+    check_methods,
     let_go,
     missing,
     restore_sharded,
     save_sharded,
+    saved_beside,
     settings_of,
 )
 from runtime.integrations.training_step_module import PREFIX, TrainingStepModule
 from runtime.step.training_step import TrainingStep, parallelize
 
 try:
+    from lightning.pytorch import Callback, LightningModule
     from lightning.pytorch.strategies import Strategy
     from lightning.pytorch.trainer.states import TrainerFn
     from lightning.pytorch.utilities import rank_zero_warn
 except ImportError as error:
     raise missing("Lightning", error) from error
 
-_FILE = "trainer.json"
+_OF_GRADIENTS = ("on_before_backward", "on_after_backward", "on_before_zero_grad", "on_before_optimizer_step")
+_OF_STEPS = ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "clip_gradients")
+_NO_GRADIENTS = "the runtime computes and uses up gradients within a step, and calls nothing with them; leave it out"
+_NO_STEPS = "the runtime computes gradients, clips them (plan with --clip-norm) and updates the weights; leave it out"
+_OF_WEIGHTS = {
+    "BaseFinetuning", "BatchSizeFinder", "LearningRateFinder", "ModelPruning", "StochasticWeightAveraging",
+    "WeightAveraging",
+}  # fmt: skip
+"""Callbacks by name, as not every version of Lightning has all of them."""
+
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
@@ -248,18 +259,14 @@ class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by 
         return {"lr": float(optimizer.param_groups[0]["lr"])}
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Write a folder with what Lightning keeps, and the sharded weights and states. Collective."""
+        """Write a folder with the sharded weights and states, and with them what Lightning keeps. Collective."""
         folder = Path(filepath)
-        text = as_text(checkpoint, folder / _FILE)  # on all ranks, so that all are refused before any waits
-        save_sharded(self.step, folder)
-        if self.is_global_zero:
-            write_atomically(folder / _FILE, text)
-        self.barrier()
+        save_sharded(self.step, folder, as_text(checkpoint, folder))
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """What Lightning keeps; weights and states follow with the first batch. No code of the file is run."""
         self._resume = Path(checkpoint_path)
-        found: dict[str, Any] = read_values(self._resume / _FILE)
+        found: dict[str, Any] = saved_beside(self._resume)
         return found
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
@@ -296,6 +303,15 @@ def _check(trainer: Any, plan: Plan, validation: str | None) -> None:
     module = trainer.lightning_module
     if not module.automatic_optimization:
         raise RequestError("automatic_optimization=False: a plan makes the steps; leave it on")
+    check_methods(module, LightningModule, _OF_STEPS, _NO_STEPS)
+    check_methods(module, LightningModule, _OF_GRADIENTS, _NO_GRADIENTS)
+    for callback in trainer.callbacks:
+        if _OF_WEIGHTS & {kind.__name__ for kind in type(callback).__mro__}:
+            raise RequestError(
+                f"{type(callback).__name__}: reads or changes whole weights, or tries steps, and a plan keeps weights"
+                " in pieces; leave it out"
+            )
+        check_methods(callback, Callback, _OF_GRADIENTS, _NO_GRADIENTS)
     _check_accumulation(trainer, plan)
     if str(trainer.precision) != "32-true":
         raise RequestError(

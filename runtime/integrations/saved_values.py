@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from hardware_profiles.foreign import ForeignTextError, parse_json, read_text
+from hardware_profiles.foreign import ForeignTextError, parse_json
 from planner.errors import CheckpointError
 
 MOST_ELEMENTS = 1 << 20
@@ -29,10 +29,10 @@ def as_text(value: Any, file: Path) -> str:
     return json.dumps(_written(value, str(file)), allow_nan=False)
 
 
-def read_values(file: Path) -> Any:
-    """The value of which a file holds the text. Raises CheckpointError for a file that it has not."""
+def values_of(text: str, file: Path) -> Any:
+    """The value of a text, which was read from the file. Raises CheckpointError for one that `as_text` has not made."""
     try:
-        return _read(parse_json(read_text(file)))
+        return _read(parse_json(text))
     except (ForeignTextError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(
             f"{file}: is not what training under a plan saved ({' '.join(str(error).split())[:200]}); name a checkpoint"

@@ -1,5 +1,6 @@
 """What both integrations do with a module, its optimizer and its checkpoints once a plan trains it."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,14 +8,26 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner.errors import CheckpointError, RequestError
+from hardware_profiles.foreign import ForeignTextError, parse_json, read_text
+from planner.errors import CheckpointError, PlannerError, RequestError
 from planner.plan.plan import Plan
+from planner.plan.writing import write_atomically
+from runtime.checkpoint.folder import checkpoints, newest
+from runtime.checkpoint.manifest import read_manifest
 from runtime.checkpoint.saving import Checkpoints
+from runtime.checkpoint.together import together
+from runtime.comm.exchange import rank_number
+from runtime.integrations.saved_values import values_of
 from runtime.optimizers.optimizers import OptimizerSettings
 from runtime.step.training_step import TrainingStep
 
 SHARDED = "sharded"
 """The folder inside a checkpoint of another library that has the checkpoint of the runtime."""
+
+CURRENT = "current.json"
+"""The file beside it that names the checkpoint in it."""
+
+_VALUES = "values"
 
 _SAME = {"lr", "betas", "eps", "weight_decay", "momentum"}  # what OptimizerSettings can say
 _OFF = ("amsgrad", "maximize", "nesterov", "dampening")  # what no optimizer of the runtime does
@@ -64,6 +77,13 @@ def settings_of(optimizer: torch.optim.Optimizer, module: nn.Module, plan: Plan)
     )
 
 
+def check_methods(own: object, known: type, names: Sequence[str], reason: str) -> None:
+    """Raise RequestError where a class of the user has methods of its own that a plan does not call."""
+    for name in names:
+        if getattr(type(own), name, None) is not getattr(known, name, None):
+            raise RequestError(f"{type(own).__name__}.{name}: {reason}")
+
+
 def check_optimizer(name: str, plan: Plan) -> None:
     """Raise RequestError where a plan counts on the states of another optimizer."""
     planned = plan.training.optimizer
@@ -88,22 +108,53 @@ def check_clipping(limit: float | None, option: str, plan: Plan) -> None:
     )
 
 
-def save_sharded(step: TrainingStep, folder: Path) -> None:
-    """Write a checkpoint of the runtime into a folder inside that of another library. Collective; returns when it is
-    whole."""
-    checkpoints = Checkpoints(folder / SHARDED, keep=1, asynchronous=False)
+def save_sharded(step: TrainingStep, folder: Path, values: str) -> None:
+    """Write a checkpoint of the runtime into a folder inside that of another library, with what that keeps (`as_text`)
+    in it: whole, or not there. One that was there before stays until then. Collective; returns when it is whole."""
+    saving = Checkpoints(folder / SHARDED, keep=1, asynchronous=False)
     try:
-        checkpoints.save(step)
-        checkpoints.wait()
+        written = saving.save(step, data={_VALUES: values})
+        saving.wait()
     finally:
-        checkpoints.close()
+        saving.close()
+
+    def point() -> None:
+        if rank_number() == 0:
+            try:
+                write_atomically(folder / CURRENT, json.dumps({"checkpoint": written.name}) + "\n")
+            except PlannerError as error:
+                raise CheckpointError(str(error)) from error
+
+    together(point)
+
+
+def saved_beside(folder: Path) -> Any:
+    """What the other library kept in a checkpoint of `save_sharded`. Raises CheckpointError."""
+    found = _current(folder)
+    data = read_manifest(found).progress.data or {}
+    text = data.get(_VALUES)
+    if not isinstance(text, str):
+        raise CheckpointError(f"{found}: was not saved by training under a plan; name a checkpoint that it saved")
+    return values_of(text, found)
 
 
 def restore_sharded(step: TrainingStep, folder: Path) -> None:
     """Go on from what `save_sharded` has written there, under whatever plan. Collective. Raises CheckpointError."""
-    found = Checkpoints(folder / SHARDED, read_only=True).restore(step)
+    Checkpoints(folder / SHARDED, read_only=True).restore(step, _current(folder))
+
+
+def _current(folder: Path) -> Path:
+    """The checkpoint that was saved there last: another one, of more steps, may be left of an earlier training."""
+    try:
+        content = parse_json(read_text(folder / CURRENT))
+        name = content.get("checkpoint") if isinstance(content, dict) else None
+    except ForeignTextError:
+        name = None
+    sharded = folder / SHARDED
+    found = next((path for path in checkpoints(sharded) if path.name == name), None) or newest(sharded)
     if found is None:
         raise CheckpointError(f"{folder}: has no whole checkpoint of a plan in {SHARDED}; name one that training saved")
+    return found
 
 
 def _check_groups(groups: Sequence[dict[str, Any]]) -> None:

@@ -62,7 +62,7 @@ MUTANTS = [
     ),
     *mutants(
         "search",
-        "planner/strategy_search/decomposition/lagrangian.py",
+        "planner/strategy_search/decomposition/setting.py",
         ("return self.micro_batches - (1 / self.chunks if", "return self.micro_batches + (1 / self.chunks if"),
     ),
     *mutants(

@@ -14,8 +14,9 @@ from planner.sharding.rule import strategy_fault
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import stored_fault
 from planner.strategy_search.decomposition.cutting import cut
-from planner.strategy_search.decomposition.lagrangian import setting_of
-from planner.strategy_search.engine.evaluation import Evaluation, Outcome
+from planner.strategy_search.decomposition.setting import setting_of
+from planner.strategy_search.engine.evaluation import Evaluation
+from planner.strategy_search.engine.outcome import Outcome
 from planner.strategy_search.engine.recursive import RecursivePlan, Task, level_sizes, plan_recursively
 from planner.strategy_search.request.restriction import Fixed, OneAxisFree, Restriction
 from planner.strategy_search.request.space import Configuration

@@ -74,7 +74,7 @@ def fitted(folder: str, plan: str | None, resumed: bool, **options: Any) -> tupl
     trainer = lightning.Trainer(
         accelerator="cpu", devices=1, max_steps=STEPS, default_root_dir=folder, logger=False, gradient_clip_val=0.5,
         val_check_interval=STEPS - 1, num_sanity_val_steps=0, enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[losses, ModelCheckpoint(dirpath=folder, every_n_train_steps=SAVED, save_top_k=-1)],
+        callbacks=[losses, ModelCheckpoint(dirpath=folder, every_n_train_steps=SAVED, save_top_k=-1, save_last=True)],
         **how, **options,
     )  # fmt: skip
     saved = str(Path(folder) / f"epoch=0-step={SAVED}.ckpt") if resumed else None

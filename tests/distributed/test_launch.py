@@ -56,6 +56,7 @@ def reports_of(path: Path, **settings: object) -> tuple[int, list[StepReport], R
     return code, steps, summary  # type: ignore[return-value]
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_the_plan_agrees_with_the_unsharded_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "plan.json"

@@ -52,7 +52,8 @@ def held(answers: list[Any], kind: int | str) -> None:
             assert found["result"] >= 2
 
 
-@pytest.mark.parametrize(("model", "kind", "sizes", "chunks", "settings"), first(2, CASES), ids=str)
+@pytest.mark.cases(2, 8)
+@pytest.mark.parametrize(("model", "kind", "sizes", "chunks", "settings"), CASES, ids=str)
 def test_four(
     pool, model: str, kind: int | str, sizes: tuple[int, ...], chunks: tuple[int, int], settings: dict
 ) -> None:

@@ -70,7 +70,7 @@ def test_golden_plans(pool: WorkerPool, pair: WorkerPool, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_the_command(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["prove", str(GOLDEN / f"{FOUR}.json"), "--json"])
     assert done.exit_code == 0, done.output

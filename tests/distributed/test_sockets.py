@@ -180,7 +180,7 @@ def test_a_run_that_goes_on_listens_on_loopback(folder: Path, options: tuple[str
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_parameter_servers_of_a_run_listen_on_loopback(folder: Path) -> None:
     words = ("--model", "dlrm-tiny", "--devices", "2", "--hardware", "cpu", "--global-batch", "8", "-q")
     served = ("--place", "tables.*=servers", "-o", "served.json")

@@ -36,7 +36,7 @@ def test_twenty_steps_equal_the_unsharded_optimizer(pool, kind: str, optimizer: 
 
 
 @pytest.mark.cases(0, 1)
-@pytest.mark.parametrize(("kind", "optimizer"), [("random7", "lamb"), ("hybrid", "adamw")])
+@pytest.mark.parametrize(("kind", "optimizer"), [("hybrid", "adamw"), ("random7", "lamb")])
 def test_clipped_steps_in_buckets_equal_the_unsharded_optimizer(pool, kind: str, optimizer: str) -> None:
     error, norms = train(pool, "llama", kind, KINDS[kind], optimizer, Update(clip_norm=CLIP, buckets=4096), 2, (), 5)
     assert error < TOLERANCE

@@ -144,6 +144,8 @@ SMALLER = {
 """Commands that take long, and what is run in their place."""
 
 RARELY = (
+    # searches the space of an engine for a plan that lies outside; tests/unit/export has that on small models
+    "plan export llama70b-64.json --to megatron -o run --nearest",
     # prices plans of 80 blocks on the way; tests/unit/cli/test_diff.py compares plans of all kinds
     "plan diff llama70b-64.json llama70b-64-by-hand.json",
 )

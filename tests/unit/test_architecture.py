@@ -222,7 +222,7 @@ GIVEN = {
     "build_model": (
         "planner.api.plans",
         "planner.cli.commands.explain",
-        "planner.cli.importing",
+        "planner.api.importing",
         "planner.cli.commands.import_operators",
         "planner.models.naming.of_model",
         "planner.models.zoo",

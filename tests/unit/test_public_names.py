@@ -16,12 +16,14 @@ from tests.refusals import refused
 TRACED = "llama-tiny"
 
 NAMES = [
-    "Pinned", "Plan", "PlannerError", "Progress", "SearchResult", "TracedModel", "Update", "audit", "capacity",
-    "compare", "diff", "discover", "estimate", "explain", "export", "load", "load_plan", "report", "save", "save_plan",
-    "search", "shard", "trace", "validate",
+    "Pinned", "Plan", "PlannerError", "Progress", "SearchResult", "TracedModel", "Update", "advise", "audit",
+    "capacity", "compare", "diff", "discover", "estimate", "explain", "export", "load", "load_plan", "report", "save",
+    "save_plan", "search", "shard", "trace", "validate",
 ]  # fmt: skip
 
 SIGNATURES = {
+    "advise": "path hardware='h100-80gb' *engine=None *model=None *devices=None *cluster=None *software=None *recipe=''"
+    " *time_limit=None *on_progress=None *cancelled=None",
     "audit": "plan *model=None",
     "capacity": "model hardware='h100-80gb' *days *tokens *price=None *failures=0.0 *checkpoint_seconds=0.0"
     " *restart_seconds=0.0 *most=65536 *on_case=None *on_progress=None *cancelled=None **options",
@@ -108,6 +110,15 @@ def test_what_is_of_another_type_is_named(traced: planner.TracedModel) -> None:
         ({"objective": "speed"}, ("objective", "speed")),
         ({"shard": "b,o"}, ("shard",)),
         ({"place": "hosts"}, ("place", "hosts")),
+        ({"tensor": 2}, ("tensor", "pinned={'tensor': 2}")),
+        ({"clip_norm": 1.0}, ("clip_norm", "update={'clip_norm': 1.0}")),
+        ({"sequence_length": 8}, ("sequence_length", "seq_len")),
+        ({"device": 2}, ("device", "devices")),
+        ({"hardware": "h1oo"}, ("h1oo",)),
+        ({"software": "pytorh"}, ("pytorh",)),
+        ({"cluster": 3}, ("cluster", "int")),
+        ({"on_progress": 3}, ("on_progress", "int")),
+        ({"cancelled": True}, ("cancelled", "bool")),
         ({"hardware": 3}, ("hardware", "int")),
         ({"memory_limit": "64GiB"}, ("memory_limit", "64GiB")),
     ):

@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.api.exporting import per_node_of
+from planner.api.importing import Asked, imported
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
-from planner.cli.importing import Asked, imported
 from planner.cli.options import DEFAULT_HARDWARE
 from planner.cli.output import write_json
 from planner.cli.spoken import hardware_of, model_of
+from planner.cli.stopping import SAID, stoppable
+from planner.cli.texts import say
+from planner.cli.waiting import waiting
 
 if TYPE_CHECKING:
-    from planner.cli.advising import Advice
+    from planner.api.advising import Advice
     from planner.plan.plan import Prediction
 
 
@@ -66,7 +68,9 @@ def advise(
         plan advise pretrain.sh --devices 64
     """
     with reporting(as_json):
-        from planner.cli.advising import advice_on
+        from planner.api.advising import advice_on, changed_text
+        from planner.api.engine_best import Patience
+        from planner.cli.tracing import traced
         from planner.plan.writing import check_place, write_atomically
 
         if output is not None:
@@ -75,10 +79,16 @@ def advise(
             file=file, engine=source, model=model, devices=devices, recipe=recipe, hardware=hardware, cluster=cluster,
             software=software,
         )  # fmt: skip
-        advice = advice_on(imported(asked), time_limit)
+        with waiting() as wait:
+            wait.phase("reading and tracing")
+            found = imported(asked, traced, lambda note: say(f"note: {note}", err=True))
+            wait.phase("the best of its engine")
+            with stoppable(lambda: wait.phase("stopping")) as stopped:
+                patience = Patience(time_limit=time_limit, on_progress=wait.searched, cancelled=stopped)
+                advice = advice_on(found, patience)
         written = None
         if output is not None and advice.best is not None:
-            written = _changed_text(advice)
+            written = changed_text(advice)
             mode = (output if output.exists() else advice.found.path).stat().st_mode & 0o777
             write_atomically(output, written)
             output.chmod(mode)  # who may read the file, and run it, stays
@@ -86,30 +96,8 @@ def advise(
             write_json("plan advise", _content(advice, None if written is None else output))
         else:
             _print(advice, output, written, verbose)
-
-
-def _changed_text(advice: "Advice") -> str:
-    """The user's file with the changes. Raises ExportError where it would not say what was meant."""
-    from planner.cli.commands.import_operators import refusing
-    from planner.export.description import ExportError
-    from planner.export.editing import edited
-    from planner.export.target import Job
-
-    found, best = advice.found, advice.best
-    assert best is not None
-    job = Job(
-        model=found.model,
-        description=found.reading.description,
-        architecture=found.facts.architecture,
-        per_node=per_node_of(found.subject.cluster),
-    )
-    with refusing(found.path, found.target.name):
-        text = edited(found.target, found.text, job, best.description)
-        if found.read_again(text) != best.description:
-            raise ExportError(
-                "the changes do not fit into this file, whose settings stand elsewhere too; make them by hand"
-            )
-    return text
+            if stopped():
+                say(f"{SAID}: there may be better ones.")
 
 
 def _content(advice: "Advice", output: Path | None) -> dict[str, Any]:

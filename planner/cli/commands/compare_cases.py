@@ -331,7 +331,7 @@ def _print_capacity(found: "Capacity", stopped: bool) -> None:
     _print_cases(found.looked_at)
     console, answer = console_of(), found.answer
     if stopped:
-        console.print(f"{SAID}: fewer devices may do.")
+        console.print(f"{SAID}: {'more devices may do it' if answer is None else 'fewer devices may do'}.")
     if answer is None:
         most = found.looked_at[-1].case.devices
         console.print(f"None of these is enough for {found.days:g} days; the most looked at is {most:,} devices.")

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from planner.plan.binding.model_of import PlannedModel
     from planner.plan.compare.alternatives import Priced, Subject
     from planner.plan.compare.explanation import Explanation, Outcome, Sensitivity
-    from planner.plan.plan import Plan
     from planner.strategy_search.analysis.sensitivity import Search, Traced, World
 
 _NOTHING_YET = "interrupted before anything was known"
@@ -115,48 +114,37 @@ def _world(plan_file: Path, given: str | None) -> "tuple[World, PlannedModel, Bo
     plan = load_plan(plan_file)
     with naming(plan_file):
         cluster = machine_of(plan.cluster)
-        model = (_known(plan) if given is None else None) or traced_again(plan, given)
+        model = traced_again(plan, given)
         bound = repriced(plan, model.graph, model.batch, cluster)
     return World(plan=bound.plan, graph=model.graph, batch=model.batch, cluster=cluster), model, bound
-
-
-def _known(plan: "Plan") -> "PlannedModel | None":
-    """The graph of a zoo model from the cache of graphs, which makes the first answers quick; None where it has none
-    that is the plan's."""
-    from planner.cli.graph_folder import cache_folder
-    from planner.models.zoo import is_of_zoo
-    from planner.plan.binding.model_of import PlannedModel
-    from planner.plan.graph_cache import graph_key, read_graph
-    from planner.plan.plan import PRECISIONS
-
-    folder, model = cache_folder(None), plan.model
-    if folder is None or not is_of_zoo(model.reference):
-        return None
-    dtype = PRECISIONS[plan.training.precision]
-    for length in (None, model.sequence_length):
-        key = graph_key(model.reference, dtype=dtype, sequence_length=length)
-        kept = None if key is None else read_graph(folder, key)
-        if kept is not None and kept.graph.fingerprint() == model.fingerprint:
-            return PlannedModel(graph=kept.graph, batch=kept.batch, built=None)
-    return None
 
 
 def _sensitivities(
     world: "World", bound: "BoundPlan", model: "PlannedModel", again: "Search", wait: Waiting, as_json: bool
 ) -> "tuple[Sensitivity, ...]":
     """What everything that was given changes; what is known at once is said at once."""
+    from planner.report.alternatives import SensitivityLines
     from planner.strategy_search.analysis.sensitivity import sensitivities
+
+    console = console_of()
+    found: list[Sensitivity] = []
+    lines: list[SensitivityLines] = []
 
     def said(rows: "tuple[Sensitivity, ...]") -> None:
         if not as_json:
             _show_what_binds(bound, rows)
+            lines.append(SensitivityLines(rows, console.width))
+            console.print(lines[0].head)
 
     if not as_json:
         _show_where(bound)
-    found = tuple(sensitivities(world, _retracing(world, model), again, wait.phase, said))
+    for row in sensitivities(world, _retracing(world, model), again, wait.phase, said):
+        found.append(row)
+        if lines:
+            console.print(lines[0].line(row), soft_wrap=True)
     if not found and as_json:
         raise KeyboardInterrupt(_NOTHING_YET)
-    return found
+    return tuple(found)
 
 
 def _retracing(world: "World", model: "PlannedModel") -> "Callable[[int], Traced]":
@@ -256,14 +244,13 @@ def _show_sensitivities(bound: "BoundPlan", rows: "tuple[Sensitivity, ...]", end
     if as_json:
         write_json("plan explain PLAN", _sensitivity_content(bound, _explained(bound), rows, ended))
         return
-    from planner.report.alternatives import ABOUT, memory_line, sensitivity_table
+    from planner.report.alternatives import ABOUT, memory_line
 
     console = console_of()
     if rows:
+        console.print(ABOUT)
         if line := memory_line(rows):
             console.print(line)
-        console.print(sensitivity_table(rows))
-        console.print(ABOUT)
     if ended.early:
         console.print(ended.line)
 

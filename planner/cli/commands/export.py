@@ -122,7 +122,7 @@ def _export(plan_file: Path, to: str, hardware: str | None, given: str | None, w
 
 def _files(found: Export, onto: Path | None) -> dict[str, str]:
     """What is written, by name; the settings in the text of an existing file, where one is given."""
-    from planner.cli.commands.import_operators import refusing
+    from planner.api.importing import refusing
     from planner.export.launching import folder_files
     from planner.export.onto import written_onto
     from planner.export.target import Facts

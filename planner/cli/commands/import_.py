@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from planner.api.importing import Asked, imported
 from planner.cli.commands.import_operators import Given, imported_operators
 from planner.cli.errors import reporting
-from planner.cli.importing import Asked, imported
 from planner.cli.options import DEFAULT_HARDWARE
 from planner.cli.output import plan_content, write_json
 from planner.cli.spoken import hardware_of, model_of
+from planner.cli.texts import say
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def import_(
         plan import strategy.json --from mindspore --model package.module:factory
     """
     with reporting(as_json):
+        from planner.cli.tracing import traced
         from planner.export.targets import OPERATOR_TARGETS
         from planner.plan.file import save_plan
         from planner.report.imported import Remarks
@@ -99,7 +101,9 @@ def import_(
                 Asked(
                     file=file, engine=source, model=model, devices=devices, recipe=recipe, hardware=hardware,
                     cluster=cluster, software=software,
-                )
+                ),
+                traced,
+                lambda note: say(f"note: {note}", err=True),
             )  # fmt: skip
             bound, reading = found.bound, found.reading
             remarks = Remarks(unmodelled=reading.unmodelled, notes=reading.notes, unread=reading.unread)

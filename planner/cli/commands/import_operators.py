@@ -4,13 +4,12 @@ What such a file does not say comes from the `export.json` that `plan export` wr
 takes where nothing is given; which of it is told.
 """
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hardware_profiles.foreign import ForeignTextError, parse_json
+from planner.api.importing import refusing
 from planner.cli.commands.export import MARKER
 from planner.cli.texts import say, text_of
 from planner.errors import RequestError
@@ -32,20 +31,6 @@ class Given:
     where: tuple[str, str | None, str | None]
     global_batch: int | None
     micro_batches: int | None
-
-
-@contextlib.contextmanager
-def refusing(file: Path, engine: str) -> Iterator[None]:
-    """Name the file of which a reader says what is wrong. What a reader forgot to check is no fault of ours either."""
-    from planner.export.description import ExportError
-
-    try:
-        yield
-    except ExportError as error:
-        raise ExportError(f"{file}: {error}") from error
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        fault = f"{type(error).__name__}: {error}"
-        raise ExportError(f"{file}: its values are none of {engine}'s ({fault:.200}); mend them") from error
 
 
 def imported_operators(file: Path, target: "OperatorTarget", given: Given) -> "tuple[BoundPlan, tuple[str, ...]]":

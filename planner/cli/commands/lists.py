@@ -8,6 +8,7 @@ import typer
 from planner.cli.errors import reporting
 from planner.cli.fits import fit_content, print_fit
 from planner.cli.output import write_json
+from planner.cli.spoken import hardware_named, model_named
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
@@ -19,7 +20,10 @@ SCHEMA_VERSION = 1  # of the objects that `plan models --json`, `plan profiles -
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(help="Show one model with its dimensions and their source; changed: NAME+KEY=VALUE."),
+        typer.Argument(
+            help="Show one model with its dimensions and their source; changed: NAME+KEY=VALUE.",
+            callback=model_named,
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -107,7 +111,10 @@ def _dimension_text(value: object) -> str:
 
 
 def profiles(
-    name: Annotated[str | None, typer.Argument(help="Show one profile with the source of every number.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Show one profile with the source of every number.", callback=hardware_named),
+    ] = None,
     fit: Annotated[
         bool,
         typer.Option("--fit", help="Show its fitted numbers, how well they fit, and how far off training runs are."),

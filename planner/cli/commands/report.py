@@ -14,6 +14,7 @@ from planner.cli.errors import reporting as errors_reported
 from planner.cli.others import other_plans
 from planner.cli.output import write_json
 from planner.cli.spoken import parse_tokens
+from planner.cli.stopping import stoppable
 from planner.cli.texts import say
 from planner.cli.waiting import waiting
 from planner.errors import RequestError
@@ -106,7 +107,7 @@ def _reported(
     from planner.report.data.bill import bill_rows
 
     plan = load_plan(plan_file)
-    with waiting() as wait:
+    with waiting() as wait, stoppable(lambda: wait.phase("stopping")) as stopped:
         wait.phase("tracing the model")
         with naming(plan_file):
             cluster = machine_of(plan.cluster, hardware)
@@ -114,7 +115,7 @@ def _reported(
             wait.phase("checking the plan")
             verdict = verify(plan, model.graph, model.batch, cluster)
         bill = () if paid is None else bill_rows(plan, verdict.prediction, *paid)
-        choices = other_plans(verdict, model, cluster, time_limit, wait) if search else None
+        choices = other_plans(verdict, model, cluster, time_limit, wait, stopped) if search else None
         wait.phase("simulating the step")
         remarks = _remarks(verdict)
         return report_of(verdict.bound, verdict.prediction, cluster, remarks=remarks, choices=choices, bill=bill)

@@ -72,8 +72,30 @@ def traced_again(plan: "Plan", given: str | None) -> "PlannedModel":
     Raises ModelError where there is none of these."""
     from planner.plan.binding.model_of import carried_model
 
-    carried = carried_model(plan) if given is None else None
-    return built_again(plan, given) if carried is None else carried
+    there = (carried_model(plan) or _kept_graph(plan)) if given is None else None
+    return built_again(plan, given) if there is None else there
+
+
+def _kept_graph(plan: "Plan") -> "PlannedModel | None":
+    """The graph of a zoo model from the cache of graphs, which spares most of the time of many commands; None where it
+    has none that is the plan's, or one with rules that were found by trial."""
+    from planner.cli.graph_folder import cache_folder
+    from planner.models.zoo import is_of_zoo
+    from planner.plan.binding.model_of import PlannedModel
+    from planner.plan.graph_cache import graph_key, read_graph
+    from planner.plan.plan import PRECISIONS
+
+    folder, model = cache_folder(None), plan.model
+    if folder is None or not is_of_zoo(model.reference):
+        return None
+    dtype = PRECISIONS[plan.training.precision]
+    for length in (None, model.sequence_length):
+        key = graph_key(model.reference, dtype=dtype, sequence_length=length)
+        kept = None if key is None else read_graph(folder, key)
+        if kept is not None and kept.graph.fingerprint() == model.fingerprint:
+            ruled = any(operator.rule is not None for operator in kept.graph.operators)
+            return None if ruled else PlannedModel(graph=kept.graph, batch=kept.batch, built=None)
+    return None
 
 
 def built_again(plan: "Plan", given: str | None, why: str = "") -> "PlannedModel":
@@ -143,6 +165,8 @@ def verify(
         plan verify llama70b-64.json
     """
     with reporting(as_json):
+        from planner.models.zoo import is_of_zoo
+
         with waiting() as wait:
             verdict, known = judge(plan_file, hardware, model, wait)
             wait.phase("proving rules that were found by trial")
@@ -153,7 +177,8 @@ def verify(
         if as_json:
             write_json("plan verify", _verdict_content(verdict, least))
         else:
-            _print_verdict(verdict, carried=known.built is None)
+            plan = verdict.bound.plan
+            _print_verdict(verdict, carried=known.built is None and not is_of_zoo(plan.model.reference))
             for line in _bound_lines(verdict, least):
                 say(line)
         raise typer.Exit(0 if verdict.fits and verdict.as_stated and possible else 1)

@@ -59,7 +59,7 @@ def sensitivities(
     on_change: Callable[[str], None] = lambda _: None,
     on_kept: Callable[[tuple[Sensitivity, ...]], None] = lambda _: None,
 ) -> Iterator[Sensitivity]:
-    """Everything made more and less, one after the other, until `search` is cancelled.
+    """Everything made more and less, one after the other, until `search` is cancelled; then what is known by then.
 
     `retrace` traces the model for sequences of another length; `on_change` is told what is looked at. What takes
     neither a search nor another trace, the plan kept while the machine or the batch changes, comes first of all to
@@ -68,15 +68,17 @@ def sensitivities(
     known: dict[tuple[str, str], Sensitivity] = {}
     for name, change, other in _worlds(world, None):
         if search.cancelled():
-            return
+            break
         on_change(f"{name} {change}".rstrip())
         known[name, change] = _sensitivity(world, name, change, other)
-    on_kept(tuple(known.values()))
+    if known:
+        on_kept(tuple(known.values()))
     for name, change, other in _worlds(world, retrace):
         if search.cancelled():
+            yield from known.values()
             return
         on_change(f"{name} {change}".rstrip())
-        row = known.get((name, change)) or _sensitivity(world, name, change, other)
+        row = known.pop((name, change), None) or _sensitivity(world, name, change, other)
         if not isinstance(other, str) and search.begins():
             request = request_for(other.plan, other.graph, other.batch, other.cluster)
             row = replace(row, searched=searched(request, search.on_progress, search.cancelled))

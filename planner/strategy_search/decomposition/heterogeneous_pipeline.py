@@ -26,8 +26,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.strategy_search.decomposition.lagrangian import Lines, Multipliers, Setting
+from planner.strategy_search.decomposition.lagrangian import Lines, Multipliers
 from planner.strategy_search.decomposition.pieces import Chain
+from planner.strategy_search.decomposition.setting import Setting
 
 Array = NDArray[np.float64]
 

@@ -19,12 +19,10 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels import SCHEDULES
 from planner.strategy_search.decomposition.pieces import (
     NEITHER,
     Asked,
@@ -36,7 +34,7 @@ from planner.strategy_search.decomposition.pieces import (
     Weights,
     solve,
 )
-from planner.strategy_search.request.space import Configuration, Counts
+from planner.strategy_search.decomposition.setting import Setting
 
 Array = NDArray[np.float64]
 State = tuple[int, ...]
@@ -59,64 +57,6 @@ NEVER = 1e15
 
 _LEAN = 1e-6
 """Bytes that a second is worth where the least memory is asked for: only breaks ties."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """How the pipeline is run: ranks, virtual stages on each, micro-batches, micro-batches in flight of every chunk
-    (ranks, chunks), the bytes that a device may fill, whether ranks hold equally many blocks, where they divide, and
-    whether stages recompute equally many of their blocks, or all that they have."""
-
-    ranks: int
-    chunks: int
-    micro_batches: int
-    in_flight: tuple[tuple[float, ...], ...]
-    capacity: float
-    even: bool = False
-    counts: Counts = "any"
-
-    @property
-    def weight(self) -> float:
-        """How often the slowest rank's micro-batch counts, beside once for every rank's:
-        m t for a single rank, (m - 1/v) max t + sum t / v for several (costmodels.schedules).
-        """
-        return self.micro_batches - (1 / self.chunks if self.ranks > 1 else 0.0)
-
-    @property
-    def shared_weight(self) -> float:
-        """The same, and no more than that, for all numbers of virtual stages, but one: they share their prices."""
-        return self.weight if self.chunks == 1 else self.micro_batches - 1 / 2
-
-    def most(self, chain: Chain) -> int:
-        """Inner blocks of a rank about which most is to be proved: all that it may hold, or some more than it holds on
-        average."""
-        share = math.ceil(chain.block_ranges.blocks / self.ranks)
-        return share if self.ranks == 1 or self.chunks > 1 else min(chain.block_ranges.blocks, share + share // 4 + 1)
-
-    def flights(self, rank: int) -> float:
-        """Micro-batches in flight of a rank, on average over its chunks."""
-        return math.fsum(self.in_flight[rank]) / self.chunks
-
-
-def setting_of(configuration: Configuration, capacity: float) -> Setting:
-    """How the pipeline of a configuration is run."""
-    p, v, m = configuration.pipeline, configuration.virtual_stages, configuration.micro_batches
-    flights = _flights(configuration.schedule, p, v, m)
-    pattern = None if configuration.decided is None else configuration.decided.pattern
-    return Setting(
-        ranks=p, chunks=v, micro_batches=m, in_flight=flights, capacity=capacity, even=configuration.even,
-        counts="any" if pattern is None else pattern.counts,
-    )  # fmt: skip
-
-
-@lru_cache(maxsize=1024)
-def _flights(schedule: str, ranks: int, virtual: int, micro_batches: int) -> tuple[tuple[float, ...], ...]:
-    """Micro-batches in flight (ranks, chunks), where those with deferred weight gradients count in full: what is kept
-    of them is no more than that, unless blocks are recomputed."""
-    named = SCHEDULES[schedule]
-    if named.splits_backward:
-        return ((float(min(micro_batches, ranks)),),) * ranks
-    return tuple(tuple(map(float, named.in_flight(rank, ranks, micro_batches, virtual, 1))) for rank in range(ranks))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

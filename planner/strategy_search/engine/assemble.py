@@ -12,7 +12,7 @@ from planner.sharding.rule import strategy_names
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter
 from planner.strategy_search.decomposition.pieces import Chain, Column
-from planner.strategy_search.engine.evaluation import RankFilling
+from planner.strategy_search.engine.outcome import RankFilling
 from planner.strategy_search.tables.cost_table import CostTables
 
 

@@ -16,19 +16,13 @@ from planner.sharding.rescale import rescale_batch
 from planner.sharding.update import AHEAD, EACH, NO_BUCKETS, Update
 from planner.strategy_search.decomposition.cutting import cut
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
-from planner.strategy_search.decomposition.lagrangian import Multipliers, Setting, setting_of
+from planner.strategy_search.decomposition.lagrangian import Multipliers
 from planner.strategy_search.decomposition.piece_maker import LEAST_WAITING
+from planner.strategy_search.decomposition.setting import Setting, setting_of
 from planner.strategy_search.engine.assemble import Assembly
-from planner.strategy_search.engine.evaluation import (
-    NO_HINT,
-    Evaluation,
-    Hint,
-    Outcome,
-    best_of,
-    check_virtual_stages,
-    ruled_out,
-)
+from planner.strategy_search.engine.evaluation import NO_HINT, Evaluation, Hint, check_virtual_stages
 from planner.strategy_search.engine.family import Family, Ways, scaling_of
+from planner.strategy_search.engine.outcome import Outcome, best_of, ruled_out
 from planner.strategy_search.engine.propagation import fixed_of, propagated
 from planner.strategy_search.engine.recursive import RecursivePlan, Task, plan_recursively, refine
 from planner.strategy_search.request.bounds import Bounds, mixed_step_seconds
@@ -154,18 +148,20 @@ class Engine:
 
     def recursive(self, configuration: Configuration, *, sweeps: int) -> RecursivePlan | None:
         """What recursive programming makes of a configuration; the mesh is its own unless one is decided."""
-        return plan_recursively(self._task(configuration, sweeps), self.capacities[0])
+        return plan_recursively(self._task(configuration, sweeps, self.gathers[0]), self.capacities[0])
 
-    def refined(self, configuration: Configuration, found: Assembly, seconds: float) -> RecursivePlan | None:
-        """A faster plan on a mesh of more axes, by small changes to one that was found."""
+    def refined(
+        self, configuration: Configuration, found: Assembly, seconds: float, gathers: str
+    ) -> RecursivePlan | None:
+        """A faster plan on a mesh of more axes, by small changes to one that was found with weights gathered so."""
         if configuration.order:
             return None
-        task = self._task(configuration, sweeps=1)
+        task = self._task(configuration, 1, gathers)
         if task.given:
             return None
         return refine(task, configuration.mesh, fixed_of(found), seconds, self.capacities[0])
 
-    def _task(self, configuration: Configuration, sweeps: int) -> Task:
+    def _task(self, configuration: Configuration, sweeps: int, gathers: str) -> Task:
         request = self.request
         template = self._template(configuration.micro_batches)
         decided = decided_of(request, configuration, template)
@@ -182,6 +178,7 @@ class Engine:
             given=decided is not None or request.pinned.mesh is not None,
             sweeps=sweeps,
             alltoall=request.alltoall,
+            gathers=gathers,
         )
 
     def adopt(self, configuration: Configuration, found: RecursivePlan) -> Configuration:

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from planner.sharding.rule import pieces_of
 from planner.sharding.rules import rule_of
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline, step_bounds
-from planner.strategy_search.decomposition.lagrangian import Multipliers, Setting, first_bounds, setting_of
+from planner.strategy_search.decomposition.lagrangian import Multipliers, first_bounds
 from planner.strategy_search.decomposition.pieces import NEITHER, Passes
+from planner.strategy_search.decomposition.setting import Setting, setting_of
 from planner.strategy_search.engine.evaluation import NO_HINT, Hint
 from planner.strategy_search.request.space import Configuration
 from planner.strategy_search.request.template import Template

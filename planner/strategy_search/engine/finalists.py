@@ -26,8 +26,8 @@ from planner.sharding.update import AUTO_BUCKETS, EACH, NO_BUCKETS, Update
 from planner.strategy_search.engine.assemble import assembly, groups_of, input_layouts, stages_of
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
-from planner.strategy_search.engine.evaluation import RankFilling
-from planner.strategy_search.engine.product_overlap import with_tensor_overlap
+from planner.strategy_search.engine.outcome import RankFilling
+from planner.strategy_search.engine.product_overlap import may_overlap, with_tensor_overlap
 from planner.strategy_search.engine.scheduling import (
     WORTH,
     all_fit,
@@ -113,28 +113,29 @@ class Finalists:
     def __post_init__(self) -> None:
         self._wholes: dict[int, OperatorGraph] = {}
         self._known: dict[int, tuple[Contender, Ranked]] = {}  # by identity
+        self._before: dict[int, Ranked] = {}  # of what is known, without overlaps
 
     def plans(self) -> tuple[Ranked, ...]:
         """The fastest of the contenders, fastest first; those that cannot be among them are not priced: their hosts
         would have to save more by launching ahead than those of the others."""
         top, plans = self.request.top, list[Ranked]()
         longest, began = 0.0, reading()  # seconds to make a plan of one
-        reordered = reorders(self.request.pinned)
-        bounded = [(found.least_step(any_order=reordered), found.objective, found.order, found) for found in self.found]
+        order, refusal = {"any_order": reorders(self.request.pinned), "overlapped": self.overlaps}, None
+        bounded = [(found.least_step(**order), found.objective, found.order, found) for found in self.found]
         for least, _, _, found in sorted(bounded, key=lambda one: one[:3]):
             if len(plans) >= top and least >= plans[top - 1].launched_in_turn * (1 - OPTIMAL):
                 break
             longest, began = max(longest, reading() - began), reading()
             if plans and (reached() or seconds_left() < longest):
                 break
-            if id(found) not in self._known:
-                ranked = self._ranked(found)
-                if reordered:
-                    with contextlib.suppress(LimitError):  # in the order that the search assumed, then
-                        ranked = self._scheduled(ranked, plans[top - 1].seconds if len(plans) >= top else math.inf)
-                self._known[id(found)] = (found, ranked)
-            ranked = self._known[id(found)][1]
+            try:
+                ranked = self._priced_once(found, plans[top - 1].seconds if len(plans) >= top else math.inf)
+            except RequestError as error:  # chunks are asked for, and this one has nothing that could be in chunks
+                refusal = refusal or error
+                continue
             plans = sorted([*plans, ranked], key=lambda ranked: ranked.seconds)
+        if refusal is not None and not plans:
+            raise refusal
         fitting = [ranked for ranked in plans if self._fits(ranked.configuration, ranked.plan.prediction)]
         if not fitting:
             raise _overfull(plans, self.limits[0])
@@ -144,17 +145,32 @@ class Finalists:
                 f"{self.request.model.reference} does not fit beside the devices: {faults[0]}; take --offload"
                 " optimizer:disk, or more devices"
             )
-        storable = [ranked for ranked, fault in zip(fitting, faults, strict=True) if fault is None]
-        best = self._with_turns(storable[0])
-        finals, refusal = list[Ranked](), None
-        for ranked, before in ((best, storable[0]), *((one, one) for one in storable[1:top])):
-            try:
-                finals.append(self._plain_if_nothing_goes_together(self._overlapped(ranked, before)))
-            except RequestError as error:  # chunks are asked for, and this one has nothing that could be in chunks
-                refusal = refusal or error
-        if refusal is not None and not finals:
-            raise refusal
-        return tuple(sorted(finals, key=lambda ranked: ranked.seconds))
+        best, *others = [ranked for ranked, fault in zip(fitting, faults, strict=True) if fault is None]
+        return tuple(sorted([self._with_turns(best), *others[: top - 1]], key=lambda ranked: ranked.seconds))
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether tensor parallelism may communicate under its products."""
+        return may_overlap(self.request.pinned, self.request.cluster)
+
+    def _priced_once(self, found: Contender, cutoff: float) -> Ranked:
+        """A contender as a plan, in an order of turns that takes it least, as far as it may take less than `cutoff`,
+        and with what runs under its products. Raises RequestError where chunks are asked for that it cannot have."""
+        if id(found) not in self._known:
+            ranked = self._ranked(found)
+            if reorders(self.request.pinned):
+                with contextlib.suppress(LimitError):  # in the order that the search assumed, then
+                    ranked = self._scheduled(ranked, cutoff)
+            overlapped = self._overlapped(ranked)
+            self._before[id(overlapped)] = ranked
+            self._known[id(found)] = (found, overlapped)
+        return self._known[id(found)][1]
+
+    @property
+    def priced(self) -> tuple[Ranked, ...]:
+        """Contenders that `plans` has priced, those that do not fit left out."""
+        known = (ranked for _, ranked in self._known.values())
+        return tuple(one for one in known if self._fits(one.configuration, one.plan.prediction))
 
     def plain(self, found: Contender) -> Ranked | None:
         """A contender as it was found, as a plan, in the order of turns that takes it least; None where it does not
@@ -165,11 +181,14 @@ class Finalists:
             ranked = self._scheduled(ranked, math.inf)
         fits = self._fits(ranked.configuration, ranked.plan.prediction)
         stored = offloaded_fault(ranked.plan.prediction, self.request.cluster) is None
-        return self._plain_if_nothing_goes_together(self._overlapped(ranked, ranked)) if fits and stored else None
+        return self._overlapped(ranked) if fits and stored else None
 
-    def _with_turns(self, ranked: Ranked) -> Ranked:
+    def _with_turns(self, overlapped: Ranked) -> Ranked:
         """A result whose micro-batches take turns, or whose sequence comes in slices, where that is faster; if need be
-        with weights gathered one by one."""
+        with weights gathered one by one. Then nothing is overlapped."""
+        if (self.request.pinned.tensor_overlap or 0) > 1:
+            return overlapped
+        ranked = self._before[id(overlapped)]
         with contextlib.suppress(LimitError):
             configuration, best = ranked.configuration, self._in_turns(ranked)
             machine = self.engine.machine(configuration)
@@ -181,15 +200,14 @@ class Finalists:
                     other = self._in_turns(self._priced_as_found(one_by_one))
                     fits = self._fits(other.configuration, other.plan.prediction)
                     best = other if fits and other.seconds < best.seconds * (1 - WORTH) else best
-            return best
-        return ranked
+            return overlapped if overlapped.seconds <= best.seconds else best
+        return overlapped
 
-    def _overlapped(self, ranked: Ranked, before: Ranked) -> Ranked:
-        """A result whose tensor parallelism communicates under its products, where that is faster or asked for; perhaps
-        as it was `before` its micro-batches took turns."""
+    def _overlapped(self, ranked: Ranked) -> Ranked:
+        """A result whose tensor parallelism communicates under its products, where that is faster or asked for."""
         with contextlib.suppress(LimitError):
             machine, limits = self.engine.machine(ranked.configuration), self._limits(ranked.configuration)
-            bound = with_tensor_overlap(ranked.bound, before.bound, self.request.pinned, machine, limits)
+            bound = with_tensor_overlap(ranked.bound, self.request.pinned, machine, limits)
             bound = replace(bound, plan=_with_proof(bound.plan, self.bound, covered=self.covered))
             return replace(
                 ranked, bound=bound, configuration=replace(ranked.configuration, schedule=bound.plan.schedule)
@@ -201,14 +219,13 @@ class Finalists:
         bound = with_turns(ranked.bound, self.request.pinned, machine, self._limits(ranked.configuration))
         return replace(ranked, bound=bound, configuration=replace(ranked.configuration, schedule=bound.plan.schedule))
 
-    def _plain_if_nothing_goes_together(self, ranked: Ranked) -> Ranked:
-        """A result without buckets where these were left to the search, and would have one member each."""
-        update = ranked.plan.training.update
-        if self.request.update.buckets != AUTO_BUCKETS or not update.bucketed or shares_buckets(ranked.bound):
-            return ranked
-        plain = replace(ranked.plan.training, update=replace(update, buckets=NO_BUCKETS))
-        bound = replace(ranked.bound, plan=replace(ranked.plan, training=plain))
-        return replace(ranked, bound=self._predicted(bound, self.engine.machine(ranked.configuration)))
+    def _plain_if_nothing_goes_together(self, bound: BoundPlan) -> BoundPlan:
+        """A plan without buckets where these were left to the search, and would have one member each."""
+        update = bound.plan.training.update
+        if self.request.update.buckets != AUTO_BUCKETS or not update.bucketed or shares_buckets(bound):
+            return bound
+        plain = replace(bound.plan.training, update=replace(update, buckets=NO_BUCKETS))
+        return replace(bound, plan=replace(bound.plan, training=plain))
 
     def _limits(self, configuration: Configuration) -> tuple[float, ...]:
         """The most bytes that a device of each pipeline rank may be predicted to need."""
@@ -237,7 +254,7 @@ class Finalists:
         assumed, engine = found.pipeline_of_kinds.chain.tables.update, self.engine
         others = [(engine, way, 0.0) for way in engine.gathers if way != found.outcome.gathers]
         if self.request.update.buckets == AUTO_BUCKETS and assumed.bucketed:
-            if ranked.plan.training.update.buckets != assumed.buckets:
+            if ranked.plan.training.update.bucketed and ranked.plan.training.update.buckets != assumed.buckets:
                 others += [(engine, way, room_of(assumed.bucket_size)) for way in engine.gathers]
             others += [(engine.without_buckets, way, 0.0) for way in engine.gathers]
         for engine, gathers, room in others:
@@ -262,7 +279,7 @@ class Finalists:
             # settled, another block's interior may be the largest; less per step may not make up for more per part, and
             # is not told from messages in smaller buckets than those that the objective assumes
             assumed = replace(found.pipeline_of_kinds.chain.tables.update, gathers=found.outcome.gathers)
-            smaller_buckets = settled.plan.training.update != assumed
+            smaller_buckets = self._update(found.pipeline_of_kinds.chain.tables.update, found, ranks) != assumed
             faster = smaller_buckets or prediction.objective_seconds < found.objective
             fits = self._fits(configuration, prediction)
             if fits and not faster and found.outcome.gathers != EACH:  # the search knows the least of their messages
@@ -308,7 +325,8 @@ class Finalists:
             prediction=Prediction.unknown(),
             provenance=Provenance(planner=PLANNER_VERSION, search=request.algorithm, status="feasible", gap=0.0),
         )
-        return self._predicted(bind_prepared(plan, self._whole(plan.training.part), blocks), machine)
+        bound = self._plain_if_nothing_goes_together(bind_prepared(plan, self._whole(plan.training.part), blocks))
+        return self._predicted(bound, machine)
 
     def _update(self, update: Update, found: Contender, ranks: tuple[RankFilling, ...]) -> Update:
         """What becomes of gradients, in buckets for which the fullest rank has room where their size was left to the

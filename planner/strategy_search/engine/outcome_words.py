@@ -5,7 +5,7 @@ import math
 from costmodels import peak_memory, planned_memory
 from hardware_profiles import Cluster, MixedCluster
 from planner.errors import InfeasibleError
-from planner.strategy_search.engine.evaluation import Outcome
+from planner.strategy_search.engine.outcome import Outcome
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
 

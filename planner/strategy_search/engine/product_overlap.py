@@ -7,22 +7,24 @@ prices it, with the memory that it takes; it is taken where it fits and saves `W
 take turns, or the backward pass is in two parts, there are no overlaps: then the plan without the one is compared with
 the plan without the other. On CPUs there are none unless somebody asks: their messages take the cores that compute.
 
-Not good for: plans that are faster with overlaps than the one that was found, and slower without: the search compares
-what is waited for. Its bound is one of that sum, which overlaps do not change.
+Contenders are told apart with their overlaps (`planner.strategy_search.engine.finalists`). Not good for: plans whose
+sums are too long to contend, and that are the fastest with overlaps; nor are layouts chosen for them. The bound of the
+search is one of the sum, which overlaps do not change.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from hardware_profiles import PYTORCH, Bytes, Cluster, Machine, device_type_of
+from hardware_profiles import Bytes, Machine, device_type_of
 from planner.errors import RequestError
-from planner.plan.binding.bind import BoundPlan
+from planner.plan.binding.bind import BoundPlan, stage_of_operators
 from planner.plan.layout.overlapped_products import Overlap, in_chunks, name_of, possible_overlaps
 from planner.plan.prediction.predict import predict_alike
 from planner.plan.prediction.product_overlap import ProductOverlap
-from planner.plan.prediction.walk import walks_of
+from planner.plan.prediction.walk import Walk, walks_of
 from planner.plan.schedule_checks import tensor_overlap_fault
 from planner.strategy_search.engine.scheduling import WORTH
+from planner.strategy_search.request.checks import runs_here
 from planner.strategy_search.request.space import Pinned
 
 CHUNKS = (1, 2, 4, 8)
@@ -31,18 +33,21 @@ CHUNKS = (1, 2, 4, 8)
 Chosen = tuple[tuple[str, int, int], ...]
 
 
-def with_tensor_overlap(
-    bound: BoundPlan, plain: BoundPlan, pinned: Pinned, cluster: Machine, limits: Sequence[Bytes]
-) -> BoundPlan:
-    """The same plan with overlaps, or `plain`, the plan before its micro-batches took turns, where that is faster; on
-    ranks whose devices may use so many bytes.
+def may_overlap(pinned: Pinned, cluster: Machine) -> bool:
+    """Whether collectives may run under products: where that is asked for, and on devices of our runtime."""
+    asked = pinned.tensor_overlap
+    return runs_here(cluster) and asked != 1 and (asked is not None or device_type_of(cluster) != "cpu")
+
+
+def with_tensor_overlap(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: Sequence[Bytes]) -> BoundPlan:
+    """The same plan with overlaps, where that is faster or asked for; on ranks whose devices may use so many bytes.
 
     Raises RequestError where chunks are asked for, and nothing of the plan can be in so many.
     """
     asked = pinned.tensor_overlap
-    if asked == 1 or (not asked and not _is_tried(cluster, asked)):
+    if not may_overlap(pinned, cluster):
         return bound
-    tried = list(_tried(bound, plain, pinned, cluster))
+    tried = list(_tried(bound, pinned, cluster))
     if not tried:
         if asked:
             raise RequestError(
@@ -66,14 +71,25 @@ def with_tensor_overlap(
 
 def best_overlaps(bound: BoundPlan, cluster: Machine, chunks: Sequence[int] = CHUNKS) -> Chosen:
     """Those overlaps of a plan that save time, each with the numbers of chunks that save most."""
-    walks, found = walks_of(bound, cluster), dict[str, tuple[int, int]]()
-    for one in possible_overlaps(bound):
+    walks, found = tuple[Walk, ...](), dict[str, tuple[int, int]]()
+    for one in possible_overlaps(bound, _unlike(bound)):
         name = name_of(one, bound)
         if name not in found:
+            walks = walks or walks_of(bound, cluster)
             best = _best(one, bound, walks[walks[0].rank_of[one.at]].products, chunks)
             if best is not None:
                 found[name] = best
     return tuple((name, *both) for name, both in sorted(found.items()))
+
+
+def _unlike(bound: BoundPlan) -> Iterator[int]:
+    """The operators of a plan without those of blocks that have another one of their group and stage before them, and
+    one more before that: their operands come from the same layouts, too."""
+    blocks, stages = bound.blocks, stage_of_operators(bound)
+    groups = {group.first_block + k: at for at, group in enumerate(bound.plan.groups) for k in range(group.blocks)}
+    runs = [(groups[block], stages[blocks.borders[block]], blocks.kinds[block]) for block in range(blocks.count)]
+    like = {block for block in range(2, blocks.count) if len(set(runs[block - 2 : block + 1])) == 1}
+    return (at for at in range(len(bound.operators)) if blocks.numbers.get(at) not in like)
 
 
 def _best(one: Overlap, bound: BoundPlan, products: ProductOverlap, chunks: Sequence[int]) -> tuple[int, int] | None:
@@ -99,24 +115,16 @@ def _seconds(bound: BoundPlan) -> float:
     return bound.plan.prediction.step_seconds
 
 
-def _is_tried(cluster: Machine, asked: int | None) -> bool:
-    """Whether overlaps are tried where no number of chunks is asked for."""
-    ours = isinstance(cluster, Cluster) and cluster.software.name == PYTORCH.name
-    return ours and (asked == 0 or device_type_of(cluster) != "cpu")
-
-
-def _tried(bound: BoundPlan, plain: BoundPlan, pinned: Pinned, cluster: Machine) -> Iterator[BoundPlan]:
-    """The plan with the overlaps that are asked for, or its best."""
+def _tried(bound: BoundPlan, pinned: Pinned, cluster: Machine) -> Iterator[BoundPlan]:
+    """The plan with the overlaps that are asked for, or its best; perhaps under 1F1B."""
+    plan, asked = bound.plan, pinned.tensor_overlap
     free = pinned.schedule is None and pinned.interleave is None and pinned.slices is None
-    for one in (bound, plain) if free else (bound,):
-        plan = one.plan
-        for schedule in dict.fromkeys((plan.schedule, "1f1b")) if free else (plan.schedule,):
-            if tensor_overlap_fault(True, schedule, plan.training.interleave, plan.slices) is not None:
-                continue
-            other = replace(one, plan=replace(plan, schedule=schedule))
-            asked = pinned.tensor_overlap
-            chosen = _all(other, asked) if asked else best_overlaps(other, cluster)
-            if chosen:
-                training = replace(plan.training, tensor_overlap=chosen)
-                yield replace(other, plan=replace(other.plan, training=training))
-                return
+    for schedule in dict.fromkeys((plan.schedule, "1f1b")) if free else (plan.schedule,):
+        if tensor_overlap_fault(True, schedule, plan.training.interleave, plan.slices) is not None:
+            continue
+        other = replace(bound, plan=replace(plan, schedule=schedule))
+        chosen = _all(other, asked) if asked else best_overlaps(other, cluster)
+        if chosen:
+            training = replace(plan.training, tensor_overlap=chosen)
+            yield replace(other, plan=replace(other.plan, training=training))
+            return

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from hardware_profiles import Cluster
 from planner.strategy_search.decomposition.cutting import cut
-from planner.strategy_search.decomposition.lagrangian import Setting
 from planner.strategy_search.decomposition.pieces import Column
+from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.engine.assemble import Assembly, assembly, candidate, column_of, stored
 from planner.strategy_search.engine.evaluation import Evaluation
 from planner.strategy_search.request.restriction import Fixed

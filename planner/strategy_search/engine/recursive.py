@@ -40,9 +40,9 @@ from planner.limits import checked
 from planner.sharding.layout import REPLICATE, Layout
 from planner.sharding.mesh import Mesh, build_mesh
 from planner.sharding.stored import StoredParameter
-from planner.sharding.update import PLAIN, Update
+from planner.sharding.update import EACH, PLAIN, Update
 from planner.strategy_search.decomposition.cutting import cut
-from planner.strategy_search.decomposition.lagrangian import setting_of
+from planner.strategy_search.decomposition.setting import setting_of
 from planner.strategy_search.engine.assemble import assembly
 from planner.strategy_search.engine.evaluation import Evaluation, check_virtual_stages
 from planner.strategy_search.engine.propagation import fixed_of
@@ -73,6 +73,7 @@ class Task:
         decided: what the user has decided about operators.
         sweeps: how often at most all axes are decided once more at the end.
         alltoall: whether there is that collective.
+        gathers: how weights are gathered (`planner.sharding.update.GATHERS`).
     """
 
     template: Template
@@ -87,6 +88,7 @@ class Task:
     given: bool = False
     sweeps: int = 3
     alltoall: bool = True
+    gathers: str = EACH
 
     def starts(self) -> tuple[tuple[int, ...], ...]:
         """What is decided one after the other: the finest axes, or those of whole levels at once."""
@@ -115,6 +117,7 @@ class _Builders:
                 optimizer=task.optimizer,
                 update=task.update,
                 offload=task.offload,
+                together=task.gathers != EACH,
             )
         return self._known[sizes, rest]
 
@@ -323,10 +326,11 @@ class _Descent:
             stages=task.configuration.pipeline,
             activations=task.offload.activations,
             saved=task.offload.saved,
+            gathers=task.gathers,
         )
         setting = setting_of(task.configuration, limit)
         check_virtual_stages(chain, setting)
-        outcome = Evaluation(chain, setting, cutoff=bar, rounds=_ROUNDS).run()
+        outcome = Evaluation(chain, setting, cutoff=bar, rounds=_ROUNDS, proving=False).run()
         if not outcome.ranks or outcome.seconds >= bar:
             return math.inf if outcome.ranks or bar < math.inf else outcome.least * (1 + _ROUNDING)
         return fixed_of(assembly(chain, outcome.ranks, setting.chunks)), outcome.seconds

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from costmodels import SCHEDULES
-from hardware_profiles import PYTORCH, Bytes, Cluster, Machine
+from hardware_profiles import PYTORCH, Bytes, Machine
 from planner.errors import PlannerError, RequestError
 from planner.plan.binding.bind import BoundPlan, bind_prepared
 from planner.plan.plan import SLICED, Plan, Prediction
@@ -24,6 +24,7 @@ from planner.plan.prediction.predict import predict, predict_alike
 from planner.plan.prediction.stage_cost import COMMUNICATION, GATHERING
 from planner.plan.prediction.step import GATHERED_AHEAD, PIPELINE_BUBBLE
 from planner.plan.schedule_checks import check_schedule
+from planner.strategy_search.request.checks import runs_here
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Pinned
 
@@ -91,8 +92,7 @@ def turns_may_cover(bound: BoundPlan, pinned: Pinned, cluster: Machine) -> bool:
 def _turns_are_open(plan: Plan, pinned: Pinned, cluster: Machine) -> bool:
     """Whether nobody decided in which order micro-batches and slices take turns, and our own software runs them."""
     decided = pinned.interleave is not None or pinned.slices is not None or pinned.schedule is not None
-    ours = isinstance(cluster, Cluster) and cluster.software.name == PYTORCH.name
-    return ours and not decided and plan.virtual_stages == 1
+    return runs_here(cluster) and not decided and plan.virtual_stages == 1
 
 
 def all_fit(prediction: Prediction, limits: Sequence[Bytes]) -> bool:

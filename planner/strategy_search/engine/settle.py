@@ -21,10 +21,11 @@ from typing import Any
 from planner.errors import LimitError, RequestError
 from planner.limits import seconds_left
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
-from planner.strategy_search.decomposition.lagrangian import Setting, State
+from planner.strategy_search.decomposition.lagrangian import State
 from planner.strategy_search.decomposition.pieces import Chain, Column, Piece
+from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.decomposition.stage_problem import Part, PartsProblem, parts_problem
-from planner.strategy_search.engine.evaluation import Outcome, RankFilling
+from planner.strategy_search.engine.outcome import Outcome, RankFilling
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.solvers import SOLVERS
 from planner.strategy_search.solvers.elimination.order import EXACT

@@ -3,7 +3,7 @@
 from typing import get_args
 
 from costmodels import SCHEDULES
-from hardware_profiles import OP_CLASSES
+from hardware_profiles import OP_CLASSES, PYTORCH, Cluster, Machine
 from planner.errors import unknown_name
 from planner.faults import Fault
 from planner.nearest import divisors, nearest_words
@@ -32,6 +32,13 @@ def turns_fault(request: SearchRequest) -> Fault | None:
         virtual = 0 if pinned.schedule in (None, INTERLEAVED) else 1
     schedule, interleave, slices = pinned.schedule or "1f1b", pinned.interleave or 1, pinned.slices or 1
     asked = (pinned.tensor_overlap or 1) > 1
+    if pinned.tensor_overlap not in (None, 1) and not runs_here(request.cluster):
+        return Fault(
+            option="tensor_overlap",
+            value=f"{pinned.tensor_overlap or 'auto'}",
+            reason="is about our own runtime, on devices of one kind; other software hides what its profile says",
+            hint=f"leave it out, or set software to {PYTORCH.name}",
+        )
     clash = None if schedule not in SCHEDULES else tensor_overlap_fault(asked, schedule, interleave, slices)
     return clash or schedule_fault(
         Turns(
@@ -46,6 +53,11 @@ def turns_fault(request: SearchRequest) -> Fault | None:
             placed=bool(request.update.placed),
         )
     )
+
+
+def runs_here(cluster: Machine) -> bool:
+    """Whether plans are run by our own runtime, on devices of one kind."""
+    return isinstance(cluster, Cluster) and cluster.software.name == PYTORCH.name
 
 
 def _range_fault(pinned: Pinned) -> Fault | None:

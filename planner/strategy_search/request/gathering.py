@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from hardware_profiles import PYTORCH, MixedCluster, device_type_of
+from hardware_profiles import device_type_of
 from planner.plan.schedule_checks import gathers_fault
 from planner.sharding.update import AHEAD, AUTO_GATHERS, BLOCK, EACH
+from planner.strategy_search.request.checks import runs_here
 from planner.strategy_search.request.request import SearchRequest
 
 _TRIED = (AHEAD, EACH, BLOCK)
@@ -19,8 +20,7 @@ def ways_to_gather(request: SearchRequest, blocks: int) -> tuple[str, ...]:
     if asked != AUTO_GATHERS:
         return (asked,)
     cluster = request.cluster
-    own = not isinstance(cluster, MixedCluster) and cluster.software.name == PYTORCH.name and cluster.devices > 1
-    if not own or blocks < 2 or "device" not in request.offload.saved:
+    if not runs_here(cluster) or cluster.devices == 1 or blocks < 2 or "device" not in request.offload.saved:
         return (EACH,)
     interleave = request.pinned.interleave or 1
     tried = _TRIED[1:] if device_type_of(cluster) == "cpu" else _TRIED

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from planner.cli.importing import read_settings
+from planner.api.importing import read_settings
 from planner.export.architecture import architecture_of
 from planner.export.description import Description, ExportError
 from planner.export.guessing import guessed_engine

@@ -14,7 +14,9 @@ from torch import nn
 from planner.errors import CheckpointError, RequestError
 from planner.plan.writing import write_atomically
 from planner.sharding.update import Update
-from runtime.integrations.saved_values import as_text, read_values
+from runtime.checkpoint.manifest import FORMAT_VERSION, Manifest, Progress, write_manifest
+from runtime.integrations import taking_over
+from runtime.integrations.saved_values import as_text, values_of
 from runtime.integrations.taking_over import check_clipping, let_go, settings_of
 from runtime.integrations.training_step_module import TrainingStepModule
 
@@ -77,21 +79,42 @@ def test_weights_that_were_let_go_are_no_old_weights() -> None:
 def test_values_come_back_as_they_were_and_run_no_code(tmp_path) -> None:
     file = tmp_path / "values.json"
     value = {"a": [1, (2.5, None)], 3: {"infinite": math.inf}, "best": torch.tensor([1.5, math.inf])}
-    write_atomically(file, as_text(value, file))
-    found = read_values(file)
+    found = values_of(as_text(value, file), file)
     assert found["best"].tolist() == [1.5, math.inf]
     assert {key: item for key, item in found.items() if key != "best"} == {
         "a": [1, (2.5, None)],
         3: {"infinite": math.inf},
     }
     with pytest.raises(CheckpointError, match=r"\['rate'\]: a SimpleNamespace cannot be saved"):
-        write_atomically(file, as_text({"rate": SimpleNamespace()}, file))
+        as_text({"rate": SimpleNamespace()}, file)
     for text in ('{"tensor": ["torch.qint8", [1], [1]]}', '{"eval": "1"}', '{"a": 1, "b": 2}', "{"):
-        file.write_text(text)
         with pytest.raises(CheckpointError, match="is not what training under a plan saved"):
-            read_values(file)
-    with pytest.raises(CheckpointError):
-        read_values(tmp_path / "none.json")
+            values_of(text, file)
+
+
+def test_what_was_saved_last_is_gone_on_from_even_where_saving_was_cut(tmp_path) -> None:
+    """A checkpoint of more steps may be left of an earlier training; one that is being written is not there yet."""
+    sharded = tmp_path / taking_over.SHARDED
+
+    def saved(step: int, name: str) -> None:
+        (sharded / name).mkdir(parents=True)
+        progress = Progress(step=step, updates=step, samples=step, seed=0, data={"values": as_text(step, tmp_path)})
+        whole = Manifest(
+            format_version=FORMAT_VERSION, kind="sliced", progress=progress, optimizer="adamw", files=(), tensors={}
+        )
+        write_manifest(sharded / name, whole)
+
+    with pytest.raises(CheckpointError, match="has no whole checkpoint of a plan"):
+        taking_over.saved_beside(tmp_path)
+    saved(9, "step-000009")
+    saved(3, ".step-000003.ab.part")
+    assert taking_over.saved_beside(tmp_path) == 9
+    (sharded / ".step-000003.ab.part").rename(sharded / "step-000003")
+    assert taking_over.saved_beside(tmp_path) == 9  # cut before the new one was named: the old one, whole
+    write_atomically(tmp_path / taking_over.CURRENT, '{"checkpoint": "step-000003"}')
+    assert taking_over.saved_beside(tmp_path) == 3
+    write_atomically(tmp_path / taking_over.CURRENT, '{"checkpoint": "../other"}')
+    assert taking_over.saved_beside(tmp_path) == 9
 
 
 class _Step(nn.Module):
@@ -131,25 +154,36 @@ def test_what_a_training_step_logs_is_known() -> None:
         ({"per_device_train_batch_size": 4}, "makes a global batch of 4, and the plan has 8; give per_device_train_"),
         ({"max_grad_norm": 1.0}, "the plan does not clip"),
         ({"label_smoothing_factor": 0.1}, "the loss of the model"),
+        ({"methods": ["compute_loss"]}, "Own.compute_loss: put the loss into the model's forward"),
+        ({"methods": ["create_optimizer"]}, "Own.create_optimizer: the runtime computes gradients"),
+        ({"methods": ["_get_train_sampler"]}, "Own._get_train_sampler: a plan takes samples at random"),
+        ({"callbacks": True}, "Looks.on_pre_optimizer_step: is called with gradients"),
     ],
 )
 def test_arguments_of_the_trainer(tmp_path, changed: dict[str, Any], said: str) -> None:
     pytest.importorskip(
         "accelerate", reason="accelerate is not installed: pip install 'parallel-planner[integrations]'"
     )
-    from transformers import TrainingArguments
+    from transformers import TrainerCallback, TrainingArguments
 
     from runtime.integrations import huggingface
 
     known = {"per_device_train_batch_size": 8, "max_grad_norm": 0, "use_cpu": True, "report_to": []}
-    arguments = TrainingArguments(output_dir=str(tmp_path), **(known | changed))
+    given = {name: value for name, value in changed.items() if name not in ("methods", "callbacks")}
+    arguments = TrainingArguments(output_dir=str(tmp_path), **(known | given))
 
     class Checked(huggingface.PlanTrainer):
         def __init__(self) -> None:
             self.args, self.plan = arguments, plan()
+            self.callback_handler = SimpleNamespace(callbacks=callbacks)
 
+    class Looks(TrainerCallback):
+        def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None: ...
+
+    callbacks = [Looks()] if "callbacks" in changed else []
+    own = {name: lambda self: None for name in changed.get("methods", ())}
     with pytest.raises(RequestError, match=said):
-        huggingface._check(Checked(), {})
+        huggingface._check(type("Own", (Checked,), own)(), {})
 
 
 @pytest.mark.parametrize(
@@ -160,11 +194,19 @@ def test_arguments_of_the_trainer(tmp_path, changed: dict[str, Any], said: str) 
         ({"gradient_clip_val": 1.0}, "the plan does not clip"),
         ({"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}, "clips the global norm"),
         ({"limit_val_batches": 1.0}, "validation='val_loss'"),
+        (
+            {"methods": ["configure_gradient_clipping"]},
+            "Own.configure_gradient_clipping: the runtime computes gradients",
+        ),
+        ({"methods": ["on_before_optimizer_step"]}, "Own.on_before_optimizer_step: the runtime computes and uses up"),
+        ({"callbacks": ["WeightAveraging"]}, "WeightAveraging: reads or changes whole weights"),
+        ({"callbacks": ["on_after_backward"]}, "Looks.on_after_backward: the runtime computes and uses up"),
     ],
 )
 def test_settings_of_lightning(changed: dict[str, Any], said: str) -> None:
     pytest.importorskip("lightning", reason="Lightning is not installed: pip install 'parallel-planner[integrations]'")
     import lightning
+    from lightning.pytorch.callbacks import WeightAveraging
 
     from runtime.integrations import lightning as ours
 
@@ -180,8 +222,15 @@ def test_settings_of_lightning(changed: dict[str, Any], said: str) -> None:
         "enable_progress_bar": False,
         "enable_model_summary": False,
     }
-    trainer = lightning.Trainer(accelerator="cpu", devices=1, **(quiet | {"limit_val_batches": 0} | changed))
-    trainer.strategy.connect(Module())
+    own = {name: lambda self: None for name in changed.get("methods", ())}
+    of_theirs = {"WeightAveraging": WeightAveraging}
+    callbacks = [
+        of_theirs.get(name, type("Looks", (lightning.Callback,), {name: lambda self: None}))()
+        for name in changed.get("callbacks", ())
+    ]
+    given = {name: value for name, value in changed.items() if name != "methods"} | {"callbacks": callbacks}
+    trainer = lightning.Trainer(accelerator="cpu", devices=1, **(quiet | {"limit_val_batches": 0} | given))
+    trainer.strategy.connect(type("Own", (Module,), own)())
     trainer._data_connector.attach_data(trainer.lightning_module)
     with pytest.raises(RequestError, match=said):
         ours._check(trainer, plan(), None)

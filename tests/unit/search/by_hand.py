@@ -7,7 +7,7 @@ from planner.sharding.rule import Rule, named_strategy
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter
 from planner.strategy_search.decomposition.pieces import Column, Piece
-from planner.strategy_search.engine.evaluation import RankFilling
+from planner.strategy_search.engine.outcome import RankFilling
 from planner.strategy_search.tables.cost_table import CostTables
 from tests.unit.search.cases import Case, column_of
 

@@ -27,12 +27,13 @@ from planner.sharding.rescale import rescale_batch
 from planner.sharding.update import PLAIN, Update
 from planner.strategy_search.decomposition.cutting import cut
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
-from planner.strategy_search.decomposition.lagrangian import Multipliers, Setting, State
+from planner.strategy_search.decomposition.lagrangian import Multipliers, State
 from planner.strategy_search.decomposition.pieces import Chain, Column, Key, Piece
+from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.engine.assemble import assembly, groups_of, input_layouts, stages_of
 from planner.strategy_search.engine.engine import setting_of
-from planner.strategy_search.engine.evaluation import RankFilling
 from planner.strategy_search.engine.families import engine_of as engine_of_request
+from planner.strategy_search.engine.outcome import RankFilling
 from planner.strategy_search.request.offload import NOTHING, Offload
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pinned, Running

@@ -19,7 +19,8 @@ from planner.strategy_search.decomposition.lagrangian import Multipliers, State
 from planner.strategy_search.decomposition.least_memory import impossible
 from planner.strategy_search.decomposition.pieces import NEITHER, Column, Piece
 from planner.strategy_search.engine.engine import Engine
-from planner.strategy_search.engine.evaluation import NO_HINT, Evaluation, RankFilling
+from planner.strategy_search.engine.evaluation import NO_HINT, Evaluation
+from planner.strategy_search.engine.outcome import RankFilling
 from planner.strategy_search.request.bounds import bounds
 from planner.strategy_search.request.space import Configuration, Pinned, configurations
 from tests.unit.search.cases import (

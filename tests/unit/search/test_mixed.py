@@ -16,7 +16,8 @@ from planner.plan.plan import Prediction
 from planner.plan.prediction.predict import predict
 from planner.strategy_search.decomposition.pieces import Column
 from planner.strategy_search.engine.contenders import NEAR
-from planner.strategy_search.engine.evaluation import Evaluation, RankFilling
+from planner.strategy_search.engine.evaluation import Evaluation
+from planner.strategy_search.engine.outcome import RankFilling
 from planner.strategy_search.request.orders import orders
 from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.result import SearchResult

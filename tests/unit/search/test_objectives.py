@@ -78,7 +78,7 @@ def test_a_number_of_devices_that_is_too_small_is_left_out() -> None:
 
 @pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "devices"), [("residual-first", 2), ("perceptron", 2)])
+@pytest.mark.parametrize(("model", "devices"), [("perceptron", 2), ("residual-first", 2)])
 def test_the_front_falls_in_memory_and_rises_in_time(model: str, devices: int) -> None:
     points = [found.plan.prediction for found in front(request(model, devices))]
     assert len(points) > 1

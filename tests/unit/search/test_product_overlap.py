@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from hardware_profiles import MixedCluster, load_software
 from planner.errors import PlanFileError, RequestError
 from planner.plan.binding.bind import bind
 from planner.plan.file import dump_plan, parse_plan
@@ -114,3 +115,26 @@ def test_of_several_plans_the_fastest_comes_first() -> None:
     assert len(seconds) == 3
     with refused(RequestError, "no collective of tensor parallelism"):
         search(replace(request, pinned=Pinned(tensor=1, tensor_overlap=2)))
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_the_free_search_is_as_good_as_that_for_a_degree() -> None:
+    """Of configurations whose sums are close the one is taken that is the fastest with its overlaps."""
+    request = request_of(WIDE, cluster_of("h100-80gb", 16), 8, precision="bf16")
+    free = search(request)
+    assert free.plan.training.tensor_overlap
+    for tensor in (2, 4):
+        assert free.plans[0].seconds <= search(replace(request, pinned=Pinned(tensor=tensor))).plans[0].seconds
+
+
+def test_other_software_and_devices_of_several_kinds_hide_by_themselves() -> None:
+    cluster, other = cluster_of("h100-80gb", 4), cluster_of("a100-80gb", 4)
+    for chunks in (0, 4):
+        for machine in (
+            cluster.with_software(load_software("nemo")),
+            MixedCluster(groups=(cluster, other), bandwidth=1e9),
+        ):
+            request = request_of("llama-4", machine, 8, pinned=Pinned(tensor=2, tensor_overlap=chunks))
+            with refused(RequestError, f"tensor_overlap = {chunks or 'auto'}", "leave it out"):
+                search(request)

@@ -11,7 +11,8 @@ import pytest
 from planner.plan.binding.bind import bind
 from planner.plan.prediction.predict import stage_costs
 from planner.strategy_search.decomposition.pieces import Column
-from planner.strategy_search.engine.evaluation import Evaluation, Outcome, RankFilling
+from planner.strategy_search.engine.evaluation import Evaluation
+from planner.strategy_search.engine.outcome import Outcome, RankFilling
 from planner.strategy_search.engine.settle import RankProblem, rank_problem, settled
 from planner.strategy_search.request.space import Configuration, Pinned, configurations
 from planner.strategy_search.solvers import SOLVERS

@@ -21,7 +21,7 @@ from planner.pricing.bucket_size import flat_bytes
 from planner.sharding.update import Update
 from planner.strategy_search.decomposition.lagrangian import Multipliers, State
 from planner.strategy_search.engine.contenders import Contender
-from planner.strategy_search.engine.evaluation import Outcome, RankFilling
+from planner.strategy_search.engine.outcome import Outcome, RankFilling
 from planner.strategy_search.request.space import Configuration, Pinned, configurations
 from tests.unit.search.cases import (
     BATCH,

@@ -1,9 +1,11 @@
 """The server of `plan ui`: who may ask, what is refused, and that a search goes through with all that is offered."""
 
+import contextlib
 import http.client
 import io
 import json
 import socket
+import time
 import zipfile
 from collections.abc import Iterator
 from typing import Any
@@ -184,6 +186,29 @@ def test_idle_connections_of_strangers_make_room(server: Server) -> None:
     finally:
         for one in (*strangers, own):
             one.close()
+
+
+def test_strangers_that_send_requests_without_end_do_not_keep_the_server_busy(server: Server) -> None:
+    """Each of them sends as many as fit, and reads no answer: it gets one, and the owner is answered at once."""
+    request = f"GET /ui.js HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n\r\n".encode()
+    strangers = [socket.socket() for _ in range(MOST)]
+    try:
+        for one in strangers:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)  # so that an answer fills it
+            one.connect(("127.0.0.1", server.port))
+            with contextlib.suppress(OSError):  # it is closed meanwhile
+                one.sendall(request * 1000)
+        began = time.monotonic()
+        assert ask(server, "GET", "/api/choices")[0] == 200
+        assert time.monotonic() - began < 20
+    finally:
+        for one in strangers:
+            one.close()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as one:
+        one.sendall(request * 2)
+        answer = b"".join(iter(lambda: one.recv(1 << 16), b""))
+    assert answer.count(b"HTTP/1.1 200") == 1
+    assert b"Connection: close" in answer
 
 
 def test_a_connection_that_is_answered_is_not_closed_for_another() -> None:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from planner.cli.engine_best import best_for_engine, priced
+from planner.api.engine_best import Patience, best_for_engine, priced
+from planner.api.importing import refusing
 
 if TYPE_CHECKING:
-    from planner.cli.engine_best import EngineBest
-    from planner.cli.importing import Imported
+    from planner.api.engine_best import EngineBest
+    from planner.api.importing import Imported
     from planner.export.description import Description
     from planner.plan.plan import Prediction
 
@@ -72,15 +73,39 @@ class Advice:
     changes: tuple[Change, ...]
 
 
-def advice_on(found: "Imported", time_limit: float | None = None) -> Advice:
+def advice_on(found: "Imported", patience: Patience) -> Advice:
     """Search the best plan of the engine for the job of a configuration, and price each change on the way there."""
     here = found.reading.description
-    best = best_for_engine(found.subject, found.target, here, time_limit)
+    best = best_for_engine(found.subject, found.target, here, patience)
     own = found.bound.plan.prediction
     fits = own.peak_bytes <= own.capacity_bytes
     if best is not None and fits and best.bound.plan.prediction.step_seconds > own.step_seconds * (1 - _WORTH):
         best = None
     return Advice(found=found, best=best, changes=() if best is None else tuple(_way(found, best)))
+
+
+def changed_text(advice: Advice) -> str:
+    """The user's file with the changes. Raises ExportError where it would not say what was meant."""
+    from planner.api.exporting import per_node_of
+    from planner.export.description import ExportError
+    from planner.export.editing import edited
+    from planner.export.target import Job
+
+    found, best = advice.found, advice.best
+    assert best is not None
+    job = Job(
+        model=found.model,
+        description=found.reading.description,
+        architecture=found.facts.architecture,
+        per_node=per_node_of(found.subject.cluster),
+    )
+    with refusing(found.path, found.target.name):
+        text = edited(found.target, found.text, job, best.description)
+        if found.read_again(text) != best.description:
+            raise ExportError(
+                "the changes do not fit into this file, whose settings stand elsewhere too; make them by hand"
+            )
+    return text
 
 
 def _way(found: "Imported", best: "EngineBest") -> Iterator[Change]:

@@ -6,7 +6,7 @@ its plan is carried to the nearest one that the engine can say, without a bound.
 there is stands with other micro-batches and other recomputation. The fastest of all that fit is taken.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from planner.export.target import Target
     from planner.plan.binding.bind import BoundPlan
     from planner.plan.plan import Prediction
-    from planner.strategy_search.result import SearchResult
+    from planner.strategy_search.result import Progress, SearchResult
 
 _PINNED: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "megatron": ({"zero": 1, "sequence_parallel": True},),
@@ -47,14 +47,22 @@ class EngineBest:
     gap: float | None = None
 
 
-def best_for_engine(
-    subject: Subject, target: "Target", here: "Description", time_limit: float | None = None
-) -> EngineBest | None:
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long is searched: seconds of each search, and `cancelled`, which ends all of them; `on_progress` is told
+    where one is."""
+
+    time_limit: float | None = None
+    on_progress: "Callable[[Progress], None]" = lambda _: None
+    cancelled: Callable[[], bool] = lambda: False
+
+
+def best_for_engine(subject: Subject, target: "Target", here: "Description", patience: Patience) -> EngineBest | None:
     """The fastest plan of an engine for the job that a description says, that fits with the margin for the error of its
     prediction; None where none was found that does."""
     best: EngineBest | None = None
-    inside = _within_space(subject, target, here, time_limit)
-    for description in _candidates(subject, target, here, time_limit, inside):
+    inside = _within_space(subject, target, here, patience)
+    for description in _candidates(subject, target, here, patience, inside):
         bound = priced(subject, description)
         if bound is None or not roomy(subject, bound.plan.prediction):
             continue
@@ -66,9 +74,7 @@ def best_for_engine(
     return best if slower else replace(best, gap=inside.gap)
 
 
-def _within_space(
-    subject: Subject, target: "Target", here: "Description", time_limit: float | None
-) -> "SearchResult | None":
+def _within_space(subject: Subject, target: "Target", here: "Description", patience: Patience) -> "SearchResult | None":
     """The best in the space of the engine for the training that a description says; None where that has no place there,
     or nothing fits."""
     from planner.engines.spaces import SPACES
@@ -76,9 +82,9 @@ def _within_space(
 
     if target.name not in SPACES:
         return None
-    request = asked_like(subject, here, space=SPACES[target.name], time_limit=time_limit)
+    request = asked_like(subject, here, space=SPACES[target.name], time_limit=patience.time_limit)
     try:
-        return plan_for(request, lambda *_: None, lambda: False)
+        return plan_for(request, patience.on_progress, patience.cancelled)
     except PlannerError:
         return None
 
@@ -100,13 +106,13 @@ def roomy(subject: Subject, prediction: "Prediction") -> bool:
 
 
 def _candidates(
-    subject: Subject, target: "Target", here: "Description", time_limit: float | None, inside: "SearchResult | None"
+    subject: Subject, target: "Target", here: "Description", patience: Patience, inside: "SearchResult | None"
 ) -> "Iterator[Description]":
     from planner.export.describe import describe
 
     seen: set[Description] = set()
     if inside is None:
-        searched = tuple(_searched(subject, target, here, time_limit))
+        searched = tuple(_searched(subject, target, here, patience))
     else:
         searched = tuple(replace(describe(one.bound), sequence_length=here.sequence_length) for one in inside.plans)
     for found in (*_varied(here), *searched):
@@ -135,20 +141,20 @@ def _varied(here: "Description") -> "Iterator[Description]":
                 )
 
 
-def _searched(
-    subject: Subject, target: "Target", here: "Description", time_limit: float | None
-) -> "Iterator[Description]":
+def _searched(subject: Subject, target: "Target", here: "Description", patience: Patience) -> "Iterator[Description]":
     from planner.export.describe import describe
     from planner.strategy_search.objectives import plan_for
     from planner.strategy_search.request.offload import NOTHING
     from planner.strategy_search.request.space import Pinned
 
-    request = asked_like(subject, here, here.update, time_limit=time_limit)
+    request = asked_like(subject, here, here.update, time_limit=patience.time_limit)
     for pins in _PINNED[target.name]:
         for way in _RECOMPUTE:
+            if patience.cancelled():
+                return
             pinned = Pinned(**pins, recompute=way, interleave=1, slices=1, even=True, offload=NOTHING)  # type: ignore[arg-type]
             try:
-                result = plan_for(replace(request, pinned=pinned), lambda *_: None, lambda: False)
+                result = plan_for(replace(request, pinned=pinned), patience.on_progress, patience.cancelled)
                 yield replace(describe(result.bound), sequence_length=here.sequence_length)
             except PlannerError:
                 continue

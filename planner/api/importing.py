@@ -1,13 +1,13 @@
 """Settings of another engine as a plan: which engine and model they are of, what they say, and what that costs."""
 
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hardware_profiles.foreign import SETTINGS
+from hardware_profiles.foreign import SETTINGS, ForeignTextError, read_text
 from planner.api.carrying import Subject, plan_of, target_named
-from planner.cli.commands.import_operators import refusing
-from planner.cli.texts import say, text_of
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
@@ -58,19 +58,34 @@ class Imported:
         return self.target.read(text, self.facts).description
 
 
-def imported(asked: Asked) -> Imported:
-    """Read a file and price what it says, by the training stack of its engine unless another one is named.
+@contextlib.contextmanager
+def refusing(file: Path, engine: str) -> Iterator[None]:
+    """Name the file of which a reader says what is wrong. What a reader forgot to check is no fault of ours either."""
+    from planner.export.description import ExportError
+
+    try:
+        yield
+    except ExportError as error:
+        raise ExportError(f"{file}: {error}") from error
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        fault = f"{type(error).__name__}: {error}"
+        raise ExportError(f"{file}: its values are none of {engine}'s ({fault:.200}); mend them") from error
+
+
+def imported(asked: Asked, traced: "Callable[[BuiltModel], OperatorGraph]", noted: Callable[[str], None]) -> Imported:
+    """Read a file and price what it says, by the training stack of its engine unless another one is named. `traced`
+    traces a model; `noted` is told what must be known of its operators.
 
     Raises RequestError or ExportError, with the name of the file.
     """
     target, path, text, beside = _found(asked)
     model = _model(asked, target, path, text)
-    facts, traced_model = _traced(asked, beside, model)
+    facts, traced_model = _traced(asked, beside, model, traced)
     reading = read_settings(asked.file, target, text, facts)
     devices = reading.description.devices
     if asked.devices is not None and asked.devices != devices:
         raise RequestError(f"{asked.file}: its degrees make {devices} devices, --devices says {asked.devices}")
-    subject = _on_machine(asked, traced_model, reading, model)
+    subject = _on_machine(asked, traced_model, reading, model, traced, noted)
     return Imported(
         path=path,
         text=text,
@@ -104,7 +119,10 @@ def _found(asked: Asked) -> "tuple[Target, Path, str, str]":
 
 def _settings_of(path: Path) -> str:
     """The text of a file that somebody wrote by hand. Raises RequestError."""
-    text = text_of(path)
+    try:
+        text = read_text(path)
+    except ForeignTextError as error:
+        raise RequestError(f"{path}: {error}") from error
     if len(text) > SETTINGS.size:
         raise RequestError(f"{path}: {len(text)} characters are too many for settings; at most {SETTINGS.size}")
     return text
@@ -122,9 +140,10 @@ def _model(asked: Asked, target: "Target", path: Path, text: str) -> str:
     return found
 
 
-def _traced(asked: Asked, beside: str, model: str) -> "tuple[Facts, tuple[BuiltModel, OperatorGraph]]":
+def _traced(
+    asked: Asked, beside: str, model: str, traced: "Callable[[BuiltModel], OperatorGraph]"
+) -> "tuple[Facts, tuple[BuiltModel, OperatorGraph]]":
     """What a reader has to know of the model, and the model as it was built and traced."""
-    from planner.cli.tracing import traced
     from planner.export.architecture import architecture_of
     from planner.export.target import Facts
     from planner.models.zoo import build_model
@@ -160,11 +179,15 @@ def read_settings(file: Path, target: "Target", text: str, facts: "Facts") -> "R
 
 
 def _on_machine(
-    asked: Asked, traced_model: "tuple[BuiltModel, OperatorGraph]", reading: "Reading", model: str
+    asked: Asked,
+    traced_model: "tuple[BuiltModel, OperatorGraph]",
+    reading: "Reading",
+    model: str,
+    traced: "Callable[[BuiltModel], OperatorGraph]",
+    noted: Callable[[str], None],
 ) -> Subject:
     """The model with sequences and precision of the file, on the machine, run by the stack of its engine."""
     from hardware_profiles import of_one_kind
-    from planner.cli.tracing import traced
     from planner.models.zoo import build_model
     from planner.plan.outline import model_reference
     from planner.plan.plan import PRECISIONS
@@ -177,7 +200,7 @@ def _on_machine(
     if length not in (None, built.sequence_length) or description.precision != PRECISION:
         built = build_model(model, dtype=PRECISIONS[description.precision], sequence_length=length)
         graph = traced(built)
-    graph = discover(graph, None, lambda note: say(f"note: {note}", err=True))
+    graph = discover(graph, None, noted)
     machine = machine_from(
         asked.hardware,
         levels=asked.cluster,

@@ -1,0 +1,258 @@
+"""What the known columns of a configuration make: blocks divided among the ranks, each filled as well as they allow.
+
+A column is one way to run a piece (`planner.strategy_search.decomposition.pieces`). At a state of the boundary every
+rank may be filled with two ways to run its blocks (`stage_filling`), and the blocks are divided so that the slowest
+rank is as fast as it can be (`division`).
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from planner.strategy_search.decomposition.division import Division, divide
+from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
+from planner.strategy_search.decomposition.lagrangian import Multipliers, Priced, State
+from planner.strategy_search.decomposition.pieces import Chain, Column
+from planner.strategy_search.decomposition.setting import Setting
+from planner.strategy_search.decomposition.stage_filling import Filled, Filling, Rank, Way, fill_best
+from planner.strategy_search.engine.outcome import RankFilling
+
+_WORSE = 2
+"""Numbers of recomputed blocks that only take longer, after which no more are tried."""
+
+Composed: TypeAlias = tuple[float, State, tuple[RankFilling, ...]]
+"""Seconds of a step, candidates at the boundary, and what each rank runs."""
+
+
+class Composition:
+    """Puts together what the multipliers of every kind of devices know; `cutoff`: divisions as slow as that are of no
+    interest. `least` bytes are what the leanest way to fill the ranks would need that was met and does not fit, at the
+    `fullest` rank."""
+
+    def __init__(
+        self,
+        pipeline_of_kinds: HeterogeneousPipeline,
+        setting: Setting,
+        multipliers: Sequence[Multipliers],
+        cutoff: float,
+    ) -> None:
+        self.pipeline_of_kinds, self.chain = pipeline_of_kinds, pipeline_of_kinds.chain
+        self.setting, self.multipliers, self.cutoff = setting, multipliers, cutoff
+        self.block_ranges = self.chain.block_ranges
+        self.blocks = self.block_ranges.blocks
+        self.pools: list[list[Way]] = [[] for _ in multipliers]
+        self.least, self.fullest = math.inf, 0
+
+    def compose(self, state: State) -> tuple[Composed | None, list[Filled], Division | None]:
+        """The best division with the columns known at a state, if any fits; what every rank comes to."""
+        setting = self.setting
+        chain, last = self.chain, setting.ranks - 1
+        self.pools = [
+            _distinct([way for priced in multipliers.priced for way in self._ways(multipliers.chain, priced, state)])
+            for multipliers in self.multipliers
+        ]
+        described: list[tuple[Rank, ...]] = []
+        variants = []
+        whole = not chain.blocks_in_head and not chain.blocks_in_tail
+        even = setting.chunks > 1 or (setting.even and whole and self.blocks % setting.ranks == 0)
+        alone = self.blocks if setting.ranks == 1 else None
+        equal = self.blocks // (setting.ranks * setting.chunks) if even else alone
+        for rank in range(setting.ranks):
+            multipliers = self.multipliers[self.pipeline_of_kinds.kinds[rank]]
+            chosen = _distinct_ends(
+                [
+                    (
+                        priced.best_column(priced.head, state, multipliers.chain) if rank == 0 else None,
+                        priced.best_column(priced.tail, state, multipliers.chain) if rank == last else None,
+                    )
+                    for priced in (multipliers.priced if rank in (0, last) else multipliers.priced[:1])
+                ]
+            )
+            described.append(tuple(self.rank(rank, state, head, tail) for head, tail in chosen))
+            variants.append(chosen)
+        ranks, division = self._divided(described, equal)
+        if division is None:
+            share = math.ceil(self.blocks / setting.ranks) if equal is None else equal
+            wanted = [float(filled.least[n]) for filled, n in zip(ranks, self.shared(share), strict=True)]
+            fullest = max(range(setting.ranks), key=lambda rank: (wanted[rank] - self.capacity(rank), -rank))
+            known = self.least - self.capacity(self.fullest)
+            if wanted[fullest] - self.capacity(fullest) < known:
+                self.least, self.fullest = wanted[fullest], fullest
+            return None, ranks, None
+        fillings = tuple(
+            self.filling(rank, filled, chosen, block_range)
+            for rank, (filled, chosen, block_range) in enumerate(
+                zip(ranks, variants, division.block_ranges, strict=True)
+            )
+        )
+        return (division.seconds, state, fillings), ranks, division
+
+    def _divided(
+        self, described: Sequence[tuple[Rank, ...]], equal: int | None
+    ) -> tuple[list[Filled], Division | None]:
+        """What every rank comes to, and the best division of the blocks, if any fits; with equally many recomputed
+        blocks in every chunk, where the setting has it so: numbers are tried upwards, from none, until they only take
+        longer."""
+        ranks, division = self._divided_with(described, equal, None)
+        if self.setting.counts == "any" or division is None:
+            return ranks, division
+        most = math.ceil(self.blocks / (self.setting.ranks * self.setting.chunks)) * (1 if equal is not None else 2)
+        best: tuple[list[Filled], Division] | None = None
+        worse = 0
+        for count in range(self._recomputed(ranks, division, equal), most + 1):
+            tried, found = self._divided_with(described, equal, count)
+            if found is not None and (best is None or found.seconds < best[1].seconds):
+                best, worse = (tried, found), 0
+            elif best is not None:
+                worse += 1
+            if worse == _WORSE:
+                break
+        return (ranks, None) if best is None else best
+
+    def _recomputed(self, ranks: Sequence[Filled], division: Division, equal: int | None) -> int:
+        """The fewest recomputed blocks that every chunk must have where their sizes are known, else 0."""
+        if equal is None or not self.blocks:
+            return 0
+        fewest = 0
+        for rank, (filled, block_range) in enumerate(zip(ranks, division.block_ranges, strict=True)):
+            taken, pool = filled.filling(block_range), self.pools[self.pipeline_of_kinds.kinds[rank]]
+            count = int(self.block_ranges.lengths[block_range])
+            first, second = (all(column.recompute for column in pool[at]) for at in (taken.first, taken.second))
+            fewest = max(fewest, (taken.lean if second else 0) + (count - taken.lean if first else 0))
+        return fewest
+
+    def _divided_with(
+        self, described: Sequence[tuple[Rank, ...]], equal: int | None, recomputed: int | None
+    ) -> tuple[list[Filled], Division | None]:
+        """What every rank comes to, and the best division of the blocks, if any fits, with so many recomputed blocks in
+        every chunk; any where that is None.
+
+        Only ranges of blocks of about as many blocks as a rank holds on average are priced, and longer ones where those
+        do not prove that they are of no use: where a rank has room for them, and would be busy with them for no longer
+        than the step found takes.
+        """
+        setting, lengths = self.setting, self.block_ranges.lengths
+        kinds = self.pipeline_of_kinds.kinds
+        longest = 2 * math.ceil(self.blocks / setting.ranks) + 1 if equal is None else equal + 1
+        while True:
+            some = np.flatnonzero(lengths <= longest if equal is None else (lengths == equal) | (lengths == longest))
+            known: dict[tuple[int, tuple[Rank, ...]], Filled] = {}
+            for kind, (pool, capacity) in enumerate(zip(self.pools, self.pipeline_of_kinds.capacities, strict=True)):
+                own = list(dict.fromkeys(each for each, home in zip(described, kinds, strict=True) if home == kind))
+                filled = fill_best(own, pool, self.block_ranges, setting.micro_batches, capacity, some, recomputed)
+                known.update(((kind, each), found) for each, found in zip(own, filled, strict=True))
+            ranks = [known[home, each] for home, each in zip(kinds, described, strict=True)]
+            division = divide(
+                ranks,
+                self._fewest(),
+                self.block_ranges,
+                micro_batches=setting.micro_batches,
+                chunks=setting.chunks,
+                equal=equal,
+                cutoff=self.cutoff,
+            )
+            held = any(np.isfinite(one.busy[lengths == longest]).any() for one in ranks)
+            if equal is not None or longest >= self.blocks or not held or self._proves(division, longest):
+                return ranks, division
+            longest *= 2
+
+    def _proves(self, division: Division | None, longest: int) -> bool:
+        """Whether no division with a longer range of blocks than that is faster: it would hold one of just that
+        length."""
+        if division is None or max(division.blocks) >= longest:
+            return False
+        m = self.setting.micro_batches
+        busy = [
+            min(m * way[kind].amounts.part + way[kind].amounts.step for pool in self.pools for way in pool)
+            for kind in range(len(self.block_ranges.counts))
+        ]
+        held = self.block_ranges.numbers[:, self.block_ranges.lengths == longest]
+        return float((np.array(busy) @ held).min()) * self.setting.chunks >= division.seconds
+
+    def filling(
+        self,
+        rank: int,
+        filled: Filled,
+        ends: Sequence[tuple[Column | None, Column | None]],
+        block_range: int,
+    ) -> RankFilling:
+        taken: Filling = filled.filling(block_range)
+        head, tail = ends[taken.variant]
+        start, count = int(self.block_ranges.starts[block_range]), int(self.block_ranges.lengths[block_range])
+        pool = self.pool(rank)
+        inner = tuple(
+            pool[taken.second if at < taken.lean else taken.first][kind]
+            for at, kind in enumerate(self.block_ranges.kinds[start : start + count])
+        )
+        peak, beside = float(filled.peak[block_range]), float(filled.beside[block_range])
+        return RankFilling(head=head, inner=inner, tail=tail, peak=peak, beside=beside)
+
+    def _ways(self, chain: Chain, priced: Priced, state: State) -> list[Way]:
+        """Ways to run a block of each kind that a price knows: each in its cheapest; with one kind all of them, and so
+        with several where memory is free, or all that counts."""
+        if not priced.inner:
+            return []
+        every = len(priced.inner) == 1 or priced.price in (0.0, math.inf)
+        found: list[Way] = []
+        if every:
+            found += zip(*(priced.columns(solved, state, chain) for solved in priced.inner), strict=True)
+        if len(priced.inner) > 1:
+            best = [priced.best_column(solved, state, chain) for solved in priced.inner]
+            found.append(tuple(column for column in best if column is not None))
+        return found
+
+    def shared(self, share: int) -> list[int]:
+        """For every rank the range of blocks of so many blocks about where it stands."""
+        setting, last = self.setting, self.blocks - share
+        starts = [min(last, rank * self.blocks // setting.ranks) for rank in range(setting.ranks)]
+        return [self.block_ranges.of(start, share) for start in starts]
+
+    def rank(self, rank: int, state: State, head: Column | None, tail: Column | None) -> Rank:
+        setting, chain = self.setting, self.chain
+        flights = setting.in_flight[rank]
+        keeps = flights[1:] if rank == 0 else flights
+        handed = float(chain.crossing.nbytes[state]) if setting.ranks > 1 else 0.0
+        ends = [(head.amounts, flights[0])] if head is not None else []
+        ends += [(tail.amounts, flights[-1])] if tail is not None else []
+        last = rank == setting.ranks - 1
+        return Rank(
+            chunks=setting.chunks,
+            in_flight=math.fsum(flights),
+            ends=tuple(ends),
+            received=handed * math.fsum(keeps),
+            ending=float(chain.ending[state]) * flights[-1] if last and not chain.blocks_in_tail else 0.0,
+            outliving=float(chain.handed[state]) * math.fsum(flights),
+            before=head.recompute if head is not None and chain.blocks_in_head else None,
+            after=tail.recompute if tail is not None and chain.blocks_in_tail else None,
+            seconds=float(self.multipliers[0].crossing_seconds(self.setting, rank)[state]),
+        )
+
+    def _fewest(self) -> list[int]:
+        """Every rank holds a block."""
+        setting, chain = self.setting, self.chain
+        if setting.ranks == 1:
+            return [0]
+        fewest = [1] * setting.ranks
+        fewest[0] -= chain.blocks_in_head
+        fewest[-1] -= chain.blocks_in_tail
+        return fewest
+
+    def pool(self, rank: int) -> list[Way]:
+        """The ways to run blocks on the devices of a rank."""
+        return self.pools[self.pipeline_of_kinds.kinds[rank]]
+
+    def capacity(self, rank: int) -> float:
+        return self.pipeline_of_kinds.capacities[self.pipeline_of_kinds.kinds[rank]]
+
+
+def _distinct(ways: Sequence[Way]) -> list[Way]:
+    """Ways that cost the same are one."""
+    return list({tuple((c.recompute, c.amounts) for c in way): way for way in ways}.values())
+
+
+def _distinct_ends(
+    ends: Sequence[tuple[Column | None, Column | None]],
+) -> list[tuple[Column | None, Column | None]]:
+    return list({tuple(None if c is None else (c.recompute, c.amounts) for c in pair): pair for pair in ends}.values())

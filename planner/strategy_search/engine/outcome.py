@@ -1,0 +1,71 @@
+"""What the evaluation of a configuration comes to."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.strategy_search.decomposition.lagrangian import State
+from planner.strategy_search.decomposition.pieces import NEITHER, Column, Passes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RankFilling:
+    """One rank: inner blocks of each of its chunks, in order, and what it holds before and after them.
+
+    `peak` bytes in all, `beside` of them for what other stages hand over.
+    """
+
+    head: Column | None
+    inner: tuple[Column, ...]
+    tail: Column | None
+    peak: float
+    beside: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Outcome:
+    """What is known about a configuration.
+
+    Attributes:
+        seconds: of the best division found; infinite where none was.
+        bound: no plan of this configuration takes less; infinite where nothing fits.
+        state: candidates at the boundary.
+        ranks: what each rank runs; empty where nothing was found.
+        least: where nothing fits, bytes per device that the leanest way found would need.
+        fullest: the rank that would need them.
+        price: seconds of the step that a byte more of memory would save, about.
+        solved: problems solved.
+        under: shares that counted of what travels under the work of each pass, beyond that work.
+        gathers: how weights are gathered (`planner.sharding.update.GATHERS`).
+    """
+
+    seconds: float
+    bound: float
+    state: State
+    ranks: tuple[RankFilling, ...]
+    least: float
+    fullest: int = 0
+    price: float
+    solved: int
+    under: Passes = NEITHER
+    gathers: str = "each"
+
+
+def best_of(outcomes: Sequence[Outcome]) -> Outcome:
+    """The fastest of what was found for the ways to gather weights, with what is proved, or missing, of all of them."""
+    best = min(outcomes, key=lambda outcome: (outcome.seconds, outcome.bound))
+    leanest = min(outcomes, key=lambda outcome: outcome.least)
+    return replace(
+        best,
+        bound=min(outcome.bound for outcome in outcomes),
+        least=leanest.least,
+        fullest=leanest.fullest,
+        solved=sum(outcome.solved for outcome in outcomes),
+    )
+
+
+def ruled_out(gathers: str, seconds: float) -> Outcome:
+    """Of a way to gather weights that was not tried, as it takes so many seconds or more."""
+    return Outcome(
+        seconds=math.inf, bound=seconds, state=(), ranks=(), least=math.inf, price=0.0, solved=0, gathers=gathers
+    )
