@@ -32,7 +32,8 @@ def public(function: Callable[_Given, _Answer]) -> Callable[_Given, _Answer]:
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise RequestError(_misnamed(function.__name__, signature, kwargs) or f"{error}") from error
+            fault = _misnamed(function.__name__, tuple(signature.parameters), kwargs)
+            raise RequestError(fault or _lacking(function.__name__, signature, kwargs) or str(error)) from error
         try:
             return function(*args, **kwargs)
         except HardwareProfileError as error:
@@ -41,9 +42,8 @@ def public(function: Callable[_Given, _Answer]) -> Callable[_Given, _Answer]:
     return called
 
 
-def _misnamed(function: str, signature: inspect.Signature, given: Mapping[str, object]) -> str:
-    """What to do about the first argument by a name that a function does not have, or about one that it lacks."""
-    known = [one.name for one in signature.parameters.values()]
+def _misnamed(function: str, known: tuple[str, ...], given: Mapping[str, object]) -> str:
+    """What to do about the first argument by a name that a function does not have; empty where all are known."""
     for name, value in given.items():
         if name in known:
             continue
@@ -53,12 +53,21 @@ def _misnamed(function: str, signature: inspect.Signature, given: Mapping[str, o
         if name == "sequence_length" and "seq_len" in known:
             return f"{function}({name}=...): give seq_len"
         return unknown_name(f"argument of {function}:", name[:80], known)
-    lacking = [
-        one.name
-        for one in signature.parameters.values()
-        if one.default is one.empty and one.kind is one.KEYWORD_ONLY and one.name not in given
-    ]
-    return f"{function}: give {', '.join(f'{name}=...' for name in lacking)}" if lacking else ""
+    return ""
+
+
+def _lacking(function: str, signature: inspect.Signature, given: Mapping[str, object]) -> str:
+    """Which arguments by name are missing; empty where none is."""
+    wanted = (one for one in signature.parameters.values() if one.kind is one.KEYWORD_ONLY and one.default is one.empty)
+    lacking = [f"{one.name}=..." for one in wanted if one.name not in given]
+    return f"{function}: give {', '.join(lacking)}" if lacking else ""
+
+
+def options_of(function: str, given: Mapping[str, object], *known: Callable[..., object]) -> None:
+    """Raise RequestError for an option that a function passes on and that none of those `known` has."""
+    names = {name: None for one in known for name in inspect.signature(one).parameters}
+    if fault := _misnamed(function, tuple(names), given):
+        raise RequestError(fault)
 
 
 def callback(name: str, value: object) -> None:

@@ -18,7 +18,7 @@ from costmodels import CostModelError
 from costmodels.goodput import DAY, Goodput
 from hardware_profiles import Machine, parts_of
 from hardware_profiles.nicknames import full_profile
-from planner.api.checks import number, public
+from planner.api.checks import number, options_of, public
 from planner.api.searching import HARDWARE, TracedModel, machine_given, search, trace
 from planner.errors import PlannerError, RequestError
 from planner.plan.plan import Plan
@@ -218,6 +218,7 @@ def compare(
     Raises:
         RequestError: for an argument of another type, and where a model or hardware is not known.
     """
+    options_of("compare", options, search, trace)
     models, names = _several("model", model), _several("hardware", hardware)
     counts, stacks = _several("devices", devices), _several("software", software)
     for count in counts:
@@ -261,6 +262,7 @@ def capacity(
     Whole nodes are looked at, 2^k and 3 x 2^k of them up to `most` devices. Fewer devices are taken to be slower, so
     that bisection finds the fewest of these; arguments are those of `compare`.
     """
+    options_of("capacity", options, search, trace)
     number("days", days, least=0, whole=False)
     _check_tokens(tokens)
     node = parts_of(machine_given(hardware))[0].devices_per_node or 8

@@ -56,7 +56,7 @@ def other_plans(
     ends = math.inf if time_limit is None else time.monotonic() + time_limit
     asking = _Asking(request, wait, lambda: stopped() or time.monotonic() > ends)
     with limited(None if time_limit is None else max(0.0, time_limit), default_memory()):
-        candidates = _named(plan, own)
+        candidates = plans_named(plan, own)
         if not candidates:
             wait.phase("other plans")
             candidates = asking.plans(replace(request, top=CANDIDATES)) or []
@@ -73,7 +73,7 @@ def other_plans(
     )
 
 
-def _named(plan: "Plan", own: "Choice") -> "list[Choice]":
+def plans_named(plan: "Plan", own: "Choice") -> "list[Choice]":
     """What the search for the plan has priced; nothing where the plan is no more what that search found."""
     from planner.report.data import Choice
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.live import Live
 
     from planner.strategy_search.result import Progress as SearchProgress
 
@@ -29,6 +30,11 @@ class Waiting:
     def searched(self, progress: "SearchProgress") -> None:
         """Where the search of this phase is."""
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Meanwhile the line is away, as something is printed that stays."""
+        yield
+
 
 class _Line(Waiting):
     """Spinner, phase, bar, what is known, seconds since the beginning, as far as the terminal is wide."""
@@ -39,6 +45,17 @@ class _Line(Waiting):
         self._began, self._spinner = time.monotonic(), Spinner("dots")
         self._text = ""
         self._search: SearchProgress | None = None
+        self.live: Live | None = None
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        if self.live is not None:
+            self.live.stop()
+        try:
+            yield
+        finally:
+            if self.live is not None:
+                self.live.start()
 
     def phase(self, text: str, at: int | None = None, total: int | None = None) -> None:
         self._text = text if at is None else f"{text} ({at}/{total})"
@@ -82,7 +99,7 @@ def waiting(console: "Console | None" = None) -> Iterator[Waiting]:
     from rich.live import Live
 
     line = _Line()
-    with Live(line, console=console, transient=True, refresh_per_second=8):
+    with Live(line, console=console, transient=True, refresh_per_second=8) as line.live:
         yield line
 
 

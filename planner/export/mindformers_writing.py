@@ -1,4 +1,6 @@
-"""Writes a description as the YAML of MindFormers, with the script that starts it."""
+"""Writes a description as the YAML of MindFormers, with the script that starts it: a whole configuration, in the
+sections of published ones (research/llama3_1/llama3_1_70b/finetune_llama3_1_70b.yaml of MindFormers 1.5).
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +16,14 @@ SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b", "seqpipe")
 DTYPES = engine_words("mindformers")
 SELECTED = {("elementwise",): False, ("elementwise", "normalisation"): True}  # with select_comm_recompute
 RING, ULYSSES, HYBRID = "colossalai_cp", "ulysses_cp", "hybrid_cp"
+_RATES = {
+    "type": "CosineWithWarmUpLR", "learning_rate": 1e-5, "lr_end": 0.0, "warmup_ratio": 0.03, "total_steps": -1,
+}  # fmt: skip
+_CONTEXT = {
+    "mode": 0, "device_target": "Ascend", "max_call_depth": 10000, "save_graphs": False, "device_id": 0,
+    "jit_config": {"jit_level": "O1"}, "memory_optimize_level": "O0",
+}  # fmt: skip
+"""Of MindSpore, as the published file of Llama 3.1 70B has it."""
 _FUSION = 4  # gradient_aggregation_group, its default
 
 
@@ -21,16 +31,23 @@ def write(job: Job) -> Mapping[str, str]:
     """`train.yaml`, and the script that starts MindFormers with it."""
     d = job.description
     content = {
-        "run_mode": "train",
-        "use_parallel": True,
-        "trainer": {"type": "CausalLanguageModelingTrainer"},
-        "runner_config": _runner(d),
-        "optimizer": {"type": "AdamW"},
+        **_run(),
+        "runner_config": {"epochs": 1, "sink_mode": True, "sink_size": 1, **_runner(d)},
+        "optimizer": {"type": "AdamW", "betas": [0.9, 0.999], "eps": 1e-8},
+        "lr_schedule": _RATES,
+        **_data(d),
         "runner_wrapper": _wrapper(d),
+        "use_parallel": True,
         "parallel_config": _parallel_config(d),
+        "micro_batch_interleave_num": 1,
         "parallel": _parallel(d),
         "recompute_config": _recompute(d),
         **_moe(d, job.architecture),
+        "callbacks": [
+            {"type": "MFLossMonitor"},
+            {"type": "CheckpointMonitor", "prefix": "plan", "save_checkpoint_steps": 10000, "integrated_save": False},
+        ],
+        "context": _CONTEXT,
         "model": _model(d, job.architecture),
     }
     return {"train.yaml": yaml_text(content), "launch.sh": _script(job)}
@@ -39,7 +56,41 @@ def write(job: Job) -> Mapping[str, str]:
 def fill_in(_: Job) -> Asked:
     """What the file leaves open."""
     folder = ("MINDFORMERS", "the folder of MindSpore Transformers, the same on every node")
-    return folder, ("", "in `train.yaml` the data set (`train_dataset`) and the learning rate (`lr_schedule`)")
+    data = "your data (`--train_dataset_dir DIR` behind `launch.sh`: MindRecord files with `input_ids`)"
+    rest = (
+        "in `train.yaml` epochs, the learning rate (`lr_schedule`) and `context.max_device_memory`, 58GB unless given"
+    )
+    return folder, ("", f"{data}; {rest}")
+
+
+def _run() -> dict[str, object]:
+    return {
+        "seed": 0,
+        "output_dir": "./output",
+        "load_checkpoint": "",
+        "auto_trans_ckpt": False,
+        "only_save_strategy": False,
+        "resume_training": False,
+        "run_mode": "train",
+        "trainer": {"type": "CausalLanguageModelingTrainer"},
+    }
+
+
+def _data(d: Description) -> dict[str, object]:
+    """The data set, which the task repeats by an alias, as published files have it."""
+    dataset = {
+        "data_loader": {"type": "MindDataset", "dataset_dir": "", "shuffle": True},
+        "input_columns": ["input_ids"],
+        "num_parallel_workers": 8,
+        "python_multiprocessing": False,
+        "drop_remainder": True,
+        "batch_size": d.micro_batch * d.interleave,
+        "repeat": 1,
+        "numa_enable": False,
+        "prefetch_size": 1,
+    }
+    task = {"type": "CausalLanguageModelDataset", "dataset_config": dataset}
+    return {"train_dataset": dataset, "train_dataset_task": task, "do_eval": False}
 
 
 def _runner(d: Description) -> dict[str, object]:

@@ -34,7 +34,8 @@ from planner.sharding.update import PLAIN, Update
 _SECTIONS = ("training.", "parallelism.", "activation_checkpoint.", "model.", "job.")
 _PARTS = "parallelism.module_fqns_per_model_part"
 _OLD_FP8 = "float8"
-"""The converter of linear layers, and its section, as torchtitan 0.1 has them."""
+"""The converter of linear layers, and its section, as torchtitan 0.1 has them; published files of 0.2 name it
+beside the section of the later one."""
 _LIMITS = replace(SETTINGS, finite=False)  # a norm of infinity clips nothing
 
 
@@ -160,11 +161,12 @@ def _read_fp8(settings: Settings, notes: list[str]) -> Fp8:
     """Linear layers in fp8, where the file has them by a recipe and leaves out what plans can leave out, too."""
     converters = settings.value("model.converters")
     known = set(map(str, converters)) if isinstance(converters, list) else set[str]()
-    where = next((one for one in (FP8, _OLD_FP8) if one in known), FP8)
+    old = _OLD_FP8 in known and FP8 not in known
+    where = _OLD_FP8 if old and any(path.startswith(f"{_OLD_FP8}.") for path, _ in settings.all) else FP8
     names, name = settings.value(f"{where}.filter_fqns"), settings.word(f"{where}.recipe_name", "")
     recipe = next((ours for ours, theirs in FP8_RECIPES.items() if (theirs or "") == name), None)
     left_out = read_left_out([str(one) for one in names]) if isinstance(names, list) else ()
-    if where not in known or recipe is None or left_out is None:
+    if known.isdisjoint((FP8, _OLD_FP8)) or recipe is None or left_out is None:
         return NO_FP8
     if not isinstance(names, list) or HEAD not in names:
         notes.append("filter_fqns: the head is priced as left out of fp8")

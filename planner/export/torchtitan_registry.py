@@ -97,6 +97,7 @@ def _training(d: Description, job: Job, training: Mapping[str, object]) -> dict[
         "training.max_context_length": length,
         "training.num_tokens_per_microbatch_per_dp_rank": d.micro_batch * length,
         "training.num_tokens_per_train_step": d.global_batch * length,
+        "training.disable_cuda_graphs": True,  # pipelines have none there, and no price counts on them
     }
     kept = ("max_norm", "dtype", "mixed_precision_param")
     return {**found, **{f"training.{name}": training[name] for name in kept}}

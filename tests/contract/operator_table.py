@@ -33,16 +33,23 @@ HEAD = """# Operators
 Which operators have a sharding rule, what can be split, and how each rule is checked. Made by `{command}`; a test
 compares this file with what that command writes.
 
-A rule names the loops of an operator and says which dims of operands and results they index; `1` is a dim without a
-loop. The rule is that of one typical call; other ranks and broadcasts follow the same pattern. Loops are
-*independent* (in the results: pieces are computed apart), a *sum* or a *mean* (pieces are terms), *combined inside*
-(the implementation combines the pieces), *copies* (only the gradient comes in parts), an *exchange*, *aligned* or a
-*ring* (two loops split on one axis), or *whole*.
+A rule names the loops of an operator and the dims of operands and results that each loop indexes; `1` is a dim
+without a loop. The table has the rule of one typical call; other ranks and broadcasts follow the same pattern. A loop
+is one of these:
 
-**Execution**: the operator is run on the pieces of simulated ranks, in so many ways of calling and of splitting it,
-and results and gradients recombine to those of the unsplit call. **DTensor**: the layouts are those that PyTorch's
-own propagation derives without a collective, forward and backward; a number refers to the differences below, "no" to
-operators that are not compared.
+| loop | when it is split |
+|---|---|
+| independent | each rank computes its piece of the result |
+| sum, mean | each rank computes a partial sum, which a reduction completes |
+| combined inside | the implementation combines the pieces |
+| copies | every rank computes the result; only the gradient is partial |
+| exchange, aligned, ring | two loops are split on one axis |
+| whole | it is never split |
+
+**Execution**: a test runs the operator on the pieces of simulated ranks, with this many calls and splits, and
+recombines results and gradients to those of the unsplit call. **DTensor**: a test compares the layouts with those that
+PyTorch's own propagation derives without a collective, forward and backward. A number refers to the differences below;
+"no" marks operators that are not compared.
 
 | operator | rule | loops | execution | DTensor |
 |---|---|---|---|---|
@@ -51,9 +58,9 @@ operators that are not compared.
 TRIAL = """
 ## Operators without a row
 
-They get a rule by trial when a model is planned (`planner.discover`): the operator is run on small tensors and on
-pieces of them, forward and backward. The plan carries the rule, and every rank proves it once more before it runs.
-These are checked in the same way by execution:
+When a model is planned, they get a rule by trial (`planner.discover`): the planner runs the operator on small tensors
+and on pieces of them, forward and backward. The plan carries the rule, and every rank proves it again before it runs.
+Tests check these by execution:
 
 | operator | rule that is found | loops |
 |---|---|---|

@@ -126,6 +126,12 @@ def test_what_is_of_another_type_is_named(traced: planner.TracedModel) -> None:
             planner.search(traced, **{"hardware": "cpu", **words})  # type: ignore[arg-type]
     with refused(RequestError, "model", "int"):
         planner.search(3, "cpu")
+    with refused(RequestError, "tensor", "pinned={'tensor': 2}"):
+        planner.compare(traced, "cpu", devices=2, tensor=2)
+    with refused(RequestError, "devices=..."):
+        planner.compare(traced, "cpu")  # type: ignore[call-arg]
+    with refused(RequestError, "path", "int"):
+        planner.advise(3)  # type: ignore[arg-type]
 
 
 def test_results_are_short_and_travel(result: planner.SearchResult, tmp_path: Path) -> None:

@@ -126,22 +126,24 @@ def _sensitivities(
     from planner.report.alternatives import SensitivityLines
     from planner.strategy_search.analysis.sensitivity import sensitivities
 
-    console = console_of()
     found: list[Sensitivity] = []
     lines: list[SensitivityLines] = []
 
     def said(rows: "tuple[Sensitivity, ...]") -> None:
         if not as_json:
-            _show_what_binds(bound, rows)
-            lines.append(SensitivityLines(rows, console.width))
-            console.print(lines[0].head)
+            lines.append(SensitivityLines(rows, console_of().width))
+            with wait.aside():
+                _show_what_binds(bound, rows)
+                console_of().print(lines[0].head)
 
     if not as_json:
-        _show_where(bound)
+        with wait.aside():
+            _show_where(bound)
     for row in sensitivities(world, _retracing(world, model), again, wait.phase, said):
         found.append(row)
         if lines:
-            console.print(lines[0].line(row), soft_wrap=True)
+            with wait.aside():
+                console_of().print(lines[0].line(row), soft_wrap=True)
     if not found and as_json:
         raise KeyboardInterrupt(_NOTHING_YET)
     return tuple(found)

@@ -186,4 +186,4 @@ def _print(found: Export, output: Path, files: Sequence[str]) -> None:
     console.print(styled("Written to ", (str(output), "bold"), f": {', '.join(files)}"), soft_wrap=True)
     for variable, what in found.target.fill_in(found.job):
         if variable:
-            console.print(f"Set {variable}: {what}", soft_wrap=True)
+            console.print(f"Set {variable}: {what.replace('`', '')}", soft_wrap=True)

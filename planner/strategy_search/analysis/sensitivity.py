@@ -73,6 +73,9 @@ def sensitivities(
         known[name, change] = _sensitivity(world, name, change, other)
     if known:
         on_kept(tuple(known.values()))
+    if search.cancelled():
+        yield from known.values()
+        return
     for name, change, other in _worlds(world, retrace):
         if search.cancelled():
             yield from known.values()

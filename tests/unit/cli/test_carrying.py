@@ -86,9 +86,10 @@ def test_people_are_told_what_was_given_up(plan: Any, imported: str) -> None:
     assert outcome.code == 0
     assert "Given up" in outcome.out
     assert (
-        "Written to run: README.md, export.json, jobset.yaml, launch.sh, pytorchjob.yaml, slurm.sbatch, train.toml"
-        in outcome.out
+        "Written to run: README.md, export.json, jobset.yaml, launch.sh, launch_registry.sh, plan_config.py,"
+        " pytorchjob.yaml, slurm.sbatch, train.toml" in outcome.out
     )
+    assert "Set FLAVOR: your flavor of it; without one torchtitan trains its debug model" in outcome.out
 
 
 @pytest.mark.parametrize(

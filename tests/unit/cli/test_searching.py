@@ -127,6 +127,19 @@ def test_a_line_says_as_much_as_there_is_room_for(width: int, words: tuple[str, 
     assert len(line) <= width
 
 
+def test_what_is_printed_meanwhile_does_not_stand_behind_the_line() -> None:
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=80)
+    with waiting(console) as wait:
+        wait.phase("pricing")
+        with wait.aside():
+            shown.write("a row\n")
+        wait.phase("searching")
+    before, after = shown.getvalue().split("a row\n")
+    assert before.rpartition("\n")[2].endswith("\x1b[2K")  # the line was erased
+    assert after  # and is there again
+
+
 def test_nothing_is_said_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with waiting() as wait:
         wait.phase("tracing")
@@ -165,7 +178,7 @@ def test_an_interrupted_explanation_has_what_was_found(plan: Any, file: str, int
     interrupting(0)
     content = plan.json("explain", file)
     assert content["stopped"] is True
-    assert content["sensitivities"] == searched[:1]
+    assert content["sensitivities"] == [row for row in searched if row["name"] != "sequence length"]  # nothing traced
     interrupting(0)
     outcome = plan("explain", file, "*.mlp.up_proj*")
     assert outcome.code == 0

@@ -9,6 +9,7 @@ from planner.export.description import ExportError
 from planner.export.onto import written_onto
 from planner.export.target import Facts, Job
 from planner.export.targets import TARGETS
+from planner.export.yaml_files import parse_yaml
 from tests.unit.export.descriptions import architecture
 
 PUBLISHED = Path(__file__).parents[2] / "data" / "published"
@@ -29,6 +30,16 @@ def test_what_was_imported_comes_back_as_it_was() -> None:
     assert "fine_grain_interleave: 2" in again
     assert "enable_parallel_optimizer: true" in again
     assert "fine_grain_interleave: 1" in target.write(job)["train.yaml"]
+
+
+def test_a_new_file_is_a_whole_configuration() -> None:
+    published = parse_yaml((PUBLISHED / "mindformers" / "finetune_llama3_1_70b.yaml").read_text())
+    job = job_of("mindformers", (PUBLISHED / "mindformers" / "finetune_llama3_1_70b.yaml").read_text())
+    ours = parse_yaml(TARGETS["mindformers"].write(job)["train.yaml"])
+    assert published.keys() <= ours.keys()
+    assert {"lr_schedule", "train_dataset_task", "callbacks", "context", "trainer", "run_mode"} <= ours.keys()
+    assert ours["train_dataset_task"]["dataset_config"] == ours["train_dataset"]
+    assert ours["runner_config"].keys() >= {"epochs", "batch_size", "sink_mode", "sink_size"}
 
 
 def test_what_a_plan_changes_is_changed_and_the_rest_stays() -> None:
