@@ -28,7 +28,7 @@ _OTHERWISE, _FOLLOWS = "cut each its own way", "as the products beside them are"
 _COMPUTING = ("matmul", "attention", "embedding", "experts", "normalisation", "elementwise", "loss")
 
 
-_PARTS = 3  # words for what is left out, even where fewer calls are kept
+_PARTS = 3  # words for what is left out, even where fewer calls are kept, but for a single one
 
 
 def describe(bound: BoundPlan) -> Description:
@@ -145,7 +145,8 @@ def _kept(bound: BoundPlan, block: int, places: frozenset[int]) -> Kept:
     calls = tuple(dict.fromkeys(words[place].call for place in sorted(places)))
     left = frozenset[str]().union(*(words[place].names for place in words.keys() - places))
     names = sorted(left - frozenset[str]().union(*(words[place].names for place in places)))
-    for count in range(1, min(len(names), max(len(calls), _PARTS)) + 1):
+    most = max(len(calls), _PARTS) if len(calls) > 1 else 1
+    for count in range(1, min(len(names), most) + 1):
         for but in itertools.combinations(names, count):
             if frozenset(kept_places(words, Kept(but=but))) == places:
                 return Kept(but=but)

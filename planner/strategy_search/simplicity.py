@@ -58,7 +58,8 @@ def with_simplicity(
     cancelled: Callable[[], bool] = lambda: False,
 ) -> SearchResult:
     """The result of a request with the simplest plan that takes at most `request.simplicity` longer than the fastest,
-    in the first place; as it is where that is the fastest itself, or where none is looked for."""
+    in the first place; as it is where that is the fastest itself, or where none is looked for. One that is even faster,
+    with its collectives under products, is just the fastest."""
     if not _looked_for(request, result) or cancelled() or reached():
         return result
     best = result.plans[0]
@@ -68,7 +69,8 @@ def with_simplicity(
         if found is not None:
             simple, fewer, more = found
             plans = (simple, *result.plans)[: max(request.top, 1)]
-            return replace(result, plans=plans, simpler=Simpler(fastest=best, decisions=fewer, fastest_decisions=more))
+            simpler = Simpler(fastest=best, decisions=fewer, fastest_decisions=more)
+            return replace(result, plans=plans, simpler=None if simple.seconds < best.seconds else simpler)
     return result
 
 
@@ -113,7 +115,9 @@ class _Simplifier:
         self.engine, self.prepared = engine_of(self.request, shared)
         group = self.engine.groups[0]
         self.node = group.levels[0].fan_out or group.devices
-        self.longest = result.plans[0].seconds * (1 + request.simplicity)
+        best = result.plans[0]
+        self.longest = best.seconds * (1 + request.simplicity)
+        self.cutoff = max(best.seconds, best.objective) * (1 + request.simplicity)  # of sums, which may exceed steps
 
     def simplest(self) -> tuple[Ranked, tuple[str, ...], tuple[str, ...]] | None:
         """The simplest plan that is not the fastest, with its decisions and those of the fastest; None where the
@@ -145,8 +149,8 @@ class _Simplifier:
             if self._over():
                 return
             with contextlib.suppress(NothingAgreesError, InfeasibleError):
-                outcome = self.engine.evaluate(configuration, cutoff=self.longest)
-                if outcome.ranks and outcome.seconds < self.longest:
+                outcome = self.engine.evaluate(configuration, cutoff=self.cutoff)
+                if outcome.ranks and outcome.seconds < self.cutoff:
                     pieces = self.engine.pipeline_of_kinds(configuration, outcome.gathers)
                     yield Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pieces)
 
@@ -180,7 +184,7 @@ class _Simplifier:
         if plain is None or plain.seconds > self.longest:
             return []
         found = [self._candidate(plain)]
-        if contender.objective + _leaner_by(contender) <= self.longest:
+        if contender.objective + _leaner_by(contender) <= self.cutoff:
             alike = self._alike(plain)
             found += [] if alike is None or alike.seconds > self.longest else [self._candidate(alike)]
         return [one for one in found if len(one.decisions) < least]

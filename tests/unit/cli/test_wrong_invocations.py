@@ -226,6 +226,7 @@ def test_with_json_every_refusal_is_an_object(line: str) -> None:
     assert result.stderr == f"plan: {error['message']}\n"
 
 
+@pytest.mark.slow
 def test_too_little_memory_is_another_exit_code() -> None:
     result = called(f"{TINY} --memory-limit 1MiB")
     assert (result.exit_code, result.stdout) == (3, "")

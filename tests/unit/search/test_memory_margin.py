@@ -18,6 +18,7 @@ def small(nbytes: float) -> Cluster:
     return replace(cluster, device=replace(cluster.device, memory=nbytes))
 
 
+@pytest.mark.slow
 def test_the_upper_end_of_the_peak_fits() -> None:
     full = planner.search("llama-tiny", small(2**30), devices=2, memory_margin=0.0).plan.prediction
     assert full.high_peak_bytes == full.peak_bytes

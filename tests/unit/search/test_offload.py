@@ -180,6 +180,7 @@ def planned(request: SearchRequest) -> SearchResult:
     return plan_for(request, lambda _: None, lambda: False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pipeline", [1, 2])
 def test_activations_are_offloaded_where_they_do_not_fit(pipeline: int) -> None:
     """Below what recomputation alone can do; and nowhere where there is room."""
