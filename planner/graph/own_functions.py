@@ -37,8 +37,8 @@ _REWRITE = (
 _APPLY = torch.autograd.Function.__dict__["apply"].__func__
 _LIBRARY: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
 _FUNCTIONS: dict[str, Any] = {}
-"""By the name of an operator the function that it stands for: the one that was traced last, where a model is built
-again. PyTorch's own registry, which this goes with, is as global."""
+"""By the name of an operator, with and without its overload, the function that it stands for: the one that was traced
+last, where a model is built again. PyTorch's own registry, which this goes with, is as global."""
 
 
 @contextlib.contextmanager
@@ -46,11 +46,12 @@ def own_functions_as_operators(module: nn.Module) -> Iterator[None]:
     """While active, an autograd.Function that is not torch's is called as an operator. Raises ModelError where it is
     called, naming the line, for one that cannot be."""
     original = torch.autograd.Function.__dict__["apply"]
+    met: dict[str, Any] = {}
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if cls.__module__.partition(".")[0] == "torch":
             return _APPLY(cls, *args, **kwargs)
-        return _called(module, cls, args, kwargs)
+        return _called(module, cls, args, kwargs, met)
 
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment,method-assign]
     try:
@@ -59,7 +60,12 @@ def own_functions_as_operators(module: nn.Module) -> Iterator[None]:
         torch.autograd.Function.apply = original  # type: ignore[method-assign]
 
 
-def _called(module: nn.Module, cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _called(module: nn.Module, cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any], met: dict[str, Any]) -> Any:
+    """A call as one of an operator; `met` has the functions that this trace has met, by their names."""
+    if met.setdefault(_stem(cls), cls) is not cls or not _may_follow(_FUNCTIONS.get(_stem(cls)), cls):
+        why = "has the name of another one, which is a function of its own"
+        raise _refused(module, cls, why, "give each a name, and pass what they differ in as an argument")
+    _FUNCTIONS[_stem(cls)] = cls
     kinds = [_kind(argument) for argument in args]
     odd = next((argument for argument, kind in zip(args, kinds, strict=True) if not kind), None)
     if kwargs or odd is not None:
@@ -109,9 +115,28 @@ def _without_data(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
+def _stem(cls: Any) -> str:
+    return re.sub(r"\W+", "_", f"{cls.__module__}_{cls.__qualname__}").strip("_")
+
+
+def _may_follow(known: Any, cls: Any) -> bool:
+    """Whether a function may take the place of one of its name that an earlier trace has met: not with the same code
+    and other values around it, as a factory makes them, since the earlier model would run with them, too."""
+    return known is None or all(
+        _values(getattr(known, way)) == _values(getattr(cls, way))
+        for way in ("forward", "backward")
+        if getattr(known, way).__code__.co_code == getattr(cls, way).__code__.co_code
+    )
+
+
+def _values(function: Any) -> list[str]:
+    """What a function reads of the one that it was written in, as text."""
+    return [repr(cell.cell_contents) for cell in function.__closure__ or ()]
+
+
 def _operator(cls: Any, signature: str) -> Any:
     """The operator of a function with this signature, made known to PyTorch where it is not."""
-    stem = re.sub(r"\W+", "_", f"{cls.__module__}_{cls.__qualname__}").strip("_")
+    stem = _stem(cls)
     overload = "v" + hashlib.sha256(signature.encode()).hexdigest()[:8]
     name = f"{stem}.{overload}"
     if name not in _FUNCTIONS:

@@ -280,7 +280,7 @@ class BestFirst:
                 slower[members[0].roles] = 0 if self.best < fastest else slower[members[0].roles] + 1
         promise = {c: alone.get((c.family, c.micro_batches), math.inf) * least_share(c) for c in waiting}
         for c in sorted(waiting, key=lambda one: (promise[one], _order(one))):
-            if self._goes_no_further() or promise[c] >= self.best:
+            if self._goes_no_further() or promise[c] >= self.best < math.inf:
                 break
             found[c] = self._descend(c, sweeps=0)
         for c in sorted(found, key=lambda one: (found[one], _order(one)))[:_SWEPT]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from planner.plan.layout.roles import roles
 from planner.plan.plan import Candidate
 from planner.plan.words import plan_words
+from planner.sharding.update import DEFAULT
 from planner.strategy_search.engine.finalists import Ranked
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import FREE
@@ -14,7 +15,7 @@ from planner.strategy_search.result import SearchResult
 def with_candidates(request: SearchRequest, result: SearchResult) -> SearchResult:
     """The result with what was priced as candidates in its plans; without where something was decided by hand, as then
     there may be better ones."""
-    if not _undecided(request):
+    if result.statistics.stopped or not _undecided(request):
         return replace(result, priced=())
     shown = [*result.plans, *(() if result.simpler is None else (result.simpler.fastest,))]
     known = {_place(one) for one in shown}
@@ -27,6 +28,8 @@ def with_candidates(request: SearchRequest, result: SearchResult) -> SearchResul
 def _undecided(request: SearchRequest) -> bool:
     free = replace(request.pinned, offload=None) == FREE and not request.shards and not request.stores
     usual = request.objective == "time" and request.algorithm == "dynamic_programming" and request.memory_limit is None
+    update = request.update
+    usual = usual and (update.buckets, update.gathers) == (DEFAULT.buckets, DEFAULT.gathers) and request.alltoall
     return free and usual and request.space is None and request.default == "search"
 
 

@@ -147,13 +147,14 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
                 parts = urlsplit(self.path)
                 asked = {name: values[0] for name, values in parse_qs(parts.query).items()}
                 ours = self._has_token(asked)
+                if not ours:
+                    self.close_connection = True  # one answer for whoever has not shown the token
                 if not self._is_local() or not (ours or parts.path in _ASSETS):
                     self._send(HTTPStatus.FORBIDDEN, b"open the address that plan ui has printed\n", "text/plain")
                 elif ours:
                     with server.connections.answering(self.connection):
                         method(parts.path, asked)
                 else:
-                    self.close_connection = True  # one answer for whoever has not shown the token
                     method(parts.path, asked)
             except _NotFoundError:
                 self._send(HTTPStatus.NOT_FOUND, b"nothing is here\n", "text/plain")

@@ -134,7 +134,9 @@ def saved_beside(folder: Path) -> Any:
     data = read_manifest(found).progress.data or {}
     text = data.get(_VALUES)
     if not isinstance(text, str):
-        raise CheckpointError(f"{found}: was not saved by training under a plan; name a checkpoint that it saved")
+        raise CheckpointError(
+            f"{found}: has nothing that this version of the runtime kept beside a plan; name a checkpoint that it saved"
+        )
     return values_of(text, found)
 
 

@@ -22,13 +22,12 @@ def recurrent(shard: "Shard", source: torch.Tensor, states: Any, weights: list[t
     layer = resolve(shard.bound.operator.op)
     if source.device.type != "cpu":
         return layer(source, states, weights, *rest)
-    if torch.is_grad_enabled() and weights[0].requires_grad:
-        source = _asked(source, weights[0])
+    trained = next((weight for weight in weights if weight.requires_grad), None)
+    if torch.is_grad_enabled() and trained is not None:
+        source = _asked(source, trained)
         given = isinstance(states, list)
-        states = [_asked(state, weights[0]) for state in states] if given else _asked(states, weights[0])
-    if (
-        source.dtype != torch.float32
-    ):  # oneDNN has a kernel of layers for this alone, and the fast products of the others
+        states = [_asked(state, trained) for state in states] if given else _asked(states, trained)
+    if source.dtype != torch.float32:  # oneDNN's kernel of layers is for this alone; its products of others are quick
         return layer(source, states, weights, *rest)
     with _without_onednn():
         return layer(source, states, weights, *rest)

@@ -168,6 +168,7 @@ OF_A_GRAPH: dict[str, Case] = {
     "decisions that contradict each other": lambda folder: searched(pinned=Pinned(mesh=(2,), tensor=2)),
     "unknown operator of the model": lambda folder: searched(shard=(planner.shard("*.nothing", "b"),)),
     "unknown strategy": lambda folder: searched(shard=(planner.shard("*.0/linear", "q"),)),
+    "chunks that nothing can be in": lambda folder: searched(pinned=Pinned(tensor=1, tensor_overlap=2)),
     "model that does not fit": lambda folder: searched(memory_limit=100.0),
     "search without time": lambda folder: searched(time_limit=0.0),
     "operator without a rule": lambda folder: rule_of(layers(), sorting()),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hardware_profiles import Machine, Seconds
-from planner.errors import InfeasibleError, LimitError, RequestError
+from planner.errors import InfeasibleError, LimitError
 from planner.graph.operator_graph import OperatorGraph
 from planner.limits import reached, reading, seconds_left
 from planner.plan.binding.bind import BoundPlan, bind_prepared
@@ -27,7 +27,7 @@ from planner.strategy_search.engine.assemble import assembly, groups_of, input_l
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.outcome import RankFilling
-from planner.strategy_search.engine.product_overlap import may_overlap, with_tensor_overlap
+from planner.strategy_search.engine.product_overlap import ChunksError, may_overlap, with_tensor_overlap
 from planner.strategy_search.engine.scheduling import (
     WORTH,
     all_fit,
@@ -130,7 +130,7 @@ class Finalists:
                 break
             try:
                 ranked = self._priced_once(found, plans[top - 1].seconds if len(plans) >= top else math.inf)
-            except RequestError as error:  # chunks are asked for, and this one has nothing that could be in chunks
+            except ChunksError as error:  # this one has nothing that could be in so many
                 refusal = refusal or error
                 continue
             plans = sorted([*plans, ranked], key=lambda ranked: ranked.seconds)
@@ -160,7 +160,7 @@ class Finalists:
             ranked = self._ranked(found)
             if reorders(self.request.pinned):
                 with contextlib.suppress(LimitError):  # in the order that the search assumed, then
-                    ranked = self._scheduled(ranked, cutoff)
+                    ranked = self._scheduled(ranked, math.inf if self.overlaps else cutoff)
             overlapped = self._overlapped(ranked)
             self._before[id(overlapped)] = ranked
             self._known[id(found)] = (found, overlapped)
@@ -170,7 +170,7 @@ class Finalists:
     def priced(self) -> tuple[Ranked, ...]:
         """Contenders that `plans` has priced, those that do not fit left out."""
         known = (ranked for _, ranked in self._known.values())
-        return tuple(one for one in known if self._fits(one.configuration, one.plan.prediction))
+        return tuple(one for one in known if self._storable(one))
 
     def plain(self, found: Contender) -> Ranked | None:
         """A contender as it was found, as a plan, in the order of turns that takes it least; None where it does not
@@ -179,9 +179,12 @@ class Finalists:
         pinned = self.request.pinned
         if asks(pinned) or (found.configuration.pipeline > 1 and reorders(pinned)):
             ranked = self._scheduled(ranked, math.inf)
+        return self._overlapped(ranked) if self._storable(ranked) else None
+
+    def _storable(self, ranked: Ranked) -> bool:
+        """Whether a plan fits on the devices, and beside them."""
         fits = self._fits(ranked.configuration, ranked.plan.prediction)
-        stored = offloaded_fault(ranked.plan.prediction, self.request.cluster) is None
-        return self._overlapped(ranked) if fits and stored else None
+        return fits and offloaded_fault(ranked.plan.prediction, self.request.cluster) is None
 
     def _with_turns(self, overlapped: Ranked) -> Ranked:
         """A result whose micro-batches take turns, or whose sequence comes in slices, where that is faster; if need be
@@ -200,7 +203,8 @@ class Finalists:
                     other = self._in_turns(self._priced_as_found(one_by_one))
                     fits = self._fits(other.configuration, other.plan.prediction)
                     best = other if fits and other.seconds < best.seconds * (1 - WORTH) else best
-            return overlapped if overlapped.seconds <= best.seconds else best
+            turns = best.plan.training.interleave > 1 or best.plan.slices > 1
+            return min(overlapped, best if turns else self._overlapped(best), key=lambda one: one.seconds)
         return overlapped
 
     def _overlapped(self, ranked: Ranked) -> Ranked:

@@ -33,6 +33,10 @@ CHUNKS = (1, 2, 4, 8)
 Chosen = tuple[tuple[str, int, int], ...]
 
 
+class ChunksError(RequestError):
+    """Chunks are asked for that a plan cannot have."""
+
+
 def may_overlap(pinned: Pinned, cluster: Machine) -> bool:
     """Whether collectives may run under products: where that is asked for, and on devices of our runtime."""
     asked = pinned.tensor_overlap
@@ -42,7 +46,7 @@ def may_overlap(pinned: Pinned, cluster: Machine) -> bool:
 def with_tensor_overlap(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: Sequence[Bytes]) -> BoundPlan:
     """The same plan with overlaps, where that is faster or asked for; on ranks whose devices may use so many bytes.
 
-    Raises RequestError where chunks are asked for, and nothing of the plan can be in so many.
+    Raises ChunksError where chunks are asked for, and nothing of the plan can be in so many.
     """
     asked = pinned.tensor_overlap
     if not may_overlap(pinned, cluster):
@@ -50,7 +54,7 @@ def with_tensor_overlap(bound: BoundPlan, pinned: Pinned, cluster: Machine, limi
     tried = list(_tried(bound, pinned, cluster))
     if not tried:
         if asked:
-            raise RequestError(
+            raise ChunksError(
                 "the plan that was found has no collective of tensor parallelism, next to a linear layer, whose rows"
                 f" {asked} chunks divide; take --tensor-overlap auto, or decide about --tensor"
             )
@@ -61,7 +65,7 @@ def with_tensor_overlap(bound: BoundPlan, pinned: Pinned, cluster: Machine, limi
         if prediction is not None
     ]
     if asked and not found:
-        raise RequestError(
+        raise ChunksError(
             f"{asked} chunks under products need more memory than the plan that was found leaves; take --tensor-overlap"
             " auto, or off"
         )

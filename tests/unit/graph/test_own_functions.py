@@ -1,7 +1,12 @@
 """Autograd functions of the user's as operators."""
 
-import torch
+from typing import Any
 
+import pytest
+import torch
+from torch import nn
+
+from planner.errors import ModelError
 from planner.graph.trace import resolve, trace
 from planner.sharding.discover import discover
 from planner.sharding.rules import rule_of
@@ -21,6 +26,42 @@ def test_a_call_is_one_operator_whose_backward_pass_is_its_own() -> None:
     assert x.grad is not None
     assert y.grad is not None
     assert torch.equal(x.grad, y.grad)
+
+
+def scaled_by(scale: float) -> Any:
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * scale
+
+        @staticmethod
+        def backward(context: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            return gradients[0] * scale
+
+    return Scaled
+
+
+class Scaling(nn.Module):
+    def __init__(self, *functions: Any) -> None:
+        super().__init__()
+        self.functions = functions
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * self.weight
+        for function in self.functions:
+            x = function.apply(x)
+        return x.sum()
+
+
+def test_functions_that_differ_in_what_is_around_them_are_not_taken_for_each_other() -> None:
+    """Two of one name would both run as the last: in one model, or in one that another was traced before."""
+    double = scaled_by(2.0)
+    trace(Scaling(double, double), (torch.ones(4, 8),))
+    trace(Scaling(scaled_by(2.0)), (torch.ones(4, 8),))  # built again
+    for functions in ((scaled_by(2.0), scaled_by(2.0)), (scaled_by(3.0),)):
+        with pytest.raises(ModelError, match="has the name of another one"):
+            trace(Scaling(*functions), (torch.ones(4, 8),))
 
 
 def test_the_same_function_is_the_same_operator_in_every_trace() -> None:
