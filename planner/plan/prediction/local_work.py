@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from hardware_profiles import Flops
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
+from planner.plan.binding.slices import work_of_slices
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.prediction.charges import Phase
 from planner.pricing.liveness import replays
@@ -56,6 +57,6 @@ def _forward(op: BoundOperator, bound: BoundPlan) -> Flops:
     axis = ring_axis(op.rule, op.strategy, mesh.sizes)
     share = 1.0 if axis is None else uneven(op.rule, op.strategy, mesh, mesh.coordinate(mesh.size // 2)[axis])
     if bound.plan.slices > 1 and op.rule.op_class == "attention":
-        share *= bound.plan.slices  # in the mean it reads the keys of half the sequence, all of them, and half its own
+        share *= work_of_slices(op.rule, bound.plan.slices)
     work = sum(term.coefficient * math.prod(extents[factor] for factor in term.factors) for term in op.rule.work)
     return float(round(share * work)) if op.rule.exchanged else share * work

@@ -104,7 +104,7 @@ def test_a_mask_is_kept_as_what_it_says(name: str) -> None:
     given = [argument is not None for argument in attention.arguments[3:]]
     assert given == [expected.get("documents", False), expected.get("seen", False)]
     assert not any(
-        LENGTH == found.types[v].shape[-2]
+        found.types[v].shape[-2] == LENGTH
         for v in found.types
         if found.types[v].shape[-1:] == (LENGTH,) and len(found.types[v].shape) > 2
     )
