@@ -249,7 +249,7 @@ class Masked(nn.Module):
         causal, near = at[:, None] >= at, at[:, None] - at < 6
         alike = documents[:, None, :, None] == documents[:, None, None, :]
         hidden = self.embed(tokens)
-        for mixed, shown in zip(self.mixed, (causal & near & alike, causal | (at < 3)), strict=True):
+        for mixed, shown in zip(self.mixed, (causal & near & alike, causal & alike | (at < 3) & alike), strict=True):
             query, key, value = (
                 part.unflatten(-1, (-1, HIDDEN // 4)).transpose(1, 2)
                 for part in mixed(hidden).split((HIDDEN, HIDDEN // 2, HIDDEN // 2), dim=-1)
