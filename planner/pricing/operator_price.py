@@ -34,7 +34,7 @@ from planner.sharding.rule import (
     ring_axis,
 )
 from planner.sharding.window import Window
-from planner.sharding.zigzag import zigzag_runs
+from planner.sharding.zigzag import pieces_of_ring
 
 Array = NDArray[np.float64]
 
@@ -193,7 +193,7 @@ def uneven(rule: Rule, strategy: Strategy, mesh: Mesh, place: int = -1) -> float
 
 def _uneven_window(rule: Rule, window: Window, size: int, place: int, zigzag: bool) -> float:
     length = rule.factors[rule.index["k"]].extent
-    runs = zigzag_runs(length, size, place) if zigzag else ((place * (length // size), length // size),)
+    runs = pieces_of_ring(length, size, place, zigzag)
     return size * sum(window.pairs(*run, length) for run in runs) / window.pairs(0, length, length)
 
 

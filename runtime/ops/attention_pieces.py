@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
+from planner.sharding.window import Run
 from runtime.ops.biased_attention import wide, wide_dtype
-from runtime.ops.hidden import Hidden, Mask, Run
+from runtime.ops.hidden import Hidden, Mask
 from runtime.ops.kept_results import whole_call
 
 _ATEN = torch.ops.aten

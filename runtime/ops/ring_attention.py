@@ -26,11 +26,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from planner.sharding.zigzag import zigzag_runs
+from planner.sharding.window import Run
+from planner.sharding.zigzag import pieces_of_ring
 from runtime.comm.ring import Round, around
 from runtime.ops.attention_pieces import Attended, Gradients, Hop, hops_of, scale_of
 from runtime.ops.biased_attention import wide_dtype
-from runtime.ops.hidden import Mask, Run
+from runtime.ops.hidden import Mask
 from runtime.ops.kept_results import whole_call
 
 
@@ -68,7 +69,7 @@ class Ring:
     def runs(self, length: int, owner: int) -> tuple[Run, ...]:
         """Positions that a device has, of pieces of this length."""
         size = self.group.size()
-        return zigzag_runs(length * size, size, owner) if self.zigzag else ((owner * length, length),)
+        return pieces_of_ring(length * size, size, owner, self.zigzag)
 
 
 def ring_attention(

@@ -15,10 +15,7 @@ from planner.graph.call import Call
 from planner.sharding.rule import Rule, Work
 from planner.sharding.rules.einsum import WIDE, Einsum
 from planner.sharding.rules.spec import RuleSpec
-from planner.sharding.window import Window
-
-SCORES = 2**20
-"""Scores of a block, of all samples and heads of a device, that kernels are told what to hide of at a time."""
+from planner.sharding.window import SCORES, Window
 
 _LIVING = 4.0
 """Tensors of the scores of a block that live together."""

@@ -6,8 +6,8 @@ import itertools
 import pytest
 import torch
 
+from planner.sharding import window as windows
 from planner.sharding.window import Window
-from runtime.ops import hidden
 from runtime.ops.attention_pieces import attend_to_all, hops_of
 from runtime.ops.hidden import Mask
 from runtime.ops.slice_pass import SlicePass, Together
@@ -47,7 +47,7 @@ def dense(given: Tensors, window: Window, documents: torch.Tensor | None, seen: 
 def test_blocks_make_what_the_whole_mask_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     window, run = WINDOWS[name], ((0, LENGTH),)
     for most, width, documents, seen in itertools.product((2**20, 1), (8, 6), (None, DOCUMENTS), (None, SEEN)):
-        monkeypatch.setattr(hidden, "SCORES", most)  # all at once, and the fewest queries at a time
+        monkeypatch.setattr(windows, "SCORES", most)  # all at once, and the fewest queries at a time
         given = drawn(width)
         leaves = [tensor.clone().requires_grad_() for tensor in given[:3]]
         mask = Mask(window=window, documents=documents, seen=seen)
