@@ -11,8 +11,10 @@ nothing under pytest 9.2 (pytest-xdist #1386).
 
 import gc
 import os
+from functools import cache
 
 import pytest
+import typer.testing
 from hypothesis import Phase, settings
 
 from tests import suite_times
@@ -23,6 +25,9 @@ gc.set_threshold(100_000, 50, 1000)
 
 # Traced graphs of earlier runs are not what is tested; who tests them says where they are.
 os.environ["PLAN_GRAPH_CACHE"] = "none"
+
+# The tree of commands is made once for all commands that run in this process, not for each.
+typer.testing._get_command = cache(typer.testing._get_command)
 
 settings.register_profile(
     "repeatable", deadline=None, derandomize=True, max_examples=30, phases=(Phase.explicit, Phase.generate)
