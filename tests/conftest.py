@@ -1,6 +1,6 @@
 """Settings that all tests share.
 
-Property tests draw the same thirty examples on every run, so that a red build is red for everybody, and soon: what
+Property tests draw the same twenty examples on every run, so that a red build is red for everybody, and soon: what
 fails is not made smaller, which takes minutes. To look for new counterexamples, and small ones:
 `pytest tests/property --hypothesis-profile=explore`.
 
@@ -30,7 +30,7 @@ os.environ["PLAN_GRAPH_CACHE"] = "none"
 typer.testing._get_command = cache(typer.testing._get_command)
 
 settings.register_profile(
-    "repeatable", deadline=None, derandomize=True, max_examples=30, phases=(Phase.explicit, Phase.generate)
+    "repeatable", deadline=None, derandomize=True, max_examples=20, phases=(Phase.explicit, Phase.generate)
 )
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile("repeatable")
