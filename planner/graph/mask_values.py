@@ -20,6 +20,7 @@ from typing import cast
 from planner.graph.operator_graph import Argument, Operator, OperatorGraph, ValueRef
 
 Number = float | int
+Compare = Callable[[Number, Number], bool]
 _MOST = 16
 """Conjunctions of a condition; what has more is no known mask."""
 
@@ -415,7 +416,7 @@ def _not_of(call: _Call) -> Formula | None:
     return _choice(call, opposite(condition)) if condition is not None and _boolean(call, 0) else None
 
 
-def _compared(compare: Callable[[Number, Number], bool]) -> Callable[[_Call], Formula | None]:
+def _compared(compare: Compare) -> Callable[[_Call], Formula | None]:
     def read(call: _Call) -> Formula | None:
         first, second = call.broadcast(0), call.broadcast(1)
         if isinstance(first, OfBatch) and isinstance(second, OfBatch):
@@ -442,23 +443,26 @@ def _by(condition: Condition, yes: bool, no: bool) -> Condition:
     return condition if yes else opposite(condition)
 
 
-def _same_number(
-    call: _Call, compare: Callable[[Number, Number], bool], first: OfBatch, second: OfBatch
-) -> Choice | None:
+def _same_number(call: _Call, compare: Compare, first: OfBatch, second: OfBatch) -> Choice | None:
     if compare not in (operator.eq, operator.ne) or first.name != second.name or first.place == second.place:
         return None
     atom = Equal(first.name, frozenset({first.place, second.place}), compare is operator.eq)
     return _choice(call, frozenset({frozenset({atom})}))
 
 
-def _comparison(compare: Callable[[Number, Number], bool], difference: Linear) -> Condition:
+def _comparison(compare: Compare, difference: Linear) -> Condition:
     """Where an integer compares so to 0."""
     steps, number = difference.steps, difference.number
     least, most = AtLeast(steps, number), AtLeast(tuple(-step for step in steps), -number)
     if compare in (operator.eq, operator.ne):
         equal: Condition = frozenset({frozenset({least, most})})
         return equal if compare is operator.eq else opposite(equal)
-    atoms = {operator.ge: least, operator.le: most, operator.gt: _not(most), operator.lt: _not(least)}
+    atoms: dict[Compare, Atom] = {
+        operator.ge: least,
+        operator.le: most,
+        operator.gt: _not(most),
+        operator.lt: _not(least),
+    }
     return frozenset({frozenset({atoms[compare]})})
 
 
@@ -567,7 +571,7 @@ def _picked(call: _Call) -> Formula | None:
     return OfBatch(value.name, (sample, position), len(call.shape)) if position is not None else None
 
 
-_COMPARISONS = {
+_COMPARISONS: Mapping[str, Compare] = {
     "ge": operator.ge,
     "gt": operator.gt,
     "le": operator.le,
