@@ -7,8 +7,8 @@
 Traced, a mask is a tensor that operators make. Where these say nothing but how far a query looks back and ahead, that
 its first keys are seen by all (prefix), that two tokens are of one document, and which keys are padding, the mask is
 never made: it takes no memory of queries x keys, its kernel skips what is hidden, and rings and slices can cut it, as
-they know which positions they have. Every other mask stays a tensor, as does padding alone, a row for each sample. A query that nothing hides from itself sees itself
-under all of these, but where it is padding.
+they know which positions they have. Every other mask stays a tensor, as does padding alone, a row for each sample. A
+query that nothing hides from itself sees itself under all of these, but where it is padding.
 """
 
 from dataclasses import dataclass, replace

@@ -381,8 +381,8 @@ def resolve(op: str) -> torch._ops.OpOverload:
     if not isinstance(found, torch._ops.OpOverload):
         if op.startswith(f"{NAMESPACE}."):
             raise ModelError(
-                f"'{op}' is an autograd.Function of the model's code, which is no part of a plan file and is known once the"
-                " model is traced; give the model (--model package.module:factory, in Python planner.trace(model, ...))"
+                f"'{op}' is an autograd.Function of the model's code, which is no part of a plan file and is known once"
+                " the model is traced; give the model (--model package.module:factory, or planner.trace)"
             )
         raise ModelError(f"'{op}' is not the name of a PyTorch operator, as aten.linear.default is")
     return found

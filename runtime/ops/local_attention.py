@@ -68,8 +68,8 @@ def windowed_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Attention under a mask that is known by its kind: in blocks, of what some query of each sees; where PyTorch has no
-    fused kernel of a block that says how much of the softmax it makes up, under a mask that is made, outside of rings."""
+    """Attention under a mask that is known by its kind: in blocks, of what some query of each sees. Where PyTorch has
+    no fused kernel for blocks, as on GPUs, a mask is made for the one it has, but in rings."""
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query_BHQD, key_BGKD, value_BGKE))
     mask = Mask(window=Window(back=back, ahead=ahead, prefix=prefix), documents=documents_BS, seen=seen_BS)
     if shard.ring is not None:
