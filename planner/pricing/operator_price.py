@@ -34,6 +34,8 @@ from planner.sharding.rule import (
     loop_extents,
     ring_axis,
 )
+from planner.sharding.window import Window
+from planner.sharding.zigzag import pieces_of_ring
 
 Array = NDArray[np.float64]
 
@@ -179,12 +181,21 @@ def _hops(rule: Rule, strategy: Strategy, mesh: Mesh) -> float:
 
 def uneven(rule: Rule, strategy: Strategy, mesh: Mesh, place: int = -1) -> float:
     """The work of device number `place` of a ring, the last unless said otherwise, over the mean of all: a causal mask
-    leaves it 2 i + 1 of the pairs of half pieces that i + 1 devices have, where their pieces are contiguous."""
+    leaves it 2 i + 1 of the pairs of half pieces that i + 1 devices have, where their pieces are contiguous; a window
+    the pairs that it shows to its queries."""
     axis = ring_axis(rule, strategy, mesh.sizes)
-    if axis is None or not rule.causal or axis in mesh.zigzag:
+    if axis is None:
         return 1.0
     size = mesh.sizes[axis]
-    return (2 * (place % size) + 1) / size
+    if rule.window is not None:
+        return _uneven_window(rule, rule.window, size, place % size, axis in mesh.zigzag)
+    return (2 * (place % size) + 1) / size if rule.causal and axis not in mesh.zigzag else 1.0
+
+
+def _uneven_window(rule: Rule, window: Window, size: int, place: int, zigzag: bool) -> float:
+    length = rule.factors[rule.index["k"]].extent
+    runs = pieces_of_ring(length, size, place, zigzag)
+    return size * sum(window.pairs(*run, length) for run in runs) / window.pairs(0, length, length)
 
 
 def transient_bytes(alive: Liveness, graph: OperatorGraph, at: int, rule: Rule, prices: OperatorPrices) -> Array:
