@@ -43,7 +43,7 @@ def stubs(at: Path) -> dict[str, str]:
         (at / name).chmod(0o755)
     launcher = at / "scripts"
     launcher.mkdir()
-    (launcher / "msrun_launcher.sh").write_text('echo "msrun $@"\n')
+    (launcher / "msrun_launcher.sh").write_text('eval echo msrun "$@"\n')
     asked = dict.fromkeys(("TRAIN", "MODEL", "FLAVOR", "HF_ASSETS", "MEGATRON"), "somewhere")
     return {"PATH": f"{at}:/usr/bin:/bin", "MINDFORMERS": str(at), **asked}
 
