@@ -61,6 +61,7 @@ def test_a_forward_plan_has_no_time_and_memory_of_training() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_no_pruning_finds_a_faster_one() -> None:
     for update in (Update(buckets="none"), Update(buckets="none", gathers="auto")):
         asked = request_of("llama-2", CPU4, 8, pinned=FORWARD, update=update)
