@@ -8,6 +8,7 @@ work terms, bytes from the local shapes, saved activations from what autograd ke
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -216,15 +217,21 @@ def transient_bytes(alive: Liveness, graph: OperatorGraph, at: int, rule: Rule, 
 
 def _extents(rule: Rule, cut: tuple[tuple[int, ...], ...], strategies: Sequence[Strategy], mesh: Mesh) -> Array:
     """Extent of each factor on one device, where an axis cuts so, (K, factors)."""
-    whole = [float(factor.extent) for factor in rule.factors]
-    rows = []
-    for strategy in strategies:
-        row = whole.copy()
-        for choice, size in zip(strategy, mesh.sizes, strict=True):
+    whole = np.array([float(factor.extent) for factor in rule.factors])
+    return whole / _pieces(len(whole), cut, tuple(strategies), mesh.sizes)
+
+
+@lru_cache(maxsize=4096)
+def _pieces(
+    factors: int, cut: tuple[tuple[int, ...], ...], strategies: tuple[Strategy, ...], sizes: tuple[int, ...]
+) -> Array:
+    """Into how many pieces each factor is cut, (K, factors): the same for every batch."""
+    found = np.ones((len(strategies), factors))
+    for row, strategy in zip(found, strategies, strict=True):
+        for choice, size in zip(strategy, sizes, strict=True):
             for factor in cut[choice] if choice is not None else ():
-                row[factor] /= size
-        rows.append(row)
-    return np.array(rows).reshape(len(strategies), len(whole))
+                row[factor] *= size
+    return found
 
 
 def _fullest(rule: Rule, extents: Array) -> Array:
@@ -243,7 +250,12 @@ def _bytes(extents: Array, dims: Dims, tensor: TensorType) -> Array:
 
 
 def _product(extents: Array, factors: Sequence[int]) -> Array:
-    return np.prod(extents[:, list(factors)], axis=1) if factors else np.ones(len(extents))
+    if not factors:
+        return np.ones(len(extents))
+    found: Array = extents[:, factors[0]]
+    for factor in factors[1:]:
+        found = found * extents[:, factor]
+    return found
 
 
 def _sum_work(terms: Sequence[Work], extents: Array) -> Array:
