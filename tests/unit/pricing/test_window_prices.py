@@ -1,0 +1,62 @@
+"""What windows leave of attention: work, time, and how evenly a ring shares it out."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from planner.graph.masks import MASKED_ATTENTION
+from planner.plan.binding.slices import earlier_keys, work_of_slices
+from planner.pricing.operator_price import uneven
+from planner.sharding.rule import Rule
+from planner.sharding.rules import RULES
+from tests.contract.rule_calls import Example
+from tests.distributed.plans import mesh_of
+
+LENGTH = 64
+
+
+def rule(**says: int | None) -> Rule:
+    pieces = [torch.zeros(2, 4, LENGTH, 8) for _ in range(3)]
+    kinds = {"back": None, "ahead": 0, "prefix": 0, **says}
+    return Example(MASKED_ATTENTION, (*pieces, None, None), kinds).rule()
+
+
+def causal() -> Rule:
+    pieces = [torch.zeros(2, 4, LENGTH, 8) for _ in range(3)]
+    return Example("aten.scaled_dot_product_attention.default", (*pieces, None, 0.0, True), {}).rule()
+
+
+def test_a_mask_that_is_causal_alone_costs_what_causal_attention_does_but_for_the_diagonal() -> None:
+    for one, other in zip(rule().work, causal().work, strict=True):
+        assert one.coefficient == pytest.approx(other.coefficient * (LENGTH + 1) / LENGTH)
+    assert rule().seen == pytest.approx((LENGTH + 1) / LENGTH)
+    assert RULES[MASKED_ATTENTION] is not RULES[causal().op]
+
+
+def test_a_window_leaves_its_share() -> None:
+    wide, narrow = rule(back=31), rule(back=7)
+    assert 1 > wide.seen > narrow.seen > 0.2
+    assert narrow.seen == pytest.approx((8 * LENGTH - 28) * 2 / LENGTH**2)
+
+
+@pytest.mark.parametrize("says", [{}, {"back": 9}, {"back": 9, "ahead": 3}, {"prefix": 20}])
+def test_devices_of_a_ring_share_out_the_pairs_of_a_window(says: dict[str, int]) -> None:
+    of_window, mesh = rule(**says), mesh_of(4)
+    zigzag = replace(mesh, axes=(replace(mesh.axes[0], order="zigzag"),))
+    strategy = (of_window.index["k@q"],)
+    for order in (mesh, zigzag):
+        shares = [uneven(of_window, strategy, order, place) for place in range(4)]
+        assert sum(shares) == pytest.approx(4.0)
+    if not says:
+        assert shares == pytest.approx([1.0] * 4, abs=0.01)
+
+
+def test_slices_together_do_the_work_of_the_whole() -> None:
+    slices, own = 4, rule(back=9)
+    before = earlier_keys(own, slices)
+    per_pair = own.work[0].coefficient / own.seen * 2
+    whole = own.window.pairs(0, slices * LENGTH, slices * LENGTH) if own.window is not None else 0
+    assert work_of_slices(own, slices) == pytest.approx(whole / slices / (own.seen / 2 * LENGTH**2))
+    done = slices * own.work[0].coefficient + slices * (slices - 1) / 2 * before.work[0].coefficient
+    assert done * LENGTH**2 == pytest.approx(per_pair * whole)
