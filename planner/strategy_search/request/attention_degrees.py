@@ -30,8 +30,8 @@ def attention_fault(rule: Rule, ring: int, heads: int, zigzag: bool, slices: int
     step = math.lcm(2 * ring if turns else ring, ring * heads)
     if ring > 1 and not any(factor.kind is FactorKind.RING for factor in rule.factors):
         return Fault(
-            reason="cannot be split by a ring, which takes masks of a known kind alone (causal, window, prefix, documents)"
-            " and drops nothing",
+            reason="cannot be split by a ring, which takes only masks of a known kind (causal, window, prefix,"
+            " documents) and drops nothing",
             hint="set context_by to heads",
         )
     if length % step:
