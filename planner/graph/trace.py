@@ -32,6 +32,7 @@ from planner.graph.alike import NotAlikeError
 from planner.graph.bags import with_bags
 from planner.graph.constants import held_tensor
 from planner.graph.literals import LiteralsKept
+from planner.graph.masks import with_mask_kinds
 from planner.graph.names import check_names, free_name
 from planner.graph.operator_graph import (
     Argument,
@@ -42,7 +43,7 @@ from planner.graph.operator_graph import (
     TorchConstant,
     ValueRef,
 )
-from planner.graph.own_functions import own_functions_as_operators
+from planner.graph.own_functions import NAMESPACE, own_functions_as_operators
 from planner.graph.random_ops import CHANCES
 from planner.graph.recurrent import GATES, with_recurrent_layers
 from planner.graph.refusals import (
@@ -125,7 +126,7 @@ def _graph_of(
     except Exception as error:
         raise refusal(module, error) from error
     flat = with_recurrent_layers(with_bags(_Reader(module, exported, written).read()))
-    graph = repeats.expand(flat, announced) if announced else flat
+    graph = with_mask_kinds(repeats.expand(flat, announced) if announced else flat)
     if graph.loss not in graph.differentiable:
         raise ModelError(
             f"the loss of {type(module).__name__} depends on no trainable parameter; nothing can be trained"
@@ -378,5 +379,10 @@ def resolve(op: str) -> torch._ops.OpOverload:
     `torch.ops` has methods too, such as the one that loads a library."""
     found: Any = functools.reduce(lambda at, name: getattr(at, name, None), op.split("."), cast("Any", torch.ops))
     if not isinstance(found, torch._ops.OpOverload):
+        if op.startswith(f"{NAMESPACE}."):
+            raise ModelError(
+                f"'{op}' is an autograd.Function of the model's code, which is no part of a plan file and is known once"
+                " the model is traced; give the model (--model package.module:factory, or planner.trace)"
+            )
         raise ModelError(f"'{op}' is not the name of a PyTorch operator, as aten.linear.default is")
     return found
