@@ -168,23 +168,24 @@ def _zero(bound: BoundPlan) -> str:
     """The ZeRO stage that covers most parameters:
 
     3 where weights are gathered for use, 2 where the gradient is cut finer than the weight, 1 where only the state is.
+    Experts that are cut over all devices which share out other parameters have nothing left to share.
     """
     sizes: Counter[str] = Counter()
-    wanted = _wanted(bound)
+    wanted, shared = _wanted(bound), dict[str, set[int]]()
     for name, stored in bound.parameters.items():
-        numel = bound.graph.types[name].numel
-        gathered = any(
-            kept.is_shard and used == REPLICATE
-            for layout in wanted.get(name, ())
-            for kept, used in zip(stored.weight, layout, strict=True)
-        )
-        cut = any(
-            gradient.is_shard and not weight.is_shard
-            for weight, gradient in zip(stored.weight, stored.gradient, strict=True)
-        )
-        finer = stored.state != stored.weight
+        axes = range(len(stored.weight))
+        gathered = {
+            axis for layout in wanted.get(name, ()) for axis in axes
+            if stored.weight[axis].is_shard and layout[axis] == REPLICATE
+        }  # fmt: skip
+        shared[name] = gathered | {axis for axis in axes if stored.state[axis] != stored.weight[axis]}
+        cut = any(stored.gradient[axis].is_shard and not stored.weight[axis].is_shard for axis in axes)
         word = "3 (weights, gradients and states)" if gathered else "2 (gradients and states)" if cut else "1 (states)"
-        sizes[word if finer or gathered else "off"] += numel
+        sizes[word if shared[name] else "off"] += bound.graph.types[name].numel
+    some = set[int]().union(*shared.values())
+    for name, stored in bound.parameters.items():
+        if some and not shared[name] and all(stored.state[axis].is_shard for axis in some):
+            sizes["off"] -= bound.graph.types[name].numel
     return sizes.most_common(1)[0][0] if sizes else "off"
 
 

@@ -44,6 +44,7 @@ CASES = {
     "experts": ("mixtral-tiny", 4, replace(TINY, data=4, expert=2)),
     "experts over all": ("mixtral-tiny", 4, replace(TINY, data=2, tensor=2, expert=4, whole_experts=True,
                                                       sequence_parallel=True)),
+    "experts on every device": ("mixtral-tiny", 4, replace(TINY, data=4, zero=2, expert=4)),
     "updates": ("llama-tiny", 2, replace(TINY, data=2, update=Update(clip_norm=1.0, buckets=2**20))),
 }  # fmt: skip
 
