@@ -23,7 +23,7 @@ class Lamb(torch.optim.Optimizer):
 
     def __init__(
         self,
-        weights: Sequence[torch.Tensor],
+        weights: Sequence[torch.Tensor | dict[str, Any]],
         *,
         lr: float,
         betas: tuple[float, float],

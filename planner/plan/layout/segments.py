@@ -113,8 +113,7 @@ def segments_by_stage(bound: BoundPlan) -> tuple[tuple[Segment, ...], ...]:
     known: Known = {}
     overlaps = overlaps_of(bound)
     return tuple(
-        segments_of(bound, cut_stage(bound, stage), known, overlaps=overlaps)
-        for stage in range(len(bound.plan.stages))
+        segments_of(bound, cut_stage(bound, stage), known, overlaps=overlaps) for stage in range(len(bound.plan.stages))
     )
 
 
