@@ -75,9 +75,9 @@ class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by 
 
     The DataLoader gives whole global batches of the plan, the same on every rank: seed what shuffles
     (`lightning.seed_everything`). `configure_optimizers` gives one AdamW, Adam or SGD of all weights, of which a group
-    may do without weight decay, and schedules as you like. `validation` is the name under which the loss on validation batches is logged, which is
-    that of `training_step` as the model is evaluated; `validation_step` itself is not called. `step` is the
-    `TrainingStep`.
+    may do without weight decay, and schedules as you like. `validation` is the name under which the loss on
+    validation batches is logged, which is that of `training_step` as the model is evaluated; `validation_step` itself is not
+    called. `step` is the `TrainingStep`.
 
     Raises RequestError for what a plan cannot honour, PlanFileError for a plan for another model.
     """
@@ -223,7 +223,7 @@ class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by 
         rates = {float(group["lr"]) for group in self.optimizers[0].param_groups}
         if len(rates) > 1:
             raise RequestError(
-                "the groups of the optimizer have several learning rates, and a plan has one; give all the same schedule"
+                "the groups of the optimizer have several learning rates, and a plan has one; give all one schedule"
             )
         (step.optimizer.learning_rate,) = rates
         loss = torch.tensor(step(batch), device=self._device)

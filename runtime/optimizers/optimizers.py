@@ -19,8 +19,8 @@ from runtime.optimizers.lamb import Lamb, Total
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
-    """Hyperparameters; the defaults are those of torch.optim.AdamW. `momentum` is that of SGD. `undecayed` are the names
-    of parameters that weight decay leaves out, as the module has them."""
+    """Hyperparameters; the defaults are those of torch.optim.AdamW. `momentum` is that of SGD. `undecayed` are the
+    names of parameters that weight decay leaves out, as the module has them."""
 
     learning_rate: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
@@ -139,8 +139,8 @@ def make_optimizer(
     total: Total = lambda squares: squares,
     names: Sequence[str] = (),
 ) -> Optimizer:
-    """The optimizer of that name over these tensors, which are the parameters of these names; `total` adds up sums of squares of pieces (see
-    `runtime.optimizers.lamb`).
+    """The optimizer of that name over these tensors, which are the parameters of these names; `total` adds up
+    sums of squares of pieces (see `runtime.optimizers.lamb`).
 
     Raises RequestError for a name that is not in `OPTIMIZERS`.
     """

@@ -58,7 +58,7 @@ def repeated_blocks(bound: BoundPlan, alive: Liveness) -> frozenset[int]:
 
 
 def _chosen(bound: BoundPlan) -> list[object]:
-    """For each block what the plan chooses for it, equal where that is the same; groups of their own may choose alike."""
+    """For each block what the plan chooses for it, equal where that is the same, whatever groups it names."""
     groups, blocks = bound.plan.groups, bound.blocks
     if len(groups) < blocks.count:
         numbers = {group.first_block + k: at for at, group in enumerate(groups) for k in range(group.blocks)}

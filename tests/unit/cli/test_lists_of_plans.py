@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from planner.plan.compare.explanation import RESOURCE_OF, Alternative, Explanation
-from planner.report.html.colours import STEP
 from planner.plan.prediction.stage_cost import (
     ACTIVATIONS,
     FETCHED,
@@ -25,6 +24,7 @@ from planner.plan.prediction.step import (
     UNDER_PRODUCTS,
 )
 from planner.report.explanation import explanation_lines
+from planner.report.html.colours import STEP
 from planner.report.search import objective_text, proof_text
 
 TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4")
