@@ -75,9 +75,9 @@ class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by 
 
     The DataLoader gives whole global batches of the plan, the same on every rank: seed what shuffles
     (`lightning.seed_everything`). `configure_optimizers` gives one AdamW, Adam or SGD of all weights, of which a group
-    may do without weight decay, and schedules as you like. `validation` is the name under which the loss on
-    validation batches is logged, which is that of `training_step` as the model is evaluated; `validation_step` itself is not
-    called. `step` is the `TrainingStep`.
+    may do without weight decay, and schedules as you like. `validation` is the name under which the loss on validation
+    batches is logged: that of `training_step` as the model is evaluated; `validation_step` itself is not called. `step`
+    is the `TrainingStep`.
 
     Raises RequestError for what a plan cannot honour, PlanFileError for a plan for another model.
     """
