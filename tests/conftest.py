@@ -1,6 +1,6 @@
 """Settings that all tests share.
 
-Property tests draw the same thirty examples on every run, so that a red build is red for everybody, and soon: what
+Property tests draw the same twenty examples on every run, so that a red build is red for everybody, and soon: what
 fails is not made smaller, which takes minutes. To look for new counterexamples, and small ones:
 `pytest tests/property --hypothesis-profile=explore`.
 
@@ -11,8 +11,10 @@ nothing under pytest 9.2 (pytest-xdist #1386).
 
 import gc
 import os
+from functools import cache
 
 import pytest
+import typer.testing
 from hypothesis import Phase, settings
 
 from tests import suite_times
@@ -24,8 +26,11 @@ gc.set_threshold(100_000, 50, 1000)
 # Traced graphs of earlier runs are not what is tested; who tests them says where they are.
 os.environ["PLAN_GRAPH_CACHE"] = "none"
 
+# The tree of commands is made once for all commands that run in this process, not for each.
+typer.testing._get_command = cache(typer.testing._get_command)
+
 settings.register_profile(
-    "repeatable", deadline=None, derandomize=True, max_examples=30, phases=(Phase.explicit, Phase.generate)
+    "repeatable", deadline=None, derandomize=True, max_examples=20, phases=(Phase.explicit, Phase.generate)
 )
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile("repeatable")

@@ -125,7 +125,7 @@ def export_of(plan: "Plan", to: str, machine: "Machine", graph: "OperatorGraph",
     job = Job(
         model=plan.model.reference,
         description=description,
-        architecture=architecture_of(plan.model.reference, plan.model.sequence_length),
+        architecture=architecture_of(plan.model.reference, plan.model.sequence_length, every=target.writes_model),
         per_node=per_node_of(machine),
         overlapped=_overlapped(last.plan.cluster.software),
     )

@@ -87,6 +87,7 @@ def _check_contradictions(options: Options) -> None:
         ("forward_only", "schedule", "both decide the order of passes"),
         ("forward_only", "recompute", "contradict each other: nothing is kept for a backward pass"),
         ("forward_only", "engine", "contradict each other: engines train"),
+        ("forward_only", "optimizer", "contradict each other: no weights are updated"),
     )
     for one, other, what in pairs:
         if other is not None and getattr(options, one) and getattr(options, other) not in (None, False):

@@ -52,6 +52,9 @@ TORCH = EngineSpace(
             zero=(2, 3),
             recomputed=("any",),
             selective=(("any", Kept(calls=("attention",))),),
+            context=("heads",),
+            whole_experts=(False,),
+            beside_experts=(("tensor", 1),),
             shards=2,
             filled=True,
             replicated=True,
@@ -59,5 +62,4 @@ TORCH = EngineSpace(
     ),
     optimizers=("adamw", "sgd"),
     precisions=("bf16", "fp32"),
-    experts=False,
 )

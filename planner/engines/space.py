@@ -40,6 +40,7 @@ class Settings:
         whole_experts: whether tensor parallel devices may hold whole experts, and may cut each; none where the engine
             runs no expert parallelism.
         fixed: degrees that are as given: ("pipeline", 1).
+        beside_experts: the same for a model with experts.
         shards: data and context parallel devices that there are at least.
         interleaved: whether a pipeline rank may hold several stages.
         filled: whether a pipeline takes at least as many micro-batches as it has ranks.
@@ -57,6 +58,7 @@ class Settings:
     vocabulary: bool = True
     whole_experts: tuple[bool, ...] = (False, True)
     fixed: tuple[tuple[str, int], ...] = ()
+    beside_experts: tuple[tuple[str, int], ...] = ()
     shards: int = 1
     interleaved: bool = True
     filled: bool = False

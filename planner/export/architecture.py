@@ -12,7 +12,9 @@ class Architecture:
     positions and MLPs with biases.
 
     `normalised` says whether the weights of a token's experts sum to 1; `balance_loss` is the coefficient of the loss
-    that evens out their loads, 0 for none.
+    that evens out their loads, 0 for none. What comes after that is told to no engine but the script that writes out
+    the model: biases of the projections to heads, a GELU in the gated MLP, embeddings times the root of the hidden
+    size.
     """
 
     family: str
@@ -31,6 +33,9 @@ class Architecture:
     experts: ExpertDimensions | None = None
     normalised: bool = True
     balance_loss: float = 0.0
+    qkv_bias: bool = False
+    gelu: bool = False
+    scaled_embeddings: bool = False
 
     @property
     def usual_heads(self) -> bool:
@@ -38,9 +43,10 @@ class Architecture:
         return self.heads * self.head_size == self.hidden
 
 
-def architecture_of(reference: str, sequence_length: int | None) -> Architecture | None:
+def architecture_of(reference: str, sequence_length: int | None, *, every: bool = False) -> Architecture | None:
     """The architecture of a model of the zoo, for sequences of so many tokens; None where it is none of the decoders
-    above, or a model of the user's own. Dimensions that were changed by name (`--set`) count."""
+    above, or a model of the user's own. Dimensions that were changed by name (`--set`) count. `every` asks for those
+    that no engine is told, too."""
     from planner.models.overrides import split_reference
     from planner.models.zoo import ZOO, zoo_entry
 
@@ -52,7 +58,7 @@ def architecture_of(reference: str, sequence_length: int | None) -> Architecture
     dimensions: dict[str, Any] = dict(entry.dimensions)
     if sequence_length is not None:
         dimensions["sequence_length"] = sequence_length
-    return _gpt(dimensions) if entry.family == "gpt" else _llama(dimensions)
+    return _gpt(dimensions) if entry.family == "gpt" else _llama(dimensions, every)
 
 
 def _gpt(dimensions: dict[str, Any]) -> Architecture:
@@ -75,13 +81,13 @@ def _gpt(dimensions: dict[str, Any]) -> Architecture:
     )
 
 
-def _llama(dimensions: dict[str, Any]) -> Architecture | None:
+def _llama(dimensions: dict[str, Any], every: bool) -> Architecture | None:
     """None for what no `Architecture` says: biases, other activations, routers that balance or drop by themselves."""
     from planner.models.llama import LlamaConfig
 
     config = LlamaConfig(**dimensions)
-    unusual = (config.qkv_bias, config.gelu, config.scaled_embeddings, config.balance_speed, config.capacity_factor)
-    if any(unusual):
+    unusual = (config.qkv_bias, config.gelu, config.scaled_embeddings)
+    if config.balance_speed or config.capacity_factor or (any(unusual) and not every):
         return None
     experts = None
     if config.num_experts:
@@ -109,4 +115,7 @@ def _llama(dimensions: dict[str, Any]) -> Architecture | None:
         experts=experts,
         normalised=config.normalised_weights,
         balance_loss=config.balance_loss,
+        qkv_bias=config.qkv_bias,
+        gelu=config.gelu,
+        scaled_embeddings=config.scaled_embeddings,
     )

@@ -207,7 +207,8 @@ def _offset(d: Description) -> Any:
 
 
 def _script(job: Job) -> str:
-    command = '"run_mindformer.py --config $HERE/train.yaml --use_parallel True --run_mode train $*"'
+    words = "run_mindformer.py --config ${HERE@Q}/train.yaml --use_parallel True --run_mode train ${*@Q}"
+    command = f'"{words}"'  # which msrun_launcher.sh evaluates
     if job.nodes > 1:
         devices = f"{job.description.devices} {job.processes}"
         rest = f' {devices} "${{MASTER_ADDR:?}}" "${{MASTER_PORT:-8118}}" "${{NODE_RANK:?}}" output/msrun_log False 300'

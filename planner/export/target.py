@@ -108,6 +108,7 @@ class Target:
         main: the file that is read back.
         beside: a file of the same folder that is read with it, where there is one.
         needs_architecture: whether nothing can be written for a model that is known by its graph alone.
+        writes_model: whether it builds models itself, every decoder that has an `Architecture`.
         fill_in: what exported settings leave to whoever starts them.
     """
 
@@ -118,6 +119,7 @@ class Target:
     write: Callable[[Job], Mapping[str, str]]
     read: Callable[[str, Facts], Reading]
     needs_architecture: bool = False
+    writes_model: bool = False
     beside: str | None = None
     fill_in: Callable[[Job], Asked] = _nothing
 

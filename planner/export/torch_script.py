@@ -4,6 +4,8 @@
     ZeRO 2, 3        fully_shard that keeps gathered weights until the backward pass, or gathers them again
     HSDP             fully_shard over a mesh of copies and shards
     tensor           ColwiseParallel, RowwiseParallel, SequenceParallel; the loss along the vocabulary
+    context          all_to_all_single between cuts of the sequence and of the heads, about attention
+    experts          Shard(0) of their stacked weights; all_to_all_single about F.grouped_mm
     pipeline         Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B over any layers of each stage
     recomputation    torch.utils.checkpoint: whole layers, or all but attention
 
@@ -35,6 +37,8 @@ _Schedule = Literal["1f1b", "gpipe", "interleaved_1f1b"]
 _SCHEDULES = get_args(_Schedule)
 _OPTIMIZERS = {"adamw": "torch.optim.AdamW", "sgd": "torch.optim.SGD"}
 _ATTENTION = Kept(calls=("attention",))
+_TANH = ', approximate="tanh"'
+_NORMED = "\n        query_BSND, key_BSKD = self.q_norm(query_BSND), self.k_norm(key_BSKD)"
 _WIDTH = 50  # of a setting, before what it means
 
 
@@ -42,16 +46,17 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     """What the script does not do."""
     common.refuse_other_training(description, "the script", tuple(_OPTIMIZERS))
     d = description
-    if d.context > 1:
+    if d.expert is not None and d.tensor > 1:
         raise ExportError(
-            f"the script has no context parallelism, the plan {d.context}; plan again with --context 1, or export to"
-            " megatron"
+            f"the script cuts no experts beside tensor parallelism, the plan has tensor {d.tensor}; plan again with"
+            " --tensor 1, or export to megatron or torchtitan"
         )
-    if d.expert is not None:
-        raise ExportError("the script has no experts; export to megatron or torchtitan")
     if d.precision == "fp16":
         raise ExportError("the script scales no losses, as fp16 needs; plan again with --precision bf16")
     giving = Giving(d)
+    if d.ring > 1:
+        here = f"ring of {d.ring}" + (f", {d.heads} devices by heads" if d.heads > 1 else "")
+        giving.up("context parallelism", here, f"{d.context} devices by heads", ring=1, heads=d.context, zigzag=False)
     common.give_up_offload(giving)
     common.give_up_schedules(giving, _SCHEDULES)
     common.give_up_few_micro_batches(giving)
@@ -73,28 +78,79 @@ def _dtypes(d: Description) -> tuple[str, ...]:
 def write(job: Job) -> Mapping[str, str]:
     """`train.py`, `model.py` and the script that starts them."""
     a, d = job.architecture, job.description
-    if a is None or a.family != "llama" or a.experts is not None or a.qk_norm or a.tied:
-        raise ExportError(f"the script is written for models like Llama, which {job.model} is not; export to megatron")
-    if a.heads % d.tensor or a.kv_heads % d.tensor or a.vocabulary % d.tensor:
+    if a is None:
         raise ExportError(
-            f"tensor {d.tensor} does not divide {a.kv_heads} key heads and {a.vocabulary} words; plan again with a"
-            " degree that does"
+            f"the script is written for the decoders of the families llama and gpt, which {job.model} is not; export to"
+            " megatron"
         )
+    _check(a, d)
     length = d.sequence_length or a.sequence
-    title = f"{job.model} on {d.devices} devices: data {d.data} x tensor {d.tensor} x pipeline {d.pipeline}."
+    degrees = {"data": d.data, "context": d.context, "tensor": d.tensor, "pipeline": d.pipeline, "experts": d.expert}
+    words = (f"{name} {degree}" for name, degree in degrees.items() if degree and (degree > 1 or name == "data"))
+    title = f"{job.model} on {d.devices} devices: {' x '.join(words)}."
     launch = torchrun_script(job, title, '"$(dirname "$0")/train.py"', ())
     start = "bash launch.sh --steps 10"
     settings = _settings(d, a, length)
     return {
         "train.py": _filled("train.py", TITLE=in_docstring(title), SETTINGS=settings, LAUNCH=start),
-        "model.py": _filled("model.py", TITLE=in_docstring(job.model), DIMENSIONS=_dimensions(a, length)),
+        "model.py": _filled("model.py", **_model(job.model, a, d, length)),
         "launch.sh": launch,
     }
+
+
+def _check(a: Architecture, d: Description) -> None:
+    """Raise ExportError where degrees do not divide what they cut, or the model trains what the script does not."""
+    split, length = d.tensor * d.context, d.sequence_length or a.sequence
+    if a.heads % split or a.kv_heads % split:
+        raise ExportError(
+            f"tensor {d.tensor} x context {d.context} does not divide {a.heads} heads and {a.kv_heads} key heads; plan"
+            " again with degrees that do"
+        )
+    if length % split:
+        raise ExportError(
+            f"tensor {d.tensor} x context {d.context} does not divide {length} tokens; plan again with degrees that do"
+        )
+    if a.balance_loss:
+        raise ExportError(f"the script has no balance loss, the model {a.balance_loss:g}; export to megatron")
+    if a.experts is None:
+        return
+    shards = d.data * d.context if d.zero else 1
+    shards = shards // d.replicas // (d.expert or 1) if shards % (d.replicas * (d.expert or 1)) == 0 else 1
+    if a.experts.width % shards or a.hidden % shards:
+        raise ExportError(
+            f"{shards} devices that share out an expert do not divide its {a.experts.width} columns and {a.hidden}"
+            " rows; plan again with another --replicas"
+        )
 
 
 def fill_in(_: Job) -> Asked:
     """What the script leaves open."""
     return (("", "your samples in `train.py`, which draws them at random now, and the learning rate"),)
+
+
+def _model(name: str, a: Architecture, d: Description, length: int) -> dict[str, str]:
+    """What `model.py` is filled with."""
+    experts = a.experts is not None
+    sparse = f"MLP(WIDTH) if number < {a.experts.dense_layers} else SparseMLP()" if a.experts else "MLP(WIDTH)"
+    if a.experts and not a.experts.dense_layers:
+        sparse = "SparseMLP()"
+    norms = "nn.RMSNorm(HEAD_SIZE, eps=EPSILON)"
+    layers = _filled(
+        f"{a.family}_layers.py",
+        BIAS=repr(a.qkv_bias),
+        HEADNORMS=f"\n        self.q_norm, self.k_norm = {norms}, {norms}" if a.qk_norm else "",
+        NORMED=_NORMED if a.qk_norm else "",
+        ACTIVATION=f"F.{'gelu' if a.gelu else 'silu'}(self.gate_proj(x_BSH){_TANH if a.gelu else ''})",
+        EXPERTS=_filled("experts.py") if experts else "",
+        MLP=sparse,
+    )
+    return {
+        "TITLE": in_docstring(name),
+        "IMPORTS": "\nfrom torch.distributed.tensor import DTensor" if experts else "",
+        "SCALED": " * HIDDEN**0.5" if a.scaled_embeddings else "",
+        "DIMENSIONS": _dimensions(a, d.tensor, length),
+        "LAYERS": layers.rstrip(),
+    }
 
 
 def _filled(name: str, **texts: str) -> str:
@@ -107,11 +163,13 @@ def _settings(d: Description, a: Architecture, length: int) -> str:
     """The constants of a plan, each with what it means."""
     rows: list[tuple[str, object, str]] = [
         ("DATA", d.data, "devices that share out the samples"),
+        ("CONTEXT", d.context, "devices that share out the sequence, and attention by heads"),
         ("TENSOR", d.tensor, "devices that share out each layer"),
+        ("EXPERT", d.expert, "of these, devices with other experts; None: no experts"),
         ("PIPELINE", d.pipeline, "ranks that share out the layers"),
         ("LAYERS", d.layers, "of each stage, in the order of the model"),
         ("SCHEDULE", d.schedule, "the order in which ranks take micro-batches"),
-        ("REPLICAS", d.replicas, "groups of data parallel devices, each with shards of everything"),
+        ("REPLICAS", d.replicas, "groups of these devices, each with shards of everything"),
         ("ZERO", d.zero, "0: copies of all weights; 2, 3: see shard_weights"),
         ("SEQUENCE_PARALLEL", d.sequence_parallel, "whether norms cut the sequence"),
         ("MICRO_BATCH", d.micro_batch, "samples on each device"),
@@ -133,12 +191,28 @@ def _reduced_in(d: Description) -> str:
     return d.precision if d.zero > 1 and d.update.gradient_dtype == "mixed" else "fp32"
 
 
-def _dimensions(a: Architecture, length: int) -> str:
-    known = {
+def _dimensions(a: Architecture, tensor: int, length: int) -> str:
+    llama = a.family == "llama"
+    known: dict[str, object] = {
         "HIDDEN": a.hidden, "WIDTH": a.ffn, "HEADS": a.heads, "KEY_HEADS": a.kv_heads, "HEAD_SIZE": a.head_size,
-        "VOCABULARY": a.vocabulary, "SEQUENCE": length, "ROTARY_BASE": a.rope_theta, "EPSILON": a.epsilon,
+        "VOCABULARY": a.vocabulary, "PADDED": -(-a.vocabulary // tensor) * tensor, "SEQUENCE": length,
+        "ROTARY": llama, "ROTARY_BASE": a.rope_theta, "EPSILON": a.epsilon, "TIED": a.tied,
+        "EXPERTS": a.experts.count if a.experts else 0,
     }  # fmt: skip
-    return "\n".join(f"{name} = {value!r}" for name, value in known.items())
+    if a.experts:
+        known |= {
+            "EXPERT_WIDTH": a.experts.width, "CHOSEN": a.experts.chosen, "SHARED_WIDTH": a.experts.shared_width,
+            "NORMALISED": a.normalised,
+        }  # fmt: skip
+    attention = ("q_proj", "k_proj", "v_proj") if llama else ("qkv_proj",)
+    into = ("gate_proj", "up_proj") if llama else ("up_proj",)
+    known |= {
+        "COLUMNS": (*(f"self_attn.{name}" for name in attention), *(f"mlp.{name}" for name in into)),
+        "ROWS": ("self_attn.o_proj", "mlp.down_proj"),
+        "HEAD_NORMS": ("self_attn.q_norm", "self_attn.k_norm") if a.qk_norm else (),
+    }
+    lines = [f"{name} = {value!r}" for name, value in known.items()]
+    return "\n".join([*lines, f"NORM = nn.{'RMSNorm' if llama else 'LayerNorm'}"])
 
 
 def read(text: str, facts: Facts) -> Reading:
@@ -181,7 +255,9 @@ class _Constants(BaseModel):
     PIPELINE: _Degree
     SCHEDULE: _Schedule
     DATA: _Degree
+    CONTEXT: _Degree = 1
     TENSOR: _Degree
+    EXPERT: _Degree | None = None
     ZERO: Annotated[int, Field(ge=0, le=3)]
     REPLICAS: _Degree
     SEQUENCE_PARALLEL: bool
@@ -204,6 +280,8 @@ class _Constants(BaseModel):
                 f" {len(self.KEEPING_ATTENTION)}, on {self.PIPELINE} pipeline ranks; they need equally many, a multiple"
                 " of the ranks"
             )
+        if self.EXPERT is not None and self.DATA * self.CONTEXT % self.EXPERT:
+            raise ValueError(f"EXPERT {self.EXPERT} does not divide DATA x CONTEXT = {self.DATA * self.CONTEXT}")
         if self.DATA % self.REPLICAS:
             raise ValueError(f"REPLICAS {self.REPLICAS} does not divide DATA {self.DATA}")
         return self
@@ -216,7 +294,9 @@ def _description(found: _Constants) -> Description:
         virtual_stages=len(found.LAYERS) // found.PIPELINE,
         schedule=found.SCHEDULE,
         data=found.DATA,
+        heads=found.CONTEXT,
         tensor=found.TENSOR,
+        expert=found.EXPERT,
         zero=found.ZERO,
         replicas=found.REPLICAS,
         sequence_parallel=found.SEQUENCE_PARALLEL,
@@ -244,4 +324,5 @@ TORCH = Target(
     write=write,
     read=read,
     fill_in=fill_in,
+    writes_model=True,
 )

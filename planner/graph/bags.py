@@ -13,6 +13,7 @@ The second can be cut by bags and rescaled. Bags of different lengths keep their
 from dataclasses import replace
 
 from planner.graph.operator_graph import Argument, Operator, OperatorGraph, ValueRef
+from planner.graph.unread import without_unread
 
 BAG = "planner.embedding_bag"
 
@@ -28,15 +29,7 @@ def with_bags(graph: OperatorGraph) -> OperatorGraph:
     operators = tuple(_bag(graph, op) if op.op == _EXPORTED else op for op in graph.operators)
     changed = replace(graph, operators=operators)
     old = {name for op in graph.operators if op.op == _EXPORTED for name in op.operands}
-    while dead := {
-        op.name
-        for op in changed.operators
-        if set(op.results) <= old and not any(r in changed.consumers for r in op.results)
-    }:
-        old |= {name for op in changed.operators if op.name in dead for name in op.operands}
-        changed = replace(changed, operators=tuple(op for op in changed.operators if op.name not in dead))
-    made = {*graph.inputs, *graph.parameter_names, *graph.buffers, *changed.producer}
-    return replace(changed, types={name: tensor for name, tensor in graph.types.items() if name in made})
+    return without_unread(changed, old)
 
 
 def _bag(graph: OperatorGraph, op: Operator) -> Operator:

@@ -32,6 +32,7 @@ from planner.graph.alike import NotAlikeError
 from planner.graph.bags import with_bags
 from planner.graph.constants import held_tensor
 from planner.graph.literals import LiteralsKept
+from planner.graph.masks import with_mask_kinds
 from planner.graph.names import check_names, free_name
 from planner.graph.operator_graph import (
     Argument,
@@ -125,7 +126,7 @@ def _graph_of(
     except Exception as error:
         raise refusal(module, error) from error
     flat = with_recurrent_layers(with_bags(_Reader(module, exported, written).read()))
-    graph = repeats.expand(flat, announced) if announced else flat
+    graph = with_mask_kinds(repeats.expand(flat, announced) if announced else flat)
     if graph.loss not in graph.differentiable:
         raise ModelError(
             f"the loss of {type(module).__name__} depends on no trainable parameter; nothing can be trained"

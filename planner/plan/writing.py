@@ -10,12 +10,13 @@ from planner.errors import PlanFileError
 
 def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
     """Write a file so that it is either whole or as it was; with `private` for its owner alone, whatever the umask is.
-    Raises PlanFileError where it cannot be written."""
+    What a link names is written where it is, and the link stays. Raises PlanFileError where it cannot be written."""
     temporary = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        place = path if private else Path(os.path.realpath(path))
+        place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8"
+            "w", dir=place.parent, prefix=f".{place.name}.", delete=False, encoding="utf-8"
         ) as file:
             temporary = file.name
             file.write(text)
@@ -27,7 +28,7 @@ def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
             umask = os.umask(0)
             os.umask(umask)
             os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
+        os.replace(temporary, place)
         temporary = None
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from error

@@ -213,7 +213,8 @@ def _attention(call: KernelCall) -> tuple[Array, Array]:
     slower = call.uneven * call.device.attention_slowdown(call.software.attention)
     if call.software.has_sinks:
         slower = slower * call.software.sinks
-    if call.software.window > 0:
+    slower = slower * call.rule.seen
+    if call.software.window > 0 and call.rule.window is None:
         slower = slower * _windowed(shape, call.software.window)
     joined, added = _joined(shape, call)
     forward = np.asarray(attention_time(shape, call.dtype, call.device)) * slower + joined + read

@@ -8,6 +8,7 @@ work terms, bytes from the local shapes, saved activations from what autograd ke
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,8 @@ from planner.sharding.rule import (
     loop_extents,
     ring_axis,
 )
+from planner.sharding.window import Window
+from planner.sharding.zigzag import pieces_of_ring
 
 Array = NDArray[np.float64]
 
@@ -178,12 +181,21 @@ def _hops(rule: Rule, strategy: Strategy, mesh: Mesh) -> float:
 
 def uneven(rule: Rule, strategy: Strategy, mesh: Mesh, place: int = -1) -> float:
     """The work of device number `place` of a ring, the last unless said otherwise, over the mean of all: a causal mask
-    leaves it 2 i + 1 of the pairs of half pieces that i + 1 devices have, where their pieces are contiguous."""
+    leaves it 2 i + 1 of the pairs of half pieces that i + 1 devices have, where their pieces are contiguous; a window
+    the pairs that it shows to its queries."""
     axis = ring_axis(rule, strategy, mesh.sizes)
-    if axis is None or not rule.causal or axis in mesh.zigzag:
+    if axis is None:
         return 1.0
     size = mesh.sizes[axis]
-    return (2 * (place % size) + 1) / size
+    if rule.window is not None:
+        return _uneven_window(rule, rule.window, size, place % size, axis in mesh.zigzag)
+    return (2 * (place % size) + 1) / size if rule.causal and axis not in mesh.zigzag else 1.0
+
+
+def _uneven_window(rule: Rule, window: Window, size: int, place: int, zigzag: bool) -> float:
+    length = rule.factors[rule.index["k"]].extent
+    runs = pieces_of_ring(length, size, place, zigzag)
+    return size * sum(window.pairs(*run, length) for run in runs) / window.pairs(0, length, length)
 
 
 def transient_bytes(alive: Liveness, graph: OperatorGraph, at: int, rule: Rule, prices: OperatorPrices) -> Array:
@@ -205,15 +217,21 @@ def transient_bytes(alive: Liveness, graph: OperatorGraph, at: int, rule: Rule, 
 
 def _extents(rule: Rule, cut: tuple[tuple[int, ...], ...], strategies: Sequence[Strategy], mesh: Mesh) -> Array:
     """Extent of each factor on one device, where an axis cuts so, (K, factors)."""
-    whole = [float(factor.extent) for factor in rule.factors]
-    rows = []
-    for strategy in strategies:
-        row = whole.copy()
-        for choice, size in zip(strategy, mesh.sizes, strict=True):
+    whole = np.array([float(factor.extent) for factor in rule.factors])
+    return whole / _pieces(len(whole), cut, tuple(strategies), mesh.sizes)
+
+
+@lru_cache(maxsize=4096)
+def _pieces(
+    factors: int, cut: tuple[tuple[int, ...], ...], strategies: tuple[Strategy, ...], sizes: tuple[int, ...]
+) -> Array:
+    """Into how many pieces each factor is cut, (K, factors): the same for every batch."""
+    found = np.ones((len(strategies), factors))
+    for row, strategy in zip(found, strategies, strict=True):
+        for choice, size in zip(strategy, sizes, strict=True):
             for factor in cut[choice] if choice is not None else ():
-                row[factor] /= size
-        rows.append(row)
-    return np.array(rows).reshape(len(strategies), len(whole))
+                row[factor] *= size
+    return found
 
 
 def _fullest(rule: Rule, extents: Array) -> Array:
@@ -232,7 +250,12 @@ def _bytes(extents: Array, dims: Dims, tensor: TensorType) -> Array:
 
 
 def _product(extents: Array, factors: Sequence[int]) -> Array:
-    return np.prod(extents[:, list(factors)], axis=1) if factors else np.ones(len(extents))
+    if not factors:
+        return np.ones(len(extents))
+    found: Array = extents[:, factors[0]]
+    for factor in factors[1:]:
+        found = found * extents[:, factor]
+    return found
 
 
 def _sum_work(terms: Sequence[Work], extents: Array) -> Array:

@@ -54,6 +54,7 @@ from planner.faults import Fault
 from planner.limits import check, checked
 from planner.sharding.layout import PARTIAL, REPLICATE, Layout, Placement, shard
 from planner.sharding.mesh import Mesh
+from planner.sharding.window import Window
 
 
 class FactorKind(Enum):
@@ -148,10 +149,12 @@ class Rule:
     becomes on shards: that operator of the tensor and its local result shape. `mean_over` lists reductions that average
     instead of sum. `roles` names the factors whose product is each extent that the time of the op's kernel depends on,
     where the operands do not tell, `causal` says that half of its work is masked, and `unfused` that attention has its
-    scores in memory. `passes` says that the gradient of an operand of the same type is that of the result itself, and
-    of a copy that none is made where nothing would change. `outside` is what it gets of a table that is not on the
-    devices. `computed` are the dtypes that the result, the gradient of the first operand and that of the second are
-    computed in, where these are not those of the tensors, and `gained` the share that is left of what that saves.
+    scores in memory. `window` is what of the keys a query sees by their positions, `seen` the scores that this
+    leaves for each of those that are counted without it. `passes` says that the gradient of an operand of the same
+    type is that of the result itself, and of a copy that none is made where nothing would change. `outside` is what
+    it gets of a table that is not on the devices. `computed` are the dtypes that the result, the gradient of the
+    first operand and that of the second are computed in, where these are not those of the tensors, and `gained` the
+    share that is left of what that saves.
     """
 
     op: str
@@ -175,6 +178,8 @@ class Rule:
     mean_over: tuple[int, ...] = ()
     roles: tuple[tuple[str, tuple[int, ...]], ...] = ()
     causal: bool = False
+    window: Window | None = None
+    seen: float = 1.0
     passes: bool = False
     unfused: bool = False
     computed: tuple[str, str, str] = ("", "", "")
@@ -185,6 +190,10 @@ class Rule:
     def index(self) -> Mapping[str, int]:
         """Factor index by name."""
         return {factor.name: i for i, factor in enumerate(self.factors)}
+
+    def whole_extent(self, factors: Sequence[int]) -> int:
+        """Points of these factors over all devices."""
+        return math.prod(self.factors[factor].extent for factor in factors)
 
     @property
     def casts(self) -> bool:

@@ -63,6 +63,12 @@ def zigzag_runs(extent: int, size: int, place: int, where: str = "a sequence") -
     return (place * chunk, chunk), ((2 * size - 1 - place) * chunk, chunk)
 
 
+def pieces_of_ring(extent: int, size: int, place: int, zigzag: bool) -> tuple[tuple[int, int], ...]:
+    """(start, length) of what device number `place` has of an extent that a ring of `size` cuts."""
+    piece = extent // size
+    return zigzag_runs(extent, size, place) if zigzag else ((place * piece, piece),)
+
+
 def sequences_of(graph: OperatorGraph) -> Sequences:
     """Dims of all values and parameters of a graph that are sequences which some ring splits."""
     rules = [rule_of(graph, op) for op in graph.operators]

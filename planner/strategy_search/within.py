@@ -150,6 +150,7 @@ def _alternatives(
     for zero, (recomputed, kept), way, (expert, whole), replicas in each:
         wanted: dict[str, Any] = {
             **dict(settings.fixed),
+            **(dict(settings.beside_experts) if experts else {}),
             **({} if way else {"context": 1}),
             "zero": zero,
             "replicas": replicas,
@@ -219,9 +220,9 @@ def search_within(
     Raises as `search` does.
     """
     request = within(space, asked)
-    stated, bound = 0.0, math.inf
+    stated, bound, shared = 0.0, math.inf, Shared()
     for turn in range(_ROUNDS):
-        found = search(request, on_progress, cancelled, cutoff)
+        found = search(request, on_progress, cancelled, cutoff, shared)
         if turn == 0:  # with all memory; what is proved with less is no proof
             stated, bound = max(found.limits), found.bound_seconds
         made = [_as_run(space, asked, ranked) for ranked in found.plans]

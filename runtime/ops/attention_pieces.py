@@ -12,16 +12,38 @@ For everything else the scores are made, in float32 at least.
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from planner.sharding.window import Run
 from runtime.ops.biased_attention import wide, wide_dtype
+from runtime.ops.hidden import Hidden, Mask
+from runtime.ops.kept_results import whole_call
 
 _ATEN = torch.ops.aten
 _FLASH_DTYPES = (torch.bfloat16, torch.float16)
 _FLASH_DIMS = 8  # a head dim is a multiple of it
 _WIDEST = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hop:
+    """Rows of the queries that meet rows of the keys: all of them, or those not after their own (`causal`), or what is
+    not `hidden`."""
+
+    queries: slice
+    keys: slice
+    causal: bool = False
+    hidden: Hidden | None = None
+
+
+def hops_of(mask: Mask, queries: Sequence[Run], keys: Sequence[Run], width: int) -> tuple[Hop, ...]:
+    """What a mask shows of keys to queries that have these positions; `width` is samples x heads."""
+    blocks = mask.blocks(queries, keys, width)
+    return tuple(Hop(queries=rows, keys=met, hidden=hidden) for rows, met, hidden in blocks)
 
 
 def scale_of(query_BHQD: torch.Tensor, scale: float | None) -> float:
@@ -30,20 +52,29 @@ def scale_of(query_BHQD: torch.Tensor, scale: float | None) -> float:
 
 
 def attend(
-    query_BHQD: torch.Tensor, key_BGKD: torch.Tensor, value_BGKE: torch.Tensor, causal: bool, scale: float
+    query_BHQD: torch.Tensor,
+    key_BGKD: torch.Tensor,
+    value_BGKE: torch.Tensor,
+    causal: bool,
+    scale: float,
+    bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The result, (B, H, Q, E), and the logarithm of the sum of the exponentials of the scores, (B, H, Q). A causal
-    piece has as many queries as keys, the same ones."""
+    piece has as many queries as keys, the same ones. A `bias` of 0 and minus infinity, (B or 1, 1, Q, K), hides keys; a
+    query that sees none has the result 0 and the logarithm minus infinity."""
     if _for_cpu(query_BHQD, value_BGKE):
         result, logarithm = _ATEN._scaled_dot_product_flash_attention_for_cpu(
-            query_BHQD, key_BGKD, value_BGKE, 0.0, causal, scale=scale
+            query_BHQD, key_BGKD, value_BGKE, 0.0, causal, attn_mask=bias, scale=scale
         )
-    elif _flashes(query_BHQD, value_BGKE):
+        if bias is not None:  # there the logarithm of a query that sees nothing is 0
+            blind = torch.isneginf(bias).all(dim=-1)
+            logarithm = logarithm.masked_fill(blind, -math.inf)
+    elif bias is None and _flashes(query_BHQD, value_BGKE):
         result, logarithm, *_ = _ATEN._scaled_dot_product_flash_attention(
             query_BHQD, key_BGKD, value_BGKE, 0.0, causal, False, scale=scale
         )
     else:
-        result, logarithm = _attend(query_BHQD, key_BGKD, value_BGKE, causal, scale)
+        result, logarithm = _attend(query_BHQD, key_BGKD, value_BGKE, causal, scale, bias)
     return result, logarithm
 
 
@@ -56,13 +87,16 @@ def attend_backward(
     logarithm_BHQ: torch.Tensor,
     causal: bool,
     scale: float,
+    bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What a piece adds to the gradients of queries, keys and values. `result` and `logarithm` are those of all pieces
     together."""
     given = (gradient_BHQE, query_BHQD, key_BGKD, value_BGKE, result_BHQE, logarithm_BHQ)
     if _for_cpu(query_BHQD, value_BGKE):
-        found = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward(*given, 0.0, causal, scale=scale)
-    elif _flashes(query_BHQD, value_BGKE):
+        found = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward(
+            *given, 0.0, causal, attn_mask=bias, scale=scale
+        )
+    elif bias is None and _flashes(query_BHQD, value_BGKE):
         nothing, no_seed = torch.empty(0, dtype=torch.int32), torch.empty(0, dtype=torch.int64)
         lengths = (query_BHQD.shape[2], key_BGKD.shape[2])
         found = _ATEN._scaled_dot_product_flash_attention_backward(
@@ -78,42 +112,143 @@ def attend_backward(
             scale=scale,
         )
     else:
-        found = _attend_backward(*given, causal, scale)
+        found = _attend_backward(*given, causal, scale, bias)
     return found[0], found[1], found[2]
 
 
 def join(total: torch.Tensor, logarithm: torch.Tensor, made: torch.Tensor, of_hop: torch.Tensor) -> None:
     """Add what a hop made to the result so far and to its log-sum-exp, both in place."""
     joined = torch.logaddexp(logarithm, of_hop)
-    total.mul_((logarithm - joined).exp_().unsqueeze(-1))
-    total.addcmul_(made, (of_hop - joined).exp_().unsqueeze(-1).to(total.dtype))
+    shift = _finite(joined)
+    total.mul_((logarithm - shift).exp_().unsqueeze(-1))
+    total.addcmul_(made, (of_hop - shift).exp_().unsqueeze(-1).to(total.dtype))
     logarithm.copy_(joined)
 
 
+def _finite(logarithm: torch.Tensor) -> torch.Tensor:
+    """Of a query that has seen nothing 0, with which every exponential is 0."""
+    return logarithm.masked_fill(torch.isneginf(logarithm), 0.0)
+
+
+class Attended:
+    """What queries have seen so far, hop by hop."""
+
+    def __init__(self, query_BHQD: torch.Tensor, scale: float) -> None:
+        self._query, self._scale = query_BHQD, scale
+        self._total: torch.Tensor | None = None
+        self._logarithm = query_BHQD.new_empty(0)
+
+    def see(self, hops: Sequence[Hop], key_BGKD: torch.Tensor, value_BGKE: torch.Tensor) -> None:
+        """What some hops show of these keys and values."""
+        for hop in hops:
+            query, key, value = self._query[:, :, hop.queries], key_BGKD[:, :, hop.keys], value_BGKE[:, :, hop.keys]
+            made = attend(query, key, value, hop.causal, self._scale, hop.hidden and hop.hidden.bias(query))
+            if self._total is None and query.shape == self._query.shape:
+                self._total, self._logarithm = made
+                continue
+            if self._total is None:
+                batch, heads, queries, _ = self._query.shape
+                self._total = made[0].new_zeros((batch, heads, queries, value.shape[-1]), dtype=wide_dtype(query))
+                self._logarithm = made[1].new_full((batch, heads, queries), -math.inf)
+            self._total = wide(self._total)
+            join(self._total[:, :, hop.queries], self._logarithm[:, :, hop.queries], *made)
+
+    def result(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The result and its log-sum-exp, from which gradients are made."""
+        assert self._total is not None, "every query sees some of the first keys"
+        return self._total.to(self._query.dtype), _finite(self._logarithm)
+
+
+class Gradients:
+    """Gradients of queries from the gradient of what they have seen, hop by hop; those of keys and values as they come.
+    Given are the gradient, the queries, the result and its log-sum-exp."""
+
+    def __init__(self, given: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], scale: float) -> None:
+        self._given, self._scale = given, scale
+        self._of_query: torch.Tensor | None = None
+
+    def of(
+        self, hops: Sequence[Hop], key_BGKD: torch.Tensor, value_BGKE: torch.Tensor
+    ) -> tuple[slice, tuple[torch.Tensor, torch.Tensor]] | None:
+        """Rows of these keys and values, and what some hops add to their gradients; None where they add nothing."""
+        sums: tuple[torch.Tensor, torch.Tensor] | None = None
+        for hop in hops:
+            gradient, query, result, logarithm = (tensor[:, :, hop.queries] for tensor in self._given)
+            key, value = key_BGKD[:, :, hop.keys], value_BGKE[:, :, hop.keys]
+            bias = hop.hidden and hop.hidden.bias(query)
+            made = attend_backward(gradient, query, key, value, result, logarithm, hop.causal, self._scale, bias)
+            self._add(hop, made[0])
+            if len(hops) == 1:
+                return hop.keys, made[1:]
+            if sums is None:
+                sums = self._zeros(key_BGKD), self._zeros(value_BGKE)
+            for total, term in zip(sums, made[1:], strict=True):
+                total[:, :, hop.keys].add_(term)
+        return None if sums is None else (slice(0, key_BGKD.shape[2]), sums)
+
+    def of_query(self) -> torch.Tensor:
+        """Gradients of the queries."""
+        assert self._of_query is not None, "every query sees some of the first keys"
+        return self._of_query.to(self._given[1].dtype)
+
+    def _add(self, hop: Hop, made: torch.Tensor) -> None:
+        if self._of_query is None and made.shape == self._given[1].shape:
+            self._of_query = made.to(wide_dtype(made))
+            return
+        if self._of_query is None:
+            self._of_query = self._zeros(self._given[1])
+        self._of_query[:, :, hop.queries].add_(made)
+
+    @staticmethod
+    def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(tensor, dtype=wide_dtype(tensor), memory_format=torch.contiguous_format)
+
+
 def attend_to_all(
-    query_BHQD: torch.Tensor, key_BGKD: torch.Tensor, value_BGKE: torch.Tensor, causal: bool, scale: float | None
+    query_BHQD: torch.Tensor,
+    key_BGKD: torch.Tensor,
+    value_BGKE: torch.Tensor,
+    hops: Sequence[Hop],
+    scale: float | None,
 ) -> torch.Tensor:
-    """`scaled_dot_product_attention` as one piece, (B, H, Q, E): without scores that outlive the call, also where
-    PyTorch has no such kernel."""
+    """`scaled_dot_product_attention` in these hops, (B, H, Q, E): without scores that outlive them, also where PyTorch
+    has no such kernel."""
     factor = scale_of(query_BHQD, scale)
-    return _Whole.apply(query_BHQD, key_BGKD, value_BGKE, causal, factor)  # type: ignore[no-any-return, no-untyped-call]
+    return _Whole.apply(query_BHQD, key_BGKD, value_BGKE, hops, factor)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def whole(query_BHQD: torch.Tensor, key_BGKD: torch.Tensor, causal: bool) -> tuple[Hop, ...]:
+    """All queries and all keys in one hop."""
+    return (Hop(queries=slice(0, query_BHQD.shape[2]), keys=slice(0, key_BGKD.shape[2]), causal=causal),)
 
 
 class _Whole(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, hops: Sequence[Hop], scale: float
     ) -> torch.Tensor:
-        made = attend(query, key, value, causal, scale)
-        ctx.causal, ctx.scale = causal, scale
+        made = whole_call(lambda: _forward(query, key, value, hops, scale))
+        ctx.hops, ctx.scale = hops, scale
         ctx.save_for_backward(query, key, value, *made)
-        return made[0]
+        result: torch.Tensor = made[0]
+        return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, result, logarithm = ctx.saved_tensors
-        given = gradients[0].contiguous()
-        return (*attend_backward(given, query, key, value, result, logarithm, ctx.causal, ctx.scale), None, None)
+        found = Gradients((gradients[0].contiguous(), query, result, logarithm), ctx.scale)
+        made = found.of(ctx.hops, key, value)
+        assert made is not None
+        of_key, of_value = made[1]
+        return found.of_query(), of_key.to(key.dtype), of_value.to(value.dtype), None, None
+
+
+def _forward(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, hops: Sequence[Hop], scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    seen = Attended(query, scale)
+    seen.see(hops, key, value)
+    return seen.result()
 
 
 def _for_cpu(query: torch.Tensor, value: torch.Tensor) -> bool:
@@ -128,17 +263,27 @@ def _flashes(query: torch.Tensor, value: torch.Tensor) -> bool:
 
 @torch.library.custom_op("planner::attention_piece", mutates_args=())
 def _attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    causal: bool,
+    scale: float,
+    bias: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    scores = _scores(query, key, causal, scale)
+    scores = _scores(query, key, causal, scale, bias)
     logarithm = torch.logsumexp(scores, dim=-1)
-    result = (scores - logarithm.unsqueeze(-1)).exp() @ _shared(wide(value), query)
+    result = (scores - _finite(logarithm).unsqueeze(-1)).exp() @ _shared(wide(value), query)
     return result.to(query.dtype), logarithm
 
 
 @_attend.register_fake
 def _attend_types(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    causal: bool,
+    scale: float,
+    bias: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     result = query.new_empty((*query.shape[:-1], value.shape[-1]))
     return result, query.new_empty(query.shape[:-1], dtype=wide_dtype(query))
@@ -154,8 +299,9 @@ def _attend_backward(
     logarithm: torch.Tensor,
     causal: bool,
     scale: float,
+    bias: torch.Tensor | None,
 ) -> list[torch.Tensor]:
-    probabilities = (_scores(query, key, causal, scale) - logarithm.unsqueeze(-1)).exp()
+    probabilities = (_scores(query, key, causal, scale, bias) - logarithm.unsqueeze(-1)).exp()
     wider = wide(gradient)
     of_value = probabilities.transpose(-2, -1) @ wider
     inner = (wider * wide(result)).sum(dim=-1, keepdim=True)
@@ -176,12 +322,17 @@ def _attend_backward_types(
     logarithm: torch.Tensor,
     causal: bool,
     scale: float,
+    bias: torch.Tensor | None,
 ) -> list[torch.Tensor]:
     return [tensor.new_empty(tensor.shape) for tensor in (query, key, value)]
 
 
-def _scores(query: torch.Tensor, key: torch.Tensor, causal: bool, scale: float) -> torch.Tensor:
+def _scores(
+    query: torch.Tensor, key: torch.Tensor, causal: bool, scale: float, bias: torch.Tensor | None
+) -> torch.Tensor:
     scores = wide(query) @ _shared(wide(key), query).transpose(-2, -1) * scale
+    if bias is not None:
+        scores = scores + bias
     if not causal:
         return scores
     later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)

@@ -3,9 +3,11 @@
 import torch
 import torch.nn.functional as F
 
+from planner.sharding.window import Window
 from runtime.ops.attention import attention_with_dropout
-from runtime.ops.attention_pieces import attend_to_all
+from runtime.ops.attention_pieces import attend_to_all, hops_of, whole
 from runtime.ops.biased_attention import biased_attention
+from runtime.ops.hidden import Mask
 from runtime.ops.randomness import Region, keep_mask
 from runtime.ops.ring_attention import Ring, ring_attention
 from runtime.ops.shard import Shard
@@ -34,16 +36,66 @@ def fused_attention(
     if attn_mask is not None and attn_mask.requires_grad and attn_mask.device.type == "cpu" and not enable_gqa:
         return biased_attention(query, key, value, attn_mask, scale)
     if attn_mask is None and query.device.type == "cpu" and query.shape[-1] != value.shape[-1]:
-        return attend_to_all(query, key, value, is_causal, scale)
+        return attend_to_all(query, key, value, whole(query, key, is_causal), scale)
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
     )
 
 
-def _ring(shard: Shard, axis: int, causal: bool) -> Ring:
+def _ring(shard: Shard, axis: int, causal: bool, mask: Mask | None = None) -> Ring:
     place = shard.place
-    zigzag = axis in place.mesh.zigzag
-    return Ring(group=place.group(axis), place=place.coordinate[axis], causal=causal, zigzag=zigzag, heads=shard.heads)
+    return Ring(
+        group=place.group(axis),
+        place=place.coordinate[axis],
+        causal=causal,
+        zigzag=axis in place.mesh.zigzag,
+        heads=shard.heads,
+        mask=mask,
+    )
+
+
+def windowed_attention(
+    shard: Shard,
+    query_BHQD: torch.Tensor,
+    key_BGKD: torch.Tensor,
+    value_BGKE: torch.Tensor,
+    documents_BS: torch.Tensor | None,
+    seen_BS: torch.Tensor | None,
+    *,
+    back: int | None,
+    ahead: int | None,
+    prefix: int,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Attention under a mask that is known by its kind: in blocks, of what some query of each sees."""
+    query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query_BHQD, key_BGKD, value_BGKE))
+    mask = Mask(window=Window(back=back, ahead=ahead, prefix=prefix), documents=documents_BS, seen=seen_BS)
+    if shard.ring is not None:
+        return ring_attention(query, key, value, _ring(shard, shard.ring, False, mask), scale)
+    run = ((0, query.shape[2]),)
+    hops = hops_of(mask, run, run, query.shape[0] * query.shape[1])
+    return attend_to_all(query, shard.shared(key), shard.shared(value), hops, scale)
+
+
+def windowed_attention_of_slice(
+    shard: Shard,
+    part: SlicePass,
+    query_BHQD: torch.Tensor,
+    key_BGQD: torch.Tensor,
+    value_BGQE: torch.Tensor,
+    documents_BS: torch.Tensor | None,
+    seen_BS: torch.Tensor | None,
+    *,
+    back: int | None,
+    ahead: int,
+    prefix: int,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    mask = Mask(window=Window(back=back, ahead=ahead, prefix=prefix), documents=documents_BS, seen=seen_BS)
+    key, value = shard.shared(key_BGQD), shard.shared(value_BGQE)
+    return sliced_attention(query_BHQD, key, value, part, shard.bound.operator.name, scale, mask)
 
 
 def attention_of_slice(

@@ -16,6 +16,7 @@ import torch
 from planner.graph.bags import BAG
 from planner.graph.blocks import IDENTITY
 from planner.graph.fp8 import RECIPES, fp8_operator
+from planner.graph.masks import MASKED_ATTENTION
 from planner.graph.operator_graph import Argument, OperatorGraph, TorchConstant, ValueRef
 from planner.graph.recurrent import GATES
 from planner.graph.trace import resolve
@@ -152,6 +153,7 @@ LOCAL_OPS: Mapping[str, Form] = {
     "aten.rms_norm.default": local_language.rms_norm,
     "aten.scaled_dot_product_attention.default": local_attention.fused_attention,
     "aten.split_with_sizes.default": local_shapes.split_with_sizes,
+    MASKED_ATTENTION: local_attention.windowed_attention,
     "planner.experts.default": local_language.experts,
     **dict.fromkeys(GATES, local_recurrent.recurrent),
     **{fp8_operator(recipe): local_fp8_linear for recipe in RECIPES},
@@ -162,6 +164,7 @@ LOCAL_OPS: Mapping[str, Form] = {
 SLICED: Mapping[str, Form] = {
     "aten.cross_entropy_loss.default": local_language.cross_entropy_of_slice,
     "aten.scaled_dot_product_attention.default": local_attention.attention_of_slice,
+    MASKED_ATTENTION: local_attention.windowed_attention_of_slice,
 }
 """Local forms of operators that, in a slice of the sequence, know of the other slices (see
 `planner.plan.binding.slices`)."""

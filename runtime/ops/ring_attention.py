@@ -26,47 +26,50 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from planner.sharding.window import Run
+from planner.sharding.zigzag import pieces_of_ring
 from runtime.comm.ring import Round, around
-from runtime.ops.attention_pieces import attend, attend_backward, join, scale_of
+from runtime.ops.attention_pieces import Attended, Gradients, Hop, hops_of, scale_of
 from runtime.ops.biased_attention import wide_dtype
+from runtime.ops.hidden import Mask
 from runtime.ops.kept_results import whole_call
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hop:
-    """Rows of the queries that meet rows of the keys which are here in a hop."""
-
-    queries: slice
-    keys: slice
-    causal: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
     """The devices of a ring, in the order of their group, and how the sequence lies on them. Of the heads of keys that
-    come round the queries of this device share `heads`."""
+    come round the queries of this device share `heads`. A `mask` says by positions what is seen, and not `causal`."""
 
     group: dist.ProcessGroup
     place: int
     causal: bool
     zigzag: bool
     heads: slice = field(default_factory=lambda: slice(None))
+    mask: Mask | None = None
 
-    def hops(self, queries: int, keys: int) -> tuple[Hop | None, ...]:
-        """For every hop what is computed, of so many queries and keys on a device; None where nothing is."""
+    def hops(self, queries: int, keys: int, width: int = 1) -> tuple[tuple[Hop, ...], ...]:
+        """For every transfer what is computed, of so many queries and keys on a device; nothing where nothing is.
+        `width` is samples x heads."""
         size = self.group.size()
-        return tuple(self._hop((self.place - hop) % size, queries, keys) for hop in range(size))
+        return tuple(self._hops((self.place - hop) % size, queries, keys, width) for hop in range(size))
 
-    def _hop(self, owner: int, queries: int, keys: int) -> Hop | None:
+    def _hops(self, owner: int, queries: int, keys: int, width: int) -> tuple[Hop, ...]:
         """With the keys of the device number `owner`."""
+        if self.mask is not None:
+            return hops_of(self.mask, self.runs(queries, self.place), self.runs(keys, owner), width)
         everything = Hop(queries=slice(0, queries), keys=slice(0, keys), causal=self.causal and owner == self.place)
         if not self.causal or owner == self.place:
-            return everything
+            return (everything,)
         if not self.zigzag:
-            return everything if owner < self.place else None
+            return (everything,) if owner < self.place else ()
         if owner < self.place:
-            return Hop(queries=slice(0, queries), keys=slice(0, keys // 2))
-        return Hop(queries=slice(queries // 2, queries), keys=slice(0, keys))
+            return (Hop(queries=slice(0, queries), keys=slice(0, keys // 2)),)
+        return (Hop(queries=slice(queries // 2, queries), keys=slice(0, keys)),)
+
+    def runs(self, length: int, owner: int) -> tuple[Run, ...]:
+        """Positions that a device has, of pieces of this length."""
+        size = self.group.size()
+        return pieces_of_ring(length * size, size, owner, self.zigzag)
 
 
 def ring_attention(
@@ -102,24 +105,17 @@ class _RingAttention(torch.autograd.Function):
 def _forward(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ring: Ring, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result and its log-sum-exp, from the pieces of all hops. The first hop is that of the own keys, which every
+    """The result and its log-sum-exp, from the pieces of all turns. The first turn is that of the own keys, which every
     query meets some of."""
     pieces = [key.contiguous(), value.contiguous()]
-    hops = ring.hops(query.shape[2], key.shape[2])
-    total = logarithm = query.new_empty(0)
-    for number, hop in enumerate(hops):
-        coming = around(pieces, ring.group, ring.place) if number < len(hops) - 1 else None
-        if hop is not None:
-            here = [piece[:, ring.heads, hop.keys] for piece in pieces]
-            made, of_hop = attend(query[:, :, hop.queries], here[0], here[1], hop.causal, scale)
-            if number == 0:
-                total, logarithm = made.to(wide_dtype(query)), of_hop
-            else:
-                join(total[:, :, hop.queries], logarithm[:, :, hop.queries], made, of_hop)
-            del here, made, of_hop
+    turns = ring.hops(query.shape[2], key.shape[2], query.shape[0] * query.shape[1])
+    seen = Attended(query, scale)
+    for number, hops in enumerate(turns):
+        coming = around(pieces, ring.group, ring.place) if number < len(turns) - 1 else None
+        seen.see(hops, *(piece[:, ring.heads] for piece in pieces))
         if coming is not None:
             pieces = coming.wait()
-    return total.to(query.dtype), logarithm
+    return seen.result()
 
 
 def _backward(
@@ -128,46 +124,36 @@ def _backward(
     """Gradients of the queries, keys and values of this device. Saved are these, the result and its log-sum-exp."""
     query, key, value, result, logarithm = saved
     pieces = [key.contiguous(), value.contiguous()]
-    hops = ring.hops(query.shape[2], key.shape[2])
-    of_query, travelling = query.new_empty(0), None
-    for number, hop in enumerate(hops):
-        coming = around(pieces, ring.group, ring.place) if number < len(hops) - 1 else None
-        made: Sequence[torch.Tensor] = ()
-        if hop is not None:
-            rows = [tensor[:, :, hop.queries] for tensor in (gradient, query, result, logarithm)]
-            here = [piece[:, ring.heads, hop.keys] for piece in pieces]
-            made = attend_backward(rows[0], rows[1], here[0], here[1], rows[2], rows[3], hop.causal, scale)
-            if number == 0:
-                of_query = made[0].to(wide_dtype(query))
-            else:
-                of_query[:, :, hop.queries].add_(made[0])
-            made = made[1:]
-        travelling = _sent_on(travelling, hop, made, ring, pieces)
+    turns = ring.hops(query.shape[2], key.shape[2], query.shape[0] * query.shape[1])
+    found, travelling = Gradients((gradient, query, result, logarithm), scale), None
+    for number, hops in enumerate(turns):
+        coming = around(pieces, ring.group, ring.place) if number < len(turns) - 1 else None
+        made = found.of(hops, *(piece[:, ring.heads] for piece in pieces))
+        travelling = _sent_on(travelling, made, ring, pieces)
         if coming is not None:
             pieces = coming.wait()
     assert travelling is not None
     of_key, of_value = travelling.wait()
-    return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype)
+    return found.of_query(), of_key.to(key.dtype), of_value.to(value.dtype)
 
 
 def _sent_on(
     travelling: Round | None,
-    hop: Hop | None,
-    made: Sequence[torch.Tensor],
+    made: tuple[slice, tuple[torch.Tensor, torch.Tensor]] | None,
     ring: Ring,
     pieces: Sequence[torch.Tensor],
 ) -> Round:
     """The gradients of the keys and values that are here, with what this device adds to them, on their way behind
     them. Those of the own ones start here."""
-    if travelling is None and all(one.shape == piece.shape for one, piece in zip(made, pieces, strict=True)):
-        sums = [gradient.to(wide_dtype(gradient)).contiguous() for gradient in made]
+    rows, terms = made if made is not None else (slice(0, 0), ())  # a hop may compute nothing
+    if travelling is None and all(one.shape == piece.shape for one, piece in zip(terms, pieces, strict=True)):
+        sums = [gradient.to(wide_dtype(gradient)).contiguous() for gradient in terms]
         return around(sums, ring.group, ring.place)
     sums = (
         [torch.zeros_like(piece, dtype=wide_dtype(piece)) for piece in pieces]
         if travelling is None
         else travelling.wait()
     )
-    for total, gradient in zip(sums, made, strict=False):  # a hop may compute nothing
-        assert hop is not None
-        total[:, ring.heads, hop.keys].add_(gradient)
+    for total, gradient in zip(sums, terms, strict=False):
+        total[:, ring.heads, rows].add_(gradient)
     return around(sums, ring.group, ring.place)

@@ -1,11 +1,12 @@
 """What the operators of one slice of the sequence may know of the other slices of their micro-batch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from runtime.ops.biased_attention import wide_dtype
+from runtime.ops.hidden import Mask
 
 
 class Past:
@@ -16,6 +17,7 @@ class Past:
         self._slices = slices
         self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
         self._gradients: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._numbers: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
 
     def keep(self, number: int, key_BGQD: torch.Tensor, value_BGQE: torch.Tensor) -> None:
         """Write down what slice `number` has, 0 first."""
@@ -23,6 +25,15 @@ class Past:
             self._kept = self._empty(key_BGQD), self._empty(value_BGQE)
         for whole, piece in zip(self._kept, (key_BGQD, value_BGQE), strict=True):
             self._of(whole, number).copy_(piece)
+
+    def mask_until(self, number: int, mask: Mask) -> Mask:
+        """The mask of slice `number`, 0 first, with the numbers of the tokens of all slices until it."""
+        self._numbers[number] = (mask.documents, mask.seen)
+        parts = zip(*(self._numbers[at] for at in range(number + 1)), strict=True)
+        documents, seen = (
+            torch.cat(found, dim=1) if (found := [t for t in part if t is not None]) else None for part in parts
+        )
+        return replace(mask, documents=documents, seen=seen)
 
     def own(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of a slice."""
@@ -36,14 +47,14 @@ class Past:
         length = key.shape[2] // self._slices * number
         return key[:, :, :length], value[:, :, :length]
 
-    def add(self, number: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Add to the gradients of all slices before `number`."""
+    def add(self, rows: slice, terms: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Add to the gradients of some rows of the whole sequence."""
         if self._gradients is None:
             assert self._kept is not None, "the forward pass came first"
             first, second = (torch.zeros_like(kept, dtype=wide_dtype(kept)) for kept in self._kept)
             self._gradients = first, second
-        for whole, term in zip(self._gradients, (key, value), strict=True):
-            whole[:, :, : term.shape[2]] += term
+        for whole, term in zip(self._gradients, terms, strict=True):
+            whole[:, :, rows] += term
 
     def gradient(self, number: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """What later slices have left for slice `number`; None where there is none."""

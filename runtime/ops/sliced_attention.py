@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from runtime.ops.attention_pieces import attend, attend_backward, join, scale_of
-from runtime.ops.biased_attention import wide
+from runtime.ops.attention_pieces import Attended, Gradients, Hop, hops_of, scale_of
+from runtime.ops.hidden import Mask
 from runtime.ops.kept_results import whole_call
 from runtime.ops.slice_pass import SlicePass
 
@@ -26,9 +26,12 @@ def sliced_attention(
     part: SlicePass,
     operator: str,
     scale: float | None,
+    mask: Mask | None = None,
 ) -> torch.Tensor:
-    """The result B H Q E of an operator for one slice of the sequence."""
-    return _SlicedAttention.apply(query_BHQD, key_BGQD, value_BGQE, part, operator, scale)  # type: ignore[no-any-return, no-untyped-call]
+    """The result B H Q E of an operator for one slice of the sequence. The numbers of `mask` are those of the slice."""
+    if mask is not None:
+        mask = part.together.past_of(operator).mask_until(part.number, mask)
+    return _SlicedAttention.apply(query_BHQD, key_BGQD, value_BGQE, part, operator, scale, mask)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _SlicedAttention(torch.autograd.Function):
@@ -43,37 +46,48 @@ class _SlicedAttention(torch.autograd.Function):
         part: SlicePass,
         operator: str,
         scale: float | None,
+        mask: Mask | None,
     ) -> torch.Tensor:
         past, number = part.together.past_of(operator), part.number
         factor = scale_of(query, scale)
         past.keep(number, key, value)
+        own, before = _hops(query, number, mask)
 
         def compute() -> tuple[torch.Tensor, torch.Tensor]:
-            result, logarithm = attend(query, *past.own(number), True, factor)
-            if number:
-                total = wide(result)
-                join(total, logarithm, *attend(query, *past.before(number), False, factor))
-                result = total.to(query.dtype)
-            return result, logarithm
+            seen = Attended(query, factor)
+            seen.see(own, *past.own(number))
+            seen.see(before, *past.before(number))
+            return seen.result()
 
         result, logarithm = whole_call(compute)
         ctx.part, ctx.past, ctx.scale = part, past, factor  # what slices share lives on with any of them
+        ctx.hops = own, before
         ctx.save_for_backward(query, result, logarithm)
         return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, result, logarithm = ctx.saved_tensors
-        past, number, scale = ctx.past, ctx.part.number, ctx.scale
-        given = gradients[0].contiguous()
-        key, value = past.own(number)
-        of_query, of_key, of_value = attend_backward(given, query, key, value, result, logarithm, True, scale)
-        if number:
-            key, value = past.before(number)
-            early, *before = attend_backward(given, query, key, value, result, logarithm, False, scale)
-            of_query = of_query + early
-            past.add(number, *before)
+        past, number, (own, before) = ctx.past, ctx.part.number, ctx.hops
+        found = Gradients((gradients[0].contiguous(), query, result, logarithm), ctx.scale)
+        made, earlier = found.of(own, *past.own(number)), found.of(before, *past.before(number))
+        assert made is not None
+        if earlier is not None:
+            past.add(*earlier)
+        of_key, of_value = (term.to(query.dtype) for term in made[1])
         later = past.gradient(number)
         if later is not None:
             of_key, of_value = (own + left.to(own.dtype) for own, left in zip((of_key, of_value), later, strict=True))
-        return of_query, of_key, of_value, None, None, None
+        return found.of_query(), of_key, of_value, None, None, None, None
+
+
+def _hops(query: torch.Tensor, number: int, mask: Mask | None) -> tuple[tuple[Hop, ...], tuple[Hop, ...]]:
+    """What a slice sees of its own keys, and of those of the slices before it."""
+    length = query.shape[2]
+    if mask is not None:
+        run, width = (number * length, length), query.shape[0] * query.shape[1]
+        earlier = ((0, number * length),) if number else ()
+        return hops_of(mask, (run,), (run,), width), hops_of(mask, (run,), earlier, width)
+    every = slice(0, length)
+    earlier_hops = (Hop(queries=every, keys=slice(0, number * length)),) if number else ()
+    return (Hop(queries=every, keys=every, causal=True),), earlier_hops

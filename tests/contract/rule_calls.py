@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 from planner.graph.call import Call, Typed
+from planner.graph.masks import MASKED_ATTENTION
 from planner.graph.operator_graph import ROWS_FROM, TorchConstant
 from planner.graph.trace import resolve, tensor_type
 from planner.models import experts as experts  # makes the operator known to torch
@@ -70,11 +71,38 @@ def run(op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[torc
         weight, indices, *offsets = args
         word = ("sum", "mean", "max")[kwargs["mode"]]
         return (F.embedding_bag(indices, weight, *offsets, **{**kwargs, "mode": word}),)
+    if op == MASKED_ATTENTION:
+        return (dense_attention(*args, **kwargs),)
     if op in ROWS_FROM.values():
         rows = _random(kwargs["rows"], kwargs["width"])
         return (F.embedding_bag(args[0], rows) if kwargs["bag"] else F.embedding(args[0], rows),)
     made = args[0].view_as(args[0]) if op == "planner.identity" else resolve(op)(*args, **kwargs)
     return tuple(made) if isinstance(made, tuple | list) else (made,)
+
+
+def dense_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    documents: torch.Tensor | None,
+    seen: torch.Tensor | None,
+    *,
+    back: int | None,
+    ahead: int | None,
+    prefix: int,
+    **further: Any,
+) -> torch.Tensor:
+    """Attention with the mask of queries x keys that a kind stands for."""
+    at = torch.arange(query.shape[2])
+    shown = torch.ones(len(at), len(at), dtype=torch.bool)
+    shown = shown if back is None else shown.triu(-back)
+    shown = shown if ahead is None else shown.tril(ahead)
+    shown = (shown | (at < prefix))[None, None]
+    if documents is not None:
+        shown = shown & (documents[:, None, :, None] == documents[:, None, None, :])
+    if seen is not None:
+        shown = shown & (seen[:, None, None, :] != 0)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=shown, **further)
 
 
 def _typed(argument: Any) -> Typed:
@@ -164,6 +192,21 @@ def _masked_attention() -> Iterator[tuple[Any, ...]]:
     yield attention, "causal mask", query, query, query, causal.expand(2, 1, 6, 6).contiguous()
     grouped = _random(2, 2, 6, 8)
     yield attention, "grouped and a bias", query, grouped, grouped, _random(1, 4, 6, 6), {"enable_gqa": True}
+    kinds, wide, narrow = {"back": 2, "ahead": 0, "prefix": 0}, _random(2, 8, 6, 4), _random(2, 2, 6, 4)
+    documents, padding = torch.tensor([[0, 0, 0, 1, 1, 2], [4, 4, 4, 4, 5, 5]]), torch.tensor([[0, 1, 1, 1, 1, 1]] * 2)
+    yield MASKED_ATTENTION, "window", query, query, query, None, None, kinds
+    yield (
+        MASKED_ATTENTION,
+        "prefix and padding",
+        query,
+        query,
+        query,
+        None,
+        padding,
+        {**kinds, "prefix": 2, "back": None},
+    )
+    both = {"back": 1, "ahead": 3, "prefix": 0, "scale": 0.3, "enable_gqa": True}
+    yield MASKED_ATTENTION, "documents, both ways", wide, narrow, narrow, documents, padding, both
 
 
 def _experts() -> Iterator[tuple[Any, ...]]:

@@ -510,6 +510,7 @@ def test_no_reshape_is_kept() -> None:
         assert not any(name.endswith("/flatten") for name in kept)
 
 
+@pytest.mark.thorough
 def test_a_certificate_is_of_the_plan_that_is_returned() -> None:
     """Of plans whose gradients go one by one: what buckets save is no part of the problem that is certified."""
     pinned = Pinned(pipeline=1, mesh=(4,))

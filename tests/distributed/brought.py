@@ -232,3 +232,35 @@ class Scaled(nn.Module):
 
 def scaled() -> Example:
     return Scaled(), (torch.randn(BATCH, 8),), {}
+
+
+class Masked(nn.Module):
+    """Blocks of attention with few key heads, under a mask that the model makes of positions and of its input: to the
+    last tokens of the same document, and in the last block to the first tokens, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, HIDDEN)
+        self.mixed = nn.ModuleList(nn.Linear(HIDDEN, 2 * HIDDEN) for _ in range(2))
+        self.head = nn.Linear(HIDDEN, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor, documents: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        at = torch.arange(tokens.shape[1], device=tokens.device)
+        causal, near = at[:, None] >= at, at[:, None] - at < 6
+        alike = documents[:, None, :, None] == documents[:, None, None, :]
+        hidden = self.embed(tokens)
+        for mixed, shown in zip(self.mixed, (causal & near & alike, causal & alike | (at < 3) & alike), strict=True):
+            query, key, value = (
+                part.unflatten(-1, (-1, HIDDEN // 4)).transpose(1, 2)
+                for part in mixed(hidden).split((HIDDEN, HIDDEN // 2, HIDDEN // 2), dim=-1)
+            )
+            found = F.scaled_dot_product_attention(query, key, value, attn_mask=shown, enable_gqa=True)
+            hidden = hidden + found.transpose(1, 2).flatten(2)
+        return F.cross_entropy(self.head(hidden).flatten(0, 1), labels.flatten())
+
+
+def masked() -> Example:
+    """Masks that are kept as what they say."""
+    documents = torch.randint(0, 2, (BATCH, 2 * LENGTH)).cumsum(1)
+    numbers = [torch.randint(3, VOCABULARY, (BATCH, 2 * LENGTH)) for _ in range(2)]
+    return Masked(), (numbers[0], documents, numbers[1]), {}

@@ -1,7 +1,9 @@
 """What the worker processes do in the tests of sequences that are split: plans that the search finds for a context."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,11 +12,14 @@ import torch.nn.functional as F
 from planner.plan.plan import Plan
 from planner.sharding.layout import parse_layout
 from planner.sharding.rule import strategy_names
+from planner.sharding.window import Window
 from planner.sharding.zigzag import zigzag_runs
 from planner.strategy_search.request.space import Pinned
 from runtime.comm.device_mesh import rank_mesh
 from runtime.comm.redistribute import convert, local_piece
+from runtime.ops.hidden import Mask
 from runtime.ops.ring_attention import Ring, ring_attention
+from tests.contract.rule_calls import dense_attention
 from tests.distributed import plans, tasks
 from tests.distributed.searched import searched_plan
 
@@ -45,11 +50,11 @@ def parity(model: str, devices: int, pinned: Pinned, order: str | None = None) -
 
 
 def ring_numerics(
-    shape: tuple[int, int, int, int, int, int], causal: bool, zigzag: bool, dtype: torch.dtype
+    shape: tuple[int, int, int, int, int, int], causal: bool | Mapping[str, Any], zigzag: bool, dtype: torch.dtype
 ) -> tuple[float, ...]:
     """Largest relative errors of the result and the gradients of queries, keys and values of a ring of all processes,
-    against attention to everything at once. `shape`: batch, heads, heads of keys, sequence, head dims of keys and of
-    values."""
+    against attention to everything at once. `causal` may be what a mask says. `shape`: batch, heads, heads of keys,
+    sequence, head dims of keys and of values."""
     batch, heads, groups, length, width, of_values = shape
     place, size = dist.get_rank(), dist.get_world_size()
     generator = torch.Generator().manual_seed(7)
@@ -57,7 +62,13 @@ def ring_numerics(
     draw = (torch.randn(batch, n, length, d, generator=generator, dtype=dtype) for n, d in extents)
     *whole, gradient = draw
     whole = [tensor.requires_grad_() for tensor in whole]
-    expected = F.scaled_dot_product_attention(*whole, is_causal=causal, enable_gqa=True)
+    mask = None
+    if isinstance(causal, bool):
+        expected = F.scaled_dot_product_attention(*whole, is_causal=causal, enable_gqa=True)
+    else:
+        documents = torch.randint(0, 2, (batch, length), generator=generator).cumsum(1)
+        expected = dense_attention(*whole, documents, None, **causal, enable_gqa=True)
+        mask = Mask(window=Window(**causal), documents=documents)
     expected.backward(gradient)
     runs = zigzag_runs(length, size, place) if zigzag else ((place * length // size, length // size),)
 
@@ -65,7 +76,7 @@ def ring_numerics(
         return torch.cat([tensor.detach().narrow(2, start, count) for start, count in runs], dim=2)
 
     pieces = [own(tensor).requires_grad_() for tensor in whole]
-    ring = Ring(group=dist.group.WORLD, place=place, causal=causal, zigzag=zigzag)
+    ring = Ring(group=dist.group.WORLD, place=place, causal=causal is True, zigzag=zigzag, mask=mask)
     found = ring_attention(*pieces, ring)
     found.backward(own(gradient))
     pairs = [(found.detach(), own(expected)), *((p.grad, own(w.grad)) for p, w in zip(pieces, whole, strict=True))]

@@ -11,7 +11,7 @@ from planner.strategy_search.objectives import plan_for
 from tests.distributed import tasks_brought
 from tests.refusals import refused
 
-NAMED = ("whisper", "falcon_alibi", "clip", "mixed_dtypes", "index_add", "recurrent", "own_function")
+NAMED = ("whisper", "falcon_alibi", "clip", "mixed_dtypes", "index_add", "recurrent", "own_function", "masked")
 OTHERS = (
     "falcon", "gpt_neo", "opt", "gemma2", "gemma3", "mpt", "phi", "stablelm", "gpt_neox", "olmo2", "siglip", "of_batch",
     "bloom",
@@ -37,6 +37,21 @@ def test_a_planned_model_runs_on_one_process(name: str) -> None:
 @pytest.mark.parametrize("name", [*NAMED, *OTHERS])
 def test_a_planned_model_runs_on_two_processes(name: str, degree: str, pair) -> None:
     text = planned(name, 2, global_batch=4, **{degree: 2})
+    assert max(pair.run("tasks_brought", "difference", text)) < 1.0
+
+
+MASKED: dict[str, dict[str, object]] = {
+    "ring": {"context": 2, "context_by": "ring", "micro_batches": 2},
+    "contiguous ring": {"context": 2, "context_by": "ring", "zigzag": False},
+    "by heads": {"context": 2, "context_by": "heads"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [*MASKED])
+def test_masks_that_are_known_by_their_kind_are_cut(how: str, pair) -> None:
+    text = planned("masked", 2, global_batch=4, **MASKED[how])
+    assert text.count('"k@q"') == (2 if "ring" in how else 0)
     assert max(pair.run("tasks_brought", "difference", text)) < 1.0
 
 

@@ -178,7 +178,7 @@ def state_of(request, folder: Path, task: str, model: str, case: Case, servers: 
         return pool.run("tasks_placed", task, model, text, str(folder / "saved"), given)
 
 
-@pytest.mark.cases(0, 3)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(
     ("model", "case"),
     [
@@ -198,7 +198,7 @@ def test_what_is_resumed_goes_on_bit_by_bit(request, tmp_path: Path, model: str,
         assert all(np.array_equal(one, other[name]) for name, one in state.items())
 
 
-@pytest.mark.cases(0, 2)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(
     ("first", "then"),
     [
@@ -222,7 +222,7 @@ def test_another_plan_goes_on_from_the_same_tables(request, tmp_path: Path, firs
             assert losses == pytest.approx(wanted[0][0], rel=1e-5)
 
 
-@pytest.mark.cases(0, 2)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(
     ("first", "then"),
     [

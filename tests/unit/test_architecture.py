@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -272,13 +272,19 @@ def syntax(module: str) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
+@functools.cache
+def nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
+    """Everything in a module, which many tests look through."""
+    return tuple(ast.walk(tree))
+
+
 def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and dotted name of everything that is imported; a relative name starts with a dot.
 
     `from a import b` gives `a.b`, which may be a module or a name in `a`. Both lie in one house, except right under
     `planner`, which `normalised` settles. Using `torch.distributed` through a plain `import torch` counts too.
     """
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         match node:
             case ast.Import(names=names):
                 yield from ((node.lineno, name.name) for name in names)
@@ -372,7 +378,7 @@ def test_rooms_import_from_those_before_them() -> None:
 
 def called(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
     """The last word of everything that is called, and the call."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
             yield node.func.id if isinstance(node.func, ast.Name) else node.func.attr, node
 
@@ -387,18 +393,18 @@ def calls_of(module: str) -> tuple[tuple[str, ast.Call], ...]:
     return tuple(called(syntax(module)))
 
 
-def runs(tree: ast.Module) -> list[str]:
+def runs(calls: Iterable[tuple[str, ast.Call]]) -> list[str]:
     """Calls that run what a text says. A method called `eval` takes no text."""
     return [
         name
-        for name, call in called(tree)
+        for name, call in calls
         if name in RUNNERS and call.args and not (name == "import_module" and isinstance(call.args[0], ast.Constant))
     ]
 
 
 @pytest.mark.slow
 def test_text_is_run_in_few_places_and_nothing_is_unpickled() -> None:
-    assert {module: tuple(found) for module in sources() if (found := runs(syntax(module)))} == RUNS
+    assert {module: tuple(found) for module in sources() if (found := runs(calls_of(module)))} == RUNS
     unpickling = [
         f"{module}: {name}"
         for module in sources()
@@ -426,7 +432,7 @@ def test_what_a_reference_names_is_built_where_a_person_gave_it() -> None:
     ],
 )
 def test_running_a_text_is_seen(text: str) -> None:
-    assert runs(ast.parse(text))
+    assert runs(called(ast.parse(text)))
 
 
 @pytest.mark.parametrize(
@@ -550,14 +556,14 @@ def test_libraries_do_not_print() -> None:
         f"{sources()[module].relative_to(ROOT)}:{node.lineno}"
         for module in sources()
         if not below(module, *MAY_PRINT)
-        for node in ast.walk(syntax(module))
+        for node in nodes(syntax(module))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert prints == []
 
 
 def reads_environment(tree: ast.Module) -> bool:
-    named = (node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    named = (node.attr for node in nodes(tree) if isinstance(node, ast.Attribute))
     return any(name in ENVIRONMENT for name in (*named, *(name.removeprefix("os.") for _, name in imports(tree))))
 
 
@@ -578,7 +584,7 @@ def module_state(tree: ast.Module) -> set[str]:
         for target in (node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)])
     ]
     names = {target.id for target in targets if isinstance(target, ast.Name)}
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [node for node in nodes(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return {name for function in functions for name in _changed(function, names)}
 
 
@@ -615,7 +621,7 @@ def test_state_of_a_module_is_seen(text: str) -> None:
 def unpickling(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and name of everything that unpickles, or can be told to."""
     yield from ((line, name) for line, name in imports(tree) if below(name, *UNPICKLERS))
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         match node:
             case ast.Attribute(attr=name) | ast.Name(id=name) if name in UNPICKLING_CALLS:
                 yield node.lineno, name
@@ -656,7 +662,7 @@ def raw_parsing(module: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Calls of a module that parse text without limits, and imports of what would."""
     called = [
         (node.lineno, f"{of.id if isinstance(of, ast.Name) else ''}.{name}")
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         for of, name in [(node.func.value, node.func.attr)]
     ]

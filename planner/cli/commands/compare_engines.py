@@ -68,7 +68,15 @@ def spaces_of(text: str) -> "tuple[EngineSpace, ...]":
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise RequestError("--engines: write names of engines, as in megatron,torchtitan,torch")
-    return tuple(space_named(name) for name in dict.fromkeys(names))
+    try:
+        return tuple(space_named(name) for name in dict.fromkeys(names))
+    except RequestError as error:
+        raise RequestError(_in_words_of_engines(str(error))) from error
+
+
+def _in_words_of_engines(message: str, prefix: str = "") -> str:
+    """What is wrong with the space of an engine, to somebody who asked for several."""
+    return message.removeprefix(prefix).replace("--for", "--engines")
 
 
 def compared(plan_file: Path | None, engines: str, options: Options) -> "tuple[SearchRequest, tuple[Row, ...]]":
@@ -113,6 +121,8 @@ def _row(request: "SearchRequest", space: "EngineSpace | None", console: "Consol
         if space is None:
             raise
         why = str(error)
+    if space is not None:
+        why = _in_words_of_engines(why, f"--for {space.name}: ")
     software = request.cluster.software.name
     return Row(engine=None if space is None else space.name, name=name, software=software, result=result, why=why)
 

@@ -6,6 +6,7 @@ itself. What does not is refused by name, and so is what counts on a whole micro
 that change.
 """
 
+import math
 from dataclasses import replace
 from functools import lru_cache
 
@@ -61,10 +62,25 @@ def one_slice(whole: OperatorGraph, length: int | None, slices: int) -> Operator
 
 
 @lru_cache(maxsize=1024)
-def earlier_keys(rule: Rule) -> Rule:
-    """Attention of one slice to the keys of an earlier one: to all of them, where it reads half of its own."""
-    work = tuple(replace(term, coefficient=2.0 * term.coefficient) for term in rule.work)
-    return replace(rule, work=work, causal=False)
+def earlier_keys(rule: Rule, slices: int) -> Rule:
+    """Attention of one of so many slices to the keys of an earlier one: to all of them, where it reads half of its own,
+    or to the share of them that a window shows in the mean."""
+    seen = 1.0
+    if rule.window is not None:
+        length = rule.whole_extent(dict(rule.roles)["queries"])
+        whole, own = (rule.window.pairs(0, n, n) for n in (slices * length, length))
+        seen = (whole - slices * own) / (math.comb(slices, 2) * length**2)
+    work = tuple(replace(term, coefficient=2.0 * seen / rule.seen * term.coefficient) for term in rule.work)
+    return replace(rule, work=work, causal=False, window=None, seen=seen)
+
+
+def work_of_slices(rule: Rule, slices: int) -> float:
+    """How many times its work of the own keys attention of one of so many slices does in the mean."""
+    if rule.window is None:
+        return float(slices)  # it reads the keys of half the sequence, all of them, and half its own
+    length = rule.whole_extent(dict(rule.roles)["queries"])
+    whole, own = (rule.window.pairs(0, n, n) for n in (slices * length, length))
+    return whole / (slices * own)
 
 
 def positional(whole: OperatorGraph, part: OperatorGraph) -> frozenset[str]:
@@ -82,6 +98,8 @@ def _fault(graph: OperatorGraph, op: Operator, whole: Rule, rule: Rule) -> str |
     chance = CHANCES.get(op.op)
     if chance is not None and chance.of(op.arguments, dict(op.keywords)) > 0:
         return "drops elements at random, which a slice would draw as if it were the first"
+    if rule.window is not None and rule.window.prefix:
+        return "shows keys of later slices, its prefix"
     if rule.op_class == "attention" or op.op == LOSS:
         return None
     extents = {factor.name: factor.extent for factor in rule.factors}

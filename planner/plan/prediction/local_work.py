@@ -7,15 +7,18 @@ audit can be counted by. A pass over elements is charged for the memory it moves
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hardware_profiles import Flops
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
+from planner.plan.binding.slices import work_of_slices
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.prediction.charges import Phase
 from planner.pricing.liveness import replays
 from planner.pricing.operator_price import uneven
 from planner.sharding.rule import loop_extents, ring_axis
+from planner.sharding.window import Window, computed_pairs
+from planner.sharding.zigzag import pieces_of_ring
 
 PRODUCTS = frozenset({"matmul", "attention", "convolution", "experts", "recurrent"})
 """Classes of operators that multiply."""
@@ -55,7 +58,29 @@ def _forward(op: BoundOperator, bound: BoundPlan) -> Flops:
     extents = loop_extents(op.rule, op.strategy, mesh)
     axis = ring_axis(op.rule, op.strategy, mesh.sizes)
     share = 1.0 if axis is None else uneven(op.rule, op.strategy, mesh, mesh.coordinate(mesh.size // 2)[axis])
-    if bound.plan.slices > 1 and op.rule.op_class == "attention":
-        share *= bound.plan.slices  # in the mean it reads the keys of half the sequence, all of them, and half its own
+    if op.rule.window is not None:
+        share = _in_blocks(op, op.rule.window, bound, extents)
+    elif bound.plan.slices > 1 and op.rule.op_class == "attention":
+        share *= work_of_slices(op.rule, bound.plan.slices)
     work = sum(term.coefficient * math.prod(extents[factor] for factor in term.factors) for term in op.rule.work)
     return float(round(share * work)) if op.rule.exchanged else share * work
+
+
+def _in_blocks(op: BoundOperator, window: Window, bound: BoundPlan, extents: Sequence[float]) -> float:
+    """Pairs of queries and keys that a device computes under a window, in the mean of its slices, for each of those
+    that its share of the window shows."""
+    mesh, slices, names = bound.plan.mesh, bound.plan.slices, op.rule.index
+    axis = ring_axis(op.rule, op.strategy, mesh.sizes)
+    length = op.rule.factors[names["k"]].extent
+    width = round(math.prod(extents[names[name]] for name in ("b", "g", "r") if name in names))
+    size = 1 if axis is None else mesh.sizes[axis]
+    if axis is not None:
+        zigzag, place = axis in mesh.zigzag, mesh.coordinate(mesh.size // 2)[axis]
+        turns = [pieces_of_ring(length, size, owner, zigzag) for owner in range(size)]
+        pairs = computed_pairs(window, turns[place], turns, width)
+    else:
+        pairs = sum(
+            computed_pairs(window, ((at * length, length),), (((at * length, length),), ((0, at * length),)), width)
+            for at in range(slices)
+        )
+    return pairs * size / slices / window.pairs(0, length, length)

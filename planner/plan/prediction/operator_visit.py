@@ -63,7 +63,7 @@ class OperatorVisit:
         self.own = [] if self.in_pieces else [i for i, name in enumerate(self.results) if name in kept]
         self.earlier: OperatorPrices | None = None  # of attention, on the keys of an earlier slice
         if bound.plan.slices > 1 and self.operator.rule.op_class == "attention":
-            rule = earlier_keys(self.operator.rule)
+            rule = earlier_keys(self.operator.rule, bound.plan.slices)
             self.earlier = walk.price(replace(self.operator, rule=rule), counted=False)
         self._gathered: dict[int, bool] = {}
 

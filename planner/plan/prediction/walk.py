@@ -14,6 +14,7 @@ from hardware_profiles import Cluster, Group, Hidden, Machine, Seconds, clusters
 from planner.graph.blocks import Blocks
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
+from planner.plan.binding.slices import work_of_slices
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
 from planner.plan.layout.offloaded import tables_on_hosts, visiting_order
 from planner.plan.layout.overlapped_products import Overlap, overlaps_of
@@ -440,7 +441,7 @@ class Walk:
         alone = (id(rule), graded)
         if alone not in self._alone:
             self._alone[alone] = whole_flops(rule, graded)
-        seen = self.bound.plan.slices if rule.op_class == "attention" else 1  # of them a slice reads half, in the mean
+        seen = work_of_slices(rule, self.bound.plan.slices) if rule.op_class == "attention" else 1.0
         self.flops += self._alone[alone] * seen if counted else 0.0
         return self._prices[key]
 

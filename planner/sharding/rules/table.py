@@ -6,8 +6,10 @@ that drops probabilities is run unfused: scores in memory, nothing done twice, n
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from planner.graph.fp8 import RECIPES, fp8_operator
+from planner.graph.masks import MASKED_ATTENTION
 from planner.graph.random_ops import CHANCES
 from planner.graph.recurrent import GATES, LSTM
 from planner.sharding.rules.channels import BatchNorm, GroupNorm
@@ -22,6 +24,7 @@ from planner.sharding.rules.recurrent import Recurrent
 from planner.sharding.rules.shapes import Elementwise, Factory, Filled, Normalise, Reduce
 from planner.sharding.rules.spec import RuleSpec
 from planner.sharding.rules.views import AlongDim, Pad, Permute, RepeatEach, Reshape, Tile
+from planner.sharding.rules.windows import WindowedAttention
 
 _BOTH = ((0, (1,)), (1, (0,)))
 _INPUT = ((0, (0,)),)
@@ -43,6 +46,45 @@ _ADDMM = Einsum(
     pattern="o, b i, i o -> b o", op_class="matmul", work=((2.0, ""),), addends=(0,), saves=((1, (2,)), (2, (1,)))
 )
 
+_ATTENTION = Einsum(
+    pattern="b (g r) q d, b g k d, b g k e -> b (g r) q e",
+    op_class="attention",
+    blocked="q k d e",
+    heads=True,
+    work=((2.0, "b g r q k d"), (2.0, "b g r q k e")),
+    gradient_work=2 / 3,
+    repeated_work=0.5,
+    causal_argument=(5, "is_causal"),
+    mask_argument=(3, "attn_mask"),
+    roles=(
+        ("batch", "b"),
+        ("heads", "g r"),
+        ("key_heads", "g kv"),
+        ("queries", "q"),
+        ("keys", "k"),
+        ("head_dim", "d"),
+        ("value_dim", "e"),
+    ),
+    saves=((0, (0, 1, 2)), (1, (0, 1, 2)), (2, (0, 1, 2))),
+    saved_results=(0,),
+    saved_extra=((4.0, "b g r q"),),
+    chance=CHANCES["aten.scaled_dot_product_attention.default"],
+    unfused_extra=((1.0, "b g r q k"),),  # the mask
+    unfused_elements=((2.0, "b g r q k"),),  # probabilities, and those that are left
+    rings=(("k", "q"),),  # keys and values come round; backward once more, and their gradients behind them
+    inner=tuple(
+        pattern
+        for piece in ("b g kv k d", "b g kv k e")
+        for pattern in (
+            InnerPattern(kind="send_recv", factor="k@q", factors=piece, forward=1, backward=1),
+            InnerPattern(kind="send_recv", factor="k@q", factors=piece, backward=1, home=True, wide=True),
+        )
+    ),
+    # the piece that is here and the next one, and gradients of a hop; sums that are sent, those that come
+    inner_elements=((3.0, "b g kv k d"), (3.0, "b g kv k e"), (1.0, "b g r q d")),
+    inner_wide=((2.0, "b g kv k d"), (2.0, "b g kv k e"), (1.0, "b g r q d")),
+)
+
 RULES: Mapping[str, RuleSpec] = {
     # contractions
     "aten.linear.default": _LINEAR,
@@ -51,43 +93,18 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.matmul.default": Matmul(),
     "aten.mm.default": Matmul(),
     "aten.bmm.default": Matmul(),
-    "aten.scaled_dot_product_attention.default": Einsum(
-        pattern="b (g r) q d, b g k d, b g k e -> b (g r) q e",
-        op_class="attention",
-        blocked="q k d e",
-        heads=True,
-        work=((2.0, "b g r q k d"), (2.0, "b g r q k e")),
-        gradient_work=2 / 3,
-        repeated_work=0.5,
-        causal_argument=(5, "is_causal"),
-        mask_argument=(3, "attn_mask"),
-        roles=(
-            ("batch", "b"),
-            ("heads", "g r"),
-            ("key_heads", "g kv"),
-            ("queries", "q"),
-            ("keys", "k"),
-            ("head_dim", "d"),
-            ("value_dim", "e"),
-        ),
-        saves=((0, (0, 1, 2)), (1, (0, 1, 2)), (2, (0, 1, 2))),
-        saved_results=(0,),
-        saved_extra=((4.0, "b g r q"),),
-        chance=CHANCES["aten.scaled_dot_product_attention.default"],
-        unfused_extra=((1.0, "b g r q k"),),  # the mask
-        unfused_elements=((2.0, "b g r q k"),),  # probabilities, and those that are left
-        rings=(("k", "q"),),  # keys and values come round; backward once more, and their gradients behind them
-        inner=tuple(
-            pattern
-            for piece in ("b g kv k d", "b g kv k e")
-            for pattern in (
-                InnerPattern(kind="send_recv", factor="k@q", factors=piece, forward=1, backward=1),
-                InnerPattern(kind="send_recv", factor="k@q", factors=piece, backward=1, home=True, wide=True),
-            )
-        ),
-        # the piece that is here and the next one, and gradients of a hop; sums that are sent, those that come
-        inner_elements=((3.0, "b g kv k d"), (3.0, "b g kv k e"), (1.0, "b g r q d")),
-        inner_wide=((2.0, "b g kv k d"), (2.0, "b g kv k e"), (1.0, "b g r q d")),
+    "aten.scaled_dot_product_attention.default": _ATTENTION,
+    MASKED_ATTENTION: WindowedAttention(
+        plain=replace(
+            _ATTENTION,
+            pattern="b (g r) q d, b g k d, b g k e, b t, b t -> b (g r) q e",
+            positions=(0, 1, 2, 3, 4),
+            blocked="q k d e t",
+            causal_argument=None,
+            mask_argument=None,
+            chance=None,
+            saves=tuple((operand, (0, 1, 2)) for operand in range(5)),
+        )
     ),
     # lookups, normalisation, loss
     "aten.embedding.default": Einsum(

@@ -226,7 +226,11 @@ class Cutter:
         return len(self._parameter(key).stored)
 
     def _parameter(self, name: str) -> ParameterTable:
-        return next(table for table in self.tables.parameters if table.name == name)
+        return self._parameters[name]
+
+    @cached_property
+    def _parameters(self) -> dict[str, ParameterTable]:
+        return {table.name: table for table in self.tables.parameters}
 
     def _piece(
         self, operators: tuple[int, ...], share: Share, way: Running, home: Home = "device", *, whole: bool = False

@@ -7,6 +7,7 @@ Which pieces there are and what they share is decided by `planner.strategy_searc
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,6 +36,11 @@ LEAST_WAITING = "least waiting"
 as where each comes by itself, but for the weight of an operator beside it for a moment, which a block that has all of
 its own does not add. What is found so is a bound on all of them."""
 
+_COLUMNS = (
+    "part", "steady", "step", "fixed", "live", "replay", "k_part", "k_live", "k_replay", "transient", "under",
+    "under_again", "work", "work_again",
+)  # fmt: skip
+
 
 @dataclass(kw_only=True)
 class PieceMaker:
@@ -62,25 +68,9 @@ class PieceMaker:
         keys = self._keys(edges, [parameter.name for parameter, _ in uses])
         self.place = {key: position for position, key in enumerate(keys)}
         sizes = tuple(self.cutter._size(key) for key in keys)
-        self.columns: dict[str, list[Array]] = {
-            name: [np.zeros(size) for size in sizes]
-            for name in (
-                "part",
-                "steady",
-                "step",
-                "fixed",
-                "live",
-                "replay",
-                "k_part",
-                "k_live",
-                "k_replay",
-                "transient",
-                "under",
-                "under_again",
-                "work",
-                "work_again",
-            )
-        }
+        ends = tuple(accumulate(sizes, initial=0))
+        self.cells = tuple(slice(start, stop) for start, stop in pairwise(ends))  # of the candidates of each variable
+        self.columns: dict[str, Array] = {name: np.zeros(ends[-1]) for name in _COLUMNS}
         self.pairs: dict[tuple[int, int], dict[str, Array]] = {}
         self.begins = False
         self.always = set[int]()
@@ -149,9 +139,14 @@ class PieceMaker:
         return self._again(index) and self.template.moves(index)
 
     def _add(self, key: Key, /, **amounts: Array) -> None:
-        at = self.place[key]
+        cells = self.cells[self.place[key]]
         for name, values in amounts.items():
-            self.columns[name][at] = self.columns[name][at] + values
+            self.columns[name][cells] += values
+
+    def _most(self, key: Key, transient: Array) -> None:
+        """Of what lives at no other time as much as at the worst."""
+        known = self.columns["transient"][self.cells[self.place[key]]]
+        np.maximum(known, transient, out=known)
 
     def _operator(self, index: int) -> None:
         table, key = self.tables.operators[index], self._key(index)
@@ -164,10 +159,8 @@ class PieceMaker:
         self._add(key, **{self._held(index): table.kept})
         if self._offloaded(index):
             self._add(key, part=self._away(table.own), live=-table.own, replay=offloaded_bytes(table.own))
-        at = self.place[key]
         beside = not self.at_once and self.gathers != LEAST_WAITING
-        transient = table.transient + table.weights if beside else table.transient
-        self.columns["transient"][at] = np.maximum(self.columns["transient"][at], transient)
+        self._most(key, table.transient + table.weights if beside else table.transient)
         if works and self.way == "selective":
             graph = self.template.graph
             op = graph.operators[index]
@@ -269,16 +262,14 @@ class PieceMaker:
             fixed=prices.weight + prices.gradient + prices.state,
             replay=prices.visiting,
         )
-        at = self.place[parameter.name]
-        self.columns["transient"][at] = np.maximum(self.columns["transient"][at], prices.transient)
+        self._most(parameter.name, prices.transient)
 
     def _assembled(self, keys: list[Key], sizes: tuple[int, ...]) -> Piece:
         boundary = tuple(key for key in self.cutter.boundary if key in self.place)
         count = len(keys)
         plan = schedule(sizes, tuple(self.pairs), tuple(range(count - len(boundary), count)), EXACT)
         order = [(pair, flip) for (pair, flip) in plan.edge_pairs]
-        cells = ("part", "steady", "live", "replay", "under", "under_again")
-        flat: dict[str, list[Array]] = {name: list(self.columns[name]) for name in cells}
+        flat = {name: [self.columns[name]] for name in ("part", "steady", "live", "replay", "under", "under_again")}
         turned: list[tuple[int, dict[str, Array], bool]] = [
             (pair, tables, flip) for tables, (pair, flip) in zip(self.pairs.values(), order, strict=True)
         ]
@@ -290,11 +281,8 @@ class PieceMaker:
                     rows.append(np.zeros(shape[0] * shape[1]))
                 else:
                     rows.append((values.T if flip else values).ravel())
-        joined = {name: np.concatenate(rows) if rows else np.zeros(0) for name, rows in flat.items()}
-        nodes = {
-            name: np.concatenate(self.columns[name]) if sizes else np.zeros(0)
-            for name in ("step", "fixed", "k_part", "k_live", "k_replay", "work", "work_again")
-        }
+        joined = {name: np.concatenate(rows) for name, rows in flat.items()}
+        nodes = self.columns
         under: tuple[Array, Array] | None = None
         excess: tuple[Array, Array] | None = None
         if self.travels:
@@ -318,7 +306,7 @@ class PieceMaker:
             keeping_part=nodes["k_part"],
             keeping_live=nodes["k_live"],
             keeping_replay=nodes["k_replay"],
-            transient=tuple(self.columns["transient"]),
+            transient=tuple(nodes["transient"][cells] for cells in self.cells),
             under=under,
             excess=excess,
             begins=self.begins,

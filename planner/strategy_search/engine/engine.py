@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TypeAlias
+from weakref import WeakValueDictionary
 
 from costmodels import peak_memory, planned_memory, usable_memory
 from hardware_profiles import Cluster, Machine, MixedCluster, of_one_kind, parts_of
@@ -56,11 +57,13 @@ class _Kept:
 @dataclass(kw_only=True, eq=False)
 class Built:
     """What does not depend on how much memory there is: builders by mesh, templates by batch, and the cost tables of
-    configurations, so many bytes of them."""
+    configurations, so many bytes of them. `alike` has of those that are kept one for each that computes alike: stages
+    of ZeRO differ in parameters alone."""
 
     builders: dict[object, TableBuilder] = field(default_factory=dict)
     scaled: dict[int, Template] = field(default_factory=dict)
     tables: OrderedDict[object, Tables] = field(default_factory=OrderedDict)
+    alike: WeakValueDictionary[object, CostTables] = field(default_factory=WeakValueDictionary)
     nbytes: int = 0
 
     def keep(self, key: object, tables: Tables) -> None:
@@ -310,7 +313,14 @@ class Engine:
                 template = self._template(configuration.micro_batches)
                 restriction = decided_of(self.request, configuration, template)
                 groups = parts_of(self.machine(configuration))
-                tables = tuple(self._builder(configuration, one).build(template, restriction) for one in groups)
+                alike = (configuration.computed_alike, configuration.micro_batches)
+                tables = tuple(
+                    self._builder(configuration, one).build(
+                        template, restriction, self.built.alike.get((place, *alike))
+                    )
+                    for place, one in enumerate(groups)
+                )
+                self.built.alike.update({(place, *alike): one for place, one in enumerate(tables)})
                 self.built.keep(key, tables)
             self.built.tables.move_to_end(key)
             self._keep(configuration, self.built.tables[key])

@@ -37,7 +37,7 @@ from planner.sharding.labels import factor_labels
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import FactorKind, Rule, Strategy, legal_strategies, pieces_of, splittable
 from planner.sharding.rules import rule_of
-from planner.sharding.stored import Option, StoredParameter, legal_stored
+from planner.sharding.stored import Option, StoredParameter, legal_stored, stored_options
 from planner.sharding.usual_pattern import usual_factors
 from planner.sharding.zigzag import Sequences, order_fault, sequences_of, tensors_of
 from planner.strategy_search.request.default_strategy import DATA_PARALLEL, follows, of_batch_alone, splits_batch
@@ -398,8 +398,21 @@ _SHARED_OUT = {0: (False,) * 3, 1: (False, False, True), 2: (False, True, True),
 def _agreeing_stored(
     shape: tuple[int, ...], sizes: tuple[int, ...], trainable: bool, wanted: tuple[tuple[_Wanted, ...], ...]
 ) -> tuple[StoredParameter, ...]:
-    """Asked for again for every parameter of a shape, and for every micro-batch."""
-    return _agreeing(legal_stored(shape, sizes, trainable), wanted)
+    """Those of all stored layouts that agree. They grow axis by axis, as an axis that stores nothing more is legal
+    everywhere: where some layouts of the first axes agree, some of all axes do. Asked for again for every parameter of
+    a shape, and for every micro-batch."""
+    options = tuple(stored_options(len(shape), trainable))
+    allowed: list[tuple[Option, ...]] = []
+    for axis, wishes in enumerate(wanted):
+        first = options
+        if wishes and wishes[0].what != "any":
+            for wish in wishes:
+                those = tuple(option for option in options if wish.holds(option))
+                if those and legal_stored(shape, sizes[: axis + 1], trainable, (*allowed, those)):
+                    first = those
+                    break
+        allowed.append(first)
+    return legal_stored(shape, sizes, trainable, allowed)
 
 
 def _agreeing(legal: tuple[StoredParameter, ...], wanted: Sequence[tuple[_Wanted, ...]]) -> tuple[StoredParameter, ...]:

@@ -15,7 +15,7 @@ from planner.plan.offload_checks import offload_fault, saved_fault
 from planner.plan.plan import INTERLEAVED, PRECISIONS, SLICED, ModelReference
 from planner.plan.schedule_checks import gathers_fault, sliced_fp8_fault
 from planner.sharding.layout import Layout
-from planner.sharding.update import DEFAULT, Update, local_fault, update_fault
+from planner.sharding.update import DEFAULT, NO_BUCKETS, Update, local_fault, update_fault
 from planner.strategy_search.request.default_strategy import default_fault
 from planner.strategy_search.request.offload import NOTHING, Offload
 from planner.strategy_search.request.space import FREE, Pinned
@@ -243,10 +243,21 @@ def _check_forward_only(request: SearchRequest) -> None:
         reason = f"recompute = {pinned.recompute}: nothing is kept for a backward pass; leave it out"
     elif away is not None:
         reason = f"offload: there are no {_OFFLOADED[away]}; leave {away} out"
-    elif request.update.clip_norm is not None:
-        reason = "clip_norm: there are no gradients; leave it out"
+    elif pinned.zero in (1, 2):
+        reason = f"zero = {pinned.zero}: there are no gradients and no states to shard; 0 or 3, which shards weights"
+    elif (name := _training_only(request.update)) is not None:
+        lacking = "no weights are updated" if name == "master_weights" else "there are no gradients"
+        reason = f"{name}: {lacking}; leave it out"
     if reason is not None:
         raise RequestError(f"forward only: {reason}")
+
+
+def _training_only(update: Update) -> str | None:
+    """The setting of an update that was chosen and means nothing to a forward pass; None where there is none."""
+    if update.buckets not in (DEFAULT.buckets, NO_BUCKETS):
+        return "buckets"
+    names = ("clip_norm", "gradients", "gradient_dtype", "master_weights")
+    return next((name for name in names if getattr(update, name) != getattr(DEFAULT, name)), None)
 
 
 _OFFLOADED = {

@@ -119,6 +119,13 @@ class Configuration:
             decided = replace(decided, recompute=None, pattern=Pattern(vocabulary=cut))
         return self.pipeline, self.mesh, self.roles, self.order, decided
 
+    @property
+    def computed_alike(self) -> tuple[object, ...]:
+        """What configurations whose operators have the same candidates and prices have in common: how parameters are
+        stored between the uses is none of it."""
+        any_zero = self if self.decided is None else replace(self, decided=replace(self.decided, zero=None))
+        return (*any_zero.priced_alike, self.zigzag)
+
     def under(self, pinned: "Pinned") -> "Pinned":
         """What is decided of this configuration of a request that has decided so."""
         return pinned if self.decided is None else self.decided

@@ -145,10 +145,16 @@ class TableBuilder:
         self._parameters: dict[object, tuple[tuple[StoredParameter, ...], ParameterPrices, DuplexColumn]] = {}
         self._uses: dict[tuple[str, int, int], tuple[DuplexColumn, DuplexColumn, Array, UseTable]] = {}
 
-    def build(self, template: Template, restriction: Restriction | None = None) -> CostTables:
+    def build(
+        self, template: Template, restriction: Restriction | None = None, like: CostTables | None = None
+    ) -> CostTables:
         """Tables of a template whose graph has the batch of one micro-batch, of all candidates or of those that a
-        restriction leaves."""
+        restriction leaves. `like` are tables of this template, mesh and cluster whose restriction leaves operators the
+        same candidates: what is known of operators and edges is taken from there."""
         graph = template.graph
+        if like is not None:
+            stored = tuple(self._parameter(template, p.name, like.operators, restriction) for p in graph.parameters)
+            return replace(like, parameters=stored, update=self.update)
         self._prices.clear()
         lists = self._candidates(template, restriction)
         operators = tuple(self._operator(template, index, lists[index]) for index in range(len(graph.operators)))

@@ -45,6 +45,7 @@ def test_the_plan_is_kept_while_what_was_given_changes(file: Path) -> None:
     assert step["devices", "x 2"] < base["step_seconds"] < step["devices", "/ 2"]
 
 
+@pytest.mark.thorough
 def test_more_devices_take_fewer_micro_batches_where_samples_are_few(file: Path, tmp_path: Path) -> None:
     """The row "devices x 2" is a plan, or says how many samples would be one."""
     small, data = tmp_path / "small.json", ("--mesh", "2", "--shard", "*linear*=b", "--micro-batches", "4")

@@ -1,5 +1,6 @@
 """Files beside exported settings start them: under a shell, Slurm and Kubernetes, on one node and on many."""
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -42,7 +43,7 @@ def stubs(at: Path) -> dict[str, str]:
         (at / name).chmod(0o755)
     launcher = at / "scripts"
     launcher.mkdir()
-    (launcher / "msrun_launcher.sh").write_text('echo "msrun $@"\n')
+    (launcher / "msrun_launcher.sh").write_text('eval echo msrun "$@"\n')
     asked = dict.fromkeys(("TRAIN", "MODEL", "FLAVOR", "HF_ASSETS", "MEGATRON"), "somewhere")
     return {"PATH": f"{at}:/usr/bin:/bin", "MINDFORMERS": str(at), **asked}
 
@@ -124,3 +125,20 @@ def test_everything_to_fill_in_is_in_the_readme_and_in_the_manifests(engine: str
 def test_names_of_objects_are_those_that_kubernetes_takes(model: str) -> None:
     assert re.fullmatch(r"plan(-[a-z0-9]+)*", object_name(model))
     assert len(object_name(model)) <= 40
+
+
+def test_words_behind_the_script_of_mindformers_stay_words(tmp_path: Path) -> None:
+    """The launcher of MindFormers evaluates its first argument."""
+    description = Description(layers=(80,), data=8, zero=1, full=(0,), selective=(0,), sequence_length=8192)
+    folder, theirs = tmp_path / "a run", tmp_path / "theirs" / "scripts"
+    folder.mkdir()
+    theirs.mkdir(parents=True)
+    (folder / "launch.sh").write_text(TARGETS["mindformers"].write(job_of(description, "llama70b"))["launch.sh"])
+    (theirs / "msrun_launcher.sh").write_text("eval printf '%s\\\\n' $1\n")
+    for given in ([], ["--train_dataset_dir", "my data", 'a"b']):
+        done = subprocess.run(
+            ["bash", str(folder / "launch.sh"), *given], capture_output=True, text=True, check=True,
+            env={"PATH": os.environ["PATH"], "MINDFORMERS": str(theirs.parent)},
+        )  # fmt: skip
+        words = ["--config", f"{folder}/train.yaml", "--use_parallel", "True", "--run_mode", "train", *given]
+        assert done.stdout.splitlines() == ["run_mindformer.py", *words]

@@ -22,7 +22,7 @@ from planner.export.description import Description, ExportError
 from planner.export.targets import TARGETS
 from planner.sharding.update import Update
 from tests.refusals import refused
-from tests.unit.export.descriptions import MODELS, descriptions, facts_of, job_of, recorded
+from tests.unit.export.descriptions import MODELS, architecture, descriptions, facts_of, job_of, recorded
 
 LAUNCHER = {"nnodes", "nproc-per-node", "node-rank", "master-addr", "master-port"}
 PLAIN = Description(layers=(40, 40), data=2, full=(0, 0), selective=(0, 0), sequence_length=8192)
@@ -45,7 +45,8 @@ def written(engine: str, model: str, description: Description) -> tuple[Descript
 def possible(engine: str, model: str, description: Description) -> bool:
     """Whether an engine runs models like this with so many stages."""
     if engine == "torch":
-        return description.context == 1
+        split, known = description.tensor * description.context, architecture(model)
+        return (description.expert is None or description.tensor == 1) and known.kv_heads % split == 0
     if engine == "deepspeed":
         return sum(degree > 1 for degree in (description.tensor, description.context, description.pipeline)) < 2
     if engine == "accelerate":
@@ -53,7 +54,7 @@ def possible(engine: str, model: str, description: Description) -> bool:
     return not (engine == "torchtitan" and model.startswith("qwen") and description.pipeline > 1)
 
 
-PAIRS = [(engine, model) for engine in TARGETS for model in MODELS if engine != "torch" or model == "llama70b"]
+PAIRS = [(engine, model) for engine in TARGETS for model in MODELS]
 
 
 @pytest.mark.cases(2, 3)

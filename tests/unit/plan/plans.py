@@ -4,7 +4,7 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from planner.plan.binding.bind import bind
@@ -14,6 +14,7 @@ from planner.plan.plan import Plan
 from planner.plan.prediction.predict import predict
 from planner.strategy_search.request.space import FREE, Configuration, Pinned
 from planner.strategy_search.search import search
+from tests.kept import kept
 from tests.unit.search.by_hand import UPDATE_CUT, by_hand
 from tests.unit.search.cases import BATCH, cluster_of, make_case, plan_of, request_of, traced
 
@@ -39,8 +40,10 @@ BY_HAND = "by hand"
 @cache
 def plan_named(name: str) -> Plan:
     """One of `NAMES`, or Megatron's plan for a small Llama."""
-    if name == BY_HAND:
-        return _by_hand()
+    return kept(f"plan {name}", _by_hand if name == BY_HAND else partial(_found, name))
+
+
+def _found(name: str) -> Plan:
     model, profile, devices, pinned = NAMES[name]
     cluster = cluster_of(profile, devices)
     return search(request_of(model, cluster, 8, pinned=pinned, memory_limit=MEMORY.get(name))).plan

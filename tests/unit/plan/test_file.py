@@ -486,3 +486,15 @@ def test_keys_stand_in_the_documented_order() -> None:
         "schema_version", "model", "training", "cluster", "mesh", "stages", "virtual_stages", "schedule",
         "inputs", "groups", "prediction", "provenance",
     ]  # fmt: skip
+
+
+def test_a_link_stays_and_what_it_names_is_written(tmp_path: Path) -> None:
+    kept = tmp_path / "kept" / "plan.json"
+    kept.parent.mkdir()
+    kept.write_text("before")
+    link = tmp_path / "plan.json"
+    link.symlink_to(kept)
+    writing.write_atomically(link, "after")
+    assert link.is_symlink()
+    assert kept.read_text() == "after"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["kept", "plan.json", "plan.json"]

@@ -88,7 +88,7 @@ def all_plans(case: Case) -> Iterator[tuple[RankFilling, ...]]:
             )
 
 
-@pytest.mark.cases(4, 8)
+@pytest.mark.cases(4, 4)
 @pytest.mark.parametrize("micro_batches", [4, 12])
 @pytest.mark.parametrize(("ranks", "chunks"), [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2)])
 @pytest.mark.parametrize("model", ["chain-from-input", "chain", "aside", "residual"])
@@ -140,7 +140,7 @@ def test_bounds_of_some_states_are_those_of_all(model: str, ranks: int) -> None:
         assert (found <= whole).all()
 
 
-@pytest.mark.cases(1, 3)
+@pytest.mark.cases(1, 2)
 @pytest.mark.parametrize(("ranks", "chunks"), [(1, 1), (2, 1), (3, 1), (2, 2)])
 @pytest.mark.parametrize("model", ["chain", "llama-4"])
 def test_where_nothing_fits_nothing_is_bounded(model: str, ranks: int, chunks: int) -> None:
@@ -187,7 +187,7 @@ def some_cases(model: str, draw: random.Random) -> Iterator[Case]:
                 yield case
 
 
-@pytest.mark.cases(1, 3)
+@pytest.mark.cases(1, 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [model for model in MODELS if model not in ("wide", "llama-6-tied")])
 def test_what_is_found_fits_and_nothing_that_fits_beats_its_bound(model: str) -> None:

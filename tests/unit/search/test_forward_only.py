@@ -61,6 +61,7 @@ def test_a_forward_plan_has_no_time_and_memory_of_training() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_no_pruning_finds_a_faster_one() -> None:
     for update in (Update(buckets="none"), Update(buckets="none", gathers="auto")):
         asked = request_of("llama-2", CPU4, 8, pinned=FORWARD, update=update)
@@ -75,8 +76,13 @@ def test_what_only_training_has_is_refused() -> None:
         request_of("llama-2", CPU4, 8, pinned=replace(FORWARD, recompute="full"))
     with refused(RequestError, "offload", "saved"):
         request_of("llama-2", CPU4, 8, pinned=replace(FORWARD, offload=Offload(saved=("host",))))
-    with refused(RequestError, "clip_norm"):
-        request_of("llama-2", CPU4, 8, pinned=FORWARD, update=Update(clip_norm=1.0))
+    chosen = {"clip_norm": 1.0, "gradients": "sum", "gradient_dtype": "fp32", "master_weights": False, "buckets": 2**20}
+    for name, value in chosen.items():
+        with refused(RequestError, "forward only", name, "leave it out"):
+            request_of("llama-2", CPU4, 8, pinned=FORWARD, update=Update(**{name: value}))
+    for zero in (1, 2):
+        with refused(RequestError, "forward only", f"zero = {zero}", 3):
+            request_of("llama-2", CPU4, 8, pinned=replace(FORWARD, zero=zero))
     with refused(RequestError, "gpipe"):
         forward_pinned(Pinned(schedule="gpipe"))
     plan = plans.hand_plan("zero1", "llama", plans.mesh_of(2), schedule="forward", recomputation="full")

@@ -46,6 +46,7 @@ def asked_on_the_command_line(model: str, hardware: str, words: dict[str, Any]) 
 
 
 @pytest.mark.slow
+@pytest.mark.cases(3, 3)
 @pytest.mark.parametrize(("model", "hardware", "words"), WORDS)
 def test_the_same_words_are_the_same_request(
     monkeypatch: pytest.MonkeyPatch, model: str, hardware: str, words: dict[str, Any]

@@ -19,6 +19,7 @@ def small(nbytes: float) -> Cluster:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_upper_end_of_the_peak_fits() -> None:
     full = planner.search("llama-tiny", small(2**30), devices=2, memory_margin=0.0).plan.prediction
     assert full.high_peak_bytes == full.peak_bytes

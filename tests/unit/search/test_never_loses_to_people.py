@@ -48,7 +48,7 @@ def judged(case: Case, axes: tuple[str, ...], on_data: Option, recompute: bool) 
     return prediction
 
 
-@pytest.mark.cases(1, 1)
+@pytest.mark.cases(0, 2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "batch", "pipeline", "mesh", "axes", "on_data", "fits"), BY_HAND)
 def test_never_slower_than_by_hand(

@@ -181,7 +181,7 @@ def planned(request: SearchRequest) -> SearchResult:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pipeline", [1, 2])
+@pytest.mark.parametrize("pipeline", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_activations_are_offloaded_where_they_do_not_fit(pipeline: int) -> None:
     """Below what recomputation alone can do; and nowhere where there is room."""
     cluster = bare(cluster_of("h100-80gb", 8).with_devices(pipeline))

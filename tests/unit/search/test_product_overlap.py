@@ -108,6 +108,7 @@ def test_messages_are_those_of_chunks() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_of_several_plans_the_fastest_comes_first() -> None:
     request = request_of(WIDE, cluster_of("h100-80gb", 8), 8, pinned=Pinned(tensor=8), top=3)
     seconds = [ranked.seconds for ranked in search(request).plans]

@@ -59,7 +59,7 @@ def asked(what: str) -> SearchRequest:
     "what",
     [
         "time",
-        "cost",
+        pytest.param("cost", marks=[pytest.mark.slow, pytest.mark.thorough]),
         pytest.param("memory", marks=[pytest.mark.slow, pytest.mark.thorough]),
         pytest.param("gathers", marks=[pytest.mark.slow, pytest.mark.thorough]),
     ],

@@ -1,0 +1,620 @@
+"""What a mask says, as formulas of positions: from the operators that make it, without making it.
+
+    i = arange(S)                                  position of dim 0
+    i[:, None] - i[None, :]                        q - k
+    (q - k >= 0) & (q - k < w)                     two comparisons, both hold
+    documents[:, :, None] == documents[:, None]    equal at q and at k, per sample
+
+A value is an integer that is linear in the indices of its dims, or a choice between two numbers by a condition, or
+numbers of the batch of which only the place is known. A condition is a disjunction of conjunctions. What is none of
+these has no formula (None), and its mask stays what it is. Nothing depends on the extent of the sequence, so a mask of
+a million positions is read as fast as one of ten.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import cast
+
+from planner.graph.operator_graph import Argument, Operator, OperatorGraph, ValueRef
+
+Number = float | int
+Compare = Callable[[Number, Number], bool]
+_MOST = 16
+"""Conjunctions of a condition; what has more is no known mask."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """The linear value `steps` x indices + `number` is at least 0."""
+
+    steps: tuple[int, ...]
+    number: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Equal:
+    """Numbers of the batch are equal at two places; `holds` False: they differ. A place has the dim of the samples
+    (None: there is one sample) and that of the position."""
+
+    name: str
+    places: frozenset["Place"]
+    holds: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A number of the batch is not 0 at a place; `holds` False: it is."""
+
+    name: str
+    place: "Place"
+    holds: bool = True
+
+
+Place = tuple[int | None, int]
+Atom = AtLeast | Equal | Seen
+Condition = frozenset[frozenset[Atom]]
+ALWAYS: Condition = frozenset({frozenset()})
+NEVER: Condition = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A number that is linear in the indices of the dims."""
+
+    steps: tuple[int, ...]
+    number: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One number where a condition holds, another elsewhere."""
+
+    condition: Condition
+    yes: Number
+    no: Number
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class OfBatch:
+    """Numbers of the batch, one for each sample and position: the value `name`, whose dims are at this place here."""
+
+    name: str
+    place: Place
+    rank: int
+
+
+Formula = Linear | Choice | OfBatch
+
+
+class MaskReader:
+    """Formulas of the values of a graph. Numbers of the batch have the shape `batch`, (samples, positions)."""
+
+    def __init__(self, graph: OperatorGraph, batch: tuple[int, int]) -> None:
+        self._graph, self._batch = graph, batch
+        self._found: dict[str, Formula | None] = {}
+
+    def formula(self, name: str) -> Formula | None:
+        """That of a value; None where it has none."""
+        waiting = [name]
+        while waiting:  # without recursion: a mask may be handed through any number of operators
+            op = self._maker(waiting[-1])
+            missing = [operand for operand in op.operands if operand not in self._found] if op is not None else []
+            if missing:
+                waiting += missing
+                continue
+            at = waiting.pop()
+            if at not in self._found:
+                self._found[at] = OfBatch(at, (0, 1), 2) if self._of_batch(at) else self._read(op)
+        return self._found[name]
+
+    def _maker(self, name: str) -> Operator | None:
+        """The operator that makes a value, where `_OPERATORS` can read it."""
+        made = None if name in self._found or self._of_batch(name) else self._graph.producer.get(name)
+        op = None if made is None else self._graph.operators[made]
+        return op if op is not None and op.op in _OPERATORS and op.results == (name,) else None
+
+    def _of_batch(self, name: str) -> bool:
+        tensor = self._graph.types[name]
+        return tensor.shape == self._batch and not tensor.floating and name in self._graph.data_dependent
+
+    def _read(self, op: Operator | None) -> Formula | None:
+        if op is None:
+            return None
+        return _OPERATORS[op.op](_Call(self._graph, op, [self._argument(argument) for argument in op.arguments]))
+
+    def _argument(self, argument: Argument) -> object:
+        if isinstance(argument, ValueRef):
+            found = self._found[argument.name]
+            return argument if found is None else found
+        return tuple(self._argument(item) for item in argument) if isinstance(argument, tuple) else argument
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """An operator with formulas for its tensors, where they have one."""
+
+    graph: OperatorGraph
+    op: Operator
+    given: Sequence[object]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the result."""
+        return self.graph.types[cast("str", self.op.results[0])].shape
+
+    @property
+    def dtype(self) -> str:
+        """Of the result."""
+        return self.graph.types[cast("str", self.op.results[0])].dtype
+
+    def shape_of(self, position: int) -> tuple[int, ...]:
+        argument = self.op.arguments[position]
+        return self.graph.types[argument.name].shape if isinstance(argument, ValueRef) else ()
+
+    def broadcast(self, position: int) -> Formula | None:
+        """An argument, a number too, with the dims of the result."""
+        value = self.given[position]
+        if isinstance(value, bool | int | float):
+            return Linear((0,) * len(self.shape), value)
+        if not isinstance(value, Linear | Choice | OfBatch):
+            return None
+        rank = len(self.shape)
+        shift = rank - len(self.shape_of(position))
+        return moved(value, {dim: dim + shift for dim in range(rank - shift)}, rank)
+
+    def integer(self, position: int, default: int) -> int:
+        value = self.given[position] if position < len(self.given) else default
+        return value if isinstance(value, int) else default
+
+
+def moved(value: Formula, dims: Mapping[int, int], rank: int) -> Formula | None:
+    """A value whose dim d is dim `dims[d]` of so many; None where one that it depends on is gone."""
+    if isinstance(value, Linear):
+        steps = _moved_steps(value.steps, dims, rank)
+        return None if steps is None else Linear(steps, value.number)
+    if isinstance(value, OfBatch):
+        place = _moved_place(value.place, dims)
+        return None if place is None else OfBatch(value.name, place, rank)
+    found = [[_moved_atom(atom, dims, rank) for atom in every] for every in value.condition]
+    if any(atom is None for every in found for atom in every):
+        return None
+    condition = frozenset(frozenset(atom for atom in every if atom is not None) for every in found)
+    return replace(value, condition=condition, rank=rank)
+
+
+def _moved_atom(atom: Atom, dims: Mapping[int, int], rank: int) -> Atom | None:
+    if isinstance(atom, AtLeast):
+        steps = _moved_steps(atom.steps, dims, rank)
+        return None if steps is None else AtLeast(steps, atom.number)
+    if isinstance(atom, Seen):
+        place = _moved_place(atom.place, dims)
+        return None if place is None else replace(atom, place=place)
+    places = [_moved_place(place, dims) for place in atom.places]
+    kept = frozenset(place for place in places if place is not None)
+    return replace(atom, places=kept) if None not in places else None
+
+
+def _moved_steps(steps: Sequence[int], dims: Mapping[int, int], rank: int) -> tuple[int, ...] | None:
+    if any(step and dim not in dims for dim, step in enumerate(steps)):
+        return None
+    found = [0] * rank
+    for dim, to in dims.items():
+        found[to] = steps[dim]
+    return tuple(found)
+
+
+def _moved_place(place: Place, dims: Mapping[int, int]) -> Place | None:
+    sample, position = place
+    if position not in dims or (sample is not None and sample not in dims):
+        return None
+    return (None if sample is None else dims[sample]), dims[position]
+
+
+def both(first: Condition, second: Condition) -> Condition:
+    return simpler(frozenset(a | b for a, b in product(first, second)))
+
+
+def opposite(condition: Condition) -> Condition:
+    found = ALWAYS
+    for every in condition:
+        found = both(found, frozenset(frozenset({_not(atom)}) for atom in every))
+    return found
+
+
+def simpler(condition: Condition) -> Condition:
+    """Without conjunctions that say more than another."""
+    return frozenset(every for every in condition if not any(other < every for other in condition))
+
+
+def _not(atom: Atom) -> Atom:
+    if isinstance(atom, AtLeast):
+        return AtLeast(tuple(-step for step in atom.steps), -atom.number - 1)
+    return replace(atom, holds=not atom.holds)
+
+
+def _known(condition: Condition, shape: Sequence[int]) -> Condition:
+    """Comparisons that hold for all indices, or for none, decided."""
+    found = set()
+    for every in condition:
+        left = set()
+        for atom in every:
+            if isinstance(atom, AtLeast):
+                ends = [step * (extent - 1) for step, extent in zip(atom.steps, shape, strict=True)]
+                if sum(min(end, 0) for end in ends) + atom.number >= 0:
+                    continue
+                if sum(max(end, 0) for end in ends) + atom.number < 0:
+                    break
+            left.add(atom)
+        else:
+            found.add(frozenset(left))
+    return simpler(frozenset(found))
+
+
+def _choice(call: _Call, condition: Condition, yes: Number = True, no: Number = False) -> Choice | None:
+    known = _known(condition, call.shape)
+    return Choice(known, yes, no, len(call.shape)) if len(known) <= _MOST else None
+
+
+def as_choice(value: Formula | None) -> Choice | None:
+    """A value as a choice between two numbers: one number is one everywhere."""
+    if isinstance(value, Linear):
+        return Choice(ALWAYS, value.number, value.number, len(value.steps)) if not any(value.steps) else None
+    return value if isinstance(value, Choice) else None
+
+
+def condition_of(value: Formula | None) -> Condition | None:
+    """Where a value is not 0."""
+    if isinstance(value, OfBatch):
+        return frozenset({frozenset({Seen(value.name, value.place)})})
+    choice = as_choice(value)
+    if choice is None:
+        return None
+    if bool(choice.yes) == bool(choice.no):
+        return ALWAYS if choice.yes else NEVER
+    return choice.condition if choice.yes else opposite(choice.condition)
+
+
+def _views(call: _Call) -> Formula | None:
+    """The same numbers in order, in other dims: those of extent 1 come and go."""
+    before, after = call.shape_of(0), call.shape
+    long = [dim for dim, extent in enumerate(before) if extent != 1], [d for d, e in enumerate(after) if e != 1]
+    if [before[dim] for dim in long[0]] != [after[dim] for dim in long[1]]:
+        return None
+    return _dims(call, dict(zip(*long, strict=True)))
+
+
+def _dims(call: _Call, dims: Mapping[int, int]) -> Formula | None:
+    """The first argument with other dims. Those of extent 1 that go had index 0."""
+    value, shape = call.given[0], call.shape_of(0)
+    if isinstance(value, OfBatch | Choice):
+        value = _of_one_sample(value, dims, shape)
+    return moved(value, dims, len(call.shape)) if isinstance(value, Linear | Choice | OfBatch) else None
+
+
+def _of_one_sample(value: OfBatch | Choice, dims: Mapping[int, int], shape: Sequence[int]) -> OfBatch | Choice:
+    def place(old: Place) -> Place:
+        sample, position = old
+        return (None if sample is not None and sample not in dims and shape[sample] == 1 else sample), position
+
+    def atom(old: Atom) -> Atom:
+        if isinstance(old, Seen):
+            return replace(old, place=place(old.place))
+        return replace(old, places=frozenset(map(place, old.places))) if isinstance(old, Equal) else old
+
+    if isinstance(value, OfBatch):
+        return replace(value, place=place(value.place))
+    return replace(value, condition=frozenset(frozenset(map(atom, every)) for every in value.condition))
+
+
+def _same(call: _Call) -> Formula | None:
+    value = call.given[0]
+    return value if isinstance(value, Linear | Choice | OfBatch) and call.shape == call.shape_of(0) else None
+
+
+def _cast(call: _Call) -> Formula | None:
+    """Numbers of another dtype: of bool they are 0 or 1."""
+    value, boolean = _same(call), call.dtype == "bool"
+    if boolean == _boolean(call, 0) or (not boolean and not isinstance(value, OfBatch)):
+        return value
+    condition = condition_of(value)
+    return None if condition is None else _choice(call, condition)
+
+
+def _unsqueeze(call: _Call) -> Formula | None:
+    rank = len(call.shape)
+    new = call.integer(1, 0) % rank
+    return _dims(call, {dim: dim + (dim >= new) for dim in range(rank - 1)})
+
+
+def _expand(call: _Call) -> Formula | None:
+    shift = len(call.shape) - len(call.shape_of(0))
+    return _dims(call, {dim: dim + shift for dim in range(len(call.shape_of(0)))})
+
+
+def _permute(call: _Call) -> Formula | None:
+    rank, order = len(call.shape), call.given[1]
+    places = [item % rank for item in order if isinstance(item, int)] if isinstance(order, tuple) else []
+    return _dims(call, {old: new for new, old in enumerate(places)}) if len(places) == rank else None
+
+
+def _transpose(call: _Call) -> Formula | None:
+    rank = len(call.shape)
+    first, second = call.integer(1, 0) % rank, call.integer(2, 1) % rank
+    return _dims(call, {**{d: d for d in range(rank)}, first: second, second: first})
+
+
+def _slice(call: _Call) -> Formula | None:
+    """Only from the start, or all of a dim, or of what does not depend on it."""
+    value, dim = call.given[0], call.integer(1, 0)
+    untouched = isinstance(value, Linear) and not value.steps[dim]
+    if not untouched and (call.integer(2, 0) or call.integer(4, 1) != 1):
+        return None
+    if isinstance(value, OfBatch) and call.shape != call.shape_of(0):
+        return None
+    return _dims(call, {d: d for d in range(len(call.shape))})
+
+
+def _arange(call: _Call) -> Formula | None:
+    start, end, step = (0, call.given[0], 1) if len(call.given) == 1 else (*call.given, 1)[:3]
+    if not all(isinstance(number, int) for number in (start, end, step)):
+        return None
+    return Linear((cast("int", step),), cast("int", start))
+
+
+def _filled(position: int | None, number: Number) -> Callable[[_Call], Formula | None]:
+    """A tensor of one number: that at a position, or this."""
+
+    def read(call: _Call) -> Formula | None:
+        found = number if position is None else call.given[position]
+        return Linear((0,) * len(call.shape), found) if isinstance(found, bool | int | float) else None
+
+    return read
+
+
+def _triangle(upper: bool) -> Callable[[_Call], Formula | None]:
+    """What is on one side of a diagonal, and 0 elsewhere."""
+
+    def read(call: _Call) -> Formula | None:
+        value, sign = as_choice(_same(call)), 1 if upper else -1
+        if value is None or len(call.shape) < 2:
+            return None
+        steps = (*(0 for _ in call.shape[2:]), -sign, sign)
+        inside: Condition = frozenset({frozenset({AtLeast(steps, -sign * call.integer(1, 0))})})
+        if value.condition == ALWAYS or value.yes == value.no:
+            return _choice(call, inside, value.yes, 0)
+        kept = both(value.condition, inside)
+        return _choice(call, kept, value.yes, 0) if not value.no else None
+
+    return read
+
+
+def _logical(join: Callable[[Condition, Condition], Condition]) -> Callable[[_Call], Formula | None]:
+    def read(call: _Call) -> Formula | None:
+        first, second = (condition_of(call.broadcast(at)) for at in (0, 1))
+        boolean = all(_boolean(call, at) for at in (0, 1))
+        return _choice(call, join(first, second)) if boolean and first is not None and second is not None else None
+
+    return read
+
+
+def _boolean(call: _Call, position: int) -> bool:
+    argument = call.op.arguments[position]
+    return isinstance(argument, bool) or (
+        isinstance(argument, ValueRef) and call.graph.types[argument.name].dtype == "bool"
+    )
+
+
+def _either(first: Condition, second: Condition) -> Condition:
+    return simpler(first | second)
+
+
+def _not_of(call: _Call) -> Formula | None:
+    condition = condition_of(call.broadcast(0))
+    return _choice(call, opposite(condition)) if condition is not None and _boolean(call, 0) else None
+
+
+def _compared(compare: Compare) -> Callable[[_Call], Formula | None]:
+    def read(call: _Call) -> Formula | None:
+        first, second = call.broadcast(0), call.broadcast(1)
+        if isinstance(first, OfBatch) and isinstance(second, OfBatch):
+            return _same_number(call, compare, first, second)
+        if isinstance(first, Linear) and isinstance(second, Linear):
+            difference = _sum(first, second, -1)
+            return _choice(call, _comparison(compare, difference)) if isinstance(difference.number, int) else None
+        chosen, number = (first, second) if isinstance(first, Choice) else (second, first)
+        if not isinstance(chosen, Choice) or not isinstance(number, Linear) or any(number.steps):
+            return None
+        sides = [
+            compare(one, number.number) if chosen is first else compare(number.number, one)
+            for one in (chosen.yes, chosen.no)
+        ]
+        return _choice(call, _by(chosen.condition, *sides))
+
+    return read
+
+
+def _by(condition: Condition, yes: bool, no: bool) -> Condition:
+    """Where what a condition chooses is true."""
+    if yes == no:
+        return ALWAYS if yes else NEVER
+    return condition if yes else opposite(condition)
+
+
+def _same_number(call: _Call, compare: Compare, first: OfBatch, second: OfBatch) -> Choice | None:
+    if compare not in (operator.eq, operator.ne) or first.name != second.name or first.place == second.place:
+        return None
+    atom = Equal(first.name, frozenset({first.place, second.place}), compare is operator.eq)
+    return _choice(call, frozenset({frozenset({atom})}))
+
+
+def _comparison(compare: Compare, difference: Linear) -> Condition:
+    """Where an integer compares so to 0."""
+    steps, number = difference.steps, difference.number
+    least, most = AtLeast(steps, number), AtLeast(tuple(-step for step in steps), -number)
+    if compare in (operator.eq, operator.ne):
+        equal: Condition = frozenset({frozenset({least, most})})
+        return equal if compare is operator.eq else opposite(equal)
+    atoms: dict[Compare, Atom] = {
+        operator.ge: least,
+        operator.le: most,
+        operator.gt: _not(most),
+        operator.lt: _not(least),
+    }
+    return frozenset({frozenset({atoms[compare]})})
+
+
+def _sum(first: Linear, second: Linear, factor: int) -> Linear:
+    steps = tuple(a + factor * b for a, b in zip(first.steps, second.steps, strict=True))
+    return Linear(steps, first.number + factor * second.number)
+
+
+def _added(factor: int, swapped: bool = False) -> Callable[[_Call], Formula | None]:
+    """A sum, a difference; of two masks of numbers, where one or the other is 0, what holds for both."""
+
+    def read(call: _Call) -> Formula | None:
+        if call.op.keywords and any(key == "alpha" and value != 1 for key, value in call.op.keywords):
+            return None
+        if call.dtype == "bool":
+            return None
+        first, second = call.broadcast(1 if swapped else 0), call.broadcast(0 if swapped else 1)
+        if isinstance(first, Linear) and isinstance(second, Linear):
+            return _sum(first, second, factor)
+        one, other = as_choice(first), as_choice(second)
+        if one is None or other is None:
+            return None
+        if other.yes == other.no:
+            return replace(one, yes=one.yes + factor * other.yes, no=one.no + factor * other.yes)
+        if one.yes == one.no:
+            return replace(other, yes=one.yes + factor * other.yes, no=one.yes + factor * other.no)
+        one, other = _zero_where_it_holds(one), _zero_where_it_holds(other)
+        if factor == 1 and one.yes == other.yes == 0 and one.no == other.no:
+            return _choice(call, both(one.condition, other.condition), 0, one.no)
+        return None
+
+    return read
+
+
+def _zero_where_it_holds(choice: Choice) -> Choice:
+    """The same numbers, where one of them is 0 the first."""
+    if choice.yes == 0 or choice.no != 0:
+        return choice
+    return replace(choice, condition=opposite(choice.condition), yes=choice.no, no=choice.yes)
+
+
+def _times(call: _Call) -> Formula | None:
+    first, second = call.broadcast(0), call.broadcast(1)
+    if isinstance(second, Linear) and isinstance(first, Linear) and not (any(first.steps) and any(second.steps)):
+        value, by = (first, second.number) if not any(second.steps) else (second, first.number)
+        whole = not any(value.steps) or isinstance(by, int)
+        return Linear(tuple(int(step * by) for step in value.steps), value.number * by) if whole else None
+    one, other = as_choice(first), as_choice(second)
+    if one is None or other is None:
+        return None
+    if other.yes == other.no:
+        return replace(one, yes=_product(one.yes, other.yes), no=_product(one.no, other.yes))
+    if one.yes == one.no:
+        return replace(other, yes=_product(one.yes, other.yes), no=_product(one.yes, other.no))
+    if not one.no and not other.no and abs(one.yes) != float("inf") and abs(other.yes) != float("inf"):
+        return _choice(call, both(one.condition, other.condition), one.yes * other.yes, 0)
+    return None
+
+
+def _product(first: Number, second: Number) -> Number:
+    """As PyTorch has it: 0 times infinity is no number, which no comparison holds for."""
+    return first * second
+
+
+def _where(call: _Call) -> Formula | None:
+    condition = condition_of(call.broadcast(0))
+    return _chosen(call, condition, as_choice(call.broadcast(1)), as_choice(call.broadcast(2)))
+
+
+def _masked_fill(call: _Call) -> Formula | None:
+    condition = condition_of(call.broadcast(1))
+    return _chosen(call, condition, as_choice(call.broadcast(2)), as_choice(call.broadcast(0)))
+
+
+def _chosen(call: _Call, condition: Condition | None, yes: Choice | None, no: Choice | None) -> Choice | None:
+    if condition is None or yes is None or no is None or yes.yes != yes.no:
+        return None
+    if no.yes == no.no:
+        return _choice(call, condition, yes.yes, no.yes)
+    if yes.yes == no.no:  # the condition, or what was chosen before
+        return _choice(call, both(opposite(condition), no.condition), no.yes, no.no)
+    return _choice(call, _either(condition, no.condition), no.yes, no.no) if yes.yes == no.yes else None
+
+
+def _picked(call: _Call) -> Formula | None:
+    """Numbers of the batch at positions, `mask[samples, positions]`."""
+    value, numbers = call.given[0], call.given[1]
+    if not isinstance(value, OfBatch) or value.place != (0, 1) or not isinstance(numbers, tuple) or len(numbers) != 2:
+        return None
+    found: list[int | None] = []
+    for number, extent, argument in zip(
+        numbers, call.shape_of(0), cast("tuple[Argument, ...]", call.op.arguments[1]), strict=True
+    ):
+        if not isinstance(number, Linear) or number.number or not isinstance(argument, ValueRef):
+            return None
+        shape = call.graph.types[argument.name].shape
+        shift = len(call.shape) - len(shape)
+        dims = [dim for dim, step in enumerate(number.steps) if step and shape[dim] > 1]
+        if len(dims) == 1 and number.steps[dims[0]] == 1 and shape[dims[0]] == extent:
+            found.append(dims[0] + shift)
+        elif not dims and extent == 1:
+            found.append(None)
+        else:
+            return None
+    sample, position = found
+    return OfBatch(value.name, (sample, position), len(call.shape)) if position is not None else None
+
+
+_COMPARISONS: Mapping[str, Compare] = {
+    "ge": operator.ge,
+    "gt": operator.gt,
+    "le": operator.le,
+    "lt": operator.lt,
+    "eq": operator.eq,
+    "ne": operator.ne,
+}
+_OPERATORS: Mapping[str, Callable[[_Call], Formula | None]] = {
+    **dict.fromkeys(("aten.arange.default", "aten.arange.start", "aten.arange.start_step"), _arange),
+    **dict.fromkeys(("aten.zeros.default", "aten.new_zeros.default", "aten.zeros_like.default"), _filled(None, 0)),
+    **dict.fromkeys(("aten.ones.default", "aten.new_ones.default", "aten.ones_like.default"), _filled(None, 1)),
+    **dict.fromkeys(("aten.full.default", "aten.full_like.default"), _filled(1, 0)),
+    "aten.new_full.default": _filled(2, 0),
+    "aten.scalar_tensor.default": _filled(0, 0),
+    **dict.fromkeys(("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default"), _views),
+    **dict.fromkeys(
+        ("aten.squeeze.dim", "aten.squeeze.dims", "aten.squeeze.default", "aten.flatten.using_ints"), _views
+    ),
+    "aten.unsqueeze.default": _unsqueeze,
+    **dict.fromkeys(("aten.expand.default", "aten.broadcast_to.default"), _expand),
+    "aten.permute.default": _permute,
+    "aten.transpose.int": _transpose,
+    "aten.slice.Tensor": _slice,
+    **dict.fromkeys(("aten.clone.default", "aten.alias.default", "aten.detach.default", "aten.to.device"), _same),
+    **dict.fromkeys(("aten.to.dtype", "aten.to.dtype_layout", "aten._to_copy.default", "aten.to.other"), _cast),
+    "aten.tril.default": _triangle(False),
+    "aten.triu.default": _triangle(True),
+    **dict.fromkeys(("aten.__and__.Tensor", "aten.bitwise_and.Tensor", "aten.logical_and.default"), _logical(both)),
+    **dict.fromkeys(("aten.__or__.Tensor", "aten.bitwise_or.Tensor", "aten.logical_or.default"), _logical(_either)),
+    **dict.fromkeys(("aten.bitwise_not.default", "aten.logical_not.default"), _not_of),
+    **{
+        f"aten.{name}.{kind}": _compared(compare)
+        for name, compare in _COMPARISONS.items()
+        for kind in ("Tensor", "Scalar")
+    },
+    **dict.fromkeys(("aten.add.Tensor", "aten.add.Scalar"), _added(1)),
+    **dict.fromkeys(("aten.sub.Tensor", "aten.sub.Scalar"), _added(-1)),
+    **dict.fromkeys(("aten.rsub.Scalar", "aten.rsub.Tensor"), _added(-1, swapped=True)),
+    **dict.fromkeys(("aten.mul.Tensor", "aten.mul.Scalar"), _times),
+    **dict.fromkeys(
+        ("aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther", "aten.where.Scalar"), _where
+    ),
+    **dict.fromkeys(("aten.masked_fill.Scalar", "aten.masked_fill.Tensor"), _masked_fill),
+    "aten.index.Tensor": _picked,
+}
+"""How a value is read off the operator that makes it."""

@@ -1,0 +1,158 @@
+"""Masks of attention kept as what they say: `planner.masked_attention` in place of a mask of queries x keys.
+
+    arange ─ q - k >= 0 ───┐                                    causal alone          is_causal, no mask
+    arange ─ q - k < w ────┴ and ── [S, S] ──> attention        with a window         back = w - 1, ahead = 0
+    documents ─ equal ──────┘                                   with documents        documents, one number a token
+
+Traced, a mask is a tensor that operators make. Where these say nothing but how far a query looks back and ahead, that
+its first keys are seen by all (prefix), that two tokens are of one document, and which keys are padding, the mask is
+never made: it takes no memory of queries x keys, its kernel skips what is hidden, and rings and slices can cut it, as
+they know which positions they have. Every other mask stays a tensor. A query that nothing hides from itself sees itself
+under all of these, but where it is padding.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from planner.graph.mask_values import (
+    ALWAYS,
+    AtLeast,
+    Atom,
+    Condition,
+    Equal,
+    Formula,
+    MaskReader,
+    as_choice,
+    condition_of,
+    opposite,
+)
+from planner.graph.operator_graph import Argument, Operator, OperatorGraph, ValueRef
+from planner.graph.unread import without_unread
+
+MASKED_ATTENTION = "planner.masked_attention"
+"""Query, key, value, documents or None, seen keys or None; by name `back` and `ahead` (None: any number), `prefix`,
+`scale`, `enable_gqa`."""
+
+_ATTENTION = "aten.scaled_dot_product_attention.default"
+_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+_HIDES = -1e4
+"""A number that is added to the scores of what is hidden is this or less: of 16 bits the least is -65,504."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskKind:
+    """Query i sees key j where i - `back` <= j <= i + `ahead` (None: any), or j < `prefix`; and where both have one
+    number in `documents`, and that of j in `seen` is not 0."""
+
+    back: int | None = None
+    ahead: int | None = None
+    prefix: int = 0
+    documents: str | None = None
+    seen: str | None = None
+
+
+def with_mask_kinds(graph: OperatorGraph) -> OperatorGraph:
+    """`graph` without the masks whose kind is known."""
+    readers: dict[tuple[int, int], MaskReader] = {}
+    operators, masks = [], set()
+    for op in graph.operators:
+        arguments = dict(zip(_NAMES, op.arguments, strict=False)) | dict(op.keywords) if op.op == _ATTENTION else {}
+        mask, kind = arguments.get("attn_mask"), None
+        if isinstance(mask, ValueRef) and not arguments.get("dropout_p", 0.0) and not arguments.get("is_causal", False):
+            kind = _kind(graph, op, mask.name, readers)
+        if kind is None:
+            operators.append(op)
+        else:
+            assert isinstance(mask, ValueRef)
+            masks.add(mask.name)
+            operators.append(_kept(op, kind, arguments))
+    return without_unread(replace(graph, operators=tuple(operators)), masks) if masks else graph
+
+
+def _kept(op: Operator, kind: MaskKind, arguments: dict[str, Argument]) -> Operator:
+    """Attention without its mask."""
+    given = tuple(arguments[name] for name in _NAMES[:3])
+    further = tuple((name, arguments[name]) for name in _NAMES[6:] if name in arguments)
+    if kind in (MaskKind(), MaskKind(ahead=0)):
+        return replace(op, arguments=(*given, None, 0.0, kind.ahead == 0), keywords=further)
+    numbers = tuple(None if name is None else ValueRef(name) for name in (kind.documents, kind.seen))
+    says = (("back", kind.back), ("ahead", kind.ahead), ("prefix", kind.prefix))
+    return replace(op, op=MASKED_ATTENTION, arguments=(*given, *numbers), keywords=(*says, *further))
+
+
+def _kind(graph: OperatorGraph, op: Operator, mask: str, readers: dict[tuple[int, int], MaskReader]) -> MaskKind | None:
+    """What a mask says; None where that is no kind."""
+    query, key = (graph.types[name].shape for name in op.operands[:2])
+    if len(query) != 4 or query[2] != key[2] or query[2] < 2:
+        return None
+    batch = (query[0], query[2])
+    reader = readers.setdefault(batch, MaskReader(graph, batch))
+    shown = _shown(reader.formula(mask), graph.types[mask].dtype == "bool")
+    return None if shown is None else _named(shown, 4 - len(graph.types[mask].shape), query[2], query[0])
+
+
+def _shown(mask: Formula | None, boolean: bool) -> Condition | None:
+    """Where a mask shows a key: where it is true, or adds 0 and hides all else."""
+    if boolean:
+        return condition_of(mask)
+    choice = as_choice(mask)
+    if choice is None or {choice.yes, choice.no} == {0}:
+        return None if choice is None else ALWAYS
+    if choice.yes == 0 and choice.no <= _HIDES:
+        return choice.condition
+    return opposite(choice.condition) if choice.no == 0 and choice.yes <= _HIDES else None
+
+
+def _named(condition: Condition, shift: int, length: int, samples: int) -> MaskKind | None:
+    """A condition as a kind. `shift` dims of the scores are not in the mask."""
+    if not 1 <= len(condition) <= 2:
+        return None
+    kinds = [_conjunction(every, shift, length, samples) for every in condition]
+    if any(kind is None for kind in kinds):
+        return None
+    first, *others = sorted((kind for kind in kinds if kind is not None), key=lambda kind: kind.prefix)
+    if not others:
+        return first if not first.prefix else None
+    (second,) = others
+    alone = second == MaskKind(prefix=second.prefix, documents=first.documents, seen=first.seen)
+    return replace(first, prefix=second.prefix) if alone and not first.prefix else None
+
+
+def _conjunction(atoms: frozenset[Atom], shift: int, length: int, samples: int) -> MaskKind | None:
+    """Conditions that all hold. A prefix stands alone, with the documents of what it is an alternative to."""
+    said: dict[str, Any] = {}
+    for atom in atoms:
+        name, value = _said(atom, 2 - shift, 3 - shift, _Samples(-shift, samples == 1))
+        if name is None or name in said:
+            return None
+        said[name] = value
+    found = MaskKind(**said)
+    between = found.back is not None or found.ahead is not None
+    return None if found.prefix and (between or found.prefix >= length) else found
+
+
+def _said(atom: Atom, query: int, key: int, samples: "_Samples") -> tuple[str | None, int | str]:
+    """What one condition says of a kind: a field and its value; None where it is none of these."""
+    if isinstance(atom, AtLeast):
+        others = [step for dim, step in enumerate(atom.steps) if dim not in (query, key)]
+        steps, number = (atom.steps[query], atom.steps[key]), int(atom.number)
+        if any(others) or number < 0:
+            return None, 0
+        if steps == (0, -1):
+            return "prefix", number + 1
+        return {(1, -1): "ahead", (-1, 1): "back"}.get(steps), number
+    places = atom.places if isinstance(atom, Equal) else {atom.place}
+    wanted = {query, key} if isinstance(atom, Equal) else {key}
+    known = atom.holds and all(samples.at(sample) for sample, _ in places) and {at for _, at in places} == wanted
+    return ("documents" if isinstance(atom, Equal) else "seen") if known else None, atom.name
+
+
+@dataclass(frozen=True, slots=True)
+class _Samples:
+    """The dim of a mask that has the samples; there may be one sample `alone`, which needs none."""
+
+    dim: int
+    alone: bool
+
+    def at(self, dim: int | None) -> bool:
+        return dim == self.dim if dim is not None else self.alone

@@ -1,0 +1,24 @@
+"""What a rewritten graph no longer reads."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from planner.graph.operator_graph import Operator, OperatorGraph
+
+
+def without_unread(graph: OperatorGraph, names: Iterable[str]) -> OperatorGraph:
+    """`graph` without the operators that made nothing but these values, which nobody reads, and without those whose
+    results only such operators read."""
+    suspect, kept = set(names), list[Operator]()
+    read = {graph.loss, *(content for _, content in graph.updates)}
+    for op in reversed(graph.operators):
+        made = {name for name in op.results if name is not None}
+        if made <= suspect and made.isdisjoint(read):
+            suspect.update(op.operands)
+        else:
+            kept.append(op)
+            read.update(op.operands)
+    operators = tuple(reversed(kept))
+    changed = replace(graph, operators=operators)
+    made = {*graph.inputs, *graph.parameter_names, *graph.buffers, *changed.producer}
+    return replace(changed, types={name: tensor for name, tensor in graph.types.items() if name in made})

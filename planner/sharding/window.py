@@ -1,0 +1,103 @@
+"""What of the keys a query sees, by their positions, and how many pairs of both that makes.
+
+back 2, ahead 0     x . . . .        prefix 3     x x x . .
+                    x x . . .                     x x x . .
+                    x x x . .                     x x x . .        queries down, keys across
+                    . x x x .                     x x x x .
+                    . . x x x                     x x x x x
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+SCORES = 2**20
+"""Scores of a block, of all samples and heads of a device, that kernels are told what to hide of at a time."""
+
+_ROWS = 16
+"""Queries of a block, where there are so many, at least."""
+
+Run = tuple[int, int]
+"""First position and length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """So many queries from a row on, and keys from a column on; `query` and `key` are the positions of the first."""
+
+    row: int
+    queries: int
+    column: int
+    keys: int
+    query: int
+    key: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Query i sees key j where i - `back` <= j <= i + `ahead` (None: any), or j < `prefix`."""
+
+    back: int | None = None
+    ahead: int | None = None
+    prefix: int = 0
+
+    def keys(self, first: int, count: int, start: int, length: int) -> range:
+        """Of `length` keys from `start` on those that some of `count` queries from `first` on sees: a run of them."""
+        lowest = 0 if self.back is None else first - self.back
+        highest = start + length if self.ahead is None else first + count + self.ahead
+        begin = start if start < self.prefix else max(start, lowest)
+        return range(begin, max(begin, min(start + length, max(highest, self.prefix))))
+
+    def blocks(self, queries: Sequence[Run], keys: Sequence[Run], width: int) -> Iterator["Block"]:
+        """What is computed at a time, of queries and keys that lie in these runs one after the other: some queries of
+        one run, and those keys of one run that any of them sees. `width` scores are made for each pair: samples x
+        heads."""
+        row = 0
+        for first, count in queries:
+            step = self._rows(count, keys, width)
+            for offset in range(0, count, step):
+                here, behind = min(step, count - offset), 0
+                for start, length in keys:
+                    met = self.keys(first + offset, here, start, length)
+                    if met:
+                        yield Block(row=row + offset, queries=here, column=behind + met.start - start, keys=len(met),
+                                    query=first + offset, key=met.start)  # fmt: skip
+                    behind += length
+            row += count
+
+    def _rows(self, count: int, keys: Sequence[Run], width: int) -> int:
+        """Queries of a block: as many as `SCORES` allows, and no more than a window is wide, of which else a block
+        would compute what is hidden."""
+        reach = max(1, *(length for _, length in keys))
+        if self.back is not None and self.ahead is not None and not self.prefix:
+            wide = self.back + self.ahead + 1
+            count, reach = min(count, max(wide, _ROWS)), min(reach, 2 * wide)
+        return max(1, min(count, max(_ROWS, SCORES // (width * reach))))
+
+    def shows_all(self, block: Block) -> bool:
+        """Whether every query of a block sees every key of it."""
+        behind = self.back is None or block.key >= block.query + block.queries - 1 - self.back
+        before = self.ahead is None or block.key + block.keys - 1 <= block.query + self.ahead
+        return (behind and before) or block.key + block.keys <= self.prefix
+
+    def pairs(self, first: int, count: int, length: int) -> int:
+        """Pairs of `count` queries from `first` on and of the `length` keys that they see."""
+        return _pairs(self, first, count, length)
+
+
+def computed_pairs(window: Window, queries: Sequence[Run], turns: Sequence[Sequence[Run]], width: int) -> int:
+    """Pairs of queries and keys that blocks have, where keys come in turns."""
+    blocks = (block for keys in turns for block in window.blocks(queries, keys, width))
+    return sum(block.queries * block.keys for block in blocks)
+
+
+@lru_cache(maxsize=4096)
+def _pairs(window: Window, first: int, count: int, length: int) -> int:
+    at = np.arange(first, first + count)
+    begin = np.zeros_like(at) if window.back is None else np.maximum(0, at - window.back)
+    end = np.full_like(at, length) if window.ahead is None else np.minimum(length, at + window.ahead + 1)
+    prefix = min(window.prefix, length)
+    before, behind = np.minimum(prefix, begin), np.maximum(0, prefix - end)
+    return int((end - begin + before + behind).sum())

@@ -1,0 +1,137 @@
+"""Masks that attention is given, kept as what they say: recognised in every form that people write, and no other."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from planner.graph.masks import MASKED_ATTENTION
+from planner.graph.operator_graph import OperatorGraph
+from planner.graph.trace import trace
+
+BATCH, LENGTH, HEADS = 3, 16, 2
+Mask = Callable[[Tensor, Tensor], Tensor]
+
+
+class Attends(nn.Module):
+    """Attention under a mask that is made of the numbers of tokens and of their documents."""
+
+    def __init__(self, mask: Mask) -> None:
+        super().__init__()
+        self.embed, self.mask = nn.Embedding(32, 8), mask
+
+    def forward(self, tokens: Tensor, documents: Tensor) -> Tensor:
+        split = self.embed(tokens).view(*tokens.shape, HEADS, -1).transpose(1, 2)
+        mask = self.mask(torch.arange(tokens.shape[1], device=tokens.device), documents)
+        mixed: Tensor = F.scaled_dot_product_attention(split, split, split, attn_mask=mask)
+        return mixed.square().mean()
+
+
+def graph(mask: Mask) -> OperatorGraph:
+    numbers = torch.zeros(BATCH, LENGTH, dtype=torch.int64)
+    return trace(Attends(mask), (numbers, numbers))
+
+
+def causal(at: Tensor) -> Tensor:
+    return at[:, None] >= at[None, :]
+
+
+def near(at: Tensor, back: int) -> Tensor:
+    return at[:, None] - at[None, :] <= back
+
+
+def one_document(documents: Tensor) -> Tensor:
+    return documents[:, None, :, None] == documents[:, None, None, :]
+
+
+def numbered(shown: Tensor) -> Tensor:
+    return torch.zeros(shown.shape, device=shown.device).masked_fill(~shown, float("-inf"))
+
+
+KINDS: dict[str, tuple[Mask, dict[str, object]]] = {
+    "window": (lambda at, _: causal(at) & near(at, 4), {"back": 4, "ahead": 0}),
+    "both ways": (
+        lambda at, _: (at[:, None] - at[None, :] < 3) & (at[None, :] - at[:, None] < 5),
+        {"back": 2, "ahead": 4},
+    ),
+    "numbers": (lambda at, _: numbered(causal(at) & near(at, 4)), {"back": 4, "ahead": 0}),
+    "where": (
+        lambda at, _: torch.where(causal(at) & near(at, 4), 0.0, torch.finfo(torch.float32).min),
+        {"back": 4, "ahead": 0},
+    ),
+    "two triangles": (
+        lambda at, _: torch.ones(len(at), len(at), dtype=torch.bool).tril().triu(-4),
+        {"back": 4, "ahead": 0},
+    ),
+    "sum of masks": (
+        lambda at, _: torch.full((len(at), len(at)), float("-inf")).triu(1) + numbered(near(at, 4)),
+        {"back": 4, "ahead": 0},
+    ),
+    "prefix": (lambda at, _: causal(at) | (at < 5)[None, :], {"ahead": 0, "prefix": 5}),
+    "documents": (lambda _, documents: one_document(documents), {"documents": True}),
+    "causal documents": (
+        lambda at, documents: numbered(causal(at)[None, None] & one_document(documents)),
+        {"ahead": 0, "documents": True},
+    ),
+    "counted documents": (
+        lambda at, tokens: causal(at)[None, None] & one_document((tokens == 7).cumsum(1)),
+        {"ahead": 0, "documents": True},
+    ),
+    "prefix in documents": (
+        lambda at, documents: (causal(at) | (at[None, :] < 5)) & one_document(documents),
+        {"ahead": 0, "prefix": 5, "documents": True},
+    ),
+    "padding": (
+        lambda at, seen: causal(at)[None, None] & near(at, 4) & seen.bool()[:, None, None, :],
+        {"back": 4, "ahead": 0, "seen": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_mask_is_kept_as_what_it_says(name: str) -> None:
+    mask, expected = KINDS[name]
+    found = graph(mask)
+    (attention,) = (op for op in found.operators if op.op == MASKED_ATTENTION)
+    told = dict(attention.keywords)
+    assert (told["back"], told["ahead"], told["prefix"]) == (
+        expected.get("back"),
+        expected.get("ahead"),
+        expected.get("prefix", 0),
+    )
+    given = [argument is not None for argument in attention.arguments[3:]]
+    assert given == [expected.get("documents", False), expected.get("seen", False)]
+    assert not any(
+        found.types[v].shape[-2] == LENGTH
+        for v in found.types
+        if found.types[v].shape[-1:] == (LENGTH,) and len(found.types[v].shape) > 2
+    )
+
+
+def test_a_mask_that_is_causal_alone_or_hides_nothing_is_none() -> None:
+    kinds: tuple[tuple[Mask, bool], ...] = ((lambda at, _: causal(at), True), (lambda at, _: near(at, 99), False))
+    for mask, is_causal in kinds:
+        (attention,) = (op for op in graph(mask).operators if "attention" in op.op)
+        assert attention.op == "aten.scaled_dot_product_attention.default"
+        assert attention.arguments[3:] == (None, 0.0, is_causal)
+
+
+OTHERS: dict[str, Mask] = {
+    "every second key": lambda at, _: causal(at) & ((at[:, None] + at[None, :]) > 3),
+    "a bias": lambda at, _: torch.where(causal(at), 0.0, -1.0),
+    "slopes": lambda at, _: (at[None, :] - at[:, None]).float(),
+    "not itself": lambda at, _: at[:, None] > at[None, :],
+    "other documents": lambda at, documents: ~one_document(documents) | causal(at),
+    "infinities": lambda at, _: (1 - causal(at).float()) * float("-inf"),
+    "of other samples": lambda at, documents: documents[None, :1, :, None] == documents[None, :1, None, :],
+    "a number of each key": lambda _, documents: documents[:, None, None, :].float(),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_other_mask_stays(name: str) -> None:
+    (attention,) = (op for op in graph(OTHERS[name]).operators if "attention" in op.op)
+    assert attention.op == "aten.scaled_dot_product_attention.default"
+    assert len(attention.operands) == 4

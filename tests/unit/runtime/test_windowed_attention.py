@@ -1,0 +1,101 @@
+"""Attention under masks that are known by their kind computes what it does under the mask they stand for: in blocks,
+and slice by slice of the sequence."""
+
+import itertools
+
+import pytest
+import torch
+
+from planner.sharding import window as windows
+from planner.sharding.window import Window
+from runtime.ops.attention_pieces import attend_to_all, hops_of
+from runtime.ops.hidden import Mask
+from runtime.ops.slice_pass import SlicePass, Together
+from runtime.ops.sliced_attention import sliced_attention
+from tests.contract.rule_calls import dense_attention
+
+BATCH, HEADS, LENGTH = 2, 4, 40
+WINDOWS = {
+    "window": Window(back=4, ahead=0),
+    "causal": Window(ahead=0),
+    "both ways": Window(back=2, ahead=3),
+    "prefix": Window(ahead=0, prefix=6),
+    "all": Window(),
+    "itself": Window(back=0, ahead=0),
+}
+DOCUMENTS = torch.tensor([[0] * 13 + [1] * 20 + [2] * 7, [3] * LENGTH])
+SEEN = torch.tensor([[0] * 4 + [1] * 36, [1] * LENGTH])  # the first queries of a sample see nothing at all
+Tensors = list[torch.Tensor]
+
+
+def drawn(width: int) -> Tensors:
+    generator = torch.Generator().manual_seed(width)
+    extents = ((HEADS, 8), (2, 8), (2, width), (HEADS, width))
+    return [torch.randn(BATCH, n, LENGTH, d, generator=generator, dtype=torch.float64) for n, d in extents]
+
+
+def dense(given: Tensors, window: Window, documents: torch.Tensor | None, seen: torch.Tensor | None) -> Tensors:
+    *operands, gradient = given
+    leaves = [tensor.clone().requires_grad_() for tensor in operands]
+    says = {"back": window.back, "ahead": window.ahead, "prefix": window.prefix}
+    made = dense_attention(*leaves, documents, seen, **says, enable_gqa=True)  # type: ignore[arg-type, misc]
+    made.backward(gradient)
+    return [made.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_blocks_make_what_the_whole_mask_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    window, run = WINDOWS[name], ((0, LENGTH),)
+    for most, width, documents, seen in itertools.product((2**20, 1), (8, 6), (None, DOCUMENTS), (None, SEEN)):
+        monkeypatch.setattr(windows, "SCORES", most)  # all at once, and the fewest queries at a time
+        given = drawn(width)
+        leaves = [tensor.clone().requires_grad_() for tensor in given[:3]]
+        mask = Mask(window=window, documents=documents, seen=seen)
+        made = attend_to_all(*leaves, hops_of(mask, run, run, BATCH * HEADS), None)
+        made.backward(given[3])
+        found = [made.detach(), *(leaf.grad for leaf in leaves)]
+        for one, other in zip(found, dense(given, window, documents, seen), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["window", "causal", "itself"])
+def test_slices_make_what_the_whole_sequence_does(name: str) -> None:
+    slices, window = 4, WINDOWS[name]
+    for documents, seen in itertools.product((None, DOCUMENTS), (None, SEEN)):
+        given = drawn(8)
+        together = Together(count=slices, counted={})
+        cut = [tensor.chunk(slices, dim=2) for tensor in given]
+        numbers = [[None] * slices if t is None else list(t.chunk(slices, dim=1)) for t in (documents, seen)]
+        leaves = [[piece.clone().requires_grad_() for piece in pieces] for pieces in cut[:3]]
+        made = []
+        for number, operands in enumerate(zip(*leaves, strict=True)):
+            mask = Mask(window=window, documents=numbers[0][number], seen=numbers[1][number])
+            part = SlicePass(number=number, together=together)
+            made.append(sliced_attention(*operands, part, "attention", None, mask))
+        for number in reversed(range(slices)):
+            made[number].backward(cut[3][number])
+        found = [torch.cat(made, dim=2).detach()]
+        found += [torch.cat([leaf.grad for leaf in pieces if leaf.grad is not None], dim=2) for pieces in leaves]
+        for one, other in zip(found, dense(given, window, documents, seen), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_a_block_is_told_of_no_more_keys_than_its_queries_see() -> None:
+    mask, run = Mask(window=WINDOWS["window"]), ((0, 4096),)
+    hops = hops_of(mask, run, run, 1)
+    pairs = sum((hop.queries.stop - hop.queries.start) * (hop.keys.stop - hop.keys.start) for hop in hops)
+    assert mask.window.pairs(0, 4096, 4096) < pairs < 6 * mask.window.pairs(0, 4096, 4096)
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_pairs_are_those_of_the_mask(name: str) -> None:
+    window, at = WINDOWS[name], torch.arange(LENGTH)
+    shown = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
+    shown = shown if window.back is None else shown.triu(-window.back)
+    shown = shown if window.ahead is None else shown.tril(window.ahead)
+    shown = shown | (at < window.prefix)
+    for first, count in ((0, LENGTH), (0, 7), (11, 20)):
+        assert window.pairs(first, count, LENGTH) == int(shown[first : first + count].sum())
+        met = window.keys(first, count, 5, 20)
+        columns = shown[first : first + count].any(0).nonzero().flatten().tolist()
+        assert set(met) >= {key for key in columns if 5 <= key < 25}

@@ -1,0 +1,47 @@
+"""Stages of ZeRO share the tables of operators and edges, and have those that they would have alone."""
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from planner.engines.spaces import SPACES
+from planner.strategy_search.engine.families import engine_of
+from planner.strategy_search.request.space import Configuration
+from planner.strategy_search.within import within
+from tests.property.test_engine_spaces import configurations, request_for
+
+
+def alike() -> list[list[Configuration]]:
+    """Configurations for Megatron-LM that differ in their stage of ZeRO, on meshes of several axes."""
+    found: dict[object, dict[int, Configuration]] = defaultdict(dict)
+    for one in configurations("megatron"):
+        assert one.decided is not None
+        found[one.computed_alike, one.micro_batches].setdefault(one.decided.zero or 0, one)
+    return [list(stages.values()) for stages in found.values() if len(stages) == 3]
+
+
+@pytest.mark.slow
+def test_tables_that_are_shared_are_those_that_are_built_alone() -> None:
+    request = within(SPACES["megatron"], request_for("megatron"))
+    (engine, _), groups = engine_of(request), alike()
+    assert len(groups) > 10
+    for first, *others in groups[:: len(groups) // 4]:
+        (before,) = engine.tables(first)
+        for other in others:
+            (shared,), (alone,) = engine.tables(other), engine_of(request)[0].tables(other)
+            assert shared.operators is before.operators
+            assert [table.candidates.strategies for table in shared.operators] == [
+                table.candidates.strategies for table in alone.operators
+            ]
+            for one, same in zip(shared.edges, alone.edges, strict=True):
+                assert np.array_equal(one.forward, same.forward)
+                assert np.array_equal(one.kept, same.kept)
+            for mine, theirs in zip(shared.parameters, alone.parameters, strict=True):
+                assert mine.stored == theirs.stored
+                for use, its in zip(mine.uses, theirs.uses, strict=True):
+                    assert np.array_equal(use.gather, its.gather)
+                    assert np.array_equal(use.reduce, its.reduce)
+            assert any(
+                mine.stored != whole.stored for mine, whole in zip(shared.parameters, before.parameters, strict=True)
+            )
