@@ -7,8 +7,8 @@
 Traced, a mask is a tensor that operators make. Where these say nothing but how far a query looks back and ahead, that
 its first keys are seen by all (prefix), that two tokens are of one document, and which keys are padding, the mask is
 never made: it takes no memory of queries x keys, its kernel skips what is hidden, and rings and slices can cut it, as
-they know which positions they have. Every other mask stays a tensor. A query that nothing hides from itself sees itself
-under all of these, but where it is padding.
+they know which positions they have. Every other mask stays a tensor, as does padding alone, a row for each sample. A
+query that nothing hides from itself sees itself under all of these, but where it is padding.
 """
 
 from dataclasses import dataclass, replace
@@ -88,7 +88,9 @@ def _kind(graph: OperatorGraph, op: Operator, mask: str, readers: dict[tuple[int
     batch = (query[0], query[2])
     reader = readers.setdefault(batch, MaskReader(graph, batch))
     shown = _shown(reader.formula(mask), graph.types[mask].dtype == "bool")
-    return None if shown is None else _named(shown, 4 - len(graph.types[mask].shape), query[2], query[0])
+    kind = None if shown is None else _named(shown, 4 - len(graph.types[mask].shape), query[2], query[0])
+    alone = kind is not None and kind.seen is not None and kind == MaskKind(seen=kind.seen)
+    return None if alone else kind
 
 
 def _shown(mask: Formula | None, boolean: bool) -> Condition | None:

@@ -43,7 +43,7 @@ from planner.graph.operator_graph import (
     TorchConstant,
     ValueRef,
 )
-from planner.graph.own_functions import own_functions_as_operators
+from planner.graph.own_functions import NAMESPACE, own_functions_as_operators
 from planner.graph.random_ops import CHANCES
 from planner.graph.recurrent import GATES, with_recurrent_layers
 from planner.graph.refusals import (
@@ -379,5 +379,10 @@ def resolve(op: str) -> torch._ops.OpOverload:
     `torch.ops` has methods too, such as the one that loads a library."""
     found: Any = functools.reduce(lambda at, name: getattr(at, name, None), op.split("."), cast("Any", torch.ops))
     if not isinstance(found, torch._ops.OpOverload):
+        if op.startswith(f"{NAMESPACE}."):
+            raise ModelError(
+                f"'{op}' is an autograd.Function of the model's code, which is no part of a plan file and is known once"
+                " the model is traced; give the model (--model package.module:factory, or planner.trace)"
+            )
         raise ModelError(f"'{op}' is not the name of a PyTorch operator, as aten.linear.default is")
     return found

@@ -9,9 +9,6 @@ back 2, ahead 0     x . . . .        prefix 3     x x x . .
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-
-import numpy as np
 
 SCORES = 2**20
 """Scores of a block, of all samples and heads of a device, that kernels are told what to hide of at a time."""
@@ -70,7 +67,7 @@ class Window:
     def _rows(self, count: int, keys: Sequence[Run], width: int) -> int:
         """Queries of a block: as many as `SCORES` allows, and no more than a window is wide, of which else a block
         would compute what is hidden."""
-        reach = max(1, *(length for _, length in keys))
+        reach = max([1, *(length for _, length in keys)])
         if self.back is not None and self.ahead is not None and not self.prefix:
             wide = self.back + self.ahead + 1
             count, reach = min(count, max(wide, _ROWS)), min(reach, 2 * wide)
@@ -84,7 +81,13 @@ class Window:
 
     def pairs(self, first: int, count: int, length: int) -> int:
         """Pairs of `count` queries from `first` on and of the `length` keys that they see."""
-        return _pairs(self, first, count, length)
+        prefix, seen = min(self.prefix, length), count * length
+        if self.ahead is not None:  # up to ahead, and what of the prefix is behind that
+            ends = (_clamped(first + self.ahead + 1, count, most) for most in (length, prefix))
+            seen = next(ends) + count * prefix - next(ends)
+        if self.back is not None:  # not from the first, but for the prefix
+            seen -= _clamped(first - self.back, count, length) - _clamped(first - self.back, count, prefix)
+        return seen
 
 
 def computed_pairs(window: Window, queries: Sequence[Run], turns: Sequence[Sequence[Run]], width: int) -> int:
@@ -93,11 +96,7 @@ def computed_pairs(window: Window, queries: Sequence[Run], turns: Sequence[Seque
     return sum(block.queries * block.keys for block in blocks)
 
 
-@lru_cache(maxsize=4096)
-def _pairs(window: Window, first: int, count: int, length: int) -> int:
-    at = np.arange(first, first + count)
-    begin = np.zeros_like(at) if window.back is None else np.maximum(0, at - window.back)
-    end = np.full_like(at, length) if window.ahead is None else np.minimum(length, at + window.ahead + 1)
-    prefix = min(window.prefix, length)
-    before, behind = np.minimum(prefix, begin), np.maximum(0, prefix - end)
-    return int((end - begin + before + behind).sum())
+def _clamped(first: int, count: int, most: int) -> int:
+    """Sum of so many integers from `first` on, those below 0 taken for 0, those above `most` for that."""
+    low, high = min(max(first, 0), most), min(max(first + count, 0), most)
+    return (low + high - 1) * (high - low) // 2 + most * (count - (min(max(most, first), first + count) - first))

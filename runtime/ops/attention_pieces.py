@@ -39,6 +39,10 @@ class Hop:
     causal: bool = False
     hidden: Hidden | None = None
 
+    def bias(self, query_BHQD: torch.Tensor) -> torch.Tensor | None:
+        """What is added to the scores of these queries."""
+        return None if self.hidden is None else self.hidden.bias(query_BHQD)
+
 
 def hops_of(mask: Mask, queries: Sequence[Run], keys: Sequence[Run], width: int) -> tuple[Hop, ...]:
     """What a mask shows of keys to queries that have these positions; `width` is samples x heads."""
@@ -142,7 +146,7 @@ class Attended:
         """What some hops show of these keys and values."""
         for hop in hops:
             query, key, value = self._query[:, :, hop.queries], key_BGKD[:, :, hop.keys], value_BGKE[:, :, hop.keys]
-            made = attend(query, key, value, hop.causal, self._scale, hop.hidden and hop.hidden.bias(query))
+            made = attend(query, key, value, hop.causal, self._scale, hop.bias(query))
             if self._total is None and query.shape == self._query.shape:
                 self._total, self._logarithm = made
                 continue
@@ -175,7 +179,7 @@ class Gradients:
         for hop in hops:
             gradient, query, result, logarithm = (tensor[:, :, hop.queries] for tensor in self._given)
             key, value = key_BGKD[:, :, hop.keys], value_BGKE[:, :, hop.keys]
-            bias = hop.hidden and hop.hidden.bias(query)
+            bias = hop.bias(query)
             made = attend_backward(gradient, query, key, value, result, logarithm, hop.causal, self._scale, bias)
             self._add(hop, made[0])
             if len(hops) == 1:

@@ -28,8 +28,12 @@ class Mask:
     ) -> Iterator[tuple[slice, slice, "Hidden"]]:
         """Rows of the queries and of the keys that meet, and what is hidden of each block."""
         for block in self.window.blocks(queries, keys, width):
-            rows, columns = (block.row, block.queries), (block.column, block.keys)
-            yield *(slice(first, first + count) for first, count in (rows, columns)), Hidden(mask=self, block=block)
+            rows = slice(block.row, block.row + block.queries)
+            yield rows, slice(block.column, block.column + block.keys), Hidden(mask=self, block=block)
+
+    def whole(self, length: int) -> "Hidden":
+        """What is hidden of all queries and keys of a sequence."""
+        return Hidden(mask=self, block=Block(row=0, queries=length, column=0, keys=length, query=0, key=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,14 +68,27 @@ def windowed_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Attention under a mask that is known by its kind: in blocks, of what some query of each sees."""
+    """Attention under a mask that is known by its kind: in blocks, of what some query of each sees. Where PyTorch has
+    no fused kernel for blocks, as on GPUs, a mask is made for the one it has, but in rings."""
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query_BHQD, key_BGKD, value_BGKE))
     mask = Mask(window=Window(back=back, ahead=ahead, prefix=prefix), documents=documents_BS, seen=seen_BS)
     if shard.ring is not None:
         return ring_attention(query, key, value, _ring(shard, shard.ring, False, mask), scale)
+    if query.device.type != "cpu":
+        return under_whole_mask(query, shard.shared(key), shard.shared(value), mask, scale)
     run = ((0, query.shape[2]),)
     hops = hops_of(mask, run, run, query.shape[0] * query.shape[1])
     return attend_to_all(query, shard.shared(key), shard.shared(value), hops, scale)
+
+
+def under_whole_mask(
+    query_BHQD: torch.Tensor, key_BGKD: torch.Tensor, value_BGKE: torch.Tensor, mask: Mask, scale: float | None
+) -> torch.Tensor:
+    """PyTorch's own kernel, told what is hidden of all pairs."""
+    hidden, grouped = mask.whole(query_BHQD.shape[2]).bias(query_BHQD), query_BHQD.shape[1] != key_BGKD.shape[1]
+    return F.scaled_dot_product_attention(
+        query_BHQD, key_BGKD, value_BGKE, attn_mask=hidden, scale=scale, enable_gqa=grouped
+    )
 
 
 def windowed_attention_of_slice(

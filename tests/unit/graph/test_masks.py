@@ -126,6 +126,7 @@ OTHERS: dict[str, Mask] = {
     "other documents": lambda at, documents: ~one_document(documents) | causal(at),
     "infinities": lambda at, _: (1 - causal(at).float()) * float("-inf"),
     "of other samples": lambda at, documents: documents[None, :1, :, None] == documents[None, :1, None, :],
+    "padding alone": lambda _, seen: seen.bool()[:, None, None, :],
     "a number of each key": lambda _, documents: documents[:, None, None, :].float(),
 }
 

@@ -11,6 +11,7 @@ from planner.graph.trace import resolve, trace
 from planner.sharding.discover import discover
 from planner.sharding.rules import rule_of
 from tests.distributed.brought import OwnFunction, Steep
+from tests.refusals import refused
 
 
 def test_a_call_is_one_operator_whose_backward_pass_is_its_own() -> None:
@@ -67,3 +68,8 @@ def test_functions_that_differ_in_what_is_around_them_are_not_taken_for_each_oth
 def test_the_same_function_is_the_same_operator_in_every_trace() -> None:
     names = [[op.op for op in trace(OwnFunction(), (torch.ones(samples, 8),)).operators] for samples in (2, 4)]
     assert names[0] == names[1]
+
+
+def test_one_that_was_not_traced_here_is_refused_with_what_to_give() -> None:
+    with refused(ModelError, "own.elsewhere_Steep.v01", "autograd.Function", "--model package.module:factory"):
+        resolve("own.elsewhere_Steep.v01")

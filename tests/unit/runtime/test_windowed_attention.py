@@ -10,6 +10,7 @@ from planner.sharding import window as windows
 from planner.sharding.window import Window
 from runtime.ops.attention_pieces import attend_to_all, hops_of
 from runtime.ops.hidden import Mask
+from runtime.ops.local_attention import under_whole_mask
 from runtime.ops.slice_pass import SlicePass, Together
 from runtime.ops.sliced_attention import sliced_attention
 from tests.contract.rule_calls import dense_attention
@@ -54,8 +55,10 @@ def test_blocks_make_what_the_whole_mask_does(name: str, monkeypatch: pytest.Mon
         made = attend_to_all(*leaves, hops_of(mask, run, run, BATCH * HEADS), None)
         made.backward(given[3])
         found = [made.detach(), *(leaf.grad for leaf in leaves)]
-        for one, other in zip(found, dense(given, window, documents, seen), strict=True):
+        expected = dense(given, window, documents, seen)
+        for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(under_whole_mask(*given[:3], mask, None), expected[0])
 
 
 @pytest.mark.parametrize("name", ["window", "causal", "itself"])
