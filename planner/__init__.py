@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from planner.plan.plan import Plan
     from planner.sharding.discover import discover
     from planner.sharding.update import Update
-    from planner.strategy_search.api import shard
+    from planner.strategy_search.request.shard import shard
     from planner.strategy_search.request.space import Pinned
     from planner.strategy_search.result import Progress, SearchResult
 
@@ -63,7 +63,7 @@ _LAZY = {
     "save": "planner.api.plans",
     "save_plan": "planner.plan.file",
     "search": "planner.api.searching",
-    "shard": "planner.strategy_search.api",
+    "shard": "planner.strategy_search.request.shard",
     "trace": "planner.api.searching",
     "validate": "planner.api.plans",
 }

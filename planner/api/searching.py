@@ -29,7 +29,6 @@ from planner.plan.binding.machine import machine_of
 from planner.plan.compare.repricing import repriced
 from planner.plan.plan import OPTIMIZERS, PRECISIONS, Plan
 from planner.sharding.update import DEFAULT, Update
-from planner.strategy_search.api import shard as sharded
 from planner.strategy_search.job import (
     Job,
     default_global_batch,
@@ -49,6 +48,7 @@ from planner.strategy_search.request.request import (
     Placing,
     Shard,
 )
+from planner.strategy_search.request.shard import shard as sharded
 from planner.strategy_search.request.space import FREE, Pinned, forward_pinned
 from planner.strategy_search.result import Progress, SearchResult
 

@@ -134,7 +134,7 @@ def parse_places(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 def parse_shards(texts: Sequence[str]) -> tuple["Shard", ...]:
     """The strategies decided by hand; a pattern may contain '='."""
-    from planner.strategy_search.api import shard
+    from planner.strategy_search.request.shard import shard
 
     found = []
     for text in texts:

@@ -292,6 +292,11 @@ class OperatorGraph:
     def fingerprint(self) -> str:
         """A digest of all that decides whether a plan for one graph is a plan for another: operators, types,
         parameters."""
+        if ("fingerprint",) not in self.derived:
+            self.derived["fingerprint",] = self._fingerprint()
+        return str(self.derived["fingerprint",])
+
+    def _fingerprint(self) -> str:
         content = {
             "inputs": [_type_json(self.types[name]) for name in self.inputs],
             "buffers": [[name, _type_json(self.types[name])] for name in self.buffers],

@@ -22,7 +22,8 @@ from planner.models.dimensions import TRACED_BATCH, Dimensions, build
 from planner.plan.binding.bind import bind
 from planner.plan.plan import INTERLEAVED, Plan, Prediction, Stage
 from planner.plan.prediction.predict import predict
-from planner.strategy_search.api import search
+from planner.strategy_search.job import given_job
+from planner.strategy_search.objectives import plan_for
 from planner.validation.cells import PeakKind
 from planner.validation.configuration import Job, Run, run_of
 from planner.validation.peak import KIND_WORDS, kind_of_peak, peak_ends, peak_of
@@ -214,14 +215,8 @@ def _chunks(rows: Sequence[Row]) -> Iterator[list[Row]]:
 
 def _searched(run: Run, cluster: Cluster, graph: OperatorGraph) -> Prediction:
     job: Job = run.job
-    result = search(
-        graph,
-        cluster,
-        batch=TRACED_BATCH,
-        global_batch=job.global_batch,
-        precision=job.model.precision,
-        pinned=run.pinned,
-    )
+    asked = given_job(graph, cluster, batch=TRACED_BATCH, global_batch=job.global_batch, precision=job.model.precision)
+    result = plan_for(asked.request(placing="fit", pinned=run.pinned), lambda _: None, lambda: False)
     return result.plan.prediction if run.stages is None else _cut(result.plan, run.stages, graph, cluster)
 
 

@@ -69,7 +69,6 @@ _NOT_HERE = {
     "save_only_model": "a checkpoint has the weights with the states, sharded; leave it out, and call save_model",
     "use_liger_kernel": "it changes the operators that the plan was made for; leave it out",
     "parallelism_config": "the plan shards instead; leave it out",
-    "weight_decay": "the Trainer leaves norms and biases out of it, and a plan updates all weights alike; give 0",
 }
 """Arguments that a plan cannot honour, and what to do. Those that a version does not have are not asked for."""
 
@@ -77,7 +76,7 @@ _OWN = (
     "optimizers", "optimizer_cls_and_kwargs", "model_init", "compute_loss_func", "compute_metrics",
     "preprocess_logits_for_metrics",
 )  # fmt: skip
-_STEPS = ("training_step", "create_optimizer", "create_optimizer_and_scheduler", "get_decay_parameter_names")
+_STEPS = ("training_step", "create_optimizer", "create_optimizer_and_scheduler")
 _SAMPLERS = ("_get_train_sampler", "_get_eval_sampler")
 
 
@@ -105,7 +104,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
         self._parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self._resume: Path | None = None  # a checkpoint that is restored when the model has been traced
         self.step: TrainingStep = parallelize(
-            self.model, self.plan, optimizer=_settings(self.args, name), device=self.args.device, seed=self.args.seed
+            self.model, self.plan, optimizer=_settings(self, name), device=self.args.device, seed=self.args.seed
         )
 
     # Batches
@@ -265,14 +264,21 @@ def _as_planned(inputs: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
     return {name: value for name, value in inputs.items() if name != "attention_mask"}
 
 
-def _settings(options: "TrainingArguments", name: str) -> OptimizerSettings:
+def _settings(trainer: PlanTrainer, name: str) -> OptimizerSettings:
+    """Hyperparameters as the Trainer would give them to its own optimizer; norms and biases do not decay."""
+    options, decayed = trainer.args, set(trainer.get_decay_parameter_names(trainer.model))
+    trained = [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
+    decay, undecayed = float(options.weight_decay), frozenset(trained) - decayed
     if name == "sgd":
-        return OptimizerSettings(learning_rate=options.learning_rate, weight_decay=0.0, momentum=0.0)
+        return OptimizerSettings(
+            learning_rate=options.learning_rate, weight_decay=decay, momentum=0.0, undecayed=undecayed
+        )
     return OptimizerSettings(
         learning_rate=options.learning_rate,
         betas=(options.adam_beta1, options.adam_beta2),
         epsilon=options.adam_epsilon,
-        weight_decay=0.0,
+        weight_decay=decay,
+        undecayed=undecayed,
     )
 
 

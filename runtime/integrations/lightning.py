@@ -74,10 +74,10 @@ class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by 
     started.
 
     The DataLoader gives whole global batches of the plan, the same on every rank: seed what shuffles
-    (`lightning.seed_everything`). `configure_optimizers` gives one AdamW, Adam or SGD with one group of all weights,
-    and schedules as you like. `validation` is the name under which the loss on validation batches is logged, which is
-    that of `training_step` as the model is evaluated; `validation_step` itself is not called. `step` is the
-    `TrainingStep`.
+    (`lightning.seed_everything`). `configure_optimizers` gives one AdamW, Adam or SGD of all weights, of which a group
+    may do without weight decay, and schedules as you like. `validation` is the name under which the loss on validation
+    batches is logged: that of `training_step` as the model is evaluated; `validation_step` itself is not called. `step`
+    is the `TrainingStep`.
 
     Raises RequestError for what a plan cannot honour, PlanFileError for a plan for another model.
     """
@@ -192,7 +192,7 @@ class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by 
         self.setup_optimizers(trainer)
         if len(self.optimizers) != 1:
             raise RequestError(f"configure_optimizers gave {len(self.optimizers)} optimizers; a plan has one")
-        settings = settings_of(self.optimizers[0], self.lightning_module, self.plan)
+        settings = settings_of(self.optimizers[0], self.lightning_module, self.plan, PREFIX)
         self._planned = TrainingStepModule(self.lightning_module)
         self._step = parallelize(self._planned, self.plan, optimizer=settings, device=self._device, seed=self._seed)
 
@@ -220,7 +220,12 @@ class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by 
         """A step of the plan on a global batch: its gradients, its update. Returns the mean loss."""
         _check_accumulation(self.lightning_module.trainer, self.plan)  # which a callback may change on the way
         step = self._ready(batch)
-        step.optimizer.learning_rate = float(self.optimizers[0].param_groups[0]["lr"])
+        rates = {float(group["lr"]) for group in self.optimizers[0].param_groups}
+        if len(rates) > 1:
+            raise RequestError(
+                "the groups of the optimizer have several learning rates, and a plan has one; give all one schedule"
+            )
+        (step.optimizer.learning_rate,) = rates
         loss = torch.tensor(step(batch), device=self._device)
         assert self._planned is not None
         for name, options in self._planned.logged.losses.items():

@@ -45,8 +45,9 @@ def let_go(module: nn.Module) -> None:
         parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
 
 
-def settings_of(optimizer: torch.optim.Optimizer, module: nn.Module, plan: Plan) -> OptimizerSettings:
-    """The hyperparameters of an optimizer of torch over all weights of a module. Raises RequestError for one that the
+def settings_of(optimizer: torch.optim.Optimizer, module: nn.Module, plan: Plan, prefix: str = "") -> OptimizerSettings:
+    """The hyperparameters of an optimizer of torch over all weights of a module, whose names in the plan begin with
+    `prefix`; groups of weights may do without weight decay. Raises RequestError for one that the
     runtime does not have, and for another than the plan counts on."""
     kind = type(optimizer)
     name = {torch.optim.AdamW: "adamw", torch.optim.Adam: "adamw", torch.optim.SGD: "sgd"}.get(kind)
@@ -67,13 +68,16 @@ def settings_of(optimizer: torch.optim.Optimizer, module: nn.Module, plan: Plan)
             f"the optimizer lacks {left[0]}{f' and {len(left) - 1} more' if left[1:] else ''}, and a plan updates every"
             " weight that requires a gradient; call requires_grad_(False) on those, or give all to the optimizer"
         )
-    first = groups[0]
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    first = next((group for group in groups if group["weight_decay"]), groups[0])
+    undecayed = (one for group in groups if group["weight_decay"] != first["weight_decay"] for one in group["params"])
     return OptimizerSettings(
         learning_rate=float(first["lr"]),
         betas=tuple(first.get("betas", (0.9, 0.999))),
         epsilon=first.get("eps", 1e-8),
         weight_decay=first["weight_decay"],
         momentum=first.get("momentum", 0.0),
+        undecayed=frozenset(prefix + names[id(one)] for one in undecayed if one.requires_grad),
     )
 
 
@@ -165,8 +169,11 @@ def _check_groups(groups: Sequence[dict[str, Any]]) -> None:
             if group.get(key):
                 raise RequestError(f"{key}={group[key]!r}: no optimizer of the runtime does that; leave it out")
         differing = sorted(key for key in _SAME & set(group) if group[key] != groups[0][key])
+        decays = {one["weight_decay"] for one in groups}
+        if differing == ["weight_decay"] and 0 in decays and len(decays) == 2:
+            continue
         if differing:
             raise RequestError(
-                f"the optimizer has groups of weights with several values of {differing[0]}, and a plan updates all"
-                " weights alike; give it one group"
+                f"the optimizer has groups of weights with several values of {differing[0]}; the runtime has one, and"
+                " weights without weight decay: give the groups the same settings, and weight_decay one value or 0"
             )

@@ -23,7 +23,7 @@ class Lamb(torch.optim.Optimizer):
 
     def __init__(
         self,
-        weights: Sequence[torch.Tensor],
+        weights: Sequence[torch.Tensor] | Sequence[dict[str, Any]],
         *,
         lr: float,
         betas: tuple[float, float],
@@ -31,7 +31,7 @@ class Lamb(torch.optim.Optimizer):
         weight_decay: float,
         total: Total = lambda squares: squares,
     ) -> None:
-        super().__init__(list(weights), {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(weights, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         self._total = total
 
     @torch.no_grad()

@@ -5,8 +5,10 @@ widened when its turn comes, updated and rounded back, so that one widened weigh
 float32.
 """
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Protocol
 
 import torch
@@ -17,13 +19,24 @@ from runtime.optimizers.lamb import Lamb, Total
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
-    """Hyperparameters; the defaults are those of torch.optim.AdamW. `momentum` is that of SGD."""
+    """Hyperparameters; the defaults are those of torch.optim.AdamW. `momentum` is that of SGD. `undecayed` are the
+    names of parameters that weight decay leaves out, as the module has them."""
 
     learning_rate: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     weight_decay: float = 1e-2
     momentum: float = 0.9
+    undecayed: frozenset[str] = frozenset()
+
+    def of_parameters(self, names: Iterable[Sequence[str]]) -> "OptimizerSettings":
+        """The same settings with what is `undecayed` by the first of the names that each parameter has. Raises
+        RequestError for a name that none of them has."""
+        first = {name: own[0] for own in names for name in own}
+        for name in sorted(self.undecayed):
+            if name not in first:
+                raise RequestError(f"OptimizerSettings.undecayed: {unknown_name('parameter', name, first)}")
+        return replace(self, undecayed=frozenset(first[name] for name in self.undecayed))
 
 
 class Optimizer(Protocol):
@@ -69,25 +82,28 @@ def _slots(optimizer: Optimizer) -> list[tuple[torch.optim.Optimizer, torch.Tens
     return [(one, weight) for one in parts for group in one.param_groups for weight in group["params"]]  # type: ignore[misc]
 
 
-def _adamw(weights: Sequence[torch.Tensor], settings: OptimizerSettings, total: Total) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(
-        list(weights),
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        eps=settings.epsilon,
-        weight_decay=settings.weight_decay,
-    )
+Groups = Sequence[dict[str, Any]]
+"""Weights with their weight decay, as optimizers of torch take them."""
 
 
-def _sgd(weights: Sequence[torch.Tensor], settings: OptimizerSettings, total: Total) -> torch.optim.Optimizer:
-    return torch.optim.SGD(
-        list(weights), lr=settings.learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay
-    )
+def _groups(weights: Sequence[torch.Tensor], names: Sequence[str], settings: OptimizerSettings) -> Groups:
+    """Neighbours with the same weight decay together, so that weights keep their order."""
+    decays = [0.0 if name in settings.undecayed else settings.weight_decay for name in names]
+    runs = groupby(zip(weights, decays, strict=True), key=itemgetter(1))
+    return [{"params": [weight for weight, _ in run], "weight_decay": decay} for decay, run in runs]
 
 
-def _lamb(weights: Sequence[torch.Tensor], settings: OptimizerSettings, total: Total) -> torch.optim.Optimizer:
+def _adamw(weights: Groups, settings: OptimizerSettings, total: Total) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(list(weights), lr=settings.learning_rate, betas=settings.betas, eps=settings.epsilon)
+
+
+def _sgd(weights: Groups, settings: OptimizerSettings, total: Total) -> torch.optim.Optimizer:
+    return torch.optim.SGD(list(weights), lr=settings.learning_rate, momentum=settings.momentum)
+
+
+def _lamb(weights: Groups, settings: OptimizerSettings, total: Total) -> torch.optim.Optimizer:
     return Lamb(
-        weights,
+        list(weights),
         lr=settings.learning_rate,
         betas=settings.betas,
         eps=settings.epsilon,
@@ -96,7 +112,7 @@ def _lamb(weights: Sequence[torch.Tensor], settings: OptimizerSettings, total: T
     )
 
 
-OPTIMIZERS: Mapping[str, Callable[[Sequence[torch.Tensor], OptimizerSettings, Total], torch.optim.Optimizer]] = {
+OPTIMIZERS: Mapping[str, Callable[[Groups, OptimizerSettings, Total], torch.optim.Optimizer]] = {
     "adamw": _adamw,
     "lamb": _lamb,
     "sgd": _sgd,
@@ -117,27 +133,41 @@ def moments_of(name: str, settings: OptimizerSettings) -> tuple[str, ...]:
 
 
 def make_optimizer(
-    name: str, weights: Sequence[torch.Tensor], settings: OptimizerSettings, total: Total = lambda squares: squares
+    name: str,
+    weights: Sequence[torch.Tensor],
+    settings: OptimizerSettings,
+    total: Total = lambda squares: squares,
+    names: Sequence[str] = (),
 ) -> Optimizer:
-    """The optimizer of that name over these tensors; `total` adds up sums of squares of pieces (see
-    `runtime.optimizers.lamb`).
+    """The optimizer of that name over these tensors, which are the parameters of these names; `total` adds up
+    sums of squares of pieces (see `runtime.optimizers.lamb`).
 
     Raises RequestError for a name that is not in `OPTIMIZERS`.
     """
     if name not in OPTIMIZERS:
         raise RequestError(unknown_name("optimizer", name, OPTIMIZERS))
+    names = names or [""] * len(weights)
+
+    def made(own: Sequence[torch.Tensor], called: Sequence[str]) -> torch.optim.Optimizer:
+        return OPTIMIZERS[name](_groups(own, called, settings), settings, total)
+
     if name != "lamb" and any(weight.element_size() < 4 for weight in weights):
-        return _OneByOne(weights, lambda weight: OPTIMIZERS[name]([weight], settings, total))
-    return OPTIMIZERS[name](weights, settings, total)
+        return _OneByOne(weights, names, made)
+    return made(weights, names)
 
 
 class _OneByOne:
     """Updates narrow weights from float32 gradients, each widened while an optimizer of its own runs."""
 
-    def __init__(self, weights: Sequence[torch.Tensor], make: Callable[[torch.Tensor], torch.optim.Optimizer]) -> None:
+    def __init__(
+        self,
+        weights: Sequence[torch.Tensor],
+        names: Sequence[str],
+        make: Callable[[Sequence[torch.Tensor], Sequence[str]], torch.optim.Optimizer],
+    ) -> None:
         self._weights = list(weights)
         self._wide = [torch.zeros(0, dtype=wide_dtype(w.dtype), device=w.device) for w in weights]
-        self._optimizers = [make(wide) for wide in self._wide]
+        self._optimizers = [make([wide], [name]) for wide, name in zip(self._wide, names, strict=True)]
 
     @property
     def parts(self) -> Sequence[torch.optim.Optimizer]:

@@ -66,7 +66,11 @@ class UnshardedStep:
         tables = [name for name in self._names if place_of(name, training.update.placed) is not None]
         self._sparse = sparse_tables(module, {name: masters.pop(name) for name in tables}, training.optimizer, settings)
         self._dense = masters  # those that the optimizer has
-        self._optimizer = make_optimizer(training.optimizer, list(masters.values()), settings)
+        held = list(module.named_parameters(remove_duplicate=False))
+        names = {name: [name, *(other for other, one in held if one is trained[name])] for name in trained}
+        self._optimizer = make_optimizer(
+            training.optimizer, list(masters.values()), settings.of_parameters(names.values()), names=list(masters)
+        )
         self._moments = moments_of(training.optimizer, settings)
 
     @torch.no_grad()

@@ -206,7 +206,7 @@ class TrainingStep:
             again = given.samples(self.plan.training.part)
             traced = trace(on_meta(self._module), again.args, again.kwargs)
             check_numbers(bound.whole, traced if self.plan.schedule_kind.trains else without_updates(traced))
-        settings = self.optimizer.settings
+        settings = self.optimizer.settings.of_parameters((p.name, *p.aliases) for p in graph.parameters)
         check_values(self._module, bound, self.place.device)
         rank = RankStep(
             self._module,

@@ -92,14 +92,15 @@ class ShardedOptimizer:
         self._visitors = {name: self._offload(self._trainable[name], bound, settings) for name in self._visiting}
         self._gathered = gathering_buckets(bound, self._trainable.keys())
         weights = [master.weight for master in self._masters]
+        names = [master.parameter.name for master in self._masters]
         total = whole_squares(list(self._trainable.values()), place)
-        self._optimizer = make_optimizer(training.optimizer, weights, settings, total) if weights else None
+        self._optimizer = make_optimizer(training.optimizer, weights, settings, total, names) if weights else None
 
     def _offload(self, parameter: LocalParameter, bound: BoundPlan, settings: OptimizerSettings) -> _Master:
         """A master whose state is offloaded at once, so that no two of them are on the device together."""
         training, stored = bound.plan.training, parameter.stored
         master = _master(parameter, self._place, training.update.master_weights, apart=self._renews)
-        optimizer = make_optimizer(training.optimizer, [master.weight], settings)
+        optimizer = make_optimizer(training.optimizer, [master.weight], settings, names=[parameter.name])
         self._offloaded.offload(parameter.name, master.weight, optimizer, stored.state_home, own=not master.view)
         return master
 

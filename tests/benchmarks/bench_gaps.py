@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from timing import cpu_seconds, extent
 
+from planner.api.searching import search
 from planner.errors import InfeasibleError
-from planner.strategy_search.api import search
 from planner.strategy_search.result import SearchResult
 
 WITHIN = 0.01
@@ -76,7 +76,7 @@ def searched(case: Case) -> tuple[float, SearchResult | None]:
     def work() -> SearchResult | None:
         memory = None if case.memory is None else case.memory * 2**30
         try:
-            return search(case.model, case.hardware, devices=case.devices, memory_limit=memory)
+            return search(case.model, case.hardware, devices=case.devices, memory_limit=memory, simplicity=0.0)
         except InfeasibleError:
             return None
 

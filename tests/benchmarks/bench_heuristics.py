@@ -4,10 +4,10 @@ from functools import partial
 
 from timing import cpu_seconds, extent
 
+from planner.api.searching import search
 from planner.errors import PlannerError
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
-from planner.strategy_search.api import search
 
 EXACT = "dynamic_programming"
 HEURISTICS = ("recursive_programming",)  # sharding_propagation starts from what the user decides, here nothing
@@ -30,12 +30,12 @@ def main() -> None:
     for model, devices, profile in JOBS[::3] if extent() == "quick" else JOBS:
         built = build_model(model, dtype="bfloat16")
         graph = trace(built.module, built.args, built.kwargs)
-        work = partial(search, graph, profile, devices=devices, batch=built.batch)
+        work = partial(search, graph, profile, devices=devices, batch=built.batch, simplicity=0.0)
         exact = 0.0
         for name in (EXACT, *HEURISTICS):
             line = f"{model:<12}{devices:>8}  {name:<24}"
             try:
-                seconds, found = cpu_seconds(partial(work, algorithm=name))
+                seconds, found = cpu_seconds(partial(work, search=name))
             except PlannerError as error:
                 print(f"{line}not available: {error}")
                 continue

@@ -8,10 +8,10 @@ from peers import load_peers
 from timing import cpu_seconds, extent
 
 from planner import Pinned, SearchResult
+from planner.api.searching import search
 from planner.errors import InfeasibleError
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
-from planner.strategy_search.api import search
 
 DEVICES = 256
 MESH = (32, 8)
@@ -43,7 +43,7 @@ def main() -> None:
     graph = trace(built.module, built.args, built.kwargs)
 
     def searched(pinned: Pinned) -> SearchResult:
-        return search(graph, "h100-80gb", devices=DEVICES, batch=built.batch, pinned=pinned)
+        return search(graph, "h100-80gb", devices=DEVICES, batch=built.batch, pinned=pinned, simplicity=0.0)
 
     runs = 1 if extent() == "quick" else 3
     same, _ = cpu_seconds(lambda: searched(Pinned(pipeline=1, mesh=MESH)), runs=runs)

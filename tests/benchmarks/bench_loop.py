@@ -21,13 +21,13 @@ from hardware_profiles import Machine, load_software
 from hardware_profiles.corrections import corrected_profile
 from hardware_profiles.load import load_profile
 from hardware_profiles.run_record import MeasuredRun, load_run_record
+from planner.api.searching import search
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.compare.corrections import corrections_of, factors_of
 from planner.plan.compare.measured import Clock, measured_terms, predicted_terms
 from planner.plan.compare.repricing import repriced
 from planner.plan.file import save_plan
 from planner.plan.plan import Plan
-from planner.strategy_search.api import search
 from planner.strategy_search.job import named_job
 from planner.strategy_search.request.space import Pinned
 
@@ -75,7 +75,7 @@ def loop(folder: Path, cases: Sequence[Case], steps: int, hardware: str) -> None
     graph, batch = traced(before)
     plans, runs = [], []
     for number, case in enumerate(cases):
-        plan = search(MODEL, before, devices=2, global_batch=case.batch, pinned=case.pinned).plan
+        plan = search(MODEL, before, devices=2, global_batch=case.batch, pinned=case.pinned, simplicity=0.0).plan
         plans.append(plan)
         runs.append(measured(plan, folder, number, steps))
     print("error of the step by the clock, and of what processes compute by CPU seconds")

@@ -289,7 +289,7 @@ def main() -> None:
             path.write_text(text.replace(one.before, one.after), encoding="utf-8")
             started = time.perf_counter()
             tried = ((word, _failed(copy, arguments)) for word, arguments in _stages(one))
-            found, test = next(((word, test) for word, test in tried if test), ("nobody", ""))
+            found, test = next(((word, test) for word, test in tried if test), ("none", ""))
             path.write_text(text, encoding="utf-8")
             caught[found] = caught.get(found, 0) + 1
             seconds = time.perf_counter() - started

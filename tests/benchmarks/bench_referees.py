@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from timing import cpu_seconds, extent
 
+from planner.api.searching import search
 from planner.errors import PlannerError
 from planner.plan.layout.roles import roles
-from planner.strategy_search.api import search
 from planner.strategy_search.result import SearchResult
 
 
@@ -84,7 +84,8 @@ def main() -> None:
 
 def searched(problem: Problem, software: str | None) -> SearchResult:
     """The best plan by default for the software of a stack, or for our runtime."""
-    return search(problem.model, "a100-80gb", devices=problem.devices, global_batch=problem.batch, software=software)
+    machine = {"hardware": "a100-80gb", "devices": problem.devices, "software": software}
+    return search(problem.model, **machine, global_batch=problem.batch, simplicity=0.0)
 
 
 def _words(found: SearchResult) -> str:

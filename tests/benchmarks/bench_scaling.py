@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 from timing import cpu_seconds, extent
 
+from planner.api.searching import search
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
-from planner.strategy_search.api import search
 
 LAYERS = (8, 32, 80, 126)
 LAYERS_DEVICES = 64
@@ -39,7 +39,9 @@ def llama(size: str, layers: int | None = None) -> OperatorGraph:
 
 def searched(graph: OperatorGraph, devices: int, runs: int) -> float:
     """CPU seconds of a search; the line of the table is printed."""
-    seconds, found = cpu_seconds(lambda: search(graph, "h100-80gb", devices=devices, batch=BATCH), runs=runs)
+    seconds, found = cpu_seconds(
+        lambda: search(graph, "h100-80gb", devices=devices, batch=BATCH, simplicity=0.0), runs=runs
+    )
     done = found.statistics
     print(f"{seconds:>9.2f}{done.evaluated:>11}{done.configurations:>16}{found.gap:>9.2%}", flush=True)
     return seconds

@@ -11,10 +11,10 @@ from stacks import GPT_BATCH, MLP_BATCH, gpt_stack, mlp_stack
 from timing import cpu_seconds, extent
 
 from planner import Pinned, SearchResult
+from planner.api.searching import search
 from planner.errors import PlannerError
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
-from planner.strategy_search.api import search
 
 STACKS = {"mlp": (mlp_stack, MLP_BATCH), "gpt": (gpt_stack, GPT_BATCH)}
 LAYERS = (1, 2, 4, 8, 16, 32)
@@ -38,7 +38,14 @@ def searched(stack: str, layers: int, devices: int, pinned: Pinned, algorithm: s
     graph = graph_of(stack, layers)
     return cpu_seconds(
         lambda: search(
-            graph, PROFILE, devices=devices, batch=batch, global_batch=batch, pinned=pinned, algorithm=algorithm
+            graph,
+            PROFILE,
+            devices=devices,
+            batch=batch,
+            global_batch=batch,
+            pinned=pinned,
+            search=algorithm,
+            simplicity=0.0,
         ),
         runs=RUNS,
     )

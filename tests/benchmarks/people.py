@@ -10,9 +10,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from planner import Pinned
+from planner.api.searching import search
 from planner.graph.operator_graph import OperatorGraph
 from planner.models.dimensions import TRACED_BATCH, Dimensions
-from planner.strategy_search.api import search
 from planner.strategy_search.result import SearchResult
 from planner.validation.configuration import Job, padded_vocabulary
 from planner.validation.evaluate import traced
@@ -83,6 +83,7 @@ def planned(job: Job, pinned: Pinned) -> SearchResult:
         global_batch=job.global_batch,
         precision=job.model.precision,
         pinned=pinned,
+        simplicity=0.0,
     )
 
 

@@ -48,8 +48,9 @@ def arguments(folder: str, **changed: Any) -> TrainingArguments:
         "output_dir": folder,
         "per_device_train_batch_size": BATCH // world, "per_device_eval_batch_size": BATCH // world,
         "max_steps": STEPS, "logging_steps": 1, "save_steps": SAVED, "eval_strategy": "steps", "eval_steps": SAVED,
-        "learning_rate": 1e-2, "warmup_steps": 2, "lr_scheduler_type": "cosine", "max_grad_norm": 0.5, "use_cpu": True,
-        "dataloader_drop_last": True, "report_to": [], "disable_tqdm": True, "save_strategy": "steps",
+        "learning_rate": 1e-2, "weight_decay": 0.1, "warmup_steps": 2, "lr_scheduler_type": "cosine",
+        "max_grad_norm": 0.5, "use_cpu": True, "dataloader_drop_last": True, "report_to": [], "disable_tqdm": True,
+        "save_strategy": "steps",
     }  # fmt: skip
     return TrainingArguments(**(own | changed))
 

@@ -40,7 +40,10 @@ class Words(lightning.LightningModule):
         self.log("val_loss", self.loss(batch), on_epoch=True)
 
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2, weight_decay=0.1)
+        biases = [weight for name, weight in self.named_parameters() if name.endswith("bias")]
+        others = [weight for name, weight in self.named_parameters() if not name.endswith("bias")]
+        groups = [{"params": others}, {"params": biases, "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.1)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda number: 1 / (1 + number))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

@@ -73,7 +73,12 @@ def traced_again(plan: "Plan", given: str | None) -> "PlannedModel":
     from planner.plan.binding.model_of import carried_model
 
     there = (carried_model(plan) or _kept_graph(plan)) if given is None else None
-    return built_again(plan, given) if there is None else there
+    if there is not None:
+        return there
+    again = built_again(plan, given)
+    if given is None:
+        _keep_graph(plan, again)
+    return again
 
 
 def _kept_graph(plan: "Plan") -> "PlannedModel | None":
@@ -96,6 +101,23 @@ def _kept_graph(plan: "Plan") -> "PlannedModel | None":
             ruled = any(operator.rule is not None for operator in kept.graph.operators)
             return None if ruled else PlannedModel(graph=kept.graph, batch=kept.batch, built=None)
     return None
+
+
+def _keep_graph(plan: "Plan", again: "PlannedModel") -> None:
+    """Keep the graph of a zoo model for the next command, where it can be."""
+    from planner.cli.graph_folder import cache_folder
+    from planner.models.zoo import is_of_zoo
+    from planner.plan.carried import Carried
+    from planner.plan.graph_cache import graph_key, keep_graph
+    from planner.plan.plan import PRECISIONS
+
+    folder, model = cache_folder(None), plan.model
+    if folder is None or again.built is None or not is_of_zoo(model.reference):
+        return
+    length = again.built.sequence_length
+    key = graph_key(model.reference, dtype=PRECISIONS[plan.training.precision], sequence_length=length)
+    if key is not None:
+        keep_graph(folder, key, Carried(graph=again.graph, batch=again.batch, sequence_length=length))
 
 
 def built_again(plan: "Plan", given: str | None, why: str = "") -> "PlannedModel":

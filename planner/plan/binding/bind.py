@@ -51,6 +51,9 @@ from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter
 from planner.sharding.zigzag import Sequences, sequences_on
 
+_BATCHES = 4
+"""Sizes of micro-batches for which a graph keeps itself: plans that are compared have two of them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundOperator:
@@ -115,6 +118,15 @@ def prepare(
     fullest device `imbalance` times the average, tables that are `placed` elsewhere are no parameters, and linear
     layers are in `fp8`. Of a plan that never `trains` it is that of the model as it is evaluated, with no gradient
     anywhere. Raises RequestError for what cannot be placed so, or be in fp8."""
+    key = ("prepared", imbalance, placed, fp8, trains)
+    if key not in traced.derived:
+        traced.derived[key] = _prepared(traced, imbalance, placed, fp8, trains=trains)
+    return cast("tuple[OperatorGraph, Blocks]", traced.derived[key])
+
+
+def _prepared(
+    traced: OperatorGraph, imbalance: float, placed: Placed, fp8: Fp8, *, trains: bool
+) -> tuple[OperatorGraph, Blocks]:
     changed = with_imbalance(with_places(traced if trains else without_updates(traced), placed), imbalance)
     blocks = find_blocks(changed)
     if fp8:
@@ -142,7 +154,17 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
     training = plan.training
     ruled, trains = with_rules(traced, plan.rules), plan.schedule_kind.trains
     prepared, blocks = prepare(ruled, training.imbalance, training.update.placed, training.fp8, trains=trains)
-    return bind_prepared(plan, rescale_batch(prepared, batch, training.part), blocks)
+    return bind_prepared(plan, _of_batch(prepared, batch, training.part), blocks)
+
+
+def _of_batch(prepared: OperatorGraph, batch: int, part: int) -> OperatorGraph:
+    """The graph for micro-batches of `part` samples, one of the last few that were asked for of this graph."""
+    known = cast("dict[tuple[int, int], OperatorGraph]", prepared.derived.setdefault(("batches",), {}))
+    found = known.pop((batch, part), None) or rescale_batch(prepared, batch, part)
+    known[batch, part] = found
+    if len(known) > _BATCHES:
+        del known[next(iter(known))]
+    return found
 
 
 def bind_prepared(plan: Plan, whole: OperatorGraph, blocks: Blocks) -> BoundPlan:

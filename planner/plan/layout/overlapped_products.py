@@ -29,7 +29,7 @@ from planner.graph.blocks import IDENTITY
 from planner.plan.binding.bind import BoundPlan, stage_of_operators
 from planner.plan.layout.stage_cut import promised_layouts
 from planner.pricing.liveness import Replay, replays
-from planner.sharding.layout import local_shape
+from planner.sharding.layout import Layout, local_shape
 from planner.sharding.redistribute import Step, redistribution
 from planner.sharding.rule import Duplex
 
@@ -134,6 +134,7 @@ class _Finder:
         self.promised = promised_layouts(bound)
         self.replays: Sequence[Replay] = replays(bound.graph, bound.blocks)
         self.renewed = {content for _, content in bound.graph.updates}
+        self.known: dict[object, tuple[Step | None, Step | None] | None] = {}
 
     def found(self, operators: Iterable[int]) -> Iterator[Overlap]:
         taken: set[int] = set()  # products
@@ -190,12 +191,21 @@ class _Finder:
         )
 
     def _steps(self, name: str, made: Duplex, wanted: Duplex) -> tuple[Step | None, Step | None] | None:
-        """The step there and the step back; None where there are more, or none at all."""
-        shape, sequences = self.graph.types[name].shape, self.bound.sequences.get(name, ())
-        found = []
+        """The step there and the step back; None where there are more, or none at all. Blocks share layouts, by whose
+        identity they are found again."""
+        shape, sequences = self.graph.types[name].shape, self.bound.sequences.get(name, frozenset())
         ways = [(made.forward, wanted.forward)]
         if name in self.graph.differentiable:
             ways.append((wanted.gradient, made.gradient))
+        key = (shape, id(made), id(wanted), sequences, len(ways))
+        if key not in self.known:
+            self.known[key] = self._sent(shape, ways, sequences)
+        return self.known[key]
+
+    def _sent(
+        self, shape: tuple[int, ...], ways: Sequence[tuple[Layout, Layout]], sequences: frozenset[int]
+    ) -> tuple[Step | None, Step | None] | None:
+        found = []
         for source, target in ways:
             steps = redistribution(shape, self.mesh, source, target, sequences)
             steps = tuple(step for step in steps if self.mesh.sizes[step.axis] > 1)

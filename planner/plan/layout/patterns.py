@@ -6,6 +6,7 @@ kept, in the words of those who made them.
     sequence parallel         norms and the like cut along the sequence on a tensor axis (Korthikanti et al. 2022)
     Ulysses, ring attention   attention on a context axis by heads (Jacobs et al. 2023), or by a ring (Liu et al. 2023)
     expert parallel           experts cut where tokens are exchanged (Lepikhin et al. 2020)
+    DDP                       whole weights, whose gradients are all-reduced (Li et al. 2020)
     ZeRO-1, ZeRO-2            states, gradients too, shared out among copies of a weight (Rajbhandari et al. 2020)
     FSDP, HSDP                weights too, and gathered for use; HSDP among copies that do so (Zhao et al. 2023)
 
@@ -101,7 +102,7 @@ class Patterns:
         return frozenset(factor for dims in own for factors in dims for factor in factors)
 
     def of_parameter(self, name: str) -> str:
-        """How a parameter is kept: `FSDP`, `HSDP`, `ZeRO-1`, `tensor shards, FSDP over axis0`."""
+        """How a parameter is kept: `DDP`, `FSDP`, `HSDP`, `ZeRO-1`, `tensor shards, FSDP over axis0`."""
         stored, used = self.bound.parameters[name], self._used(name)
         words: dict[str, list[str]] = {}
         for axis, size in enumerate(self.bound.plan.mesh.sizes):
@@ -110,7 +111,8 @@ class Patterns:
                 words.setdefault(word, []).append(self.bound.plan.mesh.names[axis])
         plain = words.pop(REPLICATED, [])
         copies = words.pop("copies", [])
-        if copies and "FSDP" in words:
+        apart = all(self._role_of(axis) == "tensor" for axis in copies)
+        if not apart and "FSDP" in words:
             words = {("HSDP" if word == "FSDP" else word): axes for word, axes in words.items()}
         alone = len(words) == 1 and not plain and not copies
         said = [
@@ -119,7 +121,11 @@ class Patterns:
         ]
         home = {stored.weight_home, stored.state_home} - {"device"}
         said += [f"offloaded to the {' and the '.join(sorted(home))}"] if home else []
-        return ", ".join(said) or ("data parallel copies" if copies else REPLICATED)
+        whole = "replicated, gradients all-reduced" if apart else "DDP"
+        return ", ".join(said) or (whole if copies else REPLICATED)
+
+    def _role_of(self, axis: str) -> str:
+        return self.roles[self.bound.plan.mesh.names.index(axis)]
 
     def _kept(self, stored: StoredParameter, used: Layout | None, axis: int) -> str:
         """What one axis does to a parameter."""

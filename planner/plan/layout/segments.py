@@ -16,7 +16,7 @@ from hardware_profiles import Home
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.activation_offload import offloaded_activations
 from planner.plan.layout.block_gathers import BlockGather, Known, block_gathers
-from planner.plan.layout.overlapped_products import in_order, overlaps_of
+from planner.plan.layout.overlapped_products import Overlap, in_order, overlaps_of
 from planner.plan.layout.stage_cut import StageCut, cut_stage
 from planner.plan.layout.weight_offload import offloaded_weights, offloads_weights
 from planner.pricing.liveness import replays
@@ -70,16 +70,21 @@ class Segment:
 
 
 def segments_of(
-    bound: BoundPlan, cut: StageCut, known: Known | None = None, outputs: Collection[str] = ()
+    bound: BoundPlan,
+    cut: StageCut,
+    known: Known | None = None,
+    outputs: Collection[str] = (),
+    overlaps: Sequence[Overlap] | None = None,
 ) -> tuple[Segment, ...]:
     """The segments of a stage, in order. `known` is what is gathered together in other stages, `outputs` are values
-    that somebody else wants of it."""
+    that somebody else wants of it, `overlaps` those of the whole plan, where they are known."""
     known = {} if known is None else known
     results, again = {*_results(bound, cut), *outputs}, replays(bound.graph, bound.blocks)
     used_later, found = set(results), list[Segment]()
-    overlaps = overlaps_of(bound, cut.operators)
+    overlaps = overlaps_of(bound, cut.operators) if overlaps is None else overlaps
+    moved = [one for one in overlaps if one.early]
     for block, run in reversed(_runs(bound, cut.operators)):
-        operators = in_order(run, overlaps)
+        operators = in_order(run, moved)
         recomputed = bound.recompute_of(block) is not None
         mentioned = _mentioned(bound, operators)
         made = {name for at in operators for name in bound.graph.operators[at].results if name is not None}
@@ -106,7 +111,10 @@ def segments_of(
 def segments_by_stage(bound: BoundPlan) -> tuple[tuple[Segment, ...], ...]:
     """Those of every stage of a plan."""
     known: Known = {}
-    return tuple(segments_of(bound, cut_stage(bound, stage), known) for stage in range(len(bound.plan.stages)))
+    overlaps = overlaps_of(bound)
+    return tuple(
+        segments_of(bound, cut_stage(bound, stage), known, overlaps=overlaps) for stage in range(len(bound.plan.stages))
+    )
 
 
 def _runs(bound: BoundPlan, operators: Sequence[int]) -> list[tuple[int | None, tuple[int, ...]]]:

@@ -19,7 +19,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from planner.graph.blocks import Blocks
+from planner.graph.blocks import Blocks, block_parameters
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundPlan, stage_of_operators
 from planner.plan.prediction.charges import Charges
@@ -47,14 +47,30 @@ def repeated_blocks(bound: BoundPlan, alive: Liveness) -> frozenset[int]:
     if known is None or known[0] is not alive:
         known = bound.graph.derived[key] = (alive, _alike(bound.graph, blocks, alive))
     alike = cast("frozenset[int]", known[1])
-    groups = {group.first_block + k: at for at, group in enumerate(plan.groups) for k in range(group.blocks)}
     stages = stage_of_operators(bound)
-    runs = [(groups[block], stages[blocks.borders[block]]) for block in range(blocks.count)]
+    chosen = _chosen(bound)
+    runs = [(chosen[block], stages[blocks.borders[block]]) for block in range(blocks.count)]
     return frozenset(
         block
         for block in range(2, blocks.count - 1)
         if len(set(runs[block - 2 : block + 2])) == 1 and alike.issuperset((block - 1, block, block + 1))
     )
+
+
+def _chosen(bound: BoundPlan) -> list[object]:
+    """For each block what the plan chooses for it, equal where that is the same, whatever groups it names."""
+    groups, blocks = bound.plan.groups, bound.blocks
+    if len(groups) < blocks.count:
+        numbers = {group.first_block + k: at for at, group in enumerate(groups) for k in range(group.blocks)}
+        return [numbers[block] for block in range(blocks.count)]
+    return [
+        (
+            bound.recompute_of(block),
+            tuple(id(bound.operators[at].layouts) for at in blocks.operators(block)),  # equal calls share theirs
+            tuple(bound.parameters[name] for name in block_parameters(bound.graph, blocks, block)),
+        )
+        for block in range(blocks.count)
+    ]
 
 
 def _alike(graph: OperatorGraph, blocks: Blocks, alive: Liveness) -> frozenset[int]:

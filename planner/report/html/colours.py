@@ -21,6 +21,7 @@ STEP = {
     "weights going back": "@transfer",
     "offload under computation": "@bubble",
     "gathering under computation": "@bubble",
+    "tensor parallelism under computation": "@bubble",
     "pipeline bubble": "@bubble",
     "launches ahead": "@bubble",
     "covered by other micro-batches": "@bubble",

@@ -18,6 +18,7 @@ MEANINGS: Mapping[str, tuple[str, str]] = {
         r"ZeRO[ -]?[123]?|optimizer sharding",
         "data-parallel devices share out optimizer states, gradients too, weights too",
     ),
+    "DDP": (r"DDP", "distributed data parallel: every device has whole weights, and gradients are all-reduced"),
     "FSDP": (
         r"FSDP",
         "fully sharded data parallel: weights, gradients and states are cut, weights are gathered for use; ZeRO-3",

@@ -24,6 +24,7 @@ from planner.plan.prediction.step import (
     UNDER_PRODUCTS,
 )
 from planner.report.explanation import explanation_lines
+from planner.report.html.colours import STEP
 from planner.report.search import objective_text, proof_text
 
 TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4")
@@ -96,8 +97,9 @@ def test_launches_ahead_are_explained(plan: Any) -> None:
     assert sum(content["explanation"]["seconds"].values()) == pytest.approx(content["step_seconds"])
 
 
-def test_every_part_of_the_time_has_a_resource() -> None:
+def test_every_part_of_the_time_has_a_resource_and_a_colour() -> None:
     parts = {*TIME_PER_MICRO_BATCH, *TIME_PER_STEP, PIPELINE_BUBBLE, UNCOVERED, COVERED, AHEAD, UNDER_PRODUCTS}
+    assert set(RESOURCE_OF) <= set(STEP)  # and a colour
     assert set(RESOURCE_OF) == parts | {OFFLOAD, ACTIVATIONS, FETCHED, RETURNED, BESIDE, GATHERED_AHEAD}
 
 

@@ -48,10 +48,11 @@ def test_patterns_have_the_names_that_people_use() -> None:
     assert found["o_proj"][0] == ("data parallel", "row parallel")
     assert found["down_proj"][0] == ("data parallel", "row parallel")
     assert "FSDP" in found["q_proj"][1]
+    assert found["norm"][1] == "FSDP over axis0"  # copies of it on a tensor axis are no HSDP
     assert "tensor shards" in found["q_proj"][1]
     assert named(bound_of(("data",), (4,), ALL_CUT))["q_proj"] == (("data parallel",), "FSDP")
     assert named(bound_of(("data",), (4,), UPDATE_CUT))["q_proj"] == (("data parallel",), "ZeRO-1")
-    assert named(bound_of(("data",), (4,), COPIES))["q_proj"] == (("data parallel",), "data parallel copies")
+    assert named(bound_of(("data",), (4,), COPIES))["q_proj"] == (("data parallel",), "DDP")
 
 
 def test_what_departs_from_the_pattern_is_a_decision_of_its_own() -> None:

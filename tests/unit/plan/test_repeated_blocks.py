@@ -8,6 +8,7 @@ import pytest
 from planner.plan.binding.bind import BoundPlan, bind
 from planner.plan.layout.segments import segments_by_stage
 from planner.plan.prediction import predict as predicting
+from planner.plan.prediction.loosening import loosened
 from planner.plan.prediction.predict import predict
 from planner.plan.prediction.repeated_blocks import repeated_blocks
 from planner.pricing.liveness import liveness
@@ -58,6 +59,20 @@ def test_so_it_is_where_blocks_gather_their_weights_together(gathers: str, monke
 def test_nothing_changes_where_little_is_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_named(name)
     all_visited(bind(plan, traced(plan.model.reference), BATCH), monkeypatch)
+
+
+def test_groups_that_say_the_same_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a plan with a group for every block, until one of them does something else."""
+    loose = loosened(bound_of(1, "full"))
+    bound = bind(loose, traced(SIX), BATCH)
+    assert repeated_blocks(bound, liveness(bound.graph)) == {3}
+    all_visited(bound, monkeypatch)
+    other = tuple(replace(one, recomputation="none") if one.first_block == 4 else one for one in loose.groups)
+    changed = bind(replace(loose, groups=other), traced(SIX), BATCH)
+    assert repeated_blocks(changed, liveness(changed.graph)) == frozenset()
+    stored = {name: replace(one, state_home="host") for name, one in bound.parameters.items() if ".3." in name}
+    kept = replace(bound, parameters={**bound.parameters, **stored})
+    assert repeated_blocks(kept, liveness(kept.graph)) == frozenset()
 
 
 def test_blocks_at_the_ends_of_a_stage_or_group_are_visited() -> None:

@@ -33,6 +33,12 @@ def test_hyperparameters_are_those_of_the_optimizer() -> None:
     assert (found.learning_rate, found.betas, found.epsilon, found.weight_decay) == (0.5, (0.1, 0.2), 1e-3, 1e-2)
     found = settings_of(torch.optim.SGD(module.parameters(), lr=0.5, momentum=0.3), module, plan(optimizer="sgd"))
     assert (found.momentum, found.weight_decay) == (0.3, 0.0)
+    groups = [{"params": [module.bias], "weight_decay": 0.0}, {"params": [module.weight], "weight_decay": 0.1}]
+    found = settings_of(torch.optim.AdamW(groups), module, plan(), "module.")
+    assert (found.weight_decay, found.undecayed) == (0.1, {"module.bias"})
+    with pytest.raises(RequestError, match=r"undecayed: unknown parameter 'module.bias'; did you mean bias"):
+        found.of_parameters([("weight",), ("bias",)])
+    assert found.of_parameters([("head.bias", "module.bias")]).undecayed == {"head.bias"}
 
 
 @pytest.mark.parametrize(
@@ -44,8 +50,8 @@ def test_hyperparameters_are_those_of_the_optimizer() -> None:
         (lambda m: torch.optim.SGD(m.parameters(), lr=1), "plan again with --optimizer sgd"),
         (lambda m: torch.optim.AdamW([m.weight]), "the optimizer lacks bias"),
         (
-            lambda m: torch.optim.AdamW([{"params": [m.weight]}, {"params": [m.bias], "weight_decay": 0}]),
-            "several values of weight_decay",
+            lambda m: torch.optim.AdamW([{"params": [m.weight]}, {"params": [m.bias], "weight_decay": 0.1}]),
+            "several values of weight_decay; the runtime has one, and weights without",
         ),
     ],
 )
@@ -149,7 +155,6 @@ def test_what_a_training_step_logs_is_known() -> None:
         ({"gradient_accumulation_steps": 2}, r"micro-batches of its own \(2\)"),
         ({"bf16": True}, "the plan decides the precision"),
         ({"fsdp": True}, "the plan shards instead"),
-        ({"weight_decay": 0.1}, "leaves norms and biases out"),
         ({"optim": "adafactor"}, "optim='adafactor'"),
         ({"per_device_train_batch_size": 4}, "makes a global batch of 4, and the plan has 8; give per_device_train_"),
         ({"max_grad_norm": 1.0}, "the plan does not clip"),

@@ -55,7 +55,10 @@ def test_narrow_weights_are_updated_in_float32(name: str) -> None:
     for weight in narrow:
         weight.grad_dtype = torch.float32
     wide = [weight.float() for weight in plain]
-    one, other = make_optimizer(name, narrow, OptimizerSettings()), make_optimizer(name, wide, OptimizerSettings())
+    settings = OptimizerSettings(weight_decay=0.1, undecayed=frozenset({"second"}))
+    names = ("first", "second")
+    one, other = (make_optimizer(name, own, settings, names=names) for own in (narrow, wide))
+    assert [group["weight_decay"] for group in other.param_groups] == [0.1, 0.0]
     for _ in range(3):
         for weight, copy, gradient in zip(narrow, wide, gradients, strict=True):
             weight.grad, copy.grad = gradient.clone(), gradient.clone()

@@ -11,9 +11,9 @@ from planner.plan.layout.roles import roles
 from planner.sharding.labels import factor_labels
 from planner.sharding.rule import strategy_names
 from planner.sharding.stored import StoredParameter
-from planner.strategy_search.api import shard
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.request import Shard
+from planner.strategy_search.request.shard import shard
 from planner.strategy_search.request.space import FREE, Pinned
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hardware_profiles import Cluster, load_profile
+from planner.api.searching import search
 from planner.errors import InfeasibleError, RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.placed import Placed
@@ -16,7 +17,6 @@ from planner.plan.plan import Plan
 from planner.plan.prediction.predict import predict
 from planner.sharding.update import Update
 from planner.strategy_search.analysis.advice import changes
-from planner.strategy_search.api import search
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import FREE, Pinned
 from tests.distributed import plans
@@ -46,6 +46,7 @@ def planned(
         precision="fp32",
         update=Update(buckets="none", placed=placed),
         pinned=pinned,
+        simplicity=0.0,
     )
     return found.plan
 
@@ -78,7 +79,7 @@ def test_more_samples_move_more_rows(kaggle: tuple[OperatorGraph, int]) -> None:
     for samples in (1024, 4096, 16384):
         found = search(
             kaggle[0], cluster, batch=kaggle[1], global_batch=samples, precision="fp32", update=Update(placed=HOST),
-            pinned=Pinned(micro_batches=1),
+            pinned=Pinned(micro_batches=1), simplicity=0.0,
         )  # fmt: skip
         seconds.append(dict(found.plan.prediction.time)["communication"])
     assert seconds[0] < seconds[1] < seconds[2] < 16 * seconds[0]
@@ -134,7 +135,7 @@ def found_with(model: str, placed: Placed, pinned: Pinned, **settings: object) -
     machine = load_profile("h100-80gb").with_devices(4)
     return search(
         plans.traced(model), machine, batch=plans.BATCH, global_batch=16,
-        update=Update(buckets="none", placed=placed), pinned=pinned, **settings,
+        update=Update(buckets="none", placed=placed), pinned=pinned, simplicity=0.0, **settings,
     ).plan  # type: ignore[arg-type]  # fmt: skip
 
 
@@ -152,7 +153,7 @@ def test_the_first_stage_of_a_pipeline_has_the_tables() -> None:
         assert judged.objective_seconds == pytest.approx(plan.prediction.objective_seconds, rel=1e-9)
         objectives[pipeline] = plan.prediction.objective_seconds
     for algorithm in ("exhaustive", "ilp"):
-        other = found_with("llama4", WORDS, Pinned(pipeline=4, virtual_stages=1, micro_batches=2), algorithm=algorithm)
+        other = found_with("llama4", WORDS, Pinned(pipeline=4, virtual_stages=1, micro_batches=2), search=algorithm)
         assert other.prediction.objective_seconds == pytest.approx(objectives[4], rel=1e-9)
     free = found_with("llama4", WORDS, Pinned(virtual_stages=1, micro_batches=2))
     assert free.prediction.objective_seconds == pytest.approx(min(objectives.values()), rel=1e-9)

@@ -1,0 +1,41 @@
+"""A strategy of operators decided by hand, as it is written: `*.q_proj=b,o`, or as cuts of the dims of operands."""
+
+import ast
+from collections.abc import Sequence
+
+from hardware_profiles.foreign import ForeignTextError, literal, parse_python
+from planner.errors import RequestError
+from planner.strategy_search.request.request import Shard
+
+
+def shard(pattern: str, strategy: str | Sequence[Sequence[int]]) -> Shard:
+    """A strategy decided by hand for the operators whose name matches `pattern` (wildcards as in `fnmatch`).
+
+    `strategy` names a factor of the operator for each mesh axis, slowest links first: "b,o", with "-" for an axis that
+    is not used and "*" for one that is left to the search. Or it says into how many pieces each dim of each operand is
+    cut, ((4, 1, 1), (1, 2)) for a linear layer, as text or as numbers; that holds on any mesh on which it is possible.
+    Operators are called as `plan show` and plan files call them; a pattern that matches an operator of the first block
+    holds for all blocks.
+    """
+    if not isinstance(strategy, str):
+        return Shard(pattern=pattern, cuts=tuple(tuple(int(pieces) for pieces in dims) for dims in strategy))
+    text = strategy.strip()
+    if not text:
+        raise RequestError(f"--shard {pattern}=: the strategy is missing; write the names of factors, as in b,o")
+    if text.startswith("("):
+        return Shard(pattern=pattern, cuts=_cuts(pattern, text))
+    return Shard(pattern=pattern, strategy=tuple(word.strip() for word in text.split(",")))
+
+
+def _cuts(pattern: str, text: str) -> tuple[tuple[int, ...], ...]:
+    try:
+        body = parse_python(text).body
+        found = literal(body[0].value) if len(body) == 1 and isinstance(body[0], ast.Expr) else None
+    except ForeignTextError:
+        found = None
+    rows = found if isinstance(found, tuple) and all(isinstance(row, tuple) for row in found) else ()
+    if not rows or not all(isinstance(pieces, int) and pieces > 0 for row in rows for pieces in row):
+        raise RequestError(
+            f"--shard {pattern}={text:.80}: write the cuts of each operand's dims, as in ((4,1,1),(1,2))"
+        )
+    return rows
