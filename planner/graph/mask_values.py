@@ -21,6 +21,12 @@ from planner.graph.operator_graph import Argument, Operator, OperatorGraph, Valu
 
 Number = float | int
 Compare = Callable[[Number, Number], bool]
+HIDES = -1e4
+"""A number that is added to the scores of what is hidden is this or less: of 16 bits the least is -65,504."""
+
+_EXACT = ("bool", "int32", "int64", "float32", "float64")
+"""Dtypes in which positions and numbers of the batch stay what they are."""
+
 _MOST = 16
 """Conjunctions of a condition; what has more is no known mask."""
 
@@ -107,7 +113,8 @@ class MaskReader:
                 continue
             at = waiting.pop()
             if at not in self._found:
-                self._found[at] = OfBatch(at, (0, 1), 2) if self._of_batch(at) else self._read(op)
+                found = OfBatch(at, (0, 1), 2) if self._of_batch(at) else self._read(op)
+                self._found[at] = _within(found, self._graph.types[at].shape, self._batch)
         return self._found[name]
 
     def _maker(self, name: str) -> Operator | None:
@@ -123,7 +130,10 @@ class MaskReader:
     def _read(self, op: Operator | None) -> Formula | None:
         if op is None:
             return None
-        return _OPERATORS[op.op](_Call(self._graph, op, [self._argument(argument) for argument in op.arguments]))
+        try:
+            return _OPERATORS[op.op](_Call(self._graph, op, [self._argument(argument) for argument in op.arguments]))
+        except _TooLongError:
+            return None
 
     def _argument(self, argument: Argument) -> object:
         if isinstance(argument, ValueRef):
@@ -213,7 +223,13 @@ def _moved_place(place: Place, dims: Mapping[int, int]) -> Place | None:
     return (None if sample is None else dims[sample]), dims[position]
 
 
+class _TooLongError(Exception):
+    """A condition has more conjunctions than any known mask."""
+
+
 def both(first: Condition, second: Condition) -> Condition:
+    if len(first) * len(second) > _MOST**2:
+        raise _TooLongError
     return simpler(frozenset(a | b for a, b in product(first, second)))
 
 
@@ -251,6 +267,31 @@ def _known(condition: Condition, shape: Sequence[int]) -> Condition:
         else:
             found.add(frozenset(left))
     return simpler(frozenset(found))
+
+
+def _within(value: Formula | None, shape: Sequence[int], batch: tuple[int, int]) -> Formula | None:
+    """A value of this shape. A dim of extent 1 has one index, which stays 0 where it is spread out. What reads a part
+    of the numbers of the batch has no formula."""
+    if isinstance(value, Linear):
+        return replace(value, steps=_at_zero(value.steps, shape))
+    places = {value.place} if isinstance(value, OfBatch) else set[Place]()
+    if isinstance(value, Choice):
+        atoms = {atom for every in value.condition for atom in every}
+        places = {place for atom in atoms if not isinstance(atom, AtLeast) for place in _places(atom)}
+        plain = {a: replace(a, steps=_at_zero(a.steps, shape)) if isinstance(a, AtLeast) else a for a in atoms}
+        condition = frozenset(frozenset(plain[atom] for atom in every) for every in value.condition)
+        value = replace(value, condition=_known(condition, shape))
+    samples, positions = batch
+    whole = all(shape[at] == positions and (s is None or shape[s] == samples) for s, at in places)
+    return value if whole else None
+
+
+def _places(atom: Equal | Seen) -> frozenset[Place]:
+    return atom.places if isinstance(atom, Equal) else frozenset({atom.place})
+
+
+def _at_zero(steps: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(0 if extent == 1 else step for step, extent in zip(steps, shape, strict=True))
 
 
 def _choice(call: _Call, condition: Condition, yes: Number = True, no: Number = False) -> Choice | None:
@@ -317,6 +358,8 @@ def _same(call: _Call) -> Formula | None:
 def _cast(call: _Call) -> Formula | None:
     """Numbers of another dtype: of bool they are 0 or 1."""
     value, boolean = _same(call), call.dtype == "bool"
+    if call.dtype not in _EXACT and not isinstance(value, Choice):
+        return None
     if boolean == _boolean(call, 0) or (not boolean and not isinstance(value, OfBatch)):
         return value
     condition = condition_of(value)
@@ -490,7 +533,8 @@ def _added(factor: int, swapped: bool = False) -> Callable[[_Call], Formula | No
         if one.yes == one.no:
             return replace(other, yes=one.yes + factor * other.yes, no=one.yes + factor * other.no)
         one, other = _zero_where_it_holds(one), _zero_where_it_holds(other)
-        if factor == 1 and one.yes == other.yes == 0 and one.no == other.no:
+        hides = one.no == other.no <= HIDES  # twice that where neither holds
+        if factor == 1 and one.yes == other.yes == 0 and hides:
             return _choice(call, both(one.condition, other.condition), 0, one.no)
         return None
 

@@ -8,16 +8,21 @@ Traced, a mask is a tensor that operators make. Where these say nothing but how 
 its first keys are seen by all (prefix), that two tokens are of one document, and which keys are padding, the mask is
 never made: it takes no memory of queries x keys, its kernel skips what is hidden, and rings and slices can cut it, as
 they know which positions they have. Every other mask stays a tensor, as does padding alone, a row for each sample. A
-query that nothing hides from itself sees itself under all of these, but where it is padding.
+query that nothing hides from itself sees itself under all of these, but where it is padding: a query that sees nothing
+has the result 0, as where PyTorch is told so by booleans or infinities. With finite numbers it is not, and with padding
+among them a mask stays a tensor.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.graph.mask_values import (
     ALWAYS,
+    HIDES,
     AtLeast,
     Atom,
+    Choice,
     Condition,
     Equal,
     Formula,
@@ -35,8 +40,6 @@ MASKED_ATTENTION = "planner.masked_attention"
 
 _ATTENTION = "aten.scaled_dot_product_attention.default"
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-_HIDES = -1e4
-"""A number that is added to the scores of what is hidden is this or less: of 16 bits the least is -65,504."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +90,12 @@ def _kind(graph: OperatorGraph, op: Operator, mask: str, readers: dict[tuple[int
         return None
     batch = (query[0], query[2])
     reader = readers.setdefault(batch, MaskReader(graph, batch))
-    shown = _shown(reader.formula(mask), graph.types[mask].dtype == "bool")
+    said, boolean = reader.formula(mask), graph.types[mask].dtype == "bool"
+    shown = _shown(said, boolean)
     kind = None if shown is None else _named(shown, 4 - len(graph.types[mask].shape), query[2], query[0])
     alone = kind is not None and kind.seen is not None and kind == MaskKind(seen=kind.seen)
-    return None if alone else kind
+    finite = not boolean and isinstance(said, Choice) and min(said.yes, said.no) != -math.inf
+    return None if alone or (finite and kind is not None and kind.seen is not None) else kind
 
 
 def _shown(mask: Formula | None, boolean: bool) -> Condition | None:
@@ -100,9 +105,9 @@ def _shown(mask: Formula | None, boolean: bool) -> Condition | None:
     choice = as_choice(mask)
     if choice is None or {choice.yes, choice.no} == {0}:
         return None if choice is None else ALWAYS
-    if choice.yes == 0 and choice.no <= _HIDES:
+    if choice.yes == 0 and choice.no <= HIDES:
         return choice.condition
-    return opposite(choice.condition) if choice.no == 0 and choice.yes <= _HIDES else None
+    return opposite(choice.condition) if choice.no == 0 and choice.yes <= HIDES else None
 
 
 def _named(condition: Condition, shift: int, length: int, samples: int) -> MaskKind | None:

@@ -185,7 +185,7 @@ class _Simplifier:
             return []
         found = [self._candidate(plain)]
         if contender.objective + _leaner_by(contender) <= self.cutoff:
-            alike = self._alike(plain)
+            alike = self._alike(plain, finalists)
             found += [] if alike is None or alike.seconds > self.longest else [self._candidate(alike)]
         return [one for one in found if len(one.decisions) < least]
 
@@ -218,13 +218,13 @@ class _Simplifier:
         plain = INTERLEAVED if configuration.virtual_stages > 1 else pinned.searched_schedule  # others come behind
         yield replace(configuration, mesh=mesh, roles=purposes, decided=decided, schedule=plain)
 
-    def _alike(self, like: Ranked) -> Ranked | None:
+    def _alike(self, like: Ranked, finalists: Finalists) -> Ranked | None:
         """The plan with all blocks run like the leanest of them; None where they do, or it does not fit."""
         plan = like.plan
         sample = _leanest(plan)
         if sample is None:
             return None
-        changed = _all_like(plan, sample)
+        changed = _all_like(replace(plan, training=replace(plan.training, tensor_overlap=())), sample)
         whole = rescale_batch(self.prepared, self.request.batch, plan.training.part)
         bound = bind_prepared(changed, whole, self.engine.template.blocks)
         prediction = predict(bound, self.engine.machine(like.configuration))
@@ -233,7 +233,7 @@ class _Simplifier:
         if offloaded_fault(prediction, self.request.cluster) is not None:
             return None
         ranked = replace(like, bound=replace(bound, plan=replace(changed, prediction=prediction)), certificate=None)
-        return with_proof(ranked, self.result.bound_seconds, covered=self.result.covered)
+        return with_proof(finalists.overlapped(ranked), self.result.bound_seconds, covered=self.result.covered)
 
 
 def _leaner_by(contender: Contender) -> float:

@@ -161,7 +161,7 @@ class Finalists:
             if reorders(self.request.pinned):
                 with contextlib.suppress(LimitError):  # in the order that the search assumed, then
                     ranked = self._scheduled(ranked, math.inf if self.overlaps else cutoff)
-            overlapped = self._overlapped(ranked)
+            overlapped = self.overlapped(ranked)
             self._before[id(overlapped)] = ranked
             self._known[id(found)] = (found, overlapped)
         return self._known[id(found)][1]
@@ -179,7 +179,7 @@ class Finalists:
         pinned = self.request.pinned
         if asks(pinned) or (found.configuration.pipeline > 1 and reorders(pinned)):
             ranked = self._scheduled(ranked, math.inf)
-        return self._overlapped(ranked) if self._storable(ranked) else None
+        return self.overlapped(ranked) if self._storable(ranked) else None
 
     def _storable(self, ranked: Ranked) -> bool:
         """Whether a plan fits on the devices, and beside them."""
@@ -204,10 +204,10 @@ class Finalists:
                     fits = self._fits(other.configuration, other.plan.prediction)
                     best = other if fits and other.seconds < best.seconds * (1 - WORTH) else best
             turns = best.plan.training.interleave > 1 or best.plan.slices > 1
-            return min(overlapped, best if turns else self._overlapped(best), key=lambda one: one.seconds)
+            return min(overlapped, best if turns else self.overlapped(best), key=lambda one: one.seconds)
         return overlapped
 
-    def _overlapped(self, ranked: Ranked) -> Ranked:
+    def overlapped(self, ranked: Ranked) -> Ranked:
         """A result whose tensor parallelism communicates under its products, where that is faster or asked for."""
         with contextlib.suppress(LimitError):
             machine, limits = self.engine.machine(ranked.configuration), self._limits(ranked.configuration)

@@ -46,6 +46,15 @@ def one_document(documents: Tensor) -> Tensor:
     return documents[:, None, :, None] == documents[:, None, None, :]
 
 
+def blocks_of(at: Tensor, count: int) -> Tensor:
+    """Blocks along the diagonal, each with two bounds there and two back."""
+    shown = torch.zeros(LENGTH, LENGTH, dtype=torch.bool)
+    for number in range(count):
+        low, high = at >= number, at < number + 2
+        shown = shown | (low & high)[:, None] & (low & high)[None, :]
+    return shown
+
+
 def numbered(shown: Tensor) -> Tensor:
     return torch.zeros(shown.shape, device=shown.device).masked_fill(~shown, float("-inf"))
 
@@ -120,6 +129,15 @@ def test_a_mask_that_is_causal_alone_or_hides_nothing_is_none() -> None:
 
 OTHERS: dict[str, Mask] = {
     "every second key": lambda at, _: causal(at) & ((at[:, None] + at[None, :]) > 3),
+    "the first row of a triangle": lambda at, _: causal(at)[:1],
+    "what is at the first position": lambda at, _: (at == at[:1])[None, :],
+    "of the document of the first token": lambda _, documents: one_document(documents)[:, :, :1],
+    "one of two": lambda at, _: (causal(at).int() + near(at, 4).int()) == 1,
+    "not both": lambda at, _: (causal(at).int() + near(at, 4).int()) < 2,
+    "many alternatives": lambda at, _: ~blocks_of(at, 12),
+    "padding by finite numbers": lambda at, documents: torch.zeros(BATCH, 1, LENGTH, LENGTH).masked_fill(
+        ~(causal(at) & (documents != 0)[:, None, None, :]), torch.finfo(torch.float32).min
+    ),
     "a bias": lambda at, _: torch.where(causal(at), 0.0, -1.0),
     "slopes": lambda at, _: (at[None, :] - at[:, None]).float(),
     "not itself": lambda at, _: at[:, None] > at[None, :],
