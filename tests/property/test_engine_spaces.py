@@ -64,7 +64,7 @@ def recomputed(draw: st.DrawFn, space: EngineSpace, configuration: Configuration
     return tuple(draw(st.integers(0, blocks)) for blocks in stages)
 
 
-@pytest.mark.cases(1, 3)
+@pytest.mark.cases(1, 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", SPACES)
 @settings(max_examples=3, deadline=None)
@@ -95,7 +95,7 @@ def test_copies_of_what_is_shared_out_are_written_and_read_back(engine: str) -> 
 SELECTIVE = [engine for engine, space in SPACES.items() if any(settings.selective for settings in space.settings)]
 
 
-@pytest.mark.cases(1, 4)
+@pytest.mark.cases(1, 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", SELECTIVE)
 def test_selective_recomputation_is_written_and_read_back(engine: str) -> None:
