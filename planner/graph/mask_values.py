@@ -57,6 +57,10 @@ class Seen:
     place: "Place"
     holds: bool = True
 
+    @property
+    def places(self) -> frozenset["Place"]:
+        return frozenset({self.place})
+
 
 Place = tuple[int | None, int]
 Atom = AtLeast | Equal | Seen
@@ -132,7 +136,7 @@ class MaskReader:
             return None
         try:
             return _OPERATORS[op.op](_Call(self._graph, op, [self._argument(argument) for argument in op.arguments]))
-        except _TooLongError:
+        except TooLongError:
             return None
 
     def _argument(self, argument: Argument) -> object:
@@ -223,13 +227,13 @@ def _moved_place(place: Place, dims: Mapping[int, int]) -> Place | None:
     return (None if sample is None else dims[sample]), dims[position]
 
 
-class _TooLongError(Exception):
+class TooLongError(Exception):
     """A condition has more conjunctions than any known mask."""
 
 
 def both(first: Condition, second: Condition) -> Condition:
     if len(first) * len(second) > _MOST**2:
-        raise _TooLongError
+        raise TooLongError
     return simpler(frozenset(a | b for a, b in product(first, second)))
 
 
@@ -277,17 +281,13 @@ def _within(value: Formula | None, shape: Sequence[int], batch: tuple[int, int])
     places = {value.place} if isinstance(value, OfBatch) else set[Place]()
     if isinstance(value, Choice):
         atoms = {atom for every in value.condition for atom in every}
-        places = {place for atom in atoms if not isinstance(atom, AtLeast) for place in _places(atom)}
+        places = {place for atom in atoms if not isinstance(atom, AtLeast) for place in atom.places}
         plain = {a: replace(a, steps=_at_zero(a.steps, shape)) if isinstance(a, AtLeast) else a for a in atoms}
         condition = frozenset(frozenset(plain[atom] for atom in every) for every in value.condition)
         value = replace(value, condition=_known(condition, shape))
     samples, positions = batch
     whole = all(shape[at] == positions and (s is None or shape[s] == samples) for s, at in places)
     return value if whole else None
-
-
-def _places(atom: Equal | Seen) -> frozenset[Place]:
-    return atom.places if isinstance(atom, Equal) else frozenset({atom.place})
 
 
 def _at_zero(steps: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
@@ -604,7 +604,7 @@ def _picked(call: _Call) -> Formula | None:
             return None
         shape = call.graph.types[argument.name].shape
         shift = len(call.shape) - len(shape)
-        dims = [dim for dim, step in enumerate(number.steps) if step and shape[dim] > 1]
+        dims = [dim for dim, step in enumerate(number.steps) if step]
         if len(dims) == 1 and number.steps[dims[0]] == 1 and shape[dims[0]] == extent:
             found.append(dims[0] + shift)
         elif not dims and extent == 1:

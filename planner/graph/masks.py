@@ -27,6 +27,7 @@ from planner.graph.mask_values import (
     Equal,
     Formula,
     MaskReader,
+    TooLongError,
     as_choice,
     condition_of,
     opposite,
@@ -100,14 +101,17 @@ def _kind(graph: OperatorGraph, op: Operator, mask: str, readers: dict[tuple[int
 
 def _shown(mask: Formula | None, boolean: bool) -> Condition | None:
     """Where a mask shows a key: where it is true, or adds 0 and hides all else."""
-    if boolean:
-        return condition_of(mask)
     choice = as_choice(mask)
-    if choice is None or {choice.yes, choice.no} == {0}:
-        return None if choice is None else ALWAYS
-    if choice.yes == 0 and choice.no <= HIDES:
-        return choice.condition
-    return opposite(choice.condition) if choice.no == 0 and choice.yes <= HIDES else None
+    try:
+        if boolean:
+            return condition_of(mask)
+        if choice is None or {choice.yes, choice.no} == {0}:
+            return None if choice is None else ALWAYS
+        if choice.yes == 0 and choice.no <= HIDES:
+            return choice.condition
+        return opposite(choice.condition) if choice.no == 0 and choice.yes <= HIDES else None
+    except TooLongError:
+        return None
 
 
 def _named(condition: Condition, shift: int, length: int, samples: int) -> MaskKind | None:
@@ -148,9 +152,9 @@ def _said(atom: Atom, query: int, key: int, samples: "_Samples") -> tuple[str | 
         if steps == (0, -1):
             return "prefix", number + 1
         return {(1, -1): "ahead", (-1, 1): "back"}.get(steps), number
-    places = atom.places if isinstance(atom, Equal) else {atom.place}
     wanted = {query, key} if isinstance(atom, Equal) else {key}
-    known = atom.holds and all(samples.at(sample) for sample, _ in places) and {at for _, at in places} == wanted
+    whole = all(samples.at(sample) for sample, _ in atom.places)
+    known = atom.holds and whole and {at for _, at in atom.places} == wanted
     return ("documents" if isinstance(atom, Equal) else "seen") if known else None, atom.name
 
 

@@ -135,6 +135,9 @@ OTHERS: dict[str, Mask] = {
     "one of two": lambda at, _: (causal(at).int() + near(at, 4).int()) == 1,
     "not both": lambda at, _: (causal(at).int() + near(at, 4).int()) < 2,
     "many alternatives": lambda at, _: ~blocks_of(at, 12),
+    "many alternatives in numbers": lambda at, _: torch.zeros(LENGTH, LENGTH).masked_fill(
+        blocks_of(at, 12), float("-inf")
+    ),
     "padding by finite numbers": lambda at, documents: torch.zeros(BATCH, 1, LENGTH, LENGTH).masked_fill(
         ~(causal(at) & (documents != 0)[:, None, None, :]), torch.finfo(torch.float32).min
     ),
