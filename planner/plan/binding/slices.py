@@ -17,6 +17,7 @@ from planner.nearest import divisors, nearest_words
 from planner.sharding.rescale import rescale_sequence
 from planner.sharding.rule import FactorKind, Rule
 from planner.sharding.rules import rule_of
+from planner.sharding.window import Window
 
 LOSS = "aten.cross_entropy_loss.default"
 """The operator that may sum over the sequence."""
@@ -67,8 +68,7 @@ def earlier_keys(rule: Rule, slices: int) -> Rule:
     or to the share of them that a window shows in the mean."""
     seen = 1.0
     if rule.window is not None:
-        length = rule.whole_extent(dict(rule.roles)["queries"])
-        whole, own = (rule.window.pairs(0, n, n) for n in (slices * length, length))
+        length, whole, own = _shown(rule, rule.window, slices)
         seen = (whole - slices * own) / (math.comb(slices, 2) * length**2)
     work = tuple(replace(term, coefficient=2.0 * seen / rule.seen * term.coefficient) for term in rule.work)
     return replace(rule, work=work, causal=False, window=None, seen=seen)
@@ -78,9 +78,14 @@ def work_of_slices(rule: Rule, slices: int) -> float:
     """How many times its work of the own keys attention of one of so many slices does in the mean."""
     if rule.window is None:
         return float(slices)  # it reads the keys of half the sequence, all of them, and half its own
-    length = rule.whole_extent(dict(rule.roles)["queries"])
-    whole, own = (rule.window.pairs(0, n, n) for n in (slices * length, length))
+    _, whole, own = _shown(rule, rule.window, slices)
     return whole / (slices * own)
+
+
+def _shown(rule: Rule, window: Window, slices: int) -> tuple[int, int, int]:
+    """Queries of a slice; pairs that a window shows of the whole sequence, and of a slice and its own keys."""
+    length = rule.whole_extent(dict(rule.roles)["queries"])
+    return length, window.pairs(0, slices * length, slices * length), window.pairs(0, length, length)
 
 
 def positional(whole: OperatorGraph, part: OperatorGraph) -> frozenset[str]:
