@@ -43,7 +43,7 @@ class Words(lightning.LightningModule):
         biases = [weight for name, weight in self.named_parameters() if name.endswith("bias")]
         others = [weight for name, weight in self.named_parameters() if not name.endswith("bias")]
         groups = [{"params": others}, {"params": biases, "weight_decay": 0.0}]
-        optimizer = torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.1)
+        optimizer = torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.1, eps=1e-4)  # small gradients are rounding
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda number: 1 / (1 + number))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

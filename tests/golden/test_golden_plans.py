@@ -1,4 +1,4 @@
-"""The search still writes the same plan files, byte for byte.
+"""The search still writes the same plan files.
 
 A refactoring leaves these files alone. A change of the cost model, of a profile or of the search changes some of them:
 look at the difference (`git diff tests/golden`), and keep it if it is what was meant. To write them anew:
@@ -6,7 +6,9 @@ look at the difference (`git diff tests/golden`), and keep it if it is what was 
     python -m tests.golden.test_golden_plans
 """
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,13 +56,23 @@ def request_of(name: str) -> SearchRequest:
     )
 
 
+def rounded(content: Any) -> Any:
+    """Numbers to nine digits: processors round sums differently in the last ones."""
+    if isinstance(content, dict):
+        return {key: rounded(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [rounded(value) for value in content]
+    return float(f"{content:.9g}") if isinstance(content, float) else content
+
+
 @pytest.mark.cases(1, 3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REQUESTS)
 def test_the_plan_is_the_same(name: str) -> None:
     request = request_of(name)
     path = FOLDER / f"{name}.json"
-    assert dump_plan(search(request).plan) == path.read_text(encoding="utf-8"), "see the top of this file"
+    found, wanted = json.loads(dump_plan(search(request).plan)), json.loads(path.read_text(encoding="utf-8"))
+    assert rounded(found) == rounded(wanted), "see the top of this file"
     verdict = verify(load_plan(path), request.graph, request.batch, request.cluster)
     assert verdict.as_stated, verdict.remarks
     assert verdict.fits
