@@ -16,26 +16,36 @@ and every message has its latency: both are the caller's, in p and c. Not good f
 memory bandwidth from products.
 """
 
+import numpy as np
+
 from costmodels.errors import CostModelError
-from costmodels.units import Seconds
+from costmodels.units import Quantity
 
 
-def arriving_time(product: Seconds, sent: Seconds, chunks: int, under: Seconds = 0.0) -> Seconds:
-    """Seconds until all chunks are multiplied and the work behind them is done, with `product` and `sent` of a chunk.
-
-    Raises CostModelError for less than one chunk.
-    """
-    _check(chunks)
-    return sent + (chunks - 1) * max(product, sent) + product + under
-
-
-def leaving_time(product: Seconds, sent: Seconds, chunks: int, under: Seconds = 0.0) -> Seconds:
-    """Seconds until all chunks are made and summed up, and the work `under` the last of them is done.
+def arriving_time(product: Quantity, sent: Quantity, chunks: int, under: Quantity = 0.0) -> Quantity:
+    """Seconds until all chunks are multiplied and the work behind them is done, with `product` and `sent` of a chunk;
+    element-wise where they are arrays.
 
     Raises CostModelError for less than one chunk.
     """
     _check(chunks)
-    return max(product + (chunks - 1) * max(product, sent) + sent, chunks * product + under)
+    return sent + (chunks - 1) * _longer(product, sent) + product + under
+
+
+def leaving_time(product: Quantity, sent: Quantity, chunks: int, under: Quantity = 0.0) -> Quantity:
+    """Seconds until all chunks are made and summed up, and the work `under` the last of them is done; element-wise
+    where they are arrays.
+
+    Raises CostModelError for less than one chunk.
+    """
+    _check(chunks)
+    return _longer(product + (chunks - 1) * _longer(product, sent) + sent, chunks * product + under)
+
+
+def _longer(one: Quantity, other: Quantity) -> Quantity:
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.maximum(one, other)
+    return max(one, other)
 
 
 def _check(chunks: int) -> None:

@@ -18,7 +18,7 @@ from planner.limits import check
 from planner.pricing.message import Message, message_seconds
 from planner.sharding.layout import Layout
 from planner.sharding.mesh import Mesh
-from planner.sharding.redistribute import COLLECTIVES, Hops, Routes, cut_limits, redistribution
+from planner.sharding.redistribute import COLLECTIVES, Hops, Move, Routes, cut_limits, redistribution
 from planner.sharding.update import PLAIN, Update
 
 Array = NDArray[np.float64]
@@ -104,6 +104,16 @@ class PricedRoute:
     messages: tuple[Message, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SingleSteps:
+    """Between n_s and n_t layouts, (n_s, n_t) each: whether there is no more than one step (`alone`), and which of
+    `moves` it is, kinds, axes and fractions; -1 where there is none, or more."""
+
+    alone: NDArray[np.bool_]
+    steps: NDArray[np.intp]
+    moves: tuple[Move, ...]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Asked:
     """Paths between two lists of layouts, and which of them send anything."""
@@ -157,6 +167,20 @@ class RedistributionPricer:
             known = self._priced(self._asked[key], float(tensor.nbytes))
             self._matrices[*key, tensor.nbytes] = known
         return known
+
+    def single_steps(self, tensor: TensorType, sources: Layouts, targets: Layouts) -> "SingleSteps":
+        """Where no more than one step leads from each source to each target, and which."""
+        self.matrix(tensor, sources, targets)
+        limits = cut_limits(tensor.shape, self.mesh.sizes)
+        starts, ends = (self._placed(layouts, limits) for layouts in (sources, targets))
+        hops = self._asked[limits, starts.content, ends.content].hops
+        counted = np.array([*(self.mesh.sizes[axis] > 1 for _, axis, _ in hops.moves), False])
+        counts = counted[hops.taken].sum(axis=0, dtype=np.intp)
+        taken = np.where(counted[hops.taken], hops.taken, -1)
+        alone = counts <= 1
+        return SingleSteps(
+            alone=alone, steps=np.where(alone, taken.max(axis=0, initial=-1), -1), moves=hops.moves
+        )
 
     def pairs(self, tensor: TensorType, sources: Sequence[Layout], targets: Sequence[Layout]) -> RedistributionMatrix:
         """From each source to the target in the same place: both tables have the shape (K,)."""

@@ -12,7 +12,7 @@ whole (n, .., d / chunks, .., h) where something is gathered or scattered. No au
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,11 @@ class Chunks:
     count: int
     moved: int | None = None
     ranks: int = 1
+
+    @property
+    def together(self) -> "Chunks":
+        """All as one chunk."""
+        return replace(self, count=1)
 
     def piece(self, piece: torch.Tensor, number: int) -> torch.Tensor:
         """A chunk of a piece, a view."""

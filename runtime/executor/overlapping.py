@@ -74,8 +74,15 @@ def _operand(
             reader.bound, layouts=replace(reader.bound.layouts, operands=tuple(layouts), results=tuple(made))
         ),
         operands=tuple(operands),
-        call=overlapped_call(one, place, [len(each.operands) > 2 for each in products], shared=shared),
+        call=overlapped_call(
+            one,
+            place,
+            [len(each.operands) > 2 for each in products],
+            kept=[each.kept for each in products],
+            shared=shared,
+        ),
         results=tuple(slots),
+        kept=any(each.kept for each in products),
         last=tuple(sorted(over)),
     )
 

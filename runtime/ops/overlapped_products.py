@@ -27,6 +27,7 @@ from planner.plan.layout.overlapped_products import Overlap
 from planner.sharding.redistribute import Step
 from runtime.comm.chunked_collectives import Arriving, Chunks, Leaving, chunks_of, rows_of
 from runtime.comm.device_mesh import RankMesh
+from runtime.ops.kept_results import whole_call
 from runtime.ops.randomness import FIRST, Draw
 
 Weights = Sequence[tuple[torch.Tensor, torch.Tensor | None]]
@@ -51,11 +52,12 @@ class Way:
 class OperandCall:
     """Products of one operand, which comes and whose gradient goes. Operands: the piece, then the weight and, where it
     is `biased`, the bias of each product. Results: the operand, where others read it too (`shared`), and those of the
-    products."""
+    products. `kept` says of which products a recomputed block keeps the results: computed again are the others."""
 
     forward: Way
     backward: Way
     biased: tuple[bool, ...]
+    kept: tuple[bool, ...]
     through: bool
     shared: bool
 
@@ -87,14 +89,18 @@ class ResultCall:
         return (_End.apply(token, run, rows.detach(), weight.detach(), None if bias is None else bias.detach()),)  # type: ignore[no-untyped-call]
 
 
-def overlapped_call(overlap: Overlap, place: RankMesh, biased: Sequence[bool], *, shared: bool) -> Any:
-    """The call of an overlap on this rank, of products with a bias or without."""
+def overlapped_call(
+    overlap: Overlap, place: RankMesh, biased: Sequence[bool], *, kept: Sequence[bool] = (), shared: bool
+) -> Any:
+    """The call of an overlap on this rank, of products with a bias or without, whose results are kept or not."""
     ways = zip(overlap.steps, overlap.dims, overlap.chunks, strict=True)
     forward, backward = (Way.of(step, dim, chunks, place) for step, dim, chunks in ways)
     if overlap.kind == "result":
         return ResultCall(forward=forward, backward=backward)
     through = overlap.at not in overlap.products
-    return OperandCall(forward=forward, backward=backward, biased=tuple(biased), through=through, shared=shared)
+    return OperandCall(
+        forward=forward, backward=backward, biased=tuple(biased), kept=tuple(kept), through=through, shared=shared
+    )
 
 
 class _Operand(torch.autograd.Function):
@@ -102,10 +108,7 @@ class _Operand(torch.autograd.Function):
     def forward(ctx: Any, call: OperandCall, piece: torch.Tensor, *tensors: torch.Tensor) -> Any:
         ctx.call = call
         weights = call.weights(tensors)
-        if call.forward.group is None:
-            whole, made = piece, [F.linear(piece, weight, bias) for weight, bias in weights]
-        else:
-            whole, made = _gathered(call.forward, piece, weights)
+        whole, made = _made(call, piece, weights)
         ctx.save_for_backward(whole, *(weight for weight, _ in weights))
         if not call.shared:
             return tuple(made)
@@ -130,15 +133,41 @@ class _Operand(torch.autograd.Function):
         return None, piece, *found
 
 
+def _made(call: OperandCall, piece: torch.Tensor, weights: Weights) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The operand and what the products make of it, some of which may be there already."""
+    found: dict[int, torch.Tensor] = {}
+    whole: list[torch.Tensor] = []
+
+    def run(numbers: Sequence[int]) -> None:
+        own = [weights[number] for number in numbers]
+        if call.forward.group is None:
+            arrived, made = piece, [F.linear(piece, weight, bias) for weight, bias in own]
+        else:
+            arrived, made = _gathered(call.forward, piece, own)
+        whole.append(arrived)
+        found.update(zip(numbers, made, strict=True))
+
+    def run_all() -> tuple[torch.Tensor, ...]:
+        run(range(len(weights)))
+        return tuple(found[number] for number in kept)
+
+    kept = [number for number, stays in enumerate(call.kept) if stays]
+    found.update(zip(kept, whole_call(run_all), strict=True) if kept else ())
+    if not whole:
+        run([number for number in range(len(weights)) if number not in found])
+    return whole[0], [found[number] for number in range(len(weights))]
+
+
 def _gathered(way: Way, piece: torch.Tensor, weights: Weights) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """The operand, and what each product makes of it, while it arrives."""
     assert way.group is not None
-    arriving = Arriving(piece, way.chunks, way.group)
+    chunks = way.chunks if weights else way.chunks.together
+    arriving = Arriving(piece, chunks, way.group)
     shape = arriving.whole.shape[:-1]
     made = [piece.new_empty((*shape, weight.shape[0])) for weight, _ in weights]
     for number, rows in enumerate(arriving):
         for result, (weight, bias) in zip(made, weights, strict=True):
-            way.chunks.whole(result, number).copy_(F.linear(rows, weight, bias))
+            chunks.whole(result, number).copy_(F.linear(rows, weight, bias))
     return arriving.whole, made
 
 

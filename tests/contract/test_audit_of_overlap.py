@@ -10,6 +10,7 @@ from tests.contract.test_audit import LOOSER, audited
 from tests.contract.test_priced_is_emitted import FULL, KEEPING, Hand
 from tests.distributed.overlapping import overlapped
 
+SOME_PRODUCTS = {"recomputation": "selective", "kept": ("q_proj/linear", "gate_proj/linear")}
 PIPELINED = {"stages": (2, 2), "micro_batches": 4, "global_batch": 8}
 
 
@@ -33,6 +34,7 @@ CASES = (
     Overlapped(model="llama", kind="sequence_zero3", mesh=(2, 2), settings=FULL, chunks=(2, 1)),
     Overlapped(model="llama", kind="megatron", mesh=(1, 4), chunks=(2, 4)),
     Overlapped(model="llama", kind="sequence", mesh=(2, 2), settings=KEEPING),
+    Overlapped(model="llama", kind="sequence", mesh=(1, 2), settings=SOME_PRODUCTS),
     *(Overlapped(model="gpt", kind=seed, mesh=(2, 2), settings=FULL) for seed in range(3, 8)),
     *(Overlapped(model="llama", kind=seed, mesh=(4,)) for seed in range(4)),
 )

@@ -9,6 +9,8 @@ from tests.long_lists import first, rarely
 
 FULL = {"recomputation": "full"}
 SELECTIVE = {"recomputation": "selective", "kept": ("scaled_dot_product_attention", "silu", "gelu", "norm")}
+SOME_PRODUCTS = {"recomputation": "selective", "kept": ("q_proj/linear", "gate_proj/linear")}
+PRODUCTS = {"recomputation": "selective", "kept": tuple(f"{one}_proj/linear" for one in ("q", "k", "v", "gate", "up"))}
 TWO = {"micro_batches": 2}
 PIPELINE = {"stages": (2, 2), "micro_batches": 4, "global_batch": 8}
 TOLERANCE = 1e-5
@@ -37,6 +39,8 @@ CASES = [
 PAIRS = [
     ("llama", "sequence", (1, 2), (4, 2), {}),
     ("llama", "megatron", (1, 2), (2, 2), {**TWO, **FULL}),
+    ("llama", "sequence", (1, 2), (2, 4), SOME_PRODUCTS),
+    ("llama", "sequence", (1, 2), (2, 2), {**TWO, **PRODUCTS}),
     ("llama", "sequence", (1, 2), (2, 4), FULL),
     ("dropping", 3, (2,), (2, 2), {}),
     ("gpt", 3, (2,), (2, 2), {}),

@@ -12,17 +12,18 @@ Several products of one operand run as soon as it arrives: they are taken out of
 
 A plan names those that it has, by the operator that does them in the first block of its kind, with their chunks there
 and back (`Training.tensor_overlap`). With one chunk the gradient of an operand still leaves under the products of
-weight gradients, and all else waits. Everything else follows, so that prices, audits and the runtime agree. There are
-none of products whose results a recomputed block keeps, of what goes into another block or stage, and of what is cut
+weight gradients, and all else waits. Everything else follows, so that prices, audits and the runtime agree. Where a
+recomputed block keeps what products of an operand have made, the operand comes again without them. There are none of a
+product whose result a recomputed block keeps and sends, of what goes into another block or stage, and of what is cut
 along the dim that is summed up.
 
 Wang et al. 2023, "Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning Models".
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from planner.errors import PlanFileError
 from planner.graph.blocks import IDENTITY
@@ -36,8 +37,14 @@ from planner.sharding.rule import Duplex
 LINEAR = "aten.linear.default"
 """The operator that is taken apart: of rows, a weight, and perhaps a bias."""
 
-_THERE = {"operand": frozenset({"all_gather"}), "result": frozenset({"reduce_scatter", "all_reduce"})}
-_BACK = {"operand": _THERE["result"], "result": _THERE["operand"]}
+Kind: TypeAlias = Literal["operand", "result"]
+
+THERE: Mapping[Kind, frozenset[str]] = {
+    "operand": frozenset({"all_gather"}),
+    "result": frozenset({"reduce_scatter", "all_reduce"}),
+}
+BACK: Mapping[Kind, frozenset[str]] = {"operand": THERE["result"], "result": THERE["operand"]}
+"""Collectives that are taken apart, of a value and of its gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +62,7 @@ class Overlap:
         dims: of the rows, along which they are cut.
     """
 
-    kind: Literal["operand", "result"]
+    kind: Kind
     at: int
     reader: int
     place: int
@@ -155,14 +162,14 @@ class _Finder:
         steps = self._steps(name, self.promised[name], self.bound.operators[reader].layouts.operands[place])
         if steps is None:
             return None
-        if self._product(maker) and self._alone(name, reader, maker):
+        if self._product(maker) and not self.bound.is_kept(maker) and self._alone(name, reader, maker):
             return self._of("result", maker, reader, place, name, (maker,), *steps)
         products = self._readers(reader, place)
         return self._of("operand", reader, reader, place, name, products, *steps) if products else None
 
     def _of(
         self,
-        kind: Literal["operand", "result"],
+        kind: Kind,
         at: int,
         reader: int,
         place: int,
@@ -172,7 +179,7 @@ class _Finder:
         backward: Step | None,
     ) -> Overlap | None:
         rows = range(len(self.graph.types[name].shape) - 1)
-        for step, kinds in ((forward, _THERE[kind]), (backward, _BACK[kind])):
+        for step, kinds in ((forward, THERE[kind]), (backward, BACK[kind])):
             if step is not None and (step.kind not in kinds or (step.kind != "all_reduce" and step.dim not in rows)):
                 return None
         if forward and backward and "all_reduce" not in (forward.kind, backward.kind) and forward.dim != backward.dim:
@@ -216,10 +223,10 @@ class _Finder:
         return None if there is None and back is None else (there, back)
 
     def _product(self, at: int) -> bool:
-        """Whether an operator is a linear layer by parameters, whose result no block keeps."""
+        """Whether an operator is a linear layer by parameters."""
         op = self.bound.operators[at].operator
         weights = all(name in self.graph.parameter_names for name in op.operands[1:])
-        return op.op == LINEAR and weights and len(op.operands) > 1 and not self.bound.is_kept(at)
+        return op.op == LINEAR and weights and len(op.operands) > 1
 
     def _alone(self, name: str, reader: int, maker: int) -> bool:
         """Whether a result is read once, in its own block."""

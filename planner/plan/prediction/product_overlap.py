@@ -15,7 +15,7 @@ from costmodels import arriving_time, leaving_time, operator_time
 from hardware_profiles import Bytes, Seconds
 from planner.plan.binding.bind import BoundOperator
 from planner.plan.layout.overlapped_products import Overlap
-from planner.plan.prediction.charges import Times, charge
+from planner.plan.prediction.charges import Phase, charge
 from planner.plan.prediction.stage_cost import COMMUNICATION, StageCost
 from planner.plan.prediction.step import ChunkCost, PassCost
 from planner.sharding.layout import Layout, local_fraction
@@ -52,9 +52,13 @@ class ProductOverlap:
     _saved: dict[tuple[object, ...], tuple[Seconds, tuple[object, ...]]] = field(default_factory=dict)
 
     def charge(self, cost: StageCost, chunk: ChunkCost, one: Overlap, *, again: bool) -> None:
-        """Charge an overlap to its operator, which runs `again` in the backward pass of a recomputed block."""
-        self._way(cost, chunk, one, "forward", {"forward": 1, "recomputation": int(again)})
-        self._way(cost, chunk, one, "backward", {"backward": 1})
+        """Charge an overlap to its operator, which runs `again` in the backward pass of a recomputed block: under the
+        products whose results are not kept."""
+        self._way(cost, chunk, one, "forward", "forward")
+        if again:
+            left = tuple(at for at in one.products if not self.walk.bound.is_kept(at))
+            self._way(cost, chunk, replace(one, products=left), "forward", "recomputation")
+        self._way(cost, chunk, one, "backward", "backward")
 
     def saves(self, one: Overlap) -> tuple[Seconds, Seconds]:
         """Seconds that an overlap saves forward and backward in each pass; less than nothing where it costs them."""
@@ -73,29 +77,23 @@ class ProductOverlap:
         others = sum(float(self.walk.price(operators[at], counted=False).transient[0]) for at in one.early)
         return others + 2 * whole
 
-    def _way(self, cost: StageCost, chunk: ChunkCost, one: Overlap, way: Way, times: Times) -> None:
-        """Charge one way of a value: in full, and what its chunks save."""
+    def _way(self, cost: StageCost, chunk: ChunkCost, one: Overlap, way: Way, phase: Phase) -> None:
+        """Charge one way of a value in a phase: in full, and what its chunks save; whole where it has no products."""
         step = one.steps[WAYS[way]]
         if step is None:
             return
         walk = self.walk
         route, hidden = walk.route("activations", walk.bound.graph.types[one.value], *self._ends(one, way))
         owner = walk.bound.operators[one.at].operator.name
-        saved = self._saves(one, way, step) if not hidden else 0.0
-        chunks = one.chunks[WAYS[way]]
-        for phase, number in times.items():
-            into: PassCost = chunk.forward if phase == "forward" else chunk.backward
-            part = "recomputation" if phase == "recomputation" else COMMUNICATION
-            cost.micro_batch[part] += number * route.seconds
-            into.add(
-                waits=number * (route.seconds - saved),
-                hidden=number * hidden,
-                sent=number * route.seconds,
-                under_products=number * saved,
-            )
-            for message in route.messages:
-                piece = replace(message, nbytes=message.nbytes / chunks)
-                charge(cost.messages, part, owner, piece, {phase: number * chunks})
+        saved = self._saves(one, way, step) if one.products and not hidden else 0.0
+        chunks = one.chunks[WAYS[way]] if one.products else 1
+        into: PassCost = chunk.forward if phase == "forward" else chunk.backward
+        part = "recomputation" if phase == "recomputation" else COMMUNICATION
+        cost.micro_batch[part] += route.seconds
+        into.add(waits=route.seconds - saved, hidden=hidden, sent=route.seconds, under_products=saved)
+        for message in route.messages:
+            piece = replace(message, nbytes=message.nbytes / chunks)
+            charge(cost.messages, part, owner, piece, {phase: chunks})
 
     def _ends(self, one: Overlap, way: Way) -> tuple[Layout, Layout]:
         made = self.walk.made(one.value)

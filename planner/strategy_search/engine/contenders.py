@@ -14,16 +14,13 @@ slower.
 """
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 
 from costmodels import SCHEDULES, least_step_time
-from planner.graph.blocks import IDENTITY
-from planner.plan.layout.overlapped_products import LINEAR
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
 from planner.strategy_search.decomposition.lagrangian import Multipliers
 from planner.strategy_search.decomposition.setting import setting_of
-from planner.strategy_search.engine.outcome import Outcome, RankFilling
+from planner.strategy_search.engine.outcome import Outcome
 from planner.strategy_search.request.space import Configuration
 
 CONTENDERS = 5
@@ -50,10 +47,8 @@ class Contender:
         """Contenders that are equally good come in a fixed order."""
         return self.configuration.tie
 
-    def least_step(self, *, any_order: bool = False, overlapped: bool = False) -> float:
-        """No step of what was found takes less, but for what its hosts save by launching ahead; in `any_order` of turns
-        none takes less than its ranks work. Where it may be `overlapped`, nothing that products could cover is waited
-        for."""
+    def least_step(self, *, any_order: bool = False) -> float:
+        """No step of what was found takes less; in `any_order` of turns none takes less than its ranks work."""
         setting = setting_of(self.configuration, math.inf)
         multipliers, parts, steps = Multipliers(self.pipeline_of_kinds.chain, setting.weight, columns=False), [], []
         for rank, filling in enumerate(self.outcome.ranks):
@@ -68,31 +63,11 @@ class Contender:
                 0.0, sum(a.excess_backward for a in amounts)
             )
             waits = max(alone, excess)  # which counts that block, too
-            covered = self._sent_beside_products(filling, setting.chunks) if overlapped else 0.0
-            parts.append(sum(a.part for a in amounts) + waits + crossing - covered)
+            parts.append(sum(a.part for a in amounts) + waits + crossing)
             steps.append(sum(a.step for a in amounts))
         if any_order or not SCHEDULES[self.configuration.schedule].in_rows:  # which another order may beat
             return max(setting.micro_batches * part + step for part, step in zip(parts, steps, strict=True))
         return least_step_time(parts, steps, setting.micro_batches, setting.chunks)
-
-    def _sent_beside_products(self, filling: RankFilling, chunks: int) -> float:
-        """Seconds for which a rank sends what a linear layer reads or makes, in each micro-batch."""
-        chain = self.pipeline_of_kinds.chain
-        operators = chain.tables.template.graph.operators
-        edges = [
-            (chain.alias.get(one.edge.producer, one.edge.producer), chain.alias.get(at, at), one)
-            for one in chain.tables.edges
-            if operators[at := one.edge.consumer].op in (LINEAR, IDENTITY) or operators[one.edge.producer].op == LINEAR
-        ]
-        sent = 0.0
-        ends = [column for column in (filling.head, filling.tail) if column is not None]
-        for column, times in Counter([*ends, *filling.inner * chunks]).items():
-            chosen, again = column.candidates, 2 if column.recompute else 1
-            for producer, consumer, one in edges:
-                if producer in chosen and consumer in chosen:
-                    cell = chosen[producer], chosen[consumer]
-                    sent += times * float(again * one.forward[cell] + one.backward[cell])
-        return sent
 
 
 class Contenders:

@@ -11,6 +11,8 @@ from weakref import WeakValueDictionary
 
 from costmodels import peak_memory, planned_memory, usable_memory
 from hardware_profiles import Cluster, Machine, MixedCluster, of_one_kind, parts_of
+from planner.plan.schedule_checks import tensor_overlap_fault
+from planner.pricing import OperatorPrices
 from planner.pricing.bucket_size import flat_bytes, sized
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rescale import rescale_batch
@@ -24,6 +26,7 @@ from planner.strategy_search.engine.assemble import Assembly
 from planner.strategy_search.engine.evaluation import NO_HINT, Evaluation, Hint, check_virtual_stages
 from planner.strategy_search.engine.family import Family, Ways, scaling_of
 from planner.strategy_search.engine.outcome import Outcome, best_of, ruled_out
+from planner.strategy_search.engine.product_overlap import may_overlap
 from planner.strategy_search.engine.propagation import fixed_of, propagated
 from planner.strategy_search.engine.recursive import RecursivePlan, Task, plan_recursively, refine
 from planner.strategy_search.request.bounds import Bounds, mixed_step_seconds
@@ -135,6 +138,23 @@ class Engine:
         if not isinstance(machine, MixedCluster):
             return 0
         return configuration.order[machine.group_of_rank(rank, configuration.pipeline)]
+
+    @cached_property
+    def overlapped(self) -> bool:
+        """Whether tensor parallelism may communicate under its products."""
+        pinned = self.request.pinned
+        order = (pinned.schedule or "1f1b", pinned.interleave or 1, pinned.slices or 1)
+        return may_overlap(pinned, self.request.cluster) and tensor_overlap_fault(True, *order) is None
+
+    def launches(self, configuration: Configuration) -> float:
+        """Seconds for which the host of the average rank launches operators in a step: none takes less."""
+        each = min(
+            math.fsum(
+                self.template.times(at) * _least_launch(one.prices) for at, one in enumerate(tables.operators)
+            )
+            for tables in self.tables(configuration)
+        )
+        return configuration.micro_batches * each / configuration.pipeline
 
     @property
     def hopeless(self) -> bool:
@@ -258,7 +278,9 @@ class Engine:
         evaluation = Evaluation(
             pipeline_of_kinds, setting, cutoff=cutoff, enough=enough, hint=hint, multipliers=multipliers
         )
-        return replace(evaluation.run(), gathers=gathers)
+        found, least = evaluation.run(), self.launches(configuration)
+        seconds, bound = max(found.seconds, least), max(found.bound, least)
+        return replace(found, gathers=gathers, seconds=seconds, bound=bound)
 
     def pipeline_of_kinds(self, configuration: Configuration, gathers: str) -> HeterogeneousPipeline:
         """The pieces of a configuration with weights gathered in a way; kept as long as its tables are."""
@@ -359,6 +381,8 @@ class Engine:
                 update=max(sizes, key=lambda update: update.bucket_size),
                 offload=request.offload,
                 together=self.gathers != (EACH,),
+                ahead=True,
+                overlapped=self.overlapped,
             )
         return self.built.builders[key]
 
@@ -379,3 +403,9 @@ class Engine:
             graph = rescale_batch(self.template.graph, self.request.batch, part)
             scaled[part] = replace(self.template, graph=graph)
         return scaled[part]
+
+
+def _least_launch(prices: OperatorPrices) -> float:
+    """Seconds in which a host launches an operator forward and backward, under the strategy of the fewest kernels."""
+    there, back = prices.host
+    return float((there + back if prices.backward.any() else there).min())

@@ -18,7 +18,6 @@ from planner.plan.layout.offloaded import offloaded_fault
 from planner.plan.layout.per_step_communication import shares_buckets
 from planner.plan.plan import PLANNER_VERSION, Plan, Prediction, Provenance, Training
 from planner.plan.prediction.predict import predict
-from planner.plan.prediction.step import AHEAD
 from planner.pricing.bucket_size import room_of, smaller
 from planner.sharding.discover import written_rules
 from planner.sharding.rescale import rescale_batch
@@ -84,11 +83,6 @@ class Ranked:
         return self.plan.prediction.step_seconds
 
     @property
-    def launched_in_turn(self) -> float:
-        """Of a step whose operators each wait for their own launch, as the search has it."""
-        return self.seconds - dict(self.plan.prediction.time).get(AHEAD, 0.0)
-
-    @property
     def objective(self) -> float:
         """What the search minimises, about which it proves something."""
         return self.plan.prediction.objective_seconds
@@ -114,16 +108,16 @@ class Finalists:
         self._wholes: dict[int, OperatorGraph] = {}
         self._known: dict[int, tuple[Contender, Ranked]] = {}  # by identity
         self._before: dict[int, Ranked] = {}  # of what is known, without overlaps
+        self._overlapped: dict[int, tuple[Ranked, Ranked]] = {}  # by identity, without and with
 
     def plans(self) -> tuple[Ranked, ...]:
-        """The fastest of the contenders, fastest first; those that cannot be among them are not priced: their hosts
-        would have to save more by launching ahead than those of the others."""
+        """The fastest of the contenders, fastest first; those that cannot be among them are not priced."""
         top, plans = self.request.top, list[Ranked]()
         longest, began = 0.0, reading()  # seconds to make a plan of one
-        order, refusal = {"any_order": reorders(self.request.pinned), "overlapped": self.overlaps}, None
-        bounded = [(found.least_step(**order), found.objective, found.order, found) for found in self.found]
+        any_order, refusal = reorders(self.request.pinned), None
+        bounded = [(found.least_step(any_order=any_order), found.objective, found.order, found) for found in self.found]
         for least, _, _, found in sorted(bounded, key=lambda one: one[:3]):
-            if len(plans) >= top and least >= plans[top - 1].launched_in_turn * (1 - OPTIMAL):
+            if len(plans) >= top and least >= plans[top - 1].seconds * (1 - OPTIMAL):
                 break
             longest, began = max(longest, reading() - began), reading()
             if plans and (reached() or seconds_left() < longest):
@@ -209,6 +203,11 @@ class Finalists:
 
     def overlapped(self, ranked: Ranked) -> Ranked:
         """A result whose tensor parallelism communicates under its products, where that is faster or asked for."""
+        if id(ranked) not in self._overlapped:
+            self._overlapped[id(ranked)] = (ranked, self._with_overlap(ranked))
+        return self._overlapped[id(ranked)][1]
+
+    def _with_overlap(self, ranked: Ranked) -> Ranked:
         with contextlib.suppress(LimitError):
             machine, limits = self.engine.machine(ranked.configuration), self._limits(ranked.configuration)
             bound = with_tensor_overlap(ranked.bound, self.request.pinned, machine, limits)
@@ -253,7 +252,8 @@ class Finalists:
         together, and those of buckets, for which a full device may have no room. Where that was much too little, other
         ways to gather weights are priced, too, and plans that leave room for buckets, or have none."""
         ranked = self._priced_as_found(found)
-        if ranked.seconds <= found.objective * (1 + _MESSAGES):
+        overlapped = self.overlapped(ranked) if self.overlaps else ranked
+        if overlapped.seconds <= found.objective * (1 + _MESSAGES):
             return ranked
         assumed, engine = found.pipeline_of_kinds.chain.tables.update, self.engine
         others = [(engine, way, 0.0) for way in engine.gathers if way != found.outcome.gathers]
@@ -379,7 +379,8 @@ def gap_of(prediction: Prediction, bound: Seconds) -> float:
     """How much less than a step, relatively, the objective of another plan could be at most, where none is below
     `bound`. The step is what is shown, and may take longer than its objective, with small buckets or offload; where it
     takes less, by another schedule or launches ahead, others may too, so that the objectives are compared."""
-    return max(0.0, 1 - bound / max(prediction.step_seconds, prediction.objective_seconds))
+    whole = prediction.step_seconds if len(prediction.stages) == 1 else max(prediction.step_seconds, prediction.objective_seconds)
+    return max(0.0, 1 - bound / whole)
 
 
 def _rounded_up(share: float) -> float:

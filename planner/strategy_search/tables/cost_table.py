@@ -39,6 +39,7 @@ from planner.strategy_search.request.template import Template, ValueEdge
 from planner.strategy_search.tables.candidates import CandidateLists, Candidates, DuplexColumn, LayoutColumn
 from planner.strategy_search.tables.dominance import among as priced_among
 from planner.strategy_search.tables.dominance import undominated
+from planner.strategy_search.tables.under_products import UnderProducts
 
 Array = NDArray[np.float64]
 
@@ -125,7 +126,9 @@ class CostTables:
 class TableBuilder:
     """Builds the tables for one mesh; what they share between micro-batch sizes is made once. `together` asks for what
     weights take that a block gathers together, beside what each takes by itself; `dominated` keeps stored layouts that
-    another beats in everything."""
+    another beats in everything. With `ahead` hosts launch so far ahead that no operator waits for its launch, and with
+    `overlapped` collectives beside linear layers travel under their products: then no plan takes less than its sums.
+    """
 
     mesh: Mesh
     cluster: Cluster
@@ -135,12 +138,15 @@ class TableBuilder:
     offload: Offload = NOTHING
     together: bool = False
     dominated: bool = False
+    ahead: bool = False
+    overlapped: bool = False
 
     def __post_init__(self) -> None:
         self._lists = CandidateLists(mesh=self.mesh)
         self.update = sized(self.update, self.mesh, self.cluster)
         self._pricers = Pricers.of(self.mesh, self.cluster, replace(self.update, gathers="each"))
         self._together = Pricers.of(self.mesh, self.cluster, replace(self.update, gathers="block"))
+        self._under = UnderProducts(mesh=self.mesh, cluster=self.cluster, pricer=self._pricers.activations)
         self._prices: dict[tuple[int, tuple[bool, ...], int], tuple[Rule, Candidates, OperatorPrices]] = {}
         self._parameters: dict[object, tuple[tuple[StoredParameter, ...], ParameterPrices, DuplexColumn]] = {}
         self._uses: dict[tuple[str, int, int], tuple[DuplexColumn, DuplexColumn, Array, UseTable]] = {}
@@ -156,12 +162,15 @@ class TableBuilder:
             stored = tuple(self._parameter(template, p.name, like.operators, restriction) for p in graph.parameters)
             return replace(like, parameters=stored, update=self.update)
         self._prices.clear()
+        self._under.clear()
         lists = self._candidates(template, restriction)
         operators = tuple(self._operator(template, index, lists[index]) for index in range(len(graph.operators)))
         sizes = [len(table.candidates.strategies) for table in operators]
         cells = sum(sizes[edge.producer] * sizes[edge.consumer] for edge in template.edges)
         room(_CELL_BYTES * cells, f"the cost tables of {len(template.edges)} edges between operators")
         edges = tuple(self._edge(template, edge, operators) for edge in template.edges)
+        if self.overlapped:
+            edges = tuple(self._overlapped(template, table, lists) for table in edges)
         parameters = tuple(self._parameter(template, p.name, operators, restriction) for p in graph.parameters)
         result_bytes = {
             name: table.prices.results[place]
@@ -228,6 +237,9 @@ class TableBuilder:
         if key not in self._prices:
             types = ([graph.types[name] for name in op.operands], [graph.types[name] for name in results])
             priced = price_operator(rule, candidates.strategies, *types, graded, self.mesh, self.cluster)
+            if self.ahead:
+                there, back = priced.late
+                priced = replace(priced, forward=priced.forward - there, backward=priced.backward - back)
             self._prices[key] = (rule, candidates, priced)  # the first two keep their identities
         prices = self._prices[key][2]
         made = [place for place, name in enumerate(results) if name in alive.kept]
@@ -276,6 +288,15 @@ class TableBuilder:
             bytes_kept = bytes_kept + np.minimum(made_bytes, operators[edge.consumer].prices.operands[0][None, :])
         own = bytes_kept if edge.kind == "inside" else own
         return EdgeTable(edge=edge, forward=forward, backward=backward, kept=bytes_kept, own=own)
+
+    def _overlapped(self, template: Template, table: EdgeTable, lists: Sequence[Candidates]) -> EdgeTable:
+        """An edge with what its collective travels under products."""
+        producer = template.graph.operators[table.edge.producer]
+        place = [name for name in producer.results if name is not None].index(table.edge.name)
+        saved = self._under.saved(template, table.edge, lists[table.edge.producer].results[place], lists)
+        if saved is None:
+            return table
+        return replace(table, forward=table.forward - saved[0], backward=table.backward - saved[1])
 
     def _kept_in_pieces(self, template: Template, index: int) -> bool:
         """Whether a shared value of the block is kept as it comes, and gathered again for the backward pass."""

@@ -1,0 +1,291 @@
+"""Redistributions next to linear layers, as far as they travel under the products of these.
+
+A plan takes such a collective apart into chunks where that saves time (`planner.plan.layout.overlapped_products` has
+the rules, `planner.plan.prediction.product_overlap` the price). Here it is what each pair of candidates saves at most,
+with the best number of chunks for each way, so that layouts are chosen for what they take in the end:
+
+    result      product ─edge─> reader                   the products of the maker's candidate
+    operand     maker ─edge─> product                    the products of the reader's candidate
+                maker ─edge─> identity ─> products       the candidates of all of them that read what the identity has,
+                                                         those that save most
+
+Not less than what a plan saves, and more where a plan may have no overlap: for rows that chunks do not divide, products
+whose results a recomputed block keeps, and blocks that compute again one of both alone.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodels import arriving_time, leaving_time, operator_time
+from hardware_profiles import Cluster
+from planner.graph.blocks import IDENTITY
+from planner.graph.operator_graph import TensorType
+from planner.plan.layout.overlapped_products import BACK, LINEAR, THERE, Kind
+from planner.pricing import OperatorPrices, RedistributionPricer, price_operator
+from planner.pricing.redistribution_price import SingleSteps
+from planner.sharding.layout import Layout
+from planner.sharding.mesh import Mesh
+from planner.sharding.rule import Rule
+from planner.sharding.rules import rule_of
+from planner.strategy_search.request.template import Template, ValueEdge
+from planner.strategy_search.tables.candidates import Candidates, DuplexColumn
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.intp]
+
+CHUNKS = (1, 2, 4, 8)
+"""Numbers of chunks that are tried."""
+
+_TOGETHER = 64
+"""Combinations of the candidates of products that read one operand, up to which all are looked at."""
+
+_NOTHING = -1
+"""Sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Products:
+    """What some products take under N candidates: seconds (N,) forward, backward and for the gradients of weights;
+    of a chunk, for each of `CHUNKS`, forward and for the gradient of its rows, (chunks, N); bytes that they read and
+    make, (N,)."""
+
+    forward: Array
+    backward: Array
+    weights: Array
+    pieces: Array
+    gradients: Array
+    read: Array
+    made: Array
+
+    def taken(self, at: Indices) -> "_Products":
+        """Of these candidates."""
+        return _Products(**{name: getattr(self, name)[..., at] for name in self.__slots__})
+
+    @classmethod
+    def joined(cls, several: "Sequence[_Products]") -> "_Products":
+        """One behind the other."""
+        return cls(**{name: np.concatenate([getattr(one, name) for one in several], -1) for name in cls.__slots__})
+
+    def beside(self, other: "_Products") -> "_Products":
+        """With others, one after the other: every pair of candidates."""
+
+        def pairs(one: Array, two: Array) -> Array:
+            found = one[..., :, None] + two[..., None, :]
+            return found.reshape(*found.shape[:-2], -1)
+
+        return _Products(**{name: pairs(getattr(self, name), getattr(other, name)) for name in self.__slots__})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Way:
+    """One way of a value: the single step between every pair of candidates of its producer and consumer, `_NOTHING`
+    where nothing is sent, (K_producer, K_consumer); where there is no more than that, and it is one that may be taken
+    apart (`legal`); and all steps, kinds with axes and bytes."""
+
+    steps: Indices
+    legal: NDArray[np.bool_]
+    moves: tuple[tuple[str, int, float], ...]
+    arrives: bool
+    forward: bool
+
+
+@dataclass(kw_only=True)
+class UnderProducts:
+    """What the edges of a template save. Keeps what its products take."""
+
+    mesh: Mesh
+    cluster: Cluster
+    pricer: RedistributionPricer
+    _known: dict[tuple[int, tuple[bool, ...], int], tuple[Rule, Candidates, _Products]] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """Forget the products of a template."""
+        self._known.clear()
+
+    def saved(
+        self, template: Template, edge: ValueEdge, made: DuplexColumn, lists: Sequence[Candidates]
+    ) -> tuple[Array, Array] | None:
+        """Seconds that an edge saves forward and backward, (K_producer, K_consumer) each; None where it saves none.
+        `made` are the layouts of what its producer makes, `lists` the candidates of all operators."""
+        graph = template.graph
+        if edge.name not in graph.data_dependent or (graph.trains and edge.name not in graph.differentiable):
+            return None
+        kind: Kind = "result" if _leaves(template, edge) else "operand"
+        products = (edge.producer,) if kind == "result" else _readers(template, edge)
+        if not products:
+            return None
+        wanted, tensor = lists[edge.consumer].operands[edge.operand], graph.types[edge.name]
+        ways = [self._way(kind, tensor, made, wanted, forward=True)]
+        if edge.name in graph.differentiable:
+            ways.append(self._way(kind, tensor, made, wanted, forward=False))
+        legal = np.logical_and.reduce([way.legal for way in ways])
+        if not any((legal & (way.steps != _NOTHING)).any() for way in ways):
+            return None
+        found = []
+        for way in ways:
+            seconds = self._seconds(template, edge, kind, products, way, lists)
+            sides = np.arange(len(seconds[0]))
+            sides = sides[:, None] if kind == "result" else sides[None, :]
+            found.append(np.where(legal, seconds[way.steps, sides], 0.0))
+        return found[0], found[1] if len(found) > 1 else np.zeros_like(found[0])
+
+    def _way(self, kind: Kind, tensor: TensorType, made: DuplexColumn, wanted: DuplexColumn, *, forward: bool) -> _Way:
+        source, target = (made.forward, wanted.forward) if forward else (wanted.gradient, made.gradient)
+        single = self.pricer.single_steps(tensor, source.distinct, target.distinct)
+        allowed = (THERE if forward else BACK)[kind]
+        legal = _legal(single, source.distinct, target.distinct, allowed, len(tensor.shape) - 1)
+        every = source.index[:, None], target.index[None, :]
+        steps, fine = single.steps[every], legal[every]
+        return _Way(
+            steps=steps if forward else steps.T,
+            legal=fine if forward else fine.T,
+            moves=tuple((name, axis, fraction * tensor.nbytes) for name, axis, fraction in single.moves),
+            arrives=(kind == "operand") == forward,
+            forward=forward,
+        )
+
+    def _seconds(
+        self,
+        template: Template,
+        edge: ValueEdge,
+        kind: Kind,
+        products: Sequence[int],
+        way: _Way,
+        lists: Sequence[Candidates],
+    ) -> Array:
+        """Seconds that every step saves beside every candidate of the side on which the products are, (steps + 1, K);
+        the last row is of nothing sent."""
+        own = [self._of(template, at, lists[at]) for at in products]
+        if kind == "result" or products == (edge.consumer,):
+            return self._saves(own[0], kind, way)
+        shared = lists[edge.consumer].results[0]
+        pairs, group = np.unique(np.stack([shared.forward.index, shared.gradient.index]), axis=1, return_inverse=True)
+        found = np.zeros((len(way.moves) + 1, pairs.shape[1]))
+        together, starts, length = list[tuple[int, _Products]](), list[int](), 0
+        for number, (there, back) in enumerate(pairs.T.tolist()):
+            ends = shared.forward.distinct[there], shared.gradient.distinct[back]
+            fitting = [_reading(lists[at], ends) for at in products]
+            combinations = math.prod(map(len, fitting))
+            if combinations > _TOGETHER:
+                found[:-1, number] = [self.pricer.message_seconds(*move) for move in way.moves]
+            elif combinations:
+                *_, every = accumulate((one.taken(at) for one, at in zip(own, fitting, strict=True)), _Products.beside)
+                together.append((number, every))
+                starts.append(length)
+                length += combinations
+        if together:
+            seconds = self._saves(_Products.joined([every for _, every in together]), kind, way)
+            found[:, [number for number, _ in together]] = np.maximum.reduceat(seconds, starts, axis=1)
+        return found[:, group.ravel()]
+
+    def _saves(self, products: _Products, kind: Kind, way: _Way) -> Array:
+        """Seconds that every step saves beside products, in the best number of chunks, (steps + 1, N)."""
+        saved = np.zeros((len(way.moves) + 1, len(products.forward)))
+        rows = [row for row, (name, _, _) in enumerate(way.moves) if name in THERE["operand"] | THERE["result"]]
+        moved = products.made if kind == "operand" else products.read
+        copied = np.asarray(
+            operator_time(op_class="copy", flops=0.0, bytes_moved=2 * moved, dtype="fp32", device=self.cluster.device)
+        )
+        whole, under = (products.forward, np.zeros_like(moved)) if way.forward else (products.backward, products.weights)
+        time = arriving_time if way.arrives else leaving_time
+        sent = self._sent(way, rows, 1)
+        for chunks, chunk in zip(CHUNKS, products.pieces if way.forward else products.gradients, strict=True):
+            taken = time(chunk, self._sent(way, rows, chunks), chunks, under) + (copied if chunks > 1 else 0.0)
+            saved[rows] = np.maximum(saved[rows], whole + sent - taken)
+        return saved
+
+    def _sent(self, way: _Way, rows: Sequence[int], chunks: int) -> Array:
+        """Seconds of a chunk of some steps, (rows, 1)."""
+        moves = (way.moves[row] for row in rows)
+        return np.array([[self.pricer.message_seconds(kind, axis, size / chunks)] for kind, axis, size in moves])
+
+    def _of(self, template: Template, at: int, candidates: Candidates) -> _Products:
+        """What a linear layer takes under its candidates."""
+        graph = template.graph
+        op = graph.operators[at]
+        rule = rule_of(graph, op)
+        graded = tuple(name in graph.differentiable for name in op.operands)
+        key = (id(rule), graded, id(candidates))
+        if key not in self._known:
+            types = ([graph.types[name] for name in op.operands], [graph.types[n] for n in op.results if n is not None])
+            rows, weights = (graded[0], *(False for _ in graded[1:])), (False, *graded[1:])
+
+            def priced(rule: Rule, graded: tuple[bool, ...]) -> OperatorPrices:
+                return price_operator(rule, candidates.strategies, *types, graded, self.mesh, self.cluster)
+
+            whole, under = priced(rule, graded), priced(rule, weights)
+            parts = [priced(_rows_of_a_chunk(rule, chunks), rows) for chunks in CHUNKS]
+            products = _Products(
+                forward=whole.forward,
+                backward=whole.backward,
+                weights=under.backward,
+                pieces=np.stack([part.forward for part in parts]),
+                gradients=np.stack([part.backward for part in parts]),
+                read=whole.operands[0],
+                made=whole.results[0],
+            )
+            self._known[key] = (rule, candidates, products)
+        return self._known[key][2]
+
+
+def _rows_of_a_chunk(rule: Rule, chunks: int) -> Rule:
+    """A linear layer of so many times fewer rows."""
+    outer = [factors[0] for factors in rule.operands[0][:-1] if factors]
+    longest = max(outer, key=lambda at: rule.factors[at].extent)
+    factors = tuple(
+        replace(factor, extent=max(1, factor.extent // chunks)) if at == longest else factor
+        for at, factor in enumerate(rule.factors)
+    )
+    return replace(rule, factors=factors)
+
+
+def _is_product(template: Template, at: int) -> bool:
+    op, graph = template.graph.operators[at], template.graph
+    weights = all(name in graph.parameter_names for name in op.operands[1:])
+    return op.op == LINEAR and len(op.operands) > 1 and weights and len(graph.types[op.operands[0]].shape) > 1
+
+
+def _leaves(template: Template, edge: ValueEdge) -> bool:
+    """Whether an edge takes the result of a product to its only reader."""
+    alone = sum(other.producer == edge.producer for other in template.edges) == 1
+    return alone and edge.kind in ("inside", "outside") and _is_product(template, edge.producer)
+
+
+def _readers(template: Template, edge: ValueEdge) -> tuple[int, ...]:
+    """The products that read what an edge brings: its consumer, or those that read what that shares out."""
+    if edge.operand == 0 and _is_product(template, edge.consumer):
+        return (edge.consumer,)
+    if template.graph.operators[edge.consumer].op != IDENTITY:
+        return ()
+    readers = (one.consumer for one in template.edges if one.producer == edge.consumer and one.operand == 0)
+    return tuple(at for at in dict.fromkeys(readers) if _is_product(template, at))
+
+
+def _reading(candidates: Candidates, ends: tuple[Layout, Layout]) -> Indices:
+    """The candidates of a product whose operand has these layouts, forward and of its gradient."""
+    operand = candidates.operands[0]
+    there = np.array([layout == ends[0] for layout in operand.forward.distinct])[operand.forward.index]
+    back = np.array([layout == ends[1] for layout in operand.gradient.distinct])[operand.gradient.index]
+    return np.flatnonzero(there & back)
+
+
+def _legal(
+    single: SingleSteps, sources: Sequence[Layout], targets: Sequence[Layout], allowed: frozenset[str], last: int
+) -> NDArray[np.bool_]:
+    """Whether nothing, or a single step that may be taken apart, leads from each source to each target: of the allowed
+    kinds, and not along the dim that is summed up."""
+    legal = single.alone.copy()
+    for number, (kind, axis, _) in enumerate(single.moves):
+        here = single.steps == number
+        if kind not in allowed:
+            legal &= ~here
+        elif kind != "all_reduce":
+            ends = sources if kind == "all_gather" else targets
+            summed = np.array([layout[axis].dim == last for layout in ends])
+            legal &= ~(here & (summed[:, None] if kind == "all_gather" else summed[None, :]))
+    return legal
