@@ -77,10 +77,22 @@ class Arriving:
     def __init__(self, piece: torch.Tensor, chunks: Chunks, group: dist.ProcessGroup) -> None:
         self._piece, self._chunks, self._group = piece, chunks, group
         self.whole = piece.new_empty(chunks.shape(piece.shape))
+        self._first: tuple[Pending, torch.Tensor, torch.Tensor] | None = None
+
+    def begun(self) -> "Arriving":
+        """The same, with its first chunk on the way."""
+        self._first = self._start(0)
+        return self
+
+    def all(self) -> torch.Tensor:
+        """The whole, when all of it has arrived."""
+        for _ in self:
+            pass
+        return self.whole
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         """Each chunk of the whole, contiguous, when it has arrived; it stands in the whole, too."""
-        chunks, coming = self._chunks, self._start(0)
+        chunks, coming = self._chunks, self._first or self._start(0)
         for number in range(chunks.count):
             work, _, arrived = coming
             waiting_for(work.wait)

@@ -1,7 +1,9 @@
 """Linear layers and the collective of their operand, or of their result, as one call that does both at once.
 
-    operand     forward     gather chunk k + 1 | rows of chunk k with every weight
-                backward    gradients of the rows of chunk k + 1 | chunk k is summed over ranks; the products of weight
+    operand     forward     gather chunk k + 1 | rows of chunk k with every weight; where all results are there
+                            already, in a block that is computed again, nothing
+                backward    (gather what was not gathered | gradients of the rows)
+                               gradients of the rows of chunk k + 1 | chunk k is summed over ranks; the products of weight
                             gradients run while the last chunks are on their way
     result      forward     rows of chunk k + 1 by the weight | chunk k is summed over ranks
                 backward    gather chunk k + 1 of the gradient | its rows of chunk k with the weight; then the products
@@ -66,6 +68,11 @@ class OperandCall:
         made: tuple[torch.Tensor, ...] = _Operand.apply(self, piece, *tensors)  # type: ignore[no-untyped-call]
         return made if self.shared or not self.through else (None, *made)
 
+    @property
+    def gathers_later(self) -> bool:
+        """Whether the backward pass gathers the operand for itself: a recomputed block has no other use for it."""
+        return self.forward.group is not None and bool(self.kept) and all(self.kept) and not self.shared
+
     def weights(self, tensors: Sequence[torch.Tensor]) -> Weights:
         """The weights and biases among the operands behind the first."""
         rest = iter(tensors)
@@ -109,20 +116,29 @@ class _Operand(torch.autograd.Function):
         ctx.call = call
         weights = call.weights(tensors)
         whole, made = _made(call, piece, weights)
-        ctx.save_for_backward(whole, *(weight for weight, _ in weights))
+        ctx.comes_later = call.gathers_later  # the same when a block is computed again, and all is there already
+        ctx.save_for_backward(piece if call.gathers_later else whole, *(weight for weight, _ in weights))
         if not call.shared:
             return tuple(made)
+        assert whole is not None, "others read it"
         return (whole.view_as(whole) if whole is piece else whole, *made)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         call, (whole, *weights) = ctx.call, ctx.saved_tensors
+        arriving = None
+        if ctx.comes_later and any(ctx.needs_input_grad[2:]):
+            assert call.forward.group is not None
+            arriving = Arriving(whole, call.forward.chunks.together, call.forward.group).begun()
         direct, given = (gradients[0], gradients[1:]) if call.shared else (None, gradients)
         pairs = [(gradient, weight) for gradient, weight in zip(given, weights, strict=True) if gradient is not None]
         needed = iter(ctx.needs_input_grad[2:])
         piece, landing = None, None
         if ctx.needs_input_grad[1]:
-            piece, landing = _sent_back(call.backward, whole, pairs, direct)
+            size = whole.shape if ctx.comes_later else call.backward.chunks.shape_of_piece(whole.shape)
+            piece, landing = _sent_back(call.backward, size, whole, pairs, direct)
+        if arriving is not None:
+            whole = arriving.all()
         found: list[torch.Tensor | None] = []
         for gradient, biased in zip(given, call.biased, strict=True):
             found.append(_weight_gradient(gradient, whole) if next(needed) and gradient is not None else None)
@@ -133,8 +149,11 @@ class _Operand(torch.autograd.Function):
         return None, piece, *found
 
 
-def _made(call: OperandCall, piece: torch.Tensor, weights: Weights) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The operand and what the products make of it, some of which may be there already."""
+def _made(
+    call: OperandCall, piece: torch.Tensor, weights: Weights
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    """The operand and what the products make of it, some of which may be there already. Where all of it is, the operand
+    is None: it comes in the backward pass."""
     found: dict[int, torch.Tensor] = {}
     whole: list[torch.Tensor] = []
 
@@ -153,9 +172,10 @@ def _made(call: OperandCall, piece: torch.Tensor, weights: Weights) -> tuple[tor
 
     kept = [number for number, stays in enumerate(call.kept) if stays]
     found.update(zip(kept, whole_call(run_all), strict=True) if kept else ())
-    if not whole:
-        run([number for number in range(len(weights)) if number not in found])
-    return whole[0], [found[number] for number in range(len(weights))]
+    left = [number for number in range(len(weights)) if number not in found]
+    if not whole and not call.gathers_later:
+        run(left)
+    return whole[0] if whole else None, [found[number] for number in range(len(weights))]
 
 
 def _gathered(way: Way, piece: torch.Tensor, weights: Weights) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -173,7 +193,8 @@ def _gathered(way: Way, piece: torch.Tensor, weights: Weights) -> tuple[torch.Te
 
 def _sent_back(
     way: Way,
-    whole: torch.Tensor,
+    size: torch.Size,
+    like: torch.Tensor,
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
     direct: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, Leaving | None]:
@@ -181,7 +202,7 @@ def _sent_back(
     if not pairs and direct is None:
         return None, None
     chunks = way.chunks
-    piece = whole.new_empty(chunks.shape_of_piece(whole.shape))
+    piece = like.new_empty(size)
     leaving = Leaving(chunks, way.group) if way.group is not None else None
     for number in range(chunks.count):
         term = None if direct is None else chunks.whole(direct, number).clone(memory_format=torch.contiguous_format)

@@ -7,9 +7,9 @@ many rows, with its launch, every message with its latency, and what is copied o
 memory as the whole does: the results of products of an arriving operand, the operand of a product whose result leaves.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from costmodels import arriving_time, leaving_time, operator_time
 from hardware_profiles import Bytes, Seconds
@@ -33,6 +33,10 @@ WAYS: Mapping[Way, int] = {"forward": 0, "backward": 1}
 """Their places in what an overlap has of each."""
 
 
+Saves: TypeAlias = Callable[[Overlap, Way, Step], Seconds]
+"""What an overlap saves there or back."""
+
+
 class _Products(NamedTuple):
     """Seconds of the products that a collective runs under, as they are without chunks, of one chunk, and of what can
     follow the last one; of a copy that chunks make."""
@@ -53,12 +57,15 @@ class ProductOverlap:
 
     def charge(self, cost: StageCost, chunk: ChunkCost, one: Overlap, *, again: bool) -> None:
         """Charge an overlap to its operator, which runs `again` in the backward pass of a recomputed block: under the
-        products whose results are not kept."""
-        self._way(cost, chunk, one, "forward", "forward")
-        if again:
-            left = tuple(at for at in one.products if not self.walk.bound.is_kept(at))
-            self._way(cost, chunk, replace(one, products=left), "forward", "recomputation")
-        self._way(cost, chunk, one, "backward", "backward")
+        products whose results are not kept. If there are none it runs under the gradients of the rows."""
+        self._way(cost, chunk, one, "forward", self._saves, "forward")
+        left = tuple(at for at in one.products if not self.walk.bound.is_kept(at))
+        if again and (left or self._is_shared(one)):
+            self._way(cost, chunk, replace(one, products=left), "forward", self._saves, "recomputation")
+        elif again:
+            whole = replace(one, chunks=(1, one.chunks[1]))
+            self._way(cost, chunk, whole, "forward", self._saves_later, "backward")
+        self._way(cost, chunk, one, "backward", self._saves, "backward")
 
     def saves(self, one: Overlap) -> tuple[Seconds, Seconds]:
         """Seconds that an overlap saves forward and backward in each pass; less than nothing where it costs them."""
@@ -77,15 +84,21 @@ class ProductOverlap:
         others = sum(float(self.walk.price(operators[at], counted=False).transient[0]) for at in one.early)
         return others + 2 * whole
 
-    def _way(self, cost: StageCost, chunk: ChunkCost, one: Overlap, way: Way, phase: Phase) -> None:
-        """Charge one way of a value in a phase: in full, and what its chunks save; whole where it has no products."""
+    def _is_shared(self, one: Overlap) -> bool:
+        """Whether others than the products read the operand that an identity shares out."""
+        graph = self.walk.bound.graph
+        names = [name for name in graph.operators[one.at].results if name is not None]
+        return one.at not in one.products and bool(set(graph.consumers[names[0]]) - set(one.products))
+
+    def _way(self, cost: StageCost, chunk: ChunkCost, one: Overlap, way: Way, saves: Saves, phase: Phase) -> None:
+        """Charge one way of a value in a phase: in full, and what it saves; whole where it has no products."""
         step = one.steps[WAYS[way]]
         if step is None:
             return
         walk = self.walk
         route, hidden = walk.route("activations", walk.bound.graph.types[one.value], *self._ends(one, way))
         owner = walk.bound.operators[one.at].operator.name
-        saved = self._saves(one, way, step) if one.products and not hidden else 0.0
+        saved = saves(one, way, step) if one.products and not hidden else 0.0
         chunks = one.chunks[WAYS[way]] if one.products else 1
         into: PassCost = chunk.forward if phase == "forward" else chunk.backward
         part = "recomputation" if phase == "recomputation" else COMMUNICATION
@@ -94,6 +107,17 @@ class ProductOverlap:
         for message in route.messages:
             piece = replace(message, nbytes=message.nbytes / chunks)
             charge(cost.messages, part, owner, piece, {phase: chunks})
+
+    def _saves_later(self, one: Overlap, way: Way, step: Step) -> Seconds:
+        """Seconds of an operand that comes in the backward pass while the gradients of its rows are made."""
+        tensor, operators = self.walk.bound.graph.types[one.value], [self.walk.bound.operators[at] for at in one.products]
+        sent = self.walk.pricers.activations.message_seconds(step.kind, step.axis, step.fraction * tensor.nbytes)
+        return min(sent, sum(self._of_rows(op) for op in operators))
+
+    def _of_rows(self, op: BoundOperator) -> Seconds:
+        """Seconds of the gradient of the rows of a product."""
+        weights = tuple(range(1, len(op.operator.operands)))
+        return float(self.walk.price(op, weights, counted=False).backward[0])
 
     def _ends(self, one: Overlap, way: Way) -> tuple[Layout, Layout]:
         made = self.walk.made(one.value)
@@ -129,12 +153,8 @@ class ProductOverlap:
 
     def _backward(self, one: Overlap, operators: list[BoundOperator], dim: int, chunks: int) -> _Products:
         """Gradients of the rows under the collective, those of weights behind them."""
-        without = [tuple(range(1, len(op.operator.operands))) for op in operators]
         whole = sum(float(self.walk.price(op, counted=False).backward[0]) for op in operators)
-        chunk = sum(
-            float(self.walk.price(self._part(op, dim, chunks), weights, counted=False).backward[0])
-            for op, weights in zip(operators, without, strict=True)
-        )
+        chunk = sum(self._of_rows(self._part(op, dim, chunks)) for op in operators)
         under = sum(float(self.walk.price(op, (_ROWS,), counted=False).backward[0]) for op in operators)
         return _Products(whole=whole, chunk=chunk, under=under, copied=self._copied(one, operators))
 

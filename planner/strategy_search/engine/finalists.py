@@ -253,7 +253,7 @@ class Finalists:
         ways to gather weights are priced, too, and plans that leave room for buckets, or have none."""
         ranked = self._priced_as_found(found)
         overlapped = self.overlapped(ranked) if self.overlaps else ranked
-        if overlapped.seconds <= found.objective * (1 + _MESSAGES):
+        if overlapped.seconds <= found.objective * (1 + (WORTH if self.overlaps else _MESSAGES)):
             return ranked
         assumed, engine = found.pipeline_of_kinds.chain.tables.update, self.engine
         others = [(engine, way, 0.0) for way in engine.gathers if way != found.outcome.gathers]
