@@ -178,9 +178,7 @@ class RedistributionPricer:
         counts = counted[hops.taken].sum(axis=0, dtype=np.intp)
         taken = np.where(counted[hops.taken], hops.taken, -1)
         alone = counts <= 1
-        return SingleSteps(
-            alone=alone, steps=np.where(alone, taken.max(axis=0, initial=-1), -1), moves=hops.moves
-        )
+        return SingleSteps(alone=alone, steps=np.where(alone, taken.max(axis=0, initial=-1), -1), moves=hops.moves)
 
     def pairs(self, tensor: TensorType, sources: Sequence[Layout], targets: Sequence[Layout]) -> RedistributionMatrix:
         """From each source to the target in the same place: both tables have the shape (K,)."""

@@ -1,10 +1,9 @@
 """Linear layers and the collective of their operand, or of their result, as one call that does both at once.
 
-    operand     forward     gather chunk k + 1 | rows of chunk k with every weight; where all results are there
-                            already, in a block that is computed again, nothing
-                backward    (gather what was not gathered | gradients of the rows)
-                               gradients of the rows of chunk k + 1 | chunk k is summed over ranks; the products of weight
-                            gradients run while the last chunks are on their way
+    operand     forward     gather chunk k + 1 | rows of chunk k with every weight; where a block that is computed again
+                            has kept all results, nothing
+                backward    what was not gathered is | gradients of the rows of chunk k + 1 | chunk k is summed over
+                            ranks; the products of weight gradients run while the last chunks are on their way
     result      forward     rows of chunk k + 1 by the weight | chunk k is summed over ranks
                 backward    gather chunk k + 1 of the gradient | its rows of chunk k with the weight; then the products
                             of weight gradients
@@ -149,9 +148,7 @@ class _Operand(torch.autograd.Function):
         return None, piece, *found
 
 
-def _made(
-    call: OperandCall, piece: torch.Tensor, weights: Weights
-) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+def _made(call: OperandCall, piece: torch.Tensor, weights: Weights) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
     """The operand and what the products make of it, some of which may be there already. Where all of it is, the operand
     is None: it comes in the backward pass."""
     found: dict[int, torch.Tensor] = {}

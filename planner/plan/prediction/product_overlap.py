@@ -110,7 +110,10 @@ class ProductOverlap:
 
     def _saves_later(self, one: Overlap, way: Way, step: Step) -> Seconds:
         """Seconds of an operand that comes in the backward pass while the gradients of its rows are made."""
-        tensor, operators = self.walk.bound.graph.types[one.value], [self.walk.bound.operators[at] for at in one.products]
+        tensor, operators = (
+            self.walk.bound.graph.types[one.value],
+            [self.walk.bound.operators[at] for at in one.products],
+        )
         sent = self.walk.pricers.activations.message_seconds(step.kind, step.axis, step.fraction * tensor.nbytes)
         return min(sent, sum(self._of_rows(op) for op in operators))
 
@@ -138,7 +141,7 @@ class ProductOverlap:
             arrives = (one.kind == "operand") == (way == "forward")
             taken = (arriving_time if arrives else leaving_time)(found.chunk, piece, chunks, found.under)
             copied = found.copied if chunks > 1 else 0.0
-            self._saved[key] = (found.whole + sent - taken - copied, (operators, tensor))
+            self._saved[key] = (float(found.whole + sent - taken - copied), (operators, tensor))
         return self._saved[key][0]
 
     def _forward(self, one: Overlap, operators: list[BoundOperator], dim: int, chunks: int) -> _Products:

@@ -201,7 +201,7 @@ class PieceMaker:
 
     def _edge(self, table: EdgeTable) -> None:
         edge = table.edge
-        part = table.forward * (2 if self._moves(edge.consumer) else 1) + table.backward
+        part = table.forward + table.backward + (table.again if self._moves(edge.consumer) else 0.0)
         where = self._held(edge.consumer)
         keys = self._key(edge.producer), self._key(edge.consumer)
         if self._offloaded(edge.consumer):

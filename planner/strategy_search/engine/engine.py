@@ -149,9 +149,7 @@ class Engine:
     def launches(self, configuration: Configuration) -> float:
         """Seconds for which the host of the average rank launches operators in a step: none takes less."""
         each = min(
-            math.fsum(
-                self.template.times(at) * _least_launch(one.prices) for at, one in enumerate(tables.operators)
-            )
+            math.fsum(self.template.times(at) * _least_launch(one.prices) for at, one in enumerate(tables.operators))
             for tables in self.tables(configuration)
         )
         return configuration.micro_batches * each / configuration.pipeline

@@ -376,10 +376,12 @@ def _with_proof(plan: Plan, bound: float, *, covered: bool) -> Plan:
 
 
 def gap_of(prediction: Prediction, bound: Seconds) -> float:
-    """How much less than a step, relatively, the objective of another plan could be at most, where none is below
-    `bound`. The step is what is shown, and may take longer than its objective, with small buckets or offload; where it
-    takes less, by another schedule or launches ahead, others may too, so that the objectives are compared."""
-    whole = prediction.step_seconds if len(prediction.stages) == 1 else max(prediction.step_seconds, prediction.objective_seconds)
+    """How much less than a step, relatively, that of another plan could take at most, where none has an objective below
+    `bound`. No step without a pipeline takes less than its objective. With one it may, by another schedule or as its
+    stages are uneven, and others may, too: then the objectives are compared."""
+    whole = prediction.step_seconds
+    if len(prediction.stages) > 1:
+        whole = max(whole, prediction.objective_seconds)
     return max(0.0, 1 - bound / whole)
 
 

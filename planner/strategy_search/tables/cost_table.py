@@ -62,11 +62,12 @@ class OperatorTable:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EdgeTable:
-    """One edge: seconds forward and backward, bytes kept, and those of them that nobody but the consumer's block reads
-    (`own`), (K_producer, K_consumer) each."""
+    """One edge: seconds forward, once more where its block is computed `again`, and backward, bytes kept, and those of
+    them that nobody but the consumer's block reads (`own`), (K_producer, K_consumer) each."""
 
     edge: ValueEdge
     forward: Array
+    again: Array
     backward: Array
     kept: Array
     own: Array
@@ -287,7 +288,7 @@ class TableBuilder:
             made_bytes = operators[edge.producer].prices.results[place][:, None]
             bytes_kept = bytes_kept + np.minimum(made_bytes, operators[edge.consumer].prices.operands[0][None, :])
         own = bytes_kept if edge.kind == "inside" else own
-        return EdgeTable(edge=edge, forward=forward, backward=backward, kept=bytes_kept, own=own)
+        return EdgeTable(edge=edge, forward=forward, again=forward, backward=backward, kept=bytes_kept, own=own)
 
     def _overlapped(self, template: Template, table: EdgeTable, lists: Sequence[Candidates]) -> EdgeTable:
         """An edge with what its collective travels under products."""
@@ -296,7 +297,10 @@ class TableBuilder:
         saved = self._under.saved(template, table.edge, lists[table.edge.producer].results[place], lists)
         if saved is None:
             return table
-        return replace(table, forward=table.forward - saved[0], backward=table.backward - saved[1])
+        forward, again, backward = saved
+        return replace(
+            table, forward=table.forward - forward, again=table.again - again, backward=table.backward - backward
+        )
 
     def _kept_in_pieces(self, template: Template, index: int) -> bool:
         """Whether a shared value of the block is kept as it comes, and gathered again for the backward pass."""

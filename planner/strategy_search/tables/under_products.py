@@ -9,8 +9,8 @@ with the best number of chunks for each way, so that layouts are chosen for what
                 maker ─edge─> identity ─> products       the candidates of all of them that read what the identity has,
                                                          those that save most
 
-Not less than what a plan saves, and more where a plan may have no overlap: for rows that chunks do not divide, products
-whose results a recomputed block keeps, and blocks that compute again one of both alone.
+Not less than what a plan saves, and more where a plan may have no overlap: for rows that chunks do not divide, results
+that a recomputed block keeps and sends, and blocks that compute again one of both alone.
 """
 
 import math
@@ -109,9 +109,10 @@ class UnderProducts:
 
     def saved(
         self, template: Template, edge: ValueEdge, made: DuplexColumn, lists: Sequence[Candidates]
-    ) -> tuple[Array, Array] | None:
-        """Seconds that an edge saves forward and backward, (K_producer, K_consumer) each; None where it saves none.
-        `made` are the layouts of what its producer makes, `lists` the candidates of all operators."""
+    ) -> tuple[Array, Array, Array] | None:
+        """Seconds that an edge saves forward, in a block that is computed again, and backward, (K_producer, K_consumer)
+        each; None where it saves none. `made` are the layouts of what its producer makes, `lists` the candidates of all
+        operators."""
         graph = template.graph
         if edge.name not in graph.data_dependent or (graph.trains and edge.name not in graph.differentiable):
             return None
@@ -126,13 +127,17 @@ class UnderProducts:
         legal = np.logical_and.reduce([way.legal for way in ways])
         if not any((legal & (way.steps != _NOTHING)).any() for way in ways):
             return None
-        found = []
-        for way in ways:
-            seconds = self._seconds(template, edge, kind, products, way, lists)
-            sides = np.arange(len(seconds[0]))
-            sides = sides[:, None] if kind == "result" else sides[None, :]
-            found.append(np.where(legal, seconds[way.steps, sides], 0.0))
-        return found[0], found[1] if len(found) > 1 else np.zeros_like(found[0])
+        found = list[Array]()
+        for way, later in ((ways[0], False), (ways[0], True), *((way, False) for way in ways[1:])):
+            seconds = found[0] if later and kind == "result" else None
+            if seconds is None:
+                saved = self._seconds(template, edge, kind, products, way, lists, later=later)
+                sides = np.arange(saved.shape[1])
+                sides = sides[:, None] if kind == "result" else sides[None, :]
+                seconds = np.where(legal, saved[way.steps, sides], 0.0)
+            found.append(seconds)
+        forward, again, *back = found
+        return forward, again, back[0] if back else np.zeros_like(forward)
 
     def _way(self, kind: Kind, tensor: TensorType, made: DuplexColumn, wanted: DuplexColumn, *, forward: bool) -> _Way:
         source, target = (made.forward, wanted.forward) if forward else (wanted.gradient, made.gradient)
@@ -157,12 +162,14 @@ class UnderProducts:
         products: Sequence[int],
         way: _Way,
         lists: Sequence[Candidates],
+        *,
+        later: bool,
     ) -> Array:
         """Seconds that every step saves beside every candidate of the side on which the products are, (steps + 1, K);
         the last row is of nothing sent."""
         own = [self._of(template, at, lists[at]) for at in products]
         if kind == "result" or products == (edge.consumer,):
-            return self._saves(own[0], kind, way)
+            return self._saves(own[0], kind, way, later=later)
         shared = lists[edge.consumer].results[0]
         pairs, group = np.unique(np.stack([shared.forward.index, shared.gradient.index]), axis=1, return_inverse=True)
         found = np.zeros((len(way.moves) + 1, pairs.shape[1]))
@@ -179,30 +186,36 @@ class UnderProducts:
                 starts.append(length)
                 length += combinations
         if together:
-            seconds = self._saves(_Products.joined([every for _, every in together]), kind, way)
+            seconds = self._saves(_Products.joined([every for _, every in together]), kind, way, later=later)
             found[:, [number for number, _ in together]] = np.maximum.reduceat(seconds, starts, axis=1)
         return found[:, group.ravel()]
 
-    def _saves(self, products: _Products, kind: Kind, way: _Way) -> Array:
-        """Seconds that every step saves beside products, in the best number of chunks, (steps + 1, N)."""
+    def _saves(self, products: _Products, kind: Kind, way: _Way, *, later: bool) -> Array:
+        """Seconds that every step saves beside products, in the best number of chunks, (steps + 1, N); `later` where
+        that is more, under the gradients of their rows."""
         saved = np.zeros((len(way.moves) + 1, len(products.forward)))
         rows = [row for row, (name, _, _) in enumerate(way.moves) if name in THERE["operand"] | THERE["result"]]
         moved = products.made if kind == "operand" else products.read
         copied = np.asarray(
             operator_time(op_class="copy", flops=0.0, bytes_moved=2 * moved, dtype="fp32", device=self.cluster.device)
         )
-        whole, under = (products.forward, np.zeros_like(moved)) if way.forward else (products.backward, products.weights)
+        whole, under, pieces = products.backward, products.weights, products.gradients
+        if way.forward:
+            whole, under, pieces = products.forward, np.zeros_like(moved), products.pieces
         time = arriving_time if way.arrives else leaving_time
         sent = self._sent(way, rows, 1)
-        for chunks, chunk in zip(CHUNKS, products.pieces if way.forward else products.gradients, strict=True):
+        for chunks, chunk in zip(CHUNKS, pieces, strict=True):
             taken = time(chunk, self._sent(way, rows, chunks), chunks, under) + (copied if chunks > 1 else 0.0)
             saved[rows] = np.maximum(saved[rows], whole + sent - taken)
+        if later and rows:
+            saved[rows] = np.maximum(saved[rows], np.minimum(sent, products.gradients[0]))
         return saved
 
     def _sent(self, way: _Way, rows: Sequence[int], chunks: int) -> Array:
         """Seconds of a chunk of some steps, (rows, 1)."""
         moves = (way.moves[row] for row in rows)
-        return np.array([[self.pricer.message_seconds(kind, axis, size / chunks)] for kind, axis, size in moves])
+        found = [self.pricer.message_seconds(kind, axis, nbytes / chunks) for kind, axis, nbytes in moves]
+        return np.array(found).reshape(-1, 1)
 
     def _of(self, template: Template, at: int, candidates: Candidates) -> _Products:
         """What a linear layer takes under its candidates."""
