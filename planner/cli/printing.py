@@ -81,11 +81,11 @@ def _print_proof(console: "PlainConsole", answer: Answer) -> None:
         certificate_text,
         effort_text,
         neighbour_text,
-        objective_text,
         offload_text,
         placements_text,
         proof_text,
         simpler_text,
+        sum_text,
     )
     from planner.strategy_search.request.offload import offload_of
 
@@ -105,7 +105,7 @@ def _print_proof(console: "PlainConsole", answer: Answer) -> None:
     if (simpler := answer.result.simpler) is not None:
         counts = len(simpler.decisions), len(simpler.fastest_decisions)
         console.print(simpler_text(answer.result.slower, *counts), soft_wrap=True)
-    if about := objective_text(best.seconds, best.objective):
+    if about := sum_text(best.seconds, best.bounded):
         console.print(about, soft_wrap=True)
     here = (answer.request.global_batch, answer.request.cluster.devices)
     for near in answer.result.neighbours:

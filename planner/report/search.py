@@ -24,7 +24,7 @@ _LEAST_SHOWN = 1e-4
 def proof_text(status: str, gap: float, where: str) -> str:
     """What was proved about the plans `where`: that none is faster, or how much faster one could be at most."""
     if status == "optimal":
-        return f"Proved optimal: no plan {where} has a smaller objective"
+        return f"Proved optimal: no plan {where} is faster"
     return f"No plan {where} is more than {_rounded_up(gap)} faster"
 
 
@@ -40,15 +40,15 @@ def offload_text() -> str:
     return "Nothing fits on the devices alone: the host holds what costs the step least; --offload none excludes that"
 
 
-def objective_text(step: float, objective: float) -> str:
-    """What the proof is about, where a step takes less than the objective that was minimised; else nothing."""
-    change = 1 - step / objective
+def sum_text(step: float, bounded: float) -> str:
+    """What the proof is about, where a step takes less than the sum that was bounded; else nothing."""
+    change = 1 - step / bounded
     if change < _LEAST_SHOWN / 100:
         return ""
     return (
-        f"The bound is on the objective, {seconds_text(objective)} here: 1F1B at the pace of the slowest stage, one"
-        f" operator after the other. The simulated step takes {percent_text(change)} less; of the plans close to the"
-        " best objective this one is the fastest"
+        f"The proof is about a sum, {seconds_text(bounded)} here: 1F1B at the pace of the slowest stage, one"
+        f" micro-batch and one operator after the other. The simulated step takes {percent_text(change)} less; of the"
+        " plans with the least sums this one is the fastest"
     )
 
 

@@ -73,11 +73,11 @@ def _peak(result: SearchResult) -> float:
 
 
 def _cost(result: SearchResult) -> float:
-    return result.plans[0].objective * result.plan.cluster.devices
+    return result.plans[0].bounded * result.plan.cluster.devices
 
 
 def _time(result: SearchResult) -> float:
-    return result.plans[0].objective
+    return result.plans[0].bounded
 
 
 def least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
@@ -145,8 +145,8 @@ def least_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -
                 break
             continue
         late, quickest = late or result.statistics.stopped, min(quickest, reading() - began)
-        if result.plans[0].objective * devices < cost:
-            cost = result.plans[0].objective * devices
+        if result.plans[0].bounded * devices < cost:
+            cost = result.plans[0].bounded * devices
             best.append(result)
         if cancelled():
             break

@@ -143,7 +143,7 @@ class SearchResult:
     def gap(self) -> float:
         """How much less than the step of the first plan, relatively, the objective of another one could be at most;
         less than its objective, where that is longer than its step."""
-        return gap_of(self.plan.prediction, self.bound_seconds)
+        return gap_of(self.plan, self.bound_seconds)
 
     def cut_short(self) -> "SearchResult":
         """The same of a search that was stopped before its end."""

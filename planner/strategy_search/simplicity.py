@@ -86,7 +86,7 @@ def _told(result: SearchResult) -> Progress:
     return Progress(
         total=statistics.configurations,
         done=statistics.evaluated,
-        best_seconds=result.plans[0].objective,
+        best_seconds=result.plans[0].seconds,
         bound_seconds=result.bound_seconds,
         phase="looking for a simpler plan",
     )
@@ -117,7 +117,7 @@ class _Simplifier:
         self.node = group.levels[0].fan_out or group.devices
         best = result.plans[0]
         self.longest = best.seconds * (1 + request.simplicity)
-        self.cutoff = max(best.seconds, best.objective) * (1 + request.simplicity)  # of sums, which may exceed steps
+        self.cutoff = best.bounded * (1 + request.simplicity)  # of sums, which may exceed steps
 
     def simplest(self) -> tuple[Ranked, tuple[str, ...], tuple[str, ...]] | None:
         """The simplest plan that is not the fastest, with its decisions and those of the fastest; None where the

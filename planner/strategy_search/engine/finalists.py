@@ -84,8 +84,13 @@ class Ranked:
 
     @property
     def objective(self) -> float:
-        """What the search minimises, about which it proves something."""
+        """Of a step in which everything waits, one operator after the other."""
         return self.plan.prediction.objective_seconds
+
+    @property
+    def bounded(self) -> float:
+        """What the search proves something about."""
+        return bounded_seconds(self.plan)
 
 
 @dataclass(kw_only=True)
@@ -283,10 +288,9 @@ class Finalists:
             # settled, another block's interior may be the largest; less per step may not make up for more per part, and
             # is not told from messages in smaller buckets than those that the objective assumes
             assumed = replace(found.pipeline_of_kinds.chain.tables.update, gathers=found.outcome.gathers)
-            smaller_buckets = self._update(found.pipeline_of_kinds.chain.tables.update, found, ranks) != assumed
-            faster = smaller_buckets or prediction.objective_seconds < found.objective
+            faster = self._update(found.pipeline_of_kinds.chain.tables.update, found, ranks) != assumed
             fits = self._fits(configuration, prediction)
-            if fits and not faster and found.outcome.gathers != EACH:  # the search knows the least of their messages
+            if fits and not faster:  # by what both take where everything waits, of which the search knows the least
                 plain = self._priced(found, found.outcome.ranks)
                 faster = prediction.objective_seconds < plain.plan.prediction.objective_seconds
             if fits and faster:
@@ -366,7 +370,7 @@ def with_proof(ranked: Ranked, bound: float, *, covered: bool) -> Ranked:
 
 def _with_proof(plan: Plan, bound: float, *, covered: bool) -> Plan:
     """A plan with what is proved of it: none has an objective below `bound`."""
-    gap = gap_of(plan.prediction, bound)
+    gap = gap_of(plan, bound)
     provenance = replace(
         plan.provenance,
         status="optimal" if gap <= OPTIMAL and covered else "feasible",
@@ -375,14 +379,18 @@ def _with_proof(plan: Plan, bound: float, *, covered: bool) -> Plan:
     return replace(plan, provenance=provenance)
 
 
-def gap_of(prediction: Prediction, bound: Seconds) -> float:
-    """How much less than a step, relatively, that of another plan could take at most, where none has an objective below
-    `bound`. No step without a pipeline takes less than its objective. With one it may, by another schedule or as its
-    stages are uneven, and others may, too: then the objectives are compared."""
-    whole = prediction.step_seconds
-    if len(prediction.stages) > 1:
-        whole = max(whole, prediction.objective_seconds)
-    return max(0.0, 1 - bound / whole)
+def bounded_seconds(plan: Plan) -> Seconds:
+    """What of a plan a bound is compared with: its step. In pipelines, and where micro-batches or slices take turns,
+    steps may be shorter than the sums that are bounded, and those of other plans, too: then the longer of both."""
+    prediction, turns = plan.prediction, plan.training.interleave > 1 or plan.slices > 1
+    if plan.pipeline == 1 and not turns:
+        return prediction.step_seconds
+    return max(prediction.step_seconds, prediction.objective_seconds)
+
+
+def gap_of(plan: Plan, bound: Seconds) -> float:
+    """How much less, relatively, another plan could take at most, where none takes less than `bound`."""
+    return max(0.0, 1 - bound / bounded_seconds(plan))
 
 
 def _rounded_up(share: float) -> float:

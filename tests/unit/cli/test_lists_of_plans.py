@@ -25,7 +25,7 @@ from planner.plan.prediction.step import (
 )
 from planner.report.explanation import explanation_lines
 from planner.report.html.colours import STEP
-from planner.report.search import objective_text, proof_text
+from planner.report.search import proof_text, sum_text
 
 TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4")
 
@@ -133,7 +133,7 @@ def test_no_time_at_all(plan: Any) -> None:
 @pytest.mark.parametrize(
     ("status", "gap", "words"),
     [
-        ("optimal", 0.0, "Proved optimal: no plan in the space has a smaller objective"),
+        ("optimal", 0.0, "Proved optimal: no plan in the space is faster"),
         ("feasible", 0.0049, "No plan in the space is more than 0.5% faster"),
         ("feasible", 0.13201, "No plan in the space is more than 13.3% faster"),
         ("feasible", 0.0004, "No plan in the space is more than 0.04% faster"),
@@ -145,6 +145,6 @@ def test_what_is_proved(status: str, gap: float, words: str) -> None:
 
 
 def test_a_proof_says_what_it_is_about_where_that_is_not_the_step() -> None:
-    assert objective_text(1.0, 1.0 + 1e-12) == objective_text(10.1, 10.0) == ""
-    assert "10 s here" in (text := objective_text(9.9, 10.0))
+    assert sum_text(1.0, 1.0 + 1e-12) == sum_text(10.1, 10.0) == ""
+    assert "10 s here" in (text := sum_text(9.9, 10.0))
     assert "takes 1.0% less" in text
