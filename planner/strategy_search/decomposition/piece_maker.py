@@ -201,7 +201,8 @@ class PieceMaker:
 
     def _edge(self, table: EdgeTable) -> None:
         edge = table.edge
-        part = table.forward + table.backward + (table.again if self._moves(edge.consumer) else 0.0)
+        again = table.again if self.way == "selective" else table.forward  # where all of it is made again
+        part = table.forward + table.backward + (again if self._moves(edge.consumer) else 0.0)
         where = self._held(edge.consumer)
         keys = self._key(edge.producer), self._key(edge.consumer)
         if self._offloaded(edge.consumer):

@@ -40,6 +40,7 @@ class Rank:
         outliving: bytes that a recomputed block hands to one that is not, which keeps them, times flights.
         before, after: whether the block in the head, and the one in the tail, is recomputed; None where none is there.
         seconds: transfers from and to other ranks, per micro-batch.
+        begins: whether weights of its head are waited for in the place of those of its first inner block.
     """
 
     chunks: int
@@ -51,6 +52,7 @@ class Rank:
     before: bool | None
     after: bool | None
     seconds: float
+    begins: bool = False
 
     def handing_over(self, blocks: Sequence[bool]) -> float:
         """Bytes that inner blocks, recomputed or not, in the order of the model, hold of what others hand to them."""
@@ -198,7 +200,8 @@ def _filled(
     if mixed.travels:
         for name, own in (("excess_forward", outer.excess_forward), ("excess_backward", outer.excess_backward)):
             waits = waits + np.maximum(own + mixed.total(name) + mixed.change(name, lean), 0.0)
-        waits = np.maximum(waits, mixed.waited_for())  # of a block that the excess counts, too
+        alone = np.array([0.0 if rank.begins else 1.0 for rank in ranks])[:, None, None] * mixed.waited_for()
+        waits = np.maximum(waits, alone)  # of a block that the excess counts, too
         busy = busy + weight * waits
     busy = np.where(fits, busy, math.inf)
     best = busy.argmin(axis=1)

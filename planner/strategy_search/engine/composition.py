@@ -227,6 +227,7 @@ class Composition:
             before=head.recompute if head is not None and chain.blocks_in_head else None,
             after=tail.recompute if tail is not None and chain.blocks_in_tail else None,
             seconds=float(self.multipliers[0].crossing_seconds(self.setting, rank)[state]),
+            begins=rank == 0 and any(piece.begins for piece in chain.head),
         )
 
     def _fewest(self) -> list[int]:

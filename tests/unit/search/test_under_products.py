@@ -1,0 +1,36 @@
+"""What collectives save under products, in the tables of the search: no less than what a plan saves, and hardly more."""
+
+import itertools
+
+import pytest
+
+from planner.strategy_search.request.space import Pinned
+from planner.strategy_search.search import search
+from tests.long_lists import first
+from tests.unit.search.cases import cluster_of, request_of
+
+WIDE = "llama70b-4-layers"
+CASES = tuple(itertools.product((8, 4, 2), ("selective", "none", "full"), (1, 2)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tensor", "recompute", "micro_batches"), first(2, CASES), ids=str)
+def test_no_step_is_shorter_than_its_bound_and_few_are_much_longer(
+    tensor: int, recompute: str, micro_batches: int
+) -> None:
+    pinned = Pinned(
+        pipeline=1, context=1, tensor=tensor, recompute=recompute, micro_batches=micro_batches, interleave=1
+    )
+    request = request_of(WIDE, cluster_of("h100-80gb", 8), 8, pinned=pinned, precision="bf16", top=3)
+    result = search(request)
+    for ranked in result.plans:
+        assert ranked.seconds >= result.bound_seconds * (1 - 1e-9)
+    assert result.plans[0].seconds <= result.bound_seconds * 1.08  # which knows the least that messages of few layers take
+
+
+def test_layouts_are_chosen_for_what_they_take_under_products() -> None:
+    """Rows that come by all-gather and go by reduce-scatter hide under products in chunks."""
+    pinned = Pinned(pipeline=1, context=1, tensor=8, micro_batches=1, interleave=1)
+    result = search(request_of(WIDE, cluster_of("h100-80gb", 8), 8, pinned=pinned, precision="bf16"))
+    time = dict(result.plan.prediction.time)
+    assert -time["tensor parallelism under computation"] > 0.4 * time["communication"]
