@@ -58,7 +58,7 @@ def test_all_blocks_like_the_leanest_are_a_legal_plan_of_one_group() -> None:
     assert (group.first_block, group.blocks, group.recomputation) == (0, 4, sample.recomputation)
     bound = bind(changed, traced("llama-4"), BATCH)
     assert len({bound.recompute_of(block) for block in range(4)}) == 1
-    assert len(decisions(bound, roles(bound))) < len(decisions(bind(plan, traced("llama-4"), BATCH), roles(bound)))
+    assert len(decisions(bound, roles(bound))) <= len(decisions(bind(plan, traced("llama-4"), BATCH), roles(bound)))
     assert _leanest(changed) is None
 
 

@@ -25,7 +25,9 @@ def test_no_step_is_shorter_than_its_bound_and_few_are_much_longer(
     result = search(request)
     for ranked in result.plans:
         assert ranked.seconds >= result.bound_seconds * (1 - 1e-9)
-    assert result.plans[0].seconds <= result.bound_seconds * 1.08  # which knows the least that messages of few layers take
+    assert (
+        result.plans[0].seconds <= result.bound_seconds * 1.08
+    )  # which knows the least that messages of few layers take
 
 
 def test_layouts_are_chosen_for_what_they_take_under_products() -> None:
