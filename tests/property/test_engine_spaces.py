@@ -194,4 +194,4 @@ def test_a_model_without_blocks_has_a_plan_for_an_engine() -> None:
 def test_decisions_that_an_engine_is_not_told_of_are_refused() -> None:
     request = request_for("torchtitan")
     with refused(Exception, "--for torchtitan"):
-        within(SPACES["torchtitan"], replace(request, pinned=replace(request.pinned, zero=1)))
+        within(SPACES["torchtitan"], replace(request, pinned=replace(request.pinned, zero=1, pipeline=1)))

@@ -23,8 +23,8 @@ ONE = Description(
     update=WIDE,
 )  # fmt: skip
 PIPED = replace(
-    ONE, layers=(9, 8, 8, 7), data=2, tensor=2, zero=2, sequence_parallel=True, micro_batch=1, micro_batches=8,
-    full=(9, 8, 8, 7), selective=(0,) * 4,
+    ONE, layers=(9, 8, 8, 7), data=2, tensor=2, zero=1, sequence_parallel=True, micro_batch=1, micro_batches=8,
+    full=(9, 8, 8, 7), selective=(0,) * 4, update=PLAIN,
 )  # fmt: skip
 CASES = {
     "a pipeline": ("llama8b", PIPED),
