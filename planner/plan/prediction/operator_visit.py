@@ -15,6 +15,7 @@ from planner.graph.blocks import IDENTITY
 from planner.graph.operator_graph import TensorType
 from planner.plan.binding.slices import earlier_keys
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
+from planner.plan.layout.kept import replayed_places
 from planner.plan.layout.saved_tensor_offload import read_elsewhere
 from planner.plan.prediction.charges import UNCHARGED, Phase, Times, charge
 from planner.plan.prediction.stage_cost import StageCost
@@ -47,10 +48,9 @@ class OperatorVisit:
         self.again = bound.recompute_of(self.block) is not None  # what it keeps is there for one block at a time
         self.kept_again = self.again and bound.is_kept(at)
         self.works = self.moves = False  # what is done once more: its kernels, and what brings its operands
+        self.run_again: frozenset[int] | None = None  # places in the block, where modules are recomputed
         if self.again and self.block is not None:
-            replays = walk.replays[bound.blocks.kinds[self.block]]
-            place = bound.place_of(at)
-            self.works, self.moves = place < replays.works, place < replays.moves
+            self._replay(self.block)
         self.prices = walk.price(self.operator)
         self.chunk = cost.chunks[walk.chunk_of[at]]
         self.home: Home = "device" if self.segment is None else self.segment.home_of_saved
@@ -66,6 +66,17 @@ class OperatorVisit:
             rule = earlier_keys(self.operator.rule, bound.plan.slices)
             self.earlier = walk.price(replace(self.operator, rule=rule), counted=False)
         self._gathered: dict[int, bool] = {}
+
+    def _replay(self, block: int) -> None:
+        """What is done once more of it in the backward pass of its recomputed block."""
+        bound, place = self.bound, self.bound.place_of(self.at)
+        kept = bound.recompute_of(block)
+        if kept and self.walk.cluster.software.modules:
+            self.run_again = replayed_places(bound.graph, bound.blocks.operators(block), kept)
+            self.works = self.moves = place in self.run_again
+        else:
+            replays = self.walk.replays[bound.blocks.kinds[block]]
+            self.works, self.moves = place < replays.works, place < replays.moves
 
     def work(self) -> None:
         """Seconds of its kernels, and of communication that is part of the operator."""
@@ -206,10 +217,17 @@ class OperatorVisit:
         )
         owner, moved = self.operator.operator.name, "activations"
         self._move("communication", "forward", owner, moved, tensor, there)
-        if self.moves:
+        if self._comes_again(name):
             self._move("recomputation", "recomputation", owner, moved, tensor, there)
         if name in self.bound.graph.differentiable:
             self._move("communication", "backward", owner, moved, tensor, back)
+
+    def _comes_again(self, name: str) -> bool:
+        """Whether a value is brought once more: to what runs again, and from it, as a module runs to its end."""
+        producer = self.bound.graph.producer[name]
+        if self.run_again is None or self.moves or self.bound.blocks.block_of(producer) != self.block:
+            return self.moves
+        return self.bound.place_of(producer) in self.run_again
 
     def _move(
         self, part: str, phase: Phase, owner: str, moved: str, tensor: TensorType, between: tuple[Layout, Layout]
@@ -229,7 +247,8 @@ class OperatorVisit:
         owner = walk.runs.get(self.at, self.operator.operator.name)
         sums = (self.cost, self.chunk, owner)
         needed = place in walk.alive.weights[self.at]
-        again: Times = {"recomputation": int(self.moves)} if self.again else {"backward": int(needed)}
+        once_more = self.again and (self.run_again is None or self.moves)
+        again: Times = {"recomputation": int(self.moves)} if once_more else {"backward": int(needed)}
         tensor, stored = self.bound.graph.types[name], self.bound.parameters[name]
         there = (stored.weight, wanted.forward)
         walk.gather(*sums, name, "parameters", tensor, *there, {"forward": 1, **again})

@@ -61,6 +61,7 @@ class PieceMaker:
         self.at_once = gathered_at_once(self.cutter.cluster.software, update)
         self.travels = self.gathers == AHEAD and self.template.blocks.count > 1
         self.alias = self.cutter.alias
+        self.modules = self.cutter.run_again if self.way == "selective" else None
         inside = set(self.operators)
         edges = [table for table in self.tables.edges if self._counts(table, inside)]
         uses = [(p, [use for use in p.uses if use.consumer in inside]) for p in self.tables.parameters]
@@ -135,8 +136,24 @@ class PieceMaker:
         cluster = self.cutter.cluster
         return sum(away_seconds(nbytes, cluster.store(self.home), cluster.device.launch_latency), np.zeros_like(nbytes))
 
+    def _works(self, index: int) -> bool:
+        """Whether an operator is computed once more where its block is recomputed."""
+        if self.modules is not None and self._again(index):
+            return index in self.modules
+        return self._again(index) and self.template.works(index)
+
     def _moves(self, index: int) -> bool:
+        """Whether it gets its operands once more."""
+        if self.modules is not None and self._again(index):
+            return index in self.modules
         return self._again(index) and self.template.moves(index)
+
+    def _brings(self, table: EdgeTable) -> bool:
+        """Whether a value is brought once more: to what runs again, and from it, as a module runs to its end."""
+        edge = table.edge
+        if self.modules is None or edge.kind != "inside" or not self._again(edge.consumer):
+            return self._moves(edge.consumer)
+        return not self.modules.isdisjoint((edge.producer, edge.consumer))
 
     def _add(self, key: Key, /, **amounts: Array) -> None:
         cells = self.cells[self.place[key]]
@@ -152,7 +169,7 @@ class PieceMaker:
         table, key = self.tables.operators[index], self._key(index)
         prices = table.prices
         again = self._again(index)
-        works = again and self.template.works(index)
+        works = self._works(index)
         forward = prices.forward + prices.inner_forward
         self._add(key, part=forward * (2 if works else 1) + prices.backward + prices.inner_backward)
         self._add(key, work=prices.forward, work_again=prices.forward * works + prices.backward)
@@ -161,7 +178,7 @@ class PieceMaker:
             self._add(key, part=self._away(table.own), live=-table.own, replay=offloaded_bytes(table.own))
         beside = not self.at_once and self.gathers != LEAST_WAITING
         self._most(key, table.transient + table.weights if beside else table.transient)
-        if works and self.way == "selective":
+        if again and self.way == "selective" and (works or self.modules is not None):
             graph = self.template.graph
             op = graph.operators[index]
             rule = rule_of(graph, op)
@@ -175,7 +192,7 @@ class PieceMaker:
                 elif index in decided:
                     self.always.add(index)
                     self._add(key, part=-change.seconds, live=change.kept, replay=-change.interior)
-                    self._add(key, work_again=-prices.forward)
+                    self._add(key, work_again=-prices.forward * works)
         for name in self.template.graph.operators[index].results:
             if name is not None and name in self.template.kept_for_next and self.template.in_block(index):
                 self._add(key, **{"replay" if again else "live": self.tables.result_bytes[name]})
@@ -201,7 +218,7 @@ class PieceMaker:
 
     def _edge(self, table: EdgeTable) -> None:
         edge = table.edge
-        part = table.forward * (2 if self._moves(edge.consumer) else 1) + table.backward
+        part = table.forward * (2 if self._brings(table) else 1) + table.backward
         where = self._held(edge.consumer)
         keys = self._key(edge.producer), self._key(edge.consumer)
         if self._offloaded(edge.consumer):
@@ -216,7 +233,9 @@ class PieceMaker:
         block keeps what it has gathered until its backward pass is done. What travels while other blocks run takes no
         time of its own; what stands before the blocks waits for its weights, and for its gradients at the end."""
         again = self._again(use.consumer)
-        twice = self._moves(use.consumer) if again else use.needed
+        twice = (
+            self._moves(use.consumer) if again and (self.modules is None or self._works(use.consumer)) else use.needed
+        )
         way = use if self.gathers == EACH or use.together is None else use.together
         seconds = way.gather * (2 if twice else 1) + way.reduce
         held = self.at_once or int(again and use.needed)
