@@ -127,7 +127,7 @@ def _read(settings: Settings, facts: Facts) -> tuple[Description, list[str]]:
     if pipeline > 1 and global_batch != local * data:
         notes.append("batches accumulated around the pipeline are read as more micro-batches in it")
     expert = settings.degree("parallelism.expert_parallel_degree")
-    has_experts = expert > 1 or (facts.architecture is not None and facts.architecture.experts is not None)
+    has_experts = expert > 1 or facts.has_experts
     precision = _read_precision(settings)
     reshard = settings.word("parallelism.fsdp_reshard_after_forward", "default", ("default", "always", "never"))
     after = (pipeline == 1) if reshard == "default" else reshard == "always"

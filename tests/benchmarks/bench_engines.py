@@ -67,6 +67,8 @@ def read_back(result: SearchResult, engine: str, traced: planner.TracedModel) ->
         devices=description.devices,
         architecture=architecture_of(plan.model.reference, plan.model.sequence_length, every=target.writes_model),
         beside=files.get(target.beside or "", ""),
+        experts=description.expert is not None,
+        sequence_length=plan.model.sequence_length,
     )
     return "equal" if target.read(files[target.main], facts).description == description else "differs"
 
