@@ -49,6 +49,7 @@ class OperatorVisit:
         self.kept_again = self.again and bound.is_kept(at)
         self.works = self.moves = False  # what is done once more: its kernels, and what brings its operands
         self.run_again: frozenset[int] | None = None  # places in the block, where modules are recomputed
+        self.apart = False  # in such a block, but in no module
         if self.again and self.block is not None:
             self._replay(self.block)
         self.prices = walk.price(self.operator)
@@ -74,6 +75,7 @@ class OperatorVisit:
         if kept and self.walk.cluster.software.modules:
             self.run_again = replayed_places(bound.graph, bound.blocks.operators(block), kept)
             self.works = self.moves = place in self.run_again
+            self.apart = not self.works
         else:
             replays = self.walk.replays[bound.blocks.kinds[block]]
             self.works, self.moves = place < replays.works, place < replays.moves
@@ -142,6 +144,11 @@ class OperatorVisit:
                 away += left
         kept -= self._offload_saved(away)
         passing = not self.walk.alive.trains and self.block is not None  # of one block at a time
+        if self.apart:  # as in a block that is not recomputed, but for what it hands on
+            brief = [i for i in self.own if self._is_handed_on(self.results[i]) and not self._outlives(self.results[i])]
+            handed = sum(float(prices.results[i][0]) for i in brief)
+            memory["activations"] += (kept - handed) * self.live
+            kept = handed
         if self.again or passing or self.at >= self.walk.ending:  # what follows the blocks frees first what it kept
             where = AFTER if self.block is None else self.block
             self.at_once[where] = self.at_once.get(where, 0.0) + kept
@@ -271,12 +278,13 @@ class OperatorVisit:
         if self.block is not None and self.home != "device":
             others = (i for i in own if read_elsewhere(self.bound, results[i], self.block))
             away.append(kept - sum(float(prices.results[i][0]) for i in others))
-        if self.kept_again:
+        if self.kept_again and not self.apart:
             changes = keeping(prices, self.works, own)
             self.cost.memory["activations"] += self.live * float(changes.kept[0])
             kept -= float(changes.interior[0])
         elif self.again:
-            outlives = sum(float(prices.results[i][0]) for i in own if self._outlives(results[i]))
+            longer = [i for i in own if self._outlives(results[i]) or self._is_saved_apart(results[i])]
+            outlives = sum(float(prices.results[i][0]) for i in longer)
             self.cost.memory["activations"] += self.live * outlives
             kept -= outlives
         return kept, away
@@ -289,7 +297,8 @@ class OperatorVisit:
             self.at_once[where] = self.at_once.get(where, 0.0) + ahead * nbytes
             return 0.0, 0.0
         needed = place in self.walk.alive.weights[self.at]
-        kept = nbytes if self._gathered[place] and needed and self.again else 0.0  # a recomputed block gathers all
+        again = self.again and not self.apart
+        kept = nbytes if self._gathered[place] and needed and again else 0.0  # a recomputed block gathers all
         return kept, 0.0 if ahead else nbytes
 
     def _hold_value(self, place: int, name: str, nbytes: Bytes) -> tuple[Bytes, list[Bytes]]:
@@ -303,7 +312,34 @@ class OperatorVisit:
             away.append(kept if inside else copied if self._is_copy(name, made, wanted, nbytes) else 0.0)
         if self.again and not inside and name in graph.differentiable:
             kept += self._checkpoint(name, made.forward)
+        if inside and self._enters_a_module(name):
+            self._checkpoint(name, made.forward)
         return kept, away
+
+    def _enters_a_module(self, name: str) -> bool:
+        """Whether a value of the block comes to what runs again from what does not, and nobody keeps it anyway."""
+        graph, bound = self.bound.graph, self.bound
+        if self.run_again is None or self.apart or name not in graph.differentiable or name in self.walk.alive.kept:
+            return False
+        return bound.place_of(graph.producer[name]) not in self.run_again
+
+    def _is_handed_on(self, name: str) -> bool:
+        """Whether anything outside of the block reads a result."""
+        bound = self.bound
+        return any(bound.blocks.block_of(use) != self.block for use in bound.graph.consumers.get(name, ()))
+
+    def _is_saved_apart(self, name: str) -> bool:
+        """Whether an operator of the block that is in no module keeps a result of one that runs again, which nobody
+        else reads."""
+        if self.run_again is None or self.apart or self._is_handed_on(name):
+            return False
+        bound, saved = self.bound, self.walk.alive.saved
+        return any(
+            bound.blocks.block_of(use) == self.block
+            and bound.place_of(use) not in self.run_again
+            and any(i in saved[use] and o == name for i, o in enumerate(bound.operators[use].operator.operands))
+            for use in bound.graph.consumers.get(name, ())
+        )
 
     def _checkpoint(self, name: str, layout: Layout) -> Bytes:
         """A recomputed block keeps what flows into it; returns the bytes of what it offloads that are on the device at

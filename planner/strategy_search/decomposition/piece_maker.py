@@ -125,7 +125,11 @@ class PieceMaker:
         follows the blocks comes at once."""
         brief = self.share.last and not self.share.blocks and not self.whole and index >= self.template.stop
         passing = not self.template.alive.trains and self.template.in_block(index)  # of one block at a time
-        return "replay" if brief or passing or self._again(index) else "live"
+        return "replay" if brief or passing or (self._again(index) and not self._apart(index)) else "live"
+
+    def _apart(self, index: int) -> bool:
+        """Whether it is in a recomputed block, but in no module that runs again."""
+        return self.modules is not None and self._again(index) and index not in self.modules
 
     def _offloaded(self, index: int) -> bool:
         """Whether an operator stands in a block that offloads what it saves."""
@@ -173,12 +177,18 @@ class PieceMaker:
         forward = prices.forward + prices.inner_forward
         self._add(key, part=forward * (2 if works else 1) + prices.backward + prices.inner_backward)
         self._add(key, work=prices.forward, work_again=prices.forward * works + prices.backward)
-        self._add(key, **{self._held(index): table.kept})
+        if self.modules is None or not again:
+            self._add(key, **{self._held(index): table.kept})
+        else:
+            longer = table.own if self._apart(index) else self._saved_apart(index)
+            self._add(key, live=longer, replay=table.kept - longer)
         if self._offloaded(index):
             self._add(key, part=self._away(table.own), live=-table.own, replay=offloaded_bytes(table.own))
         beside = not self.at_once and self.gathers != LEAST_WAITING
         self._most(key, table.transient + table.weights if beside else table.transient)
-        if again and self.way == "selective" and (works or self.modules is not None):
+        if self.modules is not None and index in (self.cutter.always_kept or ()):
+            self.always.add(index)
+        elif works and self.way == "selective":
             graph = self.template.graph
             op = graph.operators[index]
             rule = rule_of(graph, op)
@@ -192,10 +202,39 @@ class PieceMaker:
                 elif index in decided:
                     self.always.add(index)
                     self._add(key, part=-change.seconds, live=change.kept, replay=-change.interior)
-                    self._add(key, work_again=-prices.forward * works)
+                    self._add(key, work_again=-prices.forward)
         for name in self.template.graph.operators[index].results:
             if name is not None and name in self.template.kept_for_next and self.template.in_block(index):
                 self._add(key, **{"replay" if again else "live": self.tables.result_bytes[name]})
+
+    def _saved_apart(self, index: int) -> Array:
+        """Bytes of what it makes in a module that an operator of the block keeps which is in none, and nobody else
+        reads."""
+        template, table = self.template, self.tables.operators[index]
+        found, prices = np.zeros_like(table.own), table.prices
+        if not table.own.any():  # such as what is kept in pieces
+            return found
+        results = [name for name in template.graph.operators[index].results if name is not None]
+        for place, name in enumerate(results):
+            uses = [
+                table.edge for table in self.tables.edges if table.edge.producer == index and table.edge.name == name
+            ]
+            apart = any(self._apart(e.consumer) and e.operand in template.alive.saved[e.consumer] for e in uses)
+            if name in template.alive.kept and name not in template.outliving and apart:
+                found = found + prices.results[place]
+        return found
+
+    def _entering(self) -> None:
+        """What comes to modules from the rest of their block is kept, unless it is anyway."""
+        seen, template = set(), self.template
+        for table in self.tables.edges:
+            edge = table.edge
+            if edge.kind != "inside" or edge.name in seen or edge.name in template.alive.kept:
+                continue
+            there = edge.producer in self.operators and self._again(edge.consumer) and self._apart(edge.producer)
+            if there and not self._apart(edge.consumer) and edge.name in template.graph.differentiable:
+                seen.add(edge.name)
+                self._add(self._key(edge.producer), live=self.tables.result_bytes[edge.name])
 
     def _checkpoints(self, inside: set[int]) -> None:
         """A recomputed block keeps what flows into it; what it offloads is on the device while it leaves and comes
@@ -203,6 +242,8 @@ class PieceMaker:
         if self.way == "none" or not any(self.template.in_block(index) for index in inside):
             return
         held = bool(self.share.first and self.share.blocks)
+        if self.modules is not None:
+            self._entering()
         seen = set()
         everywhere = {table.edge.name for table in self.tables.edges if table.edge.kind == "every"}
         for table in self.tables.edges:
@@ -232,10 +273,8 @@ class PieceMaker:
         """The weight is gathered once more where the backward pass needs it, or the block is recomputed; a recomputed
         block keeps what it has gathered until its backward pass is done. What travels while other blocks run takes no
         time of its own; what stands before the blocks waits for its weights, and for its gradients at the end."""
-        again = self._again(use.consumer)
-        twice = (
-            self._moves(use.consumer) if again and (self.modules is None or self._works(use.consumer)) else use.needed
-        )
+        again = self._again(use.consumer) and not self._apart(use.consumer)
+        twice = self._moves(use.consumer) if again else use.needed
         way = use if self.gathers == EACH or use.together is None else use.together
         seconds = way.gather * (2 if twice else 1) + way.reduce
         held = self.at_once or int(again and use.needed)
