@@ -145,8 +145,9 @@ class OperatorVisit:
         kept -= self._offload_saved(away)
         passing = not self.walk.alive.trains and self.block is not None  # of one block at a time
         if self.apart:  # as in a block that is not recomputed, but for what it hands on
-            brief = [i for i in self.own if self._is_handed_on(self.results[i]) and not self._outlives(self.results[i])]
-            handed = sum(float(prices.results[i][0]) for i in brief)
+            named = [(i, self.results[i]) for i in self.own]
+            handed_on = [i for i, name in named if self._is_handed_on(name) and not self._outlives(name)]
+            handed = sum(float(prices.results[i][0]) for i in handed_on)
             memory["activations"] += (kept - handed) * self.live
             kept = handed
         if self.again or passing or self.at >= self.walk.ending:  # what follows the blocks frees first what it kept
