@@ -152,16 +152,16 @@ class PieceMaker:
         table, key = self.tables.operators[index], self._key(index)
         prices = table.prices
         again = self._again(index)
-        works = again and self.template.works(index)
+        works = again & (self.template.works(index) | (self.template.moves(index) & (prices.joined > 0)))
         forward = prices.forward + prices.inner_forward
-        self._add(key, part=forward * (2 if works else 1) + prices.backward + prices.inner_backward)
+        self._add(key, part=forward * (1 + works) + prices.backward + prices.inner_backward)
         self._add(key, work=prices.forward, work_again=prices.forward * works + prices.backward)
         self._add(key, **{self._held(index): table.kept})
         if self._offloaded(index):
             self._add(key, part=self._away(table.own), live=-table.own, replay=offloaded_bytes(table.own))
         beside = not self.at_once and self.gathers != LEAST_WAITING
         self._most(key, table.transient + table.weights if beside else table.transient)
-        if works and self.way == "selective":
+        if works.any() and self.way == "selective":
             graph = self.template.graph
             op = graph.operators[index]
             rule = rule_of(graph, op)
