@@ -176,7 +176,7 @@ class OperatorTarget:
     about: str
     main: str
     write: Callable[[BoundPlan], Mapping[str, str]]
-    read: Callable[[str, OperatorGraph, Blocks, int | None], OperatorReading]
+    read: Callable[[bytes, OperatorGraph, Blocks, int | None], OperatorReading]
 
 
 class Giving:

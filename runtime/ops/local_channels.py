@@ -4,7 +4,7 @@ Each is called with a `Shard` and with the operator's own arguments, tensors bei
 """
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,16 +13,6 @@ from runtime.ops.batch_norm import batch_norm
 
 if TYPE_CHECKING:
     from runtime.ops.shard import Shard
-
-_GROUPS_OF_CONVOLUTION = 6  # position of the argument
-
-
-def convolution(shard: "Shard", *arguments: Any, **keywords: Any) -> torch.Tensor:
-    """A convolution with as many groups as this rank has."""
-    groups = arguments[_GROUPS_OF_CONVOLUTION:] or (keywords.pop("groups", 1),)
-    given = arguments[:_GROUPS_OF_CONVOLUTION]
-    made: torch.Tensor = resolve(shard.bound.operator.op)(*given, **keywords, groups=groups[0] // _pieces(shard, "g"))
-    return made
 
 
 def group_norm(

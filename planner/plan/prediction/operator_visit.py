@@ -21,7 +21,7 @@ from planner.plan.prediction.charges import UNCHARGED, Phase, Times, charge
 from planner.plan.prediction.stage_cost import StageCost
 from planner.plan.schedule import whole_in_flight
 from planner.pricing import OperatorPrices, keeping
-from planner.pricing.operator_price import ROUND, inner_hidden, inner_messages, inner_seconds, transient_bytes
+from planner.pricing.operator_price import inner_hidden, inner_messages, inner_seconds, transient_bytes
 from planner.pricing.parameter_price import gathered_at_once
 from planner.sharding.layout import Layout, local_fraction
 from planner.sharding.rule import Duplex
@@ -47,12 +47,12 @@ class OperatorVisit:
         self.block = bound.blocks.block_of(at)
         self.again = bound.recompute_of(self.block) is not None  # what it keeps is there for one block at a time
         self.kept_again = self.again and bound.is_kept(at)
+        self.prices = walk.price(self.operator)
         self.works = self.moves = False  # what is done once more: its kernels, and what brings its operands
         self.run_again: frozenset[int] | None = None  # places in the block, where modules are recomputed
         self.apart = False  # in such a block, but in no module
         if self.again and self.block is not None:
             self._replay(self.block)
-        self.prices = walk.price(self.operator)
         self.chunk = cost.chunks[walk.chunk_of[at]]
         self.home: Home = "device" if self.segment is None else self.segment.home_of_saved
         self.later = (
@@ -78,7 +78,7 @@ class OperatorVisit:
             self.apart = not self.works
         else:
             replays = self.walk.replays[bound.blocks.kinds[block]]
-            self.works, self.moves = place < replays.works, place < replays.moves
+            self.works, self.moves = replays.runs(place, float(self.prices.joined[0])), place < replays.moves
 
     def work(self) -> None:
         """Seconds of its kernels, and of communication that is part of the operator."""
@@ -205,13 +205,15 @@ class OperatorVisit:
         rule, cluster = self.operator.rule, self.walk.cluster
         hidden = inner_hidden(rule, cluster)
         repeats = self.works and not self.kept_again
-        for inner in inner_messages(rule, self.operator.strategy, mesh):
+        operands, differentiable = self.operator.operator.operands, self.bound.graph.differentiable
+        graded = [place for place, name in enumerate(operands) if name in differentiable]
+        for inner in inner_messages(rule, self.operator.strategy, mesh, graded):
             name = self.operator.operator.name
             times: Times = {"forward": inner.forward, "backward": inner.backward}
             charge(messages, "communication", name, inner.message, times)
             if repeats:
                 charge(messages, "recomputation", name, inner.message, {"recomputation": inner.forward})
-            if hidden and inner.message.kind != ROUND:
+            if hidden and not inner.comes_round:
                 seconds = hidden * inner_seconds(rule, inner.message, mesh, cluster)
                 self.chunk.forward.add(hidden=inner.forward * seconds)
                 self.chunk.backward.add(hidden=(inner.backward + (inner.forward if repeats else 0)) * seconds)

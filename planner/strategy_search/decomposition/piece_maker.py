@@ -140,11 +140,15 @@ class PieceMaker:
         cluster = self.cutter.cluster
         return sum(away_seconds(nbytes, cluster.store(self.home), cluster.device.launch_latency), np.zeros_like(nbytes))
 
-    def _works(self, index: int) -> bool:
-        """Whether an operator is computed once more where its block is recomputed."""
+    def _works(self, index: int) -> NDArray[np.bool_]:
+        """Under which of its candidates an operator is computed once more where its block is recomputed."""
+        joins = self.tables.operators[index].prices.joined > 0
         if self.modules is not None and self._again(index):
-            return index in self.modules
-        return self._again(index) and self.template.works(index)
+            return np.full(joins.shape, index in self.modules)
+        found: NDArray[np.bool_] = self._again(index) & (
+            self.template.works(index) | (self.template.moves(index) & joins)
+        )
+        return found
 
     def _moves(self, index: int) -> bool:
         """Whether it gets its operands once more."""
@@ -175,7 +179,7 @@ class PieceMaker:
         again = self._again(index)
         works = self._works(index)
         forward = prices.forward + prices.inner_forward
-        self._add(key, part=forward * (2 if works else 1) + prices.backward + prices.inner_backward)
+        self._add(key, part=forward * (1 + works) + prices.backward + prices.inner_backward)
         self._add(key, work=prices.forward, work_again=prices.forward * works + prices.backward)
         if self.modules is None or not again:
             self._add(key, **{self._held(index): table.kept})
@@ -188,7 +192,7 @@ class PieceMaker:
         self._most(key, table.transient + table.weights if beside else table.transient)
         if self.modules is not None and index in (self.cutter.always_kept or ()):
             self.always.add(index)
-        elif works and self.way == "selective":
+        elif works.any() and self.way == "selective":
             graph = self.template.graph
             op = graph.operators[index]
             rule = rule_of(graph, op)
