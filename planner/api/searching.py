@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hardware_profiles import Machine
 from hardware_profiles.nicknames import full_profile
 from planner.api.checks import callback, file_path, number, public, record, text, word
+from planner.api.exporting import check_told
 from planner.engines.spaces import space_and_stack
 from planner.errors import RequestError
 from planner.graph.expert_load import EVEN
@@ -238,6 +239,7 @@ def search(
             model, machine, seq_len, args, kwargs, batch,
             precision=precision, global_batch=global_batch, rule_cache=rule_cache,
         )  # fmt: skip
+        check_told(engine, job.model)
         request = job.request(
             optimizer=optimizer,
             update=changed,
