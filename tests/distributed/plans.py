@@ -258,6 +258,46 @@ def bags(samples: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
     return pixels, labels, torch.randint(TABLES[1], (samples, 3), generator=generator)
 
 
+class Scan(nn.Module):
+    """A selective scan (Gu and Dao 2023) h = a h + b, y = c h, along time: step by step, or associative."""
+
+    def __init__(self, associative: bool) -> None:
+        super().__init__()
+        self.rows, self.steps = nn.Embedding(VOCABULARY, 16), nn.Linear(16, 16)
+        self.conv = nn.Conv1d(16, 16, 4, groups=16, padding=3)
+        self.gates, self.decay = nn.Linear(16, 8), nn.Parameter(torch.rand(16, 4))
+        self.head, self.associative = nn.Linear(16, VOCABULARY), associative
+        self.double()
+
+    def forward(self, tokens_BS: torch.Tensor, targets_BS: torch.Tensor) -> torch.Tensor:
+        x_BSD = self.rows(tokens_BS)
+        x_BSD = F.silu(self.conv(x_BSD.transpose(1, 2))[..., : tokens_BS.shape[1]].transpose(1, 2))
+        b_BSN, c_BSN = self.gates(x_BSD).chunk(2, -1)
+        step_BSD = F.softplus(self.steps(x_BSD))
+        a_BSDN = torch.exp(-step_BSD.unsqueeze(-1) * self.decay)
+        b_BSDN = step_BSD.unsqueeze(-1) * b_BSN.unsqueeze(2) * x_BSD.unsqueeze(-1)
+        h_BSDN = _associative(a_BSDN, b_BSDN) if self.associative else _step_by_step(a_BSDN, b_BSDN)
+        y_BSD = (h_BSDN * c_BSN.unsqueeze(2)).sum(-1) + x_BSD
+        return F.cross_entropy(self.head(y_BSD).flatten(0, 1), targets_BS.flatten())
+
+
+def _step_by_step(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    state, states = torch.zeros_like(b[:, 0]), []
+    for time in range(b.shape[1]):
+        state = a[:, time] * state + b[:, time]
+        states.append(state)
+    return torch.stack(states, 1)
+
+
+def _associative(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    from torch._higher_order_ops.associative_scan import associative_scan
+
+    def both(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        return one[0] * other[0], other[0] * one[1] + other[1]
+
+    return associative_scan(both, (a, b), 1, combine_mode="generic")[1]
+
+
 class Loss(nn.Module):
     """Cross entropy and nothing else, with logits that are parameters."""
 
@@ -304,6 +344,8 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "dlrm": lambda: lively(DLRM(DLRM_CONFIG)),
     "bags": Bags,
     "pixels": Pixels,
+    "scan64": lambda: Scan(associative=False),
+    "associative64": lambda: Scan(associative=True),
     "pixels64": lambda: Pixels().double(),
     "wide-deep": lambda: lively(WideDeep(WIDE_DEEP)),
     "gated": lambda: Gated(VOCABULARY),

@@ -119,6 +119,14 @@ def test_images_cut_along_their_pixels(
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("model", ["scan64", "associative64"])
+def test_scans_along_time(pool, model: str) -> None:
+    """As operators of PyTorch; samples and channels are cut."""
+    for errors in pool.run("tasks", "parity", model, (2, 2), [0, 1, 2], 1, "none"):
+        assert max(errors) < 1e-6, errors  # the loss is told in float32
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seeds", [range(2), *rarely([range(2, 8)])])
 def test_rules_found_by_trial(pool, seeds: range) -> None:
     """Each rank searches for the rules by itself: what one of them found otherwise would not fit together."""
