@@ -68,6 +68,9 @@ class Software:
             softmax, 2 what dropout makes of it too, and its mask of a byte.
         whole_blocks: whether recomputation runs a block to its end (Megatron), or only until all that its backward
             pass needs is there (torch's checkpoint).
+        modules: whether selective recomputation runs modules of a block again, their inputs saved (Megatron's
+            --recompute-modules), so that nothing outside of them is computed or moved again; else the block is run
+            again but for the results that it keeps (torch's selective checkpoint).
         accumulates: whether adding up gradients is a pass of its own, or done by the kernel of the weight gradient.
         hidden: communication that computation hides.
         products: dtype in which matrix products are computed, as "fp8" or "tf32"; empty: that of their operands.
@@ -125,6 +128,7 @@ class Software:
     fused: bool = False
     ahead: int = 0
     copies_out: bool = False
+    modules: bool = False
     regathers: bool = False
     recomputed_in_backward: tuple[str, ...] = ()
     buffers: Bytes = 0.0

@@ -61,6 +61,7 @@ class _StackFile(Strict):
     dispatcher: Dispatcher = "alltoall"
     fused_experts: bool = False
     copies_out: bool = False
+    modules: bool = False
     gathers_narrow: bool = False
     sinks: Positive | None = None
     softmax_heads: Number | None = None
@@ -89,6 +90,7 @@ class _StackFile(Strict):
             dispatcher=self.dispatcher,
             fused_experts=self.fused_experts,
             copies_out=self.copies_out,
+            modules=self.modules,
             gathers_narrow=self.gathers_narrow,
             sinks=1.0 if self.sinks is None else self.sinks.value,
             softmax_heads=1 if self.softmax_heads is None else int(self.softmax_heads.value),

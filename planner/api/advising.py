@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("micro-batches", ("micro_batch", "micro_batches", "interleave", "slices")),
     ("recomputation", ("full", "selective", "kept")),
-    ("ZeRO", ("zero", "replicas")),
+    ("ZeRO", ("zero", "replicas", "update")),
     (
         "degrees",
         (

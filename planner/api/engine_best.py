@@ -68,7 +68,10 @@ def best_for_engine(subject: Subject, target: "Target", here: "Description", pat
             continue
         if best is None or bound.plan.prediction.step_seconds < best.bound.plan.prediction.step_seconds:
             best = EngineBest(description=description, bound=bound)
-    if best is None or inside is None or inside.plan.training.update.gradient_dtype != here.update.gradient_dtype:
+    if best is None or inside is None:
+        return best
+    there = inside.plan.training.update.gradient_dtype
+    if there != best.description.update.gradient_dtype:
         return best
     slower = best.bound.plan.prediction.step_seconds > inside.plan.prediction.step_seconds * (1 + _SAME)
     return best if slower else replace(best, gap=inside.gap)
@@ -116,11 +119,12 @@ def _candidates(
     else:
         searched = tuple(replace(describe(one.bound), sequence_length=here.sequence_length) for one in inside.plans)
     for found in (*_varied(here), *searched):
+        asked = replace(found, update=here.update)
         try:
-            losses = target.nearest(found)
+            losses = target.nearest(asked)
         except PlannerError:
             continue
-        said = replace(losses[-1].description if losses else found, update=here.update)
+        said = losses[-1].description if losses else asked
         if said not in seen:
             seen.add(said)
             yield said

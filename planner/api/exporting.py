@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from planner.export.target import Job, Target
     from planner.graph.operator_graph import OperatorGraph
     from planner.plan.binding.bind import BoundPlan
-    from planner.plan.plan import Plan, Prediction
+    from planner.plan.plan import ModelReference, Plan, Prediction
 
 _TOLD = 4  # losses that a refusal names
 
@@ -139,6 +139,22 @@ def export_of(plan: "Plan", to: str, machine: "Machine", graph: "OperatorGraph",
         searched=searched,
         hosts=tuple(hosts_of(machine, job.per_node)),
     )
+
+
+def check_told(engine: str | None, model: "ModelReference") -> None:
+    """Raise RequestError, before a search, for an engine that is told all dimensions of a model where they are not
+    known."""
+    from planner.engines.spaces import SPACES
+    from planner.export.architecture import architecture_of
+    from planner.export.targets import TARGETS
+
+    if engine is None or not (TARGETS[engine].needs_architecture or TARGETS[engine].writes_model):
+        return
+    if architecture_of(model.reference, model.sequence_length, every=TARGETS[engine].writes_model) is None:
+        raise RequestError(
+            f"--for {engine}: {SPACES[engine].title} is told all dimensions of a model, and those of {model.reference}"
+            " are none that it is told here; take --for megatron, deepspeed or accelerate, which leave the model to you"
+        )
 
 
 def check_fits(found: Export, name: str) -> None:

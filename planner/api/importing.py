@@ -146,6 +146,7 @@ def _traced(
     """What a reader has to know of the model, and the model as it was built and traced."""
     from planner.export.architecture import architecture_of
     from planner.export.target import Facts
+    from planner.graph.expert_load import EXPERTS_OPERATOR
     from planner.models.zoo import build_model
     from planner.plan.binding.bind import prepare
     from planner.plan.plan import PRECISIONS
@@ -160,6 +161,8 @@ def _traced(
         beside=beside,
         recipe=asked.recipe,
         model=model,
+        experts=any(op.op == EXPERTS_OPERATOR for op in graph.operators),
+        sequence_length=built.sequence_length,
     )
     return facts, (built, graph)
 

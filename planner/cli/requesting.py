@@ -103,6 +103,7 @@ def _check_degrees(options: Options) -> None:
 
 def request_of(options: Options, console: "Console") -> "SearchRequest":
     """Trace the model and say what is to be searched."""
+    from planner.api.exporting import check_told
     from planner.cli.tracing import traced
     from planner.engines.spaces import space_and_stack
     from planner.strategy_search.job import machine_from, named_job, with_memory_margin
@@ -134,6 +135,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         graph_cache=graph_folder(options),
         noted=_noted if options.speaks else lambda _: None,
     )
+    check_told(options.engine, job.model)
     return job.request(
         optimizer=options.optimizer or "adamw",
         update=update,

@@ -1,8 +1,12 @@
 """What can be told the engines that share weights out with PyTorch's FSDP2; see `planner.export.torchtitan`,
 `planner.export.accelerate` and `planner.export.torch_script`.
 
-Left out of the spaces, though the exporters write them: plain data parallelism, copies where a context alone shares
-out (HSDP), recomputation of every nth layer, GPipe; for torchtitan configurations without FSDP, which
+Beside a pipeline it is ZeRO 1, whatever FSDP is told: the schedules of `torch.distributed.pipelining` add gradients up
+whole, keep weights after a backward pass, and reduce once a step (`backward_maybe_with_nosync` and
+`perform_reduce_grad` of torch/distributed/pipelining/stage.py, PyTorch 2.13).
+
+Left out of the spaces, though the exporters write them: plain data parallelism, copies (HSDP) where a context alone
+shares out or beside ZeRO 1, recomputation of every nth layer, GPipe; for torchtitan configurations without FSDP, which
 compute on weights in bf16 alone, and models with experts.
 """
 
@@ -18,8 +22,12 @@ TORCHTITAN = EngineSpace(
     software="fsdp",
     settings=(
         Settings(
-            zero=(2, 3), recomputed=("none", "all"), selective=(("all", _PRODUCTS),), context=("ring",), shards=2,
-            filled=True, replicated=True,
+            zero=(2, 3), recomputed=("none", "all"), selective=(("all", _PRODUCTS),), context=("ring",),
+            fixed=(("pipeline", 1),), shards=2, replicated=True,
+        ),
+        Settings(
+            zero=(1,), recomputed=("none", "all"), selective=(("all", _PRODUCTS),), context=("ring",), shards=2,
+            piped=True, filled=True,
         ),
     ),
     precisions=("bf16", "fp32"),
@@ -43,23 +51,23 @@ ACCELERATE = EngineSpace(
     precisions=("bf16", "fp32"),
 )  # fmt: skip
 
+_ATTENTION = Kept(calls=("attention",))
+
 TORCH = EngineSpace(
     name="torch",
     title="plain PyTorch",
     software="pytorch",
     settings=(
         Settings(
-            zero=(2, 3),
-            recomputed=("any",),
-            selective=(("any", Kept(calls=("attention",))),),
-            context=("heads",),
-            whole_experts=(False,),
-            beside_experts=(("tensor", 1),),
-            shards=2,
-            filled=True,
+            zero=(2, 3), recomputed=("any",), selective=(("any", _ATTENTION),), context=("heads",),
+            whole_experts=(False,), fixed=(("pipeline", 1),), beside_experts=(("tensor", 1),), shards=2,
             replicated=True,
+        ),
+        Settings(
+            zero=(1,), recomputed=("any",), selective=(("any", _ATTENTION),), context=("heads",),
+            whole_experts=(False,), beside_experts=(("tensor", 1),), filled=True,
         ),
     ),
     optimizers=("adamw", "sgd"),
     precisions=("bf16", "fp32"),
-)
+)  # fmt: skip

@@ -43,6 +43,7 @@ class Settings:
         beside_experts: the same for a model with experts.
         shards: data and context parallel devices that there are at least.
         interleaved: whether a pipeline rank may hold several stages.
+        piped: whether there is a pipeline.
         filled: whether a pipeline takes at least as many micro-batches as it has ranks.
         even: whether all stages hold equally many blocks.
         replicated: whether what ZeRO shares out may be shared within groups, with copies between them (HSDP), where
@@ -61,6 +62,7 @@ class Settings:
     beside_experts: tuple[tuple[str, int], ...] = ()
     shards: int = 1
     interleaved: bool = True
+    piped: bool = False
     filled: bool = False
     even: bool = False
     replicated: bool = False

@@ -168,15 +168,13 @@ def _read(settings: Settings, options: Options, facts: Facts) -> Description:
     optim = options.word("optim", "adamw_torch")
     if optim not in optimizers:
         raise ExportError(f"--optim {optim}: plans are read with {', '.join(optimizers)}")
-    a = facts.architecture
-    experts, usual = a is not None and a.experts is not None, None if a is None else a.sequence
     return Description(
         layers=(facts.layers,),
         data=data,
         tensor=tensor,
         ring=context,
         zigzag=context > 1,
-        expert=1 if experts else None,
+        expert=1 if facts.has_experts else None,
         zero=zero,
         replicas=replicas,
         vocabulary_parallel=tensor == 1,
@@ -186,7 +184,7 @@ def _read(settings: Settings, options: Options, facts: Facts) -> Description:
         selective=none,
         precision=known[settings.word("mixed_precision", "no", known)],
         optimizer=optimizers[optim],
-        sequence_length=options.size("block_size") or usual,
+        sequence_length=options.size("block_size") or facts.own_length,
     )
 
 

@@ -232,13 +232,12 @@ def _read(settings: Settings, facts: Facts) -> Description:
     recomputed = interval > 0 or settings.integer("activation_checkpointing.number_checkpoints", 0) > 0
     precision = next((word for word in ("bf16", "fp16") if _enabled(settings, word)), "fp32")
     none = (0,) * pipeline
-    has_experts = facts.architecture is not None and facts.architecture.experts is not None
     return Description(
         layers=layers,
         data=data,
         tensor=tensor,
         heads=context,
-        expert=1 if has_experts else None,
+        expert=1 if facts.has_experts else None,
         zero=_stage(settings),
         vocabulary_parallel=tensor == 1,
         micro_batch=micro_batch,
@@ -249,7 +248,7 @@ def _read(settings: Settings, facts: Facts) -> Description:
         optimizer=_read_optimizer(settings),
         states_at=_read_home(settings, "optimizer"),
         weights_at=_read_home(settings, "param"),
-        sequence_length=None if facts.architecture is None else facts.architecture.sequence,
+        sequence_length=facts.own_length,
     )
 
 

@@ -167,6 +167,7 @@ class Difference:
 def differences(bound: BoundPlan, usual: BoundPlan) -> tuple[Difference, ...]:
     """How a plan differs from that of its description: what computes first, then what is stored."""
     found = [*_mesh_differences(bound, usual), *_block_differences(bound, usual), *_offload_differences(bound, usual)]
+    found += _overlap_differences(bound, usual)
     operators: Counter[tuple[str, str, str]] = Counter()
     between: Counter[str] = Counter()
     for op_class in _COMPUTING:
@@ -222,6 +223,14 @@ def _offload_differences(bound: BoundPlan, usual: BoundPlan) -> Iterable[Differe
     here, there = roles(bound).offload, roles(usual).offload
     if here != there:
         yield Difference(what="offload", here=here, usual=there)
+
+
+def _overlap_differences(bound: BoundPlan, usual: BoundPlan) -> Iterable[Difference]:
+    """Collectives that go in chunks under the products beside them, of which no engine is told."""
+    here, there = (one.plan.training.tensor_overlap for one in (bound, usual))
+    if here and not there:
+        words = f"in {' or '.join(str(n) for n in sorted({max(chunks) for _, *chunks in here}))} chunks under products"
+        yield Difference(what="collectives of tensor parallelism", here=words, usual="waited for")
 
 
 def _block_differences(bound: BoundPlan, usual: BoundPlan) -> Iterable[Difference]:

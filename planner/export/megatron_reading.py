@@ -151,7 +151,7 @@ def read_options(options: Options, facts: Facts) -> tuple[Description, list[str]
     whole = options.degree("expert-tensor-parallel-size", tensor) == 1 and tensor > 1
     expert = options.degree("expert-model-parallel-size")
     if facts.architecture is None:  # a model that the arguments do not describe
-        experts = options.flag("expert-model-parallel-size") or bool(options.integer("num-experts"))
+        experts = options.flag("expert-model-parallel-size") or bool(options.integer("num-experts")) or facts.experts
     else:
         experts = bool(options.integer("num-experts") or facts.architecture.experts)
     description = Description(
@@ -177,7 +177,7 @@ def read_options(options: Options, facts: Facts) -> tuple[Description, list[str]
         fp8=_read_fp8(options, notes),
         optimizer=_read_optimizer(options),
         states_at=_read_offload(options),
-        sequence_length=options.size("seq-length"),
+        sequence_length=options.size("seq-length") or facts.sequence_length,
     )
     description = common.normalised(description)
     return replace(description, update=_read_update(options, description)), notes

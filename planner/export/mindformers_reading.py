@@ -53,7 +53,7 @@ def _read(settings: Settings, facts: Facts, notes: list[str]) -> Description:
     full, selective, kept = _read_recomputation(settings, layers, pipeline, notes)
     micro_batch, micro_batches, interleave = _read_batches(settings, pipeline, notes)
     expert = settings.degree(f"{of}.expert_parallel")
-    has_experts = expert > 1 or (facts.architecture is not None and facts.architecture.experts is not None)
+    has_experts = expert > 1 or facts.has_experts
     extended = settings.truth("moe_config.ep_extend_tp", True) and expert > 1 and expert % tensor == 0
     settings.value(f"{of}.gradient_aggregation_group")
     whole = settings.truth(f"{of}.vocab_emb_dp", True) and tensor > 1

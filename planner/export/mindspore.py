@@ -109,32 +109,30 @@ def _layouts(bound: BoundPlan) -> dict[str, Any]:
     for name, stored in bound.parameters.items():
         shape = bound.graph.types[name].shape
         size, step = _optimizer(stored, mesh.sizes, name)
-        matrix, tensor_map = _map(stored.weight, mesh.sizes, len(shape), name)
+        matrix, tensor_map, extents = _map(stored.weight, mesh.sizes, shape)
         found[name] = {
             "dev_matrix": matrix,
             "field": 0,
             "opt_weight_shard_size": size,
             "opt_weight_shard_step": step,
             "tensor_map": tensor_map,
-            "tensor_shape": list(shape),
+            "tensor_shape": extents,
         }
     return found
 
 
-def _map(layout: Layout, sizes: Sequence[int], dims: int, name: str) -> tuple[list[int], list[int]]:
-    """`dev_matrix` and `tensor_map`. Neighbouring axes of the mesh that cut the same dim are one axis there."""
+def _map(layout: Layout, sizes: Sequence[int], shape: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+    """`dev_matrix`, `tensor_map` and `tensor_shape`. Neighbouring axes of the mesh that cut the same dim are one axis
+    there; a dim that others cut too is several, all but the last as long as their axis has devices."""
     runs = [list(run) for key, run in groupby(range(len(layout)), key=lambda axis: _run_of(layout, axis))]
-    found = [-1] * dims
-    for place, run in enumerate(runs):
-        placement = layout[run[0]]
-        if placement.is_shard:
-            if found[placement.dim] != -1:
-                raise ExportError(
-                    f"parameter '{name}': axes of the mesh that are no neighbours cut its dim {placement.dim}, which a"
-                    " tensor_map cannot say; plan again with degrees by hand"
-                )
-            found[placement.dim] = len(runs) - 1 - place
-    return [math.prod(sizes[axis] for axis in run) for run in runs] or [1], found
+    matrix = [math.prod(sizes[axis] for axis in run) for run in runs]
+    tensor_map, extents = list[int](), list[int]()
+    for dim, extent in enumerate(shape):
+        placed = [place for place, run in enumerate(runs) if layout[run[0]].is_shard and layout[run[0]].dim == dim]
+        outer = [matrix[place] for place in placed[:-1]]
+        tensor_map += [len(runs) - 1 - place for place in placed] or [-1]
+        extents += [*outer, extent // math.prod(outer)]
+    return matrix or [1], tensor_map, extents
 
 
 def _run_of(layout: Layout, axis: int) -> tuple[str, int]:

@@ -3,16 +3,30 @@
     strategy_ckpt_config        "MatMul_net.w1": the primitive and the parameter that it reads; layouts of parameters
     set_op_strategy_config      "Default/net-Net/ReLU-op0": the cells around it, the primitive and its number there
 
-Read from files that MindSpore 2.10 wrote.
+As JSON, or as protocol buffers (`strategy_ckpt_save_file`, `.ckpt`), which have no shapes of parameters. The messages
+are those of `node_strategy.proto` in MindSpore:
+
+    map       1 current_stage   2 strategy items   3 layout items
+    strategy  1 node_name       2 (1 stage, 2 (1 dim)*)
+    layout    1 param_name      2 (1 (1 dim) dev_matrix, 2 (1 dim)* tensor_map, 5 field, 6 step, 7 size)
+
+Several axes may cut one dim, the outermost first. JSON then has lists in tensor_map, or, as MindSpore writes it, a
+tensor_shape in which such a dim is several: all but the last are as long as their axis has devices. Protocol buffers
+have a tensor_map for each dim. Operators that a `Layout` was given to are in "parallel_layout_value_item".
+
+Read from files that MindSpore 2.10 wrote as JSON; the rest as its sources write it.
 """
 
 import json
+import math
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hardware_profiles.foreign import ForeignTextError, parse_json
+from hardware_profiles.foreign import ForeignTextError, decoded, parse_json
 from planner.export.description import ExportError
+from planner.export.protobuf import Value, fields, integers
 
 Cuts = tuple[tuple[int, ...], ...]
 
@@ -43,29 +57,143 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """The layout of a parameter, see `planner.export.mindspore`."""
+    """The layout of a parameter, see `planner.export.mindspore`. `map` has for each dim the axes that cut it, the
+    outermost first, `shape` is None where the file has none."""
 
     name: str
     matrix: tuple[int, ...]
-    map: tuple[int, ...]
-    shape: tuple[int, ...]
+    map: tuple[tuple[int, ...], ...]
+    shape: tuple[int, ...] | None
     size: int
     step: int
 
 
-def parsed(text: str) -> tuple[tuple[Item, ...], tuple[Row, ...]]:
+def parsed(file: bytes) -> tuple[tuple[Item, ...], tuple[Row, ...]]:
     """Operators and parameters of a file. Raises ExportError for what is none."""
     try:
-        content = parse_json(text)
+        content = _of_protobuf(file) if file[:1] == _STAGE_TAG else parse_json(decoded(file))
     except ForeignTextError as error:
-        raise ExportError(f"{error}; strategy files that MindSpore writes as protobuf are not read") from error
-    if not isinstance(content, dict) or "parallel_strategy_item" not in content:
+        raise ExportError(f"{error}; a strategy file of MindSpore is JSON or a protocol buffer") from error
+    if not isinstance(content, dict) or not {"parallel_strategy_item", _LAYOUTS}.intersection(content):
         raise ExportError("it has no 'parallel_strategy_item', as strategy files of MindSpore have")
-    items, rows = content["parallel_strategy_item"], content.get("parallel_layout_item") or {}
-    for name, value in (("parallel_strategy_item", items), ("parallel_layout_item", rows)):
+    names = ("parallel_strategy_item", _LAYOUTS, "parallel_layout_item")
+    items, given, rows = (content.get(name) or {} for name in names)
+    for name, value in zip(names, (items, given, rows), strict=True):
         if not isinstance(value, dict) or not all(isinstance(one, dict) for one in value.values()):
             raise ExportError(f"{name}: an object for each name is wanted")
-    return tuple(_item(name, one) for name, one in items.items()), tuple(_row(name, one) for name, one in rows.items())
+    twice = next((name for name in given if name in items), None)
+    if twice is not None:
+        raise ExportError(f"{twice}: it has a strategy and layouts; leave one of both")
+    found = [_item(name, one) for name, one in items.items()]
+    found += [_item(name, _cuts_of(name, one)) for name, one in given.items()]
+    return tuple(found), tuple(_row(name, one) for name, one in rows.items())
+
+
+def _cuts_of(name: str, content: dict[str, Any]) -> dict[str, Any]:
+    """The strategy of an operator whose inputs have layouts, called by their number."""
+    order = sorted(content, key=lambda key: (len(key), key))
+    if order != [str(number) for number in range(len(order))] or not all(isinstance(content[k], dict) for k in order):
+        raise ExportError(f"{name}: a layout for each input, '0', '1', ..., is wanted")
+    if any(content[key].get("interleaved_parallel") for key in order):
+        raise ExportError(f"{name}: interleaved_parallel: pieces of one operator on one device are no part of a plan")
+    cuts = []
+    for key in order:
+        matrix, axes = _axes(f"{name}, input {key}", content[key])
+        cuts.append([math.prod(matrix[len(matrix) - 1 - axis] for axis in dim) for dim in axes])
+    return {"parallel_strategy": cuts, "stage": 0}
+
+
+def _axes(name: str, content: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """dev_matrix, and for each dim the axes that cut it."""
+    matrix = _numbers(name, "dev_matrix", content.get("dev_matrix"))
+    told = content.get("tensor_map")
+    if not isinstance(told, list):
+        raise ExportError(f"{name}: tensor_map {json.dumps(told)}: a list of numbers is wanted")
+    dims = [_numbers(name, "tensor_map", one if isinstance(one, list) else [one]) for one in told]
+    if not matrix or min(matrix) < 1:
+        raise ExportError(f"{name}: dev_matrix {list(matrix)}: devices on each axis are wanted")
+    if any(not -1 <= axis < len(matrix) for axes in dims for axis in axes):
+        raise ExportError(f"{name}: tensor_map {told} names axes that dev_matrix {list(matrix)} has not")
+    found = tuple(tuple(axis for axis in axes if axis >= 0) for axes in dims)
+    used = [axis for axes in found for axis in axes]
+    if len(set(used)) < len(used):
+        raise ExportError(f"{name}: tensor_map {told} cuts twice on one axis")
+    turned = next((axes for axes in found if list(axes) != sorted(axes, reverse=True)), None)
+    if turned is not None:
+        raise ExportError(
+            f"{name}: tensor_map {told} cuts a dim along axes {list(turned)}, the fast one outside; a plan cuts along"
+            " the slow one first: turn dev_matrix"
+        )
+    return matrix, found
+
+
+def _numbers(name: str, key: str, value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(n) is int for n in value):
+        raise ExportError(f"{name}: {key} {json.dumps(value)}: a list of numbers is wanted")
+    return tuple(value)
+
+
+_LAYOUTS = "parallel_layout_value_item"
+_STAGE_TAG = b"\x08"
+"""How a protocol buffer of this kind begins: with its first field, a number. No JSON does."""
+
+
+def _of_protobuf(file: bytes) -> dict[str, Any]:
+    """The content of a protocol buffer as that of JSON. Fields that are not known are left out, as readers do."""
+    found: dict[str, Any] = {"parallel_strategy_item": {}, "parallel_layout_item": {}}
+    for number, value in fields(file):
+        if number in _ITEMS:
+            kind, read = _ITEMS[number]
+            name, content = "", dict[str, Any]()
+            for inner, one in fields(_message(value)):
+                name = _message(one).decode("utf-8", "replace") if inner == 1 else name
+                content = read(_message(one)) if inner == _CONTENT else content
+            if name in found[kind]:
+                raise ExportError(f"{name}: it stands twice in {kind}")
+            found[kind][name] = content
+    return found
+
+
+def _strategy(message: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = {"parallel_strategy": [], "stage": 0}
+    for number, value in fields(message):
+        if number == 1:
+            found["stage"] = value
+        elif number == _CONTENT:
+            found["parallel_strategy"].append(list(_dims(value)))
+    return found
+
+
+def _layout(message: bytes) -> dict[str, Any]:
+    maps: list[list[int]] = []
+    found: dict[str, Any] = {"dev_matrix": []}
+    for number, value in fields(message):
+        if number == 1:
+            found["dev_matrix"] = list(_dims(value))
+        elif number == _CONTENT:
+            maps.append(list(_dims(value)))
+        elif number in _OF_LAYOUT:
+            found[_OF_LAYOUT[number]] = value
+    lone = len(maps) == 1  # else one for each dim, and an empty one behind the only one
+    found["tensor_map"] = maps[0] if lone else [one for one in maps if one]
+    return found
+
+
+_CONTENT = 2
+_ITEMS = {2: ("parallel_strategy_item", _strategy), 3: ("parallel_layout_item", _layout)}
+_OF_LAYOUT = {5: "field", 6: "opt_weight_shard_step", 7: "opt_weight_shard_size"}
+
+
+def _message(value: Value) -> bytes:
+    if isinstance(value, int):
+        raise ForeignTextError(f"not a strategy file: the number {value} stands where a message is wanted")
+    return value
+
+
+def _dims(value: Value) -> Iterator[int]:
+    for number, one in fields(_message(value)):
+        if number == 1:
+            yield from integers(one)
 
 
 def _item(name: str, content: dict[str, Any]) -> Item:
@@ -89,15 +217,11 @@ def _item(name: str, content: dict[str, Any]) -> Item:
 
 
 def _row(name: str, content: dict[str, Any]) -> Row:
-    lists = {key: content.get(key) for key in ("dev_matrix", "tensor_map", "tensor_shape")}
-    for key, value in lists.items():
-        if not isinstance(value, list) or not all(type(n) is int for n in value):
-            raise ExportError(f"{name}: {key} {json.dumps(value)}: a list of numbers is wanted")
-    matrix, tensor_map, shape = (tuple(value) for value in lists.values() if value is not None)
-    if not matrix or min(matrix) < 1 or len(tensor_map) != len(shape):
+    matrix, tensor_map = _axes(name, content)
+    told = content.get("tensor_shape")
+    shape = None if told is None else _numbers(name, "tensor_shape", told)
+    if shape is not None and len(tensor_map) != len(shape):
         raise ExportError(f"{name}: dev_matrix, tensor_map and tensor_shape contradict each other")
-    if any(not -1 <= axis < len(matrix) for axis in tensor_map):
-        raise ExportError(f"{name}: tensor_map {list(tensor_map)} names axes that dev_matrix {list(matrix)} has not")
     if content.get("field"):
         raise ExportError(f"{name}: field {content['field']}: tables in uneven pieces are no part of a plan")
     size, step = content.get("opt_weight_shard_size", 0), content.get("opt_weight_shard_step", 0)

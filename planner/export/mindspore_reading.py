@@ -12,7 +12,7 @@ a stage that begins in the midst of a block) is refused.
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 
 from planner.export.description import ExportError
@@ -39,9 +39,9 @@ _PRODUCT = 2  # operands of a product
 _NUMBER = re.compile(r"(?<![^._/-])\d+(?![^._/-])")
 
 
-def read(text: str, graph: OperatorGraph, blocks: Blocks, devices: int | None) -> OperatorReading:
+def read(file: bytes, graph: OperatorGraph, blocks: Blocks, devices: int | None) -> OperatorReading:
     """What a file says of a graph that plans speak about. Raises ExportError where it is for another model."""
-    items, rows = parsed(text)
+    items, rows = parsed(file)
     pipeline = 1 + max((item.stage for item in items), default=0)
     mesh = _mesh(items, rows, pipeline, devices)
     found = _Found(graph=graph, names=Names.of(graph, items, rows), mesh=mesh)
@@ -136,8 +136,10 @@ class _Found:
             self._miss("the model has no such parameter", row.name)
             return
         shape = self.graph.types[name].shape
-        if shape not in (row.shape, row.shape[::-1]):
-            ours, theirs = ("x".join(map(str, one)) for one in (shape, row.shape))
+        row = _of_dims(row, shape) or _of_dims(row, shape[::-1]) or row
+        if row.shape not in (shape, shape[::-1]):
+            ours = "x".join(map(str, shape))
+            theirs = "x".join(map(str, row.shape)) if row.shape is not None else f"of {len(row.map)} dims"
             raise ExportError(f"{row.name}: its shape is {theirs}, that of the model's {name} is {ours}: another model")
         self.rows[name] = row
 
@@ -180,7 +182,7 @@ class _Found:
         """The layout of a parameter on the mesh, and the axes on which states are cut."""
         row = self.rows[name]
         dims = row.map[::-1] if self._lies_turned(name, False) else row.map
-        placed, layout = {len(row.matrix) - 1 - axis: dim for dim, axis in enumerate(dims) if axis >= 0}, []
+        placed, layout = {len(row.matrix) - 1 - axis: dim for dim, axes in enumerate(dims) for axis in axes}, []
         sharing = self._between(row.step, row.step * row.size) if row.size > 1 else frozenset[int]()
         for axis in range(len(self.mesh)):
             stride = math.prod(self.mesh[axis + 1 :])
@@ -259,7 +261,7 @@ class _Found:
     def _lies_turned(self, name: str, by_cuts: bool) -> bool:
         """Whether a weight lies the other way round in the file: its shape tells, or else the cuts."""
         row = self.rows.get(name)
-        if row is not None and row.shape != row.shape[::-1]:
+        if row is not None and row.shape is not None and row.shape != row.shape[::-1]:
             return row.shape != self.graph.types[name].shape
         if by_cuts:
             self.turned.add(name)
@@ -289,6 +291,25 @@ class _Found:
 
     def _miss(self, reason: str, name: str) -> None:
         self.lacking.setdefault(reason, []).append(name)
+
+
+def _of_dims(row: Row, shape: tuple[int, ...]) -> Row | None:
+    """A layout with its dims as those of a shape: where several axes cut one, it is several in the file, of which all
+    but the last are as long as their axis has devices. None where they are not."""
+    if row.shape is None:
+        return replace(row, shape=shape) if len(row.map) == len(shape) else None
+    at, found = 0, list[tuple[int, ...]]()
+    for extent in shape:
+        start, length = at, 1
+        while at < len(row.shape) and (at == start or length < extent):
+            length *= row.shape[at]
+            at += 1
+        axes = [axis for one in row.map[start:at] for axis in one]
+        outer = zip(row.shape[start : at - 1], row.map[start : at - 1], strict=True)
+        if length != extent or any(len(one) != 1 or row.matrix[-1 - one[0]] != size for size, one in outer):
+            return None
+        found.append(tuple(axes))
+    return replace(row, map=tuple(found), shape=shape) if at == len(row.shape) else None
 
 
 def _agree(rule: Rule, main: Sequence[int], cuts: Sequence[tuple[int, ...]]) -> bool:

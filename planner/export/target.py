@@ -62,7 +62,7 @@ class Job:
 class Facts:
     """What a file does not say itself: blocks of the model, devices, where they are given, the text of the file beside
     it (`Target.beside`), "" where there is none, which recipe or row of a file with several is meant, and the name of
-    the model, where there is one."""
+    the model, where there is one. `experts` and `sequence_length` are those of a model that has no `Architecture`."""
 
     layers: int
     devices: int | None
@@ -70,6 +70,18 @@ class Facts:
     beside: str = ""
     recipe: str = ""
     model: str = ""
+    experts: bool = False
+    sequence_length: int | None = None
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the model has experts."""
+        return self.experts or (self.architecture is not None and self.architecture.experts is not None)
+
+    @property
+    def own_length(self) -> int | None:
+        """Tokens of the model's own samples, where they are sequences and that is known."""
+        return self.sequence_length if self.architecture is None else self.architecture.sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +176,7 @@ class OperatorTarget:
     about: str
     main: str
     write: Callable[[BoundPlan], Mapping[str, str]]
-    read: Callable[[str, OperatorGraph, Blocks, int | None], OperatorReading]
+    read: Callable[[bytes, OperatorGraph, Blocks, int | None], OperatorReading]
 
 
 class Giving:

@@ -1,7 +1,9 @@
 """A script on plain PyTorch: device mesh, parallelize_module, fully_shard, torch.distributed.pipelining.
 
     ZeRO 0           fully_shard over a mesh whose outer axis has copies: gradients are summed once a step
-    ZeRO 2, 3        fully_shard that keeps gathered weights until the backward pass, or gathers them again
+    ZeRO 1           fully_shard that gathers weights, and reduces gradients, once a step
+    ZeRO 2, 3        fully_shard that reduces gradients with every micro-batch, and keeps gathered weights until the
+                     backward pass, or gathers them again; beside a pipeline it is ZeRO 1 (`planner.engines.fsdp`)
     HSDP             fully_shard over a mesh of copies and shards
     tensor           ColwiseParallel, RowwiseParallel, SequenceParallel; the loss along the vocabulary
     context          all_to_all_single between cuts of the sequence and of the heads, about attention
@@ -39,6 +41,9 @@ _OPTIMIZERS = {"adamw": "torch.optim.AdamW", "sgd": "torch.optim.SGD"}
 _ATTENTION = Kept(calls=("attention",))
 _TANH = ', approximate="tanh"'
 _NORMED = "\n        query_BSND, key_BSKD = self.q_norm(query_BSND), self.k_norm(key_BSKD)"
+_REGATHERED = (
+    "ZERO 3 beside a pipeline: gradients are whole until a step ends, as with 1; priced without gathering weights again"
+)
 _WIDTH = 50  # of a setting, before what it means
 
 
@@ -62,8 +67,8 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     common.give_up_few_micro_batches(giving)
     common.give_up_interleave(giving)
     common.give_up_fp8(giving)
-    if d.zero == 1:
-        giving.up("ZeRO", 1, "2: fully_shard cuts weights, gradients and states", zero=2)
+    if d.zero > 1 and d.pipeline > 1:
+        giving.up("ZeRO", d.zero, "1: a pipeline adds gradients up whole", zero=1)
     common.give_up_cut_hidden(giving)
     if any(d.selective) and d.kept != _ATTENTION:
         common.give_up_selective(giving, "whole blocks")
@@ -170,7 +175,7 @@ def _settings(d: Description, a: Architecture, length: int) -> str:
         ("LAYERS", d.layers, "of each stage, in the order of the model"),
         ("SCHEDULE", d.schedule, "the order in which ranks take micro-batches"),
         ("REPLICAS", d.replicas, "groups of these devices, each with shards of everything"),
-        ("ZERO", d.zero, "0: copies of all weights; 2, 3: see shard_weights"),
+        ("ZERO", d.zero, "0: copies of all weights; 1, 2, 3: see shard_weights"),
         ("SEQUENCE_PARALLEL", d.sequence_parallel, "whether norms cut the sequence"),
         ("MICRO_BATCH", d.micro_batch, "samples on each device"),
         ("MICRO_BATCHES", d.micro_batches, "a step"),
@@ -218,14 +223,16 @@ def _dimensions(a: Architecture, tensor: int, length: int) -> str:
 def read(text: str, facts: Facts) -> Reading:
     """The constants of a script as a description."""
     try:
-        description = _description(_Constants.model_validate(_constants(text)))
+        found = _Constants.model_validate(_constants(text))
+        description = _description(found)
     except ForeignTextError as error:
         raise ExportError(str(error)) from error
     except ValidationError as error:
         raise ExportError(f"not a script of plan export: the constant {form_fault(error)}") from error
     if sum(description.layers) != facts.layers:
         raise ExportError(f"LAYERS: {sum(description.layers)} in all, the model has {facts.layers}")
-    return Reading(description=common.normalised(description))
+    notes = (_REGATHERED,) if found.ZERO == 3 and found.PIPELINE > 1 else ()
+    return Reading(description=common.normalised(description), notes=notes)
 
 
 def _constants(text: str) -> dict[str, Any]:
@@ -297,7 +304,7 @@ def _description(found: _Constants) -> Description:
         heads=found.CONTEXT,
         tensor=found.TENSOR,
         expert=found.EXPERT,
-        zero=found.ZERO,
+        zero=min(found.ZERO, 1) if found.PIPELINE > 1 else found.ZERO,
         replicas=found.REPLICAS,
         sequence_parallel=found.SEQUENCE_PARALLEL,
         micro_batch=found.MICRO_BATCH,

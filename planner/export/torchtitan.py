@@ -3,9 +3,10 @@ Python (`planner.export.torchtitan_registry`).
 
     ZeRO 0                data_parallel_replicate_degree: DDP, which it runs without any other parallelism
     HSDP                  data_parallel_replicate_degree copies of data_parallel_shard_degree shards
-    ZeRO 2                data_parallel_shard_degree, fsdp_reshard_after_forward = "never": weights are gathered once a
-                          step; gradients are scattered, in fp32, with every micro-batch
-    ZeRO 3                the same with "always"; there is no ZeRO 1
+    ZeRO 1                data_parallel_shard_degree beside a pipeline: weights are gathered, and gradients scattered,
+                          once a step, whatever fsdp_reshard_after_forward says (`planner.engines.fsdp`), here "never"
+    ZeRO 2                the same without a pipeline: gradients are scattered, in fp32, with every micro-batch
+    ZeRO 3                with "always", without a pipeline
     tensor                with sequence parallel norms, the embedding and the loss along the vocabulary, always
     context               a ring (rotate method "alltoall") in zigzag order ("headtail")
     stages                module_fqns_per_model_part, which names the layers of every one
@@ -69,7 +70,11 @@ def _give_up_splits(giving: Giving) -> None:
 def _give_up_zero(giving: Giving) -> None:
     d = giving.description
     alone = d.tensor == d.pipeline == d.context == 1 and (d.expert or 1) == 1
-    if d.data * d.context > 1 and (d.zero == 1 or (d.zero == 0 and not alone)):
+    if d.data * d.context == 1:
+        return
+    if d.pipeline > 1 and d.zero != 1:
+        giving.up("ZeRO", d.zero, "1: a pipeline adds gradients up whole", zero=1)
+    elif d.pipeline == 1 and (d.zero == 1 or (d.zero == 0 and not alone)):
         giving.up("ZeRO", d.zero, "2: without any it runs data parallelism alone, and it has no 1", zero=2)
 
 

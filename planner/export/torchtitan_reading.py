@@ -127,10 +127,15 @@ def _read(settings: Settings, facts: Facts) -> tuple[Description, list[str]]:
     if pipeline > 1 and global_batch != local * data:
         notes.append("batches accumulated around the pipeline are read as more micro-batches in it")
     expert = settings.degree("parallelism.expert_parallel_degree")
-    has_experts = expert > 1 or (facts.architecture is not None and facts.architecture.experts is not None)
+    has_experts = expert > 1 or facts.has_experts
     precision = _read_precision(settings)
     reshard = settings.word("parallelism.fsdp_reshard_after_forward", "default", ("default", "always", "never"))
     after = (pipeline == 1) if reshard == "default" else reshard == "always"
+    if pipeline > 1 and after and not replicated:
+        notes.append(
+            "fsdp_reshard_after_forward beside a pipeline: gradients are whole until a step ends, as in ZeRO 1;"
+            " priced without gathering weights again"
+        )
     description = Description(
         layers=layers,
         virtual_stages=virtual,
@@ -141,7 +146,7 @@ def _read(settings: Settings, facts: Facts) -> tuple[Description, list[str]]:
         zigzag=context > 1 and settings.word("parallelism.context_parallel_load_balancer", "headtail") == "headtail",
         expert=expert if has_experts else None,
         whole_experts=settings.degree("parallelism.expert_tensor_parallel_degree") == 1 and tensor > 1,
-        zero=0 if replicated else 3 if after else 2,
+        zero=0 if replicated else 1 if pipeline > 1 else 3 if after else 2,
         replicas=replicas,
         sequence_parallel=tensor > 1,
         micro_batch=micro_batch,

@@ -134,7 +134,7 @@ def _parallelism(d: Description) -> dict[str, object]:
         "data_parallel_replicate_degree": d.data if replicated else d.replicas,
         "data_parallel_shard_degree": 1 if replicated else d.data // d.replicas,
     }
-    if d.zero > 1:
+    if d.zero:
         found["fsdp_reshard_after_forward"] = "always" if d.zero == 3 else "never"
     found["tensor_parallel_degree"] = d.tensor
     found["pipeline_parallel_degree"] = d.pipeline

@@ -117,6 +117,12 @@ def _experts(sizes: Mapping[str, Any], key: str, unit: int) -> int:
     return max(2 * unit, _EXPERTS)
 
 
+def _image(sizes: Mapping[str, Any], key: str, unit: int) -> int:
+    """So large that a fifth halving divides by two units; as it is where patches are counted by positions."""
+    size: int = sizes[key]
+    return size if sizes.get("patch_size") else min(size, 64 * unit)
+
+
 def _tables(sizes: Mapping[str, Any], key: str, unit: int) -> str:
     return "x".join(str(min(rows, 40 * unit)) for rows in sizes[key])
 
@@ -143,6 +149,7 @@ _RULES: tuple[tuple[tuple[str, ...], _Small], ...] = (
     (("expert_size", "moe_intermediate_size"), _times(12)),
     (("shared_size",), _times(20)),
     (("num_classes",), _times(10)),
+    (("image_size",), _image),
     (("table_rows",), _tables),
     (("crossed_rows",), _times(40)),
 )

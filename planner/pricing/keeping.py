@@ -40,20 +40,22 @@ def keeping_fault(rule: Rule) -> Fault | None:
     """Why the results of an operator cannot be kept through recomputation; None where they can."""
     if rule.op_class == "view" or rule.local_form == "reshape":  # whether a reshape copies depends on the device
         return Fault(reason=f"{rule.op} computes nothing, its result is a view of its operand or a copy")
-    together = rule.casts or all(rule.factors[i.factor].kind is FactorKind.RING for i in rule.inner)
+    kinds = {rule.factors[message.factor].kind for message in rule.inner}
+    together = rule.casts or kinds <= {FactorKind.RING, FactorKind.HALO}
     if not together:  # what is kept as a whole is kept with what it sends (`runtime.ops.kept_results`)
         return Fault(reason=f"{rule.op} communicates inside, and is computed again as a whole")
     return None
 
 
-def keeping(prices: OperatorPrices, works: bool, own: Sequence[int]) -> Keeping:
+def keeping(prices: OperatorPrices, works: bool | NDArray[np.bool_], own: Sequence[int]) -> Keeping:
     """What it changes to keep an operator for which `keeping_fault` has nothing to say.
 
-    `works` says whether recomputing the block would run the operator again (see `liveness.Replay`); `own` has the
-    positions, among the results that are tensors, of those in `Liveness.kept`: they are counted in the block already.
+    `works` says whether recomputing the block would run the operator again (see `liveness.Replay`), for all strategies
+    or each; `own` has the positions, among the results that are tensors, of those in `Liveness.kept`: they are counted
+    in the block already.
     """
     return Keeping(
-        seconds=prices.forward + prices.inner_forward if works else np.zeros_like(prices.forward),
+        seconds=(prices.forward + prices.inner_forward) * works,
         kept=sum(prices.results, prices.saved_extra),
         interior=sum((prices.results[place] for place in own), prices.saved_extra),
     )

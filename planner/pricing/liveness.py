@@ -20,7 +20,7 @@ where it keeps nothing but operands. Other software runs the whole block again (
 from dataclasses import dataclass
 from typing import cast
 
-from hardware_profiles import LossMemory
+from hardware_profiles import Bytes, LossMemory
 from planner.graph.blocks import IDENTITY, Blocks
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.sharding.rule import Rule
@@ -53,6 +53,11 @@ class Replay:
 
     moves: int
     works: int
+
+    def runs(self, place: int, joined: Bytes) -> bool:
+        """Whether an operator is computed once more: one that joins so many bytes to its operand, and keeps them
+        for its backward pass, is where it gets its operands."""
+        return place < (self.moves if joined else self.works)
 
 
 def liveness(graph: OperatorGraph, fused: bool = False, loss: LossMemory = "whole") -> Liveness:

@@ -6,7 +6,7 @@ work terms, bytes from the local shapes, saved activations from what autograd ke
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodels import host_rows_time, server_rows_time
-from hardware_profiles import DTYPES, Cluster
+from hardware_profiles import DTYPES, Bytes, Cluster
 from planner.errors import RequestError, RuleError
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.pricing.kernel_call import KernelCall
@@ -39,9 +39,6 @@ from planner.sharding.zigzag import pieces_of_ring
 
 Array = NDArray[np.float64]
 
-ROUND = "send_recv"
-"""Kind of the messages that come round a ring."""
-
 _EMULATED = 9.0
 """What operands in 8 bits take where they are multiplied in fp32: a copy of four bytes, and another that is scaled."""
 
@@ -56,9 +53,9 @@ class OperatorPrices:
     Seconds: `forward`, `backward` compute, of which kernels wait `late` (forward, backward) for the host, which takes
     `host` (forward, backward) to launch them one by one, `inner_forward`, `inner_backward` collectives of its
     implementation. Bytes: `operands` and `results` local sizes, `saved_extra` what autograd keeps beside operands and
-    results, `unsaved_extra` the same of an operator without gradients, whose kernel makes it for a moment, `transient`
-    what lives only while it runs: forward the results and the operands that nobody keeps, backward the gradients of the
-    results and of the operands, whichever is more.
+    results, `joined` what of that has come to be joined to an operand, `unsaved_extra` the same of an operator without
+    gradients, whose kernel makes it for a moment, `transient` what lives only while it runs: forward the results and
+    the operands that nobody keeps, backward the gradients of the results and of the operands, whichever is more.
     """
 
     forward: Array
@@ -70,6 +67,7 @@ class OperatorPrices:
     operands: tuple[Array, ...]
     results: tuple[Array, ...]
     saved_extra: Array
+    joined: Array
     unsaved_extra: Array
     transient: Array
     flops: Array
@@ -121,7 +119,9 @@ def price_operator(
     extra = score_bytes(call)
     if extra is None:
         extra = _sum_work(rule.saved_extra, extents) if graded else np.zeros(len(extents))
-    inner_forward, inner_backward = _inner(rule, strategies, mesh, cluster, (forward, backward))
+    come = np.array([joined_bytes(rule, strategy, mesh) for strategy in strategies]) if rule.joined else 0.0 * extra
+    extra = extra + come if graded else extra
+    inner_forward, inner_backward = _inner(rule, strategies, mesh, cluster, (forward, backward), graded)
     again, launches = np.zeros(len(extents)), (host, host)
     if graded and rule.op_class in cluster.software.recomputed_in_backward:
         backward, inner_backward = backward + forward, inner_backward + inner_forward
@@ -138,7 +138,7 @@ def price_operator(
     passing = sum(
         (b for i, b in enumerate(operand_bytes) if i not in saved and i not in rule.looked_up), np.zeros(len(extents))
     )
-    scratch = _sum_work(rule.scratch, extents) + _inner_scratch(rule, strategies, held, mesh)
+    scratch = _sum_work(rule.scratch, extents) + _inner_scratch(rule, strategies, held, mesh) + 2 * come
     if rule.casts and not cluster.device.multiplies(rule.computed[0]):
         scratch = scratch * _EMULATED
     return OperatorPrices(
@@ -151,6 +151,7 @@ def price_operator(
         operands=operand_bytes,
         results=result_bytes,
         saved_extra=extra,
+        joined=come,
         unsaved_extra=_sum_work(() if graded else rule.saved_extra, extents),
         transient=np.zeros(len(extents)) if free else written + np.maximum(passing, gradients) + scratch + again,
         flops=flops * (1 + rule.backward_work(worked)),
@@ -277,12 +278,13 @@ def _compute_dtype(rule: Rule, tensors: Sequence[TensorType]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerMessage:
-    """A message of the operator's own implementation, and how often it is sent forward and backward; `home` says that
-    the last one backward is of what has come home."""
+    """A message of the operator's own implementation, and how often it is sent forward and backward; whether it comes
+    round a ring, and `home` says that the last one backward is of what has come home."""
 
     message: Message
     forward: int
     backward: int
+    comes_round: bool = False
     home: bool = False
 
 
@@ -293,14 +295,22 @@ def _inner_scratch(rule: Rule, strategies: Sequence[Strategy], extents: Array, m
     return np.where(sends, _sum_work(rule.inner_scratch, extents), 0.0)
 
 
-def inner_messages(rule: Rule, strategy: Strategy, mesh: Mesh) -> tuple[InnerMessage, ...]:
-    """What the operator's own implementation sends, on every axis that splits the factor of an inner collective."""
+def inner_messages(
+    rule: Rule, strategy: Strategy, mesh: Mesh, graded: Collection[int] | None = None
+) -> tuple[InnerMessage, ...]:
+    """What the operator's own implementation sends, on every axis that splits the factor of an inner collective, where
+    gradients of the operands `graded` are asked for; of all, where nothing is said."""
     return tuple(
-        _message(rule, strategy, mesh, inner, axis)
+        _message(rule, strategy, mesh, inner, axis, graded)
         for inner in rule.inner
         for axis, choice in enumerate(strategy)
         if choice == inner.factor and mesh.sizes[axis] > 1
     )
+
+
+def joined_bytes(rule: Rule, strategy: Strategy, mesh: Mesh) -> Bytes:
+    """Bytes that the messages of an operator bring to be joined to its first operand (`Rule.joined`)."""
+    return sum(one.message.nbytes * one.forward for one in inner_messages(rule, strategy, mesh)) if rule.joined else 0.0
 
 
 def inner_hidden(rule: Rule, cluster: Cluster) -> float:
@@ -322,30 +332,39 @@ def inner_seconds(rule: Rule, message: Message, mesh: Mesh, cluster: Cluster) ->
     return message_seconds(message, mesh, cluster)
 
 
-def _message(rule: Rule, strategy: Strategy, mesh: Mesh, inner: InnerCollective, axis: int) -> InnerMessage:
-    comes_round = inner.kind == ROUND
+def _message(
+    rule: Rule, strategy: Strategy, mesh: Mesh, inner: InnerCollective, axis: int, graded: Collection[int] | None
+) -> InnerMessage:
+    comes_round = inner.factor in rule.rings
+    asked = graded is None or inner.gradient_of is None or inner.gradient_of in graded
     extents = (local_extents if comes_round else loop_extents)(rule, strategy, mesh)
     nbytes = float(round(math.prod(extents[factor] for factor in inner.factors) * inner.element_bytes))
     hops = mesh.sizes[axis] - 1 if comes_round else 1
     return InnerMessage(
         message=Message(kind=inner.kind, axis=axis, nbytes=nbytes),
         forward=inner.forward * hops,
-        backward=inner.backward * hops + inner.home,
+        backward=inner.backward * hops + inner.home if asked else 0,
+        comes_round=comes_round,
         home=inner.home,
     )
 
 
 def _inner(
-    rule: Rule, strategies: Sequence[Strategy], mesh: Mesh, cluster: Cluster, work: tuple[Array, Array]
+    rule: Rule,
+    strategies: Sequence[Strategy],
+    mesh: Mesh,
+    cluster: Cluster,
+    work: tuple[Array, Array],
+    graded: Collection[int],
 ) -> tuple[Array, Array]:
     """Seconds of the inner messages that nothing hides, beside those of the kernels, (K,) forward and backward."""
     forward, backward = np.zeros(len(strategies)), np.zeros(len(strategies))
     exposed = 1 - inner_hidden(rule, cluster)
     for row, strategy in enumerate(strategies if rule.inner else ()):
         hop, last = [0.0, 0.0], 0.0
-        for inner in inner_messages(rule, strategy, mesh):
+        for inner in inner_messages(rule, strategy, mesh, graded):
             seconds = inner_seconds(rule, inner.message, mesh, cluster)
-            if inner.message.kind == ROUND:
+            if inner.comes_round:
                 hop[0] += seconds * (inner.forward > 0)
                 hop[1] += seconds
                 last += seconds * inner.home

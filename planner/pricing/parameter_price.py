@@ -96,8 +96,8 @@ def price_parameter(
     software = pricers.parameters.cluster.software
     per = parameter_bytes(precision, optimizer, software, update.variant)
     pieces = np.array([_pieces(s, sizes) for s in stored]) if software.flat else np.ones(len(stored))
-    weight = np.array([local_fraction(s.weight, sizes) for s in stored]) * tensor.numel
-    weight = weight / (pieces if software.flat > 2 else 1.0) * per.weight
+    weight = _weight_bytes(tensor, stored, sizes, per.weight, copied=trainable and per.weight > tensor.element_bytes)
+    weight = weight / (pieces if software.flat > 2 else 1.0)
     cluster, zeros = pricers.parameters.cluster, np.zeros(len(stored))
     apart = np.array([one.weight_offloaded for one in stored])
     weight_fetch, weight_store = _visits(weight, [one.weight_home for one in stored], cluster)
@@ -150,6 +150,20 @@ def price_parameter(
         weight_fetch=weight_fetch,
         weight_store=weight_store,
     )
+
+
+def _weight_bytes(
+    tensor: TensorType, stored: Sequence[StoredParameter], sizes: Sequence[int], each: float, *, copied: bool
+) -> Array:
+    """Bytes of a weight, `each` of an element. What is stored in fp32 and computed with as a 16-bit copy lies in the
+    layout of the state; where that is finer than the layout of the weight, the copy is beside it (FSDP2 that does not
+    reshard)."""
+    weight = np.array([local_fraction(s.weight, sizes) for s in stored]) * tensor.numel
+    if not copied:
+        return weight * each
+    state = np.array([local_fraction(s.state, sizes) for s in stored]) * tensor.numel
+    apart = np.array([s.weight != s.state and not s.weight_offloaded for s in stored])
+    return np.where(apart, weight * tensor.element_bytes + state * each, weight * each)
 
 
 def _visits(nbytes: Array, homes: Sequence[Home], cluster: Cluster) -> tuple[Array, Array]:

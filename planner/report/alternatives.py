@@ -107,8 +107,9 @@ def _cells(row: Sensitivity, found: Outcome | None, base: Outcome | None) -> tup
 
 ABOUT = (
     "This plan kept: the same choices, with more or fewer micro-batches, or a longer or shorter data parallel axis."
-    " Searched again: nothing decided. The search minimises a sum that a step is within a few percent of, so rows may"
-    " differ by that much for no other reason."
+    " Searched again: nothing decided, until no plan can be more than 1% faster than the one shown, by the sum that the"
+    " search minimises. A step is within a few percent of that sum, so rows may differ by that much for no"
+    " other reason."
 )
 """What stands below the table of sensitivities."""
 
@@ -135,7 +136,7 @@ def memory_line(rows: Sequence[Sensitivity]) -> str:
         return ""
     saved = _saved(more.searched, rows[0].searched)
     if saved <= 0:
-        return "Memory does not bind: with a tenth more no better plan was found."
+        return "Memory does not bind: with a tenth more no plan was found that is more than 1% faster."
     return f"Memory binds: with a tenth more the best plan takes {seconds_text(saved)} less."
 
 

@@ -10,6 +10,7 @@ from rich.text import Text
 from planner.graph.blocks import Blocks
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.binding.discovered import discovered
+from planner.plan.compare.explanation import shown_parts
 from planner.plan.layout.group_runs import group_runs
 from planner.plan.layout.patterns import Patterns
 from planner.plan.layout.roles import Roles
@@ -114,7 +115,7 @@ def _costs(plan: Plan, prediction: Prediction) -> RenderableType:
     return Group(
         table,
         *_stages(plan, prediction),
-        _parts("\nTime of a step", prediction.time, prediction.step_seconds, seconds_text),
+        _parts("\nTime of a step", shown_parts(prediction.time), prediction.step_seconds, seconds_text),
         _memory(prediction),
     )
 

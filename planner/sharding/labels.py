@@ -7,7 +7,7 @@ the batch in `rescale`.
 from typing import cast
 
 from planner.graph.operator_graph import Operator, OperatorGraph
-from planner.sharding.rule import Rule
+from planner.sharding.rule import FactorKind, Rule
 from planner.sharding.rules import rule_of
 
 
@@ -33,6 +33,9 @@ def _labelled(op: Operator, rule: Rule, labels: dict[str, tuple[str | None, ...]
         for label, factors in zip(labels.get(name, (None,) * len(dims)), dims, strict=True):
             if label is not None and factors:
                 found.setdefault(factors[0], label)
+    for at, factor in enumerate(rule.factors):
+        if factor.kind is FactorKind.HALO and factor.parts[0] in found:
+            found[at] = found[factor.parts[1]] = found[factor.parts[0]]
     for name, dims in zip((r for r in op.results if r is not None), rule.results, strict=True):
         labels[name] = tuple(found.get(factors[0]) if factors else None for factors in dims)
     return tuple(found.get(i, factor.name) for i, factor in enumerate(rule.factors))

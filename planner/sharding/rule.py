@@ -40,6 +40,9 @@ A *ring* is an exchange in which every device meets all pieces of the first fact
 second alone: keys k that come round to queries q, written k@q (Liu et al. 2023, arXiv 2310.01889). Nobody splits by it
 unless it is asked for.
 
+A *halo* splits a dim that a stencil slides over, and that of its results, h@ph: a piece is read with the edges of its
+neighbours, which the implementation sends (`planner.sharding.halo`). One axis does so for an operator.
+
 This file is long because a rule and what a strategy makes of it (layouts, extents, legality) are one definition.
 """
 
@@ -67,6 +70,7 @@ class FactorKind(Enum):
     EXCHANGE = "exchange"  # splits two other factors at once: the implementation moves rows between the devices
     ALIGNED = "aligned"  # splits two other factors at once: the pieces of one use those of the other
     RING = "ring"  # splits two other factors at once; pieces of the first come round to every device
+    HALO = "halo"  # splits two other factors at once; a piece of the first is read with the edges of its neighbours
     BLOCKED = "blocked"  # cannot be split by itself
 
 
@@ -74,13 +78,15 @@ class FactorKind(Enum):
 class Factor:
     """One loop index: its name in the rule, its extent, and how it may be split. An exchange, or a ring, is no loop of
     its own: it has the extent 1, and `parts` are the two factors that it splits at once. Where the loop is cut the
-    device with the most work has `imbalance` times the average, but no more than all."""
+    device with the most work has `imbalance` times the average, but no more than all. The pieces of the first part of a
+    halo have `least` elements at least, as many as a neighbour reads of them; 0 where it reads none."""
 
     name: str
     extent: int
     kind: FactorKind
     parts: tuple[int, ...] = ()
     imbalance: float = 1.0
+    least: int = 0
 
 
 Pair = tuple[Placement, Placement]  # of a value and of its gradient, on one axis
@@ -109,7 +115,9 @@ class InnerCollective:
 
     The message has `element_bytes` for each point of `factors` (of the loops of one device).
     A "send_recv" is a piece that comes round a ring: each device sends one that it holds to the next, once less than
-    there are devices for each `forward` and `backward`, and once more where it comes `home` to the device it is for.
+    there are devices for each `forward` and `backward`, and once more where it comes `home` to the device it is for. At
+    a halo it is an edge, which each device sends to a neighbour. What goes `backward` goes for the gradient of operand
+    `gradient_of`, if one is named.
     """
 
     kind: str
@@ -119,6 +127,7 @@ class InnerCollective:
     forward: int = 0
     backward: int = 0
     home: bool = False
+    gradient_of: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +154,8 @@ class Rule:
     `deferred_weight_gradients` are the weights of a linear layer: their gradients are products of their own, which can
     be had later. Autograd keeps operand i for the gradients of operands J where `saves` has (i, J), the results in
     `saved_results`, and `saved_extra` bytes beside them; `scratch` bytes live only while it runs, and `inner_scratch`
-    where it sends any of `inner`. `local_form` ("reshape", "expand", ...) is what an operator that spells out its shape
+    where it sends any of `inner`. What these bring is `joined` to a copy of the first operand for as long as it runs,
+    and kept by autograd as it came. `local_form` ("reshape", "expand", ...) is what an operator that spells out a shape
     becomes on shards: that operator of the tensor and its local result shape. `mean_over` lists reductions that average
     instead of sum. `roles` names the factors whose product is each extent that the time of the op's kernel depends on,
     where the operands do not tell, `causal` says that half of its work is masked, and `unfused` that attention has its
@@ -174,6 +184,7 @@ class Rule:
     scratch: tuple[Work, ...] = ()
     inner: tuple[InnerCollective, ...] = ()
     inner_scratch: tuple[Work, ...] = ()
+    joined: bool = False
     local_form: str | None = None
     mean_over: tuple[int, ...] = ()
     roles: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -205,7 +216,7 @@ class Rule:
         """For each factor those that are in pieces where an axis is given to it: itself; the parts of an exchange;
         nothing where only the gradient is in pieces."""
         return tuple(
-            factor.parts if factor.kind in (FactorKind.EXCHANGE, FactorKind.ALIGNED, FactorKind.RING)
+            factor.parts if factor.parts
             else () if factor.kind is FactorKind.BROADCAST
             else (index,)
             for index, factor in enumerate(self.factors)
@@ -231,6 +242,11 @@ class Rule:
     def rings(self) -> frozenset[int]:
         """Factors along which operands may come round."""
         return frozenset(i for i, factor in enumerate(self.factors) if factor.kind is FactorKind.RING)
+
+    @cached_property
+    def halos(self) -> frozenset[int]:
+        """Factors whose pieces are read with edges of their neighbours."""
+        return frozenset(i for i, factor in enumerate(self.factors) if factor.kind is FactorKind.HALO and factor.least)
 
     @cached_property
     def aligned(self) -> tuple[tuple[int, int, int], ...]:
@@ -377,7 +393,7 @@ def _strategy_reason(rule: Rule, strategy: Strategy, mesh: Mesh) -> str | None:
         if factor.extent % count:
             names = " and ".join(f"{axis.name} of size {axis.size}" for axis in axes)
             return f"{names} does not divide factor '{factor.name}' of extent {factor.extent}"
-    reason = _aligned_reason(rule, strategy, mesh.sizes)
+    reason = _aligned_reason(rule, strategy, mesh.sizes) or _halo_reason(rule, strategy, mesh)
     if reason:
         return reason
     for dims in (*rule.operands, *rule.results):
@@ -404,6 +420,24 @@ def _aligned_reason(rule: Rule, strategy: Strategy, sizes: Sequence[int]) -> str
                         f"factor '{names[2]}' is split into {size} alone, and there are {left} of '{names[1]}' to"
                         f" share: split '{names[0]}', or '{names[2]}' into a larger multiple of {left}"
                     )
+    return None
+
+
+def _halo_reason(rule: Rule, strategy: Strategy, mesh: Mesh) -> str | None:
+    """Why pieces cannot be read with the edges of their neighbours; None where they can."""
+    cut = [axis for axis, choice in enumerate(strategy) if choice in rule.halos]
+    if len(cut) > 1:
+        names = " and ".join(mesh.axes[axis].name for axis in cut)
+        return f"{names} both split a dim whose pieces are read with their neighbours' edges; one axis can"
+    for axis in cut:
+        halo, line = rule.factors[strategy[axis] or 0], mesh.axes[axis]
+        read = rule.factors[halo.parts[0]]
+        piece = local_extents(rule, strategy, mesh)[halo.parts[0]]
+        if piece < halo.least:
+            return (
+                f"{line.name} of size {line.size} leaves pieces of {piece} of factor '{read.name}', and {halo.least}"
+                f" are read of a neighbour; split it into {read.extent // halo.least} at most"
+            )
     return None
 
 
@@ -481,11 +515,15 @@ def _cut_on(
     kind = rule.factors[choice].kind
     if kind is FactorKind.BLOCKED or (kind is FactorKind.RING and choice in strategy):
         return None
+    if choice in rule.halos and not rule.halos.isdisjoint(strategy):
+        return None
+    least = rule.factors[choice].least
     for factor in rule.splits[choice]:
         count = pieces[factor] * size
         outside, inside = rule.nesting[factor]
         if (
             rule.factors[factor].extent % count
+            or (least and factor == rule.factors[choice].parts[0] and rule.factors[factor].extent < least * count)
             or any(pieces[outer] != rule.factors[outer].extent for outer in outside)
             or (inside and any(not inside.isdisjoint(rule.splits[other]) for other in strategy if other is not None))
         ):

@@ -159,6 +159,12 @@ def order_fault(rule: Rule, strategy: Strategy, mesh: Mesh, tensors: Tensors) ->
                     " tensor and something else in another",
                     hint="split another factor, or cut in contiguous order",
                 )
+            if True in kinds and rule.factors[choice or 0].kind is FactorKind.HALO:
+                return Fault(
+                    reason=f"{name} cuts sequences in zigzag order, in which neighbours do not have what comes"
+                    f" before and behind a piece of factor '{split.name}'",
+                    hint="split another factor, or cut in contiguous order",
+                )
             if True in kinds and split.extent % (2 * pieces[factor]):
                 chunks = 2 * pieces[factor]
                 return Fault(

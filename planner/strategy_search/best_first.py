@@ -93,6 +93,8 @@ class BestFirst:
         """Plans as slow as that are of no interest."""
         if not self.request.prune:
             return self.limit
+        if self.request.tolerance:
+            return min(self.limit, self.best * (1 - self.request.tolerance))
         first = math.inf
         if self.incumbent and self.request.top == 1 and not self.contenders.step:
             first = self.incumbent.objective * (1 + NEAR)
@@ -206,7 +208,7 @@ class BestFirst:
             bound = max(bound, proved * share)
             if bound < self.cutoff and family is not None:
                 bound = max(bound, family.priced_seconds(c, self._hint_for(family), self.cutoff))
-            if bound < self.best or (bound < self.cutoff and alone * share < self.cutoff):
+            if bound < min(self.best, self.cutoff) or (bound < self.cutoff and alone * share < self.cutoff):
                 self._evaluate(c, family, bound)
             else:
                 self.proved = min(self.proved, bound)
@@ -217,7 +219,8 @@ class BestFirst:
     def _search_on(self, finalists: Finalists, plans: tuple[Ranked, ...]) -> tuple[Ranked, ...]:
         """Where the best plans take longer than the sums by which others were left out, those others, too."""
         slowest = plans[min(self.request.top, len(plans)) - 1].seconds
-        if not self.request.prune or slowest <= self.contenders.cutoff or slowest >= self.limit:
+        coarse = not self.request.prune or self.request.tolerance > 0
+        if coarse or slowest <= self.contenders.cutoff or slowest >= self.limit:
             return plans
         self._tell("searching on")
         self.contenders.step = slowest
@@ -416,7 +419,7 @@ class BestFirst:
         if self.best == math.inf:
             if self.disagreement is not None and not self.evaluated:
                 raise self.disagreement
-            if self.least == math.inf and not stopped:
+            if self.least == math.inf and not stopped and self.limit == math.inf:
                 self._tell("measuring what is missing")
                 self._look_at_the_leanest()
             raise nothing_fits(self.request, self.least, self.fullest, self.short, stopped)

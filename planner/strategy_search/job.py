@@ -178,7 +178,7 @@ def named_job(
     precision = default_precision(cluster) if precision is None else _known(precision)
     dtype, fault = PRECISIONS[precision], None
     if is_of_zoo(name):
-        found = _traced(name, trace, dtype, sequence_length, graph_cache)
+        found = traced_of_zoo(name, trace, dtype, sequence_length, graph_cache)
         graph = discover(found.graph, rule_cache, noted)
     else:
         built = build_model(name, dtype=dtype, sequence_length=sequence_length)
@@ -197,7 +197,7 @@ def named_job(
     )
 
 
-def _traced(name: str, trace: Trace, dtype: str, sequence_length: int | None, cache: Path | None) -> Carried:
+def traced_of_zoo(name: str, trace: Trace, dtype: str, sequence_length: int | None, cache: Path | None) -> Carried:
     """The graph of a zoo model: one that is kept, or traced, and kept from then on."""
     from planner.models.zoo import build_model
 

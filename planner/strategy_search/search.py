@@ -50,7 +50,7 @@ def search(
     Between two configurations `cancelled` is asked; where it says so, or a limit of the planner is reached
     (`planner.limits`, the time limit of the request among them), the best plans so far are returned. Plans whose
     objective is `cutoff` seconds or more are of no interest. `shared` is for several searches that differ in their
-    memory alone.
+    memory and global batch alone.
 
     Raises RequestError where the request divides into nothing, InfeasibleError, with the bytes that are missing, where
     nothing fits, LimitError where a limit was reached before anything was found.

@@ -266,7 +266,7 @@ def _purpose(axis: AxisRole, sharing: bool) -> Role | None:
     """What an axis is for; None where that is nothing that has a name."""
     if axis.role == "data":
         return "data" if axis.shared or not sharing else "replica"
-    if axis.role == "context":
+    if axis.role == "context" and "pixels" not in axis.detail:
         return "ring" if "ring" in axis.detail else "context"
     return "tensor" if axis.role == "tensor" else None
 

@@ -139,6 +139,8 @@ def _alternatives(
     settings: Settings, asked: Pinned, experts: tuple[int, ...], devices: int, kinds: Sequence[frozenset[str]]
 ) -> Iterator[Pinned]:
     """What a row of settings can be, as far as it agrees with what was decided by hand."""
+    if settings.piped and asked.pipeline == 1:
+        return
     ways: tuple[str | None, ...] = settings.context or (None,)
     if asked.context_by not in (FREE.context_by, "auto"):
         ways = tuple(way for way in ways if way == asked.context_by)
@@ -168,6 +170,7 @@ def _alternatives(
                 counts="equal" if recomputed == "equal" else "any",
                 shards=settings.shards,
                 interleaved=settings.interleaved,
+                piped=settings.piped,
                 filled=settings.filled,
                 divided=settings.even,
                 kept=kept,

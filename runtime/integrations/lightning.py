@@ -37,6 +37,7 @@ from runtime.integrations.taking_over import (
     settings_of,
 )
 from runtime.integrations.training_step_module import PREFIX, TrainingStepModule
+from runtime.optimizers.optimizers import OptimizerSettings
 from runtime.step.training_step import TrainingStep, parallelize
 
 try:
@@ -70,8 +71,8 @@ def as_planned(module: nn.Module) -> nn.Module:
 
 
 class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by mypy
-    """Trains a LightningModule by a plan that was made for `as_planned(module)`, on the processes that a launcher has
-    started.
+    """Trains and validates a LightningModule by a plan that was made for `as_planned(module)`, on the processes that a
+    launcher has started.
 
     The DataLoader gives whole global batches of the plan, the same on every rank: seed what shuffles
     (`lightning.seed_everything`). `configure_optimizers` gives one AdamW, Adam or SGD of all weights, of which a group
@@ -179,22 +180,35 @@ class PlanStrategy(Strategy):  # type: ignore[misc]  # lightning is not read by 
         """Every rank takes its pieces only, at the first batch."""
 
     def setup(self, trainer: Any) -> None:
-        """Check what is asked for, and make the training step."""
+        """Check what is asked for, and make the training step; to validate alone that of `fit` is kept where there is
+        one, with the weights that it trained."""
         assert self.accelerator is not None
         assert self.lightning_module is not None
-        if trainer.state.fn != TrainerFn.FITTING:
+        validates = trainer.state.fn == TrainerFn.VALIDATING
+        if not validates and trainer.state.fn != TrainerFn.FITTING:
             raise RequestError(
-                f"Trainer.{trainer.state.fn}: PlanStrategy trains, and validates meanwhile; load the weights that"
-                " full_state_dict gives into the module, and test or predict with another strategy"
+                f"Trainer.{trainer.state.fn}: PlanStrategy trains and validates; load the weights that full_state_dict"
+                " gives into the module, and test or predict with another strategy"
             )
         self.accelerator.setup(trainer)
         _check(trainer, self.plan, self._validation)
+        if validates and self._has_trained(self.lightning_module):
+            return
+        settings = None if validates else self._settings(trainer)
+        self._planned = TrainingStepModule(self.lightning_module)
+        self._step = parallelize(self._planned, self.plan, optimizer=settings, device=self._device, seed=self._seed)
+
+    def _has_trained(self, module: Any) -> bool:
+        """Whether the training step has the weights of a module."""
+        own = self._planned is not None and self._planned.module is module
+        return own and self._step is not None and self._step.ready
+
+    def _settings(self, trainer: Any) -> OptimizerSettings:
+        """Of the one optimizer that the module configures."""
         self.setup_optimizers(trainer)
         if len(self.optimizers) != 1:
             raise RequestError(f"configure_optimizers gave {len(self.optimizers)} optimizers; a plan has one")
-        settings = settings_of(self.optimizers[0], self.lightning_module, self.plan, PREFIX)
-        self._planned = TrainingStepModule(self.lightning_module)
-        self._step = parallelize(self._planned, self.plan, optimizer=settings, device=self._device, seed=self._seed)
+        return settings_of(self.optimizers[0], self.lightning_module, self.plan, PREFIX)
 
     def _ready(self, batch: Any) -> TrainingStep:
         """The training step; the first batch traces the module and lets its weights go."""
@@ -327,11 +341,8 @@ def _check(trainer: Any, plan: Plan, validation: str | None) -> None:
     if trainer.gradient_clip_val and str(getattr(algorithm, "value", algorithm) or "norm") != "norm":
         raise RequestError("gradient_clip_algorithm='value': a plan clips the global norm; leave it out")
     check_clipping(trainer.gradient_clip_val, "gradient_clip_val", plan)
-    if (
-        trainer.fit_loop.epoch_loop.val_loop._data_source.is_defined()
-        and validation is None
-        and trainer.enable_validation
-    ):
+    meanwhile = trainer.fit_loop.epoch_loop.val_loop._data_source.is_defined() and trainer.enable_validation
+    if validation is None and (meanwhile or trainer.state.fn == TrainerFn.VALIDATING):
         raise RequestError(
             "the Trainer validates, and a plan computes the loss of training_step alone: give"
             " PlanStrategy(..., validation='val_loss') to log that, as the model is evaluated, or"

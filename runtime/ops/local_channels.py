@@ -4,7 +4,7 @@ Each is called with a `Shard` and with the operator's own arguments, tensors bei
 """
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,16 +13,6 @@ from runtime.ops.batch_norm import batch_norm
 
 if TYPE_CHECKING:
     from runtime.ops.shard import Shard
-
-_GROUPS_OF_CONVOLUTION = 6  # position of the argument
-
-
-def convolution(shard: "Shard", *arguments: Any, **keywords: Any) -> torch.Tensor:
-    """A convolution with as many groups as this rank has."""
-    groups = arguments[_GROUPS_OF_CONVOLUTION:] or (keywords.pop("groups", 1),)
-    given = arguments[:_GROUPS_OF_CONVOLUTION]
-    made: torch.Tensor = resolve(shard.bound.operator.op)(*given, **keywords, groups=groups[0] // _pieces(shard, "g"))
-    return made
 
 
 def group_norm(
@@ -49,26 +39,33 @@ def functional_batch_norm(
     momentum: float,
     epsilon: float,
 ) -> tuple[torch.Tensor, ...]:
-    """Result, mean and reciprocal deviation of the batch, and the new running mean and variance. Where nothing is
-    trained these are all the running ones, as they are."""
+    """Result, mean and reciprocal deviation of the batch, and the new running mean and variance, float32 at least, as
+    graphs have them. Where nothing is trained these are all the running ones, as they are."""
     if not training:
         result = torch.batch_norm(x, weight, bias, running_mean, running_variance, False, momentum, epsilon, False)
-        return result, running_mean, (running_variance + epsilon).rsqrt(), running_mean, running_variance
+        return (
+            result, running_mean, (running_variance + epsilon).rsqrt(), _wide(running_mean), _wide(running_variance)
+        )  # fmt: skip
     groups = _groups(shard)
     if not groups:
         whole: tuple[torch.Tensor, ...] = resolve(shard.bound.operator.op)(
             x, weight, bias, running_mean, running_variance, training, momentum, epsilon
         )
-        return whole
+        return (*whole[:3], _wide(whole[3]), _wide(whole[4]))
     result, mean, variance, count = batch_norm(x, weight, bias, epsilon, groups)
     unbiased = variance * (count / max(1, count - 1))
     return (
         result,
         mean,
         (variance + epsilon).rsqrt(),
-        running_mean.lerp(mean.to(running_mean.dtype), momentum),
-        running_variance.lerp(unbiased.to(running_variance.dtype), momentum),
+        _wide(running_mean.lerp(mean.to(running_mean.dtype), momentum)),
+        _wide(running_variance.lerp(unbiased.to(running_variance.dtype), momentum)),
     )
+
+
+def _wide(statistic: torch.Tensor) -> torch.Tensor:
+    """What the operator says that it returns on devices without data, where kernels return what they were given."""
+    return statistic.to(torch.promote_types(statistic.dtype, torch.float32))
 
 
 def batch_norm_without_running(

@@ -29,6 +29,7 @@ from runtime.ops import (
     local_attention,
     local_channels,
     local_dropout,
+    local_images,
     local_language,
     local_lookups,
     local_recurrent,
@@ -137,17 +138,19 @@ LOCAL_OPS: Mapping[str, Form] = {
     UPDATE: local_shapes.update,
     BAG: local_lookups.embedding_bag,
     **{
-        f"aten.conv{spatial}d.{overload}": local_channels.convolution
+        f"aten.conv{spatial}d.{overload}": local_images.convolution
         for spatial in (1, 2, 3)
         for overload in ("default", "padding")
     },
     "aten._native_batch_norm_legit.no_stats": local_channels.batch_norm_without_running,
     "aten._native_batch_norm_legit_functional.default": local_channels.functional_batch_norm,
     "aten.batch_norm.default": local_channels.plain_batch_norm,
+    "aten.avg_pool2d.default": local_images.avg_pool2d,
     "aten.copy.default": local_shapes.copied,
     "aten.cross_entropy_loss.default": local_language.cross_entropy,
     "aten.embedding.default": local_language.embedding,
     "aten.group_norm.default": local_channels.group_norm,
+    "aten.max_pool2d.default": local_images.max_pool2d,
     "aten.narrow.default": local_shapes.narrow,
     "aten.nll_loss_nd.default": local_lookups.nll_loss,
     "aten.rms_norm.default": local_language.rms_norm,

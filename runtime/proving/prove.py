@@ -30,7 +30,7 @@ from planner.plan.shrinking.smallest import SmallRequest, smallest
 from runtime.processes.ranks import run_ranks
 from runtime.processes.run_servers import servers_of
 from runtime.proving.differences import Differences
-from runtime.proving.rank import TIMEOUT, Request, read_answer
+from runtime.proving.rank import PHASE, TIMEOUT, Request, read_answer
 from runtime.run_settings import RunSettings
 
 EXACT = "fp32"
@@ -82,18 +82,18 @@ def prove(
         machine=machine, reference=reference, small=small, processes=processes, precisions=precisions
     )
     found, covered = smallest(large, facts, request)
-    on_phase(f"running them on {found[0].plan.cluster.devices} processes")
+    on_phase(f"starting {found[0].plan.cluster.devices} processes")
     model = found[0].model if given or small is not None else None
     return Proof(
         large=plan,
         small=found,
         covered=covered,
-        differences=_run(found, model),
+        differences=_run(found, model, on_phase),
         blocks=large.blocks.count,
     )
 
 
-def _run(small: Sequence[SmallPlan], model: str | None) -> tuple[Differences, ...]:
+def _run(small: Sequence[SmallPlan], model: str | None, on_phase: Callable[[str], None]) -> tuple[Differences, ...]:
     """Train all small plans on processes of this machine."""
     settings, lines = RunSettings(), list[str]()
     with tempfile.TemporaryDirectory(prefix="plan-prove-") as name, servers_of(small[0].plan, settings) as servers:
@@ -111,7 +111,14 @@ def _run(small: Sequence[SmallPlan], model: str | None) -> tuple[Differences, ..
         )
         request.write(folder / "request")
         devices = small[0].plan.cluster.devices
-        code = run_ranks("runtime.proving", [str(folder / "request")], devices, lines.append, TIMEOUT)
+
+        def told(line: str) -> None:
+            if line.startswith(PHASE):
+                on_phase(f"{line.removeprefix(PHASE).strip()} on {devices} processes, beside the unsharded model")
+            else:
+                lines.append(line)
+
+        code = run_ranks("runtime.proving", [str(folder / "request")], devices, told, TIMEOUT)
         if code or not Path(request.answer).exists():
             raise RunError(f"the small plan could not be run: {' '.join(lines[-3:]) or f'exit code {code}'}")
         return read_answer(Path(request.answer))

@@ -26,6 +26,9 @@ from runtime.proving.differences import Differences
 TIMEOUT = 120.0
 """Seconds without progress after which a proof is ended."""
 
+PHASE = "phase: "
+"""How a line begins in which the first rank says what it does now."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -66,8 +69,10 @@ def _work(request: Request, at: At, joined: Joined) -> int:
     joined(start_processes(torch.device("cpu"), TIMEOUT))
     known, found = Communicators(TIMEOUT), []
     servers = addresses(request.server_folder, request.servers)
-    for path, text in zip(request.plans, request.graphs, strict=True):
+    for number, (path, text) in enumerate(zip(request.plans, request.graphs, strict=True), start=1):
         at(f"training {Path(path).name} beside the unsharded model")
+        if dist.get_rank() == 0:
+            print(f"{PHASE}running in {Path(path).stem} ({number} of {len(request.plans)})", flush=True)
         graph = own_graph(text).graph if text else None
         found.append(compared(load_plan(path), request.model, known, servers, graph))
     if dist.get_rank() == 0:

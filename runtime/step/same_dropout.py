@@ -117,6 +117,13 @@ class SameDropout(TorchFunctionMode):
     ) -> Any:
         """Of a module of several layers that drops: layer after layer. `rest` of one on padded sequences: has_biases,
         num_layers, dropout, train and more."""
+        if isinstance(rest[0], list | tuple):  # of packed sequences, whose second argument are batch sizes
+            if rest[3] and rest[4] and rest[2] > 1:
+                raise ModelError(
+                    f"{function.__name__} drops elements of packed sequences between its layers, which no graph has:"
+                    " pad sequences to one length, and leave what is padded out of the loss (ignore_index, or a mask)"
+                )
+            return function(source, states, parameters, *rest)
         if not isinstance(parameters, list | tuple) or not rest[2] or not rest[3] or rest[1] == 1:
             return function(source, states, parameters, *rest)
         biases, layers, p, *how = rest

@@ -3,7 +3,7 @@
 Each plan is found with `engine=`, written by the exporter of that engine, and read back; a row says so where what is
 read is not what was written, or where something was given up. CPU seconds are those of the search for the engine alone.
 "quick" has Llama 3 8B, "usual" what is found within ten minutes, "full" all. Names of models after the options run
-these alone: bench_engines.py --extent=full llama70b
+these alone, and names of engines their rows beside the free plan: bench_engines.py --extent=full llama70b torch
 """
 
 import sys
@@ -67,6 +67,8 @@ def read_back(result: SearchResult, engine: str, traced: planner.TracedModel) ->
         devices=description.devices,
         architecture=architecture_of(plan.model.reference, plan.model.sequence_length, every=target.writes_model),
         beside=files.get(target.beside or "", ""),
+        experts=description.expert is not None,
+        sequence_length=plan.model.sequence_length,
     )
     return "equal" if target.read(files[target.main], facts).description == description else "differs"
 
@@ -93,9 +95,10 @@ def row(model: str, devices: int, name: str, one: Found, more: str, read: str) -
     return f"| {model} on {devices} | {name} | `{plan.cluster.software}` | {' | '.join(figures)} |"
 
 
-def table_of(model: str) -> None:
-    """The rows of a model, as they are found."""
+def table_of(model: str, only: list[str]) -> None:
+    """The rows of a model, as they are found: of all engines that know it, or of `only` these."""
     devices, engines = MODELS[model]
+    engines = tuple(engine for engine in engines if not only or engine in only)
     traced = planner.trace(model)
     free = found(traced, devices, None)
     print(row(model, devices, "free", free, "", ""), flush=True)
@@ -115,8 +118,8 @@ def main() -> None:
     named = [word for word in sys.argv[1:] if not word.startswith("--")]
     print("| model | plan | stack | step | beside the free plan | memory | gap | what it is | read back | search |")
     print("|---" * 10 + "|")
-    for model in named or WITHIN[extent()]:
-        table_of(model)
+    for model in [name for name in named if name in MODELS] or WITHIN[extent()]:
+        table_of(model, [name for name in named if name in SPACES])
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ KINDS = {
     FactorKind.EXCHANGE: "exchange",
     FactorKind.ALIGNED: "aligned",
     FactorKind.RING: "ring",
+    FactorKind.HALO: "halo",
     FactorKind.BLOCKED: "whole",
 }
 
@@ -43,7 +44,7 @@ is one of these:
 | sum, mean | each rank computes a partial sum, which a reduction completes |
 | combined inside | the implementation combines the pieces |
 | copies | every rank computes the result; only the gradient is partial |
-| exchange, aligned, ring | two loops are split on one axis |
+| exchange, aligned, ring, halo | two loops are split on one axis |
 | whole | it is never split |
 
 **Execution**: a test runs the operator on the pieces of simulated ranks, with this many calls and splits, and
@@ -68,7 +69,7 @@ Tests check these by execution:
 
 LIMITS = """
 What is not found, and stays whole on every device: splits that take more than pieces of the operands (lookups with an
-offset, windows that reach into the neighbour's piece, sorting, scans), a loop that one result has and another sums
+offset, stencils that read the neighbour's piece, sorting, scans), a loop that one result has and another sums
 over, products of two loops in one dim. Operators that draw random numbers or change their operands in place are
 refused. Time is assumed to be one pass over the tensors. An operator that behaves differently for values or extents
 that were not tried is misjudged; see `planner/sharding/discover/find.py`.

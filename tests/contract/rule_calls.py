@@ -432,6 +432,7 @@ def _convolutions() -> Iterator[tuple[Any, ...]]:
         yield op, x[:, :2], weight[:4, :2]
     yield "conv2d.default", "bias", x, weight, _random(4), [2, 2], [1, 1]
     yield "conv2d.default", "one sample", x[0], weight, _random(4)
+    yield "conv2d.default", "dilated", x, weight, None, [1, 1], [2, 2], [2, 2]
     yield "conv2d.default", "groups", x, _random(8, 2, 3, 3), _random(8), [1, 1], [1, 1], [1, 1], 2
     yield "conv2d.default", "depthwise", x, _random(4, 1, 3, 3), None, [1, 1], [1, 1], [1, 1], 4
     yield "conv2d.padding", "same", x, _random(8, 2, 3, 3), None, [1, 1], "same", [1, 1], 2
@@ -443,6 +444,8 @@ def _convolutions() -> Iterator[tuple[Any, ...]]:
         yield op, x, [3, 3], [2, 2], [1, 1]
         yield op, "one sample", x[0], [2, 2]
     yield "avg_pool2d.default", x, [2, 2]
+    yield "avg_pool2d.default", "padded", x, [3, 3], [1, 1], [1, 1]
+    yield "avg_pool2d.default", "padding not counted", x, [3, 3], [1, 1], [1, 1], False, False
     yield "adaptive_avg_pool2d.default", x, [1, 1]
     yield "adaptive_avg_pool2d.default", "three", x, [3, 3]
     yield "adaptive_avg_pool1d.default", x[0], [2]

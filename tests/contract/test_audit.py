@@ -57,18 +57,21 @@ SLICES = (
     Hand(model="gpt4", kind="zero3", mesh=(2,), settings={**SLICED, "slices": 2, **FULL}),
     Hand(model="llama4", kind="zero2", mesh=(2,), settings={**SLICED, "slices": 2, **KEEPING}),
 )
-RANDOM = tuple(
-    Hand(model=model, kind=seed, mesh=mesh, settings=settings)
-    for seed, (model, mesh, settings) in enumerate(
-        [
-            ("llama", (2, 4), {}),
-            ("gpt", (4, 2), {"micro_batches": 2}),
-            ("llama4", (2,), PIPELINED),
-            ("llama", (16,), FULL),
-            ("gpt", (2, 2, 2), KEEPING),
-            ("gpt4", (2,), {**PIPELINED, **FULL}),
-        ]
-    )
+RANDOM = (
+    Hand(model="pixels", kind="pixels", mesh=(2, 2), settings=FULL),
+    *(
+        Hand(model=model, kind=seed, mesh=mesh, settings=settings)
+        for seed, (model, mesh, settings) in enumerate(
+            [
+                ("llama", (2, 4), {}),
+                ("gpt", (4, 2), {"micro_batches": 2}),
+                ("llama4", (2,), PIPELINED),
+                ("llama", (16,), FULL),
+                ("gpt", (2, 2, 2), KEEPING),
+                ("gpt4", (2,), {**PIPELINED, **FULL}),
+            ]
+        )
+    ),
 )
 ALIKE = 0.10
 """Live memory of copies, which are said to hold alike at the same moment."""

@@ -17,6 +17,7 @@ from planner.graph.trace import trace
 from planner.plan.binding.bind import BoundPlan, bind
 from planner.plan.plan import Plan
 from planner.plan.prediction.predict import stage_costs
+from planner.plan.prediction.stage_cost import GATHERING, REDUCING
 from planner.sharding.update import PLAIN, Update, update_words
 from planner.strategy_search.request.space import FREE, Pinned
 from tests.contract.one_rank import Messages, one_rank
@@ -174,7 +175,7 @@ def test_the_seconds_are_those_of_the_messages() -> None:
     """No time is charged for moving data that no message stands for, and none is listed for nothing."""
     quiet = Hand(model="llama", kind="zero1", mesh=(1,))
     (cost,) = stage_costs(bind(quiet(), plans.traced("llama"), plans.BATCH), cluster_of(quiet()))
-    moving = ("communication", "parameter gathering", "stage transfer", "gradient reduction", "weight gathering")
+    moving = ("communication", GATHERING, REDUCING, "stage transfer", "gradient reduction", "weight gathering")
     assert not cost.messages
     assert all({**cost.micro_batch, **cost.once}[part] == 0.0 for part in moving)
 

@@ -238,6 +238,45 @@ def batch_norm_local(
     return result, *rest
 
 
+def sliding_local(
+    example: Example, rule: Rule, strategy: Strategy, mesh: Mesh, rank: int, operands: list[Pieces]
+) -> tuple[torch.Tensor, ...]:
+    """The piece of this rank of the results that the pieces of all ranks on the axis of a halo have together.
+
+    Autograd brings the gradient of an edge to the rank that has it, as the backward exchange does.
+    """
+    axes = [a for a, c in enumerate(strategy) if c is not None and rule.factors[c].kind is FactorKind.HALO]
+    joined, parts = list(operands[0]), {a: rule.factors[strategy[a] or 0].parts for a in axes}
+    read, made = (
+        {a: next(d for d, factors in enumerate(dims) if parts[a][at] in factors) for a in axes}
+        for at, dims in enumerate((rule.operands[0], rule.results[0]))
+    )
+    for axis in reversed(axes):
+        joined = [torch.cat([joined[peer] for peer in line(mesh, rank, axis)], read[axis]) for rank in range(mesh.size)]
+    whole = [joined if at == 0 else pieces for at, pieces in enumerate(operands)]
+    local = grouped_local if "conv" in example.op else run_plain
+    results = local(example, rule, strategy, mesh, rank, whole)
+    for axis in axes:
+        at, size = mesh.coordinate(rank)[axis], mesh.sizes[axis]
+        results = tuple(result.chunk(size, made[axis])[at] for result in results)
+    return results
+
+
+def run_plain(
+    example: Example, rule: Rule, strategy: Strategy, mesh: Mesh, rank: int, operands: list[Pieces]
+) -> tuple[torch.Tensor, ...]:
+    """The operator as it is on the pieces of a rank."""
+    args, kwargs = localised(example, [operand[rank] for operand in operands])
+    return run(example.op, args, kwargs)
+
+
+def line(mesh: Mesh, rank: int, axis: int) -> list[int]:
+    """The ranks that differ from one on an axis only, in its order."""
+    own = mesh.coordinate(rank)
+    order = {mesh.coordinate(peer): peer for peer in range(mesh.size)}
+    return [order[(*own[:axis], at, *own[axis + 1 :])] for at in range(mesh.sizes[axis])]
+
+
 def embedding_bag_local(
     example: Example, rule: Rule, strategy: Strategy, mesh: Mesh, rank: int, operands: list[Pieces]
 ) -> tuple[torch.Tensor, ...]:
@@ -299,7 +338,9 @@ SPECIAL: dict[str, Local] = {
     "aten.embedding.default": embedding_local,
     "aten.cross_entropy_loss.default": cross_entropy_local,
     "planner.experts.default": experts_local,
-    **{f"aten.conv{spatial}d.{form}": grouped_local for spatial in (1, 2, 3) for form in ("default", "padding")},
+    **{f"aten.conv{spatial}d.{form}": sliding_local for spatial in (1, 2, 3) for form in ("default", "padding")},
+    "aten.max_pool2d.default": sliding_local,
+    "aten.avg_pool2d.default": sliding_local,
     "aten.group_norm.default": grouped_local,
     "aten.scaled_dot_product_attention.default": attention_local,
     MASKED_ATTENTION: attention_local,

@@ -21,6 +21,7 @@ from planner.sharding.update import PLAIN
 from planner.strategy_search.analysis.advice import changes
 from planner.strategy_search.engine.contenders import CONTENDERS, NEAR
 from planner.strategy_search.engine.evaluation import Evaluation
+from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.engine.settle import rank_problem
 from planner.strategy_search.request.bounds import bounds
 from planner.strategy_search.request.request import SearchRequest
@@ -522,3 +523,26 @@ def test_a_certificate_is_of_the_plan_that_is_returned() -> None:
         best = search(limited).plans[0]
         assert best.certificate is not None
         assert best.certificate.busy_seconds == pytest.approx(best.objective, rel=1e-9)
+
+
+def test_a_tolerance_leaves_out_what_is_little_faster() -> None:
+    """With one, no plan is faster than what is found by more than that, and less is evaluated."""
+    request = request_of("residual", cluster_of("cpu", 2), 16)
+    fine, coarse = search(request), search(replace(request, tolerance=0.1))
+    assert coarse.statistics.evaluated < fine.statistics.evaluated
+    least = min(plan.objective for plan in fine.plans)
+    assert coarse.plans[0].objective * (1 - 0.1) <= least
+    assert coarse.bound_seconds <= least
+    with pytest.raises(InfeasibleError):
+        search(replace(request, tolerance=0.1), cutoff=coarse.bound_seconds)
+
+
+def test_searches_for_other_batches_and_memory_share_tables_and_find_the_same() -> None:
+    request, shared = request_of("residual", cluster_of("cpu", 2), 16), Shared()
+    search(request, shared=shared)
+    roomy = request.cluster.device.memory * 2
+    for other in (
+        replace(request, global_batch=32),
+        replace(request, cluster=replace(request.cluster, device=replace(request.cluster.device, memory=roomy))),
+    ):
+        assert search(other, shared=shared).plan == search(other).plan

@@ -218,9 +218,84 @@ class Bags(nn.Module):
         return pairs + apart + F.nll_loss(F.log_softmax(sums, -1), labels_B) * 0.5
 
 
+class Residual(nn.Module):
+    """Two convolutions, the last of which makes what is added."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.first = nn.BatchNorm2d(width), nn.Conv2d(width, width, 5, padding=2, groups=2)
+        self.last = nn.Conv2d(width, width, 3, padding=2, dilation=2)
+
+    def forward(self, x_BCXX: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = x_BCXX + self.last(F.silu(self.first(self.norm(x_BCXX))))
+        return result
+
+
+class Pixels(nn.Module):
+    """Stencils of many kinds over images, rows of images and stacks of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.stem = nn.Conv2d(CHANNELS, 8, 2, stride=2), nn.Conv2d(CHANNELS, 8, 7, stride=2, padding=3)
+        self.blocks = nn.ModuleList(Residual(8) for _ in range(2))
+        self.pointwise, self.stack = nn.Conv2d(8, 8, 1, stride=2), nn.Conv3d(1, 2, (3, 3, 1), padding="same")
+        self.rows = nn.Conv1d(8, 8, 3, padding=1, bias=False)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, images: torch.Tensor, labels_B: torch.Tensor) -> torch.Tensor:
+        x = self.stem(images) + self.patches(images)
+        for block in self.blocks:
+            x = block(x)
+        x = F.max_pool2d(x, 3, 1, 1) + F.avg_pool2d(x, (3, 1), 1, (1, 0))
+        x = x + self.stack(x.unsqueeze(1)).sum(1)
+        x = F.avg_pool2d(self.pointwise(x) + F.max_pool2d(x, 2), 2)
+        x = self.rows(F.adaptive_avg_pool2d(x, 2).flatten(2)) + F.adaptive_avg_pool2d(x, 1).flatten(2)
+        return F.cross_entropy(self.head(x.mean(2)), labels_B)
+
+
 def bags(samples: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
     pixels, labels = wide_images(samples, generator)
     return pixels, labels, torch.randint(TABLES[1], (samples, 3), generator=generator)
+
+
+class Scan(nn.Module):
+    """A selective scan (Gu and Dao 2023) h = a h + b, y = c h, along time: step by step, or associative."""
+
+    def __init__(self, associative: bool) -> None:
+        super().__init__()
+        self.rows, self.steps = nn.Embedding(VOCABULARY, 16), nn.Linear(16, 16)
+        self.conv = nn.Conv1d(16, 16, 4, groups=16, padding=3)
+        self.gates, self.decay = nn.Linear(16, 8), nn.Parameter(torch.rand(16, 4))
+        self.head, self.associative = nn.Linear(16, VOCABULARY), associative
+        self.double()
+
+    def forward(self, tokens_BS: torch.Tensor, targets_BS: torch.Tensor) -> torch.Tensor:
+        x_BSD = self.rows(tokens_BS)
+        x_BSD = F.silu(self.conv(x_BSD.transpose(1, 2))[..., : tokens_BS.shape[1]].transpose(1, 2))
+        b_BSN, c_BSN = self.gates(x_BSD).chunk(2, -1)
+        step_BSD = F.softplus(self.steps(x_BSD))
+        a_BSDN = torch.exp(-step_BSD.unsqueeze(-1) * self.decay)
+        b_BSDN = step_BSD.unsqueeze(-1) * b_BSN.unsqueeze(2) * x_BSD.unsqueeze(-1)
+        h_BSDN = _associative(a_BSDN, b_BSDN) if self.associative else _step_by_step(a_BSDN, b_BSDN)
+        y_BSD = (h_BSDN * c_BSN.unsqueeze(2)).sum(-1) + x_BSD
+        return F.cross_entropy(self.head(y_BSD).flatten(0, 1), targets_BS.flatten())
+
+
+def _step_by_step(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    state, states = torch.zeros_like(b[:, 0]), []
+    for time in range(b.shape[1]):
+        state = a[:, time] * state + b[:, time]
+        states.append(state)
+    return torch.stack(states, 1)
+
+
+def _associative(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    from torch._higher_order_ops.associative_scan import associative_scan
+
+    def both(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        return one[0] * other[0], other[0] * one[1] + other[1]
+
+    return associative_scan(both, (a, b), 1, combine_mode="generic")[1]
 
 
 class Loss(nn.Module):
@@ -268,6 +343,10 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "resnet64": lambda: ResNet(RESNET).double(),  # in float32 its gradients are off by 1e-5 themselves
     "dlrm": lambda: lively(DLRM(DLRM_CONFIG)),
     "bags": Bags,
+    "pixels": Pixels,
+    "scan64": lambda: Scan(associative=False),
+    "associative64": lambda: Scan(associative=True),
+    "pixels64": lambda: Pixels().double(),
     "wide-deep": lambda: lively(WideDeep(WIDE_DEEP)),
     "gated": lambda: Gated(VOCABULARY),
     "unusual": lambda: Unusual(VOCABULARY),
@@ -312,6 +391,8 @@ def clicks(samples: int, generator: torch.Generator, crossed: bool) -> tuple[obj
 
 INPUTS: Mapping[str, Callable[[int, torch.Generator], tuple[object, ...]]] = {
     "bags": bags,
+    "pixels": images,
+    "pixels64": wide_images,
     "vit": images,
     "resnet": images,
     "resnet64": wide_images,
@@ -466,6 +547,19 @@ def on_samples(name: str, rule: Rule, mesh: Mesh) -> Strategy:
     return strategy if strategy_fault(rule, strategy, mesh) is None else (None,) * len(mesh.axes)
 
 
+def pixels(name: str, rule: Rule, mesh: Mesh) -> Strategy:
+    """Rows of images on the last axis, columns where there are none; samples on the others. Operators that take images
+    as they come name their dims by numbers."""
+    samples, rank = sample_factor(rule), max(len(dims) for dims in (*rule.operands, *rule.results))
+    rows = [name for name in ("h@ph", "w@pw", "h", "w", f"d{rank - 2}") if name in rule.index]
+    for last in (*rows, None):
+        outer = (None if samples is None else rule.index[samples],) * (len(mesh.axes) - 1)
+        strategy = (*outer, None if last is None else rule.index[last])
+        if strategy_fault(rule, strategy, mesh) is None:
+            return strategy
+    return (None,) * len(mesh.axes)
+
+
 def megatron(name: str, rule: Rule, mesh: Mesh) -> Strategy:
     """Samples on the first axis; heads, hidden units of the MLP and the vocabulary of a Llama on the second."""
     place, _, call = name.partition("/")
@@ -509,14 +603,21 @@ def store_megatron(name: str, shape: tuple[int, ...], mesh: Mesh) -> StoredParam
     return StoredParameter(weight=(REPLICATE, cut), gradient=(PARTIAL, cut), state=(REPLICATE, cut))
 
 
-def store_zero1(name: str, shape: tuple[int, ...], mesh: Mesh) -> StoredParameter:
+def store_zero1(name: str, shape: tuple[int, ...], mesh: Mesh, *, whole: bool = False) -> StoredParameter:
     axes = len(mesh.axes)
-    return StoredParameter(weight=(REPLICATE,) * axes, gradient=(PARTIAL,) * axes, state=(shard(0),) * axes)
+    state = REPLICATE if whole else shard(0)
+    return StoredParameter(weight=(REPLICATE,) * axes, gradient=(PARTIAL,) * axes, state=(state,) * axes)
 
 
 def store_zero2(name: str, shape: tuple[int, ...], mesh: Mesh) -> StoredParameter:
     axes = len(mesh.axes)
     return StoredParameter(weight=(REPLICATE,) * axes, gradient=(shard(0),) * axes, state=(shard(0),) * axes)
+
+
+def store_divided(name: str, shape: tuple[int, ...], mesh: Mesh) -> StoredParameter:
+    """As `store_zero2` where that divides, else whole."""
+    cut = store_zero2(name, shape, mesh)
+    return cut if divides(shape, cut.gradient, mesh.sizes) else store_zero1(name, shape, mesh, whole=True)
 
 
 def store_zero3(name: str, shape: tuple[int, ...], mesh: Mesh) -> StoredParameter:
@@ -540,14 +641,20 @@ def load_megatron(name: str, shape: tuple[int, ...], mesh: Mesh) -> Layout:
     return (shard(0), REPLICATE)
 
 
+def load_rows(name: str, shape: tuple[int, ...], mesh: Mesh) -> Layout:
+    layout = (*(shard(0),) * (len(mesh.axes) - 1), shard(2) if len(shape) == 4 else REPLICATE)
+    return layout if divides(shape, layout, mesh.sizes) else (REPLICATE,) * len(mesh.axes)
+
+
 def hand_plan(kind: str, model: str, mesh: Mesh, **settings: object) -> Plan:
-    """'megatron', 'sequence' and 'outer' (of a Llama, on two axes), 'zero1', 'zero2' or 'zero3' (samples on all
-    axes)."""
+    """'megatron', 'sequence' and 'outer' (of a Llama, on two axes), 'pixels' (of images), 'zero1', 'zero2' or 'zero3'
+    (samples on all axes)."""
     choose, store, load = {
         "megatron": (megatron, store_megatron, load_megatron),
         "sequence": (sequence, store_megatron, load_megatron),
         "sequence_zero3": (sequence, store_outer, load_megatron),
         "outer": (megatron, store_outer, load_megatron),
+        "pixels": (pixels, store_divided, load_rows),
         "zero1": (on_samples, store_zero1, load_samples),
         "zero2": (on_samples, store_zero2, load_samples),
         "zero3": (on_samples, store_zero3, load_samples),

@@ -56,17 +56,20 @@ def arguments(folder: str, **changed: Any) -> TrainingArguments:
 
 
 def fitted(folder: str, config: str, plan: str | None, resumed: bool) -> tuple[list[Any], dict[str, torch.Tensor]]:
-    """Losses, gradient norms and learning rates by step, and the weights at the end. Saves after step `SAVED`, or goes
-    on from there."""
+    """Losses, gradient norms and learning rates by step, with evaluation before and behind, and the weights at the end.
+    Saves after step `SAVED`, or goes on from there."""
     with_launcher(dist.is_initialized())
     set_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(config))
     given = {"model": model, "args": arguments(folder), "train_dataset": Sentences(), "eval_dataset": Sentences(BATCH)}
     trainer = Trainer(**given) if plan is None else PlanTrainer(plan=plan, **given)
+    begun = trainer.evaluate()["eval_loss"]
     trainer.train(resume_from_checkpoint=str(Path(folder) / f"checkpoint-{SAVED}") if resumed else None)
+    trainer.evaluate()
     trainer.save_model(folder)
     kept = ("step", "loss", "eval_loss", "grad_norm", "learning_rate")
     rows = [{name: row[name] for name in kept if name in row} for row in trainer.state.log_history]
+    rows.append({"eval_loss": begun})
     if plan is not None:
         dist.barrier()  # the first process writes
     return rows, AutoModelForCausalLM.from_pretrained(folder).state_dict()

@@ -62,27 +62,41 @@ class Losses(Callback):  # type: ignore[misc]
     """Notes the loss of every step, and that on validation batches."""
 
     def __init__(self) -> None:
-        self.rows: list[tuple[int, float, float | None]] = []
+        self.rows: list[Any] = []
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, number: int) -> None:
         found = {name: float(value) for name, value in trainer.callback_metrics.items()}
         self.rows.append((trainer.global_step, found["train_loss"], found.get("val_loss")))
 
 
-def fitted(folder: str, plan: str | None, resumed: bool, **options: Any) -> tuple[list[Any], dict[str, torch.Tensor]]:
-    """Losses by step, and the weights at the end. Saves after step `SAVED`, or goes on from there."""
-    lightning.seed_everything(0, verbose=False)
-    losses = Losses()
+def trainer_of(folder: str, plan: str | None, **options: Any) -> lightning.Trainer:
     how = {} if plan is None else {"strategy": PlanStrategy(plan, validation="val_loss")}
-    trainer = lightning.Trainer(
+    return lightning.Trainer(
         accelerator="cpu", devices=1, max_steps=STEPS, default_root_dir=folder, logger=False, gradient_clip_val=0.5,
         val_check_interval=STEPS - 1, num_sanity_val_steps=0, enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[losses, ModelCheckpoint(dirpath=folder, every_n_train_steps=SAVED, save_top_k=-1, save_last=True)],
         **how, **options,
     )  # fmt: skip
+
+
+def validated(trainer: lightning.Trainer, module: Words, checkpoint: str | None = None) -> list[float]:
+    """The loss on validation batches, of the weights that were trained or of those of a checkpoint."""
+    (found,) = trainer.validate(module, DataLoader(samples(2 * BATCH), batch_size=BATCH), checkpoint, verbose=False)
+    return [found["val_loss"]]
+
+
+def fitted(folder: str, plan: str | None, resumed: bool, **options: Any) -> tuple[list[Any], dict[str, torch.Tensor]]:
+    """Losses by step, and the weights at the end. Saves after step `SAVED`, or goes on from there. The last rows are of
+    validation alone: of these weights, and where it went on of those that were saved."""
+    lightning.seed_everything(0, verbose=False)
+    losses = Losses()
+    saving = ModelCheckpoint(dirpath=folder, every_n_train_steps=SAVED, save_top_k=-1, save_last=True)
+    trainer = trainer_of(folder, plan, callbacks=[losses, saving], **options)
     saved = str(Path(folder) / f"epoch=0-step={SAVED}.ckpt") if resumed else None
     training = DataLoader(samples(BATCH * (STEPS - 1)), batch_size=BATCH, shuffle=True)
     trainer.fit(Words(), training, DataLoader(samples(2 * BATCH), batch_size=BATCH), ckpt_path=saved)
     strategy = trainer.strategy
     weights = trainer.lightning_module.state_dict() if plan is None else strategy.full_state_dict()
+    losses.rows.append(validated(trainer, trainer.lightning_module))
+    if saved is not None:
+        losses.rows.append(validated(trainer_of(folder, plan, enable_checkpointing=False), Words(), saved))
     return losses.rows, {name: weight.clone() for name, weight in weights.items()}

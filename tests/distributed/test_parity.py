@@ -96,6 +96,36 @@ def test_images_and_clicks(pool, model: str, sizes: tuple[int, ...], micro_batch
         assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))
 
 
+PIXELS = [
+    ("pixels64", (2, 2), 2, "full"),
+    ("pixels64", (4,), 1, "none"),
+    ("pixels64", (2, 2), 1, "selective"),
+    ("resnet64", (4,), 1, "full"),
+]
+
+
+@pytest.mark.cases(0, 1)
+@pytest.mark.parametrize(
+    ("model", "sizes", "micro_batches", "recomputation"), [PIXELS[0], *rarely(PIXELS[1:])], ids=str
+)
+def test_images_cut_along_their_pixels(
+    pool, model: str, sizes: tuple[int, ...], micro_batches: int, recomputation: str
+) -> None:
+    """Stencils that read the edges of their neighbours' pieces: by hand, and at random. Gradients, in float64, are off
+    by 1e-14; the loss is told in float32."""
+    seeds = ["pixels", 0, 1]
+    for errors in pool.run("tasks", "parity", model, sizes, seeds, micro_batches, recomputation):
+        assert max(errors) < 1e-6, dict(zip(seeds, errors, strict=True))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("model", ["scan64", "associative64"])
+def test_scans_along_time(pool, model: str) -> None:
+    """As operators of PyTorch; samples and channels are cut."""
+    for errors in pool.run("tasks", "parity", model, (2, 2), [0, 1, 2], 1, "none"):
+        assert max(errors) < 1e-6, errors  # the loss is told in float32
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("seeds", [range(2), *rarely([range(2, 8)])])
 def test_rules_found_by_trial(pool, seeds: range) -> None:

@@ -31,20 +31,21 @@ TWO = replace(ONE, layers=(1, 3), full=(0, 2), selective=(0, 0))
 LLAMA = "llama-tiny"
 CASES: dict[str, Description | tuple[str, Description]] = {
     "data": replace(ONE, data=4),
+    "ZeRO 1": replace(ONE, data=4, zero=1),
     "ZeRO 2": replace(ONE, data=4, zero=2),
     "ZeRO 3": replace(ONE, data=4, zero=3, full=(1,), selective=(2,), kept=Kept(calls=("attention",))),
     "HSDP": replace(ONE, data=4, zero=2, replicas=2),
     "tensor": replace(ONE, tensor=4, micro_batch=4, sequence_parallel=True),
     "whole norms": replace(ONE, tensor=2, data=2, micro_batch=2),
     "tensor and data": replace(ONE, tensor=2, data=2, zero=3, micro_batch=2, sequence_parallel=True),
-    "pipeline and data": replace(TWO, data=2, zero=2, micro_batch=2),
+    "pipeline and data": replace(TWO, data=2, zero=1, micro_batch=2),
     "pipeline and tensor": replace(TWO, tensor=2, schedule="gpipe", micro_batch=4, sequence_parallel=True),
     "virtual stages": replace(
         ONE, layers=(1,) * 4, full=(0,) * 4, selective=(0,) * 4, virtual_stages=2, schedule="interleaved_1f1b",
         data=2, micro_batch=2,
     ),
     "GPT, tensor": ("gpt-tiny+vocab_size=1001", replace(ONE, tensor=4, micro_batch=4, sequence_parallel=True)),
-    "GPT, pipeline": ("gpt-tiny", replace(TWO, data=2, zero=2, micro_batch=2)),
+    "GPT, pipeline": ("gpt-tiny", replace(TWO, data=2, zero=1, micro_batch=2)),
     "GPT, context": ("gpt-tiny", replace(ONE, heads=2, data=2, zero=3, micro_batch=2, full=(2,))),
     "context and tensor": (LLAMA, replace(ONE, heads=2, tensor=2, zero=2, micro_batch=4, sequence_parallel=True)),
     "norms of heads": (
@@ -60,7 +61,7 @@ CASES: dict[str, Description | tuple[str, Description]] = {
     "experts, copies": ("mixtral-tiny", replace(ONE, data=4, expert=2)),
     "experts, HSDP": ("mixtral-tiny", replace(ONE, data=4, zero=2, replicas=2, expert=4)),
     "experts, pipeline": (
-        "mixtral-tiny+dense_layers=1+shared_size=128", replace(TWO, data=2, zero=2, micro_batch=2, expert=1),
+        "mixtral-tiny+dense_layers=1+shared_size=128", replace(TWO, data=2, zero=1, micro_batch=2, expert=1),
     ),
 }  # fmt: skip
 NAMES = {

@@ -236,11 +236,15 @@ def _engine(name: str) -> Callable[[Path], None]:
 
 
 def _mindspore(path: Path) -> None:
-    from planner.cli.texts import text_of
+    from planner.cli.texts import bytes_of
     from planner.export.targets import OPERATOR_TARGETS
 
     graph, blocks = _graph()
-    OPERATOR_TARGETS["mindspore"].read(text_of(path), graph, blocks, 4)
+    OPERATOR_TARGETS["mindspore"].read(bytes_of(path), graph, blocks, 4)
+
+
+_STRATEGIES = bytes.fromhex("0800 121c 0a0a") + b"MatMul_w.1" + bytes.fromhex("120e 0800 1204 08020801 1204 08010802")
+"""A strategy file of MindSpore as a protocol buffer: the cuts of one product."""
 
 
 def _beside(path: Path) -> None:
@@ -573,6 +577,7 @@ def readers() -> tuple[Reader, ...]:
         _imports("torch", WORDS, "torch.py.txt"),
         _imports("torchtitan", TOML, "torchtitan.toml"),
         Reader(name="import mindspore", format=JSON, seeds=_seeds("mindspore.json"), read=_mindspore),
+        Reader(name="import mindspore as protobuf", format=BYTES, seeds=(_STRATEGIES,), read=_mindspore),
         Reader(name="export.json", format=JSON, seeds=_seeds("beside.json"), read=_beside, file="export.json"),
         Reader(
             name="manifest", format=JSON, seeds=_json(_SAVED), read=_manifest, file="manifest.json", dress=_digested

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from hardware_profiles import load_profile, load_software
 from planner.api.carrying import Subject, plan_of
+from planner.api.exporting import check_told
 from planner.engines.fsdp import TORCHTITAN
 from planner.engines.space import EngineSpace
 from planner.engines.spaces import SPACES
+from planner.errors import RequestError
 from planner.export.architecture import architecture_of
 from planner.export.describe import describe, differences
 from planner.export.target import Facts, Job
@@ -194,4 +196,13 @@ def test_a_model_without_blocks_has_a_plan_for_an_engine() -> None:
 def test_decisions_that_an_engine_is_not_told_of_are_refused() -> None:
     request = request_for("torchtitan")
     with refused(Exception, "--for torchtitan"):
-        within(SPACES["torchtitan"], replace(request, pinned=replace(request.pinned, zero=1)))
+        within(SPACES["torchtitan"], replace(request, pinned=replace(request.pinned, zero=1, pipeline=1)))
+
+
+def test_an_engine_that_is_told_all_dimensions_is_searched_for_known_ones_alone() -> None:
+    reference = replace(request_for("nemo").model, reference="deepseek-tiny")
+    check_told("megatron", reference)
+    check_told("nemo", request_for("nemo").model)
+    for engine in ("nemo", "torch"):
+        with refused(RequestError, f"--for {engine}", "deepseek-tiny", "--for megatron"):
+            check_told(engine, reference)

@@ -170,7 +170,7 @@ UNPICKLING_CALLS = ("all_gather_object", "gather_object", "scatter_object_list",
 SUSPECT = re.compile("|".join((*UNPICKLERS, *UNPICKLING_CALLS, "multiprocessing", "torch.load", "rpc", "pickle")))
 """Words of which one is in whatever unpickles: only such modules are looked at."""
 
-MAY_PRINT = ("planner.cli", "planner.report", "runtime.launch.launch")
+MAY_PRINT = ("planner.cli", "planner.report", "runtime.launch.launch", "runtime.proving.rank")
 
 # Launchers speak through environment variables, and so do we with the processes that we start. Nothing else reads them.
 MAY_READ_ENVIRONMENT = (

@@ -14,6 +14,7 @@ from planner.cli.spoken import hardware_of, model_of
 from planner.cli.stopping import SAID, stoppable
 from planner.cli.texts import say
 from planner.cli.waiting import waiting
+from planner.errors import PlannerError
 
 if TYPE_CHECKING:
     from planner.api.advising import Advice
@@ -86,18 +87,26 @@ def advise(
             with stoppable(lambda: wait.phase("stopping")) as stopped:
                 patience = Patience(time_limit=time_limit, on_progress=wait.searched, cancelled=stopped)
                 advice = advice_on(found, patience)
-        written = None
+        written = refusal = None
         if output is not None and advice.best is not None:
-            written = changed_text(advice)
+            try:
+                written = changed_text(advice)
+            except PlannerError as error:
+                refusal = error
+        if output is not None and written is not None:
             mode = (output if output.exists() else advice.found.path).stat().st_mode & 0o777
             write_atomically(output, written)
             output.chmod(mode)  # who may read the file, and run it, stays
+        if refusal is not None and as_json:
+            raise refusal
         if as_json:
             write_json("plan advise", _content(advice, None if written is None else output))
         else:
             _print(advice, output, written, verbose)
             if stopped():
                 say(f"{SAID}: there may be better ones.")
+            if refusal is not None:  # what was found is worth reading all the same
+                raise refusal
 
 
 def _content(advice: "Advice", output: Path | None) -> dict[str, Any]:
@@ -154,5 +163,5 @@ def _print(advice: "Advice", output: Path | None, written: str | None, verbose: 
             found.text.splitlines(), written.splitlines(), str(found.path), str(output), "", "", 1, ""
         )
         console.print("\n" + "\n".join(lines), soft_wrap=True, markup=False, highlight=False)
-    elif output is not None:
+    elif output is not None and advice.best is None:
         console.print(f"\n{output} was not written: there is nothing to change", soft_wrap=True)

@@ -150,12 +150,15 @@ def _sensitivities(
 
 
 def _retracing(world: "World", model: "PlannedModel") -> "Callable[[int], Traced]":
-    """Traces the model for another length."""
+    """Traces the model for another length, or takes the graph that is kept."""
+    from planner.cli.graph_folder import cache_folder
     from planner.cli.tracing import traced
     from planner.errors import ModelError
     from planner.models.zoo import build_model, is_of_zoo
+    from planner.plan.carried import Carried
     from planner.plan.outline import model_reference
     from planner.plan.plan import PRECISIONS
+    from planner.strategy_search.job import traced_of_zoo
 
     def retrace(length: int) -> "Traced":
         reference = world.plan.model.reference if model.built is None else model.built.reference
@@ -163,10 +166,14 @@ def _retracing(world: "World", model: "PlannedModel") -> "Callable[[int], Traced
             raise ModelError("the length is that of the graph in the file; --model NAME builds the model for another")
         if ":" in reference.partition("+")[0]:
             raise ModelError(f"the length of {reference} is that of its factory")
-        built = build_model(reference, dtype=PRECISIONS[world.plan.training.precision], sequence_length=length)
-        graph = traced(built)
-        of_length = model_reference(graph, name=reference, sequence_length=length, batch=built.batch)
-        return of_length, graph, built.batch
+        dtype = PRECISIONS[world.plan.training.precision]
+        if is_of_zoo(reference):
+            found = traced_of_zoo(reference, traced, dtype, length, cache_folder(None))
+        else:
+            built = build_model(reference, dtype=dtype, sequence_length=length)
+            found = Carried(graph=traced(built), batch=built.batch, sequence_length=length)
+        of_length = model_reference(found.graph, name=reference, sequence_length=length, batch=found.batch)
+        return of_length, found.graph, found.batch
 
     return retrace
 

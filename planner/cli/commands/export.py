@@ -139,6 +139,8 @@ def _files(found: Export, onto: Path | None) -> dict[str, str]:
         architecture=job.architecture,
         beside=text_of(beside) if beside is not None and beside.is_file() else "",
         model=job.model,
+        experts=job.description.expert is not None,
+        sequence_length=job.description.sequence_length,
     )
     with refusing(onto, target.name):
         return {**files, target.main: written_onto(target, text, facts, job)}

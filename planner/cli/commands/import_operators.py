@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hardware_profiles.foreign import ForeignTextError, parse_json
 from planner.api.importing import refusing
 from planner.cli.commands.export import MARKER
-from planner.cli.texts import say, text_of
+from planner.cli.texts import bytes_of, say, text_of
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def imported_operators(file: Path, target: "OperatorTarget", given: Given) -> "t
     from planner.strategy_search.request.space import Pinned
 
     path = file / target.main if file.is_dir() else file
-    text, beside = text_of(path), _beside(path.parent / MARKER, target.name)
+    content, beside = bytes_of(path), _beside(path.parent / MARKER, target.name)
     profile, levels, software = given.where
     machine = of_one_kind(machine_from(profile, levels=levels, software=software), "import")
     precision = default_precision(machine) if beside is None else beside.training.precision
@@ -60,7 +60,7 @@ def imported_operators(file: Path, target: "OperatorTarget", given: Given) -> "t
         prepare(graph) if update is None or imbalance is None else prepare(graph, imbalance, update.placed)
     )
     with refusing(path, target.name):
-        reading = target.read(text, prepared, blocks, given.devices)
+        reading = target.read(content, prepared, blocks, given.devices)
         running = beside.running(prepared, blocks) if beside else (("none", ()),) * blocks.count
     devices = _devices(reading)
     training = _training(reading, given, precision, None if beside is None else beside.training)

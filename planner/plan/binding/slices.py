@@ -104,7 +104,10 @@ def _fault(graph: OperatorGraph, op: Operator, whole: Rule, rule: Rule) -> str |
     if chance is not None and chance.of(op.arguments, dict(op.keywords)) > 0:
         return "drops elements at random, which a slice would draw as if it were the first"
     if rule.window is not None and rule.window.prefix:
-        return "shows keys of later slices, its prefix"
+        return (
+            f"shows the first {rule.window.prefix} keys to all queries, and those of the first slice would need keys of"
+            " later ones; cut the sequence by --context (a ring or Ulysses), which takes a prefix"
+        )
     if rule.op_class == "attention" or op.op == LOSS:
         return None
     extents = {factor.name: factor.extent for factor in rule.factors}

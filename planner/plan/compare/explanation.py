@@ -4,10 +4,11 @@ The parts of a step are those of the prediction, put together under what a perso
 memory (recomputation is time that is paid for memory), or fewer pipeline stages.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from planner.plan.plan import Prediction
-from planner.plan.prediction.stage_cost import ACTIVATIONS, FETCHED, OFFLOAD, RETURNED
+from planner.plan.prediction.stage_cost import ACTIVATIONS, FETCHED, GATHERING, OFFLOAD, REDUCING, RETURNED
 from planner.plan.prediction.step import (
     AHEAD,
     BESIDE,
@@ -26,7 +27,8 @@ RESOURCE_OF = {
     "optimizer": "compute",
     "recomputation": "recomputation",
     "communication": "communication",
-    "parameter gathering": "communication",
+    GATHERING: "communication",
+    REDUCING: "communication",
     "stage transfer": "communication",
     "gradient reduction": "communication",
     "weight gathering": "communication",
@@ -42,6 +44,19 @@ RESOURCE_OF = {
     PIPELINE_BUBBLE: "pipeline bubble",
 }
 """What each part of a step's time is spent on."""
+
+
+def shown_part(name: str) -> str:
+    """A part of a step as people expect it: gradients are reduced wherever that happens."""
+    return "gradient reduction" if name == REDUCING else name
+
+
+def shown_parts(time: Iterable[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
+    """The parts of a step by `shown_part`; their sum is the same."""
+    found = dict[str, float]()
+    for name, seconds in time:
+        found[shown_part(name)] = found.get(shown_part(name), 0.0) + seconds
+    return tuple(found.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

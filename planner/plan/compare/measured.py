@@ -18,6 +18,7 @@ from hardware_profiles import Bytes, Seconds
 from hardware_profiles.run_record import TERMS, MeasuredRun, RankTerms, RunPlan
 from planner.errors import RequestError
 from planner.plan.plan import Plan, Prediction
+from planner.plan.prediction.stage_cost import GATHERING, REDUCING
 
 Clock: TypeAlias = Literal["wall", "cpu"]
 
@@ -27,7 +28,8 @@ _PARTS: Mapping[str, str] = {
     "recomputation": "backward",
     "gradient accumulation": "backward",
     "communication": "communication",
-    "parameter gathering": "communication",
+    GATHERING: "communication",
+    REDUCING: "communication",
     "stage transfer": "transfer",
     "pipeline bubble": "transfer",
     "optimizer": "update",

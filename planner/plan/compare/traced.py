@@ -9,7 +9,7 @@ from hardware_profiles import Seconds
 from planner.plan.compare.kineto import TRACE_TERMS, TracedRun
 from planner.plan.compare.measured import RunComparison, Term
 from planner.plan.plan import Plan, Prediction
-from planner.plan.prediction.stage_cost import COMMUNICATION, GATHERING
+from planner.plan.prediction.stage_cost import COMMUNICATION, GATHERING, REDUCING
 from planner.plan.prediction.step import AHEAD, COVERED, GATHERED_AHEAD, PIPELINE_BUBBLE, UNCOVERED, UNDER_PRODUCTS
 
 _PARTS: Mapping[str, str] = {
@@ -21,6 +21,7 @@ _PARTS: Mapping[str, str] = {
     "optimizer": "update",
     COMMUNICATION: "communication",
     GATHERING: "communication",
+    REDUCING: "communication",
     "gradient reduction": "communication",
     "weight gathering": "communication",
     UNCOVERED: "communication",

@@ -10,6 +10,7 @@ again, which takes next to nothing.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.layout.parts import parts_of
@@ -70,6 +71,38 @@ def kept_places(words: dict[int, Words], kept: Kept) -> list[int]:
     if kept.but:
         return [place for place, word in words.items() if word.needed and word.names.isdisjoint(kept.but)]
     return [place for place, word in words.items() if word.call in kept.calls]
+
+
+def replayed_places(graph: OperatorGraph, operators: Sequence[int], kept: frozenset[int]) -> frozenset[int]:
+    """Places in a block of the operators that software which recomputes modules (`Software.modules`) runs again, where
+    the results of those at `kept` are kept: what else a backward pass needs, what feeds that from values that are kept,
+    and what comes of it alone. An operator whose results cannot be kept goes with those that feed it."""
+    key = ("replayed", operators[0], len(operators), kept)
+    if key not in graph.derived:
+        graph.derived[key] = frozenset(_replayed(graph, operators, kept))
+    return cast("frozenset[int]", graph.derived[key])
+
+
+def _replayed(graph: OperatorGraph, operators: Sequence[int], kept: frozenset[int]) -> set[int]:
+    words, places = block_words(graph, operators), {at: place for place, at in enumerate(operators)}
+    made_by = [
+        {places[graph.producer[name]] for name in graph.operators[at].operands if graph.producer.get(name) in places}
+        for at in operators
+    ]
+    found = {place for place, word in words.items() if word.needed and place not in kept}
+    for place, at in enumerate(operators):  # what comes of it alone, or cannot be kept
+        alone = bool(made_by[place]) and made_by[place] <= found
+        view = _is_view(rule_of(graph, graph.operators[at]))
+        if place not in kept and (alone or (place not in words and not view and made_by[place] & found)):
+            found.add(place)
+    for place in reversed(range(len(operators))):  # what feeds it
+        if place in found:
+            found |= {before for before in made_by[place] if before not in kept and not _needed(words, before)}
+    return found
+
+
+def _needed(words: dict[int, Words], place: int) -> bool:
+    return place in words and words[place].needed
 
 
 def _read_backward(graph: OperatorGraph, operators: Sequence[int]) -> set[str]:

@@ -6,6 +6,7 @@ kept, in the words of those who made them.
     sequence parallel         norms and the like cut along the sequence on a tensor axis (Korthikanti et al. 2022)
     Ulysses, ring attention   attention on a context axis by heads (Jacobs et al. 2023), or by a ring (Liu et al. 2023)
     expert parallel           experts cut where tokens are exchanged (Lepikhin et al. 2020)
+    spatial parallel          convolutions and pooling cut along pixels, with halos (Dryden et al. 2019)
     DDP                       whole weights, whose gradients are all-reduced (Li et al. 2020)
     ZeRO-1, ZeRO-2            states, gradients too, shared out among copies of a weight (Rajbhandari et al. 2020)
     FSDP, HSDP                weights too, and gathered for use; HSDP among copies that do so (Zhao et al. 2023)
@@ -21,6 +22,7 @@ from planner.plan.binding.bind import BoundOperator, BoundPlan
 from planner.sharding.labels import factor_labels
 from planner.sharding.layout import PARTIAL, REPLICATE, Layout
 from planner.sharding.rule import FactorKind
+from planner.sharding.rules.convolution import SPATIAL
 from planner.sharding.stored import StoredParameter
 
 REPLICATED = "replicated"
@@ -81,6 +83,8 @@ class Patterns:
             return "data parallel"
         if label == "sequence":
             return "sequence parallel" if role == "tensor" else "context parallel"
+        if factor.kind is FactorKind.HALO or (factor.name in SPATIAL and "c" in rule.index):  # of images with channels
+            return "spatial parallel"
         if rule.op_class == "attention":
             return "Ulysses" if role == "context" else "head parallel"
         if choice in self._weight_factors(operator):

@@ -7,6 +7,7 @@ The role of an axis is that of the factor that most of the contraction work is s
     a factor that indexes a parameter      tensor parallel
     batch                                  data parallel
     sequence                               sequence split: context parallel (in attention heads, as Ulysses, or a ring)
+    a dim that stencils slide over         context parallel, by pixels
     none                                   replicated
 
 Experts may be cut on an axis of any role, where tokens are exchanged: that is expert parallelism.
@@ -110,7 +111,7 @@ def _axis_role(bound: BoundPlan, labels: tuple[tuple[str, ...], ...], position: 
         detail += f", {inside} in attention" + (" (Ulysses)" if (role, inside) == ("sequence", "heads") else "")
     axis = bound.plan.mesh.axes[position]
     experts = any(_cuts_experts(operator, position) for operator in bound.operators)
-    word = "context" if role == "sequence" else role
+    word = "context" if role in ("sequence", "pixels") else role
     return AxisRole(
         axis=axis.name,
         size=axis.size,
@@ -142,6 +143,8 @@ def _factor_role(bound: BoundPlan, operator: BoundOperator, names: tuple[str, ..
         return "ring"
     if names[choice] in ("batch", "sequence"):
         return {"batch": "data"}.get(names[choice], "sequence")
+    if operator.rule.factors[choice].kind is FactorKind.HALO:
+        return "pixels"
     for name, dims in zip(operator.operator.operands, operator.rule.operands, strict=True):
         if name in bound.parameters and any(choice in factors for factors in dims):
             return "tensor"

@@ -9,7 +9,7 @@ from hardware_profiles import Bytes
 from planner.plan.binding.bind import BoundOperator, BoundPlan
 from planner.plan.layout.segments import Segment, segments_of
 from planner.plan.layout.stage_cut import StageCut, promised_layouts
-from planner.pricing.operator_price import inner_messages
+from planner.pricing.operator_price import inner_messages, joined_bytes
 from planner.sharding.layout import Layout, local_shape
 from planner.sharding.redistribute import COLLECTIVES, Step, is_view, redistribution
 from planner.sharding.rule import Duplex, local_extents, loop_extents
@@ -104,7 +104,8 @@ class StageTensors:
 
     def keeps(self, at: int) -> bool:
         op = self.bound.operators[at]
-        return bool(self.saved(op) or (self.graded(op) and (op.rule.saved_results or op.rule.saved_extra)))
+        extra = op.rule.saved_extra or op.rule.joined
+        return bool(self.saved(op) or (self.graded(op) and (op.rule.saved_results or extra)))
 
     def gathered(self, at: int, place: int) -> bool:
         """Whether an operand is a weight that is gathered for its use, by itself."""
@@ -145,15 +146,37 @@ class StageTensors:
         extents = loop_extents(op.rule, op.strategy, self.bound.plan.mesh)
         return float(sum(work.coefficient * math.prod(extents[f] for f in work.factors) for work in op.rule.scratch))
 
-    def inner_scratch(self, op: BoundOperator) -> Bytes:
-        """Bytes that an operator takes for itself while it runs and sends: as much as it makes of them, in the end."""
+    def saved_extra(self, op: BoundOperator) -> Bytes:
+        """Bytes that autograd keeps beside operands and results, of an operator that has gradients."""
+        mesh = self.bound.plan.mesh
+        extents = loop_extents(op.rule, op.strategy, mesh)
+        extra = sum(work.coefficient * math.prod(extents[f] for f in work.factors) for work in op.rule.saved_extra)
+        return float(extra) + self.joined(op)
+
+    def joined(self, op: BoundOperator) -> Bytes:
+        """Bytes that come to be joined to the first operand of an operator, and are kept."""
+        return joined_bytes(op.rule, op.strategy, self.bound.plan.mesh)
+
+    def inner_scratch(self, op: BoundOperator, *, backward: bool = False) -> Bytes:
+        """Bytes that an operator takes for itself while it runs and sends, of which it makes its results, or gradients,
+        in the end. A copy to which something is joined is there beside them, with what has come, and so is its
+        gradient."""
         mesh = self.bound.plan.mesh
         if not op.rule.inner_scratch or not inner_messages(op.rule, op.strategy, mesh):
             return 0.0
         extents = local_extents(op.rule, op.strategy, mesh)
-        return float(
-            sum(work.coefficient * math.prod(extents[f] for f in work.factors) for work in op.rule.inner_scratch)
-        )
+        own = sum(work.coefficient * math.prod(extents[f] for f in work.factors) for work in op.rule.inner_scratch)
+        if not op.rule.joined:
+            return float(own)
+        return own + 2 * self.joined(op) + self._made(op, backward=backward)
+
+    def _made(self, op: BoundOperator, *, backward: bool) -> Bytes:
+        """Bytes of the results of an operator, or of the gradients of its operands."""
+        results = [name for name in op.operator.results if name is not None]
+        made = list(zip(results, op.layouts.results, strict=True))
+        if backward:
+            made = [(op.operator.operands[place], op.layouts.operands[place]) for place in self.graded(op)]
+        return sum(self.bytes(name, self.shape(name, duplex.forward)) for name, duplex in made)
 
     def made_shape(self, name: str) -> tuple[int, ...]:
         return self.shape(name, self.promised[name].forward)

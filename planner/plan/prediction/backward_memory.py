@@ -62,7 +62,8 @@ class BackwardMemory(ForwardMemory):
         assert block is not None
         again = self.replays[blocks.kinds[block]]
         for place, at in enumerate(section.operators[: again.moves]):
-            section.kept[at] = self._compute(at, inside, section, results=place < again.works)
+            runs = again.runs(place, self.tensors.joined(self.bound.operators[at]))
+            section.kept[at] = self._compute(at, inside, section, results=runs)
             if at in section.results:
                 self._release(section.results.pop(at))
             self._drop(at, inside)
@@ -97,7 +98,7 @@ class BackwardMemory(ForwardMemory):
             self._defer(at, section.again, later, kept, given)
         if given and graded:
             gathered = [] if section.again else self._gathered_again(at)
-            self.account.brief(self.tensors.inner_scratch(op), OTHER)
+            self.account.brief(self.tensors.inner_scratch(op, backward=True), OTHER)
             if self.tensors.remembers(op):
                 self._add_to_past(at, op)
             made = {place: self._gradient(op, place, given, kept) for place in graded}

@@ -12,7 +12,7 @@ from hardware_profiles import Cluster, Seconds
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.segments import Segment
 from planner.plan.prediction.charges import A_BLOCK, Phase, Times, charge
-from planner.plan.prediction.stage_cost import GATHERING, StageCost
+from planner.plan.prediction.stage_cost import GATHERING, REDUCING, StageCost
 from planner.plan.prediction.step import ChunkCost, PassCost
 from planner.pricing import Pricers
 from planner.pricing.message import Message, bucket_messages, message_seconds
@@ -23,13 +23,13 @@ from planner.sharding.buckets import Bucket
 @dataclass(kw_only=True)
 class Together:
     """Of one walk over a plan, by the prices of a cluster. `charged` is what weights that go together were charged so
-    far, by stage and pass."""
+    far, by stage, part of the time and pass."""
 
     bound: BoundPlan
     stages: Sequence[Sequence[Segment]]
     cluster: Cluster
     pricers: Pricers
-    charged: MutableMapping[tuple[int, Phase], Seconds] = field(default_factory=lambda: defaultdict(float))
+    charged: MutableMapping[tuple[int, str, Phase], Seconds] = field(default_factory=lambda: defaultdict(float))
 
     def __post_init__(self) -> None:
         self._by_block = self.bound.plan.training.update.by_block
@@ -39,9 +39,11 @@ class Together:
         self._stages = {name: stages[uses[name][0]] for name in self.bound.parameters if uses.get(name) and stages}
         self._going = {name for own in self.stages for segment in own for name in segment.gathered}
 
-    def use(self, pricer: RedistributionPricer, name: str, route: PricedRoute, times: Times) -> Seconds | None:
-        """A weight, or its gradient, is charged a route so many times. What its messages take beyond that by
-        themselves, each time; None for one that goes with others, and has none."""
+    def use(
+        self, pricer: RedistributionPricer, part: str, name: str, route: PricedRoute, times: Times
+    ) -> Seconds | None:
+        """A weight, or its gradient, is charged a route so many times in a part of the time. What its messages take
+        beyond that by themselves, each time; None for one that goes with others, and has none."""
         if not self._by_block:
             return 0.0
         shares = 0.0
@@ -51,7 +53,7 @@ class Together:
         if name not in self._going:
             return sum(self._seconds(pricer, message) for message in route.messages) - shares
         for phase, number in times.items():
-            self.charged[self._stages[name], phase] += number * shares
+            self.charged[self._stages[name], part, phase] += number * shares
         return None
 
     def end_stage(self, cost: StageCost, chunk: ChunkCost, stage: int) -> None:
@@ -59,20 +61,21 @@ class Together:
         other blocks run are hidden."""
         if not self._by_block:
             return
-        sent: defaultdict[Phase, Seconds] = defaultdict(float)
+        sent: defaultdict[tuple[str, Phase], Seconds] = defaultdict(float)
         ways = self._ways(self.stages[stage])
         waited = self._waited_for(ways)
         for way in ways:
             seconds = [self._seconds(way.pricer, message) for message in bucket_messages(way.bucket)]
             for message in bucket_messages(way.bucket):
-                charge(cost.messages, GATHERING, A_BLOCK, message, {way.phase: 1})
-            sent[way.phase] += sum(seconds)
+                charge(cost.messages, way.part, A_BLOCK, message, {way.phase: 1})
+            sent[way.part, way.phase] += sum(seconds)
             if way not in waited:
                 _pass(chunk, way.phase).hide(seconds[0])  # what follows it is waited for when it is there
         for phase in ("forward", "recomputation", "backward"):
-            beyond = sent[phase] - self.charged.pop((stage, phase), 0.0)
-            _pass(chunk, phase).add(waits=beyond)
-            cost.together += beyond
+            for part in (GATHERING, REDUCING):
+                beyond = sent[part, phase] - self.charged.pop((stage, part, phase), 0.0)
+                _pass(chunk, phase).add(waits=beyond)
+                cost.together[part] += beyond
 
     def _ways(self, segments: Sequence[Segment]) -> list["_Way"]:
         """What the weights and gradients of a stage travel together, run by run."""
@@ -110,6 +113,11 @@ class _Way:
     phase: Phase
     bucket: Bucket
     pricer: RedistributionPricer
+
+    @property
+    def part(self) -> str:
+        """The part of the time of a micro-batch that it counts in."""
+        return REDUCING if self.kind == "back" else GATHERING
 
 
 def _pass(chunk: ChunkCost, phase: Phase) -> PassCost:

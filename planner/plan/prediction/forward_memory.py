@@ -1,6 +1,5 @@
 """Memory of a forward pass: values until their last use, and what autograd keeps."""
 
-import math
 from collections.abc import Sequence
 
 from planner.plan.binding.bind import BoundOperator
@@ -12,7 +11,6 @@ from planner.plan.prediction.chunk_memory import (
 )
 from planner.plan.prediction.gather_memory import GatherMemory
 from planner.plan.prediction.memory_account import Piece, Storage
-from planner.sharding.rule import loop_extents
 
 
 class ForwardMemory(GatherMemory):
@@ -119,8 +117,7 @@ class ForwardMemory(GatherMemory):
                 values[name] = Piece(self.account.hold(operands[0].storage), shape, self.tensors.contiguous(name))
             else:
                 values[name] = Piece(self.account.new(self.tensors.bytes(name, shape), OTHER), shape)
-        extents = loop_extents(op.rule, op.strategy, self.bound.plan.mesh)
-        extra = sum(w.coefficient * math.prod(extents[f] for f in w.factors) for w in op.rule.saved_extra)
+        extra = self.tensors.saved_extra(op)
         if not self.bound.graph.trains:  # its kernel makes it all the same
             self.account.brief(extra, OTHER)
         if graded:

@@ -15,7 +15,7 @@ from planner.plan.binding.slices import work_of_slices
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.prediction.charges import Phase
 from planner.pricing.liveness import replays
-from planner.pricing.operator_price import uneven
+from planner.pricing.operator_price import joined_bytes, uneven
 from planner.sharding.rule import loop_extents, ring_axis
 from planner.sharding.window import Window, computed_pairs
 from planner.sharding.zigzag import pieces_of_ring
@@ -46,7 +46,7 @@ def local_work(bound: BoundPlan, rank: int) -> Work:
         if block is None or bound.recompute_of(block) is None or bound.is_kept(at):
             continue
         replay, interleave = again[blocks.kinds[block]], bound.plan.training.interleave
-        if bound.place_of(at) < replay.works:
+        if replay.runs(bound.place_of(at), joined_bytes(op.rule, op.strategy, bound.plan.mesh)):
             found["recomputation", name] += forward
         elif bound.place_of(at) < replay.moves:  # only the last copy of a turn stops at its operands
             found["recomputation", name] += forward * (interleave - 1) / interleave

@@ -15,12 +15,13 @@ from planner.graph.blocks import IDENTITY
 from planner.graph.operator_graph import TensorType
 from planner.plan.binding.slices import earlier_keys
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
+from planner.plan.layout.kept import replayed_places
 from planner.plan.layout.saved_tensor_offload import read_elsewhere
 from planner.plan.prediction.charges import UNCHARGED, Phase, Times, charge
 from planner.plan.prediction.stage_cost import StageCost
 from planner.plan.schedule import whole_in_flight
 from planner.pricing import OperatorPrices, keeping
-from planner.pricing.operator_price import ROUND, inner_hidden, inner_messages, inner_seconds, transient_bytes
+from planner.pricing.operator_price import inner_hidden, inner_messages, inner_seconds, transient_bytes
 from planner.pricing.parameter_price import gathered_at_once
 from planner.sharding.layout import Layout, local_fraction
 from planner.sharding.rule import Duplex
@@ -46,12 +47,12 @@ class OperatorVisit:
         self.block = bound.blocks.block_of(at)
         self.again = bound.recompute_of(self.block) is not None  # what it keeps is there for one block at a time
         self.kept_again = self.again and bound.is_kept(at)
-        self.works = self.moves = False  # what is done once more: its kernels, and what brings its operands
-        if self.again and self.block is not None:
-            replays = walk.replays[bound.blocks.kinds[self.block]]
-            place = bound.place_of(at)
-            self.works, self.moves = place < replays.works, place < replays.moves
         self.prices = walk.price(self.operator)
+        self.works = self.moves = False  # what is done once more: its kernels, and what brings its operands
+        self.run_again: frozenset[int] | None = None  # places in the block, where modules are recomputed
+        self.apart = False  # in such a block, but in no module
+        if self.again and self.block is not None:
+            self._replay(self.block)
         self.chunk = cost.chunks[walk.chunk_of[at]]
         self.home: Home = "device" if self.segment is None else self.segment.home_of_saved
         self.later = (
@@ -66,6 +67,18 @@ class OperatorVisit:
             rule = earlier_keys(self.operator.rule, bound.plan.slices)
             self.earlier = walk.price(replace(self.operator, rule=rule), counted=False)
         self._gathered: dict[int, bool] = {}
+
+    def _replay(self, block: int) -> None:
+        """What is done once more of it in the backward pass of its recomputed block."""
+        bound, place = self.bound, self.bound.place_of(self.at)
+        kept = bound.recompute_of(block)
+        if kept and self.walk.cluster.software.modules:
+            self.run_again = replayed_places(bound.graph, bound.blocks.operators(block), kept)
+            self.works = self.moves = place in self.run_again
+            self.apart = not self.works
+        else:
+            replays = self.walk.replays[bound.blocks.kinds[block]]
+            self.works, self.moves = replays.runs(place, float(self.prices.joined[0])), place < replays.moves
 
     def work(self) -> None:
         """Seconds of its kernels, and of communication that is part of the operator."""
@@ -131,6 +144,12 @@ class OperatorVisit:
                 away += left
         kept -= self._offload_saved(away)
         passing = not self.walk.alive.trains and self.block is not None  # of one block at a time
+        if self.apart:  # as in a block that is not recomputed, but for what it hands on
+            named = [(i, self.results[i]) for i in self.own]
+            handed_on = [i for i, name in named if self._is_handed_on(name) and not self._outlives(name)]
+            handed = sum(float(prices.results[i][0]) for i in handed_on)
+            memory["activations"] += (kept - handed) * self.live
+            kept = handed
         if self.again or passing or self.at >= self.walk.ending:  # what follows the blocks frees first what it kept
             where = AFTER if self.block is None else self.block
             self.at_once[where] = self.at_once.get(where, 0.0) + kept
@@ -186,13 +205,15 @@ class OperatorVisit:
         rule, cluster = self.operator.rule, self.walk.cluster
         hidden = inner_hidden(rule, cluster)
         repeats = self.works and not self.kept_again
-        for inner in inner_messages(rule, self.operator.strategy, mesh):
+        operands, differentiable = self.operator.operator.operands, self.bound.graph.differentiable
+        graded = [place for place, name in enumerate(operands) if name in differentiable]
+        for inner in inner_messages(rule, self.operator.strategy, mesh, graded):
             name = self.operator.operator.name
             times: Times = {"forward": inner.forward, "backward": inner.backward}
             charge(messages, "communication", name, inner.message, times)
             if repeats:
                 charge(messages, "recomputation", name, inner.message, {"recomputation": inner.forward})
-            if hidden and inner.message.kind != ROUND:
+            if hidden and not inner.comes_round:
                 seconds = hidden * inner_seconds(rule, inner.message, mesh, cluster)
                 self.chunk.forward.add(hidden=inner.forward * seconds)
                 self.chunk.backward.add(hidden=(inner.backward + (inner.forward if repeats else 0)) * seconds)
@@ -206,10 +227,17 @@ class OperatorVisit:
         )
         owner, moved = self.operator.operator.name, "activations"
         self._move("communication", "forward", owner, moved, tensor, there)
-        if self.moves:
+        if self._comes_again(name):
             self._move("recomputation", "recomputation", owner, moved, tensor, there)
         if name in self.bound.graph.differentiable:
             self._move("communication", "backward", owner, moved, tensor, back)
+
+    def _comes_again(self, name: str) -> bool:
+        """Whether a value is brought once more: to what runs again, and from it, as a module runs to its end."""
+        producer = self.bound.graph.producer[name]
+        if self.run_again is None or self.moves or self.bound.blocks.block_of(producer) != self.block:
+            return self.moves
+        return self.bound.place_of(producer) in self.run_again
 
     def _move(
         self, part: str, phase: Phase, owner: str, moved: str, tensor: TensorType, between: tuple[Layout, Layout]
@@ -229,7 +257,8 @@ class OperatorVisit:
         owner = walk.runs.get(self.at, self.operator.operator.name)
         sums = (self.cost, self.chunk, owner)
         needed = place in walk.alive.weights[self.at]
-        again: Times = {"recomputation": int(self.moves)} if self.again else {"backward": int(needed)}
+        once_more = self.again and (self.run_again is None or self.moves)
+        again: Times = {"recomputation": int(self.moves)} if once_more else {"backward": int(needed)}
         tensor, stored = self.bound.graph.types[name], self.bound.parameters[name]
         there = (stored.weight, wanted.forward)
         walk.gather(*sums, name, "parameters", tensor, *there, {"forward": 1, **again})
@@ -252,12 +281,13 @@ class OperatorVisit:
         if self.block is not None and self.home != "device":
             others = (i for i in own if read_elsewhere(self.bound, results[i], self.block))
             away.append(kept - sum(float(prices.results[i][0]) for i in others))
-        if self.kept_again:
+        if self.kept_again and not self.apart:
             changes = keeping(prices, self.works, own)
             self.cost.memory["activations"] += self.live * float(changes.kept[0])
             kept -= float(changes.interior[0])
         elif self.again:
-            outlives = sum(float(prices.results[i][0]) for i in own if self._outlives(results[i]))
+            longer = [i for i in own if self._outlives(results[i]) or self._is_saved_apart(results[i])]
+            outlives = sum(float(prices.results[i][0]) for i in longer)
             self.cost.memory["activations"] += self.live * outlives
             kept -= outlives
         return kept, away
@@ -270,7 +300,8 @@ class OperatorVisit:
             self.at_once[where] = self.at_once.get(where, 0.0) + ahead * nbytes
             return 0.0, 0.0
         needed = place in self.walk.alive.weights[self.at]
-        kept = nbytes if self._gathered[place] and needed and self.again else 0.0  # a recomputed block gathers all
+        again = self.again and not self.apart
+        kept = nbytes if self._gathered[place] and needed and again else 0.0  # a recomputed block gathers all
         return kept, 0.0 if ahead else nbytes
 
     def _hold_value(self, place: int, name: str, nbytes: Bytes) -> tuple[Bytes, list[Bytes]]:
@@ -284,7 +315,34 @@ class OperatorVisit:
             away.append(kept if inside else copied if self._is_copy(name, made, wanted, nbytes) else 0.0)
         if self.again and not inside and name in graph.differentiable:
             kept += self._checkpoint(name, made.forward)
+        if inside and self._enters_a_module(name):
+            self._checkpoint(name, made.forward)
         return kept, away
+
+    def _enters_a_module(self, name: str) -> bool:
+        """Whether a value of the block comes to what runs again from what does not, and nobody keeps it anyway."""
+        graph, bound = self.bound.graph, self.bound
+        if self.run_again is None or self.apart or name not in graph.differentiable or name in self.walk.alive.kept:
+            return False
+        return bound.place_of(graph.producer[name]) not in self.run_again
+
+    def _is_handed_on(self, name: str) -> bool:
+        """Whether anything outside of the block reads a result."""
+        bound = self.bound
+        return any(bound.blocks.block_of(use) != self.block for use in bound.graph.consumers.get(name, ()))
+
+    def _is_saved_apart(self, name: str) -> bool:
+        """Whether an operator of the block that is in no module keeps a result of one that runs again, which nobody
+        else reads."""
+        if self.run_again is None or self.apart or self._is_handed_on(name):
+            return False
+        bound, saved = self.bound, self.walk.alive.saved
+        return any(
+            bound.blocks.block_of(use) == self.block
+            and bound.place_of(use) not in self.run_again
+            and any(i in saved[use] and o == name for i, o in enumerate(bound.operators[use].operator.operands))
+            for use in bound.graph.consumers.get(name, ())
+        )
 
     def _checkpoint(self, name: str, layout: Layout) -> Bytes:
         """A recomputed block keeps what flows into it; returns the bytes of what it offloads that are on the device at

@@ -162,18 +162,10 @@ class BlockSums:
     messages: Charges = field(default_factory=Counter)
     charged: _Sums = field(default_factory=_Sums)  # of weights that are gathered together
     flops: list[float] = field(default_factory=list)
-    _together: list[float] = field(default_factory=list)
+    together: _Sums = field(default_factory=_Sums)
 
     def __post_init__(self) -> None:
         self.chunks = {self.chunk: _Chunk()}
-
-    @property
-    def together(self) -> float:
-        return 0.0
-
-    @together.setter
-    def together(self, value: float) -> None:
-        self._together.append(value)
 
     @property
     def cost(self) -> StageCost:
@@ -194,8 +186,9 @@ class BlockSums:
         for key, values in self.charged.added.items():
             for value in values:
                 charged[key] += value
-        for value in self._together:
-            cost.together += value
+        for part, values in self.together.added.items():
+            for value in values:
+                cost.together[part] += value
         for where, values in self.at_once.added.items():
             assert where == self.block, where
             for value in values:

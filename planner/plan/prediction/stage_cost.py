@@ -15,7 +15,10 @@ COMMUNICATION = "communication"
 """Messages between operators that are waited for, a micro-batch."""
 
 GATHERING = "parameter gathering"
-"""Weights that are gathered for their use, and gradients that are reduced behind it, a micro-batch."""
+"""Weights that are gathered for their use, a micro-batch."""
+
+REDUCING = "gradient reduction of micro-batches"
+"""Gradients that are reduced behind the use of their weights, a micro-batch; the rest is once a step."""
 
 TIME_PER_MICRO_BATCH = (
     "forward",
@@ -23,6 +26,7 @@ TIME_PER_MICRO_BATCH = (
     "recomputation",
     COMMUNICATION,
     GATHERING,
+    REDUCING,
     "gradient accumulation",
     "stage transfer",
 )
@@ -53,9 +57,10 @@ class StageCost:
     `chunks` has the seconds once more, by the passes through each chunk, and what software hides. `beyond` is what
     buckets and norms take once a step beyond the additive sums (see `planner.plan.layout.per_step_communication`), and
     the row of offloaded states (`visits`, see `costmodels.offload`); `together` what weights that are gathered together
-    take beyond them once a micro-batch (see `planner.plan.layout.block_gathers`). `offloaded` are the bytes outside of
-    the device by where they are, `rows` those of each parameter. `fetched` are the seconds in which the weights of each
-    block come that offloads any, `away` those in which its activations come back and leave, by chunk and block.
+    take beyond them once a micro-batch, by part (see `planner.plan.layout.block_gathers`). `offloaded` are the bytes
+    outside of the device by where they are, `rows` those of each parameter. `fetched` are the seconds in which the
+    weights of each block come that offloads any, `away` those in which its activations come back and leave, by chunk
+    and block.
     """
 
     chunks: list[ChunkCost]
@@ -66,7 +71,7 @@ class StageCost:
     messages: Charges = field(default_factory=Counter)
     launches: defaultdict[tuple[int, int | None, str], Launches] = field(default_factory=lambda: defaultdict(Launches))
     ahead: float = 0.0
-    together: float = 0.0
+    together: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     offloaded: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     visits: dict[str, Visit] = field(default_factory=dict)
     rows: dict[str, float] = field(default_factory=dict)
@@ -81,7 +86,7 @@ class StageCost:
     @property
     def all_micro_batch(self) -> dict[str, float]:
         """Seconds once a micro-batch, with what no single operator is charged for."""
-        return {**self.micro_batch, GATHERING: self.micro_batch[GATHERING] + self.together}
+        return {part: seconds + self.together.get(part, 0.0) for part, seconds in self.micro_batch.items()}
 
     def offload(self, name: str, prices: ParameterPrices, home: str) -> None:
         """Count a parameter whose state is offloaded."""

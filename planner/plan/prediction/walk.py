@@ -27,7 +27,7 @@ from planner.plan.prediction.coalesced_collectives import Together
 from planner.plan.prediction.operator_visit import OperatorVisit
 from planner.plan.prediction.product_overlap import ProductOverlap
 from planner.plan.prediction.repeated_blocks import BlockSums
-from planner.plan.prediction.stage_cost import GATHERING, StageCost, tied_seconds, transfer_seconds
+from planner.plan.prediction.stage_cost import GATHERING, REDUCING, StageCost, tied_seconds, transfer_seconds
 from planner.plan.prediction.step import ChunkCost, PassCost, further_ahead
 from planner.plan.schedule import in_flight_of, most_deferred, updates_of, weight_versions
 from planner.pricing import (
@@ -269,7 +269,8 @@ class Walk:
             sent = 0.0 if self.bound.plan.mesh.zigzag else number * route.seconds  # what is reordered is waited for
             more = number * (beyond or 0.0)
             into.add(waits=number * route.seconds + more, hidden=number * hidden, sent=sent)
-            cost.together += more
+            if more:
+                cost.together[part] += more
         for message in route.messages if beyond is not None else ():
             charge(cost.messages, part, owner, message, times)
 
@@ -315,8 +316,9 @@ class Walk:
     ) -> None:
         """Charge a weight, or its gradient, that moves for one use; messages of those that go together are nobody's."""
         pricer: RedistributionPricer = getattr(self.pricers, moved)
-        beyond = self.together.use(pricer, name, self.route(moved, tensor, source, target)[0], times)
-        self.move(cost, chunk, owner, GATHERING, moved, tensor, source, target, times, later, beyond)
+        part = REDUCING if moved == "gradients" else GATHERING
+        beyond = self.together.use(pricer, part, name, self.route(moved, tensor, source, target)[0], times)
+        self.move(cost, chunk, owner, part, moved, tensor, source, target, times, later, beyond)
 
     def _parameter(self, cost: StageCost, name: str, chunk: ChunkCost, block: int | None) -> float:
         """A parameter of a rank, whose weight is offloaded where its `block` is given; returns the bytes of what visits

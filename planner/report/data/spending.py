@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hardware_profiles import Seconds
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.compare.dissection import RankDissection
-from planner.plan.compare.explanation import RESOURCE_OF
+from planner.plan.compare.explanation import RESOURCE_OF, shown_part, shown_parts
 from planner.plan.plan import Plan, Prediction
 from planner.plan.prediction.stage_cost import StageCost
 from planner.plan.prediction.step import step_of
@@ -52,7 +52,9 @@ def spending_of(bound: BoundPlan, prediction: Prediction, rank: RankDissection, 
         step_seconds=prediction.step_seconds,
         busiest=busiest,
         parts=tuple(
-            Part(name=name, resource=RESOURCE_OF[name], seconds=seconds) for name, seconds in prediction.time if seconds
+            Part(name=name, resource=RESOURCE_OF[name], seconds=seconds)
+            for name, seconds in shown_parts(prediction.time)
+            if seconds
         ),
         classes=_classes(bound, rank),
     )
@@ -72,7 +74,7 @@ def _classes(bound: BoundPlan, rank: RankDissection) -> tuple[OperatorClass, ...
         name = bound.operators[one.at].rule.op_class
         counts[name] += 1
         for part, taken in one.seconds:
-            seconds[name][part] += turns * taken
+            seconds[name][shown_part(part)] += turns * taken
     found = [
         OperatorClass(name=name, operators=counts[name], seconds=tuple(parts.items()))
         for name, parts in seconds.items()

@@ -14,6 +14,7 @@ STEP = {
     "parameter gathering": "@gathering",
     "stage transfer": "@transfer",
     "gradient reduction": "@reduction",
+    "gradient reduction of micro-batches": "@reduction",
     "weight gathering": "@weight-gathering",
     "offload": "@transfer",
     "activation offload": "@transfer",

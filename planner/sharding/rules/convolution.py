@@ -1,6 +1,7 @@
-"""Rules of convolutions and pooling: what slides a window over the spatial dims.
+"""Rules of convolutions and pooling: what slides a stencil over the spatial dims.
 
-Spatial dims are not split: a device would need the edge of its neighbour's piece, and no halo exchange is there yet.
+A spatial dim is split together with that of the results, h@ph, where pieces of the one are what pieces of the other
+read, but for edges of the neighbours (`planner.sharding.halo`). The implementation sends these.
 """
 
 import math
@@ -10,11 +11,20 @@ from typing import final
 
 from planner.errors import RuleError
 from planner.graph.call import Call
-from planner.sharding.rule import Dims, FactorKind, Rule, Work
-from planner.sharding.rules.spec import FactorTable, RuleSpec, Saves, present
+from planner.sharding.halo import Halo, halos, stencils
+from planner.sharding.rule import Dims, FactorKind, InnerCollective, Rule, Work
+from planner.sharding.rules.spec import FactorTable, RuleSpec, Saves, integers, present
 
-_SPATIAL = ("d", "h", "w")
+SPATIAL = ("d", "h", "w")
+"""Names of spatial dims, the last ones where there are fewer; of results with a p before, of kernels with a k."""
+
 Indices = tuple[int, ...]
+Halos = Sequence[Halo | None]
+
+
+def halo_factor(name: str) -> str:
+    """Name of the factor that splits a spatial dim together with that of the results."""
+    return f"{name}@p{name}"
 
 
 @final
@@ -23,8 +33,8 @@ class Convolution(RuleSpec):
     """`n (g i) h w, (g o) i kh kw, (g o) -> n (g o) ph pw`, with any number of spatial dims.
 
     Groups g are parallel, and the local call has the local number of them; input channels i are a reduction. The
-    kernel and both spatial extents are blocked. As an implicit GEMM it has the rows n ph pw, the columns o and the
-    depth i kh kw, so its work is 2 n (g o) ph pw i kh kw.
+    kernel is blocked. As an implicit GEMM it has the rows n ph pw, the columns o and the depth i kh kw, so its work is
+    2 n (g o) ph pw i kh kw.
     """
 
     spatial: int
@@ -41,12 +51,14 @@ class Convolution(RuleSpec):
             table.add_unless_one("o", weight.shape[0] // groups),
             table.add_unless_one("i", weight.shape[1], FactorKind.REDUCTION),
         )
+        extents = [tensor.shape[-self.spatial :] for tensor in (source, weight, result)]
         outside, kernel, inside = (
-            _blocked(table, prefix, shape[-self.spatial :])
-            for prefix, shape in (("", source.shape), ("k", weight.shape), ("p", result.shape))
+            _spatial(table, prefix, one) for prefix, one in zip(("", "k", "p"), extents, strict=True)
         )
         operands: tuple[Dims, ...] = ((*batch, (*g, *i), *outside), ((*g, *o), i, *kernel), ((*g, *o),))
         rows, depth = (*_all(batch), *_all(inside)), (*i, *_all(kernel))
+        over = stencils(extents[1], *(call.argument(at, name, default) for at, name, default in _SLIDES))
+        inner = _cut(table, halos(over, extents[0], extents[2]), operands[0], source.element_bytes)
         return Rule(
             op=call.op,
             factors=table.freeze(),
@@ -57,52 +69,119 @@ class Convolution(RuleSpec):
             addends=(2,) if len(call.operands) > 2 else (),
             saves=((0, (0, 1)), (1, (0, 1))),  # all of it whatever is asked for
             roles=(("rows", rows), ("columns", o), ("depth", depth), ("batch", g)),
+            inner=inner,
+            inner_scratch=_copied(inner, operands[0], source.element_bytes),
+            joined=bool(inner),
         )
+
+
+_SLIDES = ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1))
+"""Arguments of a convolution that say how its stencil slides: position, name, default."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Pool(RuleSpec):
-    """Pooling over trailing spatial dims, which are blocked; samples and channels pass through.
+    """Pooling over trailing spatial dims; samples and channels pass through.
 
-    `saves` is empty for one result per channel where `whole_saves_nothing`: that is a mean. The work is counted by the
-    elements that are read, overlaps once. `saved_extra_bytes` are those that autograd keeps per element of the result.
+    Spatial dims are blocked, unless a call is `adaptive` and takes the mean of all, which is one of the means of pieces
+    and keeps nothing; or a stencil `slides` over them that takes a "max" or a "mean" of what it reads. The work is
+    counted by the elements that are read, overlaps once. `saved_extra_bytes` are those that autograd keeps per element
+    of the result.
     """
 
     spatial: int = 2
     saves: Saves = ((0, (0,)),)
     saved_results: tuple[int, ...] = ()
     saved_extra_bytes: float = 0.0
-    whole_saves_nothing: bool = False
+    adaptive: bool = False
+    slides: str = ""
 
     def build(self, call: Call) -> Rule:
         table = FactorTable(call.op)
+        element = call.operands[0].element_bytes
         source, result = call.operands[0].shape, call.results[0].shape
         lead = len(source) - self.spatial
         names = ("n", "c")[2 - lead :]
         passing = tuple(table.add_unless_one(name, extent) for name, extent in zip(names, source[:lead], strict=True))
-        outside = _blocked(table, "", source[lead:])
-        inside = _blocked(table, "p", result[lead:])
+        mean = self.adaptive and math.prod(result[lead:]) == 1
+        outside = _spatial(table, "", source[lead:], FactorKind.REDUCTION if mean else FactorKind.BLOCKED)
+        inside = _spatial(table, "p", result[lead:])
         made = (*_all(passing), *_all(inside))
-        mean = self.whole_saves_nothing and math.prod(result[lead:]) == 1
         extra = (Work(coefficient=self.saved_extra_bytes, factors=made),) if self.saved_extra_bytes else ()
+        operand = (*passing, *outside)
+        inner = _cut(table, self._halos(call, source[lead:], result[lead:]), operand, element)
         return Rule(
             op=call.op,
             factors=table.freeze(),
-            operands=((*passing, *outside),),
+            operands=(operand,),
             results=((*passing, *inside),) * len(call.results),
             op_class="elementwise",
-            work=(Work(coefficient=1.0, factors=(*_all(passing), *_all(outside))),),
+            work=(Work(coefficient=1.0, factors=_all(operand)),),
             saves=() if mean else present(self.saves, 1),
             saved_results=self.saved_results,
             saved_extra=extra,
+            mean_over=_all(outside) if mean else (),
+            inner=inner,
+            inner_scratch=_copied(inner, operand, element),
+            joined=bool(inner),
         )
 
+    def _halos(self, call: Call, source: Sequence[int], result: Sequence[int]) -> Halos:
+        """The halo of each dim, in pieces of which the call would compute the same. A mean over fewer elements, at an
+        edge, would be another in the middle."""
+        if not self.slides:
+            return (None,) * self.spatial
+        size = integers(call.argument(1, "kernel_size"))
+        padding = integers(call.argument(3, "padding", 0))
+        if self.slides == "mean":
+            counts_padding = call.argument(5, "count_include_pad", True) is True
+            if call.argument(4, "ceil_mode", False) is True or (any(padding) and not counts_padding):
+                return (None,) * self.spatial
+        dilation = call.argument(4, "dilation", 1) if self.slides == "max" else 1
+        size = size if len(size) == self.spatial else size * self.spatial
+        return halos(stencils(size, call.argument(2, "stride", ()), padding, dilation), source, result)
 
-def _blocked(table: FactorTable, prefix: str, extents: Sequence[int]) -> Dims:
-    names = _SPATIAL[len(_SPATIAL) - len(extents) :]
-    pairs = zip(names, extents, strict=True)
-    return tuple(table.add_unless_one(f"{prefix}{name}", extent, FactorKind.BLOCKED) for name, extent in pairs)
+
+def _spatial(table: FactorTable, prefix: str, extents: Sequence[int], kind: FactorKind = FactorKind.BLOCKED) -> Dims:
+    pairs = zip(_names(len(extents)), extents, strict=True)
+    return tuple(table.add_unless_one(f"{prefix}{name}", extent, kind) for name, extent in pairs)
+
+
+def _names(count: int) -> Sequence[str]:
+    return SPATIAL[len(SPATIAL) - count :]
+
+
+def _cut(table: FactorTable, found: Halos, operand: Dims, element: int) -> tuple[InnerCollective, ...]:
+    """Split spatial dims with those of the results, where there is a halo; what is sent for it, of an operand."""
+    messages = []
+    for at, (name, halo) in enumerate(zip(_names(len(found)), found, strict=True)):
+        if halo is None:
+            continue
+        factor = table.add_exchange(name, f"p{name}", FactorKind.HALO, least=halo.reach)
+        if factor is None:
+            continue
+        dim = len(operand) - len(found) + at
+        others = tuple(one for other, indexed in enumerate(operand) if other != dim for one in indexed)
+        messages += [
+            InnerCollective(
+                kind="send_recv",
+                factor=factor,
+                factors=others,
+                element_bytes=float(rows * element),
+                forward=1,
+                backward=1,
+                gradient_of=0,
+            )
+            for rows in (halo.before, halo.after)
+            if rows
+        ]
+    return tuple(messages)
+
+
+def _copied(inner: Sequence[InnerCollective], operand: Dims, element: int) -> tuple[Work, ...]:
+    """The copy of an operand to which edges are joined."""
+    return (Work(coefficient=float(element), factors=_all(operand)),) if inner else ()
 
 
 def _all(dims: Dims) -> Indices:

@@ -48,14 +48,21 @@ class FactorTable:
         return (self.add(name, extent, kind),) if extent != 1 else ()
 
     def add_exchange(
-        self, first: str, second: str, kind: FactorKind = FactorKind.EXCHANGE, name: str | None = None
-    ) -> None:
+        self,
+        first: str,
+        second: str,
+        kind: FactorKind = FactorKind.EXCHANGE,
+        name: str | None = None,
+        least: int = 0,
+    ) -> int | None:
         """An exchange of two factors, named `first@second` unless said otherwise; nothing where one of them has extent
         1 and is no factor."""
-        if first in self._factors and second in self._factors:
-            parts = (list(self._factors).index(first), list(self._factors).index(second))
-            name = name or f"{first}@{second}"
-            self._factors[name] = Factor(name=name, extent=1, kind=kind, parts=parts)
+        if first not in self._factors or second not in self._factors:
+            return None
+        parts = (list(self._factors).index(first), list(self._factors).index(second))
+        name = name or f"{first}@{second}"
+        self._factors[name] = Factor(name=name, extent=1, kind=kind, parts=parts, least=least)
+        return list(self._factors).index(name)
 
     def set_kind(self, name: str, kind: FactorKind) -> None:
         self._factors[name] = Factor(name=name, extent=self._factors[name].extent, kind=kind)

@@ -138,11 +138,11 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.conv2d.padding": Convolution(spatial=2),
     "aten.conv3d.default": Convolution(spatial=3),
     "aten.conv3d.padding": Convolution(spatial=3),
-    "aten.max_pool2d.default": Pool(saved_extra_bytes=8.0),  # where each largest element was
+    "aten.max_pool2d.default": Pool(saved_extra_bytes=8.0, slides="max"),  # where each largest element was
     "aten.max_pool2d_with_indices.default": Pool(saved_results=(1,)),
-    "aten.avg_pool2d.default": Pool(),
-    "aten.adaptive_avg_pool1d.default": Pool(spatial=1, whole_saves_nothing=True),
-    "aten.adaptive_avg_pool2d.default": Pool(whole_saves_nothing=True),
+    "aten.avg_pool2d.default": Pool(slides="mean"),
+    "aten.adaptive_avg_pool1d.default": Pool(spatial=1, adaptive=True),
+    "aten.adaptive_avg_pool2d.default": Pool(adaptive=True),
     "aten.batch_norm.default": BatchNorm(training=5),
     "aten._native_batch_norm_legit_functional.default": BatchNorm(training=5),
     "aten._native_batch_norm_legit.no_stats": BatchNorm(training=3),

@@ -6,12 +6,14 @@ free but for what is asked about.
 """
 
 import glob
+import math
 from dataclasses import replace
 
 from hardware_profiles import Machine
 from planner.errors import LimitError, PlannerError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.plan import Plan, Prediction
+from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.objectives import Listener, Stop
 from planner.strategy_search.request.offload import offload_of
 from planner.strategy_search.request.request import SearchRequest, Shard
@@ -58,12 +60,16 @@ def configuration_of(plan: Plan) -> Pinned | None:
 
 
 def searched(
-    request: SearchRequest, on_progress: Listener = lambda _: None, cancelled: Stop = lambda: False
+    request: SearchRequest,
+    on_progress: Listener = lambda _: None,
+    cancelled: Stop = lambda: False,
+    cutoff: float = math.inf,
+    shared: Shared | None = None,
 ) -> Prediction | str | None:
-    """What the best plan of a request costs, or why there is none; None where the search was cancelled, or a limit was
-    reached, as then nobody knows."""
+    """What the best plan of a request costs, or why there is none with an objective below `cutoff` seconds; None where
+    the search was cancelled, or a limit was reached, as then nobody knows. `shared`: see `search`."""
     try:
-        found = search(request, on_progress, cancelled)
+        found = search(request, on_progress, cancelled, cutoff, shared)
     except LimitError:
         return None
     except PlannerError as error:

@@ -11,22 +11,29 @@ Of several kinds of devices the links are those of each group and those between 
 all groups.
 
 Each is answered twice. With the plan kept, its choices are priced again: a longer batch is more micro-batches, more
-devices a longer data parallel axis. And searched again with nothing decided, which is the best that there would be.
+devices a longer data parallel axis. And searched again with nothing decided. That search begins with the plan kept and
+ends where no other is more than `TOLERANCE` faster, so that most of the configurations are ruled out by their bounds.
+Worlds that differ in their memory or batch alone share their cost tables.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from costmodels import CostModelError
+from costmodels import CostModelError, planned_memory
 from hardware_profiles import BytesPerSecond, Cluster, HardwareProfileError, Level, Machine, MixedCluster, parts_of
 from planner.errors import PlannerError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.compare.explanation import Outcome, Sensitivity
 from planner.plan.compare.repricing import repriced
-from planner.plan.plan import ModelReference, Plan
+from planner.plan.plan import ModelReference, Plan, Prediction
 from planner.strategy_search.analysis.around import request_for, searched
+from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.objectives import Listener, Stop
+
+TOLERANCE = 0.01
+"""Share by which a plan has to be faster, by the sum that the search minimises, to be looked for again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +47,10 @@ class World:
 
 
 Traced = tuple[ModelReference, OperatorGraph, int]
+
+_AS_IT_IS, _MEMORY, _BATCH = "as it is", "memory", "global batch"
+_ALIKE = (_AS_IT_IS, _MEMORY, _BATCH)
+"""Worlds that differ in their memory or batch alone, so that searches of them share their cost tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +77,7 @@ def sensitivities(
     `on_kept`.
     """
     known: dict[tuple[str, str], Sensitivity] = {}
+    shared = Shared()
     for name, change, other in _worlds(world, None):
         if search.cancelled():
             break
@@ -83,8 +95,8 @@ def sensitivities(
         on_change(f"{name} {change}".rstrip())
         row = known.pop((name, change), None) or _sensitivity(world, name, change, other)
         if not isinstance(other, str) and search.begins():
-            request = request_for(other.plan, other.graph, other.batch, other.cluster)
-            row = replace(row, searched=searched(request, search.on_progress, search.cancelled))
+            same = shared if name in _ALIKE else None
+            row = replace(row, searched=_searched(other, row.kept, search, same))
         yield row
 
 
@@ -101,6 +113,23 @@ def _sensitivity(world: World, name: str, change: str, other: World | str) -> Se
     )
 
 
+def _searched(world: World, kept: Outcome, search: Search, shared: Shared | None) -> Outcome | None:
+    """The best plan of a world: the one that was kept, where that fits and none is found that is more than `TOLERANCE`
+    faster. None where the search was cancelled, or a limit was reached."""
+    request = replace(request_for(world.plan, world.graph, world.batch, world.cluster), tolerance=TOLERANCE)
+    rival = kept if isinstance(kept, Prediction) and _has_room(kept, world.cluster) else None
+    cutoff = math.inf if rival is None else rival.objective_seconds * (1 - TOLERANCE)
+    found = searched(request, search.on_progress, search.cancelled, cutoff, shared)
+    if found is None or rival is None:
+        return found
+    return found if isinstance(found, Prediction) and found.step_seconds < rival.step_seconds else rival
+
+
+def _has_room(found: Prediction, machine: Machine) -> bool:
+    """Whether a plan leaves the margin of memory that a search leaves."""
+    return all(found.peak_bytes <= planned_memory(part.device, part.software) for part in parts_of(machine))
+
+
 def _kept(world: World) -> Outcome:
     try:
         found = repriced(world.plan, world.graph, world.batch, world.cluster).plan.prediction
@@ -114,7 +143,7 @@ def _kept(world: World) -> Outcome:
 
 def _worlds(world: World, retrace: Callable[[int], Traced] | None) -> Iterator[tuple[str, str, World | str]]:
     """All that is changed; without `retrace` all but the length of sequences."""
-    yield "as it is", "", world
+    yield _AS_IT_IS, "", world
     for name, words, machine in _links(world.cluster):
         yield f"bandwidth of {name}", words, replace(world, cluster=machine)
     for words, cluster in _host_links(world):
@@ -122,7 +151,7 @@ def _worlds(world: World, retrace: Callable[[int], Traced] | None) -> Iterator[t
     if any(part.device.host_latency for part in parts_of(world.cluster)):
         yield "launches of the host", "/ 2", replace(world, cluster=_of_each(world.cluster, _quicker_host))
     for factor, words in ((1.1, "+ 10%"), (0.9, "- 10%")):
-        yield "memory", words, replace(world, cluster=_of_each(world.cluster, partial(_roomier, factor=factor)))
+        yield _MEMORY, words, replace(world, cluster=_of_each(world.cluster, partial(_roomier, factor=factor)))
     yield from _batches(world)
     yield from () if retrace is None else _lengths(world, retrace)
     for factor, words in ((2.0, "x 2"), (0.5, "/ 2")):
@@ -190,12 +219,12 @@ def _batches(world: World) -> Iterator[tuple[str, str, World | str]]:
     parts, samples = training.micro_batches, training.global_batch
     for words, micro_batches, batch in (("x 2", 2 * parts, 2 * samples), ("/ 2", parts // 2, samples // 2)):
         if words == "/ 2" and parts % 2 and samples % 2:
-            yield "global batch", words, f"{samples} samples in {parts} micro-batches cannot be halved"
+            yield _BATCH, words, f"{samples} samples in {parts} micro-batches cannot be halved"
             continue
         halved = replace(
             training, global_batch=batch, micro_batches=parts if words == "/ 2" and parts % 2 else micro_batches
         )
-        yield "global batch", words, replace(world, plan=replace(world.plan, training=halved))
+        yield _BATCH, words, replace(world, plan=replace(world.plan, training=halved))
 
 
 def _lengths(world: World, retrace: Callable[[int], Traced]) -> Iterator[tuple[str, str, World | str]]:

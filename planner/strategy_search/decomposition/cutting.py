@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hardware_profiles import Cluster, Group, Home, Machine, MixedCluster, links_of_ranks
 from planner.limits import room
-from planner.plan.layout.kept import Kept, block_words, kept_places
+from planner.plan.layout.kept import Kept, block_words, kept_places, replayed_places
 from planner.plan.prediction.stage_cost import tied_seconds, transfer_seconds
 from planner.pricing.parameter_price import summed
 from planner.sharding.layout import local_fraction
@@ -156,21 +156,53 @@ class Cutter:
         if "none" in self.recomputation:
             ways += [("none", home) for home in self.saved]
         homes: tuple[Home, ...] = self.activations if self._offloads() else ("device",)
-        if "selective" in self.recomputation:
+        if "selective" in self.recomputation and (self.decided is not None or not self._recomputes_modules):
             ways += [("selective", home) for home in homes]
         elif "full" in self.recomputation:
             ways += [("full", home) for home in homes]
         return ways
 
+    @property
+    def _recomputes_modules(self) -> bool:
+        return self.cluster.software.modules
+
+    @cached_property
+    def decided(self) -> Kept | None:
+        """What recomputed blocks keep, where that is decided. Software that recomputes modules chooses no operators: it
+        is what is never kept that runs again, or else core attention."""
+        never = self.tables.template.never_kept
+        if self.kept is not None or not self._recomputes_modules or "selective" not in self.recomputation:
+            return self.kept
+        alone = "none" not in self.recomputation
+        return Kept(but=tuple(sorted(never))) if never else Kept(but=("attention",)) if alone else None
+
+    @cached_property
+    def _kept_of_kinds(self) -> tuple[frozenset[int], ...] | None:
+        """Places in a block of each kind of the operators whose results it keeps where that is decided."""
+        if self.decided is None:
+            return None
+        graph, words = self.tables.template.graph, self.decided
+        return tuple(frozenset(kept_places(block_words(graph, held), words)) for held in self.tables.template.held)
+
     @cached_property
     def always_kept(self) -> frozenset[int] | None:
         """Operators whose results a recomputed block keeps, where that is decided."""
-        if self.kept is None:
+        if self._kept_of_kinds is None:
             return None
-        template = self.tables.template
-        return frozenset(
-            held[place] for held in template.held for place in kept_places(block_words(template.graph, held), self.kept)
-        )
+        held = zip(self.tables.template.held, self._kept_of_kinds, strict=True)
+        return frozenset(block[place] for block, places in held for place in places)
+
+    @cached_property
+    def run_again(self) -> frozenset[int] | None:
+        """Operators that software which recomputes modules runs again in a block that keeps some results, where that is
+        decided."""
+        if self._kept_of_kinds is None or not self._recomputes_modules:
+            return None
+        graph, held = self.tables.template.graph, self.tables.template.held
+        pairs = [(block, places) for block, places in zip(held, self._kept_of_kinds, strict=True) if places]
+        again = {block[place] for block, places in pairs for place in replayed_places(graph, block, places)}
+        full = {at for block, places in zip(held, self._kept_of_kinds, strict=True) if not places for at in block}
+        return frozenset(again | full)
 
     def _offloads(self) -> bool:
         """Whether nothing but blocks reads what flows into them, as `planner.plan.layout.activation_offload` wants

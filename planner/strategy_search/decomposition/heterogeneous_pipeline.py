@@ -126,34 +126,31 @@ class _Mixed:
         share = 1 / len(self.pipeline_of_kinds.kinds)
         equal: Array = np.max([line.busy(share) for line in every], axis=0)
         pace = self.multipliers[0].pace(every, equal, total)
-        times = [pace * (1 + more) for more in _GRID]
-        lone = [self._lone(lines, units, total, time) for time in (*times[1:], None)]
-        found: Array = np.min([time + rest for time, rest in zip(times, lone, strict=True)], axis=0)
+        times = np.array([pace * (1 + more) for more in _GRID])
+        found: Array = (times + self._lone(lines, units, total, times[1:])).min(axis=0)
         return found
 
-    def _lone(self, lines: Sequence[Sequence[Lines]], units: Array, total: Array, time: Array | None) -> Array:
-        """Least seconds of one micro-batch on all ranks where none is busy for longer than a time; infinite where not
-        all blocks fit then."""
+    def _lone(self, lines: Sequence[Sequence[Lines]], units: Array, total: Array, times: Array) -> Array:
+        """Least seconds of one micro-batch on all ranks where none is busy for longer than each of some times, and,
+        last, however long, (times + 1, *states); infinite where not all blocks fit then."""
         costs = np.array(
             [
                 np.where(self.possible, (inner / units).min(axis=0), 0.0) if len(inner) else total * 0.0
                 for _, inner, _ in self.alone
             ]
         )
-        rooms = np.array([sum((self._room(line, time) for line in own), total * 0.0) for own in lines])
-        order = costs.argsort(axis=0, kind="stable")
-        left, seconds = total, np.where(self.possible, self.ends, 0.0)
-        for place in order:
-            here = np.minimum(left, np.take_along_axis(rooms, place[None], axis=0)[0])
+        rooms = np.array([sum((self._rooms(line, times) for line in own), total * 0.0) for own in lines])
+        seconds = np.where(self.possible, self.ends, 0.0) + np.zeros((len(times) + 1, *self.possible.shape))
+        left = total + np.zeros_like(seconds)
+        for place in costs.argsort(axis=0, kind="stable"):
+            here = np.minimum(left, np.take_along_axis(rooms, place[None, None], axis=0)[0])
             seconds = seconds + here * np.take_along_axis(costs, place[None], axis=0)[0]
             left = left - here
         found: Array = np.where(left > total * 1e-9, math.inf, seconds)
         return found
 
-    def _room(self, line: Lines, time: Array | None) -> Array:
-        """Units for which the ranks of a line have room in a time."""
-        most = line.room
-        if time is not None:
-            most = np.minimum(most, self.multipliers[0].whole_blocks(line.within(time) + 1e-9))
-        room: Array = np.maximum(most, 0.0) * line.ranks
+    def _rooms(self, line: Lines, times: Array) -> Array:
+        """Units for which the ranks of a line have room in each of some times, and, last, in any."""
+        most = np.minimum(line.room, self.multipliers[0].whole_blocks(line.within(times[:, None]) + 1e-9))
+        room: Array = np.maximum(np.concatenate([most, line.room[None]]), 0.0) * line.ranks
         return room

@@ -106,9 +106,10 @@ class Lines:
     ranks: int
 
     def within(self, time: Array) -> Array:
-        """Units for which a rank has room in a time by every price; no limit where that is more than it speaks of."""
+        """Units for which a rank has room in a time by every price, (states), or in several, (times, 1, states); no
+        limit where that is more than it speaks of."""
         units = (time - self.ends) / self.slopes
-        least: Array = np.where(units >= self.most, NEVER, units).min(axis=0)
+        least: Array = np.where(units >= self.most, NEVER, units).min(axis=-1 - self.room.ndim)
         return least
 
     def busy(self, share: float) -> Array:

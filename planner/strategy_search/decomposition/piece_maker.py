@@ -61,6 +61,7 @@ class PieceMaker:
         self.at_once = gathered_at_once(self.cutter.cluster.software, update)
         self.travels = self.gathers == AHEAD and self.template.blocks.count > 1
         self.alias = self.cutter.alias
+        self.modules = self.cutter.run_again if self.way == "selective" else None
         inside = set(self.operators)
         edges = [table for table in self.tables.edges if self._counts(table, inside)]
         uses = [(p, [use for use in p.uses if use.consumer in inside]) for p in self.tables.parameters]
@@ -124,7 +125,11 @@ class PieceMaker:
         follows the blocks comes at once."""
         brief = self.share.last and not self.share.blocks and not self.whole and index >= self.template.stop
         passing = not self.template.alive.trains and self.template.in_block(index)  # of one block at a time
-        return "replay" if brief or passing or self._again(index) else "live"
+        return "replay" if brief or passing or (self._again(index) and not self._apart(index)) else "live"
+
+    def _apart(self, index: int) -> bool:
+        """Whether it is in a recomputed block, but in no module that runs again."""
+        return self.modules is not None and self._again(index) and index not in self.modules
 
     def _offloaded(self, index: int) -> bool:
         """Whether an operator stands in a block that offloads what it saves."""
@@ -135,8 +140,28 @@ class PieceMaker:
         cluster = self.cutter.cluster
         return sum(away_seconds(nbytes, cluster.store(self.home), cluster.device.launch_latency), np.zeros_like(nbytes))
 
+    def _works(self, index: int) -> NDArray[np.bool_]:
+        """Under which of its candidates an operator is computed once more where its block is recomputed."""
+        joins = self.tables.operators[index].prices.joined > 0
+        if self.modules is not None and self._again(index):
+            return np.full(joins.shape, index in self.modules)
+        found: NDArray[np.bool_] = self._again(index) & (
+            self.template.works(index) | (self.template.moves(index) & joins)
+        )
+        return found
+
     def _moves(self, index: int) -> bool:
+        """Whether it gets its operands once more."""
+        if self.modules is not None and self._again(index):
+            return index in self.modules
         return self._again(index) and self.template.moves(index)
+
+    def _brings(self, table: EdgeTable) -> bool:
+        """Whether a value is brought once more: to what runs again, and from it, as a module runs to its end."""
+        edge = table.edge
+        if self.modules is None or edge.kind != "inside" or not self._again(edge.consumer):
+            return self._moves(edge.consumer)
+        return not self.modules.isdisjoint((edge.producer, edge.consumer))
 
     def _add(self, key: Key, /, **amounts: Array) -> None:
         cells = self.cells[self.place[key]]
@@ -152,16 +177,22 @@ class PieceMaker:
         table, key = self.tables.operators[index], self._key(index)
         prices = table.prices
         again = self._again(index)
-        works = again and self.template.works(index)
+        works = self._works(index)
         forward = prices.forward + prices.inner_forward
-        self._add(key, part=forward * (2 if works else 1) + prices.backward + prices.inner_backward)
+        self._add(key, part=forward * (1 + works) + prices.backward + prices.inner_backward)
         self._add(key, work=prices.forward, work_again=prices.forward * works + prices.backward)
-        self._add(key, **{self._held(index): table.kept})
+        if self.modules is None or not again:
+            self._add(key, **{self._held(index): table.kept})
+        else:
+            longer = table.own if self._apart(index) else self._saved_apart(index)
+            self._add(key, live=longer, replay=table.kept - longer)
         if self._offloaded(index):
             self._add(key, part=self._away(table.own), live=-table.own, replay=offloaded_bytes(table.own))
         beside = not self.at_once and self.gathers != LEAST_WAITING
         self._most(key, table.transient + table.weights if beside else table.transient)
-        if works and self.way == "selective":
+        if self.modules is not None and index in (self.cutter.always_kept or ()):
+            self.always.add(index)
+        elif works.any() and self.way == "selective":
             graph = self.template.graph
             op = graph.operators[index]
             rule = rule_of(graph, op)
@@ -180,12 +211,43 @@ class PieceMaker:
             if name is not None and name in self.template.kept_for_next and self.template.in_block(index):
                 self._add(key, **{"replay" if again else "live": self.tables.result_bytes[name]})
 
+    def _saved_apart(self, index: int) -> Array:
+        """Bytes of what it makes in a module that an operator of the block keeps which is in none, and nobody else
+        reads."""
+        template, table = self.template, self.tables.operators[index]
+        found, prices = np.zeros_like(table.own), table.prices
+        if not table.own.any():  # such as what is kept in pieces
+            return found
+        results = [name for name in template.graph.operators[index].results if name is not None]
+        for place, name in enumerate(results):
+            uses = [
+                table.edge for table in self.tables.edges if table.edge.producer == index and table.edge.name == name
+            ]
+            apart = any(self._apart(e.consumer) and e.operand in template.alive.saved[e.consumer] for e in uses)
+            if name in template.alive.kept and name not in template.outliving and apart:
+                found = found + prices.results[place]
+        return found
+
+    def _entering(self) -> None:
+        """What comes to modules from the rest of their block is kept, unless it is anyway."""
+        seen, template = set(), self.template
+        for table in self.tables.edges:
+            edge = table.edge
+            if edge.kind != "inside" or edge.name in seen or edge.name in template.alive.kept:
+                continue
+            there = edge.producer in self.operators and self._again(edge.consumer) and self._apart(edge.producer)
+            if there and not self._apart(edge.consumer) and edge.name in template.graph.differentiable:
+                seen.add(edge.name)
+                self._add(self._key(edge.producer), live=self.tables.result_bytes[edge.name])
+
     def _checkpoints(self, inside: set[int]) -> None:
         """A recomputed block keeps what flows into it; what it offloads is on the device while it leaves and comes
         back, beside that of a neighbour. The transfers are charged in full."""
         if self.way == "none" or not any(self.template.in_block(index) for index in inside):
             return
         held = bool(self.share.first and self.share.blocks)
+        if self.modules is not None:
+            self._entering()
         seen = set()
         everywhere = {table.edge.name for table in self.tables.edges if table.edge.kind == "every"}
         for table in self.tables.edges:
@@ -202,7 +264,7 @@ class PieceMaker:
     def _edge(self, table: EdgeTable) -> None:
         edge = table.edge
         again = table.again if self.way == "selective" else table.forward  # where all of it is made again
-        part = table.forward + table.backward + (again if self._moves(edge.consumer) else 0.0)
+        part = table.forward + table.backward + (again if self._brings(table) else 0.0)
         where = self._held(edge.consumer)
         keys = self._key(edge.producer), self._key(edge.consumer)
         if self._offloaded(edge.consumer):
@@ -216,7 +278,7 @@ class PieceMaker:
         """The weight is gathered once more where the backward pass needs it, or the block is recomputed; a recomputed
         block keeps what it has gathered until its backward pass is done. What travels while other blocks run takes no
         time of its own; what stands before the blocks waits for its weights, and for its gradients at the end."""
-        again = self._again(use.consumer)
+        again = self._again(use.consumer) and not self._apart(use.consumer)
         twice = self._moves(use.consumer) if again else use.needed
         way = use if self.gathers == EACH or use.together is None else use.together
         seconds = way.gather * (2 if twice else 1) + way.reduce

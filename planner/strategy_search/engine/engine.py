@@ -58,9 +58,9 @@ class _Kept:
 
 @dataclass(kw_only=True, eq=False)
 class Built:
-    """What does not depend on how much memory there is: builders by mesh, templates by batch, and the cost tables of
-    configurations, so many bytes of them. `alike` has of those that are kept one for each that computes alike: stages
-    of ZeRO differ in parameters alone."""
+    """What does not depend on how much memory there is, nor on how many micro-batches: builders by mesh, templates by
+    samples of a micro-batch, and the cost tables of configurations, so many bytes of them. `alike` has of those that
+    are kept one for each that computes alike: stages of ZeRO differ in parameters alone."""
 
     builders: dict[object, TableBuilder] = field(default_factory=dict)
     scaled: dict[int, Template] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Built:
 @dataclass(kw_only=True)
 class Engine:
     """Evaluates configurations; keeps what they share. Use it in `search`. Engines of requests that differ in their
-    memory alone may share what is `built`."""
+    memory and global batch alone may share what is `built`."""
 
     request: SearchRequest
     template: Template
@@ -316,13 +316,13 @@ class Engine:
     def _known(self, configuration: Configuration) -> "_Kept":
         """What is kept of a configuration: of the `KEPT` last ones asked for, and of all that differ from them in their
         virtual stages."""
-        key = (configuration.priced_alike, configuration.micro_batches)
+        key = (configuration.priced_alike, self._part(configuration))
         if key not in self._kept:
             if key not in self.built.tables:
                 template = self._template(configuration.micro_batches)
                 restriction = decided_of(self.request, configuration, template)
                 groups = parts_of(self.machine(configuration))
-                alike = (configuration.computed_alike, configuration.micro_batches)
+                alike = (configuration.computed_alike, self._part(configuration))
                 tables = tuple(
                     self._builder(configuration, one).build(
                         template, restriction, self.built.alike.get((place, *alike))
@@ -337,7 +337,7 @@ class Engine:
         return self._kept[key]
 
     def _keep(self, configuration: Configuration, tables: Tables) -> None:
-        self._kept[configuration.priced_alike, configuration.micro_batches] = _Kept(tables=tables)
+        self._kept[configuration.priced_alike, self._part(configuration)] = _Kept(tables=tables)
         while len(self._kept) > KEPT:
             self._kept.popitem(last=False)
 
@@ -383,6 +383,10 @@ class Engine:
     def _template(self, micro_batches: int) -> Template:
         """The template with the batch of one micro-batch."""
         return self._scaled_to(self.request.global_batch // micro_batches)
+
+    def _part(self, configuration: Configuration) -> int:
+        """Samples of a micro-batch, on all devices of a stage."""
+        return self.request.global_batch // configuration.micro_batches
 
     def _scaled_to(self, part: int) -> Template:
         scaled = self.built.scaled

@@ -160,7 +160,8 @@ class Evaluation:
         ):
             best, bound = self._settled(bound)
         if best is None:
-            self._look_at_the_leanest()
+            if not self.cutoff <= bound < math.inf:  # it may fit, and takes too long
+                self._look_at_the_leanest()
             return self._outcome(math.inf, bound, (), ())
         return self._outcome(best[0], min(bound, best[0]), best[1], best[2])
 

@@ -42,8 +42,8 @@ def family_of(engine: Engine, members: tuple[Configuration, ...]) -> Family | No
 
 @dataclass(kw_only=True)
 class Shared:
-    """What searches make once whose requests differ only in their limit of memory and in how many plans they ask for;
-    nothing before the first of them."""
+    """What searches make once whose requests differ only in the memory of devices, the global batch, and how many plans
+    they ask for; nothing before the first of them."""
 
     made: tuple[Engine, OperatorGraph] | None = None
 

@@ -21,7 +21,7 @@ from planner.errors import PlannerError, RequestError
 from planner.plan.binding.bind import BoundPlan, bind_prepared
 from planner.plan.plan import SLICED, Plan, Prediction
 from planner.plan.prediction.predict import predict, predict_alike
-from planner.plan.prediction.stage_cost import COMMUNICATION, GATHERING
+from planner.plan.prediction.stage_cost import COMMUNICATION, GATHERING, REDUCING
 from planner.plan.prediction.step import GATHERED_AHEAD, PIPELINE_BUBBLE
 from planner.plan.schedule_checks import check_schedule
 from planner.strategy_search.request.checks import runs_here
@@ -85,7 +85,7 @@ def turns_may_cover(bound: BoundPlan, pinned: Pinned, cluster: Machine) -> bool:
     if not _turns_are_open(plan, pinned, cluster) or plan.pipeline > 1 or not plan.training.update.by_block:
         return False
     time = dict(plan.prediction.time)
-    waited = sum(time.get(name, 0.0) for name in (COMMUNICATION, GATHERING, GATHERED_AHEAD))
+    waited = sum(time.get(name, 0.0) for name in (COMMUNICATION, GATHERING, REDUCING, GATHERED_AHEAD))
     return plan.training.micro_batches > 1 and waited >= WORTH * plan.prediction.step_seconds
 
 

@@ -94,6 +94,7 @@ class SearchRequest:
     `simplicity` is how much longer than the fastest, relatively, the step of a simpler plan may take that is preferred
     to it (see `planner.strategy_search.simplicity`); 0 prefers none.
     Without `alltoall` redistributions take an all-gather and a slice, and experts exchange no rows.
+    `tolerance`: plans that are faster by a smaller share than that, relatively, than what was found are of no interest.
     `prune` is for tests: without it every configuration is evaluated in full. `imbalance` is that of routers (see
     `planner.graph.expert_load`), `fp8` says which linear layers are in fp8 (see `planner.graph.fp8`). `certify` asks an
     integer program what it makes of the best plans.
@@ -122,6 +123,7 @@ class SearchRequest:
     time_limit: float | None = None
     memory_limit: float | None = None
     simplicity: float = 0.0
+    tolerance: float = 0.0
     alltoall: bool = True
     prune: bool = True
     certify: bool = False
@@ -159,6 +161,8 @@ class SearchRequest:
             raise RequestError(
                 f"simplicity = {self.simplicity:g}: it is a share of the step time, from 0 to 0.5, as in 0.01 for 1%"
             )
+        if not 0 <= self.tolerance < 1:
+            raise RequestError(f"tolerance = {self.tolerance:g}: it is a share of the step time, as in 0.01 for 1%")
         if self.memory_limit is not None and self.memory_limit <= 0:
             raise RequestError(f"memory_limit = {self.memory_limit}: bytes are more than 0")
 

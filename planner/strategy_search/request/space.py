@@ -45,6 +45,7 @@ class Pattern:
         counts: whether every stage may recompute any number of its blocks, or all the same number, or all it has.
         shards: devices that share out what ZeRO does, at least.
         interleaved: whether a rank may hold several stages.
+        piped: whether there is a pipeline.
         filled: whether there are at least as many micro-batches as pipeline ranks.
         divided: whether the ranks divide the blocks.
         selective: whether recomputed blocks may keep the results of some operators.
@@ -55,6 +56,7 @@ class Pattern:
     counts: Counts = "any"
     shards: int = 1
     interleaved: bool = True
+    piped: bool = False
     filled: bool = False
     divided: bool = False
     selective: bool = False
@@ -62,6 +64,8 @@ class Pattern:
 
     def runs(self, blocks: int, pipeline: int, micro_batches: int) -> bool:
         """Whether so many ranks go with so many blocks and micro-batches."""
+        if self.piped and pipeline == 1:
+            return False
         return not (self.filled and micro_batches < pipeline) and not (self.divided and blocks % pipeline)
 
 

@@ -67,8 +67,12 @@ def test_what_is_changed_saves_and_the_rest_stays(
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_scripts_are_not_rewritten(plan: Any, here: Path) -> None:
+    """What was found is shown all the same."""
     (here / "train.sh").write_text(SCRIPT)
-    assert "micro-batch-size" in plan.refused("advise", "train.sh", *TINY, "-o", "better.sh")
+    outcome = plan("advise", "train.sh", *TINY, "-o", "better.sh")
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1), outcome
+    assert "micro-batch-size" in outcome.err
+    assert "Changes, cheapest to make first" in outcome.out
     assert not (here / "better.sh").exists()
 
 

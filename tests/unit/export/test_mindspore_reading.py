@@ -95,7 +95,7 @@ def subject_of(module: nn.Module, *shape: int) -> Subject:
 
 def read(asked: Subject, text: str, devices: int | None = None) -> OperatorReading:
     graph, blocks = prepare(asked.graph)
-    return MINDSPORE.read(text, graph, blocks, devices)
+    return MINDSPORE.read(text.encode(), graph, blocks, devices)
 
 
 def made(asked: Subject, reading: OperatorReading, like: BoundPlan | None = None) -> BoundPlan:
@@ -289,7 +289,7 @@ def test_what_cannot_be_read_is_refused(content: Any, message: str) -> None:
 
 def test_operators_are_told_apart_by_their_cells() -> None:
     text = json.dumps(items(**{"Default/network-Net/layers-CellList/0-Block/wq-Dense/MatMul-op3": [[1, 1], [1, 1]]}))
-    ((item,), _) = parsed(text)
+    ((item,), _) = parsed(text.encode())
     assert (item.primitive, item.owner, item.number) == ("MatMul", "network.layers.0.wq", 3)
 
 
@@ -322,7 +322,7 @@ def _calls(count: int) -> int:
 
     sys.setprofile(count_one)
     try:
-        MINDSPORE.read(text, graph, blocks, 1)
+        MINDSPORE.read(text.encode(), graph, blocks, 1)
     finally:
         sys.setprofile(None)
     return counted[0]
@@ -330,3 +330,17 @@ def _calls(count: int) -> int:
 
 def test_many_beginnings_are_read_in_linear_time() -> None:
     assert _calls(800) < 5 * _calls(200)
+
+
+def test_a_dim_that_axes_apart_cut_comes_back() -> None:
+    """As several dims, all but the last as long as their axis has devices."""
+    row = {"dev_matrix": [2, 2, 2], "field": 0, "opt_weight_shard_size": 0, "opt_weight_shard_step": 0,
+           "tensor_map": [2, 0, 1], "tensor_shape": [2, 512, 4096]}  # fmt: skip
+    text = json.dumps({"current_stage": 0, "parallel_layout_item": {"w1": row}, "parallel_strategy_item": {}})
+    asked = subject_of(Net(False), 4, 1024)
+    reading = read(asked, text)
+    assert {name: format_layout(weight) for name, (weight, _) in reading.parameters.items()} == {"w1": "S0,S1,S0"}
+    written = json.loads(MINDSPORE.write(made(asked, reading))["strategy.json"])
+    assert written["parallel_layout_item"]["w1"] == row
+    with refused(ExportError, "its shape is 4x256x4096, that of the model's w1 is 1024x4096: another model"):
+        read(asked, text.replace("[2, 512, 4096]", "[4, 256, 4096]"))

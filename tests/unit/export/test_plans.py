@@ -165,3 +165,18 @@ def test_what_a_search_finds_differs_by_name_and_price() -> None:
         steps[-1].step_seconds if steps else bound.plan.prediction.step_seconds
     )
     assert bind(last.plan, found.graph, found.batch).plan == last.plan
+
+
+def test_collectives_under_products_are_told_to_no_engine_and_listed_as_lost() -> None:
+    one = subject("llama-tiny", "h100-80gb", 4)
+    pinned = Pinned(tensor=4, pipeline=1, tensor_overlap=2, micro_batches=2)
+    request = SearchRequest(
+        graph=one.graph, batch=one.batch, model=one.model, cluster=one.cluster, global_batch=16, pinned=pinned,
+        precision="fp32",
+    )  # fmt: skip
+    found = search(request).bound
+    assert found.plan.training.tensor_overlap
+    usual = plan_of(one, describe(found))
+    steps, last = priced_losses(one, found, usual, differences(found, usual), ())
+    assert "collectives of tensor parallelism" in [step.what for step in steps]
+    assert last.plan.prediction.step_seconds != found.plan.prediction.step_seconds

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from planner.api import engine_best
 from planner.export.architecture import architecture_of
 from planner.export.description import Description
 from planner.export.target import Facts, Job
@@ -23,8 +24,8 @@ ONE = Description(
     update=WIDE,
 )  # fmt: skip
 PIPED = replace(
-    ONE, layers=(9, 8, 8, 7), data=2, tensor=2, zero=2, sequence_parallel=True, micro_batch=1, micro_batches=8,
-    full=(9, 8, 8, 7), selective=(0,) * 4,
+    ONE, layers=(9, 8, 8, 7), data=2, tensor=2, zero=1, sequence_parallel=True, micro_batch=1, micro_batches=8,
+    full=(9, 8, 8, 7), selective=(0,) * 4, update=PLAIN,
 )  # fmt: skip
 CASES = {
     "a pipeline": ("llama8b", PIPED),
@@ -83,3 +84,13 @@ filter_fqns = ["output"]
 """
     found = read_back(text, "llama8b", ONE).fp8
     assert found == Fp8(recipe="rowwise", left_out=("model.layers.*.self_attn.k_proj.weight",))
+
+
+def test_advice_on_another_stage_of_zero_has_its_dtype_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ZeRO 3 reduces in fp32, ZeRO 1 sums in what it has: a file can say the one or the other, as it says the stage."""
+    monkeypatch.setattr(engine_best, "_searched", lambda *_: [replace(PIPED, update=PLAIN)])
+    here = replace(ONE, update=replace(WIDE, clip_norm=1.0))
+    found = list(engine_best._candidates(None, TORCHTITAN, here, engine_best.Patience(), None))  # type: ignore[arg-type]
+    (piped,) = [d for d in found if d.zero == 1]
+    assert piped == replace(PIPED, update=replace(PLAIN, clip_norm=1.0))
+    assert all(d.update == here.update for d in found if d.zero == 3)

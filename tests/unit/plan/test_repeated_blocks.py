@@ -26,7 +26,7 @@ SIX, MESHES = "llama-6-tied", {1: (2, 4), 2: (4,)}
 def bound_of(ranks: int, recompute: str = "none", gathers: str = "each") -> BoundPlan:
     zero = None if gathers == "each" else 3
     mesh = MESHES[ranks] if zero is None else None
-    data = None if zero is None else 8
+    data = None if zero is None else 4
     pinned = Pinned(mesh=mesh, zero=zero, data=data, pipeline=ranks, micro_batches=2, recompute=recompute)  # type: ignore[arg-type]
     request = request_of(SIX, cluster_of("h100-80gb", 8), 8, pinned=pinned, update=Update(gathers=gathers))
     plan = search(request).plan

@@ -79,6 +79,16 @@ def test_flat_buffers_are_cut_whatever_the_shape(flat: int, weight: int, gradien
     assert prices.state[0] == 12 * 21 / state
 
 
+@pytest.mark.parametrize(("layout", "nbytes"), [("R", 2 * 64 + 4 * 8), ("S0", 4 * 8)])
+def test_of_an_fp32_weight_in_pieces_the_whole_is_a_copy_of_16_bits(layout: str, nbytes: float) -> None:
+    """FSDP2 that does not reshard, and that does."""
+    tensor, cluster = TensorType(shape=(64,), dtype="bfloat16"), CLUSTER.with_software(load_software("fsdp"))
+    state = parse_layout("S0")
+    one = StoredParameter(weight=parse_layout(layout), gradient=state, state=state)
+    prices = price_parameter(tensor, True, [one], "bf16", "adamw", Pricers.of(build_mesh(cluster, (8,)), cluster))
+    assert prices.weight[0] == nbytes
+
+
 def test_attention_that_is_done_again_keeps_nothing_of_its_own() -> None:
     graph = prepare(traced("llama-4"))[0]
     op = next(op for op in graph.operators if "scaled_dot_product" in op.op)

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from planner.plan.compare.dissection import dissect
+from planner.plan.prediction.stage_cost import GATHERING, REDUCING
 from planner.plan.prediction.timeline import RECEIVE, timeline_of
 from planner.report.data import Choice, reasons_of
 from planner.report.data.lanes import lanes_of
@@ -24,7 +25,7 @@ NAMES = ("one axis", "two axes", "pipeline", "several groups", "no blocks")
 def test_operators_sum_to_the_parts_of_their_rank(name: str) -> None:
     bound = verdict_named(name).bound
     for rank in dissect(bound, cluster_of(bound.plan.cluster.profile, bound.plan.cluster.devices)):
-        for part in ("forward", "backward", "recomputation", "communication", "parameter gathering"):
+        for part in ("forward", "backward", "recomputation", "communication", GATHERING, REDUCING):
             own = math.fsum(dict(one.seconds).get(part, 0.0) for one in rank.operators)
             assert own == pytest.approx(rank.cost.micro_batch[part], rel=1e-9, abs=1e-15)
 
@@ -90,7 +91,7 @@ def test_what_is_sent_takes_what_the_prediction_says(name: str) -> None:
     for one in report.network.crossings:
         sent[one.part] += one.seconds
     told = dict(report.prediction.time)
-    for part in ("parameter gathering", "gradient reduction", "weight gathering", "stage transfer"):
+    for part in (GATHERING, REDUCING, "gradient reduction", "weight gathering", "stage transfer"):
         assert sent[part] == pytest.approx(told.get(part, 0.0), rel=1e-9, abs=1e-15)
     again = told.get("recomputation", 0.0)
     assert sent["communication"] <= told.get("communication", 0.0) * (1 + 1e-9)

@@ -2,13 +2,15 @@
 
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from planner.graph.operator_graph import OperatorGraph
-from planner.graph.trace import trace
+from planner.graph.trace import resolve, trace
 from planner.models.experts import experts
 from planner.plan.binding.bind import BoundOperator
 from planner.sharding.layout import PARTIAL, REPLICATE
@@ -17,6 +19,7 @@ from planner.sharding.rule import derive_layouts, legal_strategies, named_strate
 from planner.sharding.rules import rule_of
 from runtime.comm.device_mesh import Communicators, RankMesh
 from runtime.comm.redistribute import local_piece
+from runtime.ops.local_channels import functional_batch_norm
 from runtime.ops.local_ops import local_call
 from tests.refusals import refused
 
@@ -208,3 +211,14 @@ def test_shards_of_attention_drop_the_probabilities_that_the_whole_drops(causal:
     assert not any("@" in str(factor) for strategy in strategies for factor in strategy), (
         "rings are for fused attention"
     )
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_running_statistics_of_halves_are_wide_as_the_graph_has_them(training: bool) -> None:
+    """Without data PyTorch says float32, and with data it returns what it was given."""
+    op, half = "aten._native_batch_norm_legit_functional.default", torch.bfloat16
+    x, ones = torch.randn(4, 3, 2, 2, dtype=half), torch.ones(3, dtype=half)
+    promised = resolve(op)(*(t.to("meta") for t in (x, ones, ones, ones, ones)), training, 0.1, 1e-5)
+    shard: Any = SimpleNamespace(axes=lambda factor: (), bound=SimpleNamespace(operator=SimpleNamespace(op=op)))
+    made = functional_batch_norm(shard, x, ones, ones, ones, ones, training, 0.1, 1e-5)
+    assert [tensor.dtype for tensor in made[3:]] == [tensor.dtype for tensor in promised[3:]] == [torch.float32] * 2

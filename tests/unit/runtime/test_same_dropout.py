@@ -94,3 +94,14 @@ def test_calls_that_do_not_match_are_refused(graph: nn.Module, module: nn.Module
     operators = dropping(trace(graph, (X,)))
     with refused(ModelError, *facts, "--no-check"), SameDropout(operators, Draw()):
         module(X)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_packed_sequences_that_drop_are_refused_and_others_are_left_alone(kind: type[nn.Module]) -> None:
+    packed = nn.utils.rnn.pack_padded_sequence(torch.randn(2, 5, 4), torch.tensor([5, 3]), batch_first=True)
+    with SameDropout((), Draw()):
+        dropping, plain = kind(4, 4, 2, dropout=0.5), kind(4, 4, 2)
+        assert plain(packed)[0].data.shape == (8, 4)
+        assert dropping.eval()(packed)[0].data.shape == (8, 4)
+        with refused(ModelError, "pad sequences to one length"):
+            dropping.train()(packed)

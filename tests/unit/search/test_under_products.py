@@ -1,4 +1,4 @@
-"""What collectives save under products, in the tables of the search: no less than what a plan saves, and hardly more."""
+"""What collectives save under products, in the tables of the search: not less than in a plan, and hardly more."""
 
 import itertools
 
