@@ -172,7 +172,7 @@ class Prediction:
     `offloaded` has the bytes that a device keeps outside of itself, by where, on the rank with the most of them.
 
     `step_seconds` is the time of the step as its schedule runs it (`planner.plan.prediction.step`), `objective_seconds`
-    the sum that the search minimises and proves something about; files older than that have one number for both. Time
+    a sum in which everything waits, one operator after the other; files older than that have one number for both. Time
     is that of the busiest pipeline rank and how long it waits for others; memory that of the fullest one, per device.
     `stages` has every pipeline rank; a file of version 1 says nothing of them. Four of five steps like this should be
     measured between `low_seconds` and `high_seconds` (`hardware_profiles.spread_of`); None in files that are older than

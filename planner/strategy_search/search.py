@@ -11,8 +11,9 @@
     become plans, which are bound and priced once more, independently                           (assemble, plan.predict)
 
 What is minimised, and proved, is a sum: the slowest rank sets the pace, all fill the pipeline, the latest one ends the
-step. As the schedule runs it, uneven ranks take less, and communication that has no work to hide under takes more; so
-plans whose sums are close are told apart by that.
+step. Hosts launch ahead in it, and collectives of tensor parallelism travel under products, as far as they can: without
+a pipeline no step takes less. As the schedule runs it, uneven ranks take less than their sum, and communication that
+has no work to hide under takes more; so plans whose sums are close are told apart by that.
 
 Every configuration has a proved bound: its own where it was evaluated, its family's or that of the work alone where it
 was not. The least of them says how far the result may be from the best plan there is.

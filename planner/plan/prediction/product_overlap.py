@@ -1,8 +1,8 @@
 """What collectives of tensor parallelism take that run under their products
 (`planner.plan.layout.overlapped_products`).
 
-The sum that the search minimises charges them in full. What they take less, or more, in chunks is taken from what the
-pass waits for: the time of `costmodels.overlapped_products`, in which every product of a chunk is priced as one of so
+They are charged in full, as if everything waited. What they take less, or more, in chunks is taken from what the pass
+waits for: the time of `costmodels.overlapped_products`, in which every product of a chunk is priced as one of so
 many rows, with its launch, every message with its latency, and what is copied once more because chunks do not lie in
 memory as the whole does: the results of products of an arriving operand, the operand of a product whose result leaves.
 """

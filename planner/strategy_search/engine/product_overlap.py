@@ -1,15 +1,12 @@
 """Which collectives of tensor parallelism run under their products, and in how many chunks.
 
-The search minimises a sum in which they are waited for. What it has found, its layouts and strategies, may have
-overlaps (`planner.plan.layout.overlapped_products`): each of them is priced with some numbers of chunks, forward and
-backward, and has the best of them, if any saves time. As passes are sums, that is the best choice for a plan. The judge
-prices it, with the memory that it takes; it is taken where it fits and saves `WORTH` of the step. Where micro-batches
-take turns, or the backward pass is in two parts, there are no overlaps: then the plan without the one is compared with
-the plan without the other. On CPUs there are none unless somebody asks: their messages take the cores that compute.
-
-Contenders are told apart with their overlaps (`planner.strategy_search.engine.finalists`). Not good for: plans whose
-sums are too long to contend, and that are the fastest with overlaps; nor are layouts chosen for them. The bound of the
-search is one of the sum, which overlaps do not change.
+The search chooses layouts by what overlaps leave to wait for (`planner.strategy_search.tables.under_products`). The
+overlaps of what it has found (`planner.plan.layout.overlapped_products`) are chosen here: each of them is priced with
+some numbers of chunks, forward and backward, and has the best of them, if any saves time. As passes are sums, that is
+the best choice for a plan. The judge prices it, with the memory that it takes; it is taken where it fits and saves
+`WORTH` of the step. Where micro-batches take turns, or the backward pass is in two parts, there are no overlaps: then
+the plan without the one is compared with the plan without the other. On CPUs there are none unless somebody asks: their
+messages take the cores that compute.
 """
 
 from collections.abc import Iterator, Sequence
