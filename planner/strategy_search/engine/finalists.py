@@ -114,6 +114,7 @@ class Finalists:
         self._known: dict[int, tuple[Contender, Ranked]] = {}  # by identity
         self._before: dict[int, Ranked] = {}  # of what is known, without overlaps
         self._overlapped: dict[int, tuple[Ranked, Ranked]] = {}  # by identity, without and with
+        self._turned: dict[int, tuple[Ranked, Ranked]] = {}
 
     def plans(self) -> tuple[Ranked, ...]:
         """The fastest of the contenders, fastest first; those that cannot be among them are not priced."""
@@ -188,6 +189,11 @@ class Finalists:
     def _with_turns(self, overlapped: Ranked) -> Ranked:
         """A result whose micro-batches take turns, or whose sequence comes in slices, where that is faster; if need be
         with weights gathered one by one. Then nothing is overlapped."""
+        if id(overlapped) not in self._turned:
+            self._turned[id(overlapped)] = (overlapped, self._fastest_turns(overlapped))
+        return self._turned[id(overlapped)][1]
+
+    def _fastest_turns(self, overlapped: Ranked) -> Ranked:
         if (self.request.pinned.tensor_overlap or 0) > 1:
             return overlapped
         ranked = self._before[id(overlapped)]
