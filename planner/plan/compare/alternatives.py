@@ -61,9 +61,7 @@ def subjects(bound: BoundPlan, pattern: str) -> tuple[Subject, ...]:
                 found.append(Subject(name=name, parameter=parameter, twins=twins))
     if not found:
         known = [name for name in (*operators, *parameters) if not _shared(name)]
-        listed = (
-            "" if nearest_names(pattern, known) else " `plan show` lists them; or give a pattern: '*up_proj*'."
-        )
+        listed = "" if nearest_names(pattern, known) else " `plan show` lists them; or give a pattern: '*up_proj*'."
         raise RequestError(unknown_name("operator or parameter", pattern, known) + listed)
     if len(found) > MOST:
         listed = ", ".join(subject.name for subject in found[:MOST])
