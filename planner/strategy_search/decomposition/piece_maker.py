@@ -75,6 +75,7 @@ class PieceMaker:
         self.pairs: dict[tuple[int, int], dict[str, Array]] = {}
         self.begins = False
         self.always = set[int]()
+        self.keepable = set[int]()  # as it is decided here
         for index in self.operators:
             check()
             if index not in self.cutter.free:
@@ -202,6 +203,7 @@ class PieceMaker:
                 change = keeping(prices, works, own)
                 decided = self.cutter.always_kept
                 if decided is None:
+                    self.keepable.add(index)
                     self._add(key, k_part=-change.seconds, k_live=change.kept, k_replay=-change.interior)
                 elif index in decided:
                     self.always.add(index)
@@ -264,7 +266,7 @@ class PieceMaker:
     def _edge(self, table: EdgeTable) -> None:
         edge = table.edge
         again = table.again if self.way == "selective" else table.forward  # where all of it is made again
-        part = table.forward + table.backward + (again if self._brings(table) else 0.0)
+        part = table.forward + table.backward + (again if self._brings(table) else 0.0) + self._lost(table)
         where = self._held(edge.consumer)
         keys = self._key(edge.producer), self._key(edge.consumer)
         if self._offloaded(edge.consumer):
@@ -273,6 +275,21 @@ class PieceMaker:
             self._join(*keys, part=part, **{where: table.kept - table.own})
         else:
             self._join(*keys, part=part, **{where: table.kept})
+
+    def _lost(self, table: EdgeTable) -> Array | float:
+        """Seconds that an edge does not save under the product whose result it takes, where that is kept. Whether it is
+        may be open: then the least that it loses is charged for keeping it, and given back where nothing is sent."""
+        edge = table.edge
+        if table.under is None or edge.producer not in self.always | self.keepable:
+            return 0.0
+        saved: Array = table.under[0] + (table.under[1] if self._brings(table) else 0.0)
+        if edge.producer in self.always:
+            return saved
+        sends = saved > 0
+        least = np.where(sends, saved, np.inf).min(axis=1)
+        least = np.where(np.isfinite(least), least, 0.0)
+        self._add(self._key(edge.producer), k_part=least)
+        return np.where(sends, 0.0, -least[:, None])
 
     def _use(self, use: UseTable, name: str) -> None:
         """The weight is gathered once more where the backward pass needs it, or the block is recomputed; a recomputed

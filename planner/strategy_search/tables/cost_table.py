@@ -39,7 +39,7 @@ from planner.strategy_search.request.template import Template, ValueEdge
 from planner.strategy_search.tables.candidates import CandidateLists, Candidates, DuplexColumn, LayoutColumn
 from planner.strategy_search.tables.dominance import among as priced_among
 from planner.strategy_search.tables.dominance import undominated
-from planner.strategy_search.tables.under_products import UnderProducts
+from planner.strategy_search.tables.under_products import UnderProducts, takes_result
 
 Array = NDArray[np.float64]
 
@@ -66,7 +66,8 @@ class OperatorTable:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EdgeTable:
     """One edge: seconds forward, once more where its block is computed `again`, and backward, bytes kept, and those of
-    them that nobody but the consumer's block reads (`own`), (K_producer, K_consumer) each."""
+    them that nobody but the consumer's block reads (`own`), (K_producer, K_consumer) each. `under` has seconds that are
+    saved at once, and again, while the product runs whose result the edge takes; None where there is none."""
 
     edge: ValueEdge
     forward: Array
@@ -74,6 +75,7 @@ class EdgeTable:
     backward: Array
     kept: Array
     own: Array
+    under: tuple[Array, Array] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -304,7 +306,11 @@ class TableBuilder:
             return table
         forward, again, backward = saved
         return replace(
-            table, forward=table.forward - forward, again=table.again - again, backward=table.backward - backward
+            table,
+            forward=table.forward - forward,
+            again=table.again - again,
+            backward=table.backward - backward,
+            under=(forward + backward, again) if takes_result(template, table.edge) else None,
         )
 
     def _kept_in_pieces(self, template: Template, index: int) -> bool:
@@ -454,7 +460,9 @@ def _scaled(table: EdgeTable, share: float) -> EdgeTable:
     """An edge whose messages count for a share."""
     if share == 1:
         return table
-    return replace(table, forward=share * table.forward, again=share * table.again, backward=share * table.backward)
+    under = None if table.under is None else (share * table.under[0], share * table.under[1])
+    forward, again, backward = (share * seconds for seconds in (table.forward, table.again, table.backward))
+    return replace(table, forward=forward, again=again, backward=backward, under=under)
 
 
 def _spread(pricer: RedistributionPricer, tensor: TensorType, source: LayoutColumn, target: LayoutColumn) -> Array:

@@ -10,7 +10,8 @@ with the best number of chunks for each way, so that layouts are chosen for what
                                                          those that save most
 
 Not less than what a plan saves, and more where a plan may have no overlap: for rows that chunks do not divide, results
-that a recomputed block keeps and sends, and blocks that compute again one of both alone.
+that a recomputed block keeps and sends (what that loses is charged where it is decided what to keep), and blocks that
+compute again one of both alone.
 """
 
 import math
@@ -116,7 +117,7 @@ class UnderProducts:
         graph = template.graph
         if edge.name not in graph.data_dependent or (graph.trains and edge.name not in graph.differentiable):
             return None
-        kind: Kind = "result" if _leaves(template, edge) else "operand"
+        kind: Kind = "result" if takes_result(template, edge) else "operand"
         products = (edge.producer,) if kind == "result" else _readers(template, edge)
         if not products:
             return None
@@ -275,7 +276,7 @@ def _is_product(template: Template, at: int) -> bool:
     return op.op == LINEAR and len(op.operands) > 1 and weights and len(graph.types[op.operands[0]].shape) > 1
 
 
-def _leaves(template: Template, edge: ValueEdge) -> bool:
+def takes_result(template: Template, edge: ValueEdge) -> bool:
     """Whether an edge takes the result of a product to its only reader."""
     alone = sum(other.producer == edge.producer for other in template.edges) == 1
     return alone and edge.kind in ("inside", "outside") and _is_product(template, edge.producer)
