@@ -69,8 +69,8 @@ bench: $(INSTALLED)  ## run every benchmark; one of them: make bench ONLY=main_j
 docs: $(INSTALLED) $(DOCS)  ## build the documentation site into build/docs, strictly
 	$(BIN)/python docs/site/build.py --mkdocs $(DOCS_VENV)/bin/mkdocs
 
-pictures: $(INSTALLED)  ## make the pictures in docs/ anew; needs Chromium
-	$(BIN)/python docs/pictures.py
+pictures: $(INSTALLED)  ## make the pictures in docs/ anew; needs Chromium; some of them: make pictures ONLY=ui
+	$(BIN)/python docs/pictures.py $(ONLY)
 
 notebooks: $(INSTALLED)  ## run the notebooks and write their outputs anew; some of them: make notebooks ONLY=compare
 	$(BIN)/python notebooks/execute.py $(ONLY)

@@ -1,30 +1,38 @@
 """Makes the pictures of the documents anew, from what the commands really print: `make pictures`.
 
     plan-llama70b.svg       the report of the main job as a terminal shows it
-    ui-light.png, ui-dark.png    `plan ui` with two plans of Llama 8B side by side
     report-llama70b.png, report-llama70b-dark.png    the top of the page of `plan report` for a pipelined plan of it
+    ui-light.png, ui-dark.png                        `plan ui` with two plans of Llama 8B side by side
+    report-llama70b-narrow*.png, ui-narrow-*.png     the same on a telephone
 
-All but the first need Chromium on PATH.
+All but the first need Chromium on PATH; `make pictures ONLY=ui` makes some of them (terminal, report, ui).
 """
 
+import contextlib
 import io
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Page, sync_playwright
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 from planner.ui import Server
 
+Scheme = Literal["light", "dark"]
+
 HERE = Path(__file__).resolve().parent
 JOB = ("--model", "llama70b", "--devices", "64")
 WIDTH = 100  # columns
+WIDE, NARROW = 1400, 420
+"""Pixels that the pages are wide."""
 THEME = TerminalTheme(
     (22, 27, 34),
     (230, 237, 243),
@@ -84,37 +92,56 @@ def terminal(folder: Path) -> None:
     (HERE / "plan-llama70b.svg").write_text(text, encoding="utf-8")
 
 
-def page(folder: Path) -> None:
-    """A pipeline, whose timeline is worth a look."""
-    browser_path = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser_path is None:
-        sys.exit("no chromium on PATH: docs/report-*.png are left as they are")
-    plan(*JOB, "--software", "nemo", "-o", "plan.json", folder=folder)
-    plan("report", "plan.json", "-o", "page.html", "--tokens", "15T", "--price", "2.5", folder=folder)
+def browsers() -> str:
+    """The path of Chromium."""
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    if found is None:
+        sys.exit("no chromium on PATH: docs/*.png are left as they are")
+    return found
+
+
+@contextlib.contextmanager
+def opened(address: str, height: int) -> Iterator[Page]:
+    """A page in a browser, wide and light."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
-        view = browser.new_page(viewport={"width": 1160, "height": 1000}, color_scheme="light")
-        view.goto((folder / "page.html").as_uri())
-        view.wait_for_function("document.documentElement.dataset.figures === 'drawn'")
-        view.screenshot(path=HERE / "report-llama70b.png")
-        view.get_by_role("button", name="Dark").click()
-        view.wait_for_timeout(2000)
-        view.screenshot(path=HERE / "report-llama70b-dark.png")
+        browser = playwright.chromium.launch(executable_path=browsers(), args=["--no-sandbox"])
+        view = browser.new_page(viewport={"width": WIDE, "height": height}, color_scheme="light")
+        view.set_default_timeout(600_000)
+        view.goto(address)
+        yield view
         browser.close()
 
 
-def ui() -> None:
-    """The page of `plan ui`, light and dark, with a plan and one that was kept beside it."""
-    browser_path = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser_path is None:
-        sys.exit("no chromium on PATH: docs/ui-*.png are left as they are")
+def pictures(view: Page, names: dict[tuple[int, Scheme], str], height: int) -> None:
+    """The top of a page at each width, light and dark."""
+    for (width, scheme), name in names.items():
+        view.set_viewport_size({"width": width, "height": height if width == WIDE else 2 * width})
+        view.emulate_media(color_scheme=scheme)
+        view.wait_for_timeout(1000)
+        view.evaluate("window.scrollTo(0, 0)")
+        view.screenshot(path=HERE / name)
+
+
+def report(folder: Path) -> None:
+    """A pipeline, whose timeline is worth a look."""
+    plan(*JOB, "--software", "nemo", "-o", "plan.json", folder=folder)
+    plan("report", "plan.json", "-o", "page.html", "--tokens", "15T", "--price", "2.5", folder=folder)
+    names: dict[tuple[int, Scheme], str] = {
+        (WIDE, "light"): "report-llama70b.png",
+        (WIDE, "dark"): "report-llama70b-dark.png",
+        (NARROW, "light"): "report-llama70b-narrow.png",
+        (NARROW, "dark"): "report-llama70b-narrow-dark.png",
+    }
+    with opened((folder / "page.html").as_uri(), 1000) as view:
+        view.wait_for_function("document.documentElement.dataset.figures === 'drawn'")
+        pictures(view, names, 1000)
+
+
+def ui(folder: Path) -> None:
+    """The page of `plan ui`, with a plan and one that was kept beside it."""
     server = Server()
     server.start()
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
-        view = browser.new_page(viewport={"width": 1400, "height": 1250}, color_scheme="light")
-        view.set_default_timeout(600_000)
-        view.goto(server.address)
+    with opened(server.address, 1250) as view:
         view.locator("html[data-ready=yes]").wait_for(state="attached")
         view.locator("[name=devices]").fill("8")
         view.get_by_role("button", name="Search", exact=True).click()
@@ -122,19 +149,26 @@ def ui() -> None:
         view.get_by_role("button", name="Keep beside").click()
         view.locator("[data-degree=tensor]").select_option("2")
         view.locator("html[data-search=done]").wait_for(state="attached")
-        view.evaluate("window.scrollTo(0, 0)")
-        view.screenshot(path=HERE / "ui-light.png")
-        view.emulate_media(color_scheme="dark")
-        view.screenshot(path=HERE / "ui-dark.png")
-        browser.close()
+        names: dict[tuple[int, Scheme], str] = {
+            (WIDE, "light"): "ui-light.png",
+            (WIDE, "dark"): "ui-dark.png",
+            (NARROW, "light"): "ui-narrow-light.png",
+            (NARROW, "dark"): "ui-narrow-dark.png",
+        }
+        pictures(view, names, 1250)
     server.close()
 
 
+MADE = {"terminal": terminal, "report": report, "ui": ui}
+
+
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        terminal(Path(folder))
-        page(Path(folder))
-    ui()
+    chosen = sys.argv[1:] or list(MADE)
+    for name in chosen:
+        if name not in MADE:
+            sys.exit(f"{name}: there are {', '.join(MADE)}")
+        with tempfile.TemporaryDirectory() as folder:
+            MADE[name](Path(folder))
 
 
 if __name__ == "__main__":

@@ -70,22 +70,28 @@ def options_of(function: str, given: Mapping[str, object], *known: Callable[...,
         raise RequestError(fault)
 
 
+def kind_of(value: object) -> str:
+    """The type of a value in words: "an int", "a list"."""
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
 def callback(name: str, value: object) -> None:
     """Raise RequestError unless `value` is None or can be called."""
     if value is not None and not callable(value):
-        raise RequestError(f"{name} is a {type(value).__name__}: give a function")
+        raise RequestError(f"{name} is {kind_of(value)}: give a function")
 
 
 def text(name: str, value: object) -> None:
     """Raise RequestError unless `value` is None or text."""
     if value is not None and not isinstance(value, str):
-        raise RequestError(f"{name} is a {type(value).__name__}: give text")
+        raise RequestError(f"{name} is {kind_of(value)}: give text")
 
 
 def file_path(name: str, value: object) -> Path:
     """A path, from text or a path. Raises RequestError."""
     if not isinstance(value, str | os.PathLike):
-        raise RequestError(f"{name} is a {type(value).__name__}: give the path of a file")
+        raise RequestError(f"{name} is {kind_of(value)}: give the path of a file")
     return Path(value)
 
 
@@ -115,9 +121,7 @@ def record(name: str, value: object, kind: type[Record], default: Record) -> Rec
     if isinstance(value, kind):
         return value
     if not isinstance(value, Mapping):
-        raise RequestError(
-            f"{name} is a {type(value).__name__}: give a planner.{kind.__name__}, or a dict of its fields"
-        )
+        raise RequestError(f"{name} is {kind_of(value)}: give a planner.{kind.__name__}, or a dict of its fields")
     hints = typing.get_type_hints(kind)
     fields = {field.name: hints[field.name] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for key, given in value.items():

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hardware_profiles.nicknames import full_profile
-from planner.api.checks import callback, file_path, number, public, text
+from planner.api.checks import callback, file_path, kind_of, number, public, text
 from planner.api.searching import HARDWARE, loaded, planned_graph, traced_model
 from planner.errors import ModelError, RequestError
 from planner.plan.binding.machine import machine_of
@@ -204,7 +204,7 @@ def save(plan: Plan, path: str | os.PathLike[str]) -> Path:
     from planner.plan.file import save_plan
 
     if not isinstance(plan, Plan):
-        raise RequestError(f"plan is a {type(plan).__name__}: give a Plan, as result.plan is")
+        raise RequestError(f"plan is {kind_of(plan)}: give a Plan, as result.plan is")
     written = file_path("path", path)
     save_plan(plan, written)
     return written

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hardware_profiles import Machine
 from hardware_profiles.nicknames import full_profile
-from planner.api.checks import callback, file_path, number, public, record, text, word
+from planner.api.checks import callback, file_path, kind_of, number, public, record, text, word
 from planner.api.exporting import check_told
 from planner.engines.spaces import space_and_stack
 from planner.errors import RequestError
@@ -303,7 +303,7 @@ def machine_given(
     if isinstance(hardware, os.PathLike):
         hardware = os.fspath(hardware)
     if not isinstance(hardware, str) and not hasattr(hardware, "with_devices"):
-        raise RequestError(f"hardware is a {type(hardware).__name__}: give the name or file of a profile, or a machine")
+        raise RequestError(f"hardware is {kind_of(hardware)}: give the name or file of a profile, or a machine")
     number("devices", devices)
     named = full_profile(hardware) if isinstance(hardware, str) else hardware
     return machine_from(named, levels=cluster, software=software, devices=devices)
@@ -316,7 +316,7 @@ def loaded(plan: "Plan | str | os.PathLike[str]") -> Plan:
     if isinstance(plan, Plan):
         return plan
     if not isinstance(plan, str | os.PathLike):
-        raise RequestError(f"plan is a {type(plan).__name__}: give a Plan or the path of a plan file")
+        raise RequestError(f"plan is {kind_of(plan)}: give a Plan or the path of a plan file")
     return load_plan(plan)
 
 
@@ -431,9 +431,7 @@ def _job(
         kept = None if graph_cache is None else file_path("graph_cache", graph_cache)
         return named_job(full_model(model), machine, traced_model, sequence_length=seq_len, graph_cache=kept, **asked)
     if not isinstance(model, OperatorGraph) and not callable(getattr(model, "named_parameters", None)):
-        raise RequestError(
-            f"model is a {type(model).__name__}: give a name, a torch module, or what planner.trace returned"
-        )
+        raise RequestError(f"model is {kind_of(model)}: give a name, a torch module, or what planner.trace returned")
     if seq_len is not None:
         raise RequestError("seq_len is for models that are named; example inputs say how long their sequences are")
     return given_job(model, machine, args=tuple(args), kwargs=kwargs, batch=batch, **asked)

@@ -43,7 +43,8 @@ def print_advice(
         soft_wrap=True,
     )
     if gap is not None:
-        console.print(f"No plan of the engine's space is more than {percent_text(gap)} faster", soft_wrap=True)
+        much = f"more than {percent_text(max(gap, 0.001))} faster" if gap else "faster"
+        console.print(f"No plan of the engine's space is {much}", soft_wrap=True)
     table = table_of("\nChanges, cheapest to make first", "what", "now", "better", "saves", "step after it", "memory")
     for column in table.columns[3:]:
         column.justify = "right"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from hardware_profiles import Machine
-from planner.errors import PlannerError, RequestError, unknown_name
+from planner.errors import PlannerError, RequestError, nearest_names, unknown_name
 from planner.graph.blocks import block_parameters
 from planner.matching import matches, module_and_call
 from planner.plan.binding.bind import BoundPlan, bind_operator, check_stored
@@ -61,7 +61,8 @@ def subjects(bound: BoundPlan, pattern: str) -> tuple[Subject, ...]:
                 found.append(Subject(name=name, parameter=parameter, twins=twins))
     if not found:
         known = [name for name in (*operators, *parameters) if not _shared(name)]
-        raise RequestError(unknown_name("operator or parameter", pattern, known))
+        listed = "" if nearest_names(pattern, known) else " `plan show` lists them; or give a pattern: '*up_proj*'."
+        raise RequestError(unknown_name("operator or parameter", pattern, known) + listed)
     if len(found) > MOST:
         listed = ", ".join(subject.name for subject in found[:MOST])
         raise RequestError(

@@ -138,6 +138,7 @@ def test_what_is_not_there_or_too_much_is_refused(file: Path) -> None:
         ("*up_prj*", "did you mean model.layers.0.mlp.up_proj"),
         ("*", "give a narrower pattern"),
         ("lm_hed", "did you mean lm_head"),
+        ("nothing", "`plan show` lists them"),
     ):
         result = CliRunner().invoke(app, ["explain", str(file), pattern])
         assert result.exit_code == 2

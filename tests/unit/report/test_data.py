@@ -79,6 +79,11 @@ def test_parts_are_those_of_the_prediction(name: str) -> None:
     compute = math.fsum(one.total for one in spending.classes)
     assert compute <= report.prediction.step_seconds * (1 + 1e-9)
     told = dict(report.prediction.time)
+    shown = {part.name: part.seconds for part in spending.parts}
+    assert shown.get("gradient reduction", 0.0) == pytest.approx(
+        told.get(REDUCING, 0.0) + told.get("gradient reduction", 0.0)
+    )
+    assert REDUCING not in shown
     for part in ("forward", "backward"):
         assert math.fsum(dict(one.seconds).get(part, 0.0) for one in spending.classes) == pytest.approx(told[part])
 
