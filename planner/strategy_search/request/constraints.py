@@ -32,10 +32,19 @@ from planner.errors import RequestError, unknown_name
 from planner.graph.blocks import IDENTITY
 from planner.graph.operator_graph import Operator, OperatorGraph, TensorType
 from planner.matching import matches
+from planner.nearest import multiples, nearest_words
 from planner.sharding import layout
 from planner.sharding.labels import factor_labels
 from planner.sharding.mesh import Mesh
-from planner.sharding.rule import FactorKind, Rule, Strategy, legal_strategies, pieces_of, splittable
+from planner.sharding.rule import (
+    FactorKind,
+    Rule,
+    Strategy,
+    legal_strategies,
+    pieces_of,
+    splittable,
+    strategy_fault,
+)
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import Option, StoredParameter, legal_stored, stored_options
 from planner.sharding.usual_pattern import usual_factors
@@ -104,7 +113,7 @@ class Decided:
         for axis, role in enumerate(self.roles[: len(mesh.axes)]):
             found = self._in_role(index, rule, found, axis, role)
         for shard in self._matching(index):
-            found = self._agreeing(index, rule, found, shard, mesh.sizes)
+            found = self._agreeing(index, rule, found, shard, mesh)
         return found
 
     def _fallen_back(self, index: int, rule: Rule, legal: tuple[Strategy, ...], mesh: Mesh) -> tuple[Strategy, ...]:
@@ -251,8 +260,9 @@ class Decided:
         return found
 
     def _agreeing(
-        self, index: int, rule: Rule, legal: tuple[Strategy, ...], shard: Shard, sizes: tuple[int, ...]
+        self, index: int, rule: Rule, legal: tuple[Strategy, ...], shard: Shard, mesh: Mesh
     ) -> tuple[Strategy, ...]:
+        sizes = mesh.sizes
         where = f"operator '{self.template.graph.operators[index].name}' ({rule.format()})"
         labels = self._labels[index]
         known = dict.fromkeys((*splittable(rule), *(label for label in labels if label in ("batch", "sequence"))))
@@ -271,6 +281,7 @@ class Decided:
         if not found:
             raise NothingAgreesError(
                 f"{where}: no legal strategy on mesh {'x'.join(map(str, sizes))} is {shard.text()}"
+                f"{_why_not(rule, labels, shard, mesh)}"
             )
         return found
 
@@ -339,6 +350,23 @@ def _weight_factors(graph: OperatorGraph, index: int) -> frozenset[int]:
 def _means(pattern: str, op: Operator) -> bool:
     """Whether a pattern means an operator; the planner's own identities only if it has no wildcards."""
     return matches(op.name, pattern) if op.op != IDENTITY else pattern == op.name
+
+
+def _why_not(rule: Rule, labels: Sequence[str], shard: Shard, mesh: Mesh) -> str:
+    """Why the strategy that a shard spells out is illegal, with the extents that would do; nothing where it spells none
+    out."""
+    named = {label: at for at, label in reversed(list(enumerate(labels)))} | dict(rule.index)
+    strategy = tuple(named.get(name) for name in shard.strategy)
+    fault = strategy_fault(rule, strategy, mesh) if len(strategy) == len(mesh.axes) else None
+    if fault is None:
+        return ""
+    counts = zip(rule.factors, pieces_of(rule, strategy, mesh.sizes), strict=True)
+    odd = next(((factor, count) for factor, count in counts if factor.extent % count), None)
+    if odd is None:
+        return f": {fault.reason}"
+    factor, count = odd
+    near = nearest_words(factor.extent, multiples(factor.extent, count))
+    return f": {fault.reason}; change or pad it: {near}"
 
 
 def _agrees(

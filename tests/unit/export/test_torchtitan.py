@@ -94,3 +94,22 @@ def test_advice_on_another_stage_of_zero_has_its_dtype_of_gradients(monkeypatch:
     (piped,) = [d for d in found if d.zero == 1]
     assert piped == replace(PIPED, update=replace(PLAIN, clip_norm=1.0))
     assert all(d.update == here.update for d in found if d.zero == 3)
+
+
+@pytest.mark.parametrize(("reshard", "notes"), [("default", 0), ("never", 0), ("always", 1)])
+def test_fsdp_beside_a_pipeline_is_zero_1_whatever_it_is_told(reshard: str, notes: int) -> None:
+    text = f"""
+[parallelism]
+data_parallel_shard_degree = 4
+pipeline_parallel_degree = 2
+fsdp_reshard_after_forward = "{reshard}"
+"""
+    reading = TORCHTITAN.read(text, Facts(layers=32, devices=8, architecture=architecture_of("llama8b", 8192)))
+    assert reading.description.zero == 1
+    assert len([note for note in reading.notes if "reshard_after_forward" in note]) == notes
+
+
+@pytest.mark.parametrize("engine", ["torchtitan", "torch"])
+def test_more_than_zero_1_is_given_up_beside_a_pipeline(engine: str) -> None:
+    losses = TARGETS[engine].nearest(replace(PIPED, zero=3))
+    assert [(loss.what, loss.here, loss.there[0]) for loss in losses if loss.what == "ZeRO"] == [("ZeRO", "3", "1")]

@@ -159,7 +159,11 @@ def test_a_shape_that_only_some_meshes_have_is_found_on_those() -> None:
         (("*.up_proj/linear", "q,o"), NothingAgreesError, ("no factor 'q'", "it has b, s, i, o")),
         (("*.up_proj/linear", "b"), NothingAgreesError, ("1 entries", "this mesh has 2")),
         (("*.up_proj/linear", "((3,1,1),(1,1))"), NothingAgreesError, ("no legal strategy on mesh 2x2",)),
-        (("*/scaled_dot_product_attention", "b,b"), NothingAgreesError, ("no legal strategy on mesh 2x2",)),
+        (
+            ("*/scaled_dot_product_attention", "b,b"),
+            NothingAgreesError,
+            ("no legal strategy on mesh 2x2", "does not divide factor 'b' of extent 2; change or pad it"),
+        ),
     ],
 )
 def test_what_cannot_be_is_named(shards: tuple[str, str], error: type[Exception], words: tuple[str, ...]) -> None:
