@@ -47,8 +47,8 @@ def sum_text(step: float, bounded: float) -> str:
         return ""
     return (
         f"The proof is about a sum, {seconds_text(bounded)} here: 1F1B at the pace of the slowest stage, one"
-        f" micro-batch and one operator after the other. The simulated step takes {percent_text(change)} less; of the"
-        " plans with the least sums this one is the fastest"
+        f" micro-batch after the other. The simulated step takes {percent_text(change)} less; of the plans with the"
+        " least sums this one is the fastest"
     )
 
 

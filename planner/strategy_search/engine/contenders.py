@@ -32,11 +32,12 @@ NEAR = 0.02
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Contender:
-    """An evaluated configuration that something was found for."""
+    """An evaluated configuration that something was found for, which leaves `room` bytes of every device."""
 
     configuration: Configuration
     outcome: Outcome
     pipeline_of_kinds: HeterogeneousPipeline
+    room: float = 0.0
 
     @property
     def objective(self) -> float:

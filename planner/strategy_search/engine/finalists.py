@@ -18,6 +18,8 @@ from planner.plan.layout.offloaded import offloaded_fault
 from planner.plan.layout.per_step_communication import shares_buckets
 from planner.plan.plan import PLANNER_VERSION, Plan, Prediction, Provenance, Training
 from planner.plan.prediction.predict import predict
+from planner.plan.prediction.stage_cost import COMMUNICATION
+from planner.plan.prediction.step import AHEAD, UNDER_PRODUCTS
 from planner.pricing.bucket_size import room_of, smaller
 from planner.sharding.discover import written_rules
 from planner.sharding.rescale import rescale_batch
@@ -26,7 +28,12 @@ from planner.strategy_search.engine.assemble import assembly, groups_of, input_l
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.outcome import RankFilling
-from planner.strategy_search.engine.product_overlap import ChunksError, may_overlap, with_tensor_overlap
+from planner.strategy_search.engine.product_overlap import (
+    ChunksError,
+    may_overlap,
+    missing_for_overlap,
+    with_tensor_overlap,
+)
 from planner.strategy_search.engine.scheduling import (
     WORTH,
     all_fit,
@@ -43,6 +50,9 @@ from planner.strategy_search.request.space import Configuration
 
 _MESSAGES = 2e-3
 """Share of a step that messages may take beyond what the search knows of them, before others are tried."""
+
+_ROOMS = 3
+"""Rooms that are left for overlaps, at most, each larger by what was missing."""
 
 OPTIMAL = 1e-9
 """Within this of the bound, relatively, a result counts as optimal."""
@@ -86,6 +96,12 @@ class Ranked:
     def objective(self) -> float:
         """Of a step in which everything waits, one operator after the other."""
         return self.plan.prediction.objective_seconds
+
+    @property
+    def waited(self) -> float:
+        """For collectives of tensor parallelism, which its sum may have hoped to be under products."""
+        time = dict(self.plan.prediction.time)
+        return time[COMMUNICATION] + time.get(UNDER_PRODUCTS, 0.0)
 
     @property
     def bounded(self) -> float:
@@ -161,10 +177,35 @@ class Finalists:
             if reorders(self.request.pinned):
                 with contextlib.suppress(LimitError):  # in the order that the search assumed, then
                     ranked = self._scheduled(ranked, math.inf if self.overlaps else cutoff)
+            ranked = self._with_room_for_overlap(found, ranked)
             overlapped = self.overlapped(ranked)
             self._before[id(overlapped)] = ranked
             self._known[id(found)] = (found, overlapped)
         return self._known[id(found)][1]
+
+    def _with_room_for_overlap(self, found: Contender, ranked: Ranked) -> Ranked:
+        """A contender that leaves room for its overlaps, where it has none for lack of memory, if it is faster so."""
+        configuration, fastest = found.configuration, self.overlapped(ranked).seconds
+        if not self.overlaps or not self._fits(configuration, ranked.plan.prediction):
+            return ranked
+        machine, limits = self.engine.machine(configuration), self._limits(configuration)
+        room, other = room_of(found.pipeline_of_kinds.chain.tables.update.bucket_size), ranked
+        with contextlib.suppress(LimitError):
+            for _ in range(_ROOMS):  # what is found with less memory may need more for its overlaps
+                overlapped = self.overlapped(other)
+                missing = missing_for_overlap(overlapped.bound, self.request.pinned, machine, limits)
+                if not missing:
+                    return other if self._storable(overlapped) and overlapped.seconds < fastest else ranked
+                room += max(missing, room / 4)
+                outcome = self.engine.evaluate_as(found.outcome.gathers, configuration, room=room)
+                if not outcome.ranks:
+                    break
+                other = self._priced_as_found(replace(found, outcome=outcome, room=room))
+                if reorders(self.request.pinned):
+                    other = self._scheduled(other, math.inf)
+            overlapped = self.overlapped(other)
+            return other if self._storable(overlapped) and overlapped.seconds < fastest else ranked
+        return ranked
 
     @property
     def priced(self) -> tuple[Ranked, ...]:
@@ -264,7 +305,7 @@ class Finalists:
         ways to gather weights are priced, too, and plans that leave room for buckets, or have none."""
         ranked = self._priced_as_found(found)
         overlapped = self.overlapped(ranked) if self.overlaps else ranked
-        if overlapped.seconds <= found.objective * (1 + (WORTH if self.overlaps else _MESSAGES)):
+        if overlapped.seconds - (overlapped.waited if self.overlaps else 0.0) <= found.objective * (1 + _MESSAGES):
             return ranked
         assumed, engine = found.pipeline_of_kinds.chain.tables.update, self.engine
         others = [(engine, way, 0.0) for way in engine.gathers if way != found.outcome.gathers]
@@ -285,6 +326,7 @@ class Finalists:
         """A result as a plan, bound to its graph and priced by the judge."""
         request, configuration = self.request, found.configuration
         setting = self.engine.setting(configuration)
+        setting = replace(setting, capacity=setting.capacity - found.room)
         ranks, busy, certificate = settle_and_certify(request, found.pipeline_of_kinds, setting, found.outcome)
         priced: BoundPlan | None = None
         plain: BoundPlan | None = None
@@ -387,11 +429,14 @@ def _with_proof(plan: Plan, bound: float, *, covered: bool) -> Plan:
 
 def bounded_seconds(plan: Plan) -> Seconds:
     """What of a plan a bound is compared with: its step. In pipelines, and where micro-batches or slices take turns,
-    steps may be shorter than the sums that are bounded, and those of other plans, too: then the longer of both."""
+    steps may be shorter than the sums that are bounded, and those of other plans, too: then the longer of its step and
+    its sum, with what the busiest rank saves by launching ahead and under products."""
     prediction, turns = plan.prediction, plan.training.interleave > 1 or plan.slices > 1
     if plan.pipeline == 1 and not turns:
         return prediction.step_seconds
-    return max(prediction.step_seconds, prediction.objective_seconds)
+    time = dict(prediction.time)
+    saved = time.get(AHEAD, 0.0) + time.get(UNDER_PRODUCTS, 0.0)
+    return max(prediction.step_seconds, prediction.objective_seconds + saved)
 
 
 def gap_of(plan: Plan, bound: Seconds) -> float:

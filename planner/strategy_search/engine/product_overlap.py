@@ -16,7 +16,7 @@ from hardware_profiles import Bytes, Machine, device_type_of
 from planner.errors import RequestError
 from planner.plan.binding.bind import BoundPlan, stage_of_operators
 from planner.plan.layout.overlapped_products import Overlap, in_chunks, name_of, possible_overlaps
-from planner.plan.prediction.predict import predict_alike
+from planner.plan.prediction.predict import predict, predict_alike
 from planner.plan.prediction.product_overlap import ProductOverlap
 from planner.plan.prediction.walk import Walk, walks_of
 from planner.plan.schedule_checks import tensor_overlap_fault
@@ -68,6 +68,18 @@ def with_tensor_overlap(bound: BoundPlan, pinned: Pinned, cluster: Machine, limi
         )
     best = min(found, key=_seconds, default=bound)
     return best if asked or _seconds(best) < _seconds(bound) * (1 - WORTH) else bound
+
+
+def missing_for_overlap(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: Sequence[Bytes]) -> Bytes:
+    """Bytes that a plan without overlaps lacks, on the rank that lacks most, to have its best ones; 0 where it lacks
+    none, or they save less than `WORTH` of its step."""
+    if bound.plan.training.tensor_overlap:
+        return 0.0
+    for one in _tried(bound, pinned, cluster):
+        found = predict(one, cluster)
+        if found.step_seconds < _seconds(bound) * (1 - WORTH):
+            return max(0.0, *(stage.peak_bytes - limit for stage, limit in zip(found.stages, limits, strict=True)))
+    return 0.0
 
 
 def best_overlaps(bound: BoundPlan, cluster: Machine, chunks: Sequence[int] = CHUNKS) -> Chosen:
