@@ -62,7 +62,7 @@ class BestFirst:
         self.request, self.on_progress, self.cancelled, self.limit = request, on_progress, cancelled, cutoff
         self.engine, self.prepared = engine_of(request, shared)
         hides = request.cluster.software.hidden != Hidden() or AHEAD in self.engine.gathers
-        decided = request.pinned.pipeline == 1 and not hides and request.prune
+        decided = request.pinned.pipeline == 1 and not hides and not self.engine.overlapped and request.prune
         self.contenders = Contenders(request.top, decided=decided, every=not request.prune)
         memory = max(group.device.memory for group in self.engine.groups)
         self.memory = min(memory, memory if request.memory_limit is None else request.memory_limit)

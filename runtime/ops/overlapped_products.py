@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 
 from planner.plan.layout.overlapped_products import Overlap
 from planner.sharding.redistribute import Step
@@ -123,6 +124,7 @@ class _Operand(torch.autograd.Function):
         return (whole.view_as(whole) if whole is piece else whole, *made)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         call, (whole, *weights) = ctx.call, ctx.saved_tensors
         arriving = None
@@ -253,6 +255,7 @@ class _Begin(torch.autograd.Function):
         return rows.new_empty(0)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *_: torch.Tensor) -> tuple[Any, ...]:
         rows, weight = ctx.saved_tensors
         gradient, ctx.run.gradient = ctx.run.gradient, None
@@ -295,6 +298,7 @@ class _End(torch.autograd.Function):
         return _result(run.call, rows, weight, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         ctx.run.gradient = gradients[0]
         return gradients[0].new_empty(0), None, None, None, None

@@ -56,6 +56,14 @@ class Recorder:
     def isend(self, value: torch.Tensor, target: int, group: Any) -> "Gone":
         return Gone()
 
+    def batch_isend_irecv(self, calls: list[tuple[Any, torch.Tensor, Any]]) -> list["Gone"]:
+        for op, tensor, group in calls:
+            if op == self.isend:
+                self._note("send_recv", tensor, group)
+            else:
+                tensor.zero_()
+        return []
+
     def _note(self, kind: str, tensor: torch.Tensor, group: Any, *others: torch.Tensor) -> "Gone":
         if group is not None:  # the comparison of the first batch is between all ranks, and in no plan
             self.calls.append((kind, float(tensor.nbytes), group))
@@ -91,6 +99,7 @@ def one_rank(
     """The training step of a rank in the middle of a stage, with nothing written down yet."""
     recorder = Recorder()
     names = ("all_gather_single", "reduce_scatter_single", "all_reduce", "all_to_all_single", "recv", "isend")
+    names = (*names, "batch_isend_irecv")
     rank = stage * plan.mesh.size + plan.mesh.size // 2
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "excepthook", sys.excepthook)  # a process group puts its own in front of it
@@ -98,6 +107,7 @@ def one_rank(
         try:
             for name in names:
                 patch.setattr(dist, name, getattr(recorder, name))
+            patch.setattr(dist, "P2POp", lambda op, tensor, group, group_peer: (op, tensor, group))
             module = plans.build(model).to(dtype)
             step = parallelize(
                 module, plan, example=plans.inputs(model), traced=graph, device=torch.device("cpu"), check_layouts=False

@@ -126,6 +126,7 @@ DIFFERENCES = {
     "DTensor cuts pixels of convolutions of images alone; elsewhere it gathers them, or knows nothing of edges": (
         "conv?d.* ?@p? *",
         "avg_pool2d.default-* ?@p? *",
+        "adaptive_avg_pool2d.default-* [hw] backward",
     ),
     "DTensor has no rule for these backward passes": (
         "avg_pool2d.default-* [nc] backward",

@@ -62,7 +62,7 @@ class ProductOverlap:
         left = tuple(at for at in one.products if not self.walk.bound.is_kept(at))
         if again and (left or self._is_shared(one)):
             self._way(cost, chunk, replace(one, products=left), "forward", self._saves, "recomputation")
-        elif again:
+        elif again and self._trains(one):
             whole = replace(one, chunks=(1, one.chunks[1]))
             self._way(cost, chunk, whole, "forward", self._saves_later, "backward")
         self._way(cost, chunk, one, "backward", self._saves, "backward")
@@ -83,6 +83,11 @@ class ProductOverlap:
         operators = self.walk.bound.operators
         others = sum(float(self.walk.price(operators[at], counted=False).transient[0]) for at in one.early)
         return others + 2 * whole
+
+    def _trains(self, one: Overlap) -> bool:
+        """Whether a weight or bias of its products has a gradient, for which the operand is needed."""
+        graph = self.walk.bound.graph
+        return any(name in graph.differentiable for at in one.products for name in graph.operators[at].operands[1:])
 
     def _is_shared(self, one: Overlap) -> bool:
         """Whether others than the products read the operand that an identity shares out."""

@@ -16,15 +16,15 @@ longer:
     weights     hidden: under what is left of the forward work of a micro-batch, the first of the next step; the rest
                 at the end
 
-Operators that are shorter than their launch wait for the host, one by one in the sum that the search minimises; here
-the host runs ahead through a block, so that a block takes what its kernels and collectives take, or its launches: a
-collective is launched as a kernel is, and while it runs the host launches what comes behind it. Without a pipeline,
-whose transfers ranks wait for, it runs ahead of all micro-batches of a step. Where it must know how many rows each
+Operators that are shorter than their launch would wait for the host, one by one. Here it runs ahead through a block, so
+that a block takes what its kernels and collectives take, or its launches: a collective is launched as a kernel is, and
+while it runs the host launches what comes behind it. Without a pipeline, whose transfers ranks wait for, it runs ahead
+of all micro-batches of a step. Where it must know how many rows each
 expert gets (`Software.counts_rows`) it waits for that in every block, and its exchange is launched only then.
 
 Software that hides nothing waits for everything where it comes up, transfers between stages too: the executor receives
-before it computes. Then a step takes no longer, where the passes of all ranks have one ratio, than the sum that the
-search minimises (`costmodels.step_time`); what it takes less is work of uneven stages, and what they do once a step, in
+before it computes. Then a step takes no longer, where the passes of all ranks have one ratio, than the sum in which
+everything waits (`costmodels.step_time`); what it takes less is work of uneven stages, and what they do once a step, in
 the shade of other stages.
 """
 

@@ -43,8 +43,8 @@ from planner.strategy_search.tables.under_products import UnderProducts, takes_r
 
 Array = NDArray[np.float64]
 
-_BALANCED, _LAUNCHED = 0.5, 0.05
-"""Shares of kernels and messages where launches take about as long, and where they take longer."""
+_LAUNCHED = 0.05
+"""Share of kernels and messages where launches take longer: they still tell strategies apart."""
 
 _CELL_BYTES = 24  # of an edge for each pair of candidates: seconds forward and backward, bytes; some are shared
 
@@ -134,7 +134,7 @@ class TableBuilder:
     weights take that a block gathers together, beside what each takes by itself; `dominated` keeps stored layouts that
     another beats in everything. With `ahead` hosts launch ahead of the kernels, so that a block takes as long as its
     kernels and messages, or as its launches: counted is a weighted mean of both. With `overlapped` collectives beside
-    linear layers travel under their products. Then no plan takes less than its sums.
+    linear layers travel under their products.
     """
 
     mesh: Mesh
@@ -436,9 +436,7 @@ def _kernels_share(template: Template, operators: Sequence[OperatorTable]) -> fl
         (there, back), (first, second) = table.prices.late, table.prices.host
         kernels += template.times(at) * float((table.prices.forward - there + table.prices.backward - back).min())
         launches += template.times(at) * float((first + (second if table.prices.backward.any() else 0.0)).min())
-    if 2 * launches <= kernels:
-        return 1.0
-    return _BALANCED if launches <= 2 * kernels else _LAUNCHED
+    return 1.0 if launches <= kernels else _LAUNCHED
 
 
 def _launched_ahead(table: OperatorTable, share: float) -> OperatorTable:

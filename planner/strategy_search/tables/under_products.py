@@ -67,6 +67,11 @@ class _Products:
         """Of these candidates."""
         return _Products(**{name: getattr(self, name)[..., at] for name in self.__slots__})
 
+    def or_none(self) -> "_Products":
+        """With a last candidate in which there is no product."""
+        none = {name: np.zeros((*getattr(self, name).shape[:-1], 1)) for name in self.__slots__}
+        return _Products.joined([self, _Products(**none)])
+
     @classmethod
     def joined(cls, several: "Sequence[_Products]") -> "_Products":
         """One behind the other."""
@@ -177,17 +182,18 @@ class UnderProducts:
         together, starts, length = list[tuple[int, _Products]](), list[int](), 0
         for number, (there, back) in enumerate(pairs.T.tolist()):
             ends = shared.forward.distinct[there], shared.gradient.distinct[back]
-            fitting = [_reading(lists[at], ends) for at in products]
-            combinations = math.prod(map(len, fitting))
+            every = ((one, _reading(lists[at], ends)) for one, at in zip(own, products, strict=True))
+            fitting = [(one, choices) for one, choices in every if choices.size]
+            combinations = math.prod(choices.size + 1 for _, choices in fitting) - 1
             if combinations > _TOGETHER:
                 found[:-1, number] = [self.pricer.message_seconds(*move) for move in way.moves]
-            elif combinations:
-                *_, every = accumulate((one.taken(at) for one, at in zip(own, fitting, strict=True)), _Products.beside)
-                together.append((number, every))
+            elif combinations:  # of products that read it, or of some of them
+                *_, some = accumulate((one.taken(at).or_none() for one, at in fitting), _Products.beside)
+                together.append((number, some.taken(np.arange(combinations))))  # the last one has no product
                 starts.append(length)
                 length += combinations
         if together:
-            seconds = self._saves(_Products.joined([every for _, every in together]), kind, way, later=later)
+            seconds = self._saves(_Products.joined([some for _, some in together]), kind, way, later=later)
             found[:, [number for number, _ in together]] = np.maximum.reduceat(seconds, starts, axis=1)
         return found[:, group.ravel()]
 

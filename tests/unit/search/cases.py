@@ -319,7 +319,18 @@ def large(name: str, layers: int, precision: str = "bfloat16") -> Model:
     )
 
 
+def few_experts() -> torch.nn.Module:
+    """Four experts beside a shared one, in sizes of real models."""
+    return Llama(
+        LlamaConfig(
+            num_layers=2, hidden_size=4096, ffn_size=8192, num_heads=32, num_kv_heads=8, vocab_size=32000,
+            sequence_length=4096, num_experts=4, experts_per_token=2, expert_size=2048, shared_size=8192,
+        )
+    ).to(torch.bfloat16)  # fmt: skip
+
+
 LARGE: Mapping[str, Model] = {
+    "few-experts": (few_experts, lambda: (torch.zeros(BATCH, 4096, dtype=torch.int64),) * 2),
     "llama-4-words": (lambda: llama(4, words=4096), PAIR),
     "llama-tiny": large("llama-tiny", 4, "float32"),
     "llama8b": large("llama8b", 32),
@@ -628,6 +639,11 @@ def small_memory(cluster: Cluster, memory: float) -> Cluster:
     """The same machine with `memory` usable bytes and nothing set aside."""
     device = replace(cluster.device, memory=memory, reserved=0.0, allocator_slack=0.0)
     return replace(cluster, device=device)
+
+
+def launched_at_once(cluster: Cluster) -> Cluster:
+    """The same devices on hosts that launch in no time: small models take what their kernels take."""
+    return replace(cluster, device=replace(cluster.device, host_latency=0.0))
 
 
 def request_of(model: str, cluster: Machine, global_batch: int, **options: object) -> SearchRequest:

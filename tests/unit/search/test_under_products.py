@@ -36,3 +36,13 @@ def test_layouts_are_chosen_for_what_they_take_under_products() -> None:
     result = search(request_of(WIDE, cluster_of("h100-80gb", 8), 8, pinned=pinned, precision="bf16"))
     time = dict(result.plan.prediction.time)
     assert -time["tensor parallelism under computation"] > 0.4 * time["communication"]
+
+
+@pytest.mark.slow
+def test_of_products_of_one_operand_some_may_be_of_other_layouts() -> None:
+    """Four experts are no multiple of eight devices, so that the router does not read what the shared expert does."""
+    pinned = Pinned(pipeline=1, context=1, tensor=8, micro_batches=1, interleave=1, sequence_parallel=True)
+    request = request_of("few-experts", cluster_of("h100-80gb", 8), 8, pinned=pinned, precision="bf16")
+    result = search(request)
+    assert 0 < result.gap < 0.01
+    assert result.plans[0].seconds >= result.bound_seconds * (1 - 1e-9)
