@@ -243,7 +243,9 @@ def _mindspore(path: Path) -> None:
     OPERATOR_TARGETS["mindspore"].read(bytes_of(path), graph, blocks, 4)
 
 
-_STRATEGIES = bytes.fromhex("0800 121c 0a0a") + b"MatMul_w.1" + bytes.fromhex("120e 0800 1204 08020801 1204 08010802")
+_PRODUCT = b"MatMul_model.layers.0.mlp.up_proj.weight"
+_CUTS = bytes.fromhex("120e 0800 1204 08020801 1204 08010802")
+_STRATEGIES = bytes([8, 0, 0x12, 2 + len(_PRODUCT) + len(_CUTS), 0x0A, len(_PRODUCT)]) + _PRODUCT + _CUTS
 """A strategy file of MindSpore as a protocol buffer: the cuts of one product."""
 
 

@@ -23,8 +23,9 @@ from planner.models.smaller import Depth, SmallerModel, depth_of, smaller_model
 from planner.models.zoo import BuiltModel, build_model
 from planner.plan.binding.bind import BoundPlan, bind, prepare
 from planner.plan.binding.machine import cluster_reference
+from planner.plan.layout.overlapped_products import in_chunks, name_of, possible_overlaps
 from planner.plan.outline import model_reference
-from planner.plan.plan import PRECISIONS, Group, Plan, Prediction, Stage, Training
+from planner.plan.plan import MOST_CHUNKS, PRECISIONS, Group, Plan, Prediction, Stage, Training
 from planner.plan.shrinking.kept_blocks import kept_of_stages, signatures
 from planner.plan.shrinking.limits import PROCESSES
 from planner.plan.shrinking.small_mesh import SmallNumbers, small_numbers
@@ -121,7 +122,7 @@ def _shrunk(
         prediction=Prediction.unknown(),
         rules=written_rules(traced),
     )
-    bound = bind(decided, traced, built.batch)
+    bound = _overlapped(bind(decided, traced, built.batch), plan.training, traced, built.batch)
     return SmallPlan(bound=bound, model=model.smaller.reference, stands_for=tuple(blocks), machine=own, traced=traced)
 
 
@@ -177,10 +178,26 @@ def _training(training: Training, numbers: SmallNumbers, precision: str) -> Trai
         micro_batches=numbers.micro_batches,
         interleave=numbers.interleave,
         precision=precision,
-        tensor_overlap=(),  # its operators and chunks are those of the large model; said not to be proved
+        tensor_overlap=(),  # its operators and chunks are those of the large model (`_overlapped`)
         update=_update(training.update),
         fp8=training.fp8 if precision == training.precision else NO_FP8,
     )
+
+
+def _overlapped(bound: BoundPlan, training: Training, graph: OperatorGraph, batch: int) -> BoundPlan:
+    """The small plan with the overlaps of the large one, in as many chunks, or in two or one where its rows are few."""
+    named, found = {name: chunks for name, *chunks in training.tensor_overlap}, dict[str, tuple[int, int]]()
+    for one in possible_overlaps(bound) if named else ():
+        name = name_of(one, bound)
+        if name in named and name not in found:
+            tried = ((min(named[name][0], most), min(named[name][1], most)) for most in (MOST_CHUNKS, 2, 1))
+            chunks = next((chunks for chunks in tried if in_chunks(one, bound, chunks) is not None), None)
+            found |= {} if chunks is None else {name: chunks}
+    if not found:
+        return bound
+    chosen = tuple((name, *chunks) for name, chunks in sorted(found.items()))
+    plan = replace(bound.plan, training=replace(bound.plan.training, tensor_overlap=chosen))
+    return bind(plan, graph, batch)
 
 
 _BUCKET = 2**14
