@@ -27,7 +27,7 @@ def graph() -> OperatorGraph:
 
 
 def planned(graph: OperatorGraph, imbalance: float, expert: int = 4) -> Plan:
-    pinned = Pinned(data=8, expert=expert, micro_batches=1)
+    pinned = Pinned(data=8, expert=expert, micro_batches=1, recompute="none", zero=0)
     return planner.search(graph, CLUSTER, batch=2, pinned=pinned, imbalance=imbalance).plan
 
 
