@@ -27,7 +27,14 @@ from planner.strategy_search.search import search
 FOLDER = Path(__file__).parent / "plans"
 REQUESTS: dict[str, tuple[str, str, int, int, str, Pinned]] = {
     "llama-tiny-4-cpu": ("llama-tiny", "cpu", 4, 16, "fp32", FREE),
-    "gpt-tiny-8-h100-pipeline": ("gpt-tiny", "h100-80gb", 8, 32, "bf16", Pinned(pipeline=2, mesh=(4,), recompute="full")),
+    "gpt-tiny-8-h100-pipeline": (
+        "gpt-tiny",
+        "h100-80gb",
+        8,
+        32,
+        "bf16",
+        Pinned(pipeline=2, mesh=(4,), recompute="full"),
+    ),
     "llama8b-8-h100": ("llama8b", "h100-80gb", 8, 32, "bf16", Pinned(pipeline=1, mesh=(2, 4), micro_batches=8)),
     "gpt2-16-ascend": ("gpt2", "ascend-910b-64gb", 16, 64, "bf16", Pinned(pipeline=1, mesh=(2, 8), micro_batches=2)),
     "deepseek-v2-lite-16-h800": (

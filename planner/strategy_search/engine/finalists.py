@@ -186,8 +186,8 @@ class Finalists:
     def _with_room_for_overlap(self, found: Contender, ranked: Ranked) -> Ranked:
         """A contender that leaves room for its overlaps, where it has none for lack of memory, if it is faster so."""
         configuration, fastest = found.configuration, self.overlapped(ranked).seconds
-        if not self.overlaps or not self._fits(configuration, ranked.plan.prediction):
-            return ranked
+        if not self.overlaps or seconds_left() < math.inf or not self._fits(configuration, ranked.plan.prediction):
+            return ranked  # of a search whose time is limited the rest is for other contenders
         machine, limits = self.engine.machine(configuration), self._limits(configuration)
         room, other = room_of(found.pipeline_of_kinds.chain.tables.update.bucket_size), ranked
         with contextlib.suppress(LimitError):
