@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from planner.plan.binding.bind import BoundPlan
-from planner.plan.layout.overlapped_products import Overlap
+from planner.plan.layout.overlapped_products import Overlap, is_shared
 from planner.plan.layout.stage_cut import promised_layouts
 from planner.sharding.layout import local_shape
 from planner.sharding.rule import Duplex
@@ -59,10 +59,9 @@ def _operand(
     layouts = [promised[one.value], *(way for each in products for way in each.bound.layouts.operands[1:])]
     results, made = list(products), [way for each in products for way in each.bound.layouts.results]
     slots = [result for each in results for result in each.results]
-    shared = False
+    shared = is_shared(one, bound.graph)
     if through:
         (name,) = (name for name in reader.bound.operator.results if name is not None)
-        shared = bool(set(bound.graph.consumers[name]) - set(one.products))
         slots = [reader.results[0] if shared else None, *slots]
         made = [*(reader.bound.layouts.results if shared else ()), *made]
     over = {name for each in (reader, *products) for name in each.last}

@@ -116,7 +116,7 @@ class _Operand(torch.autograd.Function):
         ctx.call = call
         weights = call.weights(tensors)
         whole, made = _made(call, piece, weights)
-        ctx.comes_later = call.gathers_later  # the same when a block is computed again, and all is there already
+        # the same where a block is computed again and all is there already
         ctx.save_for_backward(piece if call.gathers_later else whole, *(weight for weight, _ in weights))
         if not call.shared:
             return tuple(made)
@@ -128,7 +128,7 @@ class _Operand(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         call, (whole, *weights) = ctx.call, ctx.saved_tensors
         arriving = None
-        if ctx.comes_later and any(ctx.needs_input_grad[2:]):
+        if call.gathers_later and any(ctx.needs_input_grad[2:]):
             assert call.forward.group is not None
             arriving = Arriving(whole, call.forward.chunks.together, call.forward.group).begun()
         direct, given = (gradients[0], gradients[1:]) if call.shared else (None, gradients)
@@ -136,7 +136,7 @@ class _Operand(torch.autograd.Function):
         needed = iter(ctx.needs_input_grad[2:])
         piece, landing = None, None
         if ctx.needs_input_grad[1]:
-            size = whole.shape if ctx.comes_later else call.backward.chunks.shape_of_piece(whole.shape)
+            size = whole.shape if call.gathers_later else call.backward.chunks.shape_of_piece(whole.shape)
             piece, landing = _sent_back(call.backward, size, whole, pairs, direct)
         if arriving is not None:
             whole = arriving.all()

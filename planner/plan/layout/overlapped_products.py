@@ -27,6 +27,7 @@ from typing import Literal, TypeAlias
 
 from planner.errors import PlanFileError
 from planner.graph.blocks import IDENTITY
+from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.plan.binding.bind import BoundPlan, stage_of_operators
 from planner.plan.layout.stage_cut import promised_layouts
 from planner.pricing.liveness import Replay, replays
@@ -127,6 +128,19 @@ def in_chunks(one: Overlap, bound: BoundPlan, chunks: tuple[int, int]) -> Overla
     return replace(one, chunks=chunks, dims=(there, back))
 
 
+def is_product(graph: OperatorGraph, op: Operator) -> bool:
+    """Whether an operator is a linear layer by parameters."""
+    return op.op == LINEAR and len(op.operands) > 1 and all(name in graph.parameter_names for name in op.operands[1:])
+
+
+def is_shared(one: Overlap, graph: OperatorGraph) -> bool:
+    """Whether others than its products read the operand that an identity shares out."""
+    if one.at in one.products:
+        return False
+    (name,) = (name for name in graph.operators[one.at].results if name is not None)
+    return bool(set(graph.consumers[name]) - set(one.products))
+
+
 def in_order(operators: Sequence[int], overlaps: Iterable[Overlap]) -> tuple[int, ...]:
     """Operators as they run: products right behind the identity whose operand they read."""
     behind = {one.at: one.early for one in overlaps if one.early}
@@ -223,10 +237,7 @@ class _Finder:
         return None if there is None and back is None else (there, back)
 
     def _product(self, at: int) -> bool:
-        """Whether an operator is a linear layer by parameters."""
-        op = self.bound.operators[at].operator
-        weights = all(name in self.graph.parameter_names for name in op.operands[1:])
-        return op.op == LINEAR and weights and len(op.operands) > 1
+        return is_product(self.graph, self.bound.operators[at].operator)
 
     def _alone(self, name: str, reader: int, maker: int) -> bool:
         """Whether a result is read once, in its own block."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from costmodels import arriving_time, leaving_time, operator_time
 from hardware_profiles import Bytes, Seconds
 from planner.plan.binding.bind import BoundOperator
-from planner.plan.layout.overlapped_products import Overlap
+from planner.plan.layout.overlapped_products import Overlap, is_shared
 from planner.plan.prediction.charges import Phase, charge
 from planner.plan.prediction.stage_cost import COMMUNICATION, StageCost
 from planner.plan.prediction.step import ChunkCost, PassCost
@@ -60,7 +60,7 @@ class ProductOverlap:
         products whose results are not kept. If there are none it runs under the gradients of the rows."""
         self._way(cost, chunk, one, "forward", self._saves, "forward")
         left = tuple(at for at in one.products if not self.walk.bound.is_kept(at))
-        if again and (left or self._is_shared(one)):
+        if again and (left or is_shared(one, self.walk.bound.graph)):
             self._way(cost, chunk, replace(one, products=left), "forward", self._saves, "recomputation")
         elif again and self._trains(one):
             whole = replace(one, chunks=(1, one.chunks[1]))
@@ -89,12 +89,6 @@ class ProductOverlap:
         graph = self.walk.bound.graph
         return any(name in graph.differentiable for at in one.products for name in graph.operators[at].operands[1:])
 
-    def _is_shared(self, one: Overlap) -> bool:
-        """Whether others than the products read the operand that an identity shares out."""
-        graph = self.walk.bound.graph
-        names = [name for name in graph.operators[one.at].results if name is not None]
-        return one.at not in one.products and bool(set(graph.consumers[names[0]]) - set(one.products))
-
     def _way(self, cost: StageCost, chunk: ChunkCost, one: Overlap, way: Way, saves: Saves, phase: Phase) -> None:
         """Charge one way of a value in a phase: in full, and what it saves; whole where it has no products."""
         step = one.steps[WAYS[way]]
@@ -115,12 +109,10 @@ class ProductOverlap:
 
     def _saves_later(self, one: Overlap, way: Way, step: Step) -> Seconds:
         """Seconds of an operand that comes in the backward pass while the gradients of its rows are made."""
-        tensor, operators = (
-            self.walk.bound.graph.types[one.value],
-            [self.walk.bound.operators[at] for at in one.products],
-        )
-        sent = self.walk.pricers.activations.message_seconds(step.kind, step.axis, step.fraction * tensor.nbytes)
-        return min(sent, sum(self._of_rows(op) for op in operators))
+        bound = self.walk.bound
+        nbytes = step.fraction * bound.graph.types[one.value].nbytes
+        sent = self.walk.pricers.activations.message_seconds(step.kind, step.axis, nbytes)
+        return min(sent, sum(self._of_rows(bound.operators[at]) for at in one.products))
 
     def _of_rows(self, op: BoundOperator) -> Seconds:
         """Seconds of the gradient of the rows of a product."""

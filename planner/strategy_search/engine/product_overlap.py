@@ -23,9 +23,7 @@ from planner.plan.schedule_checks import tensor_overlap_fault
 from planner.strategy_search.engine.scheduling import WORTH
 from planner.strategy_search.request.checks import runs_here
 from planner.strategy_search.request.space import Pinned
-
-CHUNKS = (1, 2, 4, 8)
-"""Numbers of chunks that are tried."""
+from planner.strategy_search.tables.under_products import CHUNKS
 
 Chosen = tuple[tuple[str, int, int], ...]
 

@@ -26,7 +26,7 @@ from costmodels import arriving_time, leaving_time, operator_time
 from hardware_profiles import Cluster
 from planner.graph.blocks import IDENTITY
 from planner.graph.operator_graph import TensorType
-from planner.plan.layout.overlapped_products import BACK, LINEAR, THERE, Kind
+from planner.plan.layout.overlapped_products import BACK, THERE, Kind, is_product
 from planner.pricing import OperatorPrices, RedistributionPricer, price_operator
 from planner.pricing.redistribution_price import SingleSteps
 from planner.sharding.layout import Layout
@@ -278,8 +278,7 @@ def _with_extent(rule: Rule, factor: int, extent: int) -> Rule:
 
 def _is_product(template: Template, at: int) -> bool:
     op, graph = template.graph.operators[at], template.graph
-    weights = all(name in graph.parameter_names for name in op.operands[1:])
-    return op.op == LINEAR and len(op.operands) > 1 and weights and len(graph.types[op.operands[0]].shape) > 1
+    return is_product(graph, op) and len(graph.types[op.operands[0]].shape) > 1
 
 
 def takes_result(template: Template, edge: ValueEdge) -> bool:

@@ -11,10 +11,11 @@ from planner.plan.file import dump_plan, parse_plan
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.prediction.predict import predict, stage_costs
 from planner.plan.prediction.step import UNDER_PRODUCTS
-from planner.strategy_search.engine.product_overlap import CHUNKS, best_overlaps
+from planner.strategy_search.engine.product_overlap import best_overlaps
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search
+from planner.strategy_search.tables.under_products import CHUNKS
 from tests.refusals import refused
 from tests.unit.search.cases import BATCH, cluster_of, request_of, traced
 
