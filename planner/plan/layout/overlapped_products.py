@@ -141,10 +141,9 @@ def is_shared(one: Overlap, graph: OperatorGraph) -> bool:
     return bool(set(graph.consumers[name]) - set(one.products))
 
 
-def in_order(operators: Sequence[int], overlaps: Iterable[Overlap]) -> tuple[int, ...]:
-    """Operators as they run: products right behind the identity whose operand they read."""
-    behind = {one.at: one.early for one in overlaps if one.early}
-    early = {product for products in behind.values() for product in products}
+def in_order(operators: Sequence[int], behind: Mapping[int, Sequence[int]]) -> tuple[int, ...]:
+    """Operators as they run: products right behind the identity whose operand they read, as `behind` has them."""
+    early = {product for at in operators for product in behind.get(at, ())}
     return tuple(one for at in operators if at not in early for one in (at, *behind.get(at, ())))
 
 

@@ -82,9 +82,9 @@ def segments_of(
     results, again = {*_results(bound, cut), *outputs}, replays(bound.graph, bound.blocks)
     used_later, found = set(results), list[Segment]()
     overlaps = overlaps_of(bound, cut.operators) if overlaps is None else overlaps
-    moved = [one for one in overlaps if one.early]
+    behind = {one.at: one.early for one in overlaps if one.early}
     for block, run in reversed(_runs(bound, cut.operators)):
-        operators = in_order(run, moved)
+        operators = in_order(run, behind)
         recomputed = bound.recompute_of(block) is not None
         mentioned = _mentioned(bound, operators)
         made = {name for at in operators for name in bound.graph.operators[at].results if name is not None}
@@ -108,10 +108,10 @@ def segments_of(
     return tuple(reversed(found))
 
 
-def segments_by_stage(bound: BoundPlan) -> tuple[tuple[Segment, ...], ...]:
-    """Those of every stage of a plan."""
+def segments_by_stage(bound: BoundPlan, overlaps: Sequence[Overlap] | None = None) -> tuple[tuple[Segment, ...], ...]:
+    """Those of every stage of a plan, whose `overlaps` may be known."""
     known: Known = {}
-    overlaps = overlaps_of(bound)
+    overlaps = overlaps_of(bound) if overlaps is None else overlaps
     return tuple(
         segments_of(bound, cut_stage(bound, stage), known, overlaps=overlaps) for stage in range(len(bound.plan.stages))
     )

@@ -20,6 +20,7 @@ does not hide; the step also asks whether there is work enough to hide the rest 
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from costmodels import peak_memory, step_time
 from hardware_profiles import HOMES, Bytes, Cluster, Machine, Seconds, clusters_of_ranks, parts_of, spread_of
@@ -76,6 +77,19 @@ def predict_alike(
         experts = any(operator.rule.op_class == "experts" for operator in bound.operators)
         flops = sum(walk.flops for walk in apart)
         found.append(_assemble(bound.plan, flops, costs, cluster, experts=experts))
+    return found
+
+
+def interleaved_seconds(bound: BoundPlan, cluster: Machine, numbers: Sequence[int]) -> list[Seconds]:
+    """Seconds of a step of a plan that interleaves micro-batches, for each number of them: it decides how long their
+    messages are covered, and how much they hold, not what any of them computes or sends."""
+    costs, plan = stage_costs(bound, cluster), bound.plan
+    found = []
+    for number in numbers:
+        chunks = [[replace(chunk, interleave=number) for chunk in cost.chunks] for cost in costs]
+        found.append(
+            step_of(chunks, [cost.all_once for cost in costs], plan.training.micro_batches, plan.schedule).seconds
+        )
     return found
 
 

@@ -70,6 +70,7 @@ class Walk:
     stages: Sequence[Sequence[Segment]]
     cluster: Cluster
     machine: Machine | None = None
+    known_overlaps: Sequence[Overlap] | None = None
 
     def __post_init__(self) -> None:
         graph, plan = self.bound.graph, self.bound.plan
@@ -99,10 +100,13 @@ class Walk:
         self._made: dict[str, Duplex] = {}
         self._gradients: dict[tuple[int, str], TensorType] = {}
         self.products = ProductOverlap(walk=self)
-        self.begin(self.bound, self.stages)
+        self.begin(self.bound, self.stages, self.known_overlaps)
 
-    def begin(self, bound: BoundPlan, stages: Sequence[Sequence[Segment]]) -> None:
-        """Start over with the same plan under another schedule, and the segments of its stages."""
+    def begin(
+        self, bound: BoundPlan, stages: Sequence[Sequence[Segment]], overlaps: Sequence[Overlap] | None = None
+    ) -> None:
+        """Start over with the same plan under another schedule, the segments of its stages, and the overlaps that it
+        has, where they are known."""
         self.bound = bound
         self.defers = bound.plan.schedule_kind.splits_backward
         self.deferred_weight_gradients = {
@@ -112,7 +116,7 @@ class Walk:
         }
         self.waiting = 0
         self.flops = 0.0
-        overlaps = overlaps_of(bound)
+        overlaps = overlaps_of(bound) if overlaps is None else overlaps
         self.overlapped = {(one.reader, one.place) for one in overlaps}
         self.overlaps: dict[int, list[Overlap]] = {}
         for one in overlaps:
@@ -451,8 +455,12 @@ class Walk:
 def walks_of(bound: BoundPlan, machine: Machine) -> tuple[Walk, ...]:
     """For every pipeline rank the walk by the prices of the devices that it is on; ranks of one group share it."""
     clusters = clusters_of_ranks(machine, bound.plan.pipeline)
-    stages = segments_by_stage(bound)
-    known = {one: Walk(bound=bound, stages=stages, cluster=one, machine=machine) for one in dict.fromkeys(clusters)}
+    overlaps = overlaps_of(bound)
+    stages = segments_by_stage(bound, overlaps)
+    known = {
+        one: Walk(bound=bound, stages=stages, cluster=one, machine=machine, known_overlaps=overlaps)
+        for one in dict.fromkeys(clusters)
+    }
     return tuple(known[one] for one in clusters)
 
 

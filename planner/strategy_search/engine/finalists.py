@@ -239,14 +239,14 @@ class Finalists:
             return overlapped
         ranked = self._before[id(overlapped)]
         with contextlib.suppress(LimitError):
-            configuration, best = ranked.configuration, self._in_turns(ranked)
+            configuration, best = ranked.configuration, self._in_turns(ranked, overlapped.seconds)
             machine = self.engine.machine(configuration)
             if EACH in self.engine.gathers and turns_may_cover(ranked.bound, self.request.pinned, machine):
                 outcome = self.engine.evaluate_as(EACH, configuration)
                 if outcome.ranks:
                     pieces = self.engine.pipeline_of_kinds(configuration, EACH)
                     one_by_one = Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pieces)
-                    other = self._in_turns(self._priced_as_found(one_by_one))
+                    other = self._in_turns(self._priced_as_found(one_by_one), min(overlapped.seconds, best.seconds))
                     fits = self._fits(other.configuration, other.plan.prediction)
                     best = other if fits and other.seconds < best.seconds * (1 - WORTH) else best
             turns = best.plan.training.interleave > 1 or best.plan.slices > 1
@@ -269,9 +269,9 @@ class Finalists:
             )
         return ranked
 
-    def _in_turns(self, ranked: Ranked) -> Ranked:
-        machine = self.engine.machine(ranked.configuration)
-        bound = with_turns(ranked.bound, self.request.pinned, machine, self._limits(ranked.configuration))
+    def _in_turns(self, ranked: Ranked, cutoff: Seconds) -> Ranked:
+        machine, limits = self.engine.machine(ranked.configuration), self._limits(ranked.configuration)
+        bound = with_turns(ranked.bound, self.request.pinned, machine, limits, cutoff)
         return replace(ranked, bound=bound, configuration=replace(ranked.configuration, schedule=bound.plan.schedule))
 
     def _plain_if_nothing_goes_together(self, bound: BoundPlan) -> BoundPlan:

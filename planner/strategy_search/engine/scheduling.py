@@ -16,11 +16,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from costmodels import SCHEDULES
-from hardware_profiles import PYTORCH, Bytes, Machine
+from hardware_profiles import PYTORCH, Bytes, Machine, Seconds
 from planner.errors import PlannerError, RequestError
 from planner.plan.binding.bind import BoundPlan, bind_prepared
 from planner.plan.plan import SLICED, Plan, Prediction
-from planner.plan.prediction.predict import predict, predict_alike
+from planner.plan.prediction.predict import interleaved_seconds, predict, predict_alike
 from planner.plan.prediction.stage_cost import COMMUNICATION, GATHERING, REDUCING
 from planner.plan.prediction.step import GATHERED_AHEAD, PIPELINE_BUBBLE
 from planner.plan.schedule_checks import check_schedule
@@ -63,19 +63,35 @@ def fastest_schedule(
     return best
 
 
-def with_turns(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: Sequence[Bytes]) -> BoundPlan:
+def with_turns(
+    bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: Sequence[Bytes], cutoff: Seconds = math.inf
+) -> BoundPlan:
     """The same plan with interleaved micro-batches, or slices of its sequence, where nobody decided about either and
-    that saves `WORTH` of its step."""
+    that saves `WORTH` of its step, and takes less than `cutoff`."""
     plan = bound.plan
     if not _turns_are_open(plan, pinned, cluster):
         return bound
     sends = plan.mesh.size > 1 and not plan.training.update.by_block
     tried = replace(pinned, interleave=0 if sends else 1, slices=0 if plan.pipeline > 1 else 1)
     others = [one for one in _tried(plan, tried) if (one.training.interleave > 1) != (one.slices > 1)]
-    found, _ = _priced(others, bound, cluster)
+    sliced, _ = _priced([one for one in others if one.slices > 1], bound, cluster)
+    cutoff = min(cutoff, plan.prediction.step_seconds * (1 - WORTH))
+    found = [*sliced, *_interleaved([one for one in others if one.slices == 1], bound, cluster, cutoff)]
     fitting = [one for one in found if all_fit(one.plan.prediction, limits)]
     best = min(fitting, key=lambda one: one.plan.prediction.step_seconds, default=bound)
-    return best if best.plan.prediction.step_seconds < plan.prediction.step_seconds * (1 - WORTH) else bound
+    return best if best.plan.prediction.step_seconds < cutoff else bound
+
+
+def _interleaved(plans: Sequence[Plan], bound: BoundPlan, cluster: Machine, cutoff: Seconds) -> list[BoundPlan]:
+    """Those of some plans, which differ in how many micro-batches they interleave, that take less than `cutoff`."""
+    if not plans:
+        return []
+    try:
+        first = _bound_again(plans[0], bound, {})
+    except PlannerError:
+        return []
+    steps = interleaved_seconds(first, cluster, [one.training.interleave for one in plans])
+    return _priced([one for one, seconds in zip(plans, steps, strict=True) if seconds < cutoff], bound, cluster)[0]
 
 
 def turns_may_cover(bound: BoundPlan, pinned: Pinned, cluster: Machine) -> bool:

@@ -100,6 +100,23 @@ class _Way:
     forward: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Beside:
+    """The products that run beside an edge, under N choices of them.
+
+    `groups`: which layouts of what is shared out each candidate of the consumer has, (K,), where products read that;
+    `number`: how many layouts there are; `among`: those for which some products are known, and `starts` where the
+    choices of each begin; `any_of`: those with too many choices, of which each saves all that is sent at most.
+    """
+
+    products: _Products | None
+    groups: Indices | None = None
+    number: int = 0
+    among: tuple[int, ...] = ()
+    starts: tuple[int, ...] = ()
+    any_of: tuple[int, ...] = ()
+
+
 @dataclass(kw_only=True)
 class UnderProducts:
     """What the edges of a template save. Keeps what its products take."""
@@ -133,11 +150,11 @@ class UnderProducts:
         legal = np.logical_and.reduce([way.legal for way in ways])
         if not any((legal & (way.steps != _NOTHING)).any() for way in ways):
             return None
-        found = list[Array]()
+        beside, found = self._beside(template, edge, kind, products, lists), list[Array]()
         for way, later in ((ways[0], False), (ways[0], True), *((way, False) for way in ways[1:])):
             seconds = found[0] if later and kind == "result" else None
             if seconds is None:
-                saved = self._seconds(template, edge, kind, products, way, lists, later=later)
+                saved = self._seconds(beside, kind, way, later=later)
                 sides = np.arange(saved.shape[1])
                 sides = sides[:, None] if kind == "result" else sides[None, :]
                 seconds = np.where(legal, saved[way.steps, sides], 0.0)
@@ -160,42 +177,50 @@ class UnderProducts:
             forward=forward,
         )
 
-    def _seconds(
-        self,
-        template: Template,
-        edge: ValueEdge,
-        kind: Kind,
-        products: Sequence[int],
-        way: _Way,
-        lists: Sequence[Candidates],
-        *,
-        later: bool,
-    ) -> Array:
-        """Seconds that every step saves beside every candidate of the side on which the products are, (steps + 1, K);
-        the last row is of nothing sent."""
+    def _beside(
+        self, template: Template, edge: ValueEdge, kind: Kind, products: Sequence[int], lists: Sequence[Candidates]
+    ) -> _Beside:
         own = [self._of(template, at, lists[at]) for at in products]
         if kind == "result" or products == (edge.consumer,):
-            return self._saves(own[0], kind, way, later=later)
+            return _Beside(products=own[0])
         shared = lists[edge.consumer].results[0]
-        pairs, group = np.unique(np.stack([shared.forward.index, shared.gradient.index]), axis=1, return_inverse=True)
-        found = np.zeros((len(way.moves) + 1, pairs.shape[1]))
-        together, starts, length = list[tuple[int, _Products]](), list[int](), 0
+        pairs, groups = np.unique(np.stack([shared.forward.index, shared.gradient.index]), axis=1, return_inverse=True)
+        together, any_of, starts, length = list[tuple[int, _Products]](), list[int](), list[int](), 0
         for number, (there, back) in enumerate(pairs.T.tolist()):
             ends = shared.forward.distinct[there], shared.gradient.distinct[back]
             every = ((one, _reading(lists[at], ends)) for one, at in zip(own, products, strict=True))
             fitting = [(one, choices) for one, choices in every if choices.size]
             combinations = math.prod(choices.size + 1 for _, choices in fitting) - 1
             if combinations > _TOGETHER:
-                found[:-1, number] = [self.pricer.message_seconds(*move) for move in way.moves]
+                any_of.append(number)
             elif combinations:  # of products that read it, or of some of them
                 *_, some = accumulate((one.taken(at).or_none() for one, at in fitting), _Products.beside)
                 together.append((number, some.taken(np.arange(combinations))))  # the last one has no product
                 starts.append(length)
                 length += combinations
-        if together:
-            seconds = self._saves(_Products.joined([some for _, some in together]), kind, way, later=later)
-            found[:, [number for number, _ in together]] = np.maximum.reduceat(seconds, starts, axis=1)
-        return found[:, group.ravel()]
+        return _Beside(
+            products=_Products.joined([some for _, some in together]) if together else None,
+            groups=groups.ravel(),
+            number=pairs.shape[1],
+            among=tuple(number for number, _ in together),
+            starts=tuple(starts),
+            any_of=tuple(any_of),
+        )
+
+    def _seconds(self, beside: _Beside, kind: Kind, way: _Way, *, later: bool) -> Array:
+        """Seconds that every step saves beside every candidate of the side on which the products are, (steps + 1, K);
+        the last row is of nothing sent."""
+        seconds = None if beside.products is None else self._saves(beside.products, kind, way, later=later)
+        if beside.groups is None:
+            assert seconds is not None
+            return seconds
+        found = np.zeros((len(way.moves) + 1, beside.number))
+        if beside.any_of:
+            sent = [self.pricer.message_seconds(*move) for move in way.moves]
+            found[:-1, beside.any_of] = np.array(sent).reshape(-1, 1)
+        if seconds is not None:
+            found[:, beside.among] = np.maximum.reduceat(seconds, beside.starts, axis=1)
+        return found[:, beside.groups]
 
     def _saves(self, products: _Products, kind: Kind, way: _Way, *, later: bool) -> Array:
         """Seconds that every step saves beside products, in the best number of chunks, (steps + 1, N); `later` where
