@@ -130,6 +130,13 @@ def gradients() -> Iterable[str]:
     return GRADIENTS
 
 
+def zero_by() -> Iterable[str]:
+    """Of --zero-by."""
+    from planner.sharding.update import ZERO_BY
+
+    return ZERO_BY
+
+
 def gradient_dtypes() -> Iterable[str]:
     """Of --gradient-dtype."""
     from planner.sharding.update import GRADIENT_DTYPES

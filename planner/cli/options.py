@@ -392,6 +392,18 @@ class Options:
     broadcast: Annotated[bool, switch(GRADIENTS, "--broadcast", "Broadcast the weights of rank 0 at the start.")] = (
         False
     )
+    zero_by: Annotated[
+        str | None,
+        word(
+            GRADIENTS,
+            "WORD",
+            "ZeRO-1 by slices, or by whole parameters (broadcast). parameters: each data-parallel rank owns whole"
+            " parameters, updates them and broadcasts the new weights, so that no dim has to divide; --zero 1 keeps all"
+            " states so, without it the search slices those for which that is faster.",
+            "slices",
+            known=completion.zero_by,
+        ),
+    ] = None
     local_parameters: Annotated[
         list[str] | None,
         word(

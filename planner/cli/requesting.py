@@ -207,6 +207,7 @@ def update_of(options: Options) -> "Update":
         broadcast=options.broadcast,
         buckets=parse_buckets(buckets),
         gathers=gathers,
+        zero_by=options.zero_by or "slices",
         local_parameters=tuple(options.local_parameters or ()),
         placed=parse_places(options.place or ()),
     )

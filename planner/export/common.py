@@ -28,6 +28,10 @@ def refuse_other_training(description: Description, engine: str, optimizers: tup
             f"{engine} has no tables outside of the devices, the plan has {table_words(update)}; plan again with"
             " --place none"
         )
+    if update.by_parameters:
+        raise ExportError(
+            f"{engine} does not share out optimizer states by whole parameters; plan again with --zero-by slices"
+        )
     if update.local_parameters:
         raise ExportError(
             f"{engine} has no parameters that every device has for itself, the plan has"

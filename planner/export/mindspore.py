@@ -35,7 +35,13 @@ _CALLS = {"rms_norm": "RmsNorm", "layer_norm": "LayerNorm"}
 
 
 def write(bound: BoundPlan) -> Mapping[str, str]:
-    """`strategy.json`, and what else has to be set."""
+    """`strategy.json`, and what else has to be set. Raises ExportError where states have owners, which a strategy file
+    has no word for."""
+    if bound.plan.training.update.by_parameters:
+        raise ExportError(
+            "a strategy file does not say that optimizer states are shared out by whole parameters; plan again with"
+            " --zero-by slices"
+        )
     content = {
         "current_stage": 0,
         "parallel_layout_item": _layouts(bound),

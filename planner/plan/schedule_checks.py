@@ -27,6 +27,7 @@ class Turns:
     global_batch: int | None
     clip_norm: float | None
     placed: bool
+    by_parameters: bool = False
 
     @property
     def kind(self) -> Schedule | None:
@@ -36,7 +37,7 @@ class Turns:
 
 def schedule_fault(turns: Turns) -> Fault | None:
     """What clashes first; None where all can be had."""
-    rules = (_stages_fault, _slices_fault, _interleave_fault, _placed_fault, _rounds_fault)
+    rules = (_stages_fault, _slices_fault, _interleave_fault, _placed_fault, _owners_fault, _rounds_fault)
     return next((fault for rule in rules if (fault := rule(turns)) is not None), None)
 
 
@@ -131,6 +132,19 @@ def _placed_fault(turns: Turns) -> Fault | None:
             hint="take whole sequences, or leave the tables on the devices",
         )
     return None
+
+
+def _owners_fault(turns: Turns) -> Fault | None:
+    """About states that are shared out by whole parameters."""
+    if not turns.by_parameters or turns.kind is None or turns.kind.flushes:
+        return None
+    return Fault(
+        option="zero_by",
+        value="'parameters'",
+        reason="broadcasts new weights once a step, behind all updates of their owner, and schedule ="
+        f" {turns.schedule} updates weights after every micro-batch",
+        hint="take slices, or 1f1b",
+    )
 
 
 def _rounds_fault(turns: Turns) -> Fault | None:
@@ -232,6 +246,7 @@ def check_schedule(plan: Plan) -> None:
         global_batch=training.global_batch,
         clip_norm=training.update.clip_norm,
         placed=bool(training.update.placed),
+        by_parameters=training.update.by_parameters,
     )
     refuse_plan(schedule_fault(turns))
     refuse_plan(sliced_fp8_fault(training.fp8, plan.slices))

@@ -61,6 +61,7 @@ class TrainingSection(_Strict):
     broadcast: bool = False
     buckets: str | Count | list[Count] | dict[str, Index] = "none"
     gathers: str = "each"
+    zero_by: str = "slices"
     local_parameters: list[str] = []
     placed: dict[str, str] = {}
     imbalance: float = EVEN

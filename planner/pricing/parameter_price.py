@@ -14,6 +14,10 @@ cuts the weight too and gathers it at every use; both are priced with the use. S
 (`Software.flat`) shares out what no dim of the parameter can be cut for, too: its bytes, not its messages, which the
 all-reduce of the full copy stands for.
 
+Where states are shared out by whole parameters (`Update.by_parameters`), one of the copies of a weight has the state
+and broadcasts what it has updated. Who that is depends on all parameters together: `share` of a state is what a device
+has of it, and without it, the mean over the devices.
+
 What is reduced and gathered in buckets is priced at a share of a full one, which is the least that it can take; what
 the buckets of a plan really take, `planner.plan.layout.per_step_communication` says.
 """
@@ -30,7 +34,7 @@ from hardware_profiles import Cluster, Home, Software
 from planner.graph.operator_graph import TensorType
 from planner.pricing.redistribution_price import Pricers
 from planner.sharding.layout import PARTIAL, REPLICATE, local_fraction
-from planner.sharding.stored import StoredParameter
+from planner.sharding.stored import StoredParameter, owned_axes
 from planner.sharding.update import PLAIN, Update
 
 Array = NDArray[np.float64]
@@ -89,8 +93,10 @@ def price_parameter(
     pricers: Pricers,
     update: Update = PLAIN,
     local: bool = False,
+    share: float | None = None,
 ) -> ParameterPrices:
-    """Prices of keeping a parameter of this type in each of the given stored layouts; a `local` one reduces nothing."""
+    """Prices of keeping a parameter of this type in each of the given stored layouts; a `local` one reduces nothing.
+    `share` is what the device has of a state that one of the copies owns: 1, 0, or, where nothing is said, the mean."""
     mesh = pricers.parameters.mesh
     sizes = mesh.sizes
     software = pricers.parameters.cluster.software
@@ -118,7 +124,12 @@ def price_parameter(
             weight_fetch=weight_fetch,
             weight_store=zeros,
         )
-    state = np.array([local_fraction(s.state, sizes) for s in stored]) * tensor.numel / pieces
+    owned = [owned_axes(s, sizes) if update.by_parameters and not local else () for s in stored]
+    mean = np.array([1 / math.prod(sizes[axis] for axis in axes) for axes in owned])
+    whole = np.array([bool(axes) for axes in owned])  # with one owner
+    shares = mean if share is None else np.where(whole, share, 1.0)
+    state = np.array([local_fraction(s.state, sizes) for s in stored]) * tensor.numel * shares
+    state = state / np.where(whole, 1.0, pieces)
     gradient = np.array([local_fraction(s.gradient, sizes) for s in stored]) * tensor.numel
     gradient = gradient / (pieces if software.flat > 1 else 1.0)
     accumulated = summed(tensor, update)
@@ -138,7 +149,7 @@ def price_parameter(
         accumulation=np.asarray(passed) if cluster.software.accumulates else zeros,
         synchronisation=zeros if local else pricers.sums.pairs(accumulated, gradients, states).seconds,
         update=updated,
-        gather=pricers.updated.pairs(tensor, states, weights).seconds,
+        gather=pricers.updated.pairs(tensor, states, weights).seconds + _broadcasts(tensor, stored, owned, pricers),
         weight=np.where(apart, 0.0, weight),
         gradient=gradient * per.gradient,
         state=np.where(away, 0.0, kept),
@@ -149,6 +160,22 @@ def price_parameter(
         weight_offloaded=np.where(apart, weight, 0.0),
         weight_fetch=weight_fetch,
         weight_store=weight_store,
+    )
+
+
+def _broadcasts(
+    tensor: TensorType, stored: Sequence[StoredParameter], owned: Sequence[Sequence[int]], pricers: Pricers
+) -> Array:
+    """Seconds in which owners broadcast a new weight along these axes."""
+    sizes = pricers.updated.mesh.sizes
+    return np.array(
+        [
+            sum(
+                pricers.updated.message_seconds("broadcast", axis, tensor.nbytes * local_fraction(one.weight, sizes))
+                for axis in axes
+            )
+            for one, axes in zip(stored, owned, strict=True)
+        ]
     )
 
 

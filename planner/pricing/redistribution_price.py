@@ -258,7 +258,7 @@ class RedistributionPricer:
         return self._prices[key]
 
     def _step_seconds(self, kind: str, axis: int, message: float) -> float:
-        if kind in COLLECTIVES:
+        if kind in COLLECTIVES or kind == "broadcast":
             message = message * self.width if kind == "all_gather" else message
             sent = max(message, self.bucket)
             seconds = message_seconds(Message(kind=kind, axis=axis, nbytes=sent), self.mesh, self.cluster)

@@ -7,6 +7,8 @@ Per mesh axis, one of
     R       P         R       data parallel: local sums, one all-reduce a step
     R       P         S(d)    ZeRO-1: local sums, one reduce-scatter a step, each device updates its piece
     R       R         S(d)    the update is shared out although the gradient is everywhere
+    R       P         R       the same with states shared out by whole parameters (`Update.by_parameters`): ZeRO-1 whose
+                              pieces are parameters; one of the copies has the state, updates and broadcasts
     R       S(d)      S(d)    ZeRO-2: the gradient of every micro-batch is reduce-scattered and added up in pieces
     S(d)    S(d)      S(d)    cut for good: tensor parallel where consumers want the piece, ZeRO-3 where they gather it
 
@@ -27,6 +29,10 @@ from planner.sharding.layout import PARTIAL, REPLICATE, Layout, Placement, divid
 
 Option = tuple[Placement, Placement, Placement]
 """What one axis does to weight, gradient and state."""
+
+
+COPIES: Option = (REPLICATE, PARTIAL, REPLICATE)
+"""Data parallel copies of weight and state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +145,15 @@ def stored_options(rank: int, trainable: bool) -> tuple[Option, ...]:
         options.append((cut, cut, cut))
         options += [(REPLICATE, cut, cut)] if trainable else []
     return tuple(options)
+
+
+def owned_axes(stored: StoredParameter, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Axes of several devices that hold copies of weight and state, and add up their gradients once a step: where
+    states are shared out by whole parameters, one of the copies owns the state. None where the state is cut finer than
+    the weight on another axis, or one of them is offloaded."""
+    if stored.state != stored.weight or stored.offloaded or stored.weight_offloaded:
+        return ()
+    return tuple(axis for axis, size in enumerate(sizes) if size > 1 and stored.on(axis) == COPIES)
 
 
 def stored_fault(stored: StoredParameter) -> Fault | None:

@@ -26,6 +26,7 @@ from planner.sharding.layout import Layout
 
 GRADIENTS = ("mean", "sum")
 GRADIENT_DTYPES = ("mixed", "fp32", "parameter")
+ZERO_BY = SLICES, PARAMETERS = ("slices", "parameters")
 GATHERS = EACH, BLOCK, AHEAD = ("each", "block", "ahead")
 AUTO_GATHERS = "auto"
 NO_BUCKETS: Final = "none"
@@ -61,6 +62,9 @@ class Update:
             while the block before it runs, and their gradients while the next one does (see
             `planner.plan.layout.block_gathers`). A plan holds no "auto": that is for the search, which
             tries all of them and writes the fastest.
+        zero_by: how states are shared out among copies of a weight: in "slices" of each, cut along a dim, or whole
+            "parameters", each to an owner that updates it and broadcasts the new weight, where a state is not cut
+            (see `planner.plan.layout.parameter_owners`).
         local_parameters: patterns of parameters that every device has for itself: neither compared nor sent, and their
             gradients are not reduced.
         placed: patterns of tables that are not on the devices, and where they are: "host" or "servers" (see
@@ -74,6 +78,7 @@ class Update:
     broadcast: bool = False
     buckets: Buckets = AUTO_BUCKETS
     gathers: str = "each"
+    zero_by: str = SLICES
     local_parameters: tuple[str, ...] = ()
     placed: Placed = ()
 
@@ -91,6 +96,11 @@ class Update:
     def composed(self) -> bool:
         """Whether somebody has said which parameters share a bucket."""
         return isinstance(self.buckets, tuple)
+
+    @property
+    def by_parameters(self) -> bool:
+        """Whether states that are not cut have one owner among their copies."""
+        return self.zero_by == PARAMETERS
 
     @property
     def by_block(self) -> bool:
@@ -138,7 +148,12 @@ DEFAULT = Update(gathers=AUTO_GATHERS)
 
 def update_fault(update: Update) -> Fault | None:
     """What cannot be as it is; None where all is well."""
-    words = (("gradients", GRADIENTS), ("gradient_dtype", GRADIENT_DTYPES), ("gathers", (*GATHERS, AUTO_GATHERS)))
+    words = (
+        ("gradients", GRADIENTS),
+        ("gradient_dtype", GRADIENT_DTYPES),
+        ("gathers", (*GATHERS, AUTO_GATHERS)),
+        ("zero_by", ZERO_BY),
+    )
     for name, known in words:
         if getattr(update, name) not in known:
             return Fault(option=name, value=f"'{getattr(update, name)}'", reason=f"is not one of {', '.join(known)}")

@@ -16,10 +16,11 @@ time first: at most 4/3 of the best).
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from planner.graph.placed import tables_outside
 from planner.plan.binding.bind import BoundPlan
+from planner.plan.layout.parameter_owners import Owner, owners_of
 from planner.plan.layout.stage_cut import cut_stage
 from planner.sharding.layout import Layout, cuts, replicated
 from planner.sharding.mesh import Mesh
@@ -38,8 +39,9 @@ STALE = "pipedream_2bw"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
     """A tensor of a plan's state: its whole shape, its layout over the mesh of a stage, the pipeline ranks that hold
-    it; `only` the place of the mesh that does, where it is not all. A table outside of the devices is held by none:
-    its rows are shared out in `shares`, which the first places of the mesh read and write."""
+    it; `only` the place of the mesh that does, where it is not all, or in each of these stages the places of its
+    `owners` (`planner.plan.layout.parameter_owners`). A table outside of the devices is held by none: its rows are
+    shared out in `shares`, which the first places of the mesh read and write."""
 
     name: str
     shape: tuple[int, ...]
@@ -47,6 +49,7 @@ class Spread:
     layout: Layout
     stages: tuple[int, ...]
     only: int | None = None
+    owners: tuple[frozenset[int], ...] | None = None
     shares: int | None = None
 
     def cuts(self, mesh: Mesh) -> tuple[int, ...]:
@@ -67,7 +70,11 @@ class Spread:
 
     def held_at(self, stage: int, place: int) -> bool:
         """Whether the rank at a place of the mesh of a stage holds a cell of it."""
-        return stage in self.stages and self.only in (None, place) and (self.shares is None or place < self.shares)
+        if stage not in self.stages or self.only not in (None, place):
+            return False
+        if self.owners is not None and place not in self.owners[self.stages.index(stage)]:
+            return False
+        return self.shares is None or place < self.shares
 
     def cell_of(self, mesh: Mesh, rank: int) -> int | None:
         """Number of the cell that a rank holds; None where it has nothing of it."""
@@ -169,7 +176,26 @@ class StateOfPlan:
             whole = replicated(len(self.bound.plan.mesh.axes))
             return Spread(name=name, shape=shape, dtype=dtype, layout=whole, stages=stages)
         layout, stages = stored.state if kept.of_optimizer else stored.weight, self.homes[kept.tensor]
-        return Spread(name=name, shape=shape, dtype=dtype, layout=layout, stages=stages, only=kept.place)
+        owners = self._owners_of(kept.tensor) if kept.of_optimizer else None
+        return Spread(name=name, shape=shape, dtype=dtype, layout=layout, stages=stages, only=kept.place, owners=owners)
+
+    def _owners_of(self, parameter: str) -> tuple[frozenset[int], ...] | None:
+        """The places of the mesh that own the state of a parameter in each of its stages; None where all copies have
+        it."""
+        stages = self.homes[parameter]
+        if parameter not in self._owners[stages[0]]:
+            return None
+        mesh = self.bound.plan.mesh
+        return tuple(_places_of(self._owners[stage][parameter], mesh) for stage in stages)
+
+    @cached_property
+    def _owners(self) -> Sequence[Mapping[str, Owner]]:
+        """Owners of states that are shared out whole, on each pipeline rank."""
+        held: list[list[str]] = [[] for _ in range(self.bound.plan.pipeline)]
+        for name, stages in self.homes.items():
+            for stage in stages:
+                held[stage].append(name)
+        return [owners_of(self.bound, names) for names in held]
 
 
 def between_places(name: str, here: Collection[str], there: Collection[str]) -> bool:
@@ -207,14 +233,22 @@ def holders(spreads: Iterable[Spread], mesh: Mesh) -> Iterator[tuple[Spread, lis
         yield (
             spread,
             [
-                [stage * mesh.size + place for stage in spread.stages for place in _own(spread, places)]
+                [stage * mesh.size + place for stage in spread.stages for place in _own(spread, stage, places)]
                 for places in known[key]
             ],
         )
 
 
-def _own(spread: Spread, places: list[int]) -> list[int]:
+def _own(spread: Spread, stage: int, places: list[int]) -> list[int]:
+    """Those of some places of a stage that hold a tensor."""
+    if spread.owners is not None:
+        return [place for place in places if spread.held_at(stage, place)]
     return places if spread.only is None else [spread.only]
+
+
+@lru_cache(maxsize=4096)
+def _places_of(owner: Owner, mesh: Mesh) -> frozenset[int]:
+    return frozenset(place for place in range(mesh.size) if owner.at(mesh.coordinate(place)))
 
 
 def _places(spread: Spread, mesh: Mesh) -> list[list[int]]:

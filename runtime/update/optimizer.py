@@ -13,17 +13,24 @@ wants no master weights, in its own dtype. Where the weight is float32 and the s
 the master is a view of the weight and costs no memory. A weight that is offloaded has a master of
 its own, and is written to where it is offloaded (`runtime.offload.weights`).
 
+Where states are shared out by whole parameters (`planner.plan.layout.parameter_owners`) only the owner of a parameter
+has its master and moments; it updates the weight, and broadcasts it to the other copies when all of its updates are
+through. Gradients are all-reduced as without owners, so norms, and what looks at gradients, know nothing of it.
+
 States that the plan offloads come to it one after the other, each for its update and the gathering
 of its weight (`runtime.offload.optimizer_states`); those that stay are updated while the first of them arrive.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+import torch.distributed as dist
 
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.offloaded import visiting_order
+from planner.plan.layout.parameter_owners import Broadcast, broadcasts_of, owners_of
 from planner.plan.layout.per_step_communication import gathering_buckets
 from planner.sharding.buckets import Bucket
 from planner.sharding.redistribute import COLLECTIVES, Step, redistribution
@@ -44,6 +51,7 @@ from runtime.optimizers.optimizers import (
 from runtime.parameters.shards import LocalParameter
 from runtime.update.norms import clip, global_norm, whole_squares
 from runtime.update.reduction import Reduction
+from runtime.waiting import waiting_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,16 +92,17 @@ class ShardedOptimizer:
         self._offloaded = OffloadedStates(self.moments, place.device, outside or Outside())
         self._outward = weight_offload  # of new weights
         self._visiting = visiting_order(bound, self._trainable)
+        owners = owners_of(bound, self._trainable)
+        self._broadcasts = broadcasts_of(bound, owners)
+        own = [p for n, p in self._trainable.items() if n not in owners or owners[n].at(place.coordinate)]
         self._masters = [
-            _master(p, place, training.update.master_weights, apart=self._renews)
-            for p in self._trainable.values()
-            if not p.stored.offloaded
+            _master(p, place, training.update.master_weights, apart=self._renews) for p in own if not p.stored.offloaded
         ]
         self._visitors = {name: self._offload(self._trainable[name], bound, settings) for name in self._visiting}
         self._gathered = gathering_buckets(bound, self._trainable.keys())
         weights = [master.weight for master in self._masters]
         names = [master.parameter.name for master in self._masters]
-        total = whole_squares(list(self._trainable.values()), place)
+        total = whole_squares(own, place)
         self._optimizer = make_optimizer(training.optimizer, weights, settings, total, names) if weights else None
 
     def _offload(self, parameter: LocalParameter, bound: BoundPlan, settings: OptimizerSettings) -> _Master:
@@ -199,6 +208,8 @@ class ShardedOptimizer:
             }
             self._offloaded.step(self._visiting, wide, lambda name: publication.visited(self._visitors[name]), stayed)
         publication.end(self._masters)
+        for broadcast in self._broadcasts:
+            _send(broadcast, [self._trainable[name].piece.detach() for name in broadcast.names], self._place)
         return True
 
 
@@ -261,6 +272,18 @@ class _Publication:
             self._write(master.parameter, weight)
             del self._waiting[master.parameter.name]
             self._landed.add(master.parameter.name)
+
+
+def _send(broadcast: Broadcast, weights: Sequence[torch.Tensor], place: RankMesh) -> None:
+    """Bring what the owner has in these weights to all of its copies, in place, axis by axis: behind the last axis
+    every device has what the owner had, whatever those that are not on its lines have sent before. Collective."""
+    lone = len(weights) == 1
+    sent = weights[0] if lone else torch.cat([weight.reshape(-1) for weight in weights])
+    for axis, source in zip(broadcast.owner.axes, broadcast.owner.place, strict=True):
+        waiting_for(partial(dist.broadcast, sent, group=place.group(axis), group_src=source))
+    if not lone:
+        for weight, new in zip(weights, torch.split(sent, [weight.numel() for weight in weights]), strict=True):
+            weight.copy_(new.view(weight.shape))
 
 
 def _master(parameter: LocalParameter, place: RankMesh, widened: bool, *, apart: bool) -> _Master:

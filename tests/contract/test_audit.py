@@ -59,6 +59,9 @@ SLICES = (
 )
 RANDOM = (
     Hand(model="pixels", kind="pixels", mesh=(2, 2), settings=FULL),
+    Hand(
+        model="gpt4", kind="whole", mesh=(2, 2), settings=PIPELINED, update=Update(buckets=4096, zero_by="parameters")
+    ),
     *(
         Hand(model=model, kind=seed, mesh=mesh, settings=settings)
         for seed, (model, mesh, settings) in enumerate(

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -647,8 +647,8 @@ def load_rows(name: str, shape: tuple[int, ...], mesh: Mesh) -> Layout:
 
 
 def hand_plan(kind: str, model: str, mesh: Mesh, **settings: object) -> Plan:
-    """'megatron', 'sequence' and 'outer' (of a Llama, on two axes), 'pixels' (of images), 'zero1', 'zero2' or 'zero3'
-    (samples on all axes)."""
+    """'megatron', 'sequence' and 'outer' (of a Llama, on two axes), 'pixels' (of images), 'zero1', 'zero2', 'zero3' or
+    'whole' (samples on all axes)."""
     choose, store, load = {
         "megatron": (megatron, store_megatron, load_megatron),
         "sequence": (sequence, store_megatron, load_megatron),
@@ -656,6 +656,7 @@ def hand_plan(kind: str, model: str, mesh: Mesh, **settings: object) -> Plan:
         "outer": (megatron, store_outer, load_megatron),
         "pixels": (pixels, store_divided, load_rows),
         "zero1": (on_samples, store_zero1, load_samples),
+        "whole": (on_samples, partial(store_zero1, whole=True), load_samples),
         "zero2": (on_samples, store_zero2, load_samples),
         "zero3": (on_samples, store_zero3, load_samples),
     }[kind]

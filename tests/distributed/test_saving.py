@@ -19,6 +19,7 @@ CASES = {
     "zero2": ("llama", "zero2", (4,), {"micro_batches": 2}),
     "zero3": ("llama", "zero3", (4,), {}),
     "megatron": ("llama", "megatron", (2, 2), {"optimizer": "lamb", "update": {"clip_norm": 0.5}}),
+    "whole parameters": ("llama", "megatron", (2, 2), {"update": {"zero_by": "parameters"}, "half": True}),
     "mixture": ("mixture", 5, (2, 2), {}),
     "buffers after a step": ("balanced", 2, (2,), {"stages": (1, 1)}),
     "running statistics": ("resnet", 1, (2, 2), {"optimizer": "sgd"}),
@@ -63,6 +64,9 @@ def test_what_is_resumed_goes_on_bit_by_bit(pool, tmp_path: Path, case: str) -> 
 MOVES = {
     "ZeRO to pipeline": ("llama4", ("zero3", (4,), {}), (3, (2,), {"stages": (3, 1), "micro_batches": 2})),
     "pipeline to tensor": ("llama4", (5, (2,), {"stages": (1, 3)}), ("megatron", (2, 2), {})),
+    "whole parameters to slices": (
+        "llama-one", ("whole", (2,), {"stages": (1, 1), "update": {"zero_by": "parameters"}}), ("zero1", (4,), {}),
+    ),
     "experts": ("mixture", (2, (4,), {}), (9, (2, 2), {})),
     "tied over stages": ("llama-one", (4, (2,), {"stages": (1, 1)}), (1, (2, 2), {})),
     "sums in other orders": (

@@ -43,6 +43,25 @@ def test_clipped_steps_in_buckets_equal_the_unsharded_optimizer(pool, kind: str,
     assert max(norms) > CLIP
 
 
+@pytest.mark.cases(0, 2)
+@pytest.mark.parametrize(
+    ("model", "sizes", "optimizer", "stages", "buckets"),
+    [
+        ("llama", (2, 2), "lamb", (), 4096),
+        pytest.param("gpt4", (2,), "adamw", (2, 2), "none", marks=pytest.mark.thorough),
+    ],
+)
+def test_owners_of_whole_parameters_equal_the_unsharded_optimizer(
+    pool, model: str, sizes: tuple[int, ...], optimizer: str, stages: tuple[int, ...], buckets: int | str
+) -> None:
+    """Copies on both axes for norms, on one for what the other cuts; a weight that two stages share."""
+    kind = "whole" if stages else "megatron"
+    update = Update(clip_norm=CLIP, buckets=buckets, zero_by="parameters")
+    error, norms = train(pool, model, kind, sizes, optimizer, update, 2, stages, 5)
+    assert error < TOLERANCE
+    assert max(norms) > CLIP
+
+
 @pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("optimizer", ["lamb", pytest.param("adamw", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("stages", [(2, 2), pytest.param((1, 1, 1, 1), marks=pytest.mark.thorough)], ids=str)

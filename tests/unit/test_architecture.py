@@ -77,6 +77,7 @@ HOMES = {
         "planner.pricing",
         "planner.strategy_search",
         "planner.sharding.redistribute",
+        "planner.plan.layout.parameter_owners",  # loads of all devices of a mesh at once
         "runtime.data.loading",  # datasets draw from numpy's generator
         "runtime.servers",  # hold rows without torch, so that they start in a fraction of a second
         "runtime.data.tokens",  # maps files

@@ -23,7 +23,7 @@ from planner.sharding.labels import factor_labels
 from planner.sharding.layout import PARTIAL, REPLICATE, Layout
 from planner.sharding.rule import FactorKind
 from planner.sharding.rules.convolution import SPATIAL
-from planner.sharding.stored import StoredParameter
+from planner.sharding.stored import StoredParameter, owned_axes
 
 REPLICATED = "replicated"
 
@@ -141,6 +141,8 @@ class Patterns:
             return "ZeRO-2"
         if state.is_shard:
             return "ZeRO-1"
+        if self.bound.plan.training.update.by_parameters and axis in owned_axes(stored, self.bound.plan.mesh.sizes):
+            return "ZeRO-1 by parameters"
         return "copies" if gradient == PARTIAL else REPLICATED
 
     def _used(self, name: str) -> Layout | None:

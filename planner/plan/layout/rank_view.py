@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from planner.errors import RequestError
 from planner.plan.binding.bind import BoundPlan
+from planner.plan.layout.parameter_owners import Owner, owners_of
 from planner.plan.layout.roles import Roles
 from planner.plan.layout.stage_cut import cut_stage
 from planner.sharding.even_cut import even_piece
@@ -82,6 +83,7 @@ def rank_view(bound: BoundPlan, found: Roles, rank: int) -> RankView:
     cuts = [cut_stage(bound, number) for number in own]
     held = frozenset[str]().union(*(cut.parameters for cut in cuts))
     read = {name for cut in cuts for at in cut.operators for name in bound.graph.operators[at].operands}
+    owners = owners_of(bound, held)
     return RankView(
         rank=rank,
         pipeline_rank=pipeline_rank,
@@ -89,7 +91,11 @@ def rank_view(bound: BoundPlan, found: Roles, rank: int) -> RankView:
         stages=tuple((number, firsts[number], plan.stages[number].blocks) for number in own),
         peers=_peers(bound, found, rank),
         inputs=tuple(_input(bound, name, layout, coordinate) for name, layout in bound.inputs.items() if name in read),
-        parameters=tuple(_parameter(bound, one.name, coordinate) for one in bound.graph.parameters if one.name in held),
+        parameters=tuple(
+            _parameter(bound, one.name, coordinate, owners.get(one.name))
+            for one in bound.graph.parameters
+            if one.name in held
+        ),
     )
 
 
@@ -109,11 +115,13 @@ def _input(bound: BoundPlan, name: str, layout: Layout, coordinate: Sequence[int
     return HeldInput(name=name, shape=shape, piece=piece_of(shape, layout, bound.plan.mesh, coordinate, sequences))
 
 
-def _parameter(bound: BoundPlan, name: str, coordinate: Sequence[int]) -> HeldParameter:
+def _parameter(bound: BoundPlan, name: str, coordinate: Sequence[int], owner: Owner | None) -> HeldParameter:
     shape, stored, mesh = bound.graph.types[name].shape, bound.parameters[name], bound.plan.mesh
     weight, gradient, state = (
         piece_of(shape, layout, mesh, coordinate) for layout in (stored.weight, stored.gradient, stored.state)
     )
+    if owner is not None and not owner.at(coordinate):
+        state = tuple(() for _ in shape)
     return HeldParameter(
         name=name,
         shape=shape,

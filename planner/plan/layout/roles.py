@@ -22,6 +22,7 @@ from planner.plan.binding.bind import BoundOperator, BoundPlan
 from planner.sharding.labels import factor_labels
 from planner.sharding.layout import REPLICATE
 from planner.sharding.rule import FactorKind
+from planner.sharding.stored import owned_axes
 
 _CONTRACTIONS = frozenset({"matmul", "attention"})
 
@@ -126,7 +127,9 @@ def _shares_out(bound: BoundPlan, position: int) -> bool:
     """Whether the states of most parameters are cut on an axis. Experts, cut along themselves, do not count."""
     experts = {name for o in bound.operators if o.rule.op_class == "experts" for name in o.operator.operands}
     numel = {name: bound.graph.types[name].numel for name in bound.parameters if name not in experts}
-    cut = sum(size for name, size in numel.items() if bound.parameters[name].state[position].is_shard)
+    update, sizes = bound.plan.training.update, bound.plan.mesh.sizes
+    owned = {name for name in numel if update.by_parameters and position in owned_axes(bound.parameters[name], sizes)}
+    cut = sum(size for name, size in numel.items() if name in owned or bound.parameters[name].state[position].is_shard)
     return cut * 2 > sum(numel.values())
 
 
@@ -182,6 +185,8 @@ def _zero(bound: BoundPlan) -> str:
             if stored.weight[axis].is_shard and layout[axis] == REPLICATE
         }  # fmt: skip
         shared[name] = gathered | {axis for axis in axes if stored.state[axis] != stored.weight[axis]}
+        if bound.plan.training.update.by_parameters:
+            shared[name] |= set(owned_axes(stored, bound.plan.mesh.sizes))
         cut = any(stored.gradient[axis].is_shard and not stored.weight[axis].is_shard for axis in axes)
         word = "3 (weights, gradients and states)" if gathered else "2 (gradients and states)" if cut else "1 (states)"
         sizes[word if shared[name] else "off"] += bound.graph.types[name].numel

@@ -20,6 +20,7 @@ from costmodels import PLACES, Turn
 from hardware_profiles import Bytes
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.offloaded import visiting_order
+from planner.plan.layout.parameter_owners import broadcasts_of, owners_of
 from planner.plan.layout.stage_cut import cut_stage
 from planner.plan.prediction.backward_memory import BackwardMemory
 from planner.plan.prediction.chunk_memory import GRADIENTS, OTHER, STATES, WEIGHTS, Held
@@ -88,6 +89,9 @@ class Chunk(BackwardMemory):
             self.account.release(gradient)
         offloaded = visiting_order(self.bound, pieces)
         places = self._places(offloaded)
+        owners = owners_of(self.bound, pieces)
+        for name in [name for name, owner in owners.items() if not owner.at(self.coordinate)]:
+            self.account.release(pieces.pop(name).storage)
         for name in pieces.keys() - set(offloaded):
             self.account.brief(_UPDATED * pieces[name].storage.nbytes, OTHER)
         for name in offloaded:
@@ -99,6 +103,8 @@ class Chunk(BackwardMemory):
         for name, piece in pieces.items():
             if name not in offloaded:
                 self._publish(name, piece)
+        for broadcast in broadcasts_of(self.bound, owners):
+            self.account.brief(broadcast.flat, OTHER)
         self.held.let_go()
 
     def _places(self, offloaded: Sequence[str]) -> list[Storage]:

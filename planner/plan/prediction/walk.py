@@ -18,6 +18,7 @@ from planner.plan.binding.slices import work_of_slices
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
 from planner.plan.layout.offloaded import tables_on_hosts, visiting_order
 from planner.plan.layout.overlapped_products import Overlap, overlaps_of
+from planner.plan.layout.parameter_owners import Owner, owners_of
 from planner.plan.layout.per_step_communication import once_of
 from planner.plan.layout.segments import Segment, segments_by_stage
 from planner.plan.layout.stage_cut import crossing_values
@@ -95,7 +96,8 @@ class Walk:
         self.hosted = bool(self.cluster.device.host_latency * self.cluster.software.host)
         self.counted = software.counts_rows and any(op.rule.op_class == "experts" for op in self.bound.operators)
         self._alone: dict[tuple[int, tuple[bool, ...]], float] = {}
-        self._stored: dict[tuple[int, bool, int, bool], ParameterPrices] = {}
+        self._stored: dict[tuple[int, bool, int, bool, float | None], ParameterPrices] = {}
+        self.owners: Mapping[str, Owner] = {}  # of states of the rank that are shared out whole
         self._routes: dict[tuple[str, int, int, int], _Routed] = {}
         self._made: dict[str, Duplex] = {}
         self._gradients: dict[tuple[int, str], TensorType] = {}
@@ -193,6 +195,7 @@ class Walk:
         for stage in range(rank, len(plan.stages), plan.pipeline):
             self.together.end_stage(cost, cost.chunks[stage // plan.pipeline], stage)
         blocks = block_of_offloaded(self.bound, [name for name in used if name in self.bound.parameters])
+        self.owners = owners_of(self.bound, used)
         for parameter in self.bound.graph.parameters:  # in a fixed order: sums must not depend on hashes
             if parameter.name in used:
                 nbytes = self._parameter(
@@ -330,16 +333,20 @@ class Walk:
         plan, graph = self.bound.plan, self.bound.graph
         tensor, stored, trainable = graph.types[name], self.bound.parameters[name], name in graph.differentiable
         local = self.update.is_local(name)
-        kind = (id(tensor), trainable, id(stored), local)
+        owner = self.owners.get(name)
+        share = None if owner is None else float(owner.at(plan.mesh.coordinate(plan.mesh.size // 2)))
+        kind = (id(tensor), trainable, id(stored), local, share)
         if kind not in self._stored:
-            training = plan.training
+            t = plan.training
             self._stored[kind] = price_parameter(
-                tensor, trainable, [stored], training.precision, training.optimizer, self.pricers, self.update, local
+                tensor, trainable, [stored], t.precision, t.optimizer, self.pricers, self.update, local, share
             )
         prices = self._stored[kind]
         if trainable and not local:
             sums, hidden = self.route("sums", self.summed(tensor), stored.gradient, stored.state)
             gathered, below = self.route("updated", tensor, stored.state, stored.weight)
+            if owner is not None:
+                cost.once["weight gathering"] += float(prices.gather[0])
             for part, route in (("gradient reduction", sums), ("weight gathering", gathered)):
                 cost.once[part] += route.seconds
                 for message in () if self.update.bucketed else route.messages:

@@ -46,7 +46,7 @@ from planner.sharding.rule import (
     strategy_fault,
 )
 from planner.sharding.rules import rule_of
-from planner.sharding.stored import Option, StoredParameter, legal_stored, stored_options
+from planner.sharding.stored import COPIES, Option, StoredParameter, legal_stored, stored_options
 from planner.sharding.usual_pattern import usual_factors
 from planner.sharding.zigzag import Sequences, order_fault, sequences_of, tensors_of
 from planner.strategy_search.request.default_strategy import DATA_PARALLEL, follows, of_batch_alone, splits_batch
@@ -80,6 +80,7 @@ def decided_of(request: SearchRequest, configuration: Configuration, template: T
         sizes=configuration.mesh,
         template=template,
         falls_back=request.default == DATA_PARALLEL,
+        owned=request.update.by_parameters,
     )
 
 
@@ -95,6 +96,7 @@ class Decided:
     axes: int  # of the mesh
     sizes: tuple[int, ...]  # of these
     template: Template
+    owned: bool = False  # whether ZeRO-1 is one owner of every state
     falls_back: bool = False  # whether operators that no shard means split the batch on every axis
 
     def strategies(self, index: int, rule: Rule, mesh: Mesh) -> tuple[Strategy, ...]:
@@ -172,7 +174,8 @@ class Decided:
                 _Wanted("cut" if matrix else "cut or whole") if multiplied else _Wanted("whole"),
             )
         else:
-            plain = (_Wanted("any"),) if zero is None else (_Wanted("zero", zero), _Wanted("whole"))
+            shared = _Wanted("owned") if zero == 1 and self.owned else _Wanted("zero", zero or 0)
+            plain = (_Wanted("any"),) if zero is None else (shared, _Wanted("whole"))
         if name not in self._of_experts or self.experts[axis] is False:
             return plain
         first = replace(plain[0], or_experts=True) if self.experts[axis] is None else _Wanted("none", or_experts=True)
@@ -401,9 +404,9 @@ def _is_stored(stored: StoredParameter, store: Store) -> bool:
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     """What an axis should do to a parameter: cut it into pieces for good, leave it "whole", share out what a stage of
-    ZeRO does, or "any" of it; `or_experts`: or cut it along the experts."""
+    ZeRO does, have its state "owned" by one of its copies, or "any"; `or_experts`: or cut it along the experts."""
 
-    what: Literal["cut", "whole", "cut or whole", "zero", "any", "none"]
+    what: Literal["cut", "whole", "cut or whole", "zero", "owned", "any", "none"]
     zero: int = 0
     or_experts: bool = False
 
@@ -412,6 +415,8 @@ class _Wanted:
         cut = (weight.is_shard, gradient.is_shard, state.is_shard)
         if self.or_experts and weight == _ALONG_EXPERTS:
             return True
+        if self.what == "owned":
+            return option == COPIES
         if self.what == "zero":
             return cut == _SHARED_OUT[self.zero]
         whole = not any(cut)

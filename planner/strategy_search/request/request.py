@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hardware_profiles import Machine, MixedCluster, of_one_kind
+from hardware_profiles import PYTORCH, Machine, MixedCluster, of_one_kind
 from planner.engines.space import EngineSpace
 from planner.errors import RequestError, unknown_name
 from planner.faults import refuse
@@ -149,6 +149,7 @@ class SearchRequest:
         self._check_places()
         refuse(local_fault(self.update, self.graph.parameter_names), RequestError)
         self._check_alltoall()
+        self._check_owners()
         for name in ("batch", "global_batch", "top"):
             if getattr(self, name) < 1:
                 raise RequestError(f"{name} = {getattr(self, name)}: it is 1 or more")
@@ -200,6 +201,21 @@ class SearchRequest:
             raise RequestError(
                 "alltoall = False: rows of tables outside of the devices are exchanged by an all-to-all; leave the"
                 " tables on the devices (place none)"
+            )
+
+    def _check_owners(self) -> None:
+        """States that are shared out by whole parameters are those of ZeRO-1, as our own runtime has it."""
+        if not self.update.by_parameters:
+            return
+        if self.pinned.zero not in (None, 1):
+            raise RequestError(
+                f"zero_by = parameters: owners of whole parameters have their states, and zero = {self.pinned.zero} is"
+                " another stage; set zero to 1, or leave it out"
+            )
+        if self.cluster.software.name != PYTORCH.name:
+            raise RequestError(
+                "zero_by = parameters: is about our own runtime; leave it out, or set software to"
+                f" {PYTORCH.name} (not {self.cluster.software.name})"
             )
 
     def _check_mixed(self, cluster: MixedCluster) -> None:

@@ -35,6 +35,27 @@ def test_options_reach_the_plan_and_are_shown(plan: Any, here: Path) -> None:
     assert words in plan("verify", "plan.json").out
 
 
+def test_states_by_whole_parameters(plan: Any, here: Path) -> None:
+    """Nothing divides by three, so that slices have nothing to cut."""
+    three = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "3", "--global-batch", "12", "--data", "3")
+    sliced = plan.json(*three, "--zero", "1", "-o", "sliced.json")
+    found = plan.json(*three, "--zero", "1", "--zero-by", "parameters", "-o", "plan.json")
+    assert found["update"]["zero_by"] == "parameters"
+    assert load_plan(here / "plan.json").training.update.by_parameters
+    states = [one["memory_bytes"]["optimizer state"] for one in (found, sliced)]
+    assert states[0] < states[1] / 2
+    assert found["time_seconds"]["weight gathering"] > 0.0
+    shown = " ".join(plan("show", "plan.json").out.split())
+    assert "optimizer states by whole parameters, new weights broadcast" in shown
+    assert "ZeRO-1 by parameters" in shown
+    assert "zero = 2 is another stage" in plan.refused(*three, "--zero", "2", "--zero-by", "parameters")
+    assert "--zero-by slices" in plan.refused("export", "plan.json", "--to", "megatron", "-o", "out", "--nearest")
+    pipeline = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "2", "--pipeline", "2")
+    assert "updates weights after every micro-batch" in plan.refused(
+        *pipeline, "--schedule", "pipedream", "--zero-by", "parameters"
+    )
+
+
 def test_auto_is_a_word_for_the_search(plan: Any, here: Path) -> None:
     plan.json(*TINY[:-2], "--data", "4", "--zero", "3", "--gathers", "auto", "-o", "plan.json")
     assert load_plan(here / "plan.json").training.update.gathers in ("each", "block")  # on CPUs nothing comes ahead

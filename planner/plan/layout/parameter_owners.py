@@ -1,0 +1,128 @@
+"""Optimizer states shared out by whole parameters: of the data-parallel copies of a weight one owns its state.
+
+    gradients   g g g g    all-reduced, as without ZeRO
+    states      . A . .    the owner of a parameter updates it ...
+    weights     w w w w    ... and broadcasts the new weight along every axis that has copies
+
+ZeRO-1 cuts a state along a dim that the devices divide, and gathers the pieces of new weights; here nothing has to
+divide (`ZeroRedundancyOptimizer` of PyTorch, OSS of fairscale). It holds for parameters
+whose state is cut like the weight, on the axes where both are whole and the gradient is a sum (`R`, `P`, `R`); states
+that are cut finer stay as they are cut.
+
+Owners are chosen for each pipeline rank: the largest parameters first, each goes to the device with the least so far
+(Graham 1969, longest processing time first: the fullest has at most 4/3 of what the best choice leaves it). Then places
+are swapped, axis by axis, so that the fullest is the device in the middle of the mesh, which stands for all where
+memory is accounted for. O(P D) for P parameters and D devices of a stage.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.plan.binding.bind import BoundPlan
+from planner.pricing.message import Message
+from planner.sharding.buckets import arrival_order, bucket_place, trainable_positions
+from planner.sharding.layout import local_fraction
+from planner.sharding.stored import owned_axes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Who owns the state of a parameter: the devices at these coordinates of these axes of the mesh."""
+
+    axes: tuple[int, ...]
+    place: tuple[int, ...]
+
+    def at(self, coordinate: Sequence[int]) -> bool:
+        """Whether the device at a coordinate of the mesh is one of them."""
+        return all(coordinate[axis] == place for axis, place in zip(self.axes, self.place, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broadcast:
+    """New weights of one owner that travel together: their names, their dtype, the bytes of the message, which goes
+    along one axis of the owner after the other."""
+
+    owner: Owner
+    names: tuple[str, ...]
+    dtype: str
+    nbytes: float
+
+    @property
+    def flat(self) -> float:
+        """Bytes of the buffer that several weights are sent in; a lone one is sent as it lies."""
+        return self.nbytes if len(self.names) > 1 else 0.0
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return tuple(Message(kind="broadcast", axis=axis, nbytes=self.nbytes) for axis in self.owner.axes)
+
+
+def owners_of(bound: BoundPlan, held: Collection[str]) -> Mapping[str, Owner]:
+    """Owners of the parameters among those that a pipeline rank holds whose states are shared out whole, the same on
+    every rank; empty where the plan has none."""
+    if not bound.plan.training.update.by_parameters:
+        return {}
+    axes = {name: _axes(bound, name) for name in arrival_order(bound.graph) if name in held}
+    shared = {name: own for name, own in axes.items() if own}
+    if not shared:
+        return {}
+    mesh = bound.plan.mesh
+    numel = {name: _numel(bound, name) for name in shared}
+    loads = np.zeros(mesh.sizes)
+    places: dict[str, tuple[int, ...]] = {}
+    for name in sorted(shared, key=lambda name: -numel[name]):
+        others = tuple(axis for axis in range(len(mesh.sizes)) if axis not in shared[name])
+        fullest = loads.max(axis=others) if others else loads
+        place = tuple(int(at) for at in np.unravel_index(int(fullest.argmin()), fullest.shape))
+        whole = dict(zip(shared[name], place, strict=True))
+        loads[tuple(whole.get(axis, slice(None)) for axis in range(len(mesh.sizes)))] += numel[name]
+        places[name] = place
+    full = np.unravel_index(int(loads.argmax()), loads.shape)
+    middle = mesh.coordinate(mesh.size // 2)
+    swaps = [{int(one): other, other: int(one)} for one, other in zip(full, middle, strict=True)]
+    return {
+        name: Owner(axes=own, place=tuple(swaps[axis].get(at, at) for axis, at in zip(own, places[name], strict=True)))
+        for name, own in shared.items()
+    }
+
+
+def broadcasts_of(bound: BoundPlan, owners: Mapping[str, Owner]) -> tuple[Broadcast, ...]:
+    """The messages that new weights go in: those of one owner in the buckets of the plan, or each by itself."""
+    buckets, positions = bound.plan.training.update.buckets, trainable_positions(bound.graph)
+    size = buckets if isinstance(buckets, int) else math.inf
+    found: list[Broadcast] = []
+    open_: dict[object, list[str]] = {}
+    filled: dict[object, float] = {}
+
+    def close(key: object) -> None:
+        names = tuple(open_.pop(key))
+        dtype = bound.graph.types[names[0]].dtype
+        found.append(Broadcast(owner=owners[names[0]], names=names, dtype=dtype, nbytes=filled.pop(key)))
+
+    for name, owner in owners.items():
+        tensor = bound.graph.types[name]
+        nbytes = tensor.nbytes * local_fraction(bound.parameters[name].weight, bound.plan.mesh.sizes)
+        place = bucket_place(name, buckets, positions[name]) if buckets != "none" else None
+        key: object = (owner, tensor.dtype, name if place is None else (place,))
+        if key in open_ and filled[key] + nbytes > size:
+            close(key)
+        open_.setdefault(key, []).append(name)
+        filled[key] = filled.get(key, 0.0) + nbytes
+    for key in list(open_):
+        close(key)
+    return tuple(found)
+
+
+def _axes(bound: BoundPlan, name: str) -> tuple[int, ...]:
+    """The axes along which the state of a parameter has one owner."""
+    update = bound.plan.training.update
+    if update.is_local(name) or name not in bound.graph.consumers:
+        return ()
+    return owned_axes(bound.parameters[name], bound.plan.mesh.sizes)
+
+
+def _numel(bound: BoundPlan, name: str) -> float:
+    return bound.graph.types[name].numel * local_fraction(bound.parameters[name].state, bound.plan.mesh.sizes)
