@@ -174,6 +174,8 @@ class SearchRequest:
         asked = self.pinned.offload or NOTHING
         if self.pinned.forward_only:  # there are no states, and nothing waits for a backward pass
             return replace(NOTHING, weights=asked.weights)
+        if self.update.by_parameters:  # owners are balanced where all states are on devices
+            asked = replace(asked, optimizer=NOTHING.optimizer)
         fault = saved_fault(self.update, sliced=_sliced(self.pinned))
         return asked if fault is None else replace(asked, saved=NOTHING.saved)
 
@@ -211,6 +213,11 @@ class SearchRequest:
             raise RequestError(
                 f"zero_by = parameters: owners of whole parameters have their states, and zero = {self.pinned.zero} is"
                 " another stage; set zero to 1, or leave it out"
+            )
+        if "device" not in (self.pinned.offload or NOTHING).optimizer:
+            raise RequestError(
+                "zero_by = parameters: owners keep their states on the device; leave optimizer out of offload, or take"
+                " slices"
             )
         if self.cluster.software.name != PYTORCH.name:
             raise RequestError(

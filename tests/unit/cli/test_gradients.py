@@ -49,6 +49,7 @@ def test_states_by_whole_parameters(plan: Any, here: Path) -> None:
     assert "optimizer states by whole parameters, new weights broadcast" in shown
     assert "ZeRO-1 by parameters" in shown
     assert "zero = 2 is another stage" in plan.refused(*three, "--zero", "2", "--zero-by", "parameters")
+    assert "leave optimizer out of offload" in plan.refused(*three, "--zero-by", "parameters", "--offload", "optimizer")
     assert "--zero-by slices" in plan.refused("export", "plan.json", "--to", "megatron", "-o", "out", "--nearest")
     pipeline = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "2", "--pipeline", "2")
     assert "updates weights after every micro-batch" in plan.refused(
