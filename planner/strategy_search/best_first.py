@@ -111,7 +111,7 @@ class BestFirst:
         try:
             with finishing():
                 self._begin()
-            with sooner(1.5 * self.pricing - seconds_after() / 2):  # others may take longer than the incumbent
+            with sooner(2.5 * self.pricing - seconds_after() / 2):  # others are priced settled, too
                 stopped = self._recursively() if recursive else self._best_first()
             return self._result(stopped)
         except (LimitError, MemoryError) as error:

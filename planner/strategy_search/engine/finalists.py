@@ -135,20 +135,21 @@ class Finalists:
     def plans(self) -> tuple[Ranked, ...]:
         """The fastest of the contenders, fastest first; those that cannot be among them are not priced."""
         top, plans = self.request.top, list[Ranked]()
-        longest, began = 0.0, reading()  # seconds to make a plan of one
+        longest = 0.0  # seconds to make a plan of one
         any_order, refusal = reorders(self.request.pinned), None
         bounded = [(found.least_step(any_order=any_order), found.objective, found.order, found) for found in self.found]
         for least, _, _, found in sorted(bounded, key=lambda one: one[:3]):
             if len(plans) >= top and least >= plans[top - 1].seconds * (1 - OPTIMAL):
                 break
-            longest, began = max(longest, reading() - began), reading()
             if plans and (reached() or seconds_left() < longest):
                 break
+            began = reading()
             try:
                 ranked = self._priced_once(found, plans[top - 1].seconds if len(plans) >= top else math.inf)
             except ChunksError as error:  # this one has nothing that could be in so many
                 refusal = refusal or error
                 continue
+            longest = max(longest, reading() - began)
             plans = sorted([*plans, ranked], key=lambda ranked: ranked.seconds)
         if refusal is not None and not plans:
             raise refusal
@@ -162,7 +163,8 @@ class Finalists:
                 " optimizer:disk, or more devices"
             )
         best, *others = [ranked for ranked, fault in zip(fitting, faults, strict=True) if fault is None]
-        return tuple(sorted([self._with_turns(best), *others[: top - 1]], key=lambda ranked: ranked.seconds))
+        best = best if seconds_left() < longest else self._with_turns(best)
+        return tuple(sorted([best, *others[: top - 1]], key=lambda ranked: ranked.seconds))
 
     @property
     def overlaps(self) -> bool:
