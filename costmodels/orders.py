@@ -23,6 +23,11 @@ Slices: a slice attends to the slices before it, so its forward needs theirs, an
 values from those behind it. p-s-1 + q-1 forwards of slices warm up, and no more than p-s + q-1 slices are held, where
 1F1B holds (p-s) q. The pipeline fills and drains q times as fast.
 
+Slices with v chunks a stage take the rounds of interleaved 1F1B with slices in place of micro-batches, p of them a
+round, backwards of a micro-batch from its last slice to its first. The k-th backward of a stage needs the forward of
+its slice before it, so the warm-up has w more forwards than the 2 (p-s-1) that the pipeline takes to go there and back:
+the most by which a backward comes before its forward, were both counted from 0. Where q divides p: (v-1) p + q-1.
+
 Sources: Narayanan et al., "PipeDream", SOSP 2019, and "Memory-efficient pipeline-parallel DNN training", ICML 2021
 (2BW); Huang et al., "GPipe", NeurIPS 2019; Narayanan et al., SC 2021 (1F1B, interleaved); Qi et al., "Zero bubble
 pipeline parallelism", ICLR 2024, section 2.3 and figure 3 (ZB-H1); Li et al., "TeraPipe", ICML 2021, and Sun et al.,
@@ -31,6 +36,7 @@ pipeline parallelism", ICLR 2024, section 2.3 and figure 3 (ZB-H1); Li et al., "
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from costmodels.errors import CostModelError
 from costmodels.schedules import (
@@ -73,18 +79,37 @@ def _zb_h1(stage: int, stages: int, micro_batches: int) -> tuple[Turn, ...]:
     return tuple(turns)
 
 
-def _sliced(stage: int, stages: int, micro_batches: int, slices: int) -> tuple[Turn, ...]:
-    """1F1B over slices, backwards of a micro-batch from its last slice to its first."""
-    warm_up = min(stages - stage - 1 + slices - 1, micro_batches * slices - 1)
+@lru_cache(maxsize=1024)
+def _sliced(stage: int, stages: int, micro_batches: int, virtual: int, slices: int) -> tuple[Turn, ...]:
+    """1F1B over slices, interleaved where a stage has several chunks, backwards of a micro-batch from its last slice to
+    its first."""
     in_flight(stage, stages, micro_batches)  # checks the numbers
-    total = micro_batches * slices
+    total = micro_batches * slices * virtual
+    if virtual > 1 and micro_batches * slices % stages:
+        raise CostModelError(
+            f"{micro_batches} micro-batches of {slices} slices are no multiple of {stages} stages, which {virtual}"
+            " chunks on each take in rounds"
+        )
+    rounds = stages if virtual > 1 else 1
 
     def forward(number: int) -> Turn:
-        return Turn("forward", number // slices, 0, number % slices)
+        at, within = divmod(number, rounds * virtual)
+        chunk, place = divmod(within, rounds)
+        return Turn("forward", *_of_unit(at * rounds + place, chunk, slices))
 
     def backward(number: int) -> Turn:
-        return Turn("backward", number // slices, 0, slices - 1 - number % slices)
+        at, within = divmod(number, rounds * virtual)
+        chunk, place = divmod(within, rounds)
+        micro_batch, chunk, piece = _of_unit(at * rounds + place, virtual - 1 - chunk, slices)
+        return Turn("backward", micro_batch, chunk, slices - 1 - piece)
 
+    if virtual == 1:
+        warm_up = min(stages - stage - 1 + slices - 1, total - 1)
+    else:
+        place = {(turn.micro_batch, turn.chunk, turn.slice): at for at, turn in enumerate(map(forward, range(total)))}
+        behind = (backward(number) for number in range(total))
+        before = max(place[one.micro_batch, one.chunk, one.slice] - at for at, one in enumerate(behind))
+        warm_up = min(2 * (stages - stage - 1) + before, total)
     turns = [forward(number) for number in range(warm_up)]
     for number in range(total - warm_up):
         turns += [forward(warm_up + number), backward(number)]
@@ -98,6 +123,16 @@ def _forward(stage: int, stages: int, micro_batches: int) -> tuple[Turn, ...]:
     return tuple(Turn("forward", index) for index in range(micro_batches))
 
 
+def _of_unit(unit: int, chunk: int, slices: int) -> tuple[int, int, int]:
+    """Micro-batch, chunk and slice of a slice by its number in a step."""
+    return unit // slices, chunk, unit % slices
+
+
+def _sliced_flights(stage: int, stages: int, micro_batches: int, virtual: int, slices: int) -> tuple[int, ...]:
+    turns = _sliced(stage, stages, micro_batches, virtual, slices)
+    return tuple(most_in_flight(turn for turn in turns if turn.chunk == chunk) for chunk in range(virtual))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """A pipeline schedule: all that anybody asks of it. A new one is an entry of `SCHEDULES` and its order.
@@ -108,7 +143,8 @@ class Schedule:
             pass needs: of one that is taken apart, until its first turn.
         flushes: whether the pipeline drains before weights are updated; else micro-batches are in flight that were
             begun with older ones.
-        interleaved: stages hold several chunks; all others hold one.
+        interleaved: stages hold several chunks.
+        virtual: stages may hold several chunks; all others hold one.
         sliced: a stage takes a sequence in slices; all others take it whole.
         splits_backward: gradients of inputs and of weights are turns of their own.
         holds_all: every stage holds all micro-batches of a step.
@@ -123,6 +159,7 @@ class Schedule:
     in_flight: Callable[[int, int, int, int, int], tuple[int, ...]]
     flushes: bool = True
     interleaved: bool = False
+    virtual: bool = False
     sliced: bool = False
     splits_backward: bool = False
     holds_all: bool = False
@@ -155,13 +192,13 @@ SCHEDULES: Mapping[str, Schedule] = {
         ),
         in_flight=_flights,
         interleaved=True,
+        virtual=True,
         in_rows=True,
     ),
     "seqpipe": Schedule(
-        order=lambda stage, stages, micro_batches, virtual, slices: _sliced(stage, stages, micro_batches, slices),
-        in_flight=lambda stage, stages, micro_batches, virtual, slices: (
-            most_in_flight(_sliced(stage, stages, micro_batches, slices)),
-        ),
+        order=_sliced,
+        in_flight=_sliced_flights,
+        virtual=True,
         sliced=True,
     ),
     "zb_h1": Schedule(
@@ -210,6 +247,6 @@ def schedule_orders(schedule: str, stages: int, micro_batches: int, *, virtual: 
         raise CostModelError(f"unknown schedule {schedule!r}; known: {', '.join(sorted(SCHEDULES))}")
     if slices < 1 or (slices > 1 and not known.sliced):
         raise CostModelError(f"schedule {schedule!r} takes whole sequences, got {slices} slices; ask for 'seqpipe'")
-    if virtual > 1 and not known.interleaved:
+    if virtual > 1 and not known.virtual:
         raise CostModelError(f"schedule {schedule!r} has one chunk a stage, got {virtual}; ask for 'interleaved_1f1b'")
     return tuple(known.order(stage, stages, micro_batches, virtual, slices) for stage in range(stages))

@@ -5,6 +5,7 @@ from dataclasses import replace
 from planner.export.description import Description, ExportError, schedule_of
 from planner.export.target import Giving
 from planner.graph.fp8 import NO_FP8
+from planner.plan.plan import SLICED
 from planner.plan.words import table_words
 from planner.sharding.update import PLAIN, Update
 
@@ -116,7 +117,8 @@ def give_up_virtual_stages(giving: Giving) -> None:
         return tuple(sum(counts[rank :: d.pipeline]) for rank in range(d.pipeline))
 
     giving.up(
-        "stages on each pipeline rank", d.virtual_stages, 1, virtual_stages=1, schedule="1f1b",
+        "stages on each pipeline rank", d.virtual_stages, 1, virtual_stages=1,
+        schedule=SLICED if d.slices > 1 else "1f1b",
         layers=together(d.layers), full=together(d.full), selective=together(d.selective),
     )  # fmt: skip
 

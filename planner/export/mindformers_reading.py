@@ -117,11 +117,7 @@ def _read_schedule(settings: Settings, pipeline: int) -> tuple[str, int, int]:
     if scheduler not in SCHEDULES:
         raise ExportError(f"{of}.pipeline_scheduler: {scheduler}; plans have {', '.join(SCHEDULES)}")
     if scheduler == "seqpipe" and slices > 1:
-        if number > 1:
-            raise ExportError(
-                f"{of}: seqpipe with pp_interleave_num {number}; a plan takes slices with one stage a rank"
-            )
-        return "seqpipe", 1, slices
+        return "seqpipe", number, slices
     if scheduler == "gpipe":
         return "gpipe", 1, 1
     return schedule_of(pipeline, number), number, 1

@@ -11,6 +11,7 @@ from planner.export.description import Description
 from planner.export.quoting import one_line
 from planner.export.target import Asked, Job
 from planner.export.yaml_files import yaml_text
+from planner.plan.plan import INTERLEAVED
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b", "seqpipe")
 DTYPES = engine_words("mindformers")
@@ -138,7 +139,7 @@ def _parallel(d: Description) -> dict[str, object]:
         size = {"optimizer_weight_shard_size": d.shards} if d.replicas > 1 else {}
         found["parallel_optimizer_config"] = {"gradient_accumulation_shard": d.zero > 1, **size}
     if d.schedule != "1f1b":
-        scheduler = "1f1b" if d.virtual_stages > 1 else d.schedule
+        scheduler = "1f1b" if d.schedule == INTERLEAVED else d.schedule
         found["pipeline_config"] = {"pipeline_interleave": True, "pipeline_scheduler": scheduler}
     return found
 

@@ -240,7 +240,8 @@ class Plan:
     take their turns (`planner.plan.schedule`).
 
     With `slices` q > 1 a stage takes the sequence of a micro-batch in q equal parts, one after the other, and is done
-    with one while the next stage works on the one before (Li et al. 2021, TeraPipe): that is schedule "seqpipe".
+    with one while the next stage works on the one before (Li et al. 2021, TeraPipe): that is schedule "seqpipe", with
+    one stage on each rank or several.
 
     `rules` has the rules that were found by trial, by the text of the calls that they are for: whoever executes the
     plan uses just these, and searches for none.

@@ -52,10 +52,10 @@ def updates_of(plan: Plan) -> int:
     return plan.training.micro_batches if plan.schedule_kind.updates_each else 1
 
 
-def whole_in_flight(plan: Plan, rank: int) -> int:
-    """Micro-batches of which a pipeline rank holds any slice at most."""
+def whole_in_flight(plan: Plan, rank: int, chunk: int) -> int:
+    """Micro-batches of which a chunk of a pipeline rank holds any slice at most."""
     begun = most = 0
-    for turn in orders_of(plan)[rank]:
+    for turn in (turn for turn in orders_of(plan)[rank] if turn.chunk == chunk):
         begun += (turn.kind == "forward" and turn.slice == 0) - (ends(turn) and turn.slice == 0)
         most = max(most, begun)
     return most * plan.training.interleave

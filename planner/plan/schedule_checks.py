@@ -44,7 +44,7 @@ def schedule_fault(turns: Turns) -> Fault | None:
 def _stages_fault(turns: Turns) -> Fault | None:
     """About ranks, and stages on each of them."""
     schedule, ranks, virtual = turns.schedule, turns.pipeline, turns.virtual_stages
-    if schedule and virtual is not None and virtual > 1 and turns.kind and not turns.kind.interleaved:
+    if schedule and virtual is not None and virtual > 1 and turns.kind and not turns.kind.virtual:
         return Fault(
             option="schedule",
             value=schedule,
@@ -76,7 +76,7 @@ def _stages_fault(turns: Turns) -> Fault | None:
 
 
 def _slices_fault(turns: Turns) -> Fault | None:
-    schedule, slices, virtual = turns.schedule, turns.slices, turns.virtual_stages
+    schedule, slices = turns.schedule, turns.slices
     if schedule and slices == 1 and turns.kind and turns.kind.sliced:
         return Fault(
             option="schedule",
@@ -88,8 +88,6 @@ def _slices_fault(turns: Turns) -> Fault | None:
         return None
     if turns.kind and not turns.kind.sliced:
         reason, hint = f"is for schedule = {SLICED}, not {schedule}", f"take slices = 1, or {SLICED}"
-    elif virtual is not None and virtual > 1:
-        reason, hint = f"takes one stage on each rank, not virtual_stages = {virtual}", "set either to 1"
     elif turns.pipeline == 1:
         reason, hint = "is about a pipeline of 2 ranks or more, not pipeline = 1", "take slices = 1"
     else:
@@ -178,7 +176,8 @@ def _round_words(turns: Turns, ranks: int, parts: int) -> tuple[str, str] | None
             f"with pipeline = {ranks}: two versions of the weights are enough from {ranks} micro-batches on",
             f"of a global batch of {batch} {near}",
         )
-    if turns.virtual_stages is not None and turns.virtual_stages > 1 and parts % (interleave * ranks):
+    units = parts // interleave * (turns.slices or 1)
+    if turns.virtual_stages is not None and turns.virtual_stages > 1 and units % ranks:
         near = nearest_words(parts, [number for number in legal if number % (interleave * ranks) == 0])
         return (
             f"is no multiple of {interleave * ranks}, the pipeline ranks"

@@ -53,14 +53,14 @@ class Slices:
             for number in range(self.count)
         ]
         self._targets = [
-            _Targets(bound, place, cut, at)
-            for cut in cuts
+            (chunk, _Targets(bound, place, cut, at))
+            for chunk, cut in enumerate(cuts)
             for at in cut.operators
             if bound.graph.operators[at].op == LOSS
         ]
-        self._together: WeakValueDictionary[int, Together] = WeakValueDictionary()
+        self._together: WeakValueDictionary[tuple[int, int], Together] = WeakValueDictionary()
         self._kept: deque[Together] | None = None
-        self._at_once = bound.plan.training.interleave
+        self._at_once = bound.plan.training.interleave * bound.plan.virtual_stages
 
     def constants(self, number: int) -> Given:
         """Values that depend on the position, in the layouts of the plan."""
@@ -80,13 +80,15 @@ class Slices:
         finally:
             self._kept = None
 
-    def part(self, micro_batch: int, number: int, inputs: Callable[[int], Given]) -> SlicePass:
-        """What slice `number` of a micro-batch may know of the others; `inputs` gives this rank's pieces by the slice.
-        Whoever holds it, or what autograd has recorded under it, keeps what they share."""
-        together = None if number == 0 else self._together.get(micro_batch)
+    def part(self, micro_batch: int, number: int, inputs: Callable[[int], Given], chunk: int = 0) -> SlicePass:
+        """What slice `number` of a micro-batch may know of the others in the same chunk of the rank; `inputs` gives
+        this rank's pieces by the slice. Whoever holds it, or what autograd has recorded under it, keeps what they
+        share."""
+        together = None if number == 0 else self._together.get((chunk, micro_batch))
         if together is None:
-            counted = {target.operator: target.counted(self, inputs) for target in self._targets}
-            together = self._together[micro_batch] = Together(count=self.count, counted=counted)
+            own = (target for at, target in self._targets if at == chunk)
+            counted = {target.operator: target.counted(self, inputs) for target in own}
+            together = self._together[chunk, micro_batch] = Together(count=self.count, counted=counted)
             if self._kept is not None:
                 self._kept.append(together)
         return SlicePass(number=number, together=together)

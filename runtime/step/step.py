@@ -255,19 +255,20 @@ class RankStep:
             number = part * slices + turn.slice
             constants = self.slices.constants(turn.slice) if self.slices is not None else {}
             given.append({**inputs(number), **constants, **values})
-            draws.append(self._draw(part, turn.slice, inputs, ahead))
+            draws.append(self._draw(part, turn, inputs, ahead))
             observers.append(self.observer if looking is None else looking(number))
         tables = self.slices.tables(turn.slice) if self.slices is not None else {}
         buffers = {**self.buffers, **tables} if tables else self.buffers
         executor = (executors or self.executors)[turn.chunk]
         return executor.together(held or self.parameters, buffers, given, draws, observers, deferred)
 
-    def _draw(self, part: int, number: int, inputs: Inputs, ahead: int = 0) -> Draw:
+    def _draw(self, part: int, turn: Turn, inputs: Inputs, ahead: int = 0) -> Draw:
         draw = Draw(seed=self.seed, step=self.steps + ahead, micro_batch=part)
         if self.slices is None:
             return draw
         count = self.slices.count
-        return replace(draw, slice=self.slices.part(part, number, lambda at: inputs(part * count + at)))
+        known = self.slices.part(part, turn.slice, lambda at: inputs(part * count + at), turn.chunk)
+        return replace(draw, slice=known)
 
     def _explain(self, loss: float, inputs: Inputs, buffers: Mapping[str, torch.Tensor]) -> NoReturn:
         """Find out why the loss is not finite. Collective; drops the gradients, and leaves the `buffers` from before

@@ -56,6 +56,7 @@ SLICES = (
     Hand(model="llama4", kind="megatron", mesh=(1, 2), settings={**SLICED, "slices": 4}),
     Hand(model="gpt4", kind="zero3", mesh=(2,), settings={**SLICED, "slices": 2, **FULL}),
     Hand(model="llama4", kind="zero2", mesh=(2,), settings={**SLICED, "slices": 2, **KEEPING}),
+    Hand(model="llama4", kind="zero1", mesh=(2,), settings={**SLICED, **DEALT, "schedule": "seqpipe", "slices": 4}),
 )
 RANDOM = (
     Hand(model="pixels", kind="pixels", mesh=(2, 2), settings=FULL),

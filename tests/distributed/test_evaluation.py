@@ -53,6 +53,7 @@ CASES: list[Case] = [
     # slices of the sequence
     ("llama4", "zero3", (2,), SLICED),
     ("llama4", "megatron", (1, 2), {**SLICED, "slices": 4, **FULL}),
+    ("llama4", "zero1", (2,), {**SLICED, "slices": 4, "stages": (1, 1, 1, 1), "virtual_stages": 2}),
     ("llama4", "zero1", (2,), {**SLICED, "interleave": 2}),
     # contexts
     ("llama", "search", (), {"context": 4, "context_by": "hybrid", "ulysses": 2, "micro_batches": 2}),

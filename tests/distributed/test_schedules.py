@@ -146,6 +146,7 @@ SLICES = some(
             sliced(model, "zero1", (), 4, stages=(1, 1, 1, 1), micro_batches=4),
             sliced(model, "zero1", (), 2, stages=(1, 1, 1, 1), micro_batches=4, interleave=2),
             sliced(model, 15, (2,), 2, micro_batches=1),
+            sliced(model, 16, (2,), 4, stages=(1, 1, 1, 1), virtual_stages=2, **FULL),
         )
     )
 )

@@ -49,6 +49,7 @@ def steps(draw: st.DrawFn) -> tuple[list[RankSeconds], Orders]:
     stages, micro_batches = draw(st.integers(1, 4)), draw(st.integers(1, 6))
     virtual = draw(st.integers(2, 3)) if schedule == "interleaved_1f1b" else 1
     slices = draw(st.integers(1, 3)) if schedule == "seqpipe" else 1
+    virtual = draw(st.integers(1, 3)) if schedule == "seqpipe" else virtual
     if virtual > 1:
         micro_batches = stages * draw(st.integers(1, 2))
     split = schedule == "zb_h1" or draw(st.booleans())

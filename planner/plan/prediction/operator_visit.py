@@ -392,7 +392,7 @@ class OperatorVisit:
         plan = self.bound.plan
         keys = sum(float(nbytes[0]) for nbytes in prices.operands[1:3])
         element = self.bound.graph.types[self.operator.operator.operands[1]].element_bytes
-        begun = whole_in_flight(plan, self.walk.rank_of[self.at])
+        begun = whole_in_flight(plan, self.walk.rank_of[self.at], self.walk.chunk_of[self.at])
         return plan.slices * keys * (begun + plan.training.interleave * max(4, element) / element)
 
     def _kept_copy(self, name: str, made: Duplex, wanted: Duplex, nbytes: Bytes) -> Bytes:

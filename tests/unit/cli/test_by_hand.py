@@ -40,6 +40,7 @@ def test_zero(plan: Any, zero: str, words: str) -> None:
     [
         (("--interleave", "2"), ("1f1b", 1, 2)),
         (("--slices", "4"), ("seqpipe", 4, 1)),
+        (("--slices", "4", "--virtual-stages", "2"), ("seqpipe", 4, 1)),
         (("--schedule", "seqpipe", "--slices", "2", "--interleave", "2"), ("seqpipe", 2, 2)),
         (("--schedule", "pipedream_2bw"), ("pipedream_2bw", 1, 1)),
         (("--schedule", "pipedream"), ("pipedream", 1, 1)),

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from costmodels import (
+    SCHEDULES,
     ChunkSeconds,
     CostModelError,
     Overlap,
@@ -70,6 +71,25 @@ def test_slices_fill_the_pipeline_faster(stages: int, micro_batches: int, slices
     assert step.seconds == pytest.approx((micro_batches * slices + stages - 1) * 3)
     most = [min(micro_batches * slices, stages - stage + slices - 1) for stage in range(stages)]
     assert [use.live for use in step.ranks] == most
+
+
+@pytest.mark.parametrize("virtual", [2, 3])
+@pytest.mark.parametrize(("stages", "micro_batches", "slices"), [(2, 2, 2), (2, 1, 4), (3, 2, 3), (3, 3, 5), (4, 6, 2)])
+def test_slices_take_rounds_of_virtual_stages(stages: int, micro_batches: int, slices: int, virtual: int) -> None:
+    """A bubble of (p-1)(F+B) of a chunk, where nobody waits for a backward pass of the last slice: q divides p."""
+    orders = schedule_orders("seqpipe", stages, micro_batches, virtual=virtual, slices=slices)
+    step = simulate(equal(stages, 1.0, 2.0, virtual=virtual, slices=slices), orders)
+    least = (micro_batches * slices * virtual + stages - 1) * 3
+    assert step.seconds == pytest.approx(least) if stages % slices == 0 else step.seconds >= least
+    for stage in range(stages):
+        held = SCHEDULES["seqpipe"].in_flight(stage, stages, micro_batches, virtual, slices)
+        assert len(held) == virtual
+        assert max(held) <= step.ranks[stage].live <= sum(held)
+
+
+def test_rounds_of_slices_have_as_many_as_there_are_stages() -> None:
+    with refused(CostModelError, 3, 2, 4):
+        schedule_orders("seqpipe", 4, 3, virtual=2, slices=2)
 
 
 @pytest.mark.parametrize("times", [(1.0, 1.0, 1.0), (1.0, 1.2, 0.8), (2.0, 1.5, 1.0), (1.0, 2.0, 1.0)])

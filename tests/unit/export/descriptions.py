@@ -58,8 +58,9 @@ def descriptions(draw: st.DrawFn, model: str) -> Description:
     if len(layers) > 1 and draw(st.booleans()):
         layers[0] -= 1
         layers[-1] += 1
+    several = ("interleaved_1f1b", "seqpipe")
     single = ("1f1b", "gpipe", "zb_h1", "pipedream", "seqpipe")
-    schedule = "1f1b" if pipeline == 1 else "interleaved_1f1b" if virtual > 1 else draw(st.sampled_from(single))
+    schedule = "1f1b" if pipeline == 1 else draw(st.sampled_from(several if virtual > 1 else single))
     data, tensor, ring, heads = (draw(powers) for _ in range(4))
     zero = draw(st.sampled_from((0, 1, 2, 3))) if data * ring * heads > 1 else 0
     replicas = draw(st.sampled_from([n for n in (1, 2, 4) if data % n == 0])) if zero else 1

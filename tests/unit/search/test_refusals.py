@@ -192,10 +192,6 @@ REFUSALS = [
         words="slices: 32 do not divide a sequence of 16; the nearest legal value is 16",
     ),
     Refusal(asked={"slices": 2, "schedule": "gpipe"}, words="slices = 2 is for schedule = seqpipe, not gpipe"),
-    Refusal(
-        asked={"slices": 2, "virtual_stages": 2},
-        words="slices = 2 takes one stage on each rank, not virtual_stages = 2",
-    ),
     Refusal(asked={"slices": 2, "pipeline": 1}, words="slices = 2 is about a pipeline of 2 ranks or more"),
     Refusal(asked={"schedule": "seqpipe"}, words="schedule = seqpipe takes a sequence in slices, not slices = 1"),
     Refusal(
