@@ -224,6 +224,10 @@ class BestFirst:
             return plans
         self._tell("searching on")
         self.contenders.step = slowest
+        for configuration, outcome in list(self.contenders.left.items()):
+            if outcome.seconds < slowest:
+                pieces = self.engine.pipeline_of_kinds(configuration, outcome.gathers)
+                self.contenders.add(Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pieces))
         for bound, configuration, family in self.cut_off:
             heapq.heappush(self.queue, (bound, _order(configuration), family, (configuration,), _NOT_ASKED))
         self.cut_off.clear()

@@ -79,6 +79,7 @@ class Contenders:
     def __init__(self, top: int, *, decided: bool, every: bool = False) -> None:
         self.top, self.decided, self.every = top, decided, every
         self.step = 0.0  # what takes less than that contends: the best plans take as long, whatever their sums
+        self.left: dict[Configuration, Outcome] = {}  # what contended, until better was found
         self._plain: list[Contender] = []  # least objective first
         self._interleaved: list[Contender] = []
 
@@ -120,3 +121,4 @@ class Contenders:
         most, near = (2 * CONTENDERS, self.step) if self.step else (CONTENDERS, near)
         close = [found for found in ordered[self.top : most] if found.objective < near]
         alike[:] = [*ordered[: self.top], *close]
+        self.left.update({found.configuration: found.outcome for found in ordered if found not in alike})
