@@ -24,10 +24,11 @@ from planner.strategy_search.engine.contexts import ContextNotes
 from planner.strategy_search.engine.evaluation import NO_HINT, Hint
 from planner.strategy_search.engine.families import Shared, all_configurations, engine_of, families_of, family_of
 from planner.strategy_search.engine.family import Family, least_share
-from planner.strategy_search.engine.finalists import OPTIMAL, Finalists, OverfullError, Ranked, with_proof
+from planner.strategy_search.engine.finalists import Finalists, OverfullError
 from planner.strategy_search.engine.incumbent import conventional
 from planner.strategy_search.engine.outcome import Outcome
 from planner.strategy_search.engine.outcome_words import configuration_words, fate_words, nothing_fits
+from planner.strategy_search.engine.proofs import OPTIMAL, Ranked, with_proof
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.refusals import no_configuration
 from planner.strategy_search.request.request import SearchRequest

@@ -7,7 +7,7 @@ from planner.plan.layout.roles import roles
 from planner.plan.plan import Plan
 from planner.plan.words import plan_words
 from planner.strategy_search.engine.contexts import ContextOutcome
-from planner.strategy_search.engine.finalists import OPTIMAL, Ranked, gap_of
+from planner.strategy_search.engine.proofs import OPTIMAL, Ranked, gap_of
 from planner.strategy_search.request.space import Configuration
 
 

@@ -34,7 +34,8 @@ from planner.sharding.rescale import rescale_batch
 from planner.sharding.rules import rule_of
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.families import Shared, engine_of
-from planner.strategy_search.engine.finalists import Finalists, Ranked, with_proof
+from planner.strategy_search.engine.finalists import Finalists
+from planner.strategy_search.engine.proofs import Ranked, with_proof
 from planner.strategy_search.engine.scheduling import all_fit
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.request import SearchRequest

@@ -26,7 +26,7 @@ from planner.plan.layout.kept import NOTHING_KEPT, Kept, block_words
 from planner.sharding.rules import rule_of
 from planner.sharding.update import DEFAULT
 from planner.strategy_search.engine.families import Shared
-from planner.strategy_search.engine.finalists import Ranked, with_proof
+from planner.strategy_search.engine.proofs import Ranked, with_proof
 from planner.strategy_search.fixed.megatron_layout import Usual, usual_plan
 from planner.strategy_search.request.offload import NOTHING
 from planner.strategy_search.request.request import SearchRequest

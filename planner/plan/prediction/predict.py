@@ -14,7 +14,7 @@ Both use the prices of `planner.pricing`.
 A pipeline rank holds v stages of the model (v = 1: its one stage), and is what `planner.plan.prediction.walk` sums up.
 
 The objective has everything wait, one operator after the other; of plans with a pipeline the search proves gaps about
-it (`planner.strategy_search.engine.finalists.bounded_seconds`). Both charge the share of communication that software
+it (`planner.strategy_search.engine.proofs.bounded_seconds`). Both charge the share of communication that software
 does not hide; the step also asks whether there is work enough to hide the rest under.
 """
 

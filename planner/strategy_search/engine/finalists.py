@@ -7,8 +7,9 @@ import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from hardware_profiles import Machine, Seconds
+from hardware_profiles import Bytes, Machine, Seconds
 from planner.errors import InfeasibleError, LimitError
 from planner.graph.operator_graph import OperatorGraph
 from planner.limits import reached, reading, seconds_left
@@ -18,8 +19,6 @@ from planner.plan.layout.offloaded import offloaded_fault
 from planner.plan.layout.per_step_communication import shares_buckets
 from planner.plan.plan import PLANNER_VERSION, Plan, Prediction, Provenance, Training
 from planner.plan.prediction.predict import predict
-from planner.plan.prediction.stage_cost import COMMUNICATION
-from planner.plan.prediction.step import AHEAD, UNDER_PRODUCTS
 from planner.pricing.bucket_size import room_of, smaller
 from planner.sharding.discover import written_rules
 from planner.sharding.rescale import rescale_batch
@@ -31,9 +30,9 @@ from planner.strategy_search.engine.outcome import RankFilling
 from planner.strategy_search.engine.product_overlap import (
     ChunksError,
     may_overlap,
-    missing_for_overlap,
     with_tensor_overlap,
 )
+from planner.strategy_search.engine.proofs import OPTIMAL, Ranked, proved
 from planner.strategy_search.engine.scheduling import (
     WORTH,
     all_fit,
@@ -44,7 +43,7 @@ from planner.strategy_search.engine.scheduling import (
     turns_may_cover,
     with_turns,
 )
-from planner.strategy_search.engine.settle import Certificate, settle_and_certify
+from planner.strategy_search.engine.settle import settle_and_certify
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
 
@@ -53,9 +52,6 @@ _MESSAGES = 2e-3
 
 _ROOMS = 3
 """Rooms that are left for overlaps, at most, each larger by what was missing."""
-
-OPTIMAL = 1e-9
-"""Within this of the bound, relatively, a result counts as optimal."""
 
 
 class OverfullError(Exception):
@@ -67,46 +63,12 @@ class OverfullError(Exception):
         self.excess, self.message = excess, message
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ranked:
-    """One of the best plans, bound to its graph, and its configuration.
+class _WithOverlap(NamedTuple):
+    """A result, the same with its overlaps, and the bytes that it lacks to have more (see `Overlapped`)."""
 
-    `memory_price` is what a byte more on every device would save, in seconds of the step, about; 0 where memory does
-    not bind. `certificate` is what a solver says that knows nothing of how the plan was found, if one was asked.
-    """
-
-    bound: BoundPlan
-    configuration: Configuration
-    memory_price: float
-    certificate: Certificate | None = None
-
-    def __repr__(self) -> str:
-        return f"Ranked({self.plan!r})"
-
-    @property
-    def plan(self) -> Plan:
-        return self.bound.plan
-
-    @property
-    def seconds(self) -> float:
-        """Of a step, as its schedule runs it."""
-        return self.plan.prediction.step_seconds
-
-    @property
-    def objective(self) -> float:
-        """Of a step in which everything waits, one operator after the other."""
-        return self.plan.prediction.objective_seconds
-
-    @property
-    def waited(self) -> float:
-        """For collectives of tensor parallelism, which its sum may have hoped to be under products."""
-        time = dict(self.plan.prediction.time)
-        return time[COMMUNICATION] + time.get(UNDER_PRODUCTS, 0.0)
-
-    @property
-    def bounded(self) -> float:
-        """What the search proves something about."""
-        return bounded_seconds(self.plan)
+    plain: Ranked
+    overlapped: Ranked
+    missing: Bytes = 0.0
 
 
 @dataclass(kw_only=True)
@@ -129,7 +91,7 @@ class Finalists:
         self._wholes: dict[int, OperatorGraph] = {}
         self._known: dict[int, tuple[Contender, Ranked]] = {}  # by identity
         self._before: dict[int, Ranked] = {}  # of what is known, without overlaps
-        self._overlapped: dict[int, tuple[Ranked, Ranked]] = {}  # by identity, without and with
+        self._overlapped: dict[int, _WithOverlap] = {}  # by identity
         self._turned: dict[int, tuple[Ranked, Ranked]] = {}
 
     def plans(self) -> tuple[Ranked, ...]:
@@ -190,12 +152,10 @@ class Finalists:
         configuration, fastest = found.configuration, self.overlapped(ranked).seconds
         if not self.overlaps or seconds_left() < math.inf or not self._fits(configuration, ranked.plan.prediction):
             return ranked  # of a search whose time is limited the rest is for other contenders
-        machine, limits = self.engine.machine(configuration), self._limits(configuration)
         room, other = room_of(found.pipeline_of_kinds.chain.tables.update.bucket_size), ranked
         with contextlib.suppress(LimitError):
             for _ in range(_ROOMS):  # what is found with less memory may need more for its overlaps
-                overlapped = self.overlapped(other)
-                missing = missing_for_overlap(overlapped.bound, self.request.pinned, machine, limits)
+                overlapped, missing = self.overlapped(other), self._overlapped[id(other)].missing
                 if not missing:
                     return other if self._storable(overlapped) and overlapped.seconds < fastest else ranked
                 room += max(missing, room / 4)
@@ -258,18 +218,17 @@ class Finalists:
     def overlapped(self, ranked: Ranked) -> Ranked:
         """A result whose tensor parallelism communicates under its products, where that is faster or asked for."""
         if id(ranked) not in self._overlapped:
-            self._overlapped[id(ranked)] = (ranked, self._with_overlap(ranked))
-        return self._overlapped[id(ranked)][1]
+            self._overlapped[id(ranked)] = self._with_overlap(ranked)
+        return self._overlapped[id(ranked)].overlapped
 
-    def _with_overlap(self, ranked: Ranked) -> Ranked:
+    def _with_overlap(self, ranked: Ranked) -> "_WithOverlap":
         with contextlib.suppress(LimitError):
             machine, limits = self.engine.machine(ranked.configuration), self._limits(ranked.configuration)
-            bound = with_tensor_overlap(ranked.bound, self.request.pinned, machine, limits)
-            bound = replace(bound, plan=_with_proof(bound.plan, self.bound, covered=self.covered))
-            return replace(
-                ranked, bound=bound, configuration=replace(ranked.configuration, schedule=bound.plan.schedule)
-            )
-        return ranked
+            bound, missing = with_tensor_overlap(ranked.bound, self.request.pinned, machine, limits)
+            bound = replace(bound, plan=proved(bound.plan, self.bound, covered=self.covered))
+            configuration = replace(ranked.configuration, schedule=bound.plan.schedule)
+            return _WithOverlap(ranked, replace(ranked, bound=bound, configuration=configuration), missing)
+        return _WithOverlap(ranked, ranked)
 
     def _in_turns(self, ranked: Ranked, cutoff: Seconds) -> Ranked:
         machine, limits = self.engine.machine(ranked.configuration), self._limits(ranked.configuration)
@@ -403,53 +362,13 @@ class Finalists:
     def _predicted(self, bound_plan: BoundPlan, machine: Machine) -> BoundPlan:
         """A plan with what is predicted and proved of it."""
         plan = replace(bound_plan.plan, prediction=predict(bound_plan, machine))
-        return replace(bound_plan, plan=_with_proof(plan, self.bound, covered=self.covered))
+        return replace(bound_plan, plan=proved(plan, self.bound, covered=self.covered))
 
     def _whole(self, part: int) -> OperatorGraph:
         """The whole graph with the batch of one micro-batch."""
         if part not in self._wholes:
             self._wholes[part] = rescale_batch(self.prepared, self.request.batch, part)
         return self._wholes[part]
-
-
-def with_proof(ranked: Ranked, bound: float, *, covered: bool) -> Ranked:
-    """A result with what has been proved since it was made."""
-    plan = _with_proof(ranked.plan, bound, covered=covered)
-    return replace(ranked, bound=replace(ranked.bound, plan=plan))
-
-
-def _with_proof(plan: Plan, bound: float, *, covered: bool) -> Plan:
-    """A plan with what is proved of it: none has an objective below `bound`."""
-    gap = gap_of(plan, bound)
-    provenance = replace(
-        plan.provenance,
-        status="optimal" if gap <= OPTIMAL and covered else "feasible",
-        gap=0.0 if gap <= OPTIMAL else _rounded_up(gap),
-    )
-    return replace(plan, provenance=provenance)
-
-
-def bounded_seconds(plan: Plan) -> Seconds:
-    """What of a plan a bound is compared with: its step. In pipelines, with offload, and where micro-batches or slices
-    take turns, steps may be shorter than the sums that are bounded, and those of other plans, too: then the longer of
-    its step and its sum, with what the busiest rank saves by launching ahead and under products."""
-    prediction, turns = plan.prediction, plan.training.interleave > 1 or plan.slices > 1
-    if plan.pipeline == 1 and not turns and not prediction.offloaded:
-        return prediction.step_seconds
-    time = dict(prediction.time)
-    saved = time.get(AHEAD, 0.0) + time.get(UNDER_PRODUCTS, 0.0)
-    return max(prediction.step_seconds, prediction.objective_seconds + saved)
-
-
-def gap_of(plan: Plan, bound: Seconds) -> float:
-    """How much less, relatively, another plan could take at most, where none takes less than `bound`."""
-    return max(0.0, 1 - bound / bounded_seconds(plan))
-
-
-def _rounded_up(share: float) -> float:
-    """A share with three digits that is never less than it is."""
-    digits = 10.0 ** (2 - math.floor(math.log10(share)))
-    return float(f"{math.ceil(round(share * digits, 6)) / digits:.3g}")
 
 
 def _overfull(plans: list[Ranked], limit: float) -> OverfullError:

@@ -11,12 +11,13 @@ messages take the cores that compute.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from hardware_profiles import Bytes, Machine, device_type_of
 from planner.errors import RequestError
 from planner.plan.binding.bind import BoundPlan, stage_of_operators
 from planner.plan.layout.overlapped_products import Overlap, in_chunks, name_of, possible_overlaps
-from planner.plan.prediction.predict import predict, predict_alike
+from planner.plan.prediction.predict import predict
 from planner.plan.prediction.product_overlap import ProductOverlap
 from planner.plan.prediction.walk import Walk, walks_of
 from planner.plan.schedule_checks import tensor_overlap_fault
@@ -32,52 +33,50 @@ class ChunksError(RequestError):
     """Chunks are asked for that a plan cannot have."""
 
 
+class Overlapped(NamedTuple):
+    """A plan with its overlaps, if any; and the bytes that it lacks, on the rank that lacks most, to have others that
+    would save `WORTH` of its step."""
+
+    bound: BoundPlan
+    missing: Bytes = 0.0
+
+
 def may_overlap(pinned: Pinned, cluster: Machine) -> bool:
     """Whether collectives may run under products: where that is asked for, and on devices of our runtime."""
     asked = pinned.tensor_overlap
     return runs_here(cluster) and asked != 1 and (asked is not None or device_type_of(cluster) != "cpu")
 
 
-def with_tensor_overlap(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: Sequence[Bytes]) -> BoundPlan:
+def with_tensor_overlap(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: Sequence[Bytes]) -> Overlapped:
     """The same plan with overlaps, where that is faster or asked for; on ranks whose devices may use so many bytes.
 
     Raises ChunksError where chunks are asked for, and nothing of the plan can be in so many.
     """
     asked = pinned.tensor_overlap
     if not may_overlap(pinned, cluster):
-        return bound
-    tried = list(_tried(bound, pinned, cluster))
-    if not tried:
+        return Overlapped(bound)
+    tried = _tried(bound, pinned, cluster)
+    if tried is None:
         if asked:
             raise ChunksError(
                 "the plan that was found has no collective of tensor parallelism, next to a linear layer, whose rows"
                 f" {asked} chunks divide; take --tensor-overlap auto, or decide about --tensor"
             )
-        return bound
-    found = [
-        replace(one, plan=replace(one.plan, prediction=prediction))
-        for one, prediction in zip(tried, predict_alike(tried, cluster, limits), strict=True)
-        if prediction is not None
-    ]
-    if asked and not found:
+        return Overlapped(bound)
+    prediction = predict(tried, cluster)
+    missing = max(0.0, *(stage.peak_bytes - limit for stage, limit in zip(prediction.stages, limits, strict=True)))
+    if asked and missing:
         raise ChunksError(
             f"{asked} chunks under products need more memory than the plan that was found leaves; take --tensor-overlap"
             " auto, or off"
         )
-    best = min(found, key=_seconds, default=bound)
-    return best if asked or _seconds(best) < _seconds(bound) * (1 - WORTH) else bound
-
-
-def missing_for_overlap(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: Sequence[Bytes]) -> Bytes:
-    """Bytes that a plan without overlaps lacks, on the rank that lacks most, to have its best ones; 0 where it lacks
-    none, or they save less than `WORTH` of its step."""
-    if bound.plan.training.tensor_overlap:
-        return 0.0
-    for one in _tried(bound, pinned, cluster):
-        found = predict(one, cluster)
-        if found.step_seconds < _seconds(bound) * (1 - WORTH):
-            return max(0.0, *(stage.peak_bytes - limit for stage, limit in zip(found.stages, limits, strict=True)))
-    return 0.0
+    if not asked and prediction.step_seconds >= bound.plan.prediction.step_seconds * (1 - WORTH):
+        return Overlapped(bound)
+    return (
+        Overlapped(bound, missing)
+        if missing
+        else Overlapped(replace(tried, plan=replace(tried.plan, prediction=prediction)))
+    )
 
 
 def best_overlaps(bound: BoundPlan, cluster: Machine, chunks: Sequence[int] = CHUNKS) -> Chosen:
@@ -122,12 +121,8 @@ def _all(bound: BoundPlan, chunks: int) -> Chosen:
     return tuple((name, chunks, chunks) for name in sorted({name_of(one, bound) for one in every}))
 
 
-def _seconds(bound: BoundPlan) -> float:
-    return bound.plan.prediction.step_seconds
-
-
-def _tried(bound: BoundPlan, pinned: Pinned, cluster: Machine) -> Iterator[BoundPlan]:
-    """The plan with the overlaps that are asked for, or its best; perhaps under 1F1B."""
+def _tried(bound: BoundPlan, pinned: Pinned, cluster: Machine) -> BoundPlan | None:
+    """The plan with the overlaps that are asked for, or its best, perhaps under 1F1B; None where it can have none."""
     plan, asked = bound.plan, pinned.tensor_overlap
     free = pinned.schedule is None and pinned.interleave is None and pinned.slices is None
     for schedule in dict.fromkeys((plan.schedule, "1f1b")) if free else (plan.schedule,):
@@ -137,5 +132,5 @@ def _tried(bound: BoundPlan, pinned: Pinned, cluster: Machine) -> Iterator[Bound
         chosen = _all(other, asked) if asked else best_overlaps(other, cluster)
         if chosen:
             training = replace(plan.training, tensor_overlap=chosen)
-            yield replace(other, plan=replace(other.plan, training=training))
-            return
+            return replace(other, plan=replace(other.plan, training=training))
+    return None

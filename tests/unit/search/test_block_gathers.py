@@ -16,7 +16,7 @@ from planner.pricing.message import Message, message_seconds
 from planner.sharding.buckets import Bucket
 from planner.sharding.update import GATHERS, PLAIN, Update
 from planner.strategy_search.decomposition.lagrangian import Multipliers
-from planner.strategy_search.engine.finalists import OPTIMAL, Ranked
+from planner.strategy_search.engine.proofs import OPTIMAL, Ranked
 from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.search import search
 from tests.refusals import refused

@@ -1,0 +1,100 @@
+"""The best plans, and what is proved of each: how much less another could take at most.
+
+gap = 1 - bound / seconds        no plan takes less than the bound; seconds is what of this one that is about
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from hardware_profiles import Seconds
+from planner.plan.binding.bind import BoundPlan
+from planner.plan.plan import Plan
+from planner.plan.prediction.stage_cost import COMMUNICATION
+from planner.plan.prediction.step import AHEAD, UNDER_PRODUCTS
+from planner.strategy_search.engine.settle import Certificate
+from planner.strategy_search.request.space import Configuration
+
+OPTIMAL = 1e-9
+"""Within this of the bound, relatively, a result counts as optimal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """One of the best plans, bound to its graph, and its configuration.
+
+    `memory_price` is what a byte more on every device would save, in seconds of the step, about; 0 where memory does
+    not bind. `certificate` is what a solver says that knows nothing of how the plan was found, if one was asked.
+    """
+
+    bound: BoundPlan
+    configuration: Configuration
+    memory_price: float
+    certificate: Certificate | None = None
+
+    def __repr__(self) -> str:
+        return f"Ranked({self.plan!r})"
+
+    @property
+    def plan(self) -> Plan:
+        return self.bound.plan
+
+    @property
+    def seconds(self) -> float:
+        """Of a step, as its schedule runs it."""
+        return self.plan.prediction.step_seconds
+
+    @property
+    def objective(self) -> float:
+        """Of a step in which everything waits, one operator after the other."""
+        return self.plan.prediction.objective_seconds
+
+    @property
+    def waited(self) -> float:
+        """For collectives of tensor parallelism, which its sum may have hoped to be under products."""
+        time = dict(self.plan.prediction.time)
+        return time[COMMUNICATION] + time.get(UNDER_PRODUCTS, 0.0)
+
+    @property
+    def bounded(self) -> float:
+        """What the search proves something about."""
+        return bounded_seconds(self.plan)
+
+
+def with_proof(ranked: Ranked, bound: float, *, covered: bool) -> Ranked:
+    """A result with what has been proved since it was made."""
+    plan = proved(ranked.plan, bound, covered=covered)
+    return replace(ranked, bound=replace(ranked.bound, plan=plan))
+
+
+def proved(plan: Plan, bound: float, *, covered: bool) -> Plan:
+    """A plan with what is proved of it: none takes less than `bound`."""
+    gap = gap_of(plan, bound)
+    provenance = replace(
+        plan.provenance,
+        status="optimal" if gap <= OPTIMAL and covered else "feasible",
+        gap=0.0 if gap <= OPTIMAL else _rounded_up(gap),
+    )
+    return replace(plan, provenance=provenance)
+
+
+def bounded_seconds(plan: Plan) -> Seconds:
+    """What of a plan a bound is compared with: its step. In pipelines, with offload, and where micro-batches or slices
+    take turns, steps may be shorter than the sums that are bounded, and those of other plans, too: then the longer of
+    its step and its sum, with what the busiest rank saves by launching ahead and under products."""
+    prediction, turns = plan.prediction, plan.training.interleave > 1 or plan.slices > 1
+    if plan.pipeline == 1 and not turns and not prediction.offloaded:
+        return prediction.step_seconds
+    time = dict(prediction.time)
+    saved = time.get(AHEAD, 0.0) + time.get(UNDER_PRODUCTS, 0.0)
+    return max(prediction.step_seconds, prediction.objective_seconds + saved)
+
+
+def gap_of(plan: Plan, bound: Seconds) -> float:
+    """How much less, relatively, another plan could take at most, where none takes less than `bound`."""
+    return max(0.0, 1 - bound / bounded_seconds(plan))
+
+
+def _rounded_up(share: float) -> float:
+    """A share with three digits that is never less than it is."""
+    digits = 10.0 ** (2 - math.floor(math.log10(share)))
+    return float(f"{math.ceil(round(share * digits, 6)) / digits:.3g}")
