@@ -9,12 +9,13 @@ from costmodels.schedules import Turn
 
 
 class Shape(NamedTuple):
-    """Ranks of a pipeline, chunks on each, micro-batches of a step and slices of each."""
+    """Ranks of a pipeline, chunks on each, micro-batches of a step and slices of each; whether the chunks lie in a V."""
 
     ranks: int
     virtual: int
     micro_batches: int
     slices: int
+    v_shaped: bool = False
 
 
 def check_order(rank: int, order: Sequence[Turn], shape: Shape, *, trains: bool = True) -> None:

@@ -8,6 +8,9 @@
     seqpipe        0.0 0.1 0.2 0.2' 0.1' ...      the sequence of a micro-batch cut into q slices: forwards in their
                                                   order, backwards in the reverse order, 1F1B over slices
 
+    zb_v           two chunks a rank, down the ranks and back up; as zb_h1, and no bubble where F = B = W
+    dualpipe_v     the same placement; a forward beside a backward pass in turn, backward passes whole but at the ends
+
     forward        F F F F                        forward passes alone, of a plan that evaluates and never trains: of a
                                                   micro-batch that is through nothing is held
 
@@ -30,7 +33,7 @@ the most by which a backward comes before its forward, were both counted from 0.
 
 Sources: Narayanan et al., "PipeDream", SOSP 2019, and "Memory-efficient pipeline-parallel DNN training", ICML 2021
 (2BW); Huang et al., "GPipe", NeurIPS 2019; Narayanan et al., SC 2021 (1F1B, interleaved); Qi et al., "Zero bubble
-pipeline parallelism", ICLR 2024, section 2.3 and figure 3 (ZB-H1); Li et al., "TeraPipe", ICML 2021, and Sun et al.,
+pipeline parallelism", ICLR 2024, section 2.3 and figure 3 (ZB-H1); for the V `costmodels.v_orders`; Li et al., "TeraPipe", ICML 2021, and Sun et al.,
 "Seq1F1B", arXiv 2406.03488, 2024 (slices).
 """
 
@@ -47,6 +50,7 @@ from costmodels.schedules import (
     order_1f1b,
     order_interleaved_1f1b,
 )
+from costmodels.v_orders import order_dualpipe_v, order_zb_v
 
 FORWARD = "forward"
 """The schedule without backward passes."""
@@ -145,6 +149,7 @@ class Schedule:
             begun with older ones.
         interleaved: stages hold several chunks.
         virtual: stages may hold several chunks; all others hold one.
+        v_shaped: the two chunks of a rank lie in a V: stages 0 to p-1 on ranks 0 to p-1, the others back.
         sliced: a stage takes a sequence in slices; all others take it whole.
         splits_backward: gradients of inputs and of weights are turns of their own.
         holds_all: every stage holds all micro-batches of a step.
@@ -160,6 +165,7 @@ class Schedule:
     flushes: bool = True
     interleaved: bool = False
     virtual: bool = False
+    v_shaped: bool = False
     sliced: bool = False
     splits_backward: bool = False
     holds_all: bool = False
@@ -169,6 +175,15 @@ class Schedule:
     compared: bool = False
     trains: bool = True
 
+    def rank_of(self, stage: int, ranks: int) -> int:
+        """The pipeline rank, of so many, that holds a stage."""
+        chunk, place = divmod(stage, ranks)
+        return ranks - 1 - place if self.v_shaped and chunk % 2 else place
+
+    def stage_of(self, rank: int, chunk: int, ranks: int) -> int:
+        """The stage that is chunk `chunk` of a rank."""
+        return chunk * ranks + (ranks - 1 - rank if self.v_shaped and chunk % 2 else rank)
+
 
 def _order_1f1b(stage: int, stages: int, micro_batches: int, virtual: int, slices: int) -> tuple[Turn, ...]:
     return order_1f1b(stage, stages, micro_batches)
@@ -176,6 +191,32 @@ def _order_1f1b(stage: int, stages: int, micro_batches: int, virtual: int, slice
 
 def _flights(stage: int, stages: int, micro_batches: int, virtual: int, slices: int) -> tuple[int, ...]:
     return in_flight_of_chunks(stage, stages, virtual, micro_batches)
+
+
+def _v_shaped(order: Callable[[int, int, int], tuple[Turn, ...]]) -> Schedule:
+    """A schedule with two chunks a rank in a V, whose backward passes come apart; `order` takes stage, stages and
+    micro-batches."""
+
+    def flights(stage: int, stages: int, micro_batches: int, virtual: int, slices: int) -> tuple[int, ...]:
+        return tuple(_whole_in_flight(order(stage, stages, micro_batches), chunk) for chunk in range(2))
+
+    return Schedule(
+        order=lambda stage, stages, micro_batches, virtual, slices: order(stage, stages, micro_batches),
+        in_flight=flights,
+        virtual=True,
+        v_shaped=True,
+        splits_backward=True,
+    )
+
+
+def _whole_in_flight(turns: Iterable[Turn], chunk: int) -> int:
+    """Most micro-batches of a chunk between their forward turn and the first of their backward turns."""
+    live = most = 0
+    for turn in turns:
+        if turn.chunk == chunk and turn.kind != "weight_gradient":
+            live += 1 if turn.kind == "forward" else -1
+            most = max(most, live)
+    return most
 
 
 SCHEDULES: Mapping[str, Schedule] = {
@@ -207,6 +248,8 @@ SCHEDULES: Mapping[str, Schedule] = {
         splits_backward=True,
         compared=True,
     ),
+    "zb_v": _v_shaped(order_zb_v),
+    "dualpipe_v": _v_shaped(order_dualpipe_v),
     "pipedream": Schedule(order=_order_1f1b, in_flight=_flights, flushes=False, versions=None, updates_each=True),
     "pipedream_2bw": Schedule(order=_order_1f1b, in_flight=_flights, flushes=False, versions=2),
     FORWARD: Schedule(
@@ -247,6 +290,8 @@ def schedule_orders(schedule: str, stages: int, micro_batches: int, *, virtual: 
         raise CostModelError(f"unknown schedule {schedule!r}; known: {', '.join(sorted(SCHEDULES))}")
     if slices < 1 or (slices > 1 and not known.sliced):
         raise CostModelError(f"schedule {schedule!r} takes whole sequences, got {slices} slices; ask for 'seqpipe'")
+    if known.v_shaped and virtual != 2:
+        raise CostModelError(f"schedule {schedule!r} has two chunks a stage, got {virtual}")
     if virtual > 1 and not known.virtual:
         raise CostModelError(f"schedule {schedule!r} has one chunk a stage, got {virtual}; ask for 'interleaved_1f1b'")
     return tuple(known.order(stage, stages, micro_batches, virtual, slices) for stage in range(stages))

@@ -110,7 +110,12 @@ ALL_OVERLAP = Overlap()
 
 
 def simulate(
-    ranks: Sequence[RankSeconds], orders: Orders, *, overlap: Overlap = ALL_OVERLAP, record: bool = True
+    ranks: Sequence[RankSeconds],
+    orders: Orders,
+    *,
+    overlap: Overlap = ALL_OVERLAP,
+    record: bool = True,
+    v_shaped: bool = False,
 ) -> Timeline:
     """One step of a pipeline of `ranks`, each taking its turns in its order (`costmodels.schedule_orders`).
 
@@ -119,6 +124,8 @@ def simulate(
         orders: the turns of each rank.
         overlap: which communication is overlapped.
         record: whether events are listed; without them it takes about half the time.
+        v_shaped: whether the two chunks of a rank lie in a V (`costmodels.Schedule`); what crosses from one to the
+            other on the last rank takes no time.
 
     Raises:
         CostModelError: durations that are negative or not finite, ranks that do not match the orders, an order that
@@ -129,7 +136,7 @@ def simulate(
     count = len(ranks)
     slices = len(ranks[0].chunks[0].forward)
     micro_batches = 1 + max((turn.micro_batch for turn in orders[0]), default=0)
-    shape = Shape(count, len(ranks[0].chunks), micro_batches, slices)
+    shape = Shape(count, len(ranks[0].chunks), micro_batches, slices, v_shaped)
     back = (part for rank in ranks for chunk in rank.chunks for part in (*chunk.backward, *chunk.weight_gradient))
     trains = any(part.computation or part.blocking or part.overlapped for part in back)
     for number, order in enumerate(orders):
@@ -195,7 +202,8 @@ class _Run:
         while self.turn < len(order):
             turn = order[self.turn]
             kind = turn.kind
-            chunk = turn.chunk * count + self.number
+            down = not shape.v_shaped or not turn.chunk % 2  # from rank to rank
+            chunk = turn.chunk * count + (self.number if down else count - 1 - self.number)
             place = chunk * units + turn.micro_batch * slices + turn.slice
             came: Seconds | None
             if kind == "forward":
@@ -219,15 +227,17 @@ class _Run:
             done = end
             if kind == "forward":
                 if chunk < last:
-                    sent = self._send(turn, end, times.send_forward, "send_forward")
+                    stays = shape.v_shaped and chunk == count - 1
+                    sent = end if stays else self._send(turn, end, times.send_forward, "send_forward")
                     forward[place + units] = sent
-                    wake_next = True
+                    wake_next, wake_previous = wake_next or down, wake_previous or not down
                     if not overlap.transfers:
                         done = sent
             elif kind != "weight_gradient" and chunk:
-                sent = self._send(turn, end, times.send_backward, "send_backward")
+                stays = shape.v_shaped and chunk == count
+                sent = end if stays else self._send(turn, end, times.send_backward, "send_backward")
                 backward[place - units] = sent
-                wake_previous = True
+                wake_next, wake_previous = wake_next or not down, wake_previous or down
                 if not overlap.transfers:
                     done = sent
             self.turn += 1
@@ -392,6 +402,7 @@ def _deadlock(runs: Sequence[_Run], shape: Shape) -> str:
     for run in runs:
         if run.turn < len(run.order):
             turn = run.order[run.turn]
-            other = (run.number + (-1 if turn.kind == "forward" else 1)) % shape.ranks
+            down = (turn.kind == "forward") == (not shape.v_shaped or not turn.chunk % 2)
+            other = (run.number + (-1 if down else 1)) % shape.ranks
             waits.append(f"rank {run.number} waits with {words(turn)} for rank {other}")
     return f"the orders wait for each other: {'; '.join(waits[:4])}{' ...' if len(waits) > 4 else ''}"

@@ -54,7 +54,7 @@ def _strategies(bound: BoundPlan) -> dict[str, Any]:
     stages, found = stage_of_operators(bound), dict[str, Any]()
     for at, operator in enumerate(bound.operators):
         for name, cuts in _rows(bound, operator):
-            row = {"parallel_strategy": cuts, "stage": stages[at] % bound.plan.pipeline}
+            row = {"parallel_strategy": cuts, "stage": bound.plan.rank_of(stages[at])}
             if found.setdefault(name, row) != row:
                 raise ExportError(
                     f"{name}: operators that read it have different strategies, for which MindSpore has one name;"
@@ -77,7 +77,7 @@ def _without_weights(bound: BoundPlan, stages: Mapping[int, int]) -> dict[str, A
         pieces = pieces_of(rule, operator.strategy, bound.plan.mesh.sizes)
         cuts = [_cuts(dims, pieces) for dims in rule.operands]
         if in_cell(name):
-            found[name] = {"parallel_strategy": cuts, "stage": stages[at] % bound.plan.pipeline}
+            found[name] = {"parallel_strategy": cuts, "stage": bound.plan.rank_of(stages[at])}
     return found
 
 

@@ -236,7 +236,7 @@ class Plan:
     """One training step on one cluster, completely decided.
 
     With `virtual_stages` v > 1 each pipeline rank holds v of the stages: stage c is on rank c % pipeline, so that v
-    rounds over the ranks make the model (Narayanan et al. 2021, section 2.2). `schedule` says in which order the ranks
+    rounds over the ranks make the model (Narayanan et al. 2021, section 2.2), or in a V (`rank_of`). `schedule` says in which order the ranks
     take their turns (`planner.plan.schedule`).
 
     With `slices` q > 1 a stage takes the sequence of a micro-batch in q equal parts, one after the other, and is done
@@ -284,3 +284,12 @@ class Plan:
     def pipeline(self) -> int:
         """Pipeline ranks: how many sets of devices, each with a mesh of its own, the stages are dealt to."""
         return len(self.stages) // self.virtual_stages
+
+    def rank_of(self, stage: int) -> int:
+        """The pipeline rank that holds a stage."""
+        return self.schedule_kind.rank_of(stage, self.pipeline)
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages that a pipeline rank holds, in the order of its chunks."""
+        kind, ranks = self.schedule_kind, self.pipeline
+        return tuple(kind.stage_of(rank, chunk, ranks) for chunk in range(self.virtual_stages))

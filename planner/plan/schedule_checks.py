@@ -44,6 +44,13 @@ def schedule_fault(turns: Turns) -> Fault | None:
 def _stages_fault(turns: Turns) -> Fault | None:
     """About ranks, and stages on each of them."""
     schedule, ranks, virtual = turns.schedule, turns.pipeline, turns.virtual_stages
+    if schedule and virtual is not None and turns.kind and turns.kind.v_shaped and virtual != 2:
+        return Fault(
+            option="schedule",
+            value=schedule,
+            reason=f"has two stages on each rank, in a V, not virtual_stages = {virtual}",
+            hint=f"take virtual_stages = 2, or leave it out; {INTERLEAVED} has any number",
+        )
     if schedule and virtual is not None and virtual > 1 and turns.kind and not turns.kind.virtual:
         return Fault(
             option="schedule",
@@ -177,7 +184,8 @@ def _round_words(turns: Turns, ranks: int, parts: int) -> tuple[str, str] | None
             f"of a global batch of {batch} {near}",
         )
     units = parts // interleave * (turns.slices or 1)
-    if turns.virtual_stages is not None and turns.virtual_stages > 1 and units % ranks:
+    rounds = turns.kind is None or not turns.kind.v_shaped
+    if rounds and turns.virtual_stages is not None and turns.virtual_stages > 1 and units % ranks:
         near = nearest_words(parts, [number for number in legal if number % (interleave * ranks) == 0])
         return (
             f"is no multiple of {interleave * ranks}, the pipeline ranks"

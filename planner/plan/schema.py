@@ -208,9 +208,9 @@ def check_words(file: PlanFile) -> None:
         )
     groups = groups_of_ranks(ClusterReference(**file.cluster.model_dump()), pipeline)
     for number, stage in enumerate(file.stages):
-        if stage.group != groups[number % pipeline]:
+        rank = SCHEDULES[file.schedule].rank_of(number, pipeline)
+        if stage.group != groups[rank]:
             found = f"'{stage.group}'" if stage.group else "not said"
             raise PlanFileError(
-                f"stages.{number}.group is {found}; by cluster.profile, {file.cluster.profile}, it is"
-                f" '{groups[number % pipeline]}'"
+                f"stages.{number}.group is {found}; by cluster.profile, {file.cluster.profile}, it is '{groups[rank]}'"
             )

@@ -99,11 +99,11 @@ class StateOfPlan:
     @cached_property
     def homes(self) -> Mapping[str, tuple[int, ...]]:
         """The pipeline ranks that hold each parameter: those that use it, and the first what nobody uses."""
-        bound, ranks = self.bound, self.bound.plan.pipeline
+        bound = self.bound
         found: dict[str, set[int]] = {name: set() for name in bound.graph.parameter_names}
         for stage in range(len(bound.plan.stages)):
             for name in cut_stage(bound, stage).parameters:
-                found[name].add(stage % ranks)
+                found[name].add(bound.plan.rank_of(stage))
         return {name: tuple(sorted(stages)) or (0,) for name, stages in found.items()}
 
     def tensors(

@@ -47,12 +47,11 @@ def kept_buffers(module: nn.Module, bound: BoundPlan, cuts: Sequence[StageCut], 
 
 def buffer_homes(module: nn.Module, bound: BoundPlan, cuts: Sequence[StageCut]) -> dict[str, tuple[int, ...]]:
     """The pipeline ranks on which each buffer is right that is kept, in sorted order of names."""
-    ranks = bound.plan.pipeline
-    homes: dict[str, tuple[int, ...]] = {name: tuple(range(ranks)) for name in _persistent(module)}
+    homes: dict[str, tuple[int, ...]] = {name: tuple(range(bound.plan.pipeline)) for name in _persistent(module)}
     changed = dict(bound.graph.updates)
     for buffer, content in changed.items():
         at = bound.graph.producer[content]
-        homes[buffer] = tuple(sorted({cut.stage % ranks for cut in cuts if at in cut.operators}))
+        homes[buffer] = tuple(sorted({bound.plan.rank_of(cut.stage) for cut in cuts if at in cut.operators}))
     for end in step_ends(module):
         names = [end.full(name) for name in end.buffers]
         for name in changed:

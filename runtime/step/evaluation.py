@@ -100,7 +100,7 @@ class ForwardPass:
         names = tuple(dict.fromkeys(self._names.values()))
         cuts = (
             replace(cut, operators=tuple(at for at in cut.operators if at not in idle))
-            for cut in rank.cuts[rank.place.stage :: rank.place.stages]
+            for cut in (rank.cuts[stage] for stage in bound.plan.stages_of(rank.place.stage))
         )
         return tuple(
             build_executor(bound, rank.place, cut, None, rank.tables, programs, rank.weights, rank.lanes, names)
@@ -136,7 +136,7 @@ class ForwardPass:
             made = self._rank.compute(turn, received, inputs, executors=self._executors)
             first = turn.micro_batch * len(received)
             producer, own = self.bound.graph.producer, self._rank.cuts
-            here = own[turn.chunk * self._rank.place.stages + self._rank.place.stage].operators
+            here = own[self.bound.plan.stages_of(self._rank.place.stage)[turn.chunk]].operators
             for number, values in enumerate(made, first):
                 for name in names & values.keys():
                     if producer[name] in here:

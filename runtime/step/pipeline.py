@@ -1,6 +1,7 @@
 """Pipeline stages on real processes: the turns of a schedule, one after the other, and what crosses between them.
 
-    chunk c of rank r is stage c p + r            values     ──> the rank of the next stage
+    chunk c of rank r is stage c p + r, or, in a V, stage 2p-1-r where c is 1
+                                                  values     ──> the rank of the next stage
     rank 0   F0.0 F1.0 F0.1 F1.1 .. B0.1 ..       gradients  <── back
     rank 1     F0.0 F1.0 F0.1 B0.1 ..
 
@@ -16,8 +17,10 @@ sent, so every line of messages has a group of its own (`runtime.step.stage_link
 messages. Huang et al. 2019 (GPipe); Narayanan et al. 2019 (PipeDream), 2021 (the flush, virtual stages).
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -49,6 +52,23 @@ class Passed:
     deferred: Sequence[DeferredGradients | None]
 
 
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """What goes from one chunk of a rank to the other, in the order of micro-batches: where stages lie in a V, on the
+    last rank."""
+
+    values: deque[torch.Tensor] = field(default_factory=deque)
+    gradients: deque[torch.Tensor] = field(default_factory=deque)
+
+
+class _Sent(NamedTuple):
+    """A tensor on its way over a group."""
+
+    work: dist.Work
+    kept: torch.Tensor
+    group: dist.ProcessGroup
+
+
 @dataclass(kw_only=True)
 class Pipeline:
     """One rank's share of the micro-batches of a step. Alone it talks to nobody.
@@ -70,7 +90,8 @@ class Pipeline:
     turns: list[Turn] = field(default_factory=list)
     most_live: int = 0
     _live: dict[Key, Passed] = field(default_factory=dict)
-    _sent: list[tuple[dist.Work, torch.Tensor]] = field(default_factory=list)
+    _sent: list[_Sent] = field(default_factory=list)
+    _turned: Turned = field(default_factory=Turned)
 
     def run(
         self,
@@ -113,8 +134,8 @@ class Pipeline:
     @torch.no_grad()
     def evaluate(self, forward: Forward) -> torch.Tensor:
         """All micro-batches of a step forward only, in the order in which the schedule takes them; returns the mean
-        loss, the same on every rank. What a turn has sent has gone when the next one has made what it sends: so much is
-        held at a time."""
+        loss, the same on every rank. What a turn has sent has gone when the next one of its chunk has made what it
+        sends: so much is held at a time."""
         turns = [turn for turn in self.order if turn.kind == "forward"]
         losses = self.interleave * sum(turn.chunk == 0 for turn in turns)
         total = torch.zeros((), dtype=torch.float32, device=self.device)
@@ -131,7 +152,10 @@ class Pipeline:
         received = [self._arrived(chunk) for _ in range(self.interleave)]
         with phase("forward"):
             made = forward(turn, received, [None] * self.interleave)
-        self._wait()
+        if (
+            chunk.after is not None and chunk.after.values is not None
+        ):  # two ranks whose chunks lie in a V send to each other: each line by itself
+            self._wait(chunk.after.values)
         for values in made:
             self._hand_on(chunk, values)
         return [values[self.loss.name] for values in made] if chunk.cut.last else []
@@ -147,10 +171,12 @@ class Pipeline:
             self._hand_on(chunk, made[0])
         self._wait()
 
-    def _wait(self) -> None:
-        for work, _ in self._sent:
-            waiting_for(work.wait)
-        self._sent.clear()
+    def _wait(self, group: dist.ProcessGroup | None = None) -> None:
+        """Until what was sent has gone, on one group or on all."""
+        for sent in self._sent:
+            if group is None or sent.group is group:
+                waiting_for(sent.work.wait)
+        self._sent = [] if group is None else [sent for sent in self._sent if sent.group is not group]
 
     def _forward(
         self, forward: Forward, turn: Turn, deferred: Sequence[DeferredGradients | None]
@@ -175,14 +201,14 @@ class Pipeline:
         found = {}
         for arrival in chunk.arrivals:
             assert chunk.before is not None, "the first stage receives nothing"
-            value = self._receive(arrival, chunk.before.rank, chunk.before.values)
+            value = self._receive(arrival, chunk.before.rank, chunk.before.values, self._turned.values)
             found[arrival.name] = value.requires_grad_(arrival.differentiable and torch.is_grad_enabled())
         return found
 
     def _hand_on(self, chunk: Chunk, made: Values) -> None:
         for departure in chunk.departures:
             assert chunk.after is not None, "the last stage sends nothing"
-            self._send(made[departure.name].detach(), chunk.after.rank, chunk.after.values)
+            self._send(made[departure.name].detach(), chunk.after.rank, chunk.after.values, self._turned.values)
 
     def _edges(self, chunk: Chunk, made: Values) -> Edges:
         """Where the backward pass starts: what has been sent is not kept for its own sake."""
@@ -210,7 +236,8 @@ class Pipeline:
             return [torch.full(self.loss.shape, seed, dtype=self.loss.dtype, device=self.device)]
         assert chunk.after is not None, "only the last stage has none after it"
         after = chunk.after
-        return [self._receive(d, after.rank, after.gradients) for d in chunk.departures if d.differentiable]
+        back = self._turned.gradients
+        return [self._receive(d, after.rank, after.gradients, back) for d in chunk.departures if d.differentiable]
 
     def _differentiate(self, chunk: Chunk, passed: Passed, gradients: Sequence[torch.Tensor]) -> None:
         """The backward pass through a chunk, from the gradients of what it has made to those of what it received."""
@@ -226,20 +253,30 @@ class Pipeline:
                     assert chunk.before is not None, "the first stage receives nothing"
                     value = values[arrival.name]
                     gradient = torch.zeros_like(value) if value.grad is None else value.grad
-                    self._send(gradient, chunk.before.rank, chunk.before.gradients)
+                    self._send(gradient, chunk.before.rank, chunk.before.gradients, self._turned.gradients)
 
-    def _receive(self, crossing: Crossing, source: int, group: dist.ProcessGroup) -> torch.Tensor:
+    def _receive(
+        self, crossing: Crossing, source: int, group: dist.ProcessGroup | None, turned: deque[torch.Tensor]
+    ) -> torch.Tensor:
+        """What comes from the rank `source`, or, without a group, from the other chunk of this rank."""
+        if group is None:
+            return turned.popleft()
         value = torch.empty(crossing.shape, dtype=crossing.dtype, device=self.device)
         waiting_for(dist.recv, value, source, group=group)
         return value
 
-    def _send(self, value: torch.Tensor, target: int, group: dist.ProcessGroup) -> None:
-        """Start to send; the tensor is kept until it has gone."""
-        self._sent = [(work, kept) for work, kept in self._sent if not self.has_gone(work)]
+    def _send(
+        self, value: torch.Tensor, target: int, group: dist.ProcessGroup | None, turned: deque[torch.Tensor]
+    ) -> None:
+        """Start to send; the tensor is kept until it has gone. Without a group it goes to the other chunk."""
+        if group is None:
+            turned.append(value)
+            return
+        self._sent = [sent for sent in self._sent if not self.has_gone(sent.work)]
         whole = value.contiguous()
         work = dist.isend(whole, target, group=group)
         assert work is not None, "this rank is a member of the group"
-        self._sent.append((work, whole))
+        self._sent.append(_Sent(work, whole, group))
 
 
 def _key(turn: Turn) -> Key:

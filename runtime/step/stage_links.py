@@ -3,6 +3,7 @@
     line     ranks that hand on to each other             groups of a plan with v chunks on each of p ranks
     inside   0 -> 1 -> .. -> p-1, chunk c                 v for values, v for gradients
     over     p-1 of chunk c -> 0 of chunk c+1             v-1 for values, v-1 for gradients
+    in a V   0 -> .. -> p-1, and p-1 -> .. -> 0           2 for values, 2 for gradients; between them nothing is sent
 
 On one group messages from one rank to another keep their order, and an accelerator's library may let a message wait for
 all that were queued before it on the same group, in either direction. So each line has groups of its own: on each of
@@ -22,6 +23,10 @@ from runtime.comm.device_mesh import RankMesh, stage_line
 from runtime.parameters.shards import LocalParameter
 
 
+Groups = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
+"""For values and for gradients."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
     """A value that leaves a stage: local shape, dtype, whether a gradient comes back."""
@@ -35,11 +40,11 @@ class Crossing:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
     """The rank at the same place of the stage before or after, and the groups on which values go from one to the other
-    and gradients back."""
+    and gradients back; no groups where that is the same rank."""
 
     rank: int
-    values: dist.ProcessGroup
-    gradients: dist.ProcessGroup
+    values: dist.ProcessGroup | None
+    gradients: dist.ProcessGroup | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,18 +65,21 @@ def everyone(place: RankMesh) -> dist.ProcessGroup | None:
 
 def build_chunks(bound: BoundPlan, place: RankMesh, cuts: Sequence[StageCut]) -> tuple[Chunk, ...]:
     """The stages of this rank, of all `cuts` of the plan. Collective: every rank calls it."""
-    ranks = place.stages
-    line = tuple(range(ranks))
+    ranks, plan = place.stages, bound.plan
+    line, turns_back = tuple(range(ranks)), plan.schedule_kind.v_shaped
     inside = [_groups(place, line, chunk, "") for chunk in range(len(cuts) // ranks)] if ranks > 1 else []
-    over = [_groups(place, (ranks - 1, 0), chunk, " over") for chunk in range(len(cuts) // ranks - 1)]
+    over: list[Groups] = [
+        (None, None) if turns_back else _groups(place, (ranks - 1, 0), chunk, " over")
+        for chunk in range(len(cuts) // ranks - 1)
+    ]
 
     def link(first: int, other: int) -> Link | None:
         """Between stage `first` and the next one, to the rank of stage `other` of them."""
         if not 0 <= first < len(cuts) - 1:
             return None
-        chunk, rank = divmod(first, ranks)
-        values, gradients = over[chunk] if rank == ranks - 1 else inside[chunk]
-        return Link(rank=other % ranks * place.mesh.size + place.rank, values=values, gradients=gradients)
+        chunk, along = divmod(first, ranks)
+        values, gradients = over[chunk] if along == ranks - 1 else inside[chunk]
+        return Link(rank=plan.rank_of(other) * place.mesh.size + place.rank, values=values, gradients=gradients)
 
     return tuple(
         Chunk(
@@ -81,13 +89,11 @@ def build_chunks(bound: BoundPlan, place: RankMesh, cuts: Sequence[StageCut]) ->
             arrivals=tuple(crossing_value(bound, name) for name in cut.receives),
             departures=tuple(crossing_value(bound, name) for name in cut.sends),
         )
-        for cut in cuts[place.stage :: ranks]
+        for cut in (cuts[stage] for stage in plan.stages_of(place.stage))
     )
 
 
-def _groups(
-    place: RankMesh, line: tuple[int, ...], chunk: int, word: str
-) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+def _groups(place: RankMesh, line: tuple[int, ...], chunk: int, word: str) -> Groups:
     number = f" {chunk}" if chunk else ""
     return stage_line(place, line, f"forward{word}{number}"), stage_line(place, line, f"backward{word}{number}")
 
@@ -113,12 +119,14 @@ def whole_value(bound: BoundPlan, name: str) -> Crossing:
     return Crossing(name=name, shape=tensor.shape, dtype=dtype, differentiable=name in bound.graph.differentiable)
 
 
-def share_parameters(parameters: Mapping[str, LocalParameter], place: RankMesh, cuts: Iterable[StageCut]) -> None:
+def share_parameters(
+    parameters: Mapping[str, LocalParameter], bound: BoundPlan, place: RankMesh, cuts: Iterable[StageCut]
+) -> None:
     """Tell parameters that several ranks use (tied embeddings) who else holds them. Collective."""
     holders: dict[str, set[int]] = {}
     for cut in cuts:
         for name in cut.parameters:
-            holders.setdefault(name, set()).add(cut.stage % place.stages)
+            holders.setdefault(name, set()).add(bound.plan.rank_of(cut.stage))
     for name in sorted(holders):
         ranks = tuple(sorted(holders[name]))
         if len(ranks) > 1:

@@ -92,7 +92,7 @@ class RankStep:
         self.trouble: Trouble | None = None  # why the last step was not made
         self.cuts = tuple(cut_stage(bound, stage) for stage in range(len(bound.plan.stages)))
         check_updates(bound, self.cuts)
-        own = self.cuts[place.stage :: place.stages]
+        own = tuple(self.cuts[stage] for stage in bound.plan.stages_of(place.stage))
         outside = outside or Outside()
         self.weights = OffloadedWeights(place.device, outside)
         self.activations = (
@@ -126,7 +126,7 @@ class RankStep:
             for name in bound.graph.operators[at].operands
             if name in bound.inputs
         )  # inputs that an operator of this rank reads
-        share_parameters(self.parameters, place, self.cuts)
+        share_parameters(self.parameters, bound, place, self.cuts)
         arriving = sum((arrivals(bound, cut) for cut in own), Counter[str]())
         self.optimizer = ShardedOptimizer(bound, self.parameters, settings, place, arriving, outside, self.weights)
         self.asynchronous = None if bound.plan.schedule_kind.flushes else Asynchronous(self)

@@ -32,9 +32,10 @@ HAND = (
 GPIPE = {"schedule": "gpipe", "stages": (2, 1, 1), "micro_batches": 4}
 DEALT = {"schedule": "interleaved_1f1b", "stages": (1, 1, 1, 1), "virtual_stages": 2, "micro_batches": 4}
 ZERO_BUBBLE = {"schedule": "zb_h1", "stages": (1, 1, 2), "micro_batches": 4}
+IN_A_V = {"schedule": "zb_v", "stages": (1, 1, 1, 1), "virtual_stages": 2, "micro_batches": 5, "global_batch": 10}
 SCHEDULED = tuple(
     Hand(model=model, kind=kind, mesh=mesh, settings={**schedule, **again})
-    for schedule in (DEALT, ZERO_BUBBLE, GPIPE)
+    for schedule in (DEALT, IN_A_V, ZERO_BUBBLE, GPIPE)
     for model, kind, mesh, again in (
         ("llama4", "zero3", (2,), FULL),
         ("llama4", "zero2", (2,), {}),

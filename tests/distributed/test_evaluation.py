@@ -46,6 +46,7 @@ CASES: list[Case] = [
     ("llama4", "zero3", (2,), {**PIPELINE, "schedule": "zb_h1", **FULL}),
     ("mixture4", "zero2", (2,), {**INTERLEAVED, **SELECTIVE}),
     ("dropping4", "zero1", (), LINE),
+    ("llama8", "zero1", (), {**LINE, "schedule": "zb_v", "stages": (1,) * 8, "virtual_stages": 2}),
     ("skipping", 1, (2,), PIPELINE),
     ("llama4", "zero3", (2,), {**PIPELINE, "schedule": "pipedream_2bw"}),
     ("llama4", "megatron", (1, 2), {**PIPELINE, "schedule": "pipedream"}),

@@ -24,9 +24,18 @@ FULL = {"recomputation": "full"}
 def schedule(name: str, ranks: int) -> dict[str, object]:
     """What a plan for a model of four blocks says of a schedule on so many ranks."""
     given = {"schedule": name, "micro_batches": 2 * ranks, "global_batch": 8}
-    if name == "interleaved_1f1b":
+    if name in ("interleaved_1f1b", "zb_v", "dualpipe_v"):
         return {**given, "stages": (1, 1, 1, 1), "virtual_stages": 2}
     return {**given, "stages": (2, 2) if ranks == 2 else (1, 1, 1, 1)}
+
+
+def in_a_v(name: str, ranks: int, micro_batches: int) -> dict[str, object]:
+    """A schedule in a V for a model of eight blocks, not all of them in stages of equal size."""
+    sizes = (1,) * 8 if ranks == 4 else (1, 2, 3, 2)
+    return {
+        "schedule": name, "stages": sizes, "virtual_stages": 2, "micro_batches": micro_batches,
+        "global_batch": 2 * micro_batches,
+    }  # fmt: skip
 
 
 SCHEDULES = ("interleaved_1f1b", "zb_h1", "gpipe", "1f1b")
@@ -157,7 +166,7 @@ def compare(case: Hand, answers: list[tuple[float, list[Turn], int]]) -> None:
     plan = case()
     bound = bind(plan, plans.traced(case.model), plans.BATCH)
     ranks = [rank_seconds(cost.chunks, cost.all_once) for cost in stage_costs(bound, cluster_of(plan))]
-    timeline = simulate(ranks, orders_of(plan))
+    timeline = simulate(ranks, orders_of(plan), v_shaped=plan.schedule_kind.v_shaped)
     for rank, (error, turns, live) in enumerate(answers):
         assert error < TOLERANCE, (rank, error)
         stage = rank // plan.mesh.size
@@ -168,6 +177,24 @@ def compare(case: Hand, answers: list[tuple[float, list[Turn], int]]) -> None:
         ]
         assert turns == simulated
         assert live == timeline.ranks[stage].live * plan.training.interleave
+
+
+V_SHAPED = [
+    Hand(model="mixture4", kind=4, mesh=(2,), settings=schedule("dualpipe_v", 2)),
+    Hand(model="llama8", kind="zero1", mesh=(), settings=in_a_v("zb_v", 4, 6)),
+    Hand(model="llama4", kind="zero3", mesh=(2,), settings={**schedule("zb_v", 2), **SELECTIVE}),
+    Hand(model="llama8", kind="zero1", mesh=(), settings={**in_a_v("dualpipe_v", 4, 8), **FULL}),
+    Hand(model="skipping", kind="zero3", mesh=(2,), settings={**schedule("zb_v", 2), **FULL}),
+    Hand(model="gpt4", kind=3, mesh=(2,), settings=schedule("zb_v", 2)),
+    Hand(model="llama8", kind="zero1", mesh=(), settings=in_a_v("dualpipe_v", 4, 2)),
+]
+"""Two stages of a rank in a V; micro-batches as many as fill it, and fewer."""
+
+
+@pytest.mark.cases(1, 2)
+@pytest.mark.parametrize("case", [*first(1, V_SHAPED), *first(0, [])], ids=str)
+def test_two_stages_of_a_rank_in_a_v(pool, case: Hand) -> None:
+    compare(case, pool.run("tasks", "scheduled", case.model, case.kind, case.mesh, case.settings))
 
 
 @pytest.mark.cases(1, 2)

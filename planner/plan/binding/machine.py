@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from costmodels import SCHEDULES
 from hardware_profiles import (
     Cluster,
     Machine,
@@ -70,9 +71,10 @@ def groups_of_ranks(reference: ClusterReference, ranks: int) -> tuple[str, ...]:
     return tuple(own[0] for own in found)
 
 
-def placed(stages: Sequence[Stage], ranks: int, cluster: Machine) -> tuple[Stage, ...]:
-    """The stages, dealt to so many pipeline ranks, with the devices that they are on."""
+def placed(stages: Sequence[Stage], ranks: int, cluster: Machine, schedule: str) -> tuple[Stage, ...]:
+    """The stages, dealt to so many pipeline ranks as a schedule has it, with the devices that they are on."""
     if isinstance(cluster, Cluster):
         return tuple(replace(stage, group="") for stage in stages)
     homes = clusters_of_ranks(cluster, ranks)
-    return tuple(replace(stage, group=homes[number % ranks].name) for number, stage in enumerate(stages))
+    kind = SCHEDULES[schedule]
+    return tuple(replace(stage, group=homes[kind.rank_of(number, ranks)].name) for number, stage in enumerate(stages))

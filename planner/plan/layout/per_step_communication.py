@@ -130,10 +130,10 @@ def _traveller(bound: BoundPlan, name: str, gradients: bool, known: dict[object,
 
 def shared_parameters(bound: BoundPlan) -> frozenset[str]:
     """Parameters that several pipeline ranks hold, and whose gradients they add up one by one."""
-    key = ("shared parameters", stage_ends(bound), bound.plan.pipeline)
+    key = ("shared parameters", stage_ends(bound), bound.plan.pipeline, bound.plan.schedule_kind.v_shaped)
     if key not in bound.graph.derived:
-        stages, pipeline, uses = stage_of_operators(bound), bound.plan.pipeline, bound.graph.consumers
-        homes = {name: {stages[at] % pipeline for at in uses.get(name, ())} for name in bound.parameters}
+        stages, plan, uses = stage_of_operators(bound), bound.plan, bound.graph.consumers
+        homes = {name: {plan.rank_of(stages[at]) for at in uses.get(name, ())} for name in bound.parameters}
         bound.graph.derived[key] = frozenset(name for name, ranks in homes.items() if len(ranks) > 1)
     return cast("frozenset[str]", bound.graph.derived[key])
 

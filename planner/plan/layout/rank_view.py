@@ -78,7 +78,7 @@ def rank_view(bound: BoundPlan, found: Roles, rank: int) -> RankView:
         )
     pipeline_rank, place = divmod(rank, mesh.size)
     coordinate = mesh.coordinate(place)
-    own = range(pipeline_rank, len(plan.stages), plan.pipeline)
+    own = plan.stages_of(pipeline_rank)
     firsts = [sum(stage.blocks for stage in plan.stages[:number]) for number in range(len(plan.stages))]
     cuts = [cut_stage(bound, number) for number in own]
     held = frozenset[str]().union(*(cut.parameters for cut in cuts))

@@ -26,7 +26,7 @@ def crossing_rows(bound: BoundPlan, rank: int, place: int) -> Crossing:
     found: dict[tuple[Phase, str], Bytes] = {}
     again, mesh, stages = replays(bound.graph, bound.blocks), bound.plan.mesh, stage_of_operators(bound)
     for at, op in enumerate(bound.operators):
-        if op.rule.outside is None or stages[at] % bound.plan.pipeline != rank:
+        if op.rule.outside is None or bound.plan.rank_of(stages[at]) != rank:
             continue
         nbytes, block = _bytes(op, mesh), bound.blocks.block_of(at)
         found["forward", op.operator.name] = nbytes

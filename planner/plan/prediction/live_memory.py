@@ -41,8 +41,7 @@ def live_memory(
     `planner.plan.prediction.stage_cost.StageCost`)."""
     account = MemoryAccount(now={WEIGHTS: stored[WEIGHTS], GRADIENTS: 0.0, STATES: stored[STATES], OTHER: 0.0})
     held = Held(account=account, rows=rows)
-    stages = range(rank, len(bound.plan.stages), bound.plan.pipeline)
-    chunks = [Chunk(bound=bound, cut=cut_stage(bound, stage), held=held) for stage in stages]
+    chunks = [Chunk(bound=bound, cut=cut_stage(bound, stage), held=held) for stage in bound.plan.stages_of(rank)]
     plan, interleave = bound.plan, bound.plan.training.interleave
     turns = telling_micro_batches(plan) // interleave
     for turn in orders(plan.schedule, plan.pipeline, turns, plan.virtual_stages, plan.slices)[rank]:

@@ -36,7 +36,7 @@ def local_work(bound: BoundPlan, rank: int) -> Work:
     again = replays(graph, blocks)
     runs = {product: one.at for one in overlaps_of(bound) for product in one.products}
     for at, op in enumerate(bound.operators):
-        if stages[at] % bound.plan.pipeline != rank or op.rule.op_class not in PRODUCTS:
+        if bound.plan.rank_of(stages[at]) != rank or op.rule.op_class not in PRODUCTS:
             continue
         name, forward = bound.operators[runs.get(at, at)].operator.name, _forward(op, bound)
         graded = sum(o in graph.differentiable for i, o in enumerate(op.operator.operands) if i not in op.rule.addends)

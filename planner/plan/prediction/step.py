@@ -269,7 +269,7 @@ def _times(ranks: Sequence[RankSeconds], micro_batches: int, schedule: str) -> t
         return max(own), own
     chunks = ranks[0].chunks
     order = orders(schedule, len(ranks), micro_batches, len(chunks), len(chunks[0].forward))
-    found = simulate(ranks, order, record=False)
+    found = simulate(ranks, order, record=False, v_shaped=SCHEDULES[schedule].v_shaped)
     return found.seconds, [use.busy + use.exposed for use in found.ranks]
 
 

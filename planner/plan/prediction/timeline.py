@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from costmodels import Event, RankSeconds, RankUse, simulate
+from costmodels import Event, RankSeconds, RankUse, Schedule, simulate
 from hardware_profiles import Seconds
 from planner.plan.plan import Plan
 from planner.plan.prediction.stage_cost import StageCost
@@ -58,13 +58,13 @@ class StepTimeline:
 def timeline_of(plan: Plan, costs: Sequence[StageCost]) -> StepTimeline:
     """The step of a plan whose pipeline ranks cost that much."""
     ranks = [rank_seconds(cost.chunks, cost.all_once) for cost in costs]
-    found = simulate(ranks, orders_of(plan))
-    passes = _Passes([cost.chunks for cost in costs], ranks)
+    found = simulate(ranks, orders_of(plan), v_shaped=plan.schedule_kind.v_shaped)
+    passes = _Passes([cost.chunks for cost in costs], ranks, plan.schedule_kind)
     done: dict[tuple[bool, int, int, int], Seconds] = {}  # work of passes, by direction, chunk, micro-batch, slice
     for event in found.events:
         if event.kind in _PASSES:
             one = passes.of(event)
-            done[_key(event, len(ranks))] = event.start + one.received + one.work
+            done[passes.key(event)] = event.start + one.received + one.work
     spans = [span for event in found.events for span in _spans(event, passes, done)]
     return StepTimeline(seconds=found.seconds, spans=tuple(spans), ranks=found.ranks)
 
@@ -82,8 +82,15 @@ class _Pass:
 class _Passes:
     """What the passes of all ranks are made of."""
 
-    def __init__(self, chunks: Sequence[Sequence[ChunkCost]], ranks: Sequence[RankSeconds]) -> None:
-        self.chunks, self.ranks, self.count = chunks, ranks, len(ranks)
+    def __init__(self, chunks: Sequence[Sequence[ChunkCost]], ranks: Sequence[RankSeconds], schedule: Schedule) -> None:
+        self.chunks, self.ranks, self.count, self.schedule = chunks, ranks, len(ranks), schedule
+
+    def key(self, event: Event) -> tuple[bool, int, int, int]:
+        """Which pass through which stage; the second turn of a backward pass has the key of a third way."""
+        stage = self.schedule.stage_of(event.rank, event.chunk, self.count)
+        if event.kind == "weight_gradient":
+            return (False, -2 - stage, event.micro_batch, event.slice)
+        return (event.kind == "forward", stage, event.micro_batch, event.slice)
 
     def of(self, event: Event) -> _Pass:
         seconds, cost = self.ranks[event.rank].chunks[event.chunk], self.chunks[event.rank][event.chunk]
@@ -109,23 +116,14 @@ def _spans(event: Event, passes: _Passes, done: dict[tuple[bool, int, int, int],
         return
     one, begin = passes.of(event), event.start
     if one.received:
-        forward, chunk, micro_batch, piece = _key(event, passes.count)
-        before = chunk - 1 if forward else chunk + 1
-        sent = done[forward, before, micro_batch, piece]
+        forward, stage, micro_batch, piece = passes.key(event)
+        before = stage - 1 if forward else stage + 1
+        sent, source = done[forward, before, micro_batch, piece], passes.schedule.rank_of(before, passes.count)
         begin += one.received
-        yield Span(
-            event.start, begin, event.rank, "communication", RECEIVE, *rest, source=before % passes.count, sent=sent
-        )
+        yield Span(event.start, begin, event.rank, "communication", RECEIVE, *rest, source=source, sent=sent)
     yield Span(begin, begin + one.work, event.rank, "computation", event.kind, *rest)
     if one.hidden:
         yield Span(begin, begin + one.hidden, event.rank, "communication", HIDDEN, *rest)
     if one.waits:
         after = begin + max(one.work, one.hidden)
         yield Span(after, after + one.waits, event.rank, "communication", INSIDE, *rest)
-
-
-def _key(event: Event, ranks: int) -> tuple[bool, int, int, int]:
-    """Which pass through which chunk of the model; the second turn of a backward pass has the key of a third way."""
-    if event.kind == "weight_gradient":
-        return (False, -2 - event.chunk * ranks - event.rank, event.micro_batch, event.slice)
-    return (event.kind == "forward", event.chunk * ranks + event.rank, event.micro_batch, event.slice)

@@ -90,7 +90,7 @@ class Walk:
         self.stage_of = stage_of_operators(self.bound)
         self.arriving = crossing_values(self.bound)
         pipeline = plan.pipeline
-        self.rank_of = {at: stage % pipeline for at, stage in self.stage_of.items()}
+        self.rank_of = {at: plan.rank_of(stage) for at, stage in self.stage_of.items()}
         self.chunk_of = {at: stage // pipeline for at, stage in self.stage_of.items()}  # of the chunks of its rank
         self._prices: dict[tuple[int, object, tuple[bool, ...]], OperatorPrices] = {}
         self.hosted = bool(self.cluster.device.host_latency * self.cluster.software.host)
@@ -147,7 +147,7 @@ class Walk:
         block before theirs added; their messages are not listed."""
         plan, operators = self.bound.plan, self.bound.operators
         training, interleave = plan.training, plan.training.interleave
-        held = plan.stages[rank :: plan.pipeline]
+        held = [plan.stages[stage] for stage in plan.stages_of(rank)]
         cost = StageCost(
             chunks=[
                 ChunkCost(
@@ -192,7 +192,7 @@ class Walk:
             cost.chunks[number].save(name, saved)
             cost.ahead += saved
         used = {name: self.chunk_of[at] for at in reversed(own) for name in operators[at].operator.operands}
-        for stage in range(rank, len(plan.stages), plan.pipeline):
+        for stage in plan.stages_of(rank):
             self.together.end_stage(cost, cost.chunks[stage // plan.pipeline], stage)
         blocks = block_of_offloaded(self.bound, [name for name in used if name in self.bound.parameters])
         self.owners = owners_of(self.bound, used)
@@ -384,9 +384,8 @@ class Walk:
     def _crossings(self, cost: StageCost, rank: int, live: Sequence[int]) -> None:
         """What the stages of this rank receive, and what comes back of what they sent. A stage hands on what later ones
         read."""
-        graph, stages, ranks = self.bound.graph, len(self.bound.plan.stages), self.bound.plan.pipeline
-        for number, chunk in enumerate(cost.chunks):
-            stage = number * ranks + rank
+        graph, stages, held = self.bound.graph, len(self.bound.plan.stages), self.bound.plan.stages_of(rank)
+        for number, (chunk, stage) in enumerate(zip(cost.chunks, held, strict=True)):
             for name in self.arriving[stage]:
                 nbytes = self._transfer(cost, chunk, "forward", name, stage)
                 if not self._kept_by_block(name, stage):
@@ -416,11 +415,14 @@ class Walk:
 
     def _transfer(self, cost: StageCost, chunk: ChunkCost, phase: Phase, name: str, stage: int) -> float:
         """Charge a value that crosses from the stage before into `stage`, or its gradient that goes back, in the pass
-        that waits for it; returns its bytes on a device."""
-        ranks = self.bound.plan.pipeline
-        tensor, mesh = self.bound.graph.types[name], self.bound.plan.mesh
+        that waits for it; returns its bytes on a device. Where both stages are on one rank nothing is sent."""
+        plan = self.bound.plan
+        tensor, mesh = self.bound.graph.types[name], plan.mesh
         nbytes = tensor.nbytes * local_fraction(self.made(name).forward, mesh.sizes)
-        seconds = transfer_seconds(nbytes, self._links((stage - 1) % ranks, stage % ranks))
+        source, target = plan.rank_of(stage - 1), plan.rank_of(stage)
+        if source == target:
+            return nbytes
+        seconds = transfer_seconds(nbytes, self._links(source, target))
         cost.micro_batch["stage transfer"] += seconds
         into = chunk.forward if phase == "forward" else chunk.backward
         into.add(waits=seconds)

@@ -72,8 +72,8 @@ def kept_of_stages(plan: Plan, signs: Sequence[Hashable], ranks: int, virtual: i
     stages, found = plan.stages, list[list[int]]()
     for chunk in range(virtual):
         own = _of_many(chunk, virtual, plan.virtual_stages)
-        for rank in range(ranks):
-            inside = [stages[own * plan.pipeline + one] for one in _stood_for(rank, ranks, plan.pipeline)]
+        for place in range(ranks):  # along the stages
+            inside = [stages[own * plan.pipeline + one] for one in _stood_for(place, ranks, plan.pipeline)]
             blocks = [one.first_block + k for one in inside for k in range(one.blocks)]
             found.append(kept_blocks(blocks, signs))
     return found

@@ -84,7 +84,7 @@ def _micro_batches(plan: Plan, ranks: int, virtual: int, interleave: int) -> int
     if ranks == 1:
         return min(turns, 2) * interleave
     if virtual > 1:
-        return min(turns // plan.pipeline, 3) * ranks * interleave
+        return max(1, min(turns // plan.pipeline, 3)) * ranks * interleave
     if turns < plan.pipeline:
         return max(1, min(turns, ranks - 1)) * interleave
     most = replace(plan, stages=plan.stages[:ranks], training=_with_turns(plan.training, 2 * ranks + 1, interleave))

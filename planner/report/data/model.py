@@ -102,7 +102,7 @@ def model_of(bound: BoundPlan, ranks: Sequence[RankDissection]) -> Model:
             alike = sum(_signature(bound, by_block[other], other) == signature for other in range(blocks.count))
             ways.append(views.way(letters[signature], blocks.operators(block), block, alike, group))
         stage = stages[blocks.borders[block]]
-        found.append(BlockView(number=block, stage=stage, rank=stage % bound.plan.pipeline, way=letters[signature]))
+        found.append(BlockView(number=block, stage=stage, rank=bound.plan.rank_of(stage), way=letters[signature]))
     before = views.way(BEFORE, range(blocks.start), None, 0, None)
     after = views.way(AFTER, range(blocks.stop, len(bound.operators)), None, 0, None)
     return Model(

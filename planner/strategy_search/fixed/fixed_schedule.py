@@ -59,7 +59,7 @@ def arranged(request: SearchRequest, plan: Plan, order: Order, groups: tuple[Gro
         plan,
         cluster=cluster_reference(machine),
         mesh=build_mesh(machine, plan.mesh.sizes, zigzag=plan.mesh.zigzag, alltoall=plan.mesh.alltoall),
-        stages=placed(stages, len(stages) // order.virtual_stages, machine),
+        stages=placed(stages, len(stages) // order.virtual_stages, machine, order.schedule),
         virtual_stages=order.virtual_stages,
         schedule=order.schedule,
         slices=order.slices,
