@@ -27,6 +27,7 @@ from costmodels.memory import (
     planned_memory,
     usable_memory,
 )
+from costmodels.moments import counts_at_moments, counts_beyond, fullest_moment
 from costmodels.offload import PLACES, Visit, away_seconds, offloaded_bytes, visit_pace, visit_seconds, visits_time
 from costmodels.optimizer import optimizer_time
 from costmodels.orders import FORWARD, SCHEDULES, Orders, Schedule, ends, most_in_flight, schedule_orders
@@ -92,12 +93,15 @@ __all__ = [
     "bubble_fraction",
     "collective_lower_bound",
     "collective_time",
+    "counts_at_moments",
+    "counts_beyond",
     "element_bytes",
     "ends",
     "experts_backward_time",
     "experts_time",
     "fit_attention",
     "fit_matmul",
+    "fullest_moment",
     "host_rows_time",
     "in_flight",
     "in_flight_of_chunks",

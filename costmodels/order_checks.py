@@ -9,7 +9,7 @@ from costmodels.schedules import Turn
 
 
 class Shape(NamedTuple):
-    """Ranks of a pipeline, chunks on each, micro-batches of a step and slices of each; whether the chunks lie in a V."""
+    """Ranks of a pipeline, chunks on each, micro-batches of a step, slices of each; whether chunks lie in a V."""
 
     ranks: int
     virtual: int

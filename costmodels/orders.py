@@ -33,8 +33,8 @@ the most by which a backward comes before its forward, were both counted from 0.
 
 Sources: Narayanan et al., "PipeDream", SOSP 2019, and "Memory-efficient pipeline-parallel DNN training", ICML 2021
 (2BW); Huang et al., "GPipe", NeurIPS 2019; Narayanan et al., SC 2021 (1F1B, interleaved); Qi et al., "Zero bubble
-pipeline parallelism", ICLR 2024, section 2.3 and figure 3 (ZB-H1); for the V `costmodels.v_orders`; Li et al., "TeraPipe", ICML 2021, and Sun et al.,
-"Seq1F1B", arXiv 2406.03488, 2024 (slices).
+pipeline parallelism", ICLR 2024, section 2.3 and figure 3 (ZB-H1); Li et al., "TeraPipe", ICML 2021, and Sun et al.,
+"Seq1F1B", arXiv 2406.03488, 2024 (slices); those of `costmodels.v_orders` (the V).
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -357,7 +357,7 @@ def _completed(pinned: Pinned, machine: Machine) -> Pinned:
         pipeline=pinned.pipeline or 1,
         context=pinned.context or 1,
         expert=pinned.expert or 1,
-        virtual_stages=pinned.virtual_stages or (None if pinned.schedule == "interleaved_1f1b" else 1),
+        virtual_stages=pinned.virtual_stages or (None if pinned.schedule == "interleaved_1f1b" or pinned.in_a_v else 1),
         zero=pinned.zero or 0,
         offload=pinned.offload or NOTHING,
     )

@@ -241,8 +241,8 @@ class Options:
         word(
             HAND,
             "NAME",
-            "Pipeline schedule: 1f1b, gpipe, interleaved_1f1b, zb_h1, seqpipe. Asynchronous: pipedream,"
-            " pipedream_2bw. Where not given, the fastest of the first four.",
+            "Pipeline schedule: 1f1b, gpipe, interleaved_1f1b, zb_h1, zb_v, dualpipe_v, seqpipe. Asynchronous:"
+            " pipedream, pipedream_2bw. Where not given, the fastest of the first four.",
             known=completion.schedules,
         ),
     ] = None

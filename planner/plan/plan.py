@@ -236,8 +236,8 @@ class Plan:
     """One training step on one cluster, completely decided.
 
     With `virtual_stages` v > 1 each pipeline rank holds v of the stages: stage c is on rank c % pipeline, so that v
-    rounds over the ranks make the model (Narayanan et al. 2021, section 2.2), or in a V (`rank_of`). `schedule` says in which order the ranks
-    take their turns (`planner.plan.schedule`).
+    rounds over the ranks make the model (Narayanan et al. 2021, section 2.2), or two of them in a V (`rank_of`).
+    `schedule` says in which order the ranks take their turns (`planner.plan.schedule`).
 
     With `slices` q > 1 a stage takes the sequence of a micro-batch in q equal parts, one after the other, and is done
     with one while the next stage works on the one before (Li et al. 2021, TeraPipe): that is schedule "seqpipe", with

@@ -6,8 +6,9 @@ from here.
 
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import NamedTuple
 
-from costmodels import Orders, ends, schedule_orders
+from costmodels import Orders, Turn, ends, schedule_orders
 from planner.errors import PlanFileError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.plan import Plan
@@ -38,6 +39,42 @@ def in_flight_of(plan: Plan, rank: int) -> tuple[int, ...]:
     needs: of one that is taken apart, until its first turn."""
     in_flight = plan.schedule_kind.in_flight(rank, plan.pipeline, plan.training.turns, plan.virtual_stages, plan.slices)
     return tuple(plan.training.interleave * number for number in in_flight)
+
+
+class Moment(NamedTuple):
+    """Micro-batches of each chunk of a rank, at one time: of which it holds all that the backward pass needs, and of
+    which weight gradients alone are still to come."""
+
+    live: tuple[int, ...]
+    waiting: tuple[int, ...]
+
+
+NO_MOMENT = Moment((), ())
+
+
+@lru_cache(maxsize=256)
+def moments(turns: tuple[Turn, ...], chunks: int) -> tuple[Moment, ...]:
+    """The moments of a rank at which no other one holds as much or more of everything."""
+    live, waiting, found = [0] * chunks, [0] * chunks, dict[tuple[int, ...], None]()
+    for turn in turns:
+        live[turn.chunk] += (turn.kind == "forward") - (turn.kind in ("backward", "input_gradient"))
+        waiting[turn.chunk] += (turn.kind == "input_gradient") - (turn.kind == "weight_gradient")
+        found[(*live, *waiting)] = None
+    fullest = [
+        one
+        for one in found
+        if not any(other != one and all(a >= b for a, b in zip(other, one, strict=True)) for other in found)
+    ]
+    return tuple(Moment(one[:chunks], one[chunks:]) for one in fullest)
+
+
+def moments_of(plan: Plan, rank: int) -> tuple[Moment, ...]:
+    """When a pipeline rank may hold most. Where its chunks are not at their most together, as in a V, all moments that
+    may be; else one, at which each chunk holds as much as it ever does."""
+    if plan.schedule_kind.v_shaped:
+        return moments(orders_of(plan)[rank], plan.virtual_stages)
+    waiting = most_deferred(plan, rank) if plan.schedule_kind.splits_backward else 0
+    return (Moment(in_flight_of(plan, rank), (waiting,) * plan.virtual_stages),)
 
 
 def weight_versions(plan: Plan, rank: int) -> int:

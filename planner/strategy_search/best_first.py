@@ -416,7 +416,10 @@ class BestFirst:
         )
 
     def _bound(self) -> float:
-        """What is proved by now: evaluated configurations by their own bounds, the others by those in the queue."""
+        """What is proved by now: evaluated configurations by their own bounds, the others by those in the queue. Bounds
+        are about stages that lie one after the other: of stages in a V the work is bounded."""
+        if self.request.pinned.in_a_v:
+            return min(self.engine.least_work, self.best)
         ahead = self.queue[0][0] if self.queue else math.inf
         return min(self.proved, ahead, self.best, *(bound for bound, *_ in self.interleaved))
 

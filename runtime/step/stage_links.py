@@ -22,7 +22,6 @@ from planner.sharding.layout import local_shape
 from runtime.comm.device_mesh import RankMesh, stage_line
 from runtime.parameters.shards import LocalParameter
 
-
 Groups = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
 """For values and for gradients."""
 

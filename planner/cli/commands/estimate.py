@@ -84,8 +84,12 @@ def completed(options: Options) -> tuple[Options, tuple[Choice, ...]]:
             f"--for {options.engine} searches a plan, estimate prices one: use plan without it, or --software"
         )
     wanted = _by_mesh(options) if options.mesh is not None else _by_degrees(options)
-    interleaved = options.schedule == "interleaved_1f1b"
-    wanted.setdefault("virtual_stages", ("auto", "searched") if interleaved else ("1", "default"))
+    from costmodels import SCHEDULES
+
+    known = SCHEDULES.get(options.schedule or "1f1b")
+    usual = ("auto", "searched") if known and known.interleaved else ("1", "default")
+    usual = ("2", "in a V") if known and known.v_shaped else usual
+    wanted.setdefault("virtual_stages", usual)
     wanted.setdefault("offload", ("none", "default"))
     missing = {name: found for name, found in wanted.items() if getattr(options, name) is None}
     values = {name: value for name, (value, _) in missing.items()}

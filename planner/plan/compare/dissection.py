@@ -14,7 +14,7 @@ from hardware_profiles import Bytes, Machine, Seconds
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.prediction.stage_cost import StageCost
 from planner.plan.prediction.walk import Walk, walks_of
-from planner.plan.schedule import in_flight_of
+from planner.plan.schedule import moments_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +55,13 @@ def dissect(bound: BoundPlan, cluster: Machine) -> tuple[RankDissection, ...]:
 
 def _rank(walk: Walk, rank: int) -> RankDissection:
     found = _Operators(rank)
-    live = in_flight_of(walk.bound.plan, rank)
-    cost = walk.rank(rank, live, found.add)
+    moments = moments_of(walk.bound.plan, rank)
+    moment = moments[0] if len(moments) == 1 else walk.rank(rank).fullest
+    cost, live = walk.rank(rank, [moment], found.add), moment.live
     held = []
     for chunk in range(len(live)):
-        more = walk.rank(rank, [count + (number == chunk) for number, count in enumerate(live)])
+        one_more = tuple(count + (number == chunk) for number, count in enumerate(live))
+        more = walk.rank(rank, [moment._replace(live=one_more)])
         held.append(max(0.0, more.memory["activations"] - cost.memory["activations"]))
     return RankDissection(cost=cost, operators=tuple(found.operators), live=live, held=tuple(held))
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from costmodels import away_seconds, offloaded_bytes
+from costmodels import away_seconds, counts_beyond, fullest_moment, offloaded_bytes
 from hardware_profiles import Bytes, Home
 from planner.graph.blocks import IDENTITY
 from planner.graph.operator_graph import TensorType
@@ -153,7 +153,9 @@ class OperatorVisit:
         if self.again or passing or self.at >= self.walk.ending:  # what follows the blocks frees first what it kept
             where = AFTER if self.block is None else self.block
             self.at_once[where] = self.at_once.get(where, 0.0) + kept
-            memory["activations"] += 0.0 if self.again else kept * (self.live - self.bound.plan.training.interleave)
+            memory["activations"] += (
+                0.0 if self.again else kept * counts_beyond(self.live, self.bound.plan.training.interleave)
+            )
         else:
             memory["activations"] += kept * self.live
         memory["transient"] = max(memory["transient"], transient)
@@ -373,7 +375,7 @@ class OperatorVisit:
             latency = self.walk.cluster.device.launch_latency
             fetch, store = away_seconds(nbytes, self.walk.cluster.store(home), latency)
             key = (self.walk.chunk_of[self.at], self.block)
-            self.cost.offload_values(key, home, self.live * nbytes, (float(fetch), float(store)))
+            self.cost.offload_values(key, home, fullest_moment(self.live)[0] * nbytes, (float(fetch), float(store)))
 
     def _kept_until_later(self) -> Bytes:
         """What the deferred weight gradients are made of: the gradient of the result and what the operator was

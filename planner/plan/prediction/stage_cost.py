@@ -9,6 +9,7 @@ from hardware_profiles import Bytes, Group, Seconds
 from planner.plan.layout.weight_offload import waited_for
 from planner.plan.prediction.charges import Charges
 from planner.plan.prediction.step import ChunkCost, Launches
+from planner.plan.schedule import NO_MOMENT, Moment
 from planner.pricing import ParameterPrices
 
 COMMUNICATION = "communication"
@@ -60,7 +61,7 @@ class StageCost:
     take beyond them once a micro-batch, by part (see `planner.plan.layout.block_gathers`). `offloaded` are the bytes
     outside of the device by where they are, `rows` those of each parameter. `fetched` are the seconds in which the
     weights of each block come that offloads any, `away` those in which its activations come back and leave, by chunk
-    and block.
+    and block. `fullest` is when the rank holds most activations.
     """
 
     chunks: list[ChunkCost]
@@ -68,6 +69,7 @@ class StageCost:
     micro_batch: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIME_PER_MICRO_BATCH, 0.0))
     once: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIME_PER_STEP, 0.0))
     memory: dict[str, float] = field(default_factory=lambda: dict.fromkeys(MEMORY, 0.0))
+    fullest: Moment = NO_MOMENT
     messages: Charges = field(default_factory=Counter)
     launches: defaultdict[tuple[int, int | None, str], Launches] = field(default_factory=lambda: defaultdict(Launches))
     ahead: float = 0.0

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from costmodels import counts_at_moments, fullest_moment
 from hardware_profiles import Cluster, Group, Hidden, Machine, Seconds, clusters_of_ranks, links_of_ranks
 from planner.graph.blocks import Blocks
 from planner.graph.operator_graph import OperatorGraph, TensorType
@@ -30,7 +31,7 @@ from planner.plan.prediction.product_overlap import ProductOverlap
 from planner.plan.prediction.repeated_blocks import BlockSums
 from planner.plan.prediction.stage_cost import GATHERING, REDUCING, StageCost, tied_seconds, transfer_seconds
 from planner.plan.prediction.step import ChunkCost, PassCost, further_ahead
-from planner.plan.schedule import in_flight_of, most_deferred, updates_of, weight_versions
+from planner.plan.schedule import Moment, moments_of, updates_of, weight_versions
 from planner.pricing import (
     OperatorPrices,
     ParameterPrices,
@@ -136,13 +137,13 @@ class Walk:
     def rank(
         self,
         rank: int,
-        live: Sequence[int] | None = None,
+        moments: Sequence[Moment] | None = None,
         after: Callable[[int, StageCost, Mapping[int, float]], None] = lambda at, cost, at_once: None,
         *,
         repeated: frozenset[int] = frozenset(),
     ) -> StageCost:
-        """Walk the operators of all stages of one pipeline rank, with `live` micro-batches in flight in each chunk,
-        where these are not those of the schedule. `after` each operator somebody may look at the sums so far, and at
+        """Walk the operators of all stages of one pipeline rank, which holds most at one of these moments, where they
+        are not those of the schedule. `after` each operator somebody may look at the sums so far, and at
         the bytes of each block that are there while its backward pass runs. Operators of `repeated` blocks add what the
         block before theirs added; their messages are not listed."""
         plan, operators = self.bound.plan, self.bound.operators
@@ -159,8 +160,10 @@ class Walk:
                 for stage in held
             ]
         )
-        self.waiting = most_deferred(plan, rank) if plan.schedule_kind.splits_backward else 0
-        live = in_flight_of(plan, rank) if live is None else live
+        moments = moments_of(plan, rank) if moments is None else moments
+        live, waiting = (
+            [counts_at_moments(counts) for counts in zip(*rows, strict=True)] for rows in zip(*moments, strict=True)
+        )
         seen: set[str] = set()  # what flows into blocks
         at_once: dict[int, float] = {}
         own = [at for at in range(len(operators)) if self.rank_of[at] == rank]
@@ -170,6 +173,7 @@ class Walk:
             if block in repeated or block + 1 in repeated:
                 if block != last:
                     if block not in repeated:
+                        self.waiting = waiting[number]
                         written = self._written(block, number, live[number], seen)
                     written.add(cost, at_once, self.together.charged, block)
                     for flops in written.flops:
@@ -179,6 +183,7 @@ class Walk:
             chunk = cost.chunks[number]
             passes = [chunk.forward, chunk.backward] if interleave > 1 else []
             before = [one.taken for one in passes]
+            self.waiting = waiting[number]
             self._visit(cost, at, live[number], seen, at_once)
             for one, taken in zip(passes, before, strict=True):
                 one.close(taken)
@@ -219,6 +224,8 @@ class Walk:
         self._updates(cost, rank)
         self._crossings(cost, rank, live)
         self._loss(cost, rank)
+        cost.memory["activations"], number = fullest_moment(cost.memory["activations"])
+        cost.fullest = moments[number]
         return cost
 
     def _visit(self, cost: StageCost, at: int, live: int, seen: set[str], at_once: dict[int, float]) -> None:

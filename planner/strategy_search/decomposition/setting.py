@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from costmodels import SCHEDULES
+from costmodels import SCHEDULES, most_in_flight, schedule_orders
 from planner.strategy_search.decomposition.pieces import Chain
 from planner.strategy_search.request.space import Configuration, Counts
 
@@ -62,6 +62,10 @@ def _flights(schedule: str, ranks: int, virtual: int, micro_batches: int) -> tup
     """Micro-batches in flight (ranks, chunks), where those with deferred weight gradients count in full: what is kept
     of them is no more than that, unless blocks are recomputed."""
     named = SCHEDULES[schedule]
+    if named.v_shaped:  # stages of half the blocks each, as they are divided behind the search
+        return tuple(
+            (most_in_flight(order) / 2,) for order in schedule_orders(schedule, ranks, micro_batches, virtual=2)
+        )
     if named.splits_backward:
         return ((float(min(micro_batches, ranks)),),) * ranks
     return tuple(tuple(map(float, named.in_flight(rank, ranks, micro_batches, virtual, 1))) for rank in range(ranks))

@@ -131,6 +131,11 @@ class Engine:
             return mixed_step_seconds(self.limits, devices, configuration, request.global_batch, recompute)
         return self.limits[0].step_seconds(configuration, request.cluster.devices, request.global_batch, recompute)
 
+    @property
+    def least_work(self) -> float:
+        """Least seconds of a step, from the work that all devices share and nothing else."""
+        return self.limits[0].work * self.request.global_batch / self.request.cluster.devices
+
     def group_of(self, configuration: Configuration, rank: int) -> int:
         """Number of the group of devices, in the order of the request, that a pipeline rank is on."""
         machine = self.machine(configuration)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from costmodels import SCHEDULES
 from hardware_profiles import Bytes, Machine, Seconds
 from planner.errors import InfeasibleError, LimitError
 from planner.graph.operator_graph import OperatorGraph
@@ -44,6 +45,7 @@ from planner.strategy_search.engine.scheduling import (
     with_turns,
 )
 from planner.strategy_search.engine.settle import settle_and_certify
+from planner.strategy_search.engine.v_stages import spread_out, v_stages
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
 
@@ -318,8 +320,11 @@ class Finalists:
         """What ranks run as a plan, bound and priced."""
         request, configuration = self.request, found.configuration
         chain, machine = found.pipeline_of_kinds.chain, self.engine.machine(configuration)
-        whole = assembly(chain, ranks, configuration.virtual_stages)
-        blocks = self.engine.template.blocks
+        blocks, in_a_v = self.engine.template.blocks, SCHEDULES[configuration.schedule].v_shaped
+        whole = assembly(chain, spread_out(ranks) if in_a_v else ranks, configuration.virtual_stages)
+        stages, virtual = stages_of(whole), configuration.virtual_stages
+        if in_a_v:
+            stages, virtual = v_stages(whole, chain, configuration.pipeline, configuration.micro_batches), 2
         plan = Plan(
             model=request.model,
             training=Training(
@@ -333,8 +338,8 @@ class Finalists:
             ),
             cluster=cluster_reference(machine),
             mesh=chain.tables.mesh,
-            stages=placed(stages_of(whole), configuration.pipeline, machine),
-            virtual_stages=configuration.virtual_stages,
+            stages=placed(stages, configuration.pipeline, machine, configuration.schedule),
+            virtual_stages=virtual,
             schedule=configuration.schedule,
             inputs=input_layouts(whole),
             groups=groups_of(self.prepared, blocks, whole),

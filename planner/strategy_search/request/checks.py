@@ -29,7 +29,7 @@ def turns_fault(request: SearchRequest) -> Fault | None:
     pipeline = 1 if request.cluster.devices == 1 else pinned.pipeline
     virtual = pinned.virtual_stages
     if virtual is None:
-        virtual = 0 if pinned.schedule in (None, INTERLEAVED) else 1
+        virtual = 0 if pinned.schedule in (None, INTERLEAVED) else 2 if pinned.in_a_v else 1
     schedule, interleave, slices = pinned.schedule or "1f1b", pinned.interleave or 1, pinned.slices or 1
     asked = (pinned.tensor_overlap or 1) > 1
     if pinned.tensor_overlap not in (None, 1) and not runs_here(request.cluster):

@@ -249,6 +249,12 @@ def _virtual(request: SearchRequest, template: Template) -> Fault | None:
     """About stages, of which ranks hold several."""
     pinned, kinds = request.pinned, template.blocks.kinds
     pipeline, virtual, blocks = pinned.pipeline, pinned.virtual_stages, len(kinds)
+    if pinned.in_a_v:
+        if 2 * (pipeline or 2) <= blocks or request.cluster.devices == 1:
+            return None
+        reason = f": {2 * (pipeline or 2)} stages in a V are too many for {blocks} blocks"
+        numbers: tuple[str, ...] = ("pipeline",)
+        return Fault(option="schedule", value=f"{pinned.schedule}", reason=reason, numbers=numbers)
     interleaved = pinned.schedule == INTERLEAVED and virtual in (None, 0)
     if (virtual in (None, 0, 1) and not interleaved) or request.cluster.devices == 1:
         return None

@@ -232,6 +232,10 @@ class SearchRequest:
             raise RequestError(f"algorithm = {self.algorithm} {where}: take dynamic_programming or ilp")
         if self.objective != "time":
             raise RequestError(f"objective = {self.objective} {where}: only time is searched there; leave it out")
+        if pinned.in_a_v:
+            raise RequestError(
+                f"schedule = {pinned.schedule} {where}: its stages are divided for devices of one kind; take 1f1b"
+            )
         if pinned.virtual_stages not in (None, 1) or pinned.schedule == INTERLEAVED:
             raise RequestError(
                 f"virtual_stages {where}: virtual stages hold equal blocks on every device; leave them at 1"

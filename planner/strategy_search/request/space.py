@@ -246,6 +246,12 @@ class Pinned:
         return self.schedule == FORWARD
 
     @property
+    def in_a_v(self) -> bool:
+        """Whether the schedule that is asked for has two stages on each rank, in a V."""
+        kind = SCHEDULES.get(self.schedule or "")
+        return kind is not None and kind.v_shaped
+
+    @property
     def searched_schedule(self) -> str:
         """Whose sums the search minimises: what has no place in them is decided behind it."""
         kind = SCHEDULES[self.schedule or "1f1b"]
@@ -395,6 +401,8 @@ def _cuts(template: Template, pipeline: int) -> bool:
 def _virtual_stages(template: Template, pipeline: int, micro_batches: int, pinned: Pinned) -> tuple[int, ...]:
     if pipeline == 1 and (pinned.schedule not in (None, "1f1b", FORWARD) or pinned.slices not in (None, 0, 1)):
         return ()
+    if pinned.in_a_v:  # searched with one stage a rank, and cut in two behind it
+        return (1,) if 2 * pipeline <= template.blocks.count else ()
     interleaved = pinned.schedule == INTERLEAVED
     sliced = pinned.slices is not None or (pinned.interleave or 1) > 1
     wanted = int(sliced and not interleaved) if pinned.virtual_stages is None else pinned.virtual_stages

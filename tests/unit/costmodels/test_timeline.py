@@ -1,6 +1,7 @@
 """The simulated step: closed forms, small cases by hand, refusals."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -106,6 +107,29 @@ def test_the_published_bubble_of_zb_h1(stages: int, micro_batches: int, times: t
     plain = simulate(ranks, schedule_orders("1f1b", stages, micro_batches))  # both parts of the backward in one turn
     assert plain.seconds == pytest.approx((micro_batches + stages - 1) * sum(times))
     assert max(use.live for use in plain.ranks) == stages
+
+
+@pytest.mark.parametrize("schedule", ["zb_v", "dualpipe_v"])
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (2, 9), (4, 8), (4, 16), (8, 16)])
+def test_stages_in_a_v_leave_no_bubble_but_the_way_to_the_last_rank(
+    stages: int, micro_batches: int, schedule: str
+) -> None:
+    """Qi et al., "Pipeline parallelism with controllable memory", figure 3: all ranks hold p micro-batches, and with
+    F = B = W the last rank waits for the first micro-batch alone. DualPipeV holds half a micro-batch more."""
+    ranks = equal(stages, 1.0, 1.0, 1.0, virtual=2)
+    orders = schedule_orders(schedule, stages, micro_batches, virtual=2)
+    step = simulate(ranks, orders, v_shaped=True)
+    assert step.seconds == pytest.approx(6 * micro_batches + stages - 1)
+    more = int(schedule == "dualpipe_v")
+    assert [use.live for use in step.ranks] == [2 * stages + more] * stages
+
+
+@pytest.mark.parametrize("schedule", ["zb_v", "dualpipe_v"])
+def test_orders_in_a_v_come_to_an_end_with_any_number_of_micro_batches(schedule: str) -> None:
+    for stages, micro_batches in product((2, 3, 5), (1, 2, 3, 7)):
+        orders = schedule_orders(schedule, stages, micro_batches, virtual=2)
+        step = simulate(equal(stages, 1.0, 1.5, 0.5, virtual=2), orders, v_shaped=True, record=False)
+        assert step.seconds >= 6 * micro_batches
 
 
 def test_two_ranks_with_transfers_by_hand() -> None:

@@ -13,7 +13,7 @@ from planner.plan.layout.stage_cut import cut_stage
 from planner.plan.plan import Plan
 from planner.plan.prediction.predict import predict, stage_costs
 from planner.plan.prediction.step import rank_seconds
-from planner.plan.schedule import most_deferred, orders_of
+from planner.plan.schedule import in_flight_of, moments_of, most_deferred, orders_of
 from planner.plan.schedule_checks import check_schedule
 from tests.contract.test_priced_is_emitted import cluster_of
 from tests.distributed import plans
@@ -26,12 +26,13 @@ def plan_of(schedule: str = "1f1b", **settings: object) -> Plan:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_what_a_schedule_says_of_itself_is_what_its_turns_do(name: str) -> None:
-    schedule, virtual = SCHEDULES[name], 2 if SCHEDULES[name].interleaved else 1
+    schedule, several = SCHEDULES[name], SCHEDULES[name].interleaved or SCHEDULES[name].v_shaped
+    virtual = 2 if several else 1
     slices = 2 if schedule.sliced else 1
     for stage, turns in enumerate(schedule_orders(name, 4, 8, virtual=virtual, slices=slices)):
         assert schedule.splits_backward == any(turn.kind == "weight_gradient" for turn in turns)
         assert schedule.sliced == any(turn.slice > 0 for turn in turns)
-        assert schedule.interleaved == any(turn.chunk > 0 for turn in turns)
+        assert several == any(turn.chunk > 0 for turn in turns)
         assert schedule.holds_all == (most_in_flight(turns) == 8 * virtual * slices)
         assert schedule.trains == any(turn.kind != "forward" for turn in turns)
         if not schedule.trains:
@@ -48,6 +49,16 @@ def most_held(turns: Sequence[Turn]) -> int:
         live += (turn.kind == "forward") - (turn.kind in ("backward", "input_gradient"))
         most = max(most, live)
     return most
+
+
+def test_chunks_in_a_v_are_not_at_their_most_together() -> None:
+    """Both hold 2p halves of micro-batches together; weight gradients wait when fewer are in flight."""
+    plan = replace(plan_of("zb_v", stages=(1, 1, 1, 1), micro_batches=8, global_batch=16), virtual_stages=2)
+    for rank in range(2):
+        found = moments_of(plan, rank)
+        assert max(sum(moment.live) for moment in found) == 4
+        assert all(sum(moment.live) + sum(moment.waiting) <= 5 for moment in found)
+    assert sum(in_flight_of(plan, 0)) == 5
 
 
 def test_what_zero_bubble_defers() -> None:

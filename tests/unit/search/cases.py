@@ -625,7 +625,7 @@ def plan_of(case: Case, ranks: Sequence[RankFilling]) -> Plan:
         ),
         cluster=cluster_reference(case.cluster),
         mesh=case.chain.tables.mesh,
-        stages=placed(stages_of(whole), configuration.pipeline, case.cluster),
+        stages=placed(stages_of(whole), configuration.pipeline, case.cluster, "1f1b"),
         virtual_stages=configuration.virtual_stages,
         schedule=configuration.schedule if configuration.virtual_stages == 1 else "interleaved_1f1b",
         inputs=input_layouts(whole),

@@ -7,6 +7,7 @@ import pytest
 from planner.errors import InfeasibleError, RequestError
 from planner.sharding.update import PLAIN
 from planner.strategy_search.engine.scheduling import WORTH
+from planner.strategy_search.engine.v_stages import v_counts
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search
@@ -42,11 +43,36 @@ def test_a_schedule_is_pinned(schedule: str) -> None:
     assert (plan.virtual_stages > 1) == (schedule == "interleaved_1f1b")
 
 
+@pytest.mark.parametrize("schedule", ["zb_v", "dualpipe_v"])
+def test_stages_in_a_v_are_pinned(schedule: str) -> None:
+    """Two stages a rank, and nothing is proved but the work of all devices."""
+    found = result_of("llama-4", pipeline=2, schedule=schedule, micro_batches=4)
+    assert (found.plan.schedule, found.plan.pipeline, found.plan.virtual_stages) == (schedule, 2, 2)
+    assert [stage.blocks for stage in found.plan.stages] == [1, 1, 1, 1]
+    assert 0 < found.bound_seconds < found.plan.prediction.step_seconds
+    with refused(RequestError, schedule, 8, 4):
+        result_of("llama-4", pipeline=4, schedule=schedule)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "ranks", "counts"),
+    [
+        ([1.0] * 8, 2, (2, 2, 2, 2)),
+        ([1.0] * 9 + [2.0], 2, (2, 3, 3, 2)),  # 5.0 + 6.0 of 11: the first rank has the last stage
+        ([0.5, 0.5, *[1.0] * 6], 2, (1, 2, 2, 3)),
+    ],
+    ids=str,
+)
+def test_blocks_are_divided_over_a_v(blocks: list[float], ranks: int, counts: tuple[int, ...]) -> None:
+    assert v_counts(blocks, ranks) == counts
+
+
 @pytest.mark.parametrize(
     ("pinned", "words"),
     [
         ({"schedule": "zb-h1"}, ("unknown schedule 'zb-h1'", "zb_h1")),
         ({"schedule": "interleaved_1f1b", "virtual_stages": 1}, ("takes virtual_stages = 2 or more",)),
+        ({"schedule": "zb_v", "virtual_stages": 4}, ("two stages on each rank, in a V", "virtual_stages = 4")),
         ({"schedule": "gpipe", "virtual_stages": 2}, ("one stage on each rank", "take interleaved_1f1b")),
     ],
     ids=str,
