@@ -17,8 +17,8 @@ def counts_at_moments(counts: Sequence[int]) -> int:
 
 def counts_beyond(counts: int, taken: int) -> float:
     """Micro-batches beside those that are taken, none at the least where there are several moments."""
-    others: float = counts - taken
-    return cast(float, np.maximum(others, 0.0)) if np.ndim(others) else others
+    others = counts - taken
+    return others if isinstance(others, int) else cast(float, np.maximum(others, 0.0))
 
 
 def fullest_moment(amounts: float) -> tuple[float, int]:
