@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 def counts_at_moments(counts: Sequence[int]) -> int:
@@ -15,10 +16,9 @@ def counts_at_moments(counts: Sequence[int]) -> int:
     return counts[0] if len(counts) == 1 else cast(int, np.array(counts, dtype=np.float64))
 
 
-def counts_beyond(counts: int, taken: int) -> float:
+def counts_beyond(counts: int | NDArray[np.float64], taken: int) -> float:
     """Micro-batches beside those that are taken, none at the least where there are several moments."""
-    others = counts - taken
-    return others if isinstance(others, int) else cast(float, np.maximum(others, 0.0))
+    return counts - taken if isinstance(counts, int) else cast(float, np.maximum(counts - taken, 0.0))
 
 
 def fullest_moment(amounts: float) -> tuple[float, int]:

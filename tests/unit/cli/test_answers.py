@@ -216,7 +216,7 @@ def test_the_document_is_what_the_command_writes() -> None:
         (("plan", "exp"), {"explain", "export"}),
         (("plan", "--model", "llama-t"), {"llama-tiny"}),
         (("plan", "estimate", "--hardware", "h2"), {"h200-141gb"}),
-        (("plan", "--schedule", "zb"), {"zb_h1"}),
+        (("plan", "--schedule", "zb"), {"zb_h1", "zb_v"}),
         (("plan", "--mode", "stand"), {"stand_alone"}),
     ],
 )
