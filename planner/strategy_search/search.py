@@ -72,14 +72,14 @@ def _searched(
     shared: Shared,
 ) -> SearchResult:
     attempt, stated = BestFirst(request, on_progress, cancelled, cutoff, shared), None
-    for _ in range(_ROUNDS):
+    for tried in range(1, _ROUNDS + 1):
         try:
             return attempt.run()
         except OverfullError as error:
             if isinstance(request.cluster, MixedCluster):
                 raise InfeasibleError(error.message) from None
             stated = stated or attempt.limits
-            memory = max(attempt.memory - error.excess, attempt.memory / 2)
+            memory = max(attempt.memory - tried * error.excess, attempt.memory / 2)  # lean blocks come whole
             leaner = replace(attempt.request, memory_limit=memory)
             attempt = BestFirst(leaner, on_progress, cancelled, cutoff, shared)
             attempt.limits = stated

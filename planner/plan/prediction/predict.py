@@ -105,7 +105,8 @@ def stage_costs(bound: BoundPlan, cluster: Machine) -> tuple[StageCost, ...]:
 def _assemble(
     plan: Plan, flops_per_part: float, costs: list[StageCost], cluster: Machine, *, experts: bool
 ) -> Prediction:
-    m, virtual = plan.training.micro_batches * plan.slices, plan.virtual_stages
+    m = plan.training.micro_batches * plan.slices
+    virtual = 1 if plan.schedule_kind.v_shaped else plan.virtual_stages  # turns that come in rounds
     per_part = [_part_seconds(cost) for cost in costs]
     per_step = [sum(cost.once.values()) for cost in costs]
     step = step_of([cost.chunks for cost in costs], [cost.all_once for cost in costs], m // plan.slices, plan.schedule)
