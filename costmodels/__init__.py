@@ -11,7 +11,7 @@ from costmodels.bounds import collective_lower_bound
 from costmodels.collectives import COLLECTIVES, affine_pieces, collective_time
 from costmodels.compute import FREE_OP_CLASS, operator_time
 from costmodels.errors import CostModelError
-from costmodels.experts import BALANCED, ExpertsShape, experts_backward_time, experts_time
+from costmodels.experts import BALANCED, ExpertsShape, experts_backward_time, experts_time, once_share
 from costmodels.fit import fit_attention, fit_matmul, percentage_error
 from costmodels.interleaving import backward_slots_of, interleaved_time, slots_of
 from costmodels.matmul import element_bytes, matmul_rate, matmul_time, weight_gradient_time
@@ -113,6 +113,7 @@ __all__ = [
     "most_in_flight",
     "offloaded_bytes",
     "operator_time",
+    "once_share",
     "optimizer_time",
     "optimizer_traffic",
     "order_1f1b",

@@ -76,6 +76,12 @@ class ExpertsShape:
     fused: bool = False
 
 
+def once_share(chosen: int, parts: int) -> float:
+    """Share of the rows that are sent where a token goes once to each of n parts in which it has any of the k experts
+    that it has chosen independently of each other: n (1 - (1 - 1/n)^k) of k."""
+    return parts * (1 - (1 - 1 / parts) ** chosen) / chosen
+
+
 def experts_time(shape: ExpertsShape, dtype: str, device: Device) -> Quantity:
     """Seconds of the forward pass, element-wise.
 

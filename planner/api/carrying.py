@@ -108,6 +108,7 @@ def asked_like(
         optimizer=trained.optimizer,
         update=opened if update is None else update,
         imbalance=trained.imbalance,
+        tokens_once=getattr(trained, "tokens_once", False),  # a description of an engine has none
         fp8=trained.fp8,
         space=space,
         time_limit=time_limit,

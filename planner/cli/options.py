@@ -131,6 +131,16 @@ class Options:
             rich_help_panel=JOB,
         ),
     ] = None
+    tokens_once: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Under expert parallelism, send a token once to each node of N devices, and copy it there for its"
+            " experts, instead of once for each expert. Experts are cut over two axes, nodes and N; 1 sends it"
+            " once to each device.",
+            rich_help_panel=JOB,
+        ),
+    ] = None
     precision: Annotated[
         str | None,
         word(

@@ -141,6 +141,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         update=update,
         placing=placing_of(options.place or ()),
         imbalance=EVEN if options.imbalance is None else options.imbalance,
+        tokens_once=options.tokens_once is not None,
         fp8=fp8,
         algorithm=options.search or "dynamic_programming",
         pinned=pinned,
@@ -256,6 +257,7 @@ def pinned_of(options: Options) -> "Pinned":
         micro_batch=options.micro_batch,
         micro_batches=options.micro_batches,
         mesh=None if options.mesh is None else parse_mesh(options.mesh),
+        node=options.tokens_once or 1,
         recompute=cast("Running | None", options.recompute),
         offload=None if options.offload is None else parse_offload(options.offload),
     )

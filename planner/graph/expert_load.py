@@ -32,16 +32,23 @@ def imbalance_fault(imbalance: float) -> Fault | None:
     )
 
 
-def with_imbalance(graph: OperatorGraph, imbalance: float) -> OperatorGraph:
-    """`graph` with this imbalance for all its experts. Raises RequestError for less than 1."""
+def with_imbalance(graph: OperatorGraph, imbalance: float, *, once: bool = False) -> OperatorGraph:
+    """`graph` with this imbalance for all its experts, and whether tokens are sent `once` to each part of the outermost
+    axis over which these are exchanged. Raises RequestError for an imbalance less than 1, and for tokens that are sent
+    once to experts with a capacity."""
     refuse(imbalance_fault(imbalance), RequestError)
-    if imbalance == EVEN:
+    if imbalance == EVEN and not once:
         return graph
-    return replace(graph, operators=tuple(_uneven(op, imbalance) for op in graph.operators))
+    return replace(graph, operators=tuple(_uneven(op, imbalance, once) for op in graph.operators))
 
 
-def _uneven(op: Operator, imbalance: float) -> Operator:
+def _uneven(op: Operator, imbalance: float, once: bool) -> Operator:
     if op.op != EXPERTS_OPERATOR:
         return op
     capacity = op.arguments[_TENSORS] if len(op.arguments) > _TENSORS else _DROPS_NONE
-    return replace(op, arguments=(*op.arguments[:_TENSORS], capacity, imbalance))
+    if once and capacity:
+        raise RequestError(
+            f"tokens_once: '{op.name}' has experts with a capacity, {capacity} rows of a sample, whose places are sent"
+            " whether a token takes them or not; leave it out"
+        )
+    return replace(op, arguments=(*op.arguments[:_TENSORS], capacity, imbalance, *([True] if once else [])))

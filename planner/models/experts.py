@@ -79,6 +79,7 @@ def experts(
     down: torch.Tensor,
     capacity: int = 0,
     imbalance: float = 1.0,
+    once: bool = False,
 ) -> torch.Tensor:
     """Sum over the chosen experts of weight * down(silu(gate(x)) * up(x)), for every token.
 
@@ -91,6 +92,7 @@ def experts(
         capacity: of every expert for a sample, in rows; 0 drops none.
         imbalance: rows of the device with the most of them over the average, where experts are divided among devices.
             It changes no result: it is what planning and auditing go by.
+        once: whether a token is sent once to each part of the outermost axis over which experts are exchanged.
 
     Returns:
         The result of every token, B S H.

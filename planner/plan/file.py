@@ -111,6 +111,8 @@ def training_content(training: Training) -> dict[str, Any]:
     own = {name: value for name, value in _fields(training).items() if name not in ("update", "fp8")}
     if training.imbalance == EVEN:
         del own["imbalance"]
+    if not training.tokens_once:
+        del own["tokens_once"]
     if training.interleave == 1:
         del own["interleave"]
     del own["tensor_overlap"]
@@ -305,6 +307,7 @@ def _training(training: TrainingSection) -> Training:
             "optimizer",
             "interleave",
             "imbalance",
+            "tokens_once",
         )
     }
     overlap = content.pop("tensor_overlap")

@@ -69,10 +69,11 @@ class Training:
     """`global_batch` samples per optimizer step, in `micro_batches` equal parts one after the other; `update` is what
     becomes of their gradients. A stage takes `interleave` micro-batches at a time, operator by operator in turn, so
     that one computes while another communicates; they divide `micro_batches`. `imbalance` is assumed of routers: rows
-    of the device with the most of them over the average (see `planner.graph.expert_load`). Linear layers are computed
-    in `fp8` where that has a recipe (see `planner.graph.fp8`); all else is in `precision`. `tensor_overlap` names the
-    operators whose collectives of tensor parallelism run under products, with their chunks forward and backward (see
-    `planner.plan.layout.overlapped_products`)."""
+    of the device with the most of them over the average (see `planner.graph.expert_load`). With `tokens_once` a token
+    is sent once to each part of the outermost axis over which experts are exchanged, not once for each expert. Linear
+    layers are computed in `fp8` where that has a recipe (see `planner.graph.fp8`); all else is in `precision`.
+    `tensor_overlap` names the operators whose collectives of tensor parallelism run under products, with their chunks
+    forward and backward (see `planner.plan.layout.overlapped_products`)."""
 
     global_batch: int
     micro_batches: int
@@ -81,6 +82,7 @@ class Training:
     update: Update = PLAIN
     interleave: int = 1
     imbalance: float = EVEN
+    tokens_once: bool = False
     fp8: Fp8 = NO_FP8
     tensor_overlap: tuple[tuple[str, int, int], ...] = ()
 

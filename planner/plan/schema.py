@@ -65,6 +65,7 @@ class TrainingSection(_Strict):
     local_parameters: list[str] = []
     placed: dict[str, str] = {}
     imbalance: float = EVEN
+    tokens_once: bool = False
     fp8: str = ""
     fp8_left_out: list[str] = []
     tensor_overlap: dict[str, tuple[Chunks, Chunks]] = {}

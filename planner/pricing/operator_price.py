@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels import host_rows_time, server_rows_time
+from costmodels import host_rows_time, once_share, server_rows_time
 from hardware_profiles import DTYPES, Bytes, Cluster
 from planner.errors import RequestError, RuleError
 from planner.graph.operator_graph import OperatorGraph, TensorType
@@ -300,11 +300,13 @@ def inner_messages(
 ) -> tuple[InnerMessage, ...]:
     """What the operator's own implementation sends, on every axis that splits the factor of an inner collective, where
     gradients of the operands `graded` are asked for; of all, where nothing is said."""
+    exchanged = {inner.factor for inner in rule.inner}
+    outermost = next((at for at, choice in enumerate(strategy) if choice in exchanged and mesh.sizes[at] > 1), -1)
     return tuple(
-        _message(rule, strategy, mesh, inner, axis, graded)
+        _message(rule, strategy, mesh, inner, axis, graded, outermost=axis == outermost)
         for inner in rule.inner
         for axis, choice in enumerate(strategy)
-        if choice == inner.factor and mesh.sizes[axis] > 1
+        if choice == inner.factor and mesh.sizes[axis] > 1 and (axis == outermost or not inner.outermost)
     )
 
 
@@ -320,25 +322,33 @@ def inner_hidden(rule: Rule, cluster: Cluster) -> float:
 
 
 def inner_seconds(rule: Rule, message: Message, mesh: Mesh, cluster: Cluster) -> float:
-    """Seconds of such a message. Where a dispatcher sends a token once to each of n devices or nodes, of whose experts
-    it has chosen k independently of each other, n (1 - (1 - 1/n)^k) rows leave for k; n counts the units of the
-    outermost network that they cross, whose bandwidth decides."""
+    """Seconds of such a message. A dispatcher may send a token once to each of n devices or nodes, of whose experts it
+    has chosen k: n counts the units of the outermost network that they cross, whose bandwidth decides."""
     if cluster.software.dispatcher == "once" and rule.op_class == "experts" and message.axis is not None:
         line = mesh.axes[message.axis]
         units = cluster.group(line.size, line.stride).spans[-1].count
         chosen = rule.factors[rule.index["k"]].extent if "k" in rule.index else 1
-        share = units * (1 - (1 - 1 / units) ** chosen) / chosen
-        message = replace(message, nbytes=message.nbytes * share)
+        message = replace(message, nbytes=message.nbytes * once_share(chosen, units))
     return message_seconds(message, mesh, cluster)
 
 
 def _message(
-    rule: Rule, strategy: Strategy, mesh: Mesh, inner: InnerCollective, axis: int, graded: Collection[int] | None
+    rule: Rule,
+    strategy: Strategy,
+    mesh: Mesh,
+    inner: InnerCollective,
+    axis: int,
+    graded: Collection[int] | None,
+    *,
+    outermost: bool,
 ) -> InnerMessage:
     comes_round = inner.factor in rule.rings
     asked = graded is None or inner.gradient_of is None or inner.gradient_of in graded
     extents = (local_extents if comes_round else loop_extents)(rule, strategy, mesh)
     nbytes = float(round(math.prod(extents[factor] for factor in inner.factors) * inner.element_bytes))
+    if inner.once is not None and outermost:
+        chosen, row = inner.once
+        nbytes = float(row * round(nbytes / row * once_share(chosen, mesh.sizes[axis])))
     hops = mesh.sizes[axis] - 1 if comes_round else 1
     return InnerMessage(
         message=Message(kind=inner.kind, axis=axis, nbytes=nbytes),

@@ -22,6 +22,7 @@ def command_of(plan: Plan) -> str:
         words += ["--forward-only"]
     words += ["--fp8", training.fp8.recipe] if training.fp8 else []
     words += ["--imbalance", f"{training.imbalance:g}"] if training.imbalance != EVEN else []
+    words += ["--tokens-once", "1"] if training.tokens_once else []
     words += [] if plan.mesh.alltoall else ["--no-alltoall"]
     words += [word for pattern, place in training.update.placed for word in ("--place", f"{pattern}={place}")]
     clip = training.update.clip_norm

@@ -90,8 +90,10 @@ def _degrees(roles: Roles) -> str:
 def _experts(plan: Plan, roles: Roles) -> Rows:
     if roles.expert == 1:
         return ()
+    once = ("", "a token is sent once to each part of the outer axis of the experts")
     return (
         ("", f"expert {roles.expert}, over devices that split tokens"),
+        *([once] if plan.training.tokens_once else []),
         ("routers", f"fullest device {plan.training.imbalance:g} times the average"),
     )
 

@@ -48,7 +48,7 @@ EVALUATED = 3
 PRICED = 2
 """Of these, those that are priced as plans, until one is simpler and fast enough."""
 
-_ORDER: tuple[Role, ...] = ("replica", "data", "expert", "ring", "context", "tensor")
+_ORDER: tuple[Role, ...] = ("replica", "data", "nodes", "expert", "ring", "context", "tensor")
 
 
 def with_simplicity(

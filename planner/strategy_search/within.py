@@ -114,7 +114,9 @@ def _expert_degrees(request: SearchRequest) -> tuple[int, ...]:
 
 def _kinds(request: SearchRequest) -> tuple[frozenset[str], ...]:
     """Words for the operators of a block of each kind that can be kept."""
-    graph, blocks = prepare(request.graph, request.imbalance, request.update.placed, request.fp8)
+    graph, blocks = prepare(
+        request.graph, request.imbalance, request.update.placed, request.fp8, once=request.tokens_once
+    )
     each = (block_words(graph, blocks.operators(first)).values() for first in blocks.firsts)
     return tuple(frozenset(name for word in words for name in (*word.names, word.call)) for words in each)
 

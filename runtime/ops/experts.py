@@ -21,8 +21,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from costmodels import once_share
 from planner.models.expert_rows import Kept, Rows, capped_rows, differentiate_experts, run_experts, sorted_rows
-from runtime.ops.row_exchange import Journey, kept_rows, plan_journey
+from runtime.ops.row_exchange import Journey, kept_rows, once, plan_journey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,7 @@ class SplitExperts:
     cuts: Sequence[Cut]
     capacity: int = 0
     imbalance: float = 1.0
+    once: bool = False
 
     @property
     def groups(self) -> list[dist.ProcessGroup]:
@@ -101,11 +103,11 @@ class _Experts(torch.autograd.Function):
     ) -> torch.Tensor:
         chosen, matrices = chosen_BSK.shape[2], (gate, up, down)
         rows, journey = _route(chosen_BSK, split)
-        moved_RH = journey.there(rows.of_tokens(x_BSH.flatten(0, 1), chosen))
+        moved_RH = _there(x_BSH.flatten(0, 1), rows, journey, chosen)
         moved_R = journey.there(rows.of_weights(weights_BSK))
         made_RH, kept = run_experts(moved_RH, moved_R, journey.counts, matrices)
-        result_NH = rows.to_tokens(journey.back(made_RH), chosen)
-        ctx.journey, ctx.shape, ctx.chosen = journey.ways, x_BSH.shape, chosen
+        result_NH = _back(made_RH, rows, journey, chosen)
+        ctx.once, ctx.journey, ctx.shape, ctx.chosen = journey.once, journey.ways, x_BSH.shape, chosen
         ctx.save_for_backward(*kept, *matrices, *rows, *journey.tensors)
         return result_NH.view(x_BSH.shape)
 
@@ -113,19 +115,31 @@ class _Experts(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         saved = ctx.saved_tensors
         kept, matrices, rows = Kept(*saved[:5]), saved[5:8], Rows(*saved[8:12])
-        journey = Journey(ways=ctx.journey, tensors=saved[12:])
+        journey = Journey(ways=ctx.journey, tensors=saved[12:], once=ctx.once)
         wanted = ctx.needs_input_grad
         needed = [wanted[0], wanted[1], *wanted[3:6]]
         found = differentiate_experts(
-            journey.there(rows.of_tokens(gradients[0].flatten(0, 1), ctx.chosen)),
+            _there(gradients[0].flatten(0, 1), rows, journey, ctx.chosen),
             *(kept, journey.counts, matrices, needed),
         )
         of_x = of_weights = None
         if found.rows is not None:
-            of_x = rows.to_tokens(journey.back(found.rows), ctx.chosen).view(ctx.shape)
+            of_x = _back(found.rows, rows, journey, ctx.chosen).view(ctx.shape)
         if found.weights is not None:
             of_weights = rows.to_choices(journey.back(found.weights)).view(*ctx.shape[:2], ctx.chosen)
         return of_x, of_weights, None, *found.matrices, None
+
+
+def _there(x_NH: torch.Tensor, rows: Rows, journey: Journey, chosen: int) -> torch.Tensor:
+    """Tokens as rows of this device's experts."""
+    return journey.there(rows.of_tokens(x_NH, chosen)) if journey.once is None else journey.tokens_there(x_NH)
+
+
+def _back(rows_RH: torch.Tensor, rows: Rows, journey: Journey, chosen: int) -> torch.Tensor:
+    """Rows of this device's experts as sums of tokens, N H."""
+    if journey.once is None:
+        return rows.to_tokens(journey.back(rows_RH), chosen)
+    return journey.tokens_back(rows_RH, len(rows.places) // chosen)
 
 
 def _route(chosen_BSK: torch.Tensor, split: SplitExperts) -> tuple[Rows, Journey]:
@@ -146,4 +160,8 @@ def _route(chosen_BSK: torch.Tensor, split: SplitExperts) -> tuple[Rows, Journey
         capped=bool(split.capacity),
         imbalance=split.fullest,
     )
+    if split.once and journey.ways:
+        chosen = chosen_BSK.shape[2]
+        share = once_share(chosen, journey.ways[0].group.size())
+        journey = once(journey, rows.choices // chosen, len(rows.places) // chosen, share)
     return rows, journey

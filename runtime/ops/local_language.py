@@ -66,6 +66,7 @@ def experts(
     down: torch.Tensor,
     capacity: int = 0,
     imbalance: float = 1.0,
+    once: bool = False,
 ) -> torch.Tensor:
     cuts = [
         Cut(
@@ -76,7 +77,11 @@ def experts(
         for axis in shard.cutting("e")
     ]
     split = SplitExperts(
-        experts=shard.extent("e") if cuts else gate.shape[0], cuts=cuts, capacity=capacity, imbalance=imbalance
+        experts=shard.extent("e") if cuts else gate.shape[0],
+        cuts=cuts,
+        capacity=capacity,
+        imbalance=imbalance,
+        once=once,
     )
     return split_experts(x_BSH, weights_BSK, chosen_BSK, (gate, up, down), split)
 

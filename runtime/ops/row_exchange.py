@@ -7,6 +7,11 @@ Over several axes one after the other: after each the experts that are left are 
 that rows which are sorted by expert are sorted by the next coordinate, too. Back the same ways in the opposite order.
 Rows of experts that have a capacity are as many on every device, and no counts are sent.
 
+A token may be sent `Once` to each process of the outermost group, with the places of its rows among what is sent:
+
+    tokens ──index──> one row for each process that has any of its experts ──all-to-all──> ──index──> rows ──sort──> ...
+    tokens <──sum─── one row from each of these <──all-to-all── sums of the rows of each token <──── rows <──sort── ...
+
 Where tensors are fake nobody knows counts: then every device gets the same number of rows, times the imbalance, as the
 prediction has it (see `runtime.auditing.imitation`).
 """
@@ -33,10 +38,13 @@ class Way:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journey:
     """All ways of the rows of one call; none where rows stay. Its `tensors` are for autograd to keep: how many rows
-    each expert of this device has, and for each way the order that sorts by expert what comes, and its inverse."""
+    each expert of this device has, and for each way the order that sorts by expert what comes, and its inverse. Where
+    tokens go `once` over the first way there are two more: the token of each row that is sent so, and which of those
+    that come each row is a copy of, in the order of the experts."""
 
     ways: tuple[Way, ...]
     tensors: Sequence[torch.Tensor]
+    once: Way | None = None
 
     @property
     def counts(self) -> torch.Tensor:
@@ -47,6 +55,27 @@ class Journey:
         for number, way in enumerate(self.ways):
             rows = _exchanged(rows, way.received, way.sent, way.group).index_select(0, self.tensors[1 + 2 * number])
         return rows
+
+    def tokens_there(self, x_NH: torch.Tensor) -> torch.Tensor:
+        """Tokens of this device, which go once to each process of the first way, to rows of this device's experts."""
+        once = self.once
+        assert once is not None, "rows go by themselves"
+        tokens, copied = self.tensors[-2:]
+        rows = _exchanged(x_NH.index_select(0, tokens), once.received, once.sent, once.group).index_select(0, copied)
+        return self._later().there(rows)
+
+    def tokens_back(self, rows: torch.Tensor, count: int) -> torch.Tensor:
+        """The sums of the rows of each of `count` tokens, first where the rows are. `count` H."""
+        once = self.once
+        assert once is not None, "rows come back by themselves"
+        (tokens, copied), rows = self.tensors[-2:], self._later().back(rows)
+        sums = rows.new_zeros((sum(once.received), *rows.shape[1:])).index_add_(0, copied, rows)
+        back = _exchanged(sums, once.sent, once.received, once.group)
+        return back.new_zeros((count, *back.shape[1:])).index_add_(0, tokens, back)
+
+    def _later(self) -> "Journey":
+        """All ways but the first."""
+        return Journey(ways=self.ways[1:], tensors=(self.tensors[0], *self.tensors[3:-2]))
 
     def back(self, rows: torch.Tensor) -> torch.Tensor:
         """The other way."""
@@ -83,6 +112,45 @@ def plan_journey(
         tensors += [order, places]
         counts_E = received_nE.sum(0)
     return Journey(ways=tuple(ways), tensors=(counts_E, *tensors))
+
+
+def once(journey: Journey, tokens_R: torch.Tensor, tokens: int, share: float) -> Journey:
+    """The same journey of rows, of which row r is of token `tokens_R[r]` of so many, with tokens that go once to each
+    process of the first way. `share` of the rows are sent then where nobody knows. Collective over the first group."""
+    way, order = journey.ways[0], journey.tensors[1]
+    size, device = way.group.size(), tokens_R.device
+    to_R = torch.repeat_interleave(
+        torch.arange(size, device=device), torch.tensor(way.sent, device=device), output_size=len(tokens_R)
+    )
+    keys = to_R * tokens + tokens_R
+    if isinstance(tokens_R, FakeTensor):
+        count = round(len(tokens_R) * share)
+        sent = [count // size + (at < count % size) for at in range(size)]
+        tokens_U, places_R = tokens_R.new_empty(count), torch.empty_like(tokens_R)
+    else:
+        keys_U, numbers_R = torch.unique(keys, return_inverse=True)  # sorted: by process, then by token
+        tokens_U, processes_U = keys_U % tokens, keys_U // tokens
+        counts = torch.bincount(processes_U, minlength=size)
+        places_R = numbers_R - (counts.cumsum(0) - counts).index_select(0, to_R)
+        sent = counts.tolist()
+    come_R = _exchanged(places_R, way.received, way.sent, way.group)
+    received = _distinct(come_R, way.received, share)
+    starts = torch.tensor([sum(received[:at]) for at in range(size)], device=device)
+    of_R = torch.repeat_interleave(starts, torch.tensor(way.received, device=device), output_size=len(come_R))
+    copied_R = (come_R + of_R).index_select(0, order)
+    found = Way(group=way.group, sent=sent, received=received)
+    return Journey(ways=journey.ways, tensors=(*journey.tensors, tokens_U, copied_R), once=found)
+
+
+def _distinct(come_R: torch.Tensor, received: Sequence[int], share: float) -> list[int]:
+    """How many different rows come from each process: its places are numbered without gaps."""
+    if isinstance(come_R, FakeTensor):
+        count, size = round(len(come_R) * share), len(received)
+        return [count // size + (at < count % size) for at in range(size)]
+    pieces: tuple[torch.Tensor, ...] = torch.split(come_R, list(received))
+    most = torch.stack([piece.max() + 1 if len(piece) else piece.new_zeros(()) for piece in pieces])
+    found: list[int] = most.tolist()
+    return found
 
 
 def kept_rows(counts: torch.Tensor, expected: float) -> int:

@@ -1,5 +1,7 @@
 """Models with experts, on all ranks at the same time."""
 
+from dataclasses import replace
+
 import torch
 
 from planner.plan.plan import Plan
@@ -18,6 +20,16 @@ def divided(
         tasks.worst_error(tasks.build_step(model, by_hand(way, model, plans.mesh_of(*sizes), **settings)), model, parts)
         for way in ways
     ]
+
+
+def sent_once(model: str, ways: list[str], sizes: tuple[int, ...], settings: dict[str, object]) -> list[float]:
+    """The same where a token is sent once to each part of the outermost axis of an exchange."""
+    errors = []
+    for way in ways:
+        plan = by_hand(way, model, plans.mesh_of(*sizes), kept=tasks.KEPT, **settings)
+        plan = replace(plan, training=replace(plan.training, tokens_once=True))
+        errors.append(tasks.worst_error(tasks.build_step(model, plan), model, plan.training.micro_batches))
+    return errors
 
 
 def trained(model: str, plan: Plan, steps: int = 3) -> float:

@@ -35,6 +35,30 @@ def test_ways_to_divide_experts(pool, model: str, ways: list[str], parts: int, r
         assert max(errors) < TOLERANCE, dict(zip(ways, errors, strict=True))
 
 
+@pytest.mark.cases(1, 1)
+@pytest.mark.parametrize(
+    ("model", "ways", "sizes", "settings"),
+    [
+        ("mixture", ["samples"], (2, 2), {}),
+        ("mixture", ["tensor inside", "folded", "folded samples", "alone", "alone and exchanged"], (2, 2), {}),
+        ("balanced", ["samples", "zero3"], (2, 2), {"recomputation": "full"}),
+        (
+            "mixture",
+            ["samples", "folded"],
+            (1, 2),
+            {"stages": (1, 1), "micro_batches": 2, "recomputation": "selective"},
+        ),
+    ],
+    ids=str,
+)
+def test_tokens_that_are_sent_once(
+    pool, model: str, ways: list[str], sizes: tuple[int, ...], settings: dict[str, object]
+) -> None:
+    """Over one axis, and two of which the first is that of the nodes; where tensor parallelism cuts experts, too."""
+    for errors in pool.run("tasks_experts", "sent_once", model, ways, sizes, settings):
+        assert max(errors) < TOLERANCE, dict(zip(ways, errors, strict=True))
+
+
 @pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("recomputation", ["none", "full"])
 @pytest.mark.parametrize("model", ["mixture", "balanced", "capped"])

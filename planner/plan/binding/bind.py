@@ -113,21 +113,24 @@ def prepare(
     fp8: Fp8 = NO_FP8,
     *,
     trains: bool = True,
+    once: bool = False,
 ) -> tuple[OperatorGraph, Blocks]:
     """The graph that plans speak about: shared values have an identity, repeated blocks are known, routers give the
     fullest device `imbalance` times the average, tables that are `placed` elsewhere are no parameters, and linear
-    layers are in `fp8`. Of a plan that never `trains` it is that of the model as it is evaluated, with no gradient
-    anywhere. Raises RequestError for what cannot be placed so, or be in fp8."""
-    key = ("prepared", imbalance, placed, fp8, trains)
+    layers are in `fp8`; tokens are sent `once` to each part of an axis. Of a plan that never `trains` it is that of the
+    model as it is evaluated, with no gradient anywhere. Raises RequestError for what cannot be placed so, or be
+    in fp8."""
+    key = ("prepared", imbalance, placed, fp8, trains, once)
     if key not in traced.derived:
-        traced.derived[key] = _prepared(traced, imbalance, placed, fp8, trains=trains)
+        traced.derived[key] = _prepared(traced, imbalance, placed, fp8, trains=trains, once=once)
     return cast("tuple[OperatorGraph, Blocks]", traced.derived[key])
 
 
 def _prepared(
-    traced: OperatorGraph, imbalance: float, placed: Placed, fp8: Fp8, *, trains: bool
+    traced: OperatorGraph, imbalance: float, placed: Placed, fp8: Fp8, *, trains: bool, once: bool
 ) -> tuple[OperatorGraph, Blocks]:
-    changed = with_imbalance(with_places(traced if trains else without_updates(traced), placed), imbalance)
+    changed = with_places(traced if trains else without_updates(traced), placed)
+    changed = with_imbalance(changed, imbalance, once=once)
     blocks = find_blocks(changed)
     if fp8:
         changed = with_fp8(changed, tuple(blocks.numbers), fp8)
@@ -153,7 +156,9 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
         )
     training = plan.training
     ruled, trains = with_rules(traced, plan.rules), plan.schedule_kind.trains
-    prepared, blocks = prepare(ruled, training.imbalance, training.update.placed, training.fp8, trains=trains)
+    prepared, blocks = prepare(
+        ruled, training.imbalance, training.update.placed, training.fp8, trains=trains, once=training.tokens_once
+    )
     return bind_prepared(plan, _of_batch(prepared, batch, training.part), blocks)
 
 

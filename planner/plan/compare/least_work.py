@@ -68,7 +68,9 @@ def least_work(plan: Plan, traced: OperatorGraph, batch: int, cluster: Machine) 
     """
     training = plan.training
     ruled, trains = with_rules(traced, plan.rules), plan.schedule_kind.trains
-    graph, _ = prepare(ruled, training.imbalance, training.update.placed, training.fp8, trains=trains)
+    graph, _ = prepare(
+        ruled, training.imbalance, training.update.placed, training.fp8, trains=trains, once=training.tokens_once
+    )
     try:
         whole = rescale_batch(graph, batch, training.global_batch)
     except RequestError as error:

@@ -103,7 +103,12 @@ def _shrunk(
     traced = discover(trace(built.module, built.args, built.kwargs))
     training = _training(plan.training, numbers, precision)
     prepared, found = prepare(
-        traced, training.imbalance, training.update.placed, training.fp8, trains=plan.schedule_kind.trains
+        traced,
+        training.imbalance,
+        training.update.placed,
+        training.fp8,
+        trains=plan.schedule_kind.trains,
+        once=training.tokens_once,
     )
     _check_blocks(large, found, blocks, model.smaller.reference)
     decided = replace(

@@ -12,7 +12,9 @@ Experts follow MegaBlocks (Gale et al. 2022, arXiv 2211.15841): rows are sorted 
 are multiplied with the weight of their expert before the last product, as Megatron does, so that its result need not be
 kept. With an exchange rows are sent to where their experts are and back (GShard, Lepikhin et al. 2020): two all-to-alls
 forward, two backward; over several axes one after the other. Ahead of them go the counts of rows, and with them their
-weights.
+weights. A token that is sent `once` goes over the outermost axis (the nodes) as one row for each part of the axis that
+has any of its experts, is copied there for each of them, and summed up there before it comes back (node-limited
+routing: DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.2; DeepEP).
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,12 +26,16 @@ from planner.sharding.rule import FactorKind, InnerCollective, Rule, Work
 from planner.sharding.rules.einsum import Einsum
 from planner.sharding.rules.spec import RuleSpec
 
-_CAPACITY, _IMBALANCE = (6, "capacity"), (7, "imbalance")
+_CAPACITY, _IMBALANCE, _ONCE = (6, "capacity"), (7, "imbalance"), (8, "once")
 _INDEX = 8
 """Bytes of an index of a row, or of a count of rows."""
 
 _INDICES = 4
 """Indices that are kept of every row: its choice, the row of its choice, and the same after an exchange."""
+
+_INDICES_ONCE = 2
+"""Those that are kept beside them where a token is sent once: the row that came with the token of each row, and the
+token of each row that is sent."""
 
 _PLAIN = Einsum(
     pattern="b s h, b s k, b s k, e f h, e f h, e h f -> b s h",
@@ -51,6 +57,7 @@ class Experts(RuleSpec):
         capacity, imbalance = call.argument(*_CAPACITY, 0), call.argument(*_IMBALANCE, 1.0)
         assert isinstance(capacity, int), call  # as the operator's schema has it
         assert isinstance(imbalance, float), call
+        once = bool(call.argument(*_ONCE, False))
         # A capacity is one of every sample, whose tokens are counted in their order.
         blocked = f"{_PLAIN.blocked} s" if capacity else _PLAIN.blocked
         exchanges = (("e", "b"),) if capacity else (("e", "b"), ("e", "s"))
@@ -68,10 +75,10 @@ class Experts(RuleSpec):
             saved_extra=(  # rows; gate, up, and their weighted product; weights and indices
                 rows.work(element, "h"),
                 rows.work(3.0 * element, "f"),
-                rows.work(element + _INDICES * _INDEX, ""),
+                rows.work(element + (_INDICES + _INDICES_ONCE * once) * _INDEX, ""),
             ),
             scratch=(rows.work(1.0 * element, "h"), rows.work(2.0 * element, "f")),  # gradients of those
-            inner=tuple(rows.messages(element, counted=not capacity)),
+            inner=tuple(rows.messages(element, counted=not capacity, once=once)),
         )
 
 
@@ -88,7 +95,7 @@ class _Rows:
         each = float(self.capacity) if self.capacity else 1.0 / self._experts
         return Work(coefficient=coefficient * each, factors=self._factors(others))
 
-    def messages(self, element: int, *, counted: bool) -> Iterator[InnerCollective]:
+    def messages(self, element: int, *, counted: bool, once: bool) -> Iterator[InnerCollective]:
         """What is sent on each axis that is given an exchange."""
         exchanges = [at for at, factor in enumerate(self.rule.factors) if factor.kind is FactorKind.EXCHANGE]
         for exchange in exchanges:
@@ -96,6 +103,12 @@ class _Rows:
                 yield InnerCollective(
                     kind="all_to_all", factor=exchange, factors=(), element_bytes=_INDEX * self._experts, forward=1
                 )
+            if once:  # for each row the place of its token among those that are sent
+                places = self.work(_INDEX, "")
+                yield InnerCollective(
+                    kind="all_to_all", factor=exchange, factors=places.factors, element_bytes=places.coefficient,
+                    forward=1, outermost=True,
+                )  # fmt: skip
             for others, times in (("h", 2), ("", 1)):
                 sent = self.work(element, others)
                 yield InnerCollective(
@@ -105,7 +118,12 @@ class _Rows:
                     element_bytes=sent.coefficient,
                     forward=times,
                     backward=times,
+                    once=self._once(element) if once and others else None,
                 )
+
+    def _once(self, element: int) -> tuple[int, int]:
+        """Rows of a token, and bytes of a row."""
+        return self.call.operands[1].shape[2], self.call.operands[0].shape[2] * element
 
     @property
     def _experts(self) -> int:

@@ -36,6 +36,7 @@ def request_for(plan: Plan, graph: OperatorGraph, batch: int, cluster: Machine) 
         optimizer=training.optimizer,
         update=training.update,
         imbalance=training.imbalance,
+        tokens_once=training.tokens_once,
         fp8=training.fp8,
         pinned=pinned if plan.schedule_kind.trains else forward_pinned(pinned),
     )

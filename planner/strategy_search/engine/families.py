@@ -62,7 +62,9 @@ def engine_of(request: SearchRequest, shared: Shared | None = None) -> tuple[Eng
 
 def _engine_of(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
     trains, placed = not request.pinned.forward_only, request.update.placed
-    prepared, blocks = prepare(request.graph, request.imbalance, placed, request.fp8, trains=trains)
+    prepared, blocks = prepare(
+        request.graph, request.imbalance, placed, request.fp8, trains=trains, once=request.tokens_once
+    )
     never_kept = frozenset(request.pinned.never_kept)
     template = fold(prepared, blocks, request.cluster.software, never_kept)
     if "device" not in request.offload.weights and not template.every_own_parameter:

@@ -334,6 +334,7 @@ class Finalists:
                 optimizer=request.optimizer,
                 update=self._update(chain.tables.update, found, ranks),
                 imbalance=request.imbalance,
+                tokens_once=request.tokens_once,
                 fp8=request.fp8,
             ),
             cluster=cluster_reference(machine),

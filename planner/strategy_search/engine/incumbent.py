@@ -49,7 +49,7 @@ def conventional(engine: Engine, space: Sequence[Configuration]) -> list[list[Co
 def _degrees(one: Configuration) -> tuple[int, int]:
     """Data and tensor parallel degrees of a configuration whose axes have purposes."""
     degrees = dict(zip(one.roles, one.mesh, strict=True))
-    return degrees.get("data", 1) * degrees.get("replica", 1) * degrees.get("expert", 1), degrees.get("tensor", 1)
+    return math.prod(degrees.get(role, 1) for role in ("data", "replica", "nodes", "expert")), degrees.get("tensor", 1)
 
 
 def _coarse(seconds: float) -> float:

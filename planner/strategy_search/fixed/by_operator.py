@@ -58,7 +58,9 @@ def operator_plan(request: SearchRequest, decisions: ByOperator) -> BoundPlan:
 
     The request has the mesh and the pipeline in `pinned`. Raises RequestError where no plan has what is decided.
     """
-    graph, blocks = prepare(request.graph, request.imbalance, request.update.placed, request.fp8)
+    graph, blocks = prepare(
+        request.graph, request.imbalance, request.update.placed, request.fp8, once=request.tokens_once
+    )
     ways = [_way(decisions, graph, blocks, block) for block in range(blocks.count)]
     of_kind = [list(dict.fromkeys(way for way in ways if way.kind == kind)) for kind in range(len(blocks.firsts))]
     found = [

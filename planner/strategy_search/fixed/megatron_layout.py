@@ -98,7 +98,9 @@ def _shards(request: SearchRequest, usual: Usual) -> tuple[Shard, ...]:
     tensor = pinned.tensor or 1
     if tensor == 1:
         return ()
-    prepared, blocks = prepare(request.graph, request.imbalance, request.update.placed, request.fp8)
+    prepared, blocks = prepare(
+        request.graph, request.imbalance, request.update.placed, request.fp8, once=request.tokens_once
+    )
     graph = fold(prepared, blocks, request.cluster.software).graph
     cuts = {"batch": pinned.data or 1, "sequence": pinned.context or 1}
     labels = factor_labels(graph)

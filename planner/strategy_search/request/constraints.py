@@ -220,7 +220,7 @@ class Decided:
         if role == "ring" and rule.op_class == "attention":
             return _first_possible(legal, (ring, unused))
         legal = tuple(strategy for strategy in legal if not ring(strategy))  # on other axes there are none
-        if role in ("data", "expert", "replica"):
+        if role in ("data", "nodes", "expert", "replica"):
             return _first_possible(legal, (batch, unused))
         if role in ("ring", "context"):
             inside = uses(lambda f: labels[f] != "batch")

@@ -110,6 +110,7 @@ class SearchRequest:
     update: Update = DEFAULT
     placing: Placing = "given"
     imbalance: float = EVEN
+    tokens_once: bool = False
     fp8: Fp8 = NO_FP8
     algorithm: str = "dynamic_programming"
     pinned: Pinned = FREE
@@ -144,6 +145,7 @@ class SearchRequest:
         refuse(sliced_fp8_fault(self.fp8, self.pinned.slices), RequestError)
         if self.imbalance != EVEN and not any(op.op == EXPERTS_OPERATOR for op in self.graph.operators):
             raise RequestError(f"imbalance = {self.imbalance:g}: no operator of this model routes to experts")
+        self._check_tokens_once()
         _check_offload(self)
         _check_forward_only(self)
         self._check_places()
@@ -223,6 +225,21 @@ class SearchRequest:
             raise RequestError(
                 "zero_by = parameters: is about our own runtime; leave it out, or set software to"
                 f" {PYTORCH.name} (not {self.cluster.software.name})"
+            )
+
+    def _check_tokens_once(self) -> None:
+        """Raise RequestError where tokens cannot be sent once to each node."""
+        node = self.pinned.node
+        if node < 1:
+            raise RequestError(f"tokens_once = {node}: a node has 1 device or more; give the devices of a node")
+        if not self.tokens_once:
+            return
+        if not any(op.op == EXPERTS_OPERATOR for op in self.graph.operators):
+            raise RequestError("tokens_once: no operator of this model routes to experts; leave it out")
+        if self.cluster.software.name != PYTORCH.name:
+            raise RequestError(
+                f"tokens_once: {self.cluster.software.name} sends tokens as its profile says; leave it out, or set"
+                f" software to {PYTORCH.name}"
             )
 
     def _check_mixed(self, cluster: MixedCluster) -> None:

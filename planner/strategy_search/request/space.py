@@ -25,9 +25,9 @@ from planner.strategy_search.request.attention_degrees import attention_fault, h
 from planner.strategy_search.request.offload import Offload
 from planner.strategy_search.request.template import Template
 
-Role = Literal["replica", "data", "expert", "ring", "context", "tensor"]
+Role = Literal["replica", "data", "nodes", "expert", "ring", "context", "tensor"]
 """What an axis is for. "replica": a part of data over which ZeRO shares out nothing. "expert": a part of data, on which
-experts are cut. "ring" and "context" split the sequence;
+experts are cut; "nodes" another, to each place of which a token is sent once. "ring" and "context" split the sequence;
 attention by a ring on the former, by heads on the latter."""
 EXPERTS = "experts"  # class of the operators that route to experts
 ContextBy = Literal["heads", "ring", "hybrid", "auto"]
@@ -180,6 +180,7 @@ class Pinned:
         micro_batch: samples of a micro-batch on each data-parallel group.
         micro_batches: micro-batches per step. At most one of the two.
         mesh: axes inside a stage, slowest links first.
+        node: devices of a node within which experts are cut on an axis of their own, where they are cut into more parts.
         recompute: how blocks are run; "selective" means per operator.
         context_by: how attention is split among the devices of a context: by "heads", after an all-to-all of
             activations (Ulysses); by a "ring", where keys and values come round to the queries; "hybrid", by heads
@@ -213,6 +214,7 @@ class Pinned:
     micro_batch: int | None = None
     micro_batches: int | None = None
     mesh: tuple[int, ...] | None = None
+    node: int = 1
     recompute: Running | None = None
     never_kept: tuple[str, ...] = ()
     context_by: ContextBy = "heads"
@@ -389,7 +391,9 @@ def _fits_pattern(attention: Sequence[Rule], roles: tuple[Role, ...], mesh: tupl
     by_heads = degrees.get("tensor", 1) * degrees.get("context", 1)
     whole = all(heads_of(rule) % by_heads == 0 and key_heads_of(rule) % by_heads == 0 for rule in attention)
     shards = math.prod(size for role, size in degrees.items() if role not in ("tensor", "replica"))
-    if "replica" in degrees and degrees.keys().isdisjoint(("data", "expert")):  # a context alone shares nothing out
+    if "replica" in degrees and degrees.keys().isdisjoint(
+        ("data", "nodes", "expert")
+    ):  # a context alone shares nothing out
         return False
     return whole and shards >= pinned.pattern.shards
 
@@ -441,7 +445,9 @@ def _meshes(devices: int, pinned: Pinned) -> Iterator[tuple[tuple[int, ...], tup
                         if parts is None or data % (parts * replicas):
                             continue
                         shards = data // parts // replicas
-                        inside: dict[Role, int] = {"expert": parts, "ring": ring, "context": heads}
+                        nodes = parts // pinned.node if parts % pinned.node == 0 and pinned.node > 1 else 1
+                        inside: dict[Role, int] = {"nodes": nodes, "expert": parts // nodes}
+                        inside |= {"ring": ring, "context": heads}
                         degrees = {**degrees, "replica": replicas, "data": shards, **inside}
                         real = tuple((name, degrees[name]) for name in get_args(Role) if degrees[name] > 1)
                         yield tuple(degree for _, degree in real), tuple(name for name, _ in real), data
@@ -467,6 +473,7 @@ def experts_cut(pinned: Pinned, roles: tuple[Role, ...], sizes: tuple[int, ...])
     cut: dict[Role, bool] = {
         "replica": False,
         "data": False,
+        "nodes": True,
         "expert": True,
         "ring": along,
         "context": along,
