@@ -31,6 +31,7 @@ Source: Gale et al., "MegaBlocks: efficient sparse training with mixture-of-expe
 kernels: `tests/validation/test_experts.py`.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,10 +77,28 @@ class ExpertsShape:
     fused: bool = False
 
 
-def once_share(chosen: int, parts: int) -> float:
+def once_share(chosen: int, parts: int, groups: int = 1, chosen_groups: int = 1) -> float:
     """Share of the rows that are sent where a token goes once to each of n parts in which it has any of the k experts
-    that it has chosen independently of each other: n (1 - (1 - 1/n)^k) of k."""
-    return parts * (1 - (1 - 1 / parts) ** chosen) / chosen
+    that it has chosen independently of each other: n (1 - (1 - 1/n)^k) of k.
+
+    A router may choose experts in M of G groups alone, in each set of M as likely (node-limited routing: DeepSeek-AI
+    2024, arXiv 2412.19437, section 2.1.2). Of the s groups of a part j are among them with the probability P(j) of
+    drawing M of G, and none of the choices falls on it with (1 - j/M)^k: n (1 - sum_j P(j) (1 - j/M)^k) of k; where a
+    group takes t parts a choice falls on one of M t of them. Groups that do not divide parts, nor parts them, count as
+    none.
+    """
+    if groups == 1 or chosen_groups >= groups or max(parts, groups) % min(parts, groups):
+        return parts * (1 - (1 - 1 / parts) ** chosen) / chosen
+    if parts >= groups:
+        within = chosen_groups * parts // groups
+        return within * (1 - (1 - 1 / within) ** chosen) / chosen
+    own, ways = groups // parts, math.comb(groups, chosen_groups)
+    missed = sum(
+        math.comb(own, j) * math.comb(groups - own, chosen_groups - j) / ways * (1 - j / chosen_groups) ** chosen
+        for j in range(min(own, chosen_groups) + 1)
+        if chosen_groups - j <= groups - own
+    )
+    return parts * (1 - missed) / chosen
 
 
 def experts_time(shape: ExpertsShape, dtype: str, device: Device) -> Quantity:

@@ -135,6 +135,7 @@ def search(
     seq_len: int | None = None,
     global_batch: int | None = None,
     imbalance: float = EVEN,
+    tokens_once: int | None = None,
     precision: str | None = None,
     fp8: str | None = None,
     fp8_left_out: Sequence[str] = (),
@@ -175,6 +176,8 @@ def search(
         seq_len: tokens of a sequence; the model's own where not given.
         global_batch: samples of a step; 4 per device where not given.
         imbalance: maximum expert load over the mean; 1 is a balanced router.
+        tokens_once: devices of a node, to which a token is sent once and copied there for its experts; 1 sends it once
+            to each device. Once for each expert where not given.
         precision: "bf16", "fp16", "fp32", or "fp8", which is a recipe of `fp8`; bf16 where not given, on CPUs fp32.
         fp8: a recipe by which linear layers are computed in fp8 where that pays: "tensorwise", "rowwise" or
             "rowwise_with_gw_hp"; all else is in bf16.
@@ -217,6 +220,7 @@ def search(
     number("simplicity", simplicity, least=0, whole=False)
     number("memory_margin", memory_margin, least=0, whole=False)
     number("imbalance", imbalance, least=1, whole=False)
+    number("tokens_once", tokens_once)
     for name, words in (("cluster", cluster), ("software", software), ("engine", engine)):
         text(name, words)
     for name, heard in (("on_progress", on_progress), ("cancelled", cancelled)):
@@ -234,6 +238,8 @@ def search(
     if memory_margin is not None:
         machine = with_memory_margin(machine, memory_margin)
     decided, placing, changed = _decided(pinned), *_placed(place, record("update", update, Update, DEFAULT))
+    if tokens_once is not None:
+        decided = replace(decided, node=tokens_once)
     with limited(time_limit, default_memory() if planner_memory is None else planner_memory):
         job = _job(
             model, machine, seq_len, args, kwargs, batch,
@@ -245,6 +251,7 @@ def search(
             update=changed,
             placing=placing,
             imbalance=imbalance,
+            tokens_once=tokens_once is not None,
             fp8=in_fp8,
             algorithm=search,
             pinned=forward_pinned(decided) if forward_only else decided,

@@ -6,6 +6,7 @@ Nobody knows before training where tokens will go. So it is assumed, stated in t
 that is predicted: where experts are divided among devices, the one with the most rows has so many times the average.
 """
 
+import math
 from dataclasses import replace
 
 from planner.errors import RequestError
@@ -14,6 +15,9 @@ from planner.graph.operator_graph import Operator, OperatorGraph
 
 EXPERTS_OPERATOR = "planner.experts.default"
 _TENSORS, _DROPS_NONE = 6, 0
+
+_TOPK = "aten.topk.default"
+_PRODUCTS = frozenset(f"aten.{name}.default" for name in ("linear", "matmul", "mm", "bmm", "addmm", "einsum"))
 
 EVEN = 1.0
 """Every device has as many rows as any other: assumed. It is what biases and losses of routers aim at (Wang et al.
@@ -39,10 +43,10 @@ def with_imbalance(graph: OperatorGraph, imbalance: float, *, once: bool = False
     refuse(imbalance_fault(imbalance), RequestError)
     if imbalance == EVEN and not once:
         return graph
-    return replace(graph, operators=tuple(_uneven(op, imbalance, once) for op in graph.operators))
+    return replace(graph, operators=tuple(_uneven(graph, op, imbalance, once) for op in graph.operators))
 
 
-def _uneven(op: Operator, imbalance: float, once: bool) -> Operator:
+def _uneven(graph: OperatorGraph, op: Operator, imbalance: float, once: bool) -> Operator:
     if op.op != EXPERTS_OPERATOR:
         return op
     capacity = op.arguments[_TENSORS] if len(op.arguments) > _TENSORS else _DROPS_NONE
@@ -51,4 +55,29 @@ def _uneven(op: Operator, imbalance: float, once: bool) -> Operator:
             f"tokens_once: '{op.name}' has experts with a capacity, {capacity} rows of a sample, whose places are sent"
             " whether a token takes them or not; leave it out"
         )
-    return replace(op, arguments=(*op.arguments[:_TENSORS], capacity, imbalance, *([True] if once else [])))
+    if not once:
+        return replace(op, arguments=(*op.arguments[:_TENSORS], capacity, imbalance))
+    return replace(op, arguments=(*op.arguments[:_TENSORS], capacity, imbalance, True, *router_groups(graph, op)))
+
+
+def router_groups(graph: OperatorGraph, op: Operator) -> tuple[int, int]:
+    """Into how many groups the router of an operator divides experts, and of how many it chooses any; 1 and 1 where it
+    has none. It tells groups by their scores: among what the choices come from is a choice of the best groups, one of
+    so many for each token."""
+    chosen, experts = graph.types[op.operands[2]], graph.types[op.operands[3]].shape[0]
+    waiting, seen = [op.operands[2]], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name not in graph.producer:
+            continue
+        seen.add(name)
+        maker = graph.operators[graph.producer[name]]
+        if maker.op == _TOPK:
+            scores, count = graph.types[maker.operands[0]].shape, graph.types[name].shape[-1]
+            tokens = math.prod(scores[:-1]) == math.prod(chosen.shape[:-1])
+            if tokens and 1 < scores[-1] < experts and experts % scores[-1] == 0:
+                return scores[-1], count
+        if maker.op in _PRODUCTS:  # of the logits
+            continue
+        waiting += maker.operands
+    return 1, 1

@@ -80,6 +80,8 @@ def experts(
     capacity: int = 0,
     imbalance: float = 1.0,
     once: bool = False,
+    groups: int = 1,
+    chosen_groups: int = 1,
 ) -> torch.Tensor:
     """Sum over the chosen experts of weight * down(silu(gate(x)) * up(x)), for every token.
 
@@ -93,6 +95,8 @@ def experts(
         imbalance: rows of the device with the most of them over the average, where experts are divided among devices.
             It changes no result: it is what planning and auditing go by.
         once: whether a token is sent once to each part of the outermost axis over which experts are exchanged.
+        groups, chosen_groups: into how many groups of experts, one after the other, the router divides them, and of how
+            many of these it chooses any; for planning and auditing, too.
 
     Returns:
         The result of every token, B S H.

@@ -347,8 +347,9 @@ def _message(
     extents = (local_extents if comes_round else loop_extents)(rule, strategy, mesh)
     nbytes = float(round(math.prod(extents[factor] for factor in inner.factors) * inner.element_bytes))
     if inner.once is not None and outermost:
-        chosen, row = inner.once
-        nbytes = float(row * round(nbytes / row * once_share(chosen, mesh.sizes[axis])))
+        one = inner.once
+        share = once_share(one.chosen, mesh.sizes[axis], one.groups, one.chosen_groups)
+        nbytes = float(one.row * round(nbytes / one.row * share))
     hops = mesh.sizes[axis] - 1 if comes_round else 1
     return InnerMessage(
         message=Message(kind=inner.kind, axis=axis, nbytes=nbytes),

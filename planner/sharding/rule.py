@@ -117,9 +117,8 @@ class InnerCollective:
     A "send_recv" is a piece that comes round a ring: each device sends one that it holds to the next, once less than
     there are devices for each `forward` and `backward`, and once more where it comes `home` to the device it is for. At
     a halo it is an edge, which each device sends to a neighbour. What goes `backward` goes for the gradient of operand
-    `gradient_of`, if one is named. Of a message of rows, `once` (rows of a token, bytes of a row) says that those of a
-    token which go to the same part of the outermost axis of an exchange are sent once. What is `outermost` is sent on
-    that axis alone.
+    `gradient_of`, if one is named. Of a message of rows, those of a token that go to the same part of the outermost
+    axis of an exchange are sent `once`. What is `outermost` is sent on that axis alone.
     """
 
     kind: str
@@ -130,8 +129,19 @@ class InnerCollective:
     backward: int = 0
     home: bool = False
     gradient_of: int | None = None
-    once: tuple[int, int] | None = None
+    once: "Once | None" = None
     outermost: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Once:
+    """Rows that are sent once to each part of an axis: a token has `chosen` of them, in `chosen_groups` of `groups` of
+    experts; a row has so many bytes (`costmodels.once_share`)."""
+
+    chosen: int
+    groups: int
+    chosen_groups: int
+    row: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,13 +39,14 @@ class Cut:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitExperts:
     """How the experts of an operator are cut, the outermost cut first, and its settings (see
-    `planner.models.experts.experts`)."""
+    `planner.models.experts.experts`). `once`: the groups of its router and how many of them it chooses, where a token
+    is sent once over the first cut."""
 
     experts: int
     cuts: Sequence[Cut]
     capacity: int = 0
     imbalance: float = 1.0
-    once: bool = False
+    once: tuple[int, int] | None = None
 
     @property
     def groups(self) -> list[dist.ProcessGroup]:
@@ -160,8 +161,8 @@ def _route(chosen_BSK: torch.Tensor, split: SplitExperts) -> tuple[Rows, Journey
         capped=bool(split.capacity),
         imbalance=split.fullest,
     )
-    if split.once and journey.ways:
+    if split.once is not None and journey.ways:
         chosen = chosen_BSK.shape[2]
-        share = once_share(chosen, journey.ways[0].group.size())
+        share = once_share(chosen, journey.ways[0].group.size(), *split.once)
         journey = once(journey, rows.choices // chosen, len(rows.places) // chosen, share)
     return rows, journey

@@ -67,6 +67,8 @@ def experts(
     capacity: int = 0,
     imbalance: float = 1.0,
     once: bool = False,
+    groups: int = 1,
+    chosen_groups: int = 1,
 ) -> torch.Tensor:
     cuts = [
         Cut(
@@ -81,7 +83,7 @@ def experts(
         cuts=cuts,
         capacity=capacity,
         imbalance=imbalance,
-        once=once,
+        once=(groups, chosen_groups) if once else None,
     )
     return split_experts(x_BSH, weights_BSK, chosen_BSK, (gate, up, down), split)
 

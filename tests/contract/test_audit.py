@@ -114,6 +114,16 @@ def test_plans_by_hand_agree(make: Hand) -> None:
         assert {row.phase for row in stage.products} >= {"forward", "backward"}
 
 
+@pytest.mark.parametrize("way", ["samples", "folded"])
+def test_tokens_that_are_sent_once_are_audited(way: str) -> None:
+    """Rows over the first axis as many as are expected, and their places ahead of them."""
+    plan = dividing.by_hand(way, "mixture", plans.mesh_of(2, 2))
+    plan = replace(plan, training=replace(plan.training, tokens_once=True))
+    for stage in audit(plan, plans.traced("mixture"), plans.BATCH, cluster_of(plan)):
+        assert stage.unequal == ()
+        assert stage.agrees
+
+
 FORWARD = {"schedule": "forward", "micro_batches": 2}
 EVALUATED = (
     Hand(model="llama4", kind="megatron", mesh=(1, 2), settings={**FORWARD, "stages": (2, 2)}),

@@ -22,11 +22,12 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from planner.graph.call import Call
-from planner.sharding.rule import FactorKind, InnerCollective, Rule, Work
+from planner.sharding.rule import FactorKind, InnerCollective, Once, Rule, Work
 from planner.sharding.rules.einsum import Einsum
 from planner.sharding.rules.spec import RuleSpec
 
 _CAPACITY, _IMBALANCE, _ONCE = (6, "capacity"), (7, "imbalance"), (8, "once")
+_GROUPS, _CHOSEN_GROUPS = (9, "groups"), (10, "chosen_groups")
 _INDEX = 8
 """Bytes of an index of a row, or of a count of rows."""
 
@@ -57,7 +58,7 @@ class Experts(RuleSpec):
         capacity, imbalance = call.argument(*_CAPACITY, 0), call.argument(*_IMBALANCE, 1.0)
         assert isinstance(capacity, int), call  # as the operator's schema has it
         assert isinstance(imbalance, float), call
-        once = bool(call.argument(*_ONCE, False))
+        once = self._once(call, element := call.operands[0].element_bytes)
         # A capacity is one of every sample, whose tokens are counted in their order.
         blocked = f"{_PLAIN.blocked} s" if capacity else _PLAIN.blocked
         exchanges = (("e", "b"),) if capacity else (("e", "b"), ("e", "s"))
@@ -67,7 +68,6 @@ class Experts(RuleSpec):
             for factor in rule.factors
         )
         rows = _Rows(rule, call, capacity)
-        element = call.operands[0].element_bytes
         return replace(
             rule,
             factors=factors,
@@ -75,11 +75,22 @@ class Experts(RuleSpec):
             saved_extra=(  # rows; gate, up, and their weighted product; weights and indices
                 rows.work(element, "h"),
                 rows.work(3.0 * element, "f"),
-                rows.work(element + (_INDICES + _INDICES_ONCE * once) * _INDEX, ""),
+                rows.work(element + (_INDICES + _INDICES_ONCE * (once is not None)) * _INDEX, ""),
             ),
             scratch=(rows.work(1.0 * element, "h"), rows.work(2.0 * element, "f")),  # gradients of those
             inner=tuple(rows.messages(element, counted=not capacity, once=once)),
         )
+
+    @staticmethod
+    def _once(call: Call, element: int) -> Once | None:
+        """What is sent once of a token, if anything is."""
+        groups, chosen_groups = call.argument(*_GROUPS, 1), call.argument(*_CHOSEN_GROUPS, 1)
+        assert isinstance(groups, int), call
+        assert isinstance(chosen_groups, int), call
+        if not call.argument(*_ONCE, False):
+            return None
+        chosen, row = call.operands[1].shape[2], call.operands[0].shape[2] * element
+        return Once(chosen=chosen, groups=groups, chosen_groups=chosen_groups, row=row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +106,7 @@ class _Rows:
         each = float(self.capacity) if self.capacity else 1.0 / self._experts
         return Work(coefficient=coefficient * each, factors=self._factors(others))
 
-    def messages(self, element: int, *, counted: bool, once: bool) -> Iterator[InnerCollective]:
+    def messages(self, element: int, *, counted: bool, once: Once | None) -> Iterator[InnerCollective]:
         """What is sent on each axis that is given an exchange."""
         exchanges = [at for at, factor in enumerate(self.rule.factors) if factor.kind is FactorKind.EXCHANGE]
         for exchange in exchanges:
@@ -103,7 +114,7 @@ class _Rows:
                 yield InnerCollective(
                     kind="all_to_all", factor=exchange, factors=(), element_bytes=_INDEX * self._experts, forward=1
                 )
-            if once:  # for each row the place of its token among those that are sent
+            if once is not None:  # for each row the place of its token among those that are sent
                 places = self.work(_INDEX, "")
                 yield InnerCollective(
                     kind="all_to_all", factor=exchange, factors=places.factors, element_bytes=places.coefficient,
@@ -118,12 +129,8 @@ class _Rows:
                     element_bytes=sent.coefficient,
                     forward=times,
                     backward=times,
-                    once=self._once(element) if once and others else None,
+                    once=once if others else None,
                 )
-
-    def _once(self, element: int) -> tuple[int, int]:
-        """Rows of a token, and bytes of a row."""
-        return self.call.operands[1].shape[2], self.call.operands[0].shape[2] * element
 
     @property
     def _experts(self) -> int:

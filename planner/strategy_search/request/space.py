@@ -180,7 +180,7 @@ class Pinned:
         micro_batch: samples of a micro-batch on each data-parallel group.
         micro_batches: micro-batches per step. At most one of the two.
         mesh: axes inside a stage, slowest links first.
-        node: devices of a node within which experts are cut on an axis of their own, where they are cut into more parts.
+        node: devices of a node, within which experts that are cut into more parts are cut on an axis of their own.
         recompute: how blocks are run; "selective" means per operator.
         context_by: how attention is split among the devices of a context: by "heads", after an all-to-all of
             activations (Ulysses); by a "ring", where keys and values come round to the queries; "hybrid", by heads

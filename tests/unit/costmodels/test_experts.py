@@ -6,7 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from costmodels import CostModelError, ExpertsShape, best_rate, experts_backward_time, experts_time, matmul_time
+from costmodels import (
+    CostModelError,
+    ExpertsShape,
+    best_rate,
+    experts_backward_time,
+    experts_time,
+    matmul_time,
+    once_share,
+)
 from hardware_profiles import load_profile
 from tests.refusals import refused
 
@@ -67,3 +75,20 @@ def test_arrays_are_as_good_as_numbers() -> None:
     together = ExpertsShape(**{name: np.array([getattr(shape, name) for shape in SHAPES]) for name in names})
     found = np.asarray(experts_time(together, "bf16", DEVICE))
     assert found == pytest.approx([experts_time(shape, "bf16", DEVICE) for shape in SHAPES], rel=1e-12)
+
+
+@pytest.mark.parametrize("parts", [2, 4, 8])
+@pytest.mark.parametrize(("groups", "chosen_groups"), [(1, 1), (4, 2), (4, 3), (2, 1)])
+def test_rows_that_are_sent_once_are_counted_case_by_case(parts: int, groups: int, chosen_groups: int) -> None:
+    """Three choices among eight experts in the chosen groups, each as likely: the parts that have any of them."""
+    sent = []
+    for some in itertools.combinations(range(groups), chosen_groups):
+        legal = [expert for expert in range(8) if expert * groups // 8 in some]
+        hits = [len({expert * parts // 8 for expert in three}) for three in itertools.product(legal, repeat=3)]
+        sent.append(sum(hits) / len(hits))
+    assert once_share(3, parts, groups, chosen_groups) * 3 == pytest.approx(sum(sent) / len(sent))
+
+
+def test_groups_that_do_not_divide_parts_limit_nothing() -> None:
+    assert once_share(8, 6, 4, 2) == once_share(8, 6)
+    assert once_share(1, 5) == pytest.approx(1.0)
