@@ -135,9 +135,9 @@ class Options:
         int | None,
         typer.Option(
             metavar="N",
-            help="Under expert parallelism, send a token once to each node of N devices, and copy it there for its"
-            " experts, instead of once for each expert. Experts are cut over two axes, nodes and N; 1 sends it"
-            " once to each device.",
+            help="Send a token once to each node of N devices. Under expert parallelism it is copied there for its"
+            " experts, instead of sent once for each of them; experts are cut over two axes, nodes and N. 1 sends"
+            " it once to each device.",
             rich_help_panel=JOB,
         ),
     ] = None
@@ -251,7 +251,7 @@ class Options:
         word(
             HAND,
             "NAME",
-            "Pipeline schedule: 1f1b, gpipe, interleaved_1f1b, zb_h1, zb_v, dualpipe_v, seqpipe. Asynchronous:"
+            "Pipeline schedule: 1f1b, gpipe, interleaved_1f1b, zb_h1, seqpipe. In a V: zb_v, dualpipe_v. Asynchronous:"
             " pipedream, pipedream_2bw. Where not given, the fastest of the first four.",
             known=completion.schedules,
         ),
