@@ -59,12 +59,12 @@ TORCH = EngineSpace(
     software="pytorch",
     settings=(
         Settings(
-            zero=(2, 3), recomputed=("any",), selective=(("any", _ATTENTION),), context=("heads",),
+            zero=(2, 3), recomputed=("any",), selective=(("any", _ATTENTION),), context=("heads", "ring"),
             whole_experts=(False,), fixed=(("pipeline", 1),), beside_experts=(("tensor", 1),), shards=2,
             replicated=True,
         ),
         Settings(
-            zero=(1,), recomputed=("any",), selective=(("any", _ATTENTION),), context=("heads",),
+            zero=(1,), recomputed=("any",), selective=(("any", _ATTENTION),), context=("heads", "ring"),
             whole_experts=(False,), beside_experts=(("tensor", 1),), filled=True,
         ),
     ),

@@ -6,14 +6,16 @@
                      backward pass, or gathers them again; beside a pipeline it is ZeRO 1 (`planner.engines.fsdp`)
     HSDP             fully_shard over a mesh of copies and shards
     tensor           ColwiseParallel, RowwiseParallel, SequenceParallel; the loss along the vocabulary
-    context          all_to_all_single between cuts of the sequence and of the heads, about attention
+    context          all_to_all_single between cuts of the sequence and of the heads, about attention; or PyTorch's
+                     ring in zigzag order, with the kernels of the device
     experts          Shard(0) of their stacked weights; all_to_all_single about F.grouped_mm
     pipeline         Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B over any layers of each stage
     recomputation    torch.utils.checkpoint: whole layers, or all but attention
 
 The settings stand at the top of `train.py`, one constant each, and are read back from there; nothing is executed. The
-model is written out in `model.py`, so that the folder needs nothing but PyTorch. No ring is written: PyTorch 2.13 has
-one for CUDA only, as a context manager that does not go with a pipeline.
+model is written out in `model.py`, so that the folder needs nothing but PyTorch. `context_parallel` of PyTorch 2.13 has
+rings for CUDA only (`_scaled_dot_product_flash_attention_for_cpu` has no sharding strategy there), as a context manager
+about a whole step, so the script calls the ring under it, `_templated_ring_attention`.
 """
 
 import ast
@@ -44,6 +46,14 @@ _NORMED = "\n        query_BSND, key_BSKD = self.q_norm(query_BSND), self.k_norm
 _REGATHERED = (
     "ZERO 3 beside a pipeline: gradients are whole until a step ends, as with 1; priced without gathering weights again"
 )
+_IMPORTS_EXPERTS = "\nfrom torch.distributed.tensor import DTensor"
+_IMPORTS_RINGS = "\nfrom torch.distributed.tensor.experimental._context_parallel import _attention as rings"
+_BY_RING = ", or keys and values go\n    round them"
+_RING = """
+    if context is not None:
+        copies = query_BNSD.size(1) // key_BKSD.size(1)
+        key_BNSD, value_BNSD = (x.repeat_interleave(copies, dim=1) for x in (key_BKSD, value_BKSD))
+        return Ring.apply(query_BNSD, key_BNSD, value_BNSD, context).transpose(1, 2)"""
 _WIDTH = 50  # of a setting, before what it means
 
 
@@ -59,9 +69,10 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     if d.precision == "fp16":
         raise ExportError("the script scales no losses, as fp16 needs; plan again with --precision bf16")
     giving = Giving(d)
-    if d.ring > 1:
-        here = f"ring of {d.ring}" + (f", {d.heads} devices by heads" if d.heads > 1 else "")
-        giving.up("context parallelism", here, f"{d.context} devices by heads", ring=1, heads=d.context, zigzag=False)
+    if d.ring > 1 and d.heads > 1:
+        common.give_up_other_rings(giving)
+    elif d.ring > 1 and not d.zigzag:
+        giving.up("order of the ring", "contiguous", "zigzag", zigzag=True)
     common.give_up_offload(giving)
     common.give_up_schedules(giving, _SCHEDULES)
     common.give_up_few_micro_batches(giving)
@@ -106,14 +117,16 @@ def write(job: Job) -> Mapping[str, str]:
 def _check(a: Architecture, d: Description) -> None:
     """Raise ExportError where degrees do not divide what they cut, or the model trains what the script does not."""
     split, length = d.tensor * d.context, d.sequence_length or a.sequence
-    if a.heads % split or a.kv_heads % split:
+    by_heads = d.tensor * d.heads
+    if a.heads % by_heads or a.kv_heads % by_heads:
         raise ExportError(
-            f"tensor {d.tensor} x context {d.context} does not divide {a.heads} heads and {a.kv_heads} key heads; plan"
-            " again with degrees that do"
+            f"tensor {d.tensor} x context {d.heads} by heads does not divide {a.heads} heads and {a.kv_heads} key"
+            " heads; plan again with degrees that do"
         )
-    if length % split:
+    if length % split or (d.ring > 1 and length % (2 * d.ring)):
+        parts = f"two parts for each of {d.ring} devices in a ring" if d.ring > 1 else f"context {d.context}"
         raise ExportError(
-            f"tensor {d.tensor} x context {d.context} does not divide {length} tokens; plan again with degrees that do"
+            f"tensor {d.tensor} x {parts} does not divide {length} tokens; plan again with degrees that do"
         )
     if a.balance_loss:
         raise ExportError(f"the script has no balance loss, the model {a.balance_loss:g}; export to megatron")
@@ -151,9 +164,17 @@ def _model(name: str, a: Architecture, d: Description, length: int) -> dict[str,
     )
     return {
         "TITLE": in_docstring(name),
-        "IMPORTS": "\nfrom torch.distributed.tensor import DTensor" if experts else "",
+        "IMPORTS": ("\nfrom torch.distributed.tensor import DTensor" if experts else "")
+        + (
+            "\nfrom torch.distributed.tensor.experimental._context_parallel import _attention as rings"
+            if d.ring > 1
+            else ""
+        ),
         "SCALED": " * HIDDEN**0.5" if a.scaled_embeddings else "",
         "DIMENSIONS": _dimensions(a, d.tensor, length),
+        "BYRING": _BY_RING if d.ring > 1 else "",
+        "RING": _RING if d.ring > 1 else "",
+        "RINGS": f"{_filled('ring.py').rstrip()}\n" if d.ring > 1 else "",
         "LAYERS": layers.rstrip(),
     }
 
@@ -168,7 +189,8 @@ def _settings(d: Description, a: Architecture, length: int) -> str:
     """The constants of a plan, each with what it means."""
     rows: list[tuple[str, object, str]] = [
         ("DATA", d.data, "devices that share out the samples"),
-        ("CONTEXT", d.context, "devices that share out the sequence, and attention by heads"),
+        ("CONTEXT", d.context, "devices that share out the sequence, and attention"),
+        ("RING", d.ring > 1, "whether keys and values go round these devices, in place of heads"),
         ("TENSOR", d.tensor, "devices that share out each layer"),
         ("EXPERT", d.expert, "of these, devices with other experts; None: no experts"),
         ("PIPELINE", d.pipeline, "ranks that share out the layers"),
@@ -263,6 +285,7 @@ class _Constants(BaseModel):
     SCHEDULE: _Schedule
     DATA: _Degree
     CONTEXT: _Degree = 1
+    RING: bool = False
     TENSOR: _Degree
     EXPERT: _Degree | None = None
     ZERO: Annotated[int, Field(ge=0, le=3)]
@@ -301,7 +324,9 @@ def _description(found: _Constants) -> Description:
         virtual_stages=len(found.LAYERS) // found.PIPELINE,
         schedule=found.SCHEDULE,
         data=found.DATA,
-        heads=found.CONTEXT,
+        heads=1 if found.RING else found.CONTEXT,
+        ring=found.CONTEXT if found.RING else 1,
+        zigzag=found.RING and found.CONTEXT > 1,
         tensor=found.TENSOR,
         expert=found.EXPERT,
         zero=min(found.ZERO, 1) if found.PIPELINE > 1 else found.ZERO,

@@ -48,6 +48,19 @@ CASES: dict[str, Description | tuple[str, Description]] = {
     "GPT, pipeline": ("gpt-tiny", replace(TWO, data=2, zero=1, micro_batch=2)),
     "GPT, context": ("gpt-tiny", replace(ONE, heads=2, data=2, zero=3, micro_batch=2, full=(2,))),
     "context and tensor": (LLAMA, replace(ONE, heads=2, tensor=2, zero=2, micro_batch=4, sequence_parallel=True)),
+    "ring": replace(ONE, ring=4, zigzag=True, zero=1, micro_batch=4),
+    "ring, GPT and data": ("gpt-tiny", replace(ONE, ring=2, zigzag=True, data=2, zero=3, micro_batch=2, full=(2,))),
+    "ring and pipeline": replace(TWO, ring=2, zigzag=True, zero=1, micro_batch=4),
+    "ring and tensor": (
+        LLAMA,
+        replace(
+            ONE, ring=2, zigzag=True, tensor=2, zero=2, micro_batch=4, sequence_parallel=True, selective=(2,),
+            kept=Kept(calls=("attention",)),
+        ),
+    ),
+    "experts, ring": (
+        "mixtral-tiny", replace(ONE, ring=2, zigzag=True, data=2, zero=2, micro_batch=2, expert=4, full=(2,)),
+    ),
     "norms of heads": (
         "llama-tiny+qk_norm=True+tied_embeddings=True",
         replace(ONE, tensor=2, data=2, micro_batch=2, sequence_parallel=True),
