@@ -47,7 +47,7 @@ This file is long because a rule and what a strategy makes of it (layouts, exten
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -492,12 +492,16 @@ def splittable(rule: Rule) -> tuple[str, ...]:
 Choices = Sequence[Sequence[int | None]]
 """Per mesh axis the factors, or None, that a strategy may give it."""
 
+Keep = Callable[[int, tuple[Strategy, ...]], tuple[Strategy, ...]]
+"""Which strategies of the axes up to one are gone on with."""
+
 
 def legal_strategies(
-    rule: Rule, mesh: Mesh, allowed: Choices | None = None, *, rings: bool = False
+    rule: Rule, mesh: Mesh, allowed: Choices | None = None, *, rings: bool = False, keep: Keep | None = None
 ) -> tuple[Strategy, ...]:
-    """All legal strategies, or those of them that take what is `allowed` on every axis, in a fixed order; the one that
-    splits nothing comes first. Those with `rings` only where they are asked for.
+    """All legal strategies, or those of them that take what is `allowed` on every axis and whose beginnings are all
+    among what `keep` leaves, in a fixed order; the one that splits nothing comes first. Those with `rings` only where
+    they are asked for.
 
     They grow axis by axis, as nothing that is illegal on some axes becomes legal by what later axes do.
     """
@@ -517,6 +521,9 @@ def legal_strategies(
             if (after := _cut_on(rule, strategy, pieces, choice, size)) is not None
             and not (rule.aligned and _aligned_reason(rule, (*strategy, choice), mesh.sizes))
         ]
+        if keep is not None:
+            kept = frozenset(keep(axis, tuple(strategy for strategy, _ in grown)))
+            grown = [one for one in grown if one[0] in kept]
     return tuple(strategy for strategy, _ in grown)
 
 

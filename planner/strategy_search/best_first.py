@@ -29,6 +29,7 @@ from planner.strategy_search.engine.incumbent import conventional
 from planner.strategy_search.engine.outcome import Outcome
 from planner.strategy_search.engine.outcome_words import configuration_words, fate_words, nothing_fits
 from planner.strategy_search.engine.proofs import OPTIMAL, Ranked, with_proof
+from planner.strategy_search.engine.regions import MANY, Regions
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.refusals import no_configuration
 from planner.strategy_search.request.request import SearchRequest
@@ -84,7 +85,9 @@ class BestFirst:
         self.disagreement: NothingAgreesError | None = None
         self.incumbent: Contender | None = None
         self.space: list[Configuration] = []
-        self.plain = set[tuple[object, int]]()  # families and micro-batches of those with one stage on each rank
+        self.regions: Regions | None = None  # of a space of many families
+        self.plain: dict[object, set[int]] = {}  # micro-batches by family of those with one stage on each rank
+        self.families: list[tuple[Configuration, ...]] = []
         self.ready: tuple[Ranked, ...] = ()  # the incumbent priced, where time is limited
         self.pricing = 0.0  # seconds that this took
         self.priced: tuple[Ranked, ...] = ()  # contenders that were made plans
@@ -130,7 +133,7 @@ class BestFirst:
         if self.engine.hopeless or not self.request.prune or (other and not hurried):
             return
         self._tell()
-        for smallest, *others in conventional(self.engine, self.space):
+        for smallest, *others in conventional(self.engine, self.families):
             if self.cancelled():
                 return
             if self._tried_first(smallest):
@@ -174,9 +177,15 @@ class BestFirst:
             bound, _, family, members, asked = heapq.heappop(self.queue)
             try:
                 if family is None and len(members) > 1:
-                    self._open_family(members, bound)
+                    better = None if self.regions is None else self.regions.better(members, bound)
+                    if better is None:
+                        self._open_family(members, bound)
+                    else:
+                        heapq.heappush(self.queue, (better, _order(members[0]), None, members, NO_HINT))
                 elif self._waits_for_plain(members[0]):
                     self.interleaved.append((bound, members[0], family))
+                elif self.regions is not None and (own := self.regions.with_its_micro_batch(members[0])) > bound:
+                    heapq.heappush(self.queue, (own, _order(members[0]), family, members, asked))
                 elif not self._delayed(bound, family, members[0], asked):
                     self._evaluate(members[0], family, bound)
             except (LimitError, MemoryError):
@@ -191,7 +200,7 @@ class BestFirst:
         return (
             c.virtual_stages > 1
             and self.request.pinned.virtual_stages is None
-            and (c.family, c.micro_batches) in self.plain
+            and c.micro_batches in self.plain.get(c.family, ())
         )
 
     def _evaluate_interleaved(self) -> bool:
@@ -338,9 +347,16 @@ class BestFirst:
 
     def _open_families(self) -> None:
         self.space = self._space()
-        self.plain = {(c.family, c.micro_batches) for c in self.space if c.virtual_stages == 1}
         self.total = len(self.space)
-        for members in families_of(self.space):
+        families = families_of(self.space)
+        self.plain = {
+            members[0].family: {c.micro_batches for c in members if c.virtual_stages == 1} for members in families
+        }
+        if self.request.alternatives and self.request.prune and len(families) >= MANY and len(self.engine.groups) == 1:
+            self.regions = Regions(engine=self.engine, families=families)
+            families = [members for members in families if self.regions.fits(members[0])] or families
+        self.families = families
+        for members in families:
             bound = min(map(self.engine.bound, members))
             heapq.heappush(self.queue, (bound, _order(members[0]), None, members, NO_HINT))
 

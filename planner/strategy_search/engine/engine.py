@@ -60,13 +60,15 @@ class _Kept:
 class Built:
     """What does not depend on how much memory there is, nor on how many micro-batches: builders by mesh, templates by
     samples of a micro-batch, and the cost tables of configurations, so many bytes of them. `alike` has of those that
-    are kept one for each that computes alike: stages of ZeRO differ in parameters alone."""
+    are kept one for each that computes alike: stages of ZeRO differ in parameters alone. `regions` has seconds by which
+    many configurations are bounded."""
 
     builders: dict[object, TableBuilder] = field(default_factory=dict)
     scaled: dict[int, Template] = field(default_factory=dict)
     tables: OrderedDict[object, Tables] = field(default_factory=OrderedDict)
     alike: WeakValueDictionary[object, CostTables] = field(default_factory=WeakValueDictionary)
     nbytes: int = 0
+    regions: dict[object, tuple[float, float]] = field(default_factory=dict)
 
     def keep(self, key: object, tables: Tables) -> None:
         """Keep tables, and those asked for last beside them."""
@@ -202,7 +204,7 @@ class Engine:
         """The configuration on the mesh of a recursive plan, whose strategies are from now on its only candidates."""
         adopted = replace(configuration, mesh=found.mesh.sizes)
         template = self._template(configuration.micro_batches)
-        tables = self._builder(adopted, self.groups[0]).build(template, found.chosen)
+        tables = self.builder(adopted, self.groups[0]).build(template, found.chosen)
         self._keep(adopted, (tables,))
         return adopted
 
@@ -210,7 +212,7 @@ class Engine:
         """A bound on all configurations of a family with as many micro-batches as this one, or a multiple."""
         tables = self.tables(configuration)
         part = self.request.global_batch // configuration.micro_batches
-        scaling = scaling_of(tables[0], self._scaled_to(2 * part))
+        scaling = scaling_of(tables[0], self.scaled_to(2 * part))
         waiting = tuple(way for way in self.gathers if way != AHEAD)
         apart: list[tuple[str, Ways]] = [(way, (way,)) for way in self.gathers if way == AHEAD or len(waiting) == 1]
         apart += [(LEAST_WAITING, waiting)] if len(waiting) > 1 else []
@@ -329,9 +331,7 @@ class Engine:
                 groups = parts_of(self.machine(configuration))
                 alike = (configuration.computed_alike, self._part(configuration))
                 tables = tuple(
-                    self._builder(configuration, one).build(
-                        template, restriction, self.built.alike.get((place, *alike))
-                    )
+                    self.builder(configuration, one).build(template, restriction, self.built.alike.get((place, *alike)))
                     for place, one in enumerate(groups)
                 )
                 self.built.alike.update({(place, *alike): one for place, one in enumerate(tables)})
@@ -354,11 +354,11 @@ class Engine:
         fixed = propagated(tables, setting, cluster, request.pinned.recomputation)
         if fixed is None:
             return (tables,)
-        return (self._builder(configuration, cluster).build(tables.template, fixed),)
+        return (self.builder(configuration, cluster).build(tables.template, fixed),)
 
-    def _builder(self, configuration: Configuration, group: Cluster) -> TableBuilder:
+    def builder(self, configuration: Configuration, group: Cluster) -> TableBuilder:
         """The builder of the mesh of a configuration on a group of devices; what it has priced is kept."""
-        request, update = self.request, self._update(configuration)
+        request, update = self.request, self.update_of(configuration)
         key = (group, configuration.mesh, configuration.zigzag_axes, update, request.alltoall)
         if key not in self.built.builders:
             mesh = build_mesh(
@@ -378,7 +378,7 @@ class Engine:
             )
         return self.built.builders[key]
 
-    def _update(self, configuration: Configuration) -> Update:
+    def update_of(self, configuration: Configuration) -> Update:
         """What becomes of gradients: as the request has it, or an engine at the stage of ZeRO of a configuration."""
         request, decided = self.request, configuration.decided
         if request.space is None or decided is None:
@@ -387,13 +387,13 @@ class Engine:
 
     def _template(self, micro_batches: int) -> Template:
         """The template with the batch of one micro-batch."""
-        return self._scaled_to(self.request.global_batch // micro_batches)
+        return self.scaled_to(self.request.global_batch // micro_batches)
 
     def _part(self, configuration: Configuration) -> int:
         """Samples of a micro-batch, on all devices of a stage."""
         return self.request.global_batch // configuration.micro_batches
 
-    def _scaled_to(self, part: int) -> Template:
+    def scaled_to(self, part: int) -> Template:
         scaled = self.built.scaled
         if part not in scaled:
             graph = rescale_batch(self.template.graph, self.request.batch, part)

@@ -27,28 +27,34 @@ TRIED = 6
 _PURPOSES: dict[int, tuple[tuple[Role, ...], ...]] = {0: ((),), 1: (("data",), ("tensor",)), 2: (("data", "tensor"),)}
 
 
-def conventional(engine: Engine, space: Sequence[Configuration]) -> list[list[Configuration]]:
+def conventional(engine: Engine, families: Sequence[Sequence[Configuration]]) -> list[list[Configuration]]:
     """The first few of the conventional ways to use the devices of a request, each with its micro-batches, the smallest
     first; none where meshes of more axes were asked for."""
     nodes = {group.levels[0].fan_out or group.devices for group in parts_of(engine.request.cluster)}
     found: dict[object, list[tuple[int, int, int, Configuration]]] = {}
     decided = engine.request.pinned.mesh is not None
-    for one in space:
-        inside = {1, *(min(node, math.prod(one.mesh)) for node in nodes)}
-        part = engine.request.global_batch // one.micro_batches
-        for roles in (one.roles,) if one.roles else _PURPOSES.get(len(one.mesh), ()):
-            named = replace(one, roles=roles)
-            data, tensor = _degrees(named)
-            if part % data == 0 and (one.roles or tensor in inside or decided):
-                found.setdefault(named.family, []).append((part, one.virtual_stages, tensor, named))
+    for members in families:
+        first = members[0]
+        inside = {1, *(min(node, math.prod(first.mesh)) for node in nodes)}
+        for roles in (first.roles,) if first.roles else _PURPOSES.get(len(first.mesh), ()):
+            data, tensor = _degrees(first.mesh, roles)
+            if not first.roles and tensor not in inside and not decided:
+                continue
+            ladder = [
+                (part, one.virtual_stages, tensor, one if first.roles else replace(one, roles=roles))
+                for one in members
+                if (part := engine.request.global_batch // one.micro_batches) % data == 0
+            ]
+            if ladder:
+                found.setdefault(ladder[0][3].family, []).extend(ladder)
     ladders = [sorted(members, key=lambda member: member[:2]) for members in found.values()]
     ladders.sort(key=lambda members: (_coarse(engine.bound(members[0][3])), members[0][3].pipeline, members[0][2]))
     return [[one for *_, one in members] for members in ladders[:TRIED]]
 
 
-def _degrees(one: Configuration) -> tuple[int, int]:
-    """Data and tensor parallel degrees of a configuration whose axes have purposes."""
-    degrees = dict(zip(one.roles, one.mesh, strict=True))
+def _degrees(mesh: Sequence[int], roles: Sequence[Role]) -> tuple[int, int]:
+    """Data and tensor parallel degrees of a mesh whose axes have purposes."""
+    degrees = dict(zip(roles, mesh, strict=True))
     return math.prod(degrees.get(role, 1) for role in ("data", "replica", "nodes", "expert")), degrees.get("tensor", 1)
 
 

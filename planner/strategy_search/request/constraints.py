@@ -105,7 +105,24 @@ class Decided:
         Raises NothingAgreesError where none does on this mesh with this batch, RequestError where none is meant.
         """
         rings = "ring" in self.roles
-        return self.agreeing(index, rule, legal_strategies(rule, mesh, rings=rings), mesh)
+        if self.falls_back or not self.roles:
+            return self.agreeing(index, rule, legal_strategies(rule, mesh, rings=rings), mesh)
+        found = legal_strategies(
+            rule, mesh, rings=rings, keep=lambda axis, grown: self._keep(index, rule, grown, axis, mesh)
+        )
+        for shard in self._matching(index):
+            found = self._agreeing(index, rule, found, shard, mesh)
+        return found
+
+    def _keep(self, index: int, rule: Rule, grown: tuple[Strategy, ...], axis: int, mesh: Mesh) -> tuple[Strategy, ...]:
+        """Of strategies of the axes up to one those that agree with its role, and with the order in which it cuts
+        sequences. The others need not grow: what an axis does is judged by it and by those before it, and later axes
+        may always be left unused."""
+        if axis in mesh.zigzag:
+            rest = (None,) * (len(mesh.axes) - axis - 1)
+            whole = tuple((*strategy, *rest) for strategy in grown)
+            grown = tuple(one[: axis + 1] for one in self._in_order(index, rule, whole, mesh))
+        return self._in_role(index, rule, grown, axis, self.roles[axis])
 
     def agreeing(self, index: int, rule: Rule, legal: tuple[Strategy, ...], mesh: Mesh) -> tuple[Strategy, ...]:
         """Those of some strategies that agree; the mesh may have only the first axes of the whole one."""

@@ -19,7 +19,13 @@ from planner.strategy_search.request.checks import pinned_fault, turns_fault
 from planner.strategy_search.request.model_checks import expert_counts, model_fault
 from planner.strategy_search.request.orders import groups_fault, in_orders
 from planner.strategy_search.request.request import SearchRequest
-from planner.strategy_search.request.space import Configuration, Pinned, configurations, decided_apart
+from planner.strategy_search.request.space import (
+    Configuration,
+    Pinned,
+    configurations,
+    decided_apart,
+    shares_configurations,
+)
 from planner.strategy_search.request.template import Template
 
 _DEGREES = ("pipeline", "data", "context", "tensor")
@@ -55,18 +61,27 @@ def _configurations(request: SearchRequest, template: Template) -> Iterator[Conf
 def _among(request: SearchRequest, template: Template) -> Iterator[Configuration]:
     """Those of the alternatives of a request, each once; the first alternative that cannot be had is refused where none
     can."""
-    known, fault, devices, batch = set[Configuration](), None, request.cluster.devices, request.global_batch
+    known, fault = set[tuple[int, Configuration]](), None
+    bare: dict[Pinned, list[Configuration]] = {}
+    apart: dict[Pinned, tuple[int, Pinned]] = {}  # what is decided apart, by number: many configurations share it
     for pinned in request.alternatives:
         own = replace(request, pinned=pinned, alternatives=())
         found = _fault(own, template)
         if found is not None:
             fault = fault or (found, own)
             continue
-        for configuration in configurations(template, devices, batch, pinned):
-            named = decided_apart(configuration, pinned)
-            if named not in known:
-                known.add(named)
-                yield named
+        shared = shares_configurations(pinned)
+        if shared not in bare:
+            bare[shared] = list(configurations(template, request.cluster.devices, request.global_batch, shared))
+        among: dict[object, tuple[int, Pinned]] = {}
+        for configuration in bare[shared]:
+            if configuration.roles not in among:
+                decided = decided_apart(configuration, pinned)
+                among[configuration.roles] = apart.setdefault(decided, (len(apart), decided))
+            number, decided = among[configuration.roles]
+            if (number, configuration) not in known:
+                known.add((number, configuration))
+                yield replace(configuration, decided=decided)
     if not known and fault is not None:
         raise RequestError(_text(*fault, template))
 

@@ -359,17 +359,25 @@ def configurations(template: Template, devices: int, global_batch: int, pinned: 
                         roles=roles,
                         micro_batches=micro_batches,
                         schedule=INTERLEAVED if virtual > 1 else pinned.searched_schedule,
-                        even=pinned.even,
+                        even=pinned.even and pipeline > 1,
                         zigzag=zigzag and "ring" in roles,
                     )
 
 
-def decided_apart(configuration: Configuration, pinned: Pinned) -> Configuration:
-    """A configuration with what was decided of it beside its degrees, without what means nothing in it."""
-    degrees = dict(zip(configuration.roles, configuration.mesh, strict=True))
-    tensor, shards = "tensor" in degrees, any(role not in ("tensor", "replica") for role in degrees)
+def shares_configurations(pinned: Pinned) -> Pinned:
+    """What is decided, without what makes no difference to which configurations there are."""
     pattern = pinned.pattern
-    decided = Pinned(
+    if pattern is not None:
+        pattern = replace(pattern, vocabulary=True, counts="any", selective=False, kept=None)
+    return replace(pinned, zero=None if pinned.zero is None else 0, recompute=None, pattern=pattern)
+
+
+def decided_apart(configuration: Configuration, pinned: Pinned) -> Pinned:
+    """What was decided of configurations with such axes beside their degrees, without what means nothing in them."""
+    tensor = "tensor" in configuration.roles
+    shards = any(role not in ("tensor", "replica") for role in configuration.roles)
+    pattern = pinned.pattern
+    return Pinned(
         zero=(pinned.zero or 0) if shards else 0,
         sequence_parallel=bool(pinned.sequence_parallel) and tensor,
         expert=pinned.expert,
@@ -380,7 +388,6 @@ def decided_apart(configuration: Configuration, pinned: Pinned) -> Configuration
         if pattern is None
         else Pattern(vocabulary=pattern.vocabulary or not tensor, counts=pattern.counts, kept=pattern.kept),
     )
-    return replace(configuration, decided=decided, even=configuration.even and configuration.pipeline > 1)
 
 
 def _fits_pattern(attention: Sequence[Rule], roles: tuple[Role, ...], mesh: tuple[int, ...], pinned: Pinned) -> bool:

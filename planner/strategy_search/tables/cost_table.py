@@ -172,7 +172,6 @@ class TableBuilder:
         self._under.clear()
         lists = self._candidates(template, restriction)
         operators = tuple(self._operator(template, index, lists[index]) for index in range(len(graph.operators)))
-        share = _kernels_share(template, operators) if self.ahead else 1.0
         sizes = [len(table.candidates.strategies) for table in operators]
         cells = sum(sizes[edge.producer] * sizes[edge.consumer] for edge in template.edges)
         room(_CELL_BYTES * cells, f"the cost tables of {len(template.edges)} edges between operators")
@@ -180,6 +179,7 @@ class TableBuilder:
         if self.overlapped:
             edges = tuple(self._overlapped(template, table, lists) for table in edges)
         if self.ahead:
+            share = _kernels_share(template, operators, edges)
             operators = tuple(_launched_ahead(table, share) for table in operators)
             edges = tuple(_scaled(table, share) for table in edges)
         parameters = tuple(self._parameter(template, p.name, operators, restriction) for p in graph.parameters)
@@ -197,6 +197,18 @@ class TableBuilder:
             result_bytes=result_bytes,
             update=self.update,
         )
+
+    def alone(
+        self, template: Template, index: int, restriction: Restriction | None, *, parameters: bool
+    ) -> tuple[OperatorTable, tuple[ParameterTable, ...]]:
+        """The table of one operator and, if asked for, those of the parameters that nothing else reads."""
+        self._prices.clear()
+        table = self._operator(template, index, self._own(template, index, restriction))
+        graph = template.graph
+        operands = graph.operators[index].operands if parameters else ()
+        names = dict.fromkeys(name for name in operands if name in graph.parameter_names)
+        own = (name for name in names if set(graph.consumers[name]) == {index})
+        return table, tuple(self._parameter(template, name, {index: table}, restriction) for name in own)
 
     def _candidates(self, template: Template, restriction: Restriction | None) -> list[Candidates]:
         """The candidates of every operator. Where a kind of block makes a lane, those that all other kinds have too."""
@@ -327,7 +339,7 @@ class TableBuilder:
         self,
         template: Template,
         name: str,
-        operators: Sequence[OperatorTable],
+        operators: Sequence[OperatorTable] | Mapping[int, OperatorTable],
         restriction: Restriction | None,
     ) -> ParameterTable:
         check()
@@ -428,13 +440,17 @@ class TableBuilder:
         )
 
 
-def _kernels_share(template: Template, operators: Sequence[OperatorTable]) -> float:
+def _kernels_share(template: Template, operators: Sequence[OperatorTable], edges: Sequence[EdgeTable]) -> float:
     """How much kernels and messages count where hosts launch ahead; their launches count the rest. No block takes less
-    than any such mean: the one is meant that says most."""
+    than any such mean: the one is meant that says most, with the kernels and messages that no choice spares."""
     kernels = launches = 0.0
+    for edge in edges:
+        kernels += template.times(edge.edge.consumer) * float((edge.forward + edge.backward).min())
     for at, table in enumerate(operators):
         (there, back), (first, second) = table.prices.late, table.prices.host
-        kernels += template.times(at) * float((table.prices.forward - there + table.prices.backward - back).min())
+        inner = table.prices.inner_forward + table.prices.inner_backward
+        own = table.prices.forward - there + table.prices.backward - back + inner
+        kernels += template.times(at) * float(own.min())
         launches += template.times(at) * float((first + (second if table.prices.backward.any() else 0.0)).min())
     return 1.0 if launches <= kernels else _LAUNCHED
 

@@ -1,0 +1,268 @@
+"""What bounds many families of configurations before their tables are built: for spaces in which every axis has one
+purpose and operators have one pattern, as those of engines.
+
+    memory    weights, gradients and states alone, as far as ZeRO, tensor and expert parallelism share them out
+    tensor    seconds of all that is neither attention nor experts nor parameters, at a degree of tensor parallelism
+    region    the same with attention, at degrees of a ring, of a context by heads and of tensor parallelism
+    family    with the experts of one configuration, and what their weights take with every micro-batch
+
+Data parallel devices give an operator the same piece of a sample, whatever else they share, so a region is priced once
+for all of its families: as one stage on all devices, in which experts and parameters take no time, with as many samples
+as no device of its families has more of, since k times the batch takes at most k times as long. Where that is t seconds
+for the batch, no step on p ranks with v stages each and m micro-batches takes less than
+
+    t (1 + (p - 1) / (v m))
+
+as the slowest rank has no less than the mean of all.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+
+from costmodels import parameter_bytes
+from planner.graph.operator_graph import OperatorGraph
+from planner.sharding.rules import rule_of
+from planner.sharding.update import EACH
+from planner.strategy_search.decomposition.cutting import cut
+from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
+from planner.strategy_search.engine.engine import Engine
+from planner.strategy_search.engine.family import Family, scaling_of
+from planner.strategy_search.request.constraints import decided_of
+from planner.strategy_search.request.space import EXPERTS, PLAIN_PATTERN, Configuration, Pattern, Pinned, Role, Running
+from planner.strategy_search.tables.cost_table import CostTables, OperatorTable, ParameterTable, UseTable
+
+MANY = 100
+"""Families from which on they are bounded together: fewer are opened as soon."""
+
+_NONE: tuple[Running, ...] = ("none",)
+_WHOLE = frozenset({"tensor", "replica"})  # roles of axes over which ZeRO shares nothing out
+_CUT: tuple[Role, ...] = ("ring", "context", "tensor")  # roles of axes that cut a sample
+
+
+@dataclass(kw_only=True, eq=False)
+class Regions:
+    """Bounds of the families of a space; what several of them share is computed once."""
+
+    engine: Engine
+    families: Sequence[tuple[Configuration, ...]]
+    _looked: dict[int, int] = field(default_factory=dict)  # how much is known of families, by their place in memory
+
+    def __post_init__(self) -> None:
+        graph, template = self.engine.template.graph, self.engine.template
+        self._experts = _of_class(graph, EXPERTS)
+        self._attention = _of_class(graph, "attention")
+        self._weights = frozenset(name for at in self._experts for name in graph.operators[at].operands)
+        self._numel = dict.fromkeys((False, True), 0.0)
+        for one in graph.parameters:
+            if one.name in graph.differentiable:
+                count = graph.types[one.name].numel * template.parameter_times(one.name)
+                self._numel[one.name in self._weights] += count
+        self._ranks: dict[object, int] = defaultdict(lambda: 1)
+        for members in self.families:
+            degrees = _degrees(members[0])
+            for key in (degrees, degrees[-1]):
+                self._ranks[key] = math.lcm(self._ranks[key], members[0].pipeline)
+
+    def fits(self, c: Configuration) -> bool:
+        """Whether what a device holds of parameters leaves room at all."""
+        return self.least_bytes(c) <= self.engine.capacities[0]
+
+    def least_bytes(self, c: Configuration) -> float:
+        """Least bytes of weights, gradients and optimizer states on the fullest device."""
+        decided, request = c.under(self.engine.request.pinned), self.engine.request
+        zero, tensor = decided.zero or 0, _degrees(c)[-1]
+        update = self.engine.update_of(c)
+        per = parameter_bytes(request.precision, request.optimizer, request.cluster.software, update.variant)
+        shards = tensor * math.prod(n for role, n in zip(c.roles, c.mesh, strict=True) if role not in _WHOLE)
+        held = 0.0
+        for of_experts, numel in self._numel.items():
+            cuts = tensor
+            if of_experts and decided.expert:
+                cuts = decided.expert * (1 if decided.whole_experts else tensor)
+            for nbytes, stage in ((per.weight, 3), (per.gradient, 2), (per.state, 1)):
+                held += numel * nbytes / (shards if zero >= stage else cuts)
+        return held / c.pipeline
+
+    def better(self, members: tuple[Configuration, ...], bound: float) -> float | None:
+        """A better bound on a family than what is known of it; None where there is none but that of its tables."""
+        levels = (self._by_tensor, self._by_region, self._by_family)
+        while (level := self._looked.get(id(members), 0)) < len(levels):
+            self._looked[id(members)] = level + 1
+            seconds, constant = levels[level](members[0])
+            found = min(seconds * _longer(c) + constant * c.micro_batches for c in members)
+            if found > bound:
+                return found
+        return None
+
+    def with_its_micro_batch(self, c: Configuration) -> float:
+        """Least step time of a configuration, with the pieces that its own micro-batch leaves: as many samples on each
+        device of one stage, but for the work of other ranks."""
+        degrees, part = _degrees(c), self.engine.request.global_batch // c.micro_batches
+        seconds = self._of_stage(c, degrees, self._experts, part * c.pipeline) / c.pipeline
+        if self._experts:
+            seconds += self._of_experts(c, part, parameters=False)[0]
+        return seconds * c.micro_batches * _longer(c)
+
+    def _by_tensor(self, c: Configuration) -> tuple[float, float]:
+        tensor = _degrees(c)[-1]
+        return self._of_all(c, (1, 1, tensor), (*self._experts, *self._attention), self._ranks[tensor]), 0.0
+
+    def _by_region(self, c: Configuration) -> tuple[float, float]:
+        degrees = _degrees(c)
+        return self._of_all(c, degrees, self._experts, self._ranks[degrees]), 0.0
+
+    def _by_family(self, c: Configuration) -> tuple[float, float]:
+        """The work of its region and of its experts, and what their weights take with every micro-batch."""
+        seconds, _ = self._by_region(c)
+        if not self._experts:
+            return seconds, 0.0
+        zero = c.under(self.engine.request.pinned).zero or 0
+        own, moved = self._of_experts(c, self.engine.request.global_batch, parameters=zero > 1)
+        return seconds + own, moved
+
+    def _of_experts(self, c: Configuration, part: int, *, parameters: bool) -> tuple[float, float]:
+        known, zero = self.engine.built.regions, c.under(self.engine.request.pinned).zero
+        key = (c.computed_alike, part, zero if parameters else None)
+        if key not in known:
+            known[key] = self._with_experts(c, part, parameters=parameters)
+        return known[key]
+
+    def _with_experts(self, c: Configuration, part: int, *, parameters: bool) -> tuple[float, float]:
+        """Seconds that a rank takes for the experts of so many samples, and for their weights with every
+        micro-batch."""
+        engine = self.engine
+        template = engine.scaled_to(part)
+        builder, restriction = engine.builder(c, engine.groups[0]), decided_of(engine.request, c, template)
+        seconds = moved = 0.0
+        for at in self._experts:
+            table, weights = builder.alone(template, at, restriction, parameters=parameters)
+            prices, times = table.prices, template.times(at) / c.pipeline
+            waits = prices.late[0] + prices.late[1]
+            each = prices.forward + prices.backward - waits + prices.inner_forward + prices.inner_backward
+            seconds += times * float(each.min())
+            if engine.gathers == (EACH,):  # others may travel under work
+                moved += times * sum(map(_least_moved, weights))
+        return seconds, moved
+
+    def _of_all(self, c: Configuration, degrees: tuple[int, int, int], but: tuple[int, ...], ranks: int) -> float:
+        """Seconds of the batch in one stage on all devices: a part of what so many times the batch takes."""
+        return self._of_stage(c, degrees, but, self.engine.request.global_batch * ranks) / ranks
+
+    def _of_stage(self, c: Configuration, degrees: tuple[int, int, int], but: tuple[int, ...], part: int) -> float:
+        """Seconds of so many samples in one stage on all devices, which cut samples so, without some operators and
+        without parameters."""
+        decided = c.decided
+        assert decided is not None
+        cuts = None if decided.pattern is None else decided.pattern.vocabulary
+        key = (degrees, but, part, c.zigzag and degrees[0] > 1, decided.sequence_parallel, cuts)
+        known = self.engine.built.regions
+        if key not in known:
+            known[key] = self._stage_seconds(_one_stage(c, degrees), but, part), 0.0
+        return known[key][0]
+
+    def _stage_seconds(self, c: Configuration, but: tuple[int, ...], part: int) -> float:
+        engine, group, offload = self.engine, self.engine.groups[0], self.engine.request.offload
+        template = engine.scaled_to(part)
+        tables = _without(engine.builder(c, group).build(template, decided_of(engine.request, c, template)), but)
+        scaling = scaling_of(tables, engine.scaled_to(2 * part))
+        chain = cut(
+            tables, group, recomputation=_NONE, stages=1, free=scaling.hindered, gathers=engine.gathers[0],
+            activations=offload.activations, saved=offload.saved, kept=None, machine=engine.machine(c),
+        )  # fmt: skip
+        whole = HeterogeneousPipeline(chains=(chain,), kinds=(0,), capacities=engine.capacities)
+        (seconds,) = Family([((engine.gathers[0],), whole)], 1, scaling).step_seconds([c])
+        return seconds
+
+
+def _degrees(c: Configuration) -> tuple[int, int, int]:
+    """Degrees of a ring, of a context by heads, and of tensor parallelism."""
+    named = dict(zip(c.roles, c.mesh, strict=True))
+    return named.get("ring", 1), named.get("context", 1), named.get("tensor", 1)
+
+
+def _one_stage(c: Configuration, degrees: tuple[int, int, int]) -> Configuration:
+    """One stage on all devices of a configuration, which cut a sample so, with one micro-batch and no experts apart."""
+    devices = c.pipeline * math.prod(c.mesh)
+    named = {"data": devices // math.prod(degrees), **dict(zip(_CUT, degrees, strict=True))}
+    real = [(role, size) for role, size in named.items() if size > 1]
+    decided = c.decided
+    assert decided is not None
+    pattern, apart = decided.pattern or PLAIN_PATTERN, decided.expert is not None
+    return Configuration(
+        pipeline=1,
+        mesh=tuple(size for _, size in real),
+        roles=tuple(role for role, _ in real),
+        micro_batches=1,
+        zigzag=c.zigzag and degrees[0] > 1,
+        decided=Pinned(
+            zero=0,
+            sequence_parallel=decided.sequence_parallel and degrees[-1] > 1,
+            expert=1 if apart else None,
+            whole_experts=False if apart else None,
+            pattern=Pattern(vocabulary=pattern.vocabulary),
+        ),
+    )
+
+
+def _longer(c: Configuration) -> float:
+    """How much longer a step takes than its work shared out evenly: the pipeline fills and drains."""
+    return 1 + (c.pipeline - 1) / (c.virtual_stages * c.micro_batches)
+
+
+def _of_class(graph: OperatorGraph, op_class: str) -> tuple[int, ...]:
+    return tuple(at for at, op in enumerate(graph.operators) if rule_of(graph, op).op_class == op_class)
+
+
+def _least_moved(parameter: ParameterTable) -> float:
+    """Least seconds in which a weight comes once and its gradient goes, with every micro-batch."""
+    each = parameter.prices.accumulation
+    for use in parameter.uses:
+        ways = [use] if use.together is None else [use, use.together]
+        each = each + np.minimum.reduce([(way.gather + way.reduce).min(axis=1) for way in ways])
+    return float(each.min())
+
+
+def _without(tables: CostTables, but: Collection[int]) -> CostTables:
+    """Tables in which parameters take no time, nor some operators, nor what comes to these and goes from them."""
+    return replace(
+        tables,
+        operators=tuple(_timeless(one) if at in but else one for at, one in enumerate(tables.operators)),
+        edges=tuple(
+            replace(one, **_zeros(one, ("forward", "again", "backward")), under=None)
+            if {one.edge.producer, one.edge.consumer} & set(but)
+            else one
+            for one in tables.edges
+        ),
+        parameters=tuple(_parameter_of_no_time(one) for one in tables.parameters),
+    )
+
+
+def _timeless(table: OperatorTable) -> OperatorTable:
+    prices = table.prices
+    none = np.zeros_like(prices.forward)
+    names = ("forward", "backward", "inner_forward", "inner_backward")
+    return replace(table, prices=replace(prices, **_zeros(prices, names), late=(none, none), host=(none, none)))
+
+
+def _parameter_of_no_time(table: ParameterTable) -> ParameterTable:
+    prices = table.prices
+    return replace(
+        table,
+        prices=replace(prices, **_zeros(prices, [one.name for one in fields(prices)])),
+        uses=tuple(_use_of_no_time(use) for use in table.uses),
+    )
+
+
+def _use_of_no_time(use: UseTable) -> UseTable:
+    names = [name for name in ("gather", "reduce", "first_gather", "first_reduce") if getattr(use, name) is not None]
+    together = None if use.together is None else _use_of_no_time(use.together)
+    return replace(use, **_zeros(use, names), together=together)
+
+
+def _zeros(one: object, names: Iterable[str]) -> dict[str, Any]:
+    return {name: np.zeros_like(getattr(one, name)) for name in names}

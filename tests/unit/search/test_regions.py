@@ -1,0 +1,115 @@
+"""Bounds of many configurations at once: none is more than what is found in a configuration, with all memory there is,
+and a search that has them finds what one without them does."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from hardware_profiles import load_profile, load_software, of_one_kind
+from planner.engines.spaces import SPACES
+from planner.graph.trace import trace
+from planner.models.zoo import build_model
+from planner.plan.outline import model_reference
+from planner.strategy_search import best_first
+from planner.strategy_search.engine.engine import Engine
+from planner.strategy_search.engine.families import all_configurations, engine_of, families_of, family_of
+from planner.strategy_search.engine.regions import Regions
+from planner.strategy_search.request.constraints import NothingAgreesError
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import Configuration
+from planner.strategy_search.within import best_plans, within
+from tests.property.test_engine_spaces import request_for
+
+Families = list[tuple[Configuration, ...]]
+
+
+@cache
+def mixtral() -> SearchRequest:
+    """A toy model with experts on sixteen devices, of which eight are in a host, for Megatron-LM."""
+    space = SPACES["megatron"]
+    cluster = load_profile("h100-80gb").with_devices(16).with_software(load_software(space.software))
+    built = build_model("mixtral-tiny", dtype="bfloat16")
+    graph = trace(built.module, built.args, built.kwargs)
+    reference = model_reference(graph, name="mixtral-tiny", sequence_length=built.sequence_length, batch=built.batch)
+    return SearchRequest(graph=graph, batch=built.batch, model=reference, cluster=cluster, global_batch=64, space=space)
+
+
+def quick(request: SearchRequest) -> SearchRequest:
+    """Hosts launch in no time, which would be most of what a toy takes."""
+    cluster = of_one_kind(request.cluster, "an engine")
+    return replace(request, cluster=replace(cluster, device=replace(cluster.device, host_latency=0.0)))
+
+
+def regions_of(request: SearchRequest) -> tuple[Engine, Families, Regions]:
+    engine, _ = engine_of(within(SPACES["megatron"], request))
+    families = families_of(all_configurations(engine))
+    return engine, families, Regions(engine=engine, families=families)
+
+
+def bounds_of(regions: Regions, members: tuple[Configuration, ...]) -> Sequence[float]:
+    """What is proved of one configuration, better and better."""
+    found = [0.0]
+    while (better := regions.better(members, found[-1])) is not None:
+        found.append(better)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.parametrize("experts", [False, True])
+def test_nothing_that_is_found_takes_less(experts: bool) -> None:
+    engine, families, regions = regions_of(quick(mixtral() if experts else request_for("megatron")))
+    best, steps = 0.0, 0
+    for members in families[:: len(families) // 10]:
+        one = members[len(members) // 2]
+        bounds = bounds_of(regions, (one,))
+        try:
+            outcome = engine.evaluate(one)
+        except NothingAgreesError:
+            continue
+        assert bounds[-1] <= outcome.seconds * (1 + 1e-9)
+        best, steps = max(best, bounds[-1] / outcome.seconds), max(steps, len(bounds) - 1)
+    assert best > 0.1, "they say something, of a toy, whose kernels do not shrink with what they work on"
+    assert steps > 1
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_plan_holds_no_less_than_its_parameters() -> None:
+    engine, families, regions = regions_of(mixtral())
+    for members in families[:: len(families) // 12]:
+        family = family_of(engine, members)
+        if family is not None:
+            least = min(map(family.least_bytes, members))
+            assert 0 < regions.least_bytes(members[0]) <= least * (1 + 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_search_with_them_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = quick(request_for("megatron"))
+    opened = list[int]()
+    monkeypatch.setattr(best_first.BestFirst, "_open_family", counted(opened))
+    found = []
+    for many in (1, math.inf):
+        monkeypatch.setattr(best_first, "MANY", many)
+        found.append(best_plans(replace(request, top=2)))
+        opened.append(-1)
+    with_them, without = found
+    assert [one.plan for one in with_them.plans] == [one.plan for one in without.plans]
+    assert with_them.bound_seconds <= with_them.plans[0].objective
+    at = opened.index(-1)
+    assert at < len(opened) - at - 2, "fewer families are opened"
+
+
+def counted(opened: list[int]) -> object:
+    original = best_first.BestFirst._open_family
+
+    def opens(self: best_first.BestFirst, members: tuple[Configuration, ...], floor: float) -> None:
+        opened.append(len(members))
+        original(self, members, floor)
+
+    return opens
