@@ -16,7 +16,11 @@
         backward    R h + T h, activation 3R f + 3R f, R h + T h
         both        4 R h where rows are sorted again between their exchange and their products
 
-    and the launches of what sorts, copies and activates. Where rows are fewer than experts, as many experts get one.
+    and 38 bytes for each of R h in either pass where rows come and go element by element (Megatron-Core before 0.9,
+    `MoEAllGatherTokenDispatcher`): `gather` reads an index of 8 bytes and 2, and writes 2; scores in fp32 read 2 and
+    write 4; `scatter_add` reads an index, 4 and 4, and writes 4;
+
+and the launches of what sorts, copies and activates. Where rows are fewer than experts, as many experts get one.
 Where one kernel multiplies, activates and brings operands into fp8 (`fused`), products read what is in fp8 already, and
 the activation takes no pass of its own. Every group of products is one kernel, or, where the library launches a product
 for each expert, takes `each` seconds more for each of them. The gradient of the weights is added to one in fp32 where
@@ -48,6 +52,9 @@ BALANCED = 1.0
 _SORTING = 3  # kernels: numbers of experts are sorted, counted, and summed up
 
 
+_BY_ELEMENT = 38  # bytes of an element: see above
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsShape:
     """What one device has: numbers, or arrays of one shape (K,).
@@ -63,6 +70,7 @@ class ExpertsShape:
         added: whether gradients of weights are added to those in fp32.
         sorted_again: 1 where rows are sorted by expert once more behind their exchange, and back before it, else 0.
         fused: whether activations and casts are in the kernels of products.
+        by_element: whether rows are brought and added up element by element, with an index for each.
     """
 
     tokens: Quantity
@@ -75,6 +83,7 @@ class ExpertsShape:
     added: bool = False
     sorted_again: Quantity = 0.0
     fused: bool = False
+    by_element: bool = False
 
 
 def once_share(chosen: int, parts: int, groups: int = 1, chosen_groups: int = 1) -> float:
@@ -114,7 +123,8 @@ def experts_time(shape: ExpertsShape, dtype: str, device: Device) -> Quantity:
     products = matmul_time(each, 2 * f, h, groups, dtype, device, converted=cast)
     products = products + matmul_time(each, h, f, groups, dtype, device, converted=cast)
     copied = (3 + 4 * shape.sorted_again) * rows * h + shape.tokens * h
-    return products + 2 * shape.each * groups + _moved(copied, 3 * rows * f * cast, _SORTING + 2, dtype, device)
+    activated = 3 * rows * f * cast + _indexed(shape, rows, dtype)
+    return products + 2 * shape.each * groups + _moved(copied, activated, _SORTING + 2, dtype, device)
 
 
 def experts_backward_time(shape: ExpertsShape, dtype: str, device: Device, *, rows: bool, weights: bool) -> Quantity:
@@ -124,7 +134,7 @@ def experts_backward_time(shape: ExpertsShape, dtype: str, device: Device, *, ro
     h, f = shape.hidden, shape.width
     copied = 2 * (count * h + shape.tokens * h) + 4 * shape.sorted_again * count * h
     cast = 0.0 if shape.fused else 1.0
-    time = _moved(copied, 6 * count * f * cast, 2, dtype, device)
+    time = _moved(copied, 6 * count * f * cast + _indexed(shape, count, dtype), 2, dtype, device)
     if rows:
         time = time + 2 * shape.each * groups
         time = time + matmul_time(each, f, h, groups, dtype, device, converted=cast)
@@ -134,6 +144,11 @@ def experts_backward_time(shape: ExpertsShape, dtype: str, device: Device, *, ro
         for m, n in ((h, f), (2 * f, h)):
             time = time + weight_gradient_time(m, n, each, groups, dtype, device, added=shape.added)
     return time
+
+
+def _indexed(shape: ExpertsShape, rows: Quantity, dtype: str) -> Quantity:
+    """What rows that come and go element by element read and write, in elements of the dtype."""
+    return _BY_ELEMENT / max(2, element_bytes(dtype)) * rows * shape.hidden if shape.by_element else 0.0
 
 
 def _rows(shape: ExpertsShape) -> tuple[Quantity, Quantity, Quantity]:

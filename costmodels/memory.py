@@ -63,9 +63,9 @@ def parameter_bytes(
     nothing is on the device. Raises `CostModelError` for any other word.
     """
     weight, moments = _lookup(precision, optimizer)
-    gradient, master, stored = _FP32, 0.0, software.stored
+    gradient, master, moment, stored = _FP32, 0.0, _FP32, software.stored
     if weight < _FP32:
-        weight, master, gradient = stored.weight, stored.master, stored.bf16
+        weight, master, gradient, moment = stored.weight, stored.master, stored.bf16, stored.moment
         if precision == "fp16":
             master, gradient = stored.master + stored.update, stored.fp16
         if variant.narrow_gradients:
@@ -74,7 +74,7 @@ def parameter_bytes(
             master = 0.0
     if software.offloaded:
         return ParameterBytes(weight=weight, gradient=0, state=0)
-    return ParameterBytes(weight=weight, gradient=gradient, state=master + _FP32 * moments)
+    return ParameterBytes(weight=weight, gradient=gradient, state=master + moment * moments)
 
 
 def optimizer_traffic(precision: str, optimizer: str, variant: UpdateVariant = PLAIN_UPDATE) -> Bytes:

@@ -159,29 +159,38 @@ def order_interleaved_1f1b(stage: int, stages: int, virtual: int, micro_batches:
 
 @lru_cache(maxsize=4096)
 def in_flight_of_chunks(stage: int, stages: int, virtual: int, micro_batches: int) -> tuple[int, ...]:
-    """Micro-batches whose activations a stage holds at most, for each of its chunks in model order.
+    """Micro-batches whose activations a stage holds at most, for each of its chunks in model order: of one chunk
+    `in_flight`, of several the most of each in `moments_in_flight`. The chunks are not all at their most at the same
+    moment, so the sum over them is an upper bound."""
+    return tuple(np.max(moments_in_flight(stage, stages, virtual, micro_batches), axis=0).tolist())
+
+
+@lru_cache(maxsize=4096)
+def moments_in_flight(stage: int, stages: int, virtual: int, micro_batches: int) -> tuple[tuple[int, ...], ...]:
+    """Micro-batches whose activations a stage holds of each of its chunks, at every moment at which it may hold the
+    most: behind the forwards of the steady phase.
 
     One chunk: `in_flight`. Several, by counting over `order_interleaved_1f1b`: after w + i + 1 forwards and i backwards
     chunk c holds f_c(w + i + 1) - f_(v-1-c)(i), where f_c(n) = p (n div pv) + min(p, max(0, n mod pv - c p)) of n
-    forwards are of chunk c. That repeats every pv turns. The chunks are not all at their most at the same moment, so
-    the sum over them is an upper bound.
+    forwards are of chunk c. That repeats every pv turns. Behind the warm-up all chunks together hold w + 1 at each of
+    these moments, and those of the first chunks are more as time goes on, until the next round.
     """
     if virtual == 1:
-        return (in_flight(stage, stages, micro_batches),)
+        return ((in_flight(stage, stages, micro_batches),),)
     _check(stages, micro_batches, virtual)
     _check_stage(stage, stages)
     cycle, total = stages * virtual, micro_batches * virtual
     warm_up = _warm_up(stage, stages, virtual, micro_batches)
 
     if warm_up == total:
-        return (micro_batches,) * virtual
+        return ((micro_batches,) * virtual,)
     turns, starts = np.arange(min(cycle, total - warm_up)), stages * np.arange(virtual)[:, None]
 
     def passed(number: NDArray[np.intp]) -> NDArray[np.intp]:  # (chunks, turns)
         found: NDArray[np.intp] = stages * (number // cycle) + np.clip(number % cycle - starts, 0, stages)
         return found
 
-    return tuple((passed(warm_up + turns + 1) - passed(turns)[::-1]).max(axis=1).tolist())
+    return tuple(map(tuple, (passed(warm_up + turns + 1) - passed(turns)[::-1]).T.tolist()))
 
 
 def _warm_up(stage: int, stages: int, virtual: int, micro_batches: int) -> int:

@@ -43,7 +43,16 @@ from hardware_profiles.mixed import (
 )
 from hardware_profiles.network import Group, Level, Protocol, Span
 from hardware_profiles.parameters import Parameter, fitted_parameters
-from hardware_profiles.software import PYTORCH, AttentionKernels, Hidden, LossMemory, Software, Stored
+from hardware_profiles.software import (
+    PYTORCH,
+    AttentionKernels,
+    Dispatcher,
+    Graphs,
+    Hidden,
+    LossMemory,
+    Software,
+    Stored,
+)
 from hardware_profiles.stacks import load_software, software_facts, software_names
 from hardware_profiles.units import GB, GIB, KB, KIB, MB, MIB, Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds
 from hardware_profiles.write import Origin, dump_profile
@@ -58,6 +67,7 @@ __all__ = [
     "DTYPES",
     "DType",
     "Device",
+    "Dispatcher",
     "Efficiency",
     "Fact",
     "FitError",
@@ -65,6 +75,7 @@ __all__ = [
     "FlopsPerSecond",
     "GB",
     "GIB",
+    "Graphs",
     "Group",
     "GroupChoice",
     "HOMES",

@@ -16,6 +16,10 @@ Dispatcher = Literal["alltoall", "once"]
 """How rows of tokens get to their experts: one row for each expert of a token, or one for each device (or node, where
 they are on several) that has any of them, summed up there before it comes back (DeepEP, HybridEP)."""
 
+Graphs = Literal["none", "router", "attention", "step"]
+"""What of a block with experts is in CUDA graphs, which the host launches at once: the router and what sorts rows for
+their exchange; all that is not of the experts; or all."""
+
 LossMemory = Literal["whole", "in place", "pieces"]
 """What of logits stands in memory: them, their fp32 copy and its softmax; the softmax in place of the fp32 copy, and
 the gradient in place of the softmax (Megatron-LM); or a piece at a time, fused with the projection (Liger)."""
@@ -37,13 +41,13 @@ class Hidden:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """Bytes per parameter that a stack keeps where it trains in 16 bits, beside the moments of the optimizer. In fp32
-    weights and gradients have 4 bytes and there is no master weight.
+    """Bytes per parameter that a stack keeps where it trains in 16 bits. In fp32 weights, gradients and moments have 4
+    bytes and there is no master weight.
 
     `weight` 2, or 4 where the fp32 master weight is what is stored and a 16-bit copy is made for its use. `fp16` and
     `bf16`: the gradient, of each dtype, 6 where it is kept in 16 bits and added up in fp32 beside that. `master`: the
     fp32 weight, 0 where that is the stored one. `update`: gradients in fp16 that the optimizer copies together or casts
-    while it steps, for each parameter that a device updates.
+    while it steps, for each parameter that a device updates. `moment`: each moment of the optimizer.
     """
 
     weight: Bytes = 2
@@ -51,6 +55,7 @@ class Stored:
     bf16: Bytes = 4
     master: Bytes = 4
     update: Bytes = 0
+    moment: Bytes = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +110,8 @@ class Software:
         has_sinks: whether attention has learned sinks.
         window: keys that a query looks back at most at in every layer, which kernels make use of; 0: all.
         drops_tokens: whether rows beyond the capacity of an expert are dropped, so that all shapes are known before.
+        sorts_elements: whether rows are brought to experts and added up element by element, with an index for each.
+        graphs: what of blocks with experts is in CUDA graphs.
         softmax_heads: with unfused attention, of how many heads, each of a sample, the heads of a device must be a
             multiple for its fused softmax; of others PyTorch computes it in fp32, kernel by kernel.
         casts: share of the operands of products in fp8 that a kernel of its own brings there in the forward pass; the
@@ -148,6 +155,8 @@ class Software:
     window: int = 0
     drops_tokens: bool = False
     softmax_heads: int = 1
+    graphs: Graphs = "none"
+    sorts_elements: bool = False
 
     @property
     def counts_rows(self) -> bool:

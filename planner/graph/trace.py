@@ -18,7 +18,7 @@ traced in full instead: slower, never wrong.
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import getitem
 from typing import Any, cast
 
@@ -280,7 +280,7 @@ class _Reader:
             if isinstance(result, torch.Tensor):
                 if not all(isinstance(extent, int) for extent in result.shape):
                     raise depends_on_content(self.module, op, tuple(result.shape), node)
-                self.types[name] = tensor_type(result)
+                self.types[name] = _stored_type(node, result)
         if not many:
             self.names[node.name] = ValueRef(_OURS + node.name)
         self.operators.append(
@@ -322,6 +322,21 @@ def _draws(node: fx.Node) -> bool:
     trains = {"train": True, "training": True, **given, **node.kwargs}
     tagged = torch.Tag.nondeterministic_seeded in node.target.tags
     return tagged and trains["train"] is not False and trains["training"] is not False
+
+
+_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+
+
+def _stored_type(node: fx.Node, result: torch.Tensor) -> TensorType:
+    """The type of a result as devices store it. Fused attention writes batch, sequence, heads and head dim in this
+    order, whatever a trace without memory says, so that nothing is copied where heads come together again."""
+    found = tensor_type(result)
+    if node.target is _ATTENTION:
+        return replace(found, contiguous=False)
+    source = node.args[0] if node.args else None
+    if node.target is torch.ops.aten.transpose.int and isinstance(source, fx.Node) and source.target is _ATTENTION:
+        return replace(found, contiguous={cast("int", dim) % 4 for dim in node.args[1:3]} == {1, 2})
+    return found
 
 
 def tensor_type(tensor: torch.Tensor) -> TensorType:

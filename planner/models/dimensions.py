@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from planner.models.deepseek_models import DEEPSEEK_MODELS
 
-Family = Literal["gpt", "llama", "deepseek"]
+Family = Literal["gpt", "llama", "nemotron", "deepseek"]
 
 TRACED_BATCH = 2
 """Samples of the example inputs."""
@@ -16,7 +16,8 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dimensions:
-    """A decoder of one of the families; in GPT the MLP is four times the hidden size and every head has its keys.
+    """A decoder of one of the families; in GPT the MLP is four times the hidden size and every head has its keys. A
+    Nemotron is a Llama whose MLP has two matrices, up and down.
 
     `head_size` None divides the hidden size among the heads. `experts` None is a dense model. A DeepSeek has the latent
     attention and the routers of `like`, a model of the zoo.
@@ -46,7 +47,10 @@ class Dimensions:
         attention = self._attention()
         dense = layers if self.experts is None else self.experts.dense_layers
         routed = 0 if self.experts is None else self.experts.parameters(h)
-        return embeddings + layers * (attention + 2 * h) + dense * 3 * h * self.ffn + (layers - dense) * routed + h
+        matrices = 2 if self.family == "nemotron" else 3
+        return (
+            embeddings + layers * (attention + 2 * h) + dense * matrices * h * self.ffn + (layers - dense) * routed + h
+        )
 
     def _attention(self) -> int:
         """Weights and norms of the attention of a layer."""
@@ -119,6 +123,7 @@ def _module(dimensions: Dimensions) -> Any:
     from planner.models.llama import Llama, LlamaConfig
 
     shared.update(ffn_size=dimensions.ffn, num_kv_heads=dimensions.kv_heads, head_size=dimensions.head_size)
+    shared.update(gated=dimensions.family != "nemotron")
     return Llama(LlamaConfig(**shared, **_expert_sizes(dimensions)))
 
 

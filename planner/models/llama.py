@@ -4,7 +4,7 @@
 The decoders of Mistral (Jiang et al. 2023), Mixtral (Jiang et al. 2024), Qwen2.5 and Qwen3 (Yang et al. 2024, 2025) and
 Gemma (Gemma Team 2024) are the same but for experts in the place of the MLP, biases of the projections to heads, norms
 of queries and keys, heads that need not make up the hidden size, a GELU in the MLP, and embeddings that are scaled by
-the root of the hidden size.
+the root of the hidden size. Those of Nemotron-4 (Parmar et al. 2024) have an MLP of two matrices (`gated` False).
 
 Shape legend: B batch, S sequence, H hidden, N heads, K key/value heads, D head dim, V vocabulary.
 """
@@ -44,6 +44,7 @@ class LlamaConfig:
     qk_norm: bool = False
     qkv_bias: bool = False
     gelu: bool = False
+    gated: bool = True
     scaled_embeddings: bool = False
     num_experts: int = 0
     experts_per_token: int = 0
@@ -118,6 +119,19 @@ class MLP(nn.Module):
         return result
 
 
+class SquaredReluMLP(nn.Module):
+    """down(relu(up(x)) ** 2) (So et al. 2021), without a gate."""
+
+    def __init__(self, hidden_size: int, ffn_size: int) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(hidden_size, ffn_size, bias=False)
+        self.down_proj = nn.Linear(ffn_size, hidden_size, bias=False)
+
+    def forward(self, x_BSH: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.down_proj(F.relu(self.up_proj(x_BSH)).square())
+        return result
+
+
 class DecoderLayer(nn.Module):
     """One block: attention and MLP or experts, each behind a norm and with a residual."""
 
@@ -127,7 +141,7 @@ class DecoderLayer(nn.Module):
         self.self_attn = Attention(config)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_epsilon)
         self.sparse = sparse
-        self.mlp = _experts(config) if sparse else MLP(config.hidden_size, config.ffn_size, gelu=config.gelu)
+        self.mlp = _experts(config) if sparse else _dense(config)
 
     def forward(
         self, x_BSH: torch.Tensor, balance: torch.Tensor | None, cos_SD: torch.Tensor, sin_SD: torch.Tensor
@@ -139,6 +153,12 @@ class DecoderLayer(nn.Module):
             return x_BSH + self.mlp(given_BSH), balance
         result_BSH, loss = self.mlp(given_BSH)
         return x_BSH + result_BSH, loss if balance is None or loss is None else balance + loss
+
+
+def _dense(config: LlamaConfig) -> nn.Module:
+    if not config.gated:
+        return SquaredReluMLP(config.hidden_size, config.ffn_size)
+    return MLP(config.hidden_size, config.ffn_size, gelu=config.gelu)
 
 
 def _experts(config: LlamaConfig) -> nn.Module:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from costmodels import Orders, Turn, ends, schedule_orders
+from costmodels import Orders, Turn, ends, moments_in_flight, schedule_orders
 from planner.errors import PlanFileError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.plan import Plan
@@ -69,10 +69,14 @@ def moments(turns: tuple[Turn, ...], chunks: int) -> tuple[Moment, ...]:
 
 
 def moments_of(plan: Plan, rank: int) -> tuple[Moment, ...]:
-    """When a pipeline rank may hold most. Where its chunks are not at their most together, as in a V, all moments that
-    may be; else one, at which each chunk holds as much as it ever does."""
+    """When a pipeline rank may hold most. Where its chunks are not at their most together, interleaved or in a V, all
+    moments that may be; else one, at which each chunk holds as much as it ever does."""
     if plan.schedule_kind.v_shaped:
         return moments(orders_of(plan)[rank], plan.virtual_stages)
+    if plan.schedule_kind.interleaved:
+        interleave, none = plan.training.interleave, (0,) * plan.virtual_stages
+        counts = moments_in_flight(rank, plan.pipeline, plan.virtual_stages, plan.training.turns)
+        return tuple(Moment(tuple(interleave * number for number in one), none) for one in dict.fromkeys(counts))
     waiting = most_deferred(plan, rank) if plan.schedule_kind.splits_backward else 0
     return (Moment(in_flight_of(plan, rank), (waiting,) * plan.virtual_stages),)
 

@@ -65,6 +65,13 @@ def passed(call: KernelCall, nbytes: Array) -> Array:
     return np.asarray(time)
 
 
+def copied(call: KernelCall, nbytes: Quantity) -> Array:
+    """Seconds of a copy that reads and writes so many bytes, as often as the stack does."""
+    moved = np.asarray(nbytes) * call.software.passes
+    time = operator_time(op_class="copy", flops=0.0, bytes_moved=moved, dtype=call.dtype, device=call.device)
+    return np.asarray(time)
+
+
 def attention_shape(call: KernelCall) -> AttentionShape:
     extents = {role: call.extent(factors) for role, factors in call.rule.roles}
     return AttentionShape(**extents, causal=call.rule.causal)

@@ -4,6 +4,7 @@
     products    q k^T, p v                 2 matmuls                            4 matmuls
     softmax     scaled and masked          read and write: 2 w E                3 w E: result, gradient in and out
     dropout, where software has it         read, write, mask: (2 w + 1) E       (2 w + 1) E
+    heads put together again               read and write the result            the same of its gradient
 
 (Korthikanti et al. 2022, section 4.1, count the same tensors: 5 a s^2 b bytes kept where w = 2.)
 
@@ -15,10 +16,10 @@ device, of all samples of a micro-batch, are no multiple of that, PyTorch's soft
 import numpy as np
 
 from costmodels import AttentionShape, Quantity, element_bytes, matmul_time
-from planner.pricing.kernel_call import Array, KernelCall, attention_shape, misaligned, passed, scores_of
+from planner.pricing.kernel_call import Array, KernelCall, attention_shape, copied, misaligned, passed, scores_of
 
-UNFUSED_KERNELS = 6
-"""Operators that a framework launches for unfused attention: two products, scaling, mask, softmax, dropout."""
+UNFUSED_KERNELS = 7
+"""Operators that a framework launches for unfused attention: two products, scaling, mask, softmax, dropout, a copy."""
 
 SOFTMAX_KERNELS = 4
 """What it launches more where the fused softmax does not take that many heads, and PyTorch's runs in fp32: a cast,
@@ -56,11 +57,13 @@ def unfused_seconds(shape: AttentionShape, call: KernelCall) -> tuple[Array, Arr
 
     drops, wide = call.rule.unfused or call.software.scores > 1, in_fp32(call)
     dropped = passed(call, (2 * width + 1) * scores) if drops else nothing
-    forward = products((q, k, d), (q, v, k)) + passed(call, (2 * width + wide * _CAST_FORWARD) * scores) + dropped
+    together = copied(call, 2 * width * each * q * v)  # a product writes heads apart, fused attention does not
+    forward = products((q, k, d), (q, v, k)) + passed(call, (2 * width + wide * _CAST_FORWARD) * scores)
+    forward = forward + dropped + together
     if not call.graded:
         return forward, nothing
     backward = products((q, d, k), (k, d, q), (q, k, v), (k, v, q))
-    return forward, backward + passed(call, (3 * width + wide * _CAST_BACKWARD) * scores) + dropped
+    return forward, backward + passed(call, (3 * width + wide * _CAST_BACKWARD) * scores) + dropped + together
 
 
 def in_fp32(call: KernelCall) -> Array:

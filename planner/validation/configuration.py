@@ -16,7 +16,7 @@ from planner.models.dimensions import DTYPES, Dimensions, ExpertDimensions, Fami
 from planner.plan.layout.kept import EVERY_SECOND_PRODUCT
 from planner.plan.schedule_checks import PASSES
 from planner.strategy_search.job import PRECISION
-from planner.strategy_search.request.space import ContextBy, Pinned, Running
+from planner.strategy_search.request.space import ContextBy, Pattern, Pinned, Running
 from planner.validation.cells import unknown
 from planner.validation.rows import Row, readings_of
 from planner.validation.stage_layers import stage_layers
@@ -154,6 +154,8 @@ def _candidates(row: Row, precision: str, notes: list[str]) -> list[Dimensions]:
     kinds: list[tuple[Family, bool]] = [("llama", False), ("llama", True)]
     if ffn == 4 * hidden and kv_heads == heads and experts is None and head in (None, hidden // heads):
         kinds.insert(0, ("gpt", True))
+    if experts is None:
+        kinds += [("nemotron", False), ("nemotron", True)]
     if like:
         kinds = [("deepseek", False)]
     return [
@@ -321,6 +323,7 @@ def _pinned(row: Row, devices: int, model: Dimensions, notes: list[str]) -> Pinn
         recompute=recompute,
         never_kept=_repeated(row, recompute, notes),
         even=True,
+        pattern=Pattern(selective=recompute == "selective"),
     )
 
 
@@ -352,6 +355,9 @@ def _degree(row: Row, column: str, notes: list[str]) -> int:
 def _zero(row: Row, shards: int, notes: list[str]) -> int:
     """The ZeRO stage; where none is said, what a distributed optimizer is."""
     stage = row.zero_stage()
+    if stage == 1 and "mindformers" in row.text("source").lower() and _one_micro_batch(row, shards):
+        notes.append("parallel optimizer of MindSpore: gradients are shared out as they come, no micro-batches add up")
+        return 2
     if stage is not None:
         return stage
     shared = row.shares_optimizer()
@@ -362,6 +368,11 @@ def _zero(row: Row, shards: int, notes: list[str]) -> int:
     if shards > 1:
         notes.append(f"ZeRO stage unknown: {stage}")
     return stage
+
+
+def _one_micro_batch(row: Row, shards: int) -> bool:
+    """Whether a step is one micro-batch, so that there are no gradients to add up."""
+    return (row.integer("micro_batch") or 1) * shards >= (row.integer("global_batch") or 1)
 
 
 def _recomputed(row: Row, layers: int, notes: list[str]) -> Running:

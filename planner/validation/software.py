@@ -22,6 +22,7 @@ flags of a row name.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from hardware_profiles import (
@@ -35,14 +36,20 @@ from hardware_profiles import (
     with_network,
 )
 from planner.graph.fp8 import ROWWISE
+from planner.validation.recipes import recipe_of
 from planner.validation.rows import Row
 
 _SECOND, _THIRD = "2024", "2024-07"  # dates from which runs are taken to use the next generation
-_FLAGS = {"reductions": "overlap-grad-reduce", "gathers": "overlap-param-gather", "tensor": "use-ascend-mc2"}
-"""Words in the flags of a row for what hides communication."""
+_FLAGS = {"reductions": "overlap-grad-reduce", "gathers": "overlap-param-gather", "tensor": r"use-(?:ascend-)?mc2"}
+"""Words in the flags of a row for what hides communication; MC2 (ModelLink's --use-mc2) is products and collectives of
+tensor parallelism in one kernel, piece by piece."""
 
 _FUSED_EXPERTS = "26.06"
 """Container from which on recipes with experts in MXFP8 run as one CUDA graph, with fused kernels (Megatron Bridge)."""
+
+_NARROW_GRADIENTS = r"megatron-bridge|dgxc|nemo[- ](?:\d|framework)"
+"""Sources whose recipes reduce and keep gradients in bf16: Megatron Bridge (perf_recipes: grad_reduce_in_fp32 = False),
+NeMo (scripts/performance: the same), and its launcher before (dgxc-benchmarking v24.11.1: grad_sync_dtype: bf16)."""
 
 _SLOW_SINKS = "26.06.01"
 """Container whose notes tell of slow attention with learned sinks, as before 26.06 (issue 256 of cudnn-frontend)."""
@@ -50,8 +57,12 @@ _SLOW_SINKS = "26.06.01"
 MISTRAL_WINDOW = 4096
 """Keys that Mistral 7B looks back at (Jiang et al. 2023, arXiv 2310.06825); from version 0.2 on there is no window."""
 
-OVERLAPPED = 0.8
-"""Share that a named overlap hides."""
+_SORTED_ROWS = "2025"
+"""Date from which on MindSpeed-LLM sorts rows of tokens by a kernel for whole rows; before, it had the dispatcher of
+Megatron-Core 0.6, by default the one that gathers all tokens (`MoEAllGatherTokenDispatcher`)."""
+
+OVERLAPPED: Mapping[str, float] = {"reductions": 0.8, "gathers": 0.8, "tensor": 0.5}
+"""Shares that named overlaps hide: those that the stack nemo hides, which overlaps the same."""
 
 
 def machine_of_run(row: Row, devices: int, zero: int, notes: list[str]) -> Cluster:
@@ -99,8 +110,9 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
     stack = replace(load_software(_stack(row, zero)), flat=zero)  # all frameworks pad what they share out
     stack = _memory_of(row, stack, notes)
     flags = row.text("other_flags").lower()
-    if any(word in flags for word in _FLAGS.values()):
-        hidden = {part: OVERLAPPED if word in flags else 0.0 for part, word in _FLAGS.items()}
+    named = {part for part, word in _FLAGS.items() if re.search(word, flags)}
+    if named:
+        hidden = {part: OVERLAPPED[part] if part in named else 0.0 for part in _FLAGS}
         stack = replace(stack, hidden=Hidden(**hidden))
     attention = _attention(row, stack)
     try:
@@ -113,6 +125,7 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
         r"token[- ]?drop|moe-expert-capacity-factor", f"{row.text('model')} {flags} {row.text('notes')}".lower()
     ):
         stack = replace(stack, drops_tokens=True)
+    stack = _experts_of(row, stack, flags, notes)
     if "no-gradient-accumulation-fusion" in flags:
         stack = replace(stack, accumulates=True)
     if re.search(r"mistral-7b(?!.*v0\.[23])", row.text("model").lower()):
@@ -125,6 +138,18 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
         notes.append(f"attention with learned sinks takes {slow:g} times as long")
     gained = ROWWISE if "rowwise" in row.text("precision_detail").lower() else 1.0
     return replace(stack, attention=attention, products=products_of(row), gained=gained)
+
+
+def _experts_of(row: Row, stack: Software, flags: str, notes: list[str]) -> Software:
+    """The stack with what recipes decide about experts, and how its dispatcher sorts rows."""
+    if row.text("arch") == "moe" and stack.name == "nemo" and (release := release_of(row)):
+        recipe = recipe_of(row, release)
+        sent = "once" if recipe.dispatcher == "once" else "for each expert"
+        notes.append(f"rows are sent {sent}, CUDA graphs: {recipe.graphs}")
+        return replace(stack, dispatcher=recipe.dispatcher, graphs=recipe.graphs)
+    if stack.name == "mindspeed" and row.text("date") < _SORTED_ROWS and "dispatcher-type=alltoall" not in flags:
+        return replace(stack, sorts_elements=True)
+    return stack
 
 
 def products_of(row: Row) -> str:
@@ -140,13 +165,26 @@ def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
     if re.search(r"offload\S* (of )?(adam|optim)|optimizer[-_ ]offload", words) or "offload-optimizer" in words:
         notes.append("the optimizer's state is on the host")
         stack = replace(stack, offloaded=True)
-    if "megatron-bridge" in f"{words} {row.text('source').lower()}":  # perf_recipes: grad_reduce_in_fp32 = False
-        notes.append("gradients are kept in bf16, as the recipes of Megatron Bridge have it")
-        stack = replace(stack, stored=replace(stack.stored, bf16=2.0))
+    if re.search(_NARROW_GRADIENTS, f"{words} {row.text('source').lower()}"):
+        notes.append("gradients are kept in bf16, as the recipes of NVIDIA for benchmarks have it")
+        stack = replace(stack, stored=replace(stack.stored, bf16=2.0, **_narrow_states(row)))
     if "liger" in words:
         notes.append("the loss is computed a piece at a time, gated activations are made again (Liger)")
         stack = replace(stack, loss="pieces", fused=True)
     return stack
+
+
+def _narrow_states(row: Row) -> dict[str, float]:
+    """What NVIDIA's recipes keep in less than fp32. In bf16 the lower half of a master weight beside the weight itself:
+    NeMo 1 (megatron_base_model.py: store_param_remainders) and Megatron Bridge (use_precision_aware_optimizer), but not
+    under FSDP; DeepSeek's moments in Megatron Bridge (deepseek_v3.py: exp_avg_dtype, exp_avg_sq_dtype)."""
+    source, narrow = row.text("source").lower(), {}
+    bridge = "megatron-bridge" in source
+    if row.text("precision") == "bf16" and row.zero_stage() != 3 and (bridge or row.text("date") < "2025"):
+        narrow["master"] = 2.0
+    if bridge and row.zero_stage() != 3 and re.search(r"deepseek|kimi", row.text("model").lower()):
+        narrow["moment"] = 2.0
+    return narrow
 
 
 def _stack(row: Row, zero: int) -> str:

@@ -6,6 +6,8 @@ from costmodels import (
     bubble_fraction,
     in_flight,
     in_flight_of_chunks,
+    moments_in_flight,
+    most_in_flight,
     order_interleaved_1f1b,
     step_time,
 )
@@ -87,6 +89,15 @@ def test_interleaved_stages_event_by_event(stages: int, virtual: int, rounds: in
         whole = virtual * (forward + backward)
         assert seconds == pytest.approx(step_time([whole] * stages, [0.0] * stages, parts, virtual))
     assert [list(in_flight_of_chunks(stage, stages, virtual, parts)) for stage in range(stages)] == most
+
+
+@pytest.mark.parametrize(("stages", "virtual", "rounds"), [(2, 2, 1), (2, 3, 4), (4, 5, 3), (8, 8, 4)])
+def test_chunks_together_hold_no_more_than_any_moment_of_the_order(stages: int, virtual: int, rounds: int) -> None:
+    parts = rounds * stages
+    for stage in range(stages):
+        moments = moments_in_flight(stage, stages, virtual, parts)
+        most = most_in_flight(order_interleaved_1f1b(stage, stages, virtual, parts))
+        assert max(map(sum, moments)) == most <= sum(in_flight_of_chunks(stage, stages, virtual, parts))
 
 
 def test_interleaving_shrinks_the_published_bubble() -> None:

@@ -1,6 +1,7 @@
 """What a traced graph has in it, and what is said where a model cannot be traced."""
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,6 +90,23 @@ def test_operators_of_gpt() -> None:
 
 @pytest.mark.slow
 @pytest.mark.thorough
+def test_heads_of_fused_attention_come_together_without_a_copy() -> None:
+    """As its kernels store them on devices; not so where other dims are swapped."""
+
+    def attention(net: Net, x: torch.Tensor, *, dims: tuple[int, int]) -> torch.Tensor:
+        heads = net.linear(x).view(2, 3, 2, 2).transpose(1, 2)
+        result = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
+        assert result.transpose(1, 2).is_contiguous() or x.is_meta
+        return result.transpose(*dims).flatten(2).sum()
+
+    for dims, op_class in (((1, 2), "view"), ((2, 3), "copy")):
+        graph = trace(Net(partial(attention, dims=dims)), (torch.ones(2, 3, WIDTH),))
+        at = max(
+            i for i, op in enumerate(graph.operators) if op.op in ("aten.flatten.using_ints", "aten.reshape.default")
+        )
+        assert rule_of(graph, graph.operators[at]).op_class == op_class
+
+
 def test_every_operator_of_the_zoo_has_a_rule_and_resolves() -> None:
     for name in (name for name in ZOO if name.endswith("-tiny")):
         built = build_model(name, dtype="float32")

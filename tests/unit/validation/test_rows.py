@@ -211,8 +211,17 @@ def test_the_family_is_the_one_whose_parameters_agree(tmp_path: Path) -> None:
     assert (found.family, found.tied) == ("llama", False)
     found = run_of(one(tmp_path, **llama, ffn_hidden="16384", n_params_B="6.7")).job.model
     assert found.family == "gpt"
+    wide = {**llama, "n_kv_heads": "8", "ffn_hidden": "16384", "vocab": "256000", "n_params_B": "7.74"}
+    assert run_of(one(tmp_path, **wide)).job.model.family == "nemotron"  # two matrices, and grouped queries
     with refused(UnsupportedError, 4.17, "llama", 13):
         run_of(one(tmp_path, **llama, n_params_B="13"))
+
+
+def test_mindspore_shares_out_gradients_that_nothing_adds_up(tmp_path: Path) -> None:
+    known = {"source": "mindformers model cards (r1.3.0)", "zero_stage": "1", "tp": "1", "pp": "1", "vpp": "1"}
+    known |= {"n_devices": "8", "dp": "8", "micro_batch": "1"}
+    assert run_of(one(tmp_path, **known, global_batch="8")).pinned.zero == 2
+    assert run_of(one(tmp_path, **known, global_batch="16")).pinned.zero == 1
 
 
 MIXTURE = {"arch": "moe", "n_experts": "8", "topk": "2", "moe_ffn_hidden": "512", "n_params_B": ""}

@@ -76,9 +76,58 @@ def test_recipes_fuse_kernels_of_experts_from_a_release_on(
     assert cluster.software.name == stack
 
 
-def test_recipes_of_megatron_bridge_keep_gradients_in_bf16(tmp_path: Path) -> None:
-    assert machine(tmp_path, 1, source=BRIDGE.format("26.04"))[0].software.stored.bf16 == 2
-    assert machine(tmp_path, 1, source="NeMo 24.07")[0].software.stored.bf16 == 4
+@pytest.mark.parametrize(
+    ("changes", "stored"),
+    [
+        ({"source": BRIDGE.format("26.04"), "date": "2026-04"}, (2, 2, 4)),
+        ({"source": BRIDGE.format("26.04"), "date": "2026-04", "precision": "fp8"}, (2, 4, 4)),
+        ({"source": BRIDGE.format("26.04"), "date": "2026-04", "zero_stage": "3"}, (2, 4, 4)),
+        ({"source": BRIDGE.format("26.04"), "date": "2026-04", "model": "DeepSeekV3"}, (2, 2, 2)),
+        ({"source": "NVIDIA DGXC benchmarking recipes v24.11.1", "date": "2024-11"}, (2, 2, 4)),
+        ({"source": "NVIDIA DGXC benchmarking recipes v25.05", "date": "2025-05"}, (2, 4, 4)),
+        ({"notes": "NeMo"}, (4, 4, 4)),
+    ],
+)
+def test_what_recipes_keep_in_bf16(tmp_path: Path, changes: dict[str, str], stored: tuple[int, int, int]) -> None:
+    """Gradients, the master weight beside the weight itself, and moments."""
+    own = machine(tmp_path, 1, **{"flash_attention": "True", "other_flags": "NeMo", **changes})[0].software.stored
+    assert (own.bf16, own.master, own.moment) == stored
+
+
+@pytest.mark.parametrize(
+    ("release", "model", "profile", "dispatcher", "graphs"),
+    [
+        ("25.09", "DeepSeekV3", "gb200-186gb", "alltoall", "none"),
+        ("25.09", "DeepSeekV3", "h100-80gb", "once", "none"),
+        ("25.11", "DeepSeekV3", "gb200-186gb", "once", "router"),
+        ("25.11", "Qwen3_235B_a22B", "b200-180gb", "alltoall", "none"),
+        ("26.02", "Qwen3_30B_a3B", "b300-288gb", "once", "router"),
+        ("26.04.01", "DeepSeekV3", "gb300-288gb", "once", "attention"),
+        ("26.04.01", "GPT OSS 120B", "h100-80gb", "alltoall", "none"),
+        ("26.04.01", "Mixtral 8x7B", "gb300-288gb", "once", "none"),
+    ],
+)
+def test_how_recipes_send_rows_and_what_they_graph(
+    tmp_path: Path, release: str, model: str, profile: str, dispatcher: str, graphs: str
+) -> None:
+    known = {**EXPERTS, "profile": profile, "model": model, "source": BRIDGE.format(release)}
+    software = machine(tmp_path, 1, **known)[0].software
+    assert (software.dispatcher, software.graphs) == (dispatcher, graphs)
+
+
+def test_recipes_before_megatron_bridge_graph_whole_layers_on_blackwell(tmp_path: Path) -> None:
+    known = {**EXPERTS, "date": "2025-05", "other_flags": "NeMo framework recipe", "model": "Grok1 314b"}
+    for profile, graphs in (("gb200-186gb", "step"), ("h100-80gb", "none")):
+        software = machine(tmp_path, 1, **known, profile=profile)[0].software
+        assert (software.dispatcher, software.graphs) == ("alltoall", graphs)
+
+
+def test_mindspeed_sorts_rows_element_by_element_before_2025(tmp_path: Path) -> None:
+    known = {"arch": "moe", "profile": "ascend-910b-64gb", "flash_attention": "True"}
+    assert machine(tmp_path, **known, date="2024-06")[0].software.sorts_elements
+    assert not machine(tmp_path, **known, date="2025-06")[0].software.sorts_elements
+    flags = "moe-token-dispatcher-type=alltoall"
+    assert not machine(tmp_path, **known, date="2024-06", other_flags=flags)[0].software.sorts_elements
 
 
 @pytest.mark.parametrize(
@@ -122,6 +171,13 @@ def test_what_models_and_dtypes_say_of_kernels(tmp_path: Path) -> None:
 )
 def test_attention_kernels_by_name_or_date(tmp_path: Path, changes: dict[str, str], attention: str) -> None:
     assert machine(tmp_path, **changes)[0].software.attention == attention
+
+
+@pytest.mark.parametrize("flag", ["use-mc2", "use-ascend-mc2"])
+def test_mc2_hides_collectives_of_tensor_parallelism(tmp_path: Path, flag: str) -> None:
+    known = {"profile": "ascend-910b-64gb", "flash_attention": "True"}
+    assert machine(tmp_path, **known)[0].software.hidden.tensor == 0
+    assert machine(tmp_path, **known, other_flags=f"{flag}; use-fused-rmsnorm")[0].software.hidden.tensor > 0
 
 
 def test_flags_name_what_is_overlapped(tmp_path: Path) -> None:
