@@ -17,6 +17,8 @@ from hardware_profiles import PYTORCH, load_profile, load_software, software_nam
 from planner.plan.binding.bind import bind
 from planner.plan.prediction.predict import predict, stage_costs
 from planner.plan.prediction.stage_cost import StageCost
+from planner.plan.prediction.walk import walks_of
+from planner.plan.schedule import in_flight_of
 from planner.pricing.bucket_size import flat_bytes
 from planner.sharding.update import Update
 from planner.strategy_search.decomposition.lagrangian import Multipliers, State
@@ -97,7 +99,8 @@ def check(case: Case, state: State, ranks: tuple[RankFilling, ...], *, exact: bo
     assert same(math.fsum(value for _, value in prediction.memory), prediction.peak_bytes)
     parts, steps, ahead = [], [], 0.0
     multipliers = Multipliers(case.chain, case.setting.weight)
-    for rank, cost in enumerate(stage_costs(bound, case.cluster)):
+    for rank, walk in enumerate(walks_of(bound, case.cluster)):
+        cost = walk.rank(rank)
         where = f"rank {rank} of {case.configuration} on {case.cluster.name}"
         columns = columns_of(case, ranks, rank)
         parts.append(total(columns, "part") + float(multipliers.crossing_seconds(case.setting, rank)[state]))
@@ -107,7 +110,9 @@ def check(case: Case, state: State, ranks: tuple[RankFilling, ...], *, exact: bo
         passed = [one.work + one.waits for chunk in cost.chunks for one in (chunk.forward, chunk.backward)]
         assert same(math.fsum((*passed, cost.ahead)), parts[-1]), where
         ahead += cost.ahead
-        check_bytes(case, state, ranks, rank, cost, where, exact=exact)
+        most = walk.rank(rank, in_flight_of(bound.plan, rank))  # as the search counts chunks: each at its most
+        check_bytes(case, state, ranks, rank, most, where, exact=exact)
+        assert math.fsum(cost.memory.values()) <= math.fsum(most.memory.values()) * (1 + TOLERANCE), where
     seconds = step_time(parts, steps, case.setting.micro_batches, case.setting.chunks)
     assert same(float(seconds), prediction.objective_seconds), case.configuration
     contender = Contender(
