@@ -18,7 +18,7 @@ from planner.plan.binding.bind import bind
 from planner.plan.prediction.predict import predict, stage_costs
 from planner.plan.prediction.stage_cost import StageCost
 from planner.plan.prediction.walk import walks_of
-from planner.plan.schedule import in_flight_of
+from planner.plan.schedule import Moment, in_flight_of, moments_of
 from planner.pricing.bucket_size import flat_bytes
 from planner.sharding.update import Update
 from planner.strategy_search.decomposition.lagrangian import Multipliers, State
@@ -110,7 +110,8 @@ def check(case: Case, state: State, ranks: tuple[RankFilling, ...], *, exact: bo
         passed = [one.work + one.waits for chunk in cost.chunks for one in (chunk.forward, chunk.backward)]
         assert same(math.fsum((*passed, cost.ahead)), parts[-1]), where
         ahead += cost.ahead
-        most = walk.rank(rank, in_flight_of(bound.plan, rank))  # as the search counts chunks: each at its most
+        waiting = moments_of(bound.plan, rank)[0].waiting
+        most = walk.rank(rank, [Moment(in_flight_of(bound.plan, rank), waiting)])  # as the search counts: each chunk's
         check_bytes(case, state, ranks, rank, most, where, exact=exact)
         assert math.fsum(cost.memory.values()) <= math.fsum(most.memory.values()) * (1 + TOLERANCE), where
     seconds = step_time(parts, steps, case.setting.micro_batches, case.setting.chunks)
