@@ -4,20 +4,24 @@
 2,048 H800: 16 pipeline ranks, experts over 64 devices, ZeRO-1 over 128, no tensor parallelism, 15,360 sequences of
 4,096 tokens in a step. 180,000 device hours for a trillion tokens: 19.9 s a step.
 
-We say 43.6 s for what our runtime would do: products in bf16, activations in bf16, which do not all fit, and an
+We say 46.4 s for what our runtime would do: products in bf16, activations in bf16, which do not all fit, and an
 exchange of experts that nothing hides. Here these are changed to what they had:
 
     step    what is changed
-    43.6    nothing
-    41.4    products in fp8; all else in bf16 as before
-    36.8    memory for all activations: nothing is computed again (they keep theirs in fp8, and norms and the
+    46.4    nothing
+    39.7    a token goes once to each node, four of eight at most: which we run
+    42.8    products in fp8; all else in bf16 as before
+    39.9    memory for all activations: nothing is computed again (they keep theirs in fp8, and norms and the
             products of latent vectors are cheap to compute again)
-    35.2    both
-    21.5    both, and the exchange runs beside the work of its pass, which is what DualPipe is for
+    36.4    both
+    31.7    both, and a token once to each node
+    18.0    these, and the exchange runs beside the work of its pass, which is what DualPipe is for
+    17.5    these, with two stages of a rank in a V: which we run
+    18.5    these, and 20 of 132 multiprocessors communicate
 
-Of the last 6.5 s are an exchange for which there is not work enough to hide it. Theirs is less than half as long: rows
-in fp8 on the way to the experts, and a token goes once to each of four nodes at most. What we lack on the other side is
-the module that foretells a second token, and the 20 of 132 multiprocessors that communicate.
+Of the last 2.8 s are an exchange for which there is not work enough to hide it. Theirs is shorter: rows in fp8 on the
+way to the experts, and what has come to a node goes on inside it while others come. What we lack on the other side is
+the module that foretells a second token.
 """
 
 from dataclasses import replace
@@ -25,7 +29,7 @@ from functools import cache
 
 import pytest
 
-from hardware_profiles import Cluster, Hidden, load_profile
+from hardware_profiles import Cluster, Device, Hidden, load_profile
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
@@ -40,6 +44,7 @@ pytestmark = pytest.mark.exhaustive
 DEVICES, GLOBAL_BATCH, SEQUENCE = 2048, 15360, 4096
 PUBLISHED = 180e3 * 3600 / DEVICES * (GLOBAL_BATCH * SEQUENCE / 1e12)
 FP8, ENDLESS, HIDDEN = "fp8", "endless memory", "hidden exchange"
+ONCE, IN_A_V, COMMUNICATE = "tokens once to a node", "DualPipeV", "20 of 132 multiprocessors communicate"
 
 
 @cache
@@ -57,7 +62,30 @@ def changed(*changes: str) -> Cluster:
     if HIDDEN in changes:
         software = replace(software, hidden=Hidden(tensor=1.0, exchange=1.0))
     cluster = cluster.with_software(software)
-    return replace(cluster, device=replace(cluster.device, memory=1e18)) if ENDLESS in changes else cluster
+    device = replace(cluster.device, memory=1e18) if ENDLESS in changes else cluster.device
+    return replace(cluster, device=_with_fewer(device, 112 / 132) if COMMUNICATE in changes else device)
+
+
+def _with_fewer(device: Device, share: float) -> Device:
+    """A device of which a share of the multiprocessors computes: each of them as fast as before, and memory, too."""
+    kernels = tuple(
+        (dtype, None if one is None else replace(one, feed=one.feed * share)) for dtype, one in device.matmul_kernels
+    )
+    return replace(
+        device,
+        compute_units=round(device.compute_units * share),
+        peak_flops=tuple((dtype, peak * share) for dtype, peak in device.peak_flops),
+        matmul_kernels=kernels,
+    )
+
+
+def pipelined(in_a_v: bool) -> Pinned:
+    """Two stages of sixteen on each rank, as DualPipe has them: those of half as many ranks in a V, which stand twice
+    where it has two copies of the weights."""
+    given = Pinned(tensor=1, context=1, expert=64, zero=1, micro_batch=1)
+    if in_a_v:
+        return replace(given, pipeline=8, data=256, schedule="dualpipe_v")
+    return replace(given, pipeline=16, data=128)
 
 
 def planned(*changes: str) -> Plan:
@@ -69,7 +97,8 @@ def planned(*changes: str) -> Plan:
         cluster=changed(*changes),
         global_batch=GLOBAL_BATCH,
         precision="bf16",
-        pinned=Pinned(pipeline=16, data=128, tensor=1, context=1, expert=64, zero=1, micro_batch=1),
+        pinned=replace(pipelined(IN_A_V in changes), node=8 if ONCE in changes else 1),
+        tokens_once=ONCE in changes,
     )
     return search(request).plan
 
@@ -89,7 +118,16 @@ def test_the_published_configuration_takes_twice_as_long_without_what_hides_its_
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "times"),
-    [((FP8,), 2.08), ((ENDLESS,), 1.95), ((FP8, ENDLESS), 1.77), ((FP8, ENDLESS, HIDDEN), 1.08)],
+    [
+        ((ONCE,), 2.00),
+        ((FP8,), 2.15),
+        ((ENDLESS,), 2.01),
+        ((FP8, ENDLESS), 1.83),
+        ((FP8, ENDLESS, ONCE), 1.59),
+        ((FP8, ENDLESS, ONCE, HIDDEN), 0.91),
+        ((FP8, ENDLESS, ONCE, HIDDEN, IN_A_V), 0.88),
+        ((FP8, ENDLESS, ONCE, HIDDEN, IN_A_V, COMMUNICATE), 0.93),
+    ],
     ids=str,
 )
 def test_what_of_theirs_makes_the_difference(changes: tuple[str, ...], times: float) -> None:
@@ -97,7 +135,8 @@ def test_what_of_theirs_makes_the_difference(changes: tuple[str, ...], times: fl
     prediction = planned(*changes).prediction
     assert prediction.step_seconds / PUBLISHED == pytest.approx(times, rel=0.05)
     parts = dict(prediction.time)
-    assert ("uncovered communication" in parts) == (HIDDEN in changes)
+    assert (parts["communication"] < 0.1) == (HIDDEN in changes)
+    assert parts.get("uncovered communication", 0.0) > 1.0 or HIDDEN not in changes
     assert (parts["recomputation"] == 0.0) == (ENDLESS in changes)
 
 
