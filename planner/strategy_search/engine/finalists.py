@@ -52,8 +52,8 @@ from planner.strategy_search.request.space import Configuration
 _MESSAGES = 2e-3
 """Share of a step that messages may take beyond what the search knows of them, before others are tried."""
 
-_ROOMS = 3
-"""Rooms that are left for overlaps, at most, each larger by what was missing."""
+_LESS = 0.5
+"""Of what was missing for overlaps, more is left for them as long as so much or less is missing then."""
 
 
 class OverfullError(Exception):
@@ -143,30 +143,32 @@ class Finalists:
             if reorders(self.request.pinned):
                 with contextlib.suppress(LimitError):  # in the order that the search assumed, then
                     ranked = self._scheduled(ranked, math.inf if self.overlaps else cutoff)
-            ranked = self._with_room_for_overlap(found, ranked)
+            ranked = self._with_room_for_overlap(found, ranked, cutoff)
             overlapped = self.overlapped(ranked)
             self._before[id(overlapped)] = ranked
             self._known[id(found)] = (found, overlapped)
         return self._known[id(found)][1]
 
-    def _with_room_for_overlap(self, found: Contender, ranked: Ranked) -> Ranked:
-        """A contender that leaves room for its overlaps, where it has none for lack of memory, if it is faster so."""
+    def _with_room_for_overlap(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> Ranked:
+        """A contender that leaves room for its overlaps, where it has none for lack of memory, if it is faster so, and
+        as far as it may take less than `cutoff`."""
         configuration, fastest = found.configuration, self.overlapped(ranked).seconds
         if not self.overlaps or seconds_left() < math.inf or not self._fits(configuration, ranked.plan.prediction):
             return ranked  # of a search whose time is limited the rest is for other contenders
         room, other = room_of(found.pipeline_of_kinds.chain.tables.update.bucket_size), ranked
+        before, any_order = math.inf, reorders(self.request.pinned)
         with contextlib.suppress(LimitError):
-            for _ in range(_ROOMS):  # what is found with less memory may need more for its overlaps
-                overlapped, missing = self.overlapped(other), self._overlapped[id(other)].missing
-                if not missing:
-                    return other if self._storable(overlapped) and overlapped.seconds < fastest else ranked
-                room += max(missing, room / 4)
+            # what is found with less memory may need more for its overlaps, then perhaps without an end
+            while 0 < (missing := self._overlapped[id(other)].missing) <= _LESS * before:
+                before, room = missing, room + max(missing, room / 4)
                 outcome = self.engine.evaluate_as(found.outcome.gathers, configuration, room=room)
-                if not outcome.ranks:
+                leaner = replace(found, outcome=outcome, room=room)
+                if not outcome.ranks or leaner.least_step(any_order=any_order) >= min(fastest, cutoff):
                     break
-                other = self._priced_as_found(replace(found, outcome=outcome, room=room))
-                if reorders(self.request.pinned):
+                other = self._priced_as_found(leaner)
+                if any_order:
                     other = self._scheduled(other, math.inf)
+                self.overlapped(other)
             overlapped = self.overlapped(other)
             return other if self._storable(overlapped) and overlapped.seconds < fastest else ranked
         return ranked
