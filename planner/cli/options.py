@@ -435,6 +435,16 @@ class Options:
         ),
     ] = None
 
+    pad: Annotated[
+        list[str] | None,
+        word(
+            OPERATORS,
+            "PATTERN=N",
+            "Pad weights with zero rows to a multiple of N. For dims that devices do not divide, as a vocabulary of"
+            " 50257 over 4: what else has the dim grows with it, and the model computes the same. Repeatable.",
+        ),
+    ] = None
+
     search: Annotated[
         str | None,
         word(

@@ -15,6 +15,7 @@ from planner.cli.values import (
     parse_margin,
     parse_memory,
     parse_mesh,
+    parse_pads,
     parse_percent,
     parse_places,
     parse_shards,
@@ -211,6 +212,7 @@ def update_of(options: Options) -> "Update":
         zero_by=options.zero_by or "slices",
         local_parameters=tuple(options.local_parameters or ()),
         placed=parse_places(options.place or ()),
+        padded=parse_pads(options.pad or ()),
     )
     refuse(update_fault(update), RequestError, lambda option: f"{flag(option)}:")
     return update

@@ -117,6 +117,17 @@ def placing_of(texts: Sequence[str]) -> "Placing":
     return _PLACING[words[0]] if words else "given" if texts else "fit"
 
 
+def parse_pads(texts: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    """Weights and the multiple to which their rows are padded, each PATTERN=N."""
+    found = []
+    for text in texts:
+        pattern, equals, number = text.rpartition("=")
+        if not equals or not pattern.strip() or not number.strip().isdecimal() or len(number) > 9:
+            raise RequestError(f"--pad '{text}': write PATTERN=N, as in 'lm_head.weight=4'")
+        found.append((pattern.strip(), int(number)))
+    return tuple(found)
+
+
 def parse_places(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Tables and where they are, each PATTERN=PLACE; words of `placing_of` are left out."""
     found = []

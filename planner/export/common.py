@@ -29,6 +29,11 @@ def refuse_other_training(description: Description, engine: str, optimizers: tup
             f"{engine} has no tables outside of the devices, the plan has {table_words(update)}; plan again with"
             " --place none"
         )
+    if update.padded:
+        raise ExportError(
+            f"{engine} is not told which weights are padded, the plan pads"
+            f" {', '.join(name for name, _ in update.padded)}; plan again without --pad"
+        )
     if update.by_parameters:
         raise ExportError(
             f"{engine} does not share out optimizer states by whole parameters; plan again with --zero-by slices"

@@ -37,6 +37,8 @@ _CALLS = {"rms_norm": "RmsNorm", "layer_norm": "LayerNorm"}
 def write(bound: BoundPlan) -> Mapping[str, str]:
     """`strategy.json`, and what else has to be set. Raises ExportError where states have owners, which a strategy file
     has no word for."""
+    if bound.plan.training.update.padded:
+        raise ExportError("a strategy file is about weights as the model has them; plan again without --pad")
     if bound.plan.training.update.by_parameters:
         raise ExportError(
             "a strategy file does not say that optimizer states are shared out by whole parameters; plan again with"

@@ -25,7 +25,7 @@ def check_numbers(rescaled: OperatorGraph, traced: OperatorGraph) -> None:
         for kept_name, wanted_name in zip(op.results, other.results, strict=True):
             if kept_name is None or wanted_name is None:
                 continue
-            shape, found = rescaled.types[kept_name].shape, traced.types[wanted_name].shape
+            shape, found = rescaled.own_shape(kept_name), traced.types[wanted_name].shape
             if shape != found:
                 raise ModelError(
                     f"operator '{op.name}', called in module '{op.module or '(root)'}', has a result of shape {found}"

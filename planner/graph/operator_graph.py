@@ -177,7 +177,8 @@ class OperatorGraph:
 
     `types` has the type of every value: inputs, parameters, buffers and results of operators. `updates` says which
     buffers the forward pass changes, and which value is the new content of each: (buffer, value). `constants` are the
-    tensors that the code of the model makes, by their names among the buffers.
+    tensors that the code of the model makes, by their names among the buffers. `unpadded` has the values, the dim
+    and its extent in the model, of which there is more here (`planner.sharding.padding`).
     """
 
     types: Mapping[str, TensorType]
@@ -188,6 +189,7 @@ class OperatorGraph:
     loss: str
     updates: tuple[tuple[str, str], ...] = ()
     constants: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    unpadded: tuple[tuple[str, int, int], ...] = ()
 
     def __repr__(self) -> str:
         return f"OperatorGraph({len(self.operators)} operators, {len(self.parameters)} parameters)"
@@ -220,6 +222,20 @@ class OperatorGraph:
             if op.op != DETACH and grown:
                 found.update(name for name in op.results if name is not None and self.types[name].has_gradient)
         return frozenset(found)
+
+    def own_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a value without what was added to it."""
+        shape = list(self.types[name].shape)
+        for dim, extent in self._unpadded.get(name, ()):
+            shape[dim] = extent
+        return tuple(shape)
+
+    @cached_property
+    def _unpadded(self) -> Mapping[str, list[tuple[int, int]]]:
+        found: dict[str, list[tuple[int, int]]] = {}
+        for name, dim, extent in self.unpadded:
+            found.setdefault(name, []).append((dim, extent))
+        return found
 
     @property
     def trains(self) -> bool:

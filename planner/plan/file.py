@@ -316,8 +316,8 @@ def _training(training: TrainingSection) -> Training:
     fp8 = Fp8(recipe=content.pop("fp8"), left_out=tuple(content.pop("fp8_left_out")))
     refuse_plan(fp8_fault(fp8))
     buckets, local = content.pop("buckets"), tuple(content.pop("local_parameters"))
-    placed = tuple(content.pop("placed").items())
-    update = Update(**content, buckets=_buckets(buckets), local_parameters=local, placed=placed)
+    placed, padded = (tuple(content.pop(name).items()) for name in ("placed", "padded"))
+    update = Update(**content, buckets=_buckets(buckets), local_parameters=local, placed=placed, padded=padded)
     refuse_plan(update_fault(update))
     if update.gathers == AUTO_GATHERS:
         raise PlanFileError(f"training.gathers: 'auto' is a word for the search; write one of {', '.join(GATHERS)}")

@@ -64,6 +64,7 @@ class TrainingSection(_Strict):
     zero_by: str = "slices"
     local_parameters: list[str] = []
     placed: dict[str, str] = {}
+    padded: dict[str, Count] = {}
     imbalance: float = EVEN
     tokens_once: bool = False
     fp8: str = ""

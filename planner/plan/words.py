@@ -72,6 +72,7 @@ def gradient_words(update: Update) -> str:
     found += [] if update.master_weights else ["no master weights"]
     if update.by_block:
         found.append(f"weights of a block gathered together{', the next ahead' if update.ahead else ''}")
+    found += [", ".join(f"{name} padded to a multiple of {n}" for name, n in update.padded)] if update.padded else []
     found += ["optimizer states by whole parameters, new weights broadcast"] if update.by_parameters else []
     found += ["weights of rank 0 sent at the start"] if update.broadcast else []
     found += [f"each device has its own {', '.join(update.local_parameters)}"] if update.local_parameters else []

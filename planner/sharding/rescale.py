@@ -61,6 +61,14 @@ def rescale_sequence(graph: OperatorGraph, length: int, new_length: int) -> Oper
     return _rescaled(graph, growths, "sequence length")
 
 
+def rescale_weights(graph: OperatorGraph, rows: Mapping[str, Growth]) -> OperatorGraph:
+    """`graph` with more rows of some weights, and with as many more elements of all dims of weights and other values
+    that have the same loop. Raises RequestError, naming the operator, where one depends on the number of them."""
+    growths = _Growths(graph, 0, 0, _STILL)
+    growths.grow(rows)
+    return _rescaled(graph, growths, "rows of weights")
+
+
 def _rescaled(graph: OperatorGraph, rescaling: "_Growths", what: str) -> OperatorGraph:
     try:
         growths = rescaling.settled()
@@ -92,6 +100,7 @@ class _Growths:
         self, graph: OperatorGraph, growing: int, length: int, grown: Growth, *, sequence: bool = False
     ) -> None:
         self._graph, self._sequence = graph, sequence
+        self._follow = frozenset(graph.buffers) if sequence else frozenset[str]()  # what grows where that is needed
         self._spelled: dict[tuple[str, int], Growth] = {}
         self._given = {
             name: tuple(
@@ -101,6 +110,11 @@ class _Growths:
             for name, tensor in graph.types.items()
             if name not in graph.producer
         }
+
+    def grow(self, rows: Mapping[str, Growth]) -> None:
+        """Let the first dim of weights grow, and all weights follow."""
+        self._follow = self._graph.parameter_names
+        self._given.update((name, (growth, *self._given[name][1:])) for name, growth in rows.items())
 
     def settled(self) -> Mapping[str, tuple[Growth, ...]]:
         """Forward through the graph, again for every size that turns out to be spelled by the batch."""
@@ -210,10 +224,10 @@ class _Growths:
     def _demand(self, name: str, dim: int, growth: Growth) -> bool:
         """Let a dim grow by letting grow what spells its extent; False where that is data or a weight."""
         graph = self._graph
-        if self._sequence and name in graph.buffers:
+        if name in self._follow:
             known = self._given[name]
             self._given[name] = (*known[:dim], growth, *known[dim + 1 :])
-            return known[dim] != growth
+            return known[dim] in (_STILL, growth)  # several ways may lead here
         if name not in graph.producer:
             return False
         op = graph.operators[graph.producer[name]]

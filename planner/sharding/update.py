@@ -69,6 +69,8 @@ class Update:
             gradients are not reduced.
         placed: patterns of tables that are not on the devices, and where they are: "host" or "servers" (see
             `planner.graph.placed`). Their rows are updated where they are, those that a step has touched.
+        padded: patterns of weights, and the number of which their rows become a multiple, with zeros that change
+            nothing (see `planner.sharding.padding`).
     """
 
     gradients: str = "mean"
@@ -81,6 +83,7 @@ class Update:
     zero_by: str = SLICES
     local_parameters: tuple[str, ...] = ()
     placed: Placed = ()
+    padded: tuple[tuple[str, int], ...] = ()
 
     @property
     def bucketed(self) -> bool:
@@ -160,6 +163,9 @@ def update_fault(update: Update) -> Fault | None:
     for _, place in update.placed:
         if place not in PLACES:
             return Fault(option="place", value=f"'{place}'", reason=f"is not one of {', '.join(PLACES)}")
+    for pattern, multiple in update.padded:
+        if multiple < 1:
+            return Fault(option="pad", value=f"{pattern}={multiple}", reason="is no multiple of which rows could be")
     if update.placed and update.clip_norm is not None:
         return Fault(
             option="place",
@@ -228,4 +234,6 @@ def update_words(update: Update) -> dict[str, Any]:
         different["buckets"] = dict(numbers)
     if update.placed:
         different["placed"] = dict(update.placed)
+    if update.padded:
+        different["padded"] = dict(update.padded)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in different.items()}

@@ -96,7 +96,16 @@ def _check(space: EngineSpace, request: SearchRequest) -> None:
     if pinned.schedule not in (None, "1f1b", "interleaved_1f1b") or (pinned.recompute == "selective" and not selective):
         given = pinned.schedule if pinned.recompute != "selective" else "selective recomputation"
         raise RequestError(f"{where}: {given} is no part of what is searched for {space.title}; leave it out")
-    for name in ("gradients", "gradient_dtype", "master_weights", "broadcast", "zero_by", "local_parameters", "placed"):
+    for name in (
+        "gradients",
+        "gradient_dtype",
+        "master_weights",
+        "broadcast",
+        "zero_by",
+        "local_parameters",
+        "placed",
+        "padded",
+    ):
         if getattr(asked, name) != getattr(DEFAULT, name):
             raise RequestError(f"{where}: {name} is what {space.title} makes of it; leave it out")
     if asked.buckets not in (DEFAULT.buckets, "none") or asked.gathers not in (DEFAULT.gathers, "each"):

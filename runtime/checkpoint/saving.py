@@ -275,7 +275,7 @@ class Checkpoints:
     @torch.no_grad()
     def _copied(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type == "cpu" and not self._asynchronous:
-            return tensor
+            return tensor.contiguous()
         known = self._copies.get(name)
         if known is None or known.shape != tensor.shape or known.dtype != tensor.dtype:
             pinned = tensor.device.type != "cpu"

@@ -150,9 +150,9 @@ class StateOfPlan:
     def _weights(self) -> Iterator[Spread]:
         """All parameters, each device's own ones once for each."""
         for parameter in self.bound.graph.parameters:
-            kind = self.bound.whole.types[parameter.name]
+            whole = self.bound.whole
             for name in self._copies(parameter.name):
-                yield self._of(name, kind.shape, kind.dtype)
+                yield self._of(name, whole.own_shape(parameter.name), whole.types[parameter.name].dtype)
 
     def _copies(self, name: str) -> list[str]:
         saved = saved_name(name)
@@ -164,7 +164,7 @@ class StateOfPlan:
         """What the optimizer keeps, of this kind, of every trainable parameter that has a dtype there."""
         for parameter in self.bound.graph.parameters:
             if parameter.trainable and parameter.name in dtypes:
-                shape = self.bound.whole.types[parameter.name].shape
+                shape = self.bound.whole.own_shape(parameter.name)
                 for name in self._copies(parameter.name):
                     yield self._of(kept_name(kind, name), shape, dtypes[parameter.name])
 

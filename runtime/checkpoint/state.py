@@ -23,14 +23,20 @@ from runtime.step.step import RankStep
 
 
 def live_tensors(rank: RankStep) -> dict[str, torch.Tensor]:
-    """What this rank keeps, by the names of a checkpoint: its own memory, not copies. What the optimizer keeps is there
-    after the first update."""
-    found = {_own(rank, name): parameter.content for name, parameter in rank.parameters.items()}
+    """What this rank keeps, by the names of a checkpoint: its own memory, not copies, of padded weights what the model
+    has. What the optimizer keeps is there after the first update."""
+
+    def own(name: str, tensor: torch.Tensor, *, state: bool = False) -> torch.Tensor:
+        parameter = rank.parameters[name]
+        layout = parameter.stored.state if state else parameter.stored.weight
+        return parameter.in_model(tensor, layout, rank.place) if parameter.padded else tensor
+
+    found = {_own(rank, name): own(name, parameter.content) for name, parameter in rank.parameters.items()}
     for kind, name, tensor in rank.optimizer.kept():
-        found[kept_name(kind, _own(rank, name))] = tensor.detach()
+        found[kept_name(kind, _own(rank, name))] = own(name, tensor.detach(), state=True)
     if rank.asynchronous is not None:
         for name, version in rank.asynchronous.earlier().items():
-            found[previous_name(_own(rank, name))] = version.piece.detach()
+            found[previous_name(_own(rank, name))] = own(name, version.piece.detach())
     found.update((saved_name(name), rank.kept_buffers.content(name, rank.buffers)) for name in rank.kept_buffers.homes)
     return found
 

@@ -18,6 +18,7 @@ and the loss of it, and say how many targets count.
 Shape legend: N local samples, V local vocabulary.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +36,8 @@ _SUM = 2  # torch's number for the sum of the losses
 class SplitLoss:
     """How the logits are split, and the settings of `torch.nn.functional.cross_entropy`.
 
-    `offset` is the first class of this process's piece, `classes` the size of the whole vocabulary. `counted` is how
+    `offset` is the first class of this process's piece, `classes` the size of the whole vocabulary, without
+    columns that it was padded with, which are left out. `counted` is how
     many of this process's targets a mean is over, where it is not those of the call that are not ignored.
     """
 
@@ -47,6 +49,10 @@ class SplitLoss:
     ignore_index: int
     label_smoothing: float
     counted: torch.Tensor | None = None
+
+    def kept(self, logits_NV: torch.Tensor) -> int:
+        """How many columns of this process's piece are classes."""
+        return min(max(self.classes - self.offset, 0), logits_NV.shape[1])
 
     def weight(self, count: torch.Tensor) -> torch.Tensor:
         """What the sum of the losses is multiplied with for their mean, where `count` of the call are not ignored."""
@@ -70,14 +76,16 @@ class _SplitCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits_NV: torch.Tensor, targets_N: torch.Tensor, split: SplitLoss) -> torch.Tensor:
-        wide_NV = _wide(logits_NV)
-        largest_N = _over(wide_NV.amax(dim=1), split.vocabulary_groups, collectives.all_reduce_max)
+        wide_NV, kept = _wide(logits_NV), split.kept(logits_NV)
+        own_N = wide_NV[:, :kept].amax(dim=1) if kept else wide_NV.new_full((len(wide_NV),), -math.inf)
+        largest_N = _over(own_N, split.vocabulary_groups, collectives.all_reduce_max)
         column_N, here_N = _columns(targets_N, split.offset, logits_NV.shape[1])
         chosen_N = wide_NV.gather(1, column_N[:, None])[:, 0].masked_fill(~here_N, 0.0)
         chosen_N = _over(chosen_N, split.vocabulary_groups, collectives.all_reduce)
         if split.label_smoothing:
-            total_N = _over(wide_NV.sum(dim=1), split.vocabulary_groups, collectives.all_reduce)
+            total_N = _over(wide_NV[:, :kept].sum(dim=1), split.vocabulary_groups, collectives.all_reduce)
         probabilities_NV = (wide_NV - largest_N[:, None]).exp_()
+        probabilities_NV[:, kept:] = 0.0
         sum_N = _over(probabilities_NV.sum(dim=1), split.vocabulary_groups, collectives.all_reduce)
         probabilities_NV /= sum_N[:, None]
         losses_N = largest_N + sum_N.log() - (1.0 - split.label_smoothing) * chosen_N
@@ -97,7 +105,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
         gradient_NV, targets_N, weight = ctx.saved_tensors  # the gradient takes the place of the probabilities
         split: SplitLoss = ctx.split
         if split.label_smoothing:
-            gradient_NV -= split.label_smoothing / split.classes
+            gradient_NV[:, : split.kept(gradient_NV)] -= split.label_smoothing / split.classes
         column_N, here_N = _columns(targets_N, split.offset, gradient_NV.shape[1])
         hit_N = here_N.to(gradient_NV.dtype) * (1.0 - split.label_smoothing)
         gradient_NV.scatter_add_(1, column_N[:, None], -hit_N[:, None])

@@ -106,6 +106,7 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     *,
     counted: torch.Tensor | None = None,
+    classes: int | None = None,
 ) -> torch.Tensor:
     vocabulary, samples = shard.axes("v"), shard.axes("n")
     assert reduction != _NONE, "the rule of cross entropy covers a scalar result only"
@@ -113,7 +114,7 @@ def cross_entropy(
         vocabulary_groups=tuple(shard.place.group(axis) for axis in vocabulary),
         sample_groups=tuple(shard.place.group(axis) for axis in samples),
         offset=shard.offset("v"),
-        classes=logits_NV.shape[1] * math.prod(shard.place.mesh.sizes[axis] for axis in vocabulary),
+        classes=classes or logits_NV.shape[1] * math.prod(shard.place.mesh.sizes[axis] for axis in vocabulary),
         mean=reduction == _MEAN,
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,

@@ -26,13 +26,14 @@ from planner.errors import ModelError
 from planner.graph.constants import held_tensor
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundPlan
-from planner.sharding.layout import local_shape
+from planner.sharding.layout import Layout, local_shape
 from planner.sharding.stored import StoredParameter
 from runtime.comm.collectives import all_reduce
 from runtime.comm.device_mesh import RankMesh
 from runtime.comm.redistribute import local_piece, whole_tensor
 from runtime.offload.weights import OffloadedWeight, OffloadedWeights
 from runtime.parameters.initial_values import from_first
+from runtime.parameters.padding import in_model, padded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +56,16 @@ class LocalParameter:
     """A parameter on one rank: its piece of the weight, and of the gradient of this step so far.
 
     `leaf` is what autograd leaves the gradient with: the piece itself, or a stub where the gradient is cut finer.
-    `shape` is that of the whole parameter. `gradient` has the dtype `sums` and is None before the first; `arrival` is
-    told of every micro-batch that was added. `local` parameters are each rank's own.
+    `shape` is that of the whole parameter, `own_shape` that in the model, where it is padded. `gradient` has the dtype
+    `sums` and is None before the first; `arrival` is told of every micro-batch that was added. `local` parameters are
+    each rank's own.
     `twins` are the processes of other pipeline stages that hold the same piece of a parameter which their stages share.
     `offloaded` is where the weight is while its block does not run, where the plan has it outside of the device.
     """
 
     name: str
     shape: tuple[int, ...]
+    own_shape: tuple[int, ...]
     stored: StoredParameter
     piece: torch.Tensor
     leaf: torch.Tensor
@@ -84,6 +87,15 @@ class LocalParameter:
         return (
             self.piece.detach() if self.offloaded is None else self.offloaded.content.to(self.piece.device, copy=True)
         )
+
+    def in_model(self, piece: torch.Tensor, layout: Layout, place: RankMesh) -> torch.Tensor:
+        """What the model has of a piece in some layout, a view."""
+        return in_model(piece, self.shape, self.own_shape, layout, place)
+
+    @property
+    def padded(self) -> bool:
+        """Whether there is more of it than the model has."""
+        return self.shape != self.own_shape
 
     @property
     def trainable(self) -> bool:
@@ -129,8 +141,9 @@ class LocalParameter:
             self.arrival(self.name)
 
     def whole(self, place: RankMesh) -> torch.Tensor:
-        """The full weight. Collective."""
-        return whole_tensor(self.present, self.shape, self.stored.weight, place)
+        """The full weight, as in the model. Collective."""
+        found = whole_tensor(self.present, self.shape, self.stored.weight, place)
+        return found[tuple(map(slice, self.own_shape))] if self.padded else found
 
     def whole_gradient(self, place: RankMesh) -> torch.Tensor:
         """The full gradient, summed; zeros where nothing has been accumulated. Collective; this rank's own of a local
@@ -138,6 +151,7 @@ class LocalParameter:
         if self.local:
             return self.local_gradient()
         whole = whole_tensor(self.local_gradient(), self.shape, self.stored.gradient, place)
+        whole = whole[tuple(map(slice, self.own_shape))].contiguous() if self.padded else whole
         return whole if self.twins is None else all_reduce(whole, self.twins)
 
     def local_gradient(self) -> torch.Tensor:
@@ -170,14 +184,15 @@ def local_parameters(
                 f"parameter '{parameter.name}' is on the meta device and has no values;"
                 " build the module on a real device to run it"
             )
-        stored = bound.parameters[parameter.name]
-        piece = local_piece(weight.detach(), stored.weight, place).to(place.device, copy=True)
+        stored, shape = bound.parameters[parameter.name], bound.whole.types[parameter.name].shape
+        piece = local_piece(padded(weight.detach(), shape), stored.weight, place).to(place.device, copy=True)
         piece = piece.contiguous()
-        leaf = _leaf(piece, tuple(weight.shape), stored, place).requires_grad_(parameter.trainable)
+        leaf = _leaf(piece, shape, stored, place).requires_grad_(parameter.trainable)
         dtype = str(weight.dtype).removeprefix("torch.")
         kept = LocalParameter(
             name=parameter.name,
-            shape=tuple(weight.shape),
+            shape=shape,
+            own_shape=bound.whole.own_shape(parameter.name),
             stored=stored,
             piece=piece,
             leaf=leaf,

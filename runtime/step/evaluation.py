@@ -113,7 +113,14 @@ class ForwardPass:
         loss = self.mean_loss(inputs, parts)
         held = {name: self._joined(name, found) for name, found in parts.items()}
         whole = rank.everywhere(held) if self._names else {}
-        return Evaluation(loss=float(loss), outputs={asked: whole[name] for asked, name in self._names.items()})
+        own = {asked: self._in_model(name, whole[name]) for asked, name in self._names.items()}
+        return Evaluation(loss=float(loss), outputs=own)
+
+    def _in_model(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """A value without what it was padded with."""
+        for padded, dim, extent in self.bound.whole.unpadded:
+            value = value.narrow(dim, 0, extent) if padded == name else value
+        return value
 
     def mean_loss(self, inputs: Inputs, parts: Parts) -> torch.Tensor:
         """The mean loss; this rank's outputs gather in `parts`."""

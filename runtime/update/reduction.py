@@ -23,6 +23,7 @@ from runtime.comm.async_collectives import Flight
 from runtime.comm.collectives import all_reduce
 from runtime.comm.device_mesh import RankMesh, axis_lines
 from runtime.comm.redistribute import convert
+from runtime.parameters.padding import clear
 from runtime.parameters.shards import LocalParameter
 
 
@@ -72,6 +73,8 @@ class Reduction:
                 found[name] = self._alone(parameter)
             if parameter.twins is not None and not parameter.local:
                 found[name] = all_reduce(found[name], parameter.twins)
+            if parameter.padded:
+                clear(found[name], parameter.shape, parameter.own_shape, parameter.stored.state, self._place)
         return {name: found[name] for name in self._parameters}
 
     def _alone(self, parameter: LocalParameter) -> torch.Tensor:

@@ -45,6 +45,7 @@ from planner.plan.schedule_checks import check_schedule
 from planner.sharding.discover import with_rules
 from planner.sharding.layout import Layout
 from planner.sharding.mesh import Mesh
+from planner.sharding.padding import Padded, with_padding
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.rule import OperatorLayouts, Rule, Strategy, check_strategy, derive_layouts, named_strategy
 from planner.sharding.rules import rule_of
@@ -111,26 +112,27 @@ def prepare(
     imbalance: float = EVEN,
     placed: Placed = (),
     fp8: Fp8 = NO_FP8,
+    padded: Padded = (),
     *,
     trains: bool = True,
     once: bool = False,
 ) -> tuple[OperatorGraph, Blocks]:
     """The graph that plans speak about: shared values have an identity, repeated blocks are known, routers give the
-    fullest device `imbalance` times the average, tables that are `placed` elsewhere are no parameters, and linear
-    layers are in `fp8`; tokens are sent `once` to each part of an axis. Of a plan that never `trains` it is that of the
-    model as it is evaluated, with no gradient anywhere. Raises RequestError for what cannot be placed so, or be
-    in fp8."""
-    key = ("prepared", imbalance, placed, fp8, trains, once)
+    fullest device `imbalance` times the average, tables that are `placed` elsewhere are no parameters, linear layers
+    are in `fp8`, and weights are `padded`; tokens are sent `once` to each part of an axis. Of a plan that never
+    `trains` it is that of the model as it is evaluated, with no gradient anywhere. Raises RequestError for what cannot
+    be placed or padded so, or be in fp8."""
+    key = ("prepared", imbalance, placed, fp8, padded, trains, once)
     if key not in traced.derived:
-        traced.derived[key] = _prepared(traced, imbalance, placed, fp8, trains=trains, once=once)
+        traced.derived[key] = _prepared(traced, imbalance, placed, fp8, padded, trains=trains, once=once)
     return cast("tuple[OperatorGraph, Blocks]", traced.derived[key])
 
 
 def _prepared(
-    traced: OperatorGraph, imbalance: float, placed: Placed, fp8: Fp8, *, trains: bool, once: bool
+    traced: OperatorGraph, imbalance: float, placed: Placed, fp8: Fp8, padded: Padded, *, trains: bool, once: bool
 ) -> tuple[OperatorGraph, Blocks]:
     changed = with_places(traced if trains else without_updates(traced), placed)
-    changed = with_imbalance(changed, imbalance, once=once)
+    changed = with_padding(with_imbalance(changed, imbalance, once=once), padded)
     blocks = find_blocks(changed)
     if fp8:
         changed = with_fp8(changed, tuple(blocks.numbers), fp8)
@@ -156,8 +158,9 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
         )
     training = plan.training
     ruled, trains = with_rules(traced, plan.rules), plan.schedule_kind.trains
+    update, once = training.update, training.tokens_once
     prepared, blocks = prepare(
-        ruled, training.imbalance, training.update.placed, training.fp8, trains=trains, once=training.tokens_once
+        ruled, training.imbalance, update.placed, training.fp8, update.padded, trains=trains, once=once
     )
     return bind_prepared(plan, _of_batch(prepared, batch, training.part), blocks)
 

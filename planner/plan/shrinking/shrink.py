@@ -107,6 +107,7 @@ def _shrunk(
         training.imbalance,
         training.update.placed,
         training.fp8,
+        training.update.padded,
         trains=plan.schedule_kind.trains,
         once=training.tokens_once,
     )

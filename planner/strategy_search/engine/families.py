@@ -61,9 +61,15 @@ def engine_of(request: SearchRequest, shared: Shared | None = None) -> tuple[Eng
 
 
 def _engine_of(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
-    trains, placed = not request.pinned.forward_only, request.update.placed
+    trains, update = not request.pinned.forward_only, request.update
     prepared, blocks = prepare(
-        request.graph, request.imbalance, placed, request.fp8, trains=trains, once=request.tokens_once
+        request.graph,
+        request.imbalance,
+        update.placed,
+        request.fp8,
+        update.padded,
+        trains=trains,
+        once=request.tokens_once,
     )
     never_kept = frozenset(request.pinned.never_kept)
     template = fold(prepared, blocks, request.cluster.software, never_kept)

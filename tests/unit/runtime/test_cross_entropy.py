@@ -29,6 +29,22 @@ def test_a_target_that_is_no_class_is_refused(target: int) -> None:
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_columns_that_are_no_classes_do_not_count(label_smoothing: float) -> None:
+    """Also where they are larger than all that are."""
+    torch.manual_seed(0)
+    logits, targets = torch.randn(3, 8), torch.tensor([0, -100, 4])
+    logits[:, 5:] = 200.0
+    own, known = logits.clone().requires_grad_(), logits[:, :5].clone().requires_grad_()
+    loss = split_cross_entropy(own, targets, replace(WHOLE, label_smoothing=label_smoothing))
+    expected = torch.nn.functional.cross_entropy(known, targets, label_smoothing=label_smoothing)
+    loss.backward()
+    expected.backward()
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(own.grad[:, :5], known.grad)
+    assert not own.grad[:, 5:].any()
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("mean", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_what_is_whole_is_as_in_torch(mean: bool, label_smoothing: float, dtype: torch.dtype) -> None:

@@ -1,0 +1,106 @@
+"""Weights with rows of zeros at their end, so that devices divide what their own number of rows does not divide.
+
+    vocabulary 50257 over 4      lm_head  50257 x h  ->  50260 x h       logits of 3 classes that there are not
+    25 heads over 2              q, k, v  1600 x h -> 1664 x h           o_proj  h x 1600 -> h x 1664
+    1365 hidden elements over 4  gate, up 1365 x h -> 1368 x h           down    h x 1365 -> h x 1368
+
+A plan names weights and a number of which their rows become a multiple (`Update.padded`). The loop of these rows is
+followed through the rules of the operators, and what else has it grows too: other weights with zeros, and activations.
+What the model computes stays as it is, as what is added meets zeros wherever it is summed:
+
+- a sum over a padded loop has a padded weight in it, whose zeros are multiplied with whatever is there;
+- the cross entropy is told how many classes there are, and leaves out the others;
+- gradients of added elements are set to zero, so that they stay zero.
+
+An operator that looks at a padded loop as a whole otherwise (a norm, a softmax, a mean, dropout, whose masks depend on
+the place of an element) is refused, with the weight that it is about. Padded weights take memory and products of their
+padded size, which is priced; checkpoints have weights without what was added.
+
+Source: the vocabulary as in Shoeybi et al. 2019 (Megatron-LM, `--make-vocab-size-divisible-by`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+
+from planner.errors import RequestError, nearest_names
+from planner.graph.operator_graph import Operator, OperatorGraph
+from planner.graph.random_ops import CHANCES
+from planner.matching import matches
+from planner.sharding.rescale import Growth, rescale_weights
+from planner.sharding.rule import Rule
+from planner.sharding.rules import rule_of
+
+Padded = tuple[tuple[str, int], ...]
+"""Patterns of weights, and the number of which their rows become a multiple; the first that matches counts."""
+
+CLASSES = "classes"
+"""The keyword of a cross entropy that says how many of its classes there are."""
+_LOSS = "aten.cross_entropy_loss.default"
+
+
+def with_padding(graph: OperatorGraph, padded: Padded) -> OperatorGraph:
+    """`graph` with the rows of the weights that match padded, and whatever has to grow with them.
+
+    Raises RequestError for a pattern that no weight matches, and where an operator does not allow it.
+    """
+    grown = _grown_weights(graph, padded)
+    if not grown:
+        return graph
+    larger = rescale_weights(graph, grown)
+    operators = tuple(_checked(graph, larger, op) for op in larger.operators)
+    unpadded = (
+        (name, dim, extent)
+        for name, tensor in graph.types.items()
+        for dim, extent in enumerate(tensor.shape)
+        if larger.types[name].shape[dim] != extent
+    )
+    return replace(larger, operators=operators, unpadded=tuple(unpadded))
+
+
+def _grown_weights(graph: OperatorGraph, padded: Padded) -> Mapping[str, Growth]:
+    """The weights whose rows do not divide, and by how much they grow."""
+    found: dict[str, Growth] = {}
+    names = [parameter.name for parameter in graph.parameters]
+    for pattern, _ in padded:
+        if not any(matches(name, pattern) for name in names):
+            near = nearest_names(pattern, names)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise RequestError(f"pad: no weight of the model matches '{pattern}'{hint}")
+    for name in names:
+        multiple = next((number for pattern, number in padded if matches(name, pattern)), 1)
+        shape = graph.types[name].shape
+        if shape and shape[0] % multiple:
+            rows = -(-shape[0] // multiple) * multiple
+            found[name] = Growth(scale=Fraction(rows, shape[0]))
+    return found
+
+
+def _checked(graph: OperatorGraph, larger: OperatorGraph, op: Operator) -> Operator:
+    """An operator of the padded graph. Raises RequestError where what was added would change what it computes."""
+    before, after = rule_of(graph, op), rule_of(larger, op)
+    grown = {at for at, factor in enumerate(before.factors) if factor.extent != after.factors[at].extent}
+    if not grown:
+        return op
+    summed = grown - {factor for dims in before.results for factors in dims for factor in factors}
+    if op.op == _LOSS and summed == {before.index["v"]}:
+        classes = before.factors[before.index["v"]].extent
+        return replace(op, keywords=(*op.keywords, (CLASSES, classes)))
+    weighted = {factor for at, dims in _weights(graph, before, op) for factors in dims for factor in factors}
+    if not summed <= weighted:
+        raise RequestError(
+            f"pad: operator '{op.name}' ({op.op}) looks at all of a dim that would be padded, and what is added would"
+            " count; pad other weights, or choose dims that divide"
+        )
+    chance = CHANCES.get(op.op)
+    if chance is not None and chance.of(op.arguments, dict(op.keywords)) > 0:
+        raise RequestError(
+            f"pad: operator '{op.name}' drops elements by their place in the whole tensor, which padding changes; leave"
+            " out dropout, or choose dims that divide"
+        )
+    return op
+
+
+def _weights(graph: OperatorGraph, rule: Rule, op: Operator) -> list[tuple[str, tuple[tuple[int, ...], ...]]]:
+    """The operands of an operator that are weights, whose added elements are zero, and what indexes them."""
+    return [(n, dims) for n, dims in zip(op.operands, rule.operands, strict=True) if n in graph.parameter_names]

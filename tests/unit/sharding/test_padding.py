@@ -1,0 +1,82 @@
+"""Weights padded with zeros: what grows with them, and what refuses to."""
+
+import pytest
+import torch
+from torch import nn
+
+from planner.errors import RequestError
+from planner.graph.operator_graph import OperatorGraph
+from planner.graph.trace import trace
+from planner.sharding.padding import with_padding
+from planner.sharding.rescale import rescale_batch
+from tests.refusals import refused
+
+
+class Gated(nn.Module):
+    """A look-up, a gated product, perhaps dropout or a mean, and the loss over a head; all sizes odd."""
+
+    def __init__(self, kind: str = "") -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(11, 5), nn.Linear(5, 11)
+        self.gate, self.up, self.down = nn.Linear(5, 7), nn.Linear(5, 7, bias=False), nn.Linear(7, 5)
+        self.kind = kind
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = self.table(tokens)
+        inner = torch.sigmoid(self.gate(x)) * self.up(x)
+        if self.kind == "dropout":
+            inner = nn.functional.dropout(inner, 0.5)
+        if self.kind == "mean":
+            x = x * inner.mean(dim=-1, keepdim=True)
+        if self.kind == "softmax":
+            inner = inner.softmax(dim=-1)
+        logits = self.head(x + self.down(inner))
+        return nn.functional.cross_entropy(logits.view(-1, 11), targets.view(-1))
+
+
+def graph_of(kind: str = "") -> OperatorGraph:
+    return trace(Gated(kind), (torch.zeros(3, 2, dtype=torch.int64), torch.zeros(3, 2, dtype=torch.int64)))
+
+
+def test_what_has_the_loop_of_padded_rows_grows() -> None:
+    padded = with_padding(graph_of(), (("gate.weight", 4),))
+    shapes = {name: padded.types[name].shape for name in padded.parameter_names}
+    assert shapes["gate.weight"] == shapes["up.weight"] == (8, 5)
+    assert (shapes["gate.bias"], shapes["down.weight"], shapes["head.weight"]) == ((8,), (5, 8), (11, 5))
+    assert padded.own_shape("down.weight") == (5, 7)
+    assert padded.own_shape("head.weight") == (11, 5)
+    assert rescale_batch(padded, 3, 6).own_shape("gate.weight") == (7, 5), "also at another batch"
+
+
+def test_a_padded_head_tells_the_loss_its_classes() -> None:
+    padded = with_padding(graph_of(), (("head.weight", 4), ("table*", 2)))
+    (loss,) = (op for op in padded.operators if op.op == "aten.cross_entropy_loss.default")
+    assert dict(loss.keywords)["classes"] == 11
+    assert padded.types[loss.operands[0]].shape == (6, 12)
+    assert padded.types["table.weight"].shape == (12, 5)
+    assert graph_of().fingerprint() == trace_again().fingerprint(), "the graph that was traced stays as it is"
+
+
+def trace_again() -> OperatorGraph:
+    graph = graph_of()
+    with_padding(graph, (("head.weight", 4),))
+    return graph
+
+
+def test_what_divides_is_left_alone() -> None:
+    graph = graph_of()
+    assert with_padding(graph, (("head.weight", 11), ("gate*", 7))) is graph
+
+
+@pytest.mark.parametrize(
+    ("kind", "pattern", "said"),
+    [
+        ("dropout", "gate.weight", "dropout"),
+        ("mean", "gate.weight", "mean"),
+        ("softmax", "gate.weight", "softmax"),
+        ("", "haed.weight", "head.weight"),
+    ],
+)
+def test_what_would_count_is_refused(kind: str, pattern: str, said: str) -> None:
+    with refused(RequestError, said):
+        with_padding(graph_of(kind), ((pattern, 4),))
