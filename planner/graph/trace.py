@@ -325,17 +325,20 @@ def _draws(node: fx.Node) -> bool:
 
 
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+_HEADS_APART = 4  # dims of attention whose heads have one of their own
 
 
 def _stored_type(node: fx.Node, result: torch.Tensor) -> TensorType:
     """The type of a result as devices store it. Fused attention writes batch, sequence, heads and head dim in this
     order, whatever a trace without memory says, so that nothing is copied where heads come together again."""
     found = tensor_type(result)
+    if result.dim() != _HEADS_APART:
+        return found
     if node.target is _ATTENTION:
         return replace(found, contiguous=False)
     source = node.args[0] if node.args else None
     if node.target is torch.ops.aten.transpose.int and isinstance(source, fx.Node) and source.target is _ATTENTION:
-        return replace(found, contiguous={cast("int", dim) % 4 for dim in node.args[1:3]} == {1, 2})
+        return replace(found, contiguous={cast("int", dim) % _HEADS_APART for dim in node.args[1:3]} == {1, 2})
     return found
 
 
