@@ -102,7 +102,8 @@ def _mattering(settings: Settings, names: tuple[str, ...], fp8: Fp8) -> Iterator
     if fp8:
         return
     converters = [str(settings.value("model.converters") or ""), *names]
-    if any(word in text.lower() for text in converters for word in ("float8", "mxfp8", "nvfp4", "'mx'")):
+    words = ("float8", "mxfp8", "nvfp4", "mx'")  # as in ['quantize.linear.mx']
+    if any(word in text.lower() for text in converters for word in words):
         yield "model.converters.fp8", True
 
 

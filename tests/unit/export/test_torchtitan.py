@@ -86,6 +86,13 @@ filter_fqns = ["output"]
     assert found == Fp8(recipe="rowwise", left_out=("model.layers.*.self_attn.k_proj.weight",))
 
 
+@pytest.mark.parametrize("converter", ["mx", "quantize.linear.mx", "quantize.grouped_mm.float8"])
+def test_fp8_that_no_plan_has_comes_first(converter: str) -> None:
+    text = f'[model]\nconverters = ["{converter}"]\n[parallelism]\ndata_parallel_shard_degree = 8\n'
+    reading = TORCHTITAN.read(text, Facts(layers=32, devices=8, architecture=architecture_of("llama8b", 8192)))
+    assert "fp8" in reading.unmodelled[0]
+
+
 def test_advice_on_another_stage_of_zero_has_its_dtype_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """ZeRO 3 reduces in fp32, ZeRO 1 sums in what it has: a file can say the one or the other, as it says the stage."""
     monkeypatch.setattr(engine_best, "_searched", lambda *_: [replace(PIPED, update=PLAIN)])
