@@ -168,6 +168,8 @@ def differences(bound: BoundPlan, usual: BoundPlan) -> tuple[Difference, ...]:
     """How a plan differs from that of its description: what computes first, then what is stored."""
     found = [*_mesh_differences(bound, usual), *_block_differences(bound, usual), *_offload_differences(bound, usual)]
     found += _overlap_differences(bound, usual)
+    if bound.plan.training.tokens_once and not usual.plan.training.tokens_once:
+        found += [Difference(what="tokens on their way to experts", here="once to a node", usual="once to an expert")]
     operators: Counter[tuple[str, str, str]] = Counter()
     between: Counter[str] = Counter()
     for op_class in _COMPUTING:

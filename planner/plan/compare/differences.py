@@ -278,7 +278,7 @@ def _asked(start: Plan, end: Plan) -> Iterator[_Change]:
     if ours.fp8 != theirs.fp8:
         difference = Difference(name="fp8", here=ours.fp8.text(), there=theirs.fp8.text())
         yield _Change(difference=difference, apply=_training("fp8", theirs.fp8))
-    for field in ("global_batch", "optimizer", "imbalance"):
+    for field in ("global_batch", "optimizer", "imbalance", "tokens_once"):
         one, other = getattr(ours, field), getattr(theirs, field)
         if one != other:
             difference = Difference(name=field.replace("_", " "), here=str(one), there=str(other))

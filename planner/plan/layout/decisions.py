@@ -56,6 +56,8 @@ def _degrees(bound: BoundPlan, found: Roles) -> Iterator[str]:
         yield f"{plan.slices} slices"
     if plan.training.interleave > 1:
         yield f"{plan.training.interleave} micro-batches interleaved"
+    if plan.training.tokens_once:
+        yield "tokens once to a node"
     if plan.training.tensor_overlap:
         yield f"tensor parallelism under its products ({tensor_overlap_words(plan.training.tensor_overlap)})"
 

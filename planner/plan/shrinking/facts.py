@@ -195,6 +195,7 @@ def _settings(bound: BoundPlan) -> Iterator[str]:
     yield "several micro-batches" if training.micro_batches > 1 else "one micro-batch"
     conditions: tuple[tuple[bool, Callable[[], str]], ...] = (
         (training.interleave > 1, lambda: "interleaved micro-batches"),
+        (training.tokens_once, lambda: "tokens once to a node"),
         (bool(training.tensor_overlap), lambda: "tensor parallelism under its products"),
         (bool(training.fp8), lambda: f"fp8 {training.fp8.recipe}"),
         (training.imbalance != EVEN, lambda: "experts priced for an uneven load"),

@@ -7,7 +7,7 @@ import pytest
 import planner
 from hardware_profiles import load_profile
 from planner.errors import PlanFileError, RequestError
-from planner.graph.expert_load import EXPERTS_OPERATOR, with_imbalance
+from planner.graph.expert_load import EXPERTS_OPERATOR, router_groups, with_imbalance
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
@@ -68,3 +68,27 @@ def test_what_cannot_be_is_refused(graph: OperatorGraph) -> None:
         planner.search("llama-tiny", CLUSTER, imbalance=2.0)
     with refused(RequestError, "expert = 3", 8, 2, 4):
         planner.search(graph, CLUSTER, batch=2, pinned=Pinned(expert=3))
+
+
+def test_tokens_are_sent_once_to_the_nodes_of_a_plan(graph: OperatorGraph) -> None:
+    """Experts are cut over two nodes of two devices each; what has no experts, or another stack, is refused."""
+    pinned = Pinned(data=8, expert=4, micro_batches=1, recompute="none", zero=0)
+    plan = planner.search(graph, CLUSTER, batch=2, pinned=pinned, tokens_once=2).plan
+    assert plan.mesh.sizes == (2, 2, 2)
+    assert plan.training.tokens_once
+    assert '"tokens_once": true' in dump_plan(plan)
+    assert parse_plan(dump_plan(plan)) == plan
+    assert verify(plan, graph, 2, CLUSTER).as_stated
+    with refused(RequestError, "tokens_once"):
+        planner.search("llama-tiny", CLUSTER, tokens_once=2)
+    with refused(RequestError, "tokens_once", 0):
+        planner.search(graph, CLUSTER, batch=2, pinned=pinned, tokens_once=0)
+    with refused(RequestError, "tokens_once", "megatron"):
+        planner.search(graph, CLUSTER, batch=2, pinned=pinned, tokens_once=2, software="megatron")
+
+
+def test_groups_are_those_that_a_router_chooses_from(graph: OperatorGraph) -> None:
+    built = build_model("deepseek-tiny", dtype="bfloat16")
+    limited = trace(built.module, built.args, built.kwargs)
+    for model, groups in ((graph, {(1, 1)}), (limited, {(4, 2)})):
+        assert {router_groups(model, op) for op in model.operators if op.op == EXPERTS_OPERATOR} == groups
