@@ -82,12 +82,13 @@ def _gpt(dimensions: dict[str, Any]) -> Architecture:
 
 
 def _llama(dimensions: dict[str, Any], every: bool) -> Architecture | None:
-    """None for what no `Architecture` says: biases, other activations, routers that balance or drop by themselves."""
+    """None for what no `Architecture` says: biases, other activations, an MLP without a gate, routers that balance or
+    drop by themselves."""
     from planner.models.llama import LlamaConfig
 
     config = LlamaConfig(**dimensions)
     unusual = (config.qkv_bias, config.gelu, config.scaled_embeddings)
-    if config.balance_speed or config.capacity_factor or (any(unusual) and not every):
+    if config.balance_speed or config.capacity_factor or not config.gated or (any(unusual) and not every):
         return None
     experts = None
     if config.num_experts:

@@ -43,7 +43,8 @@ def describe(bound: BoundPlan) -> Description:
         )
     ring = _ring(bound, found)
     full, selective, kept = _recomputation(bound)
-    zero = int(found.zero[0]) if found.zero[0].isdigit() else 0
+    shared_out = found.zero[0].isdigit() and data * found.context > 1  # a tensor axis shares out some, which is no ZeRO
+    zero = int(found.zero[0]) if shared_out else 0
     tensors = [axis for axis in found.axes if axis.role == "tensor"]
     return Description(
         layers=tuple(stage.blocks for stage in plan.stages),

@@ -18,7 +18,8 @@ REFUSED = {"balance_speed", "capacity_factor"}
 
 
 def test_every_dimension_of_llama_is_said_or_refused() -> None:
-    assert {field.name for field in fields(LlamaConfig)} == SAID | WRITTEN | REFUSED
+    assert {field.name for field in fields(LlamaConfig)} == SAID | WRITTEN | REFUSED | {"gated"}
+    assert architecture_of("llama8b+gated=False", None, every=True) is None
 
 
 @pytest.mark.parametrize("model", [name for name, entry in ZOO.items() if entry.family in ("llama", "gpt")])
