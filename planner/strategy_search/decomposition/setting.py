@@ -4,7 +4,9 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from costmodels import SCHEDULES, most_in_flight, schedule_orders
+import numpy as np
+
+from costmodels import SCHEDULES, moments_in_flight, most_in_flight, schedule_orders
 from planner.strategy_search.decomposition.pieces import Chain
 from planner.strategy_search.request.space import Configuration, Counts
 
@@ -68,4 +70,14 @@ def _flights(schedule: str, ranks: int, virtual: int, micro_batches: int) -> tup
         )
     if named.splits_backward:
         return ((float(min(micro_batches, ranks)),),) * ranks
+    if virtual > 1:
+        return tuple(_at_the_fullest(rank, ranks, virtual, micro_batches) for rank in range(ranks))
     return tuple(tuple(map(float, named.in_flight(rank, ranks, micro_batches, virtual, 1))) for rank in range(ranks))
+
+
+def _at_the_fullest(rank: int, ranks: int, virtual: int, micro_batches: int) -> tuple[float, ...]:
+    """Micro-batches in flight of each chunk of a rank, on average over the moments at which all chunks hold most: they
+    hold no less at the fullest of them. Of the last rank those count at which it holds what follows the blocks."""
+    moments = np.array(moments_in_flight(rank, ranks, virtual, micro_batches), dtype=np.float64)
+    ending = moments[moments[:, -1] >= 1]
+    return tuple((ending if rank == ranks - 1 and len(ending) else moments).mean(axis=0).tolist())

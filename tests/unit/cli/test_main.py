@@ -343,7 +343,9 @@ def test_nothing_fits() -> None:
     assert re.search(
         r"usermodels:huge does not fit on 2 x cpu: the leanest plan looked at needs [\d.]+ GiB per device", message
     )
-    assert re.search(r"[\d.]+ GiB more than the 3\.7 GiB a margin of 8\.6% for its error leaves of 4\.0 GiB", message)
+    assert re.search(
+        r"[\d.]+ GiB more than the 3\.\d GiB a margin of [\d.]+% for its error leaves of 4\.0 GiB", message
+    )
     assert re.search(
         r"It would fit with: .*\d+ devices \(--devices \d+; [\d.]+ m?s a step, [\d.,]+ samples/s per device\)", message
     )
