@@ -227,17 +227,22 @@ class BestFirst:
         return False
 
     def _search_on(self, finalists: Finalists, plans: tuple[Ranked, ...]) -> tuple[Ranked, ...]:
-        """Where the best plans take longer than the sums by which others were left out, those others, too."""
+        """Where the best plans take longer than the sums by which others were left out, those others, too: first what
+        contended until better sums were found, then what was not evaluated and may be faster than the best of these."""
         slowest = plans[min(self.request.top, len(plans)) - 1].seconds
         coarse = not self.request.prune or self.request.tolerance > 0
         if coarse or slowest <= self.contenders.cutoff or slowest >= self.limit:
             return plans
         self._tell("searching on")
         self.contenders.step = slowest
-        for configuration, outcome in list(self.contenders.left.items()):
-            if outcome.seconds < slowest:
-                pieces = self.engine.pipeline_of_kinds(configuration, outcome.gathers)
-                self.contenders.add(Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pieces))
+        again = [(c, outcome) for c, outcome in self.contenders.left.items() if outcome.seconds < slowest]
+        for c, outcome in again:
+            pieces = self.engine.pipeline_of_kinds(c, outcome.gathers)
+            self.contenders.add(Contender(configuration=c, outcome=outcome, pipeline_of_kinds=pieces))
+        if again:
+            finalists.found = self.contenders.found
+            plans = finalists.plans()
+            self.contenders.step = plans[min(self.request.top, len(plans)) - 1].seconds
         for bound, configuration, family in self.cut_off:
             heapq.heappush(self.queue, (bound, _order(configuration), family, (configuration,), _NOT_ASKED))
         self.cut_off.clear()
