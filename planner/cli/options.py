@@ -137,7 +137,7 @@ class Options:
             metavar="N",
             help="Send a token once to each node of N devices. Under expert parallelism it is copied there for its"
             " experts, instead of sent once for each of them; experts are cut over two axes, nodes and N. 1 sends"
-            " it once to each device.",
+            " it once to each device; of more, --expert is a multiple.",
             rich_help_panel=JOB,
         ),
     ] = None

@@ -259,7 +259,7 @@ def pinned_of(options: Options) -> "Pinned":
         micro_batch=options.micro_batch,
         micro_batches=options.micro_batches,
         mesh=None if options.mesh is None else parse_mesh(options.mesh),
-        node=options.tokens_once or 1,
+        node=1 if options.tokens_once is None else options.tokens_once,
         recompute=cast("Running | None", options.recompute),
         offload=None if options.offload is None else parse_offload(options.offload),
     )

@@ -1,7 +1,6 @@
 """Weights with rows of zeros at their end, so that devices divide what their own number of rows does not divide.
 
     vocabulary 50257 over 4      lm_head  50257 x h  ->  50260 x h       logits of 3 classes that there are not
-    25 heads over 2              q, k, v  1600 x h -> 1664 x h           o_proj  h x 1600 -> h x 1664
     1365 hidden elements over 4  gate, up 1365 x h -> 1368 x h           down    h x 1365 -> h x 1368
 
 A plan names weights and a number of which their rows become a multiple (`Update.padded`). The loop of these rows is
@@ -16,10 +15,13 @@ An operator that looks at a padded loop as a whole otherwise (a norm, a softmax,
 the place of an element) is refused, with the weight that it is about. Padded weights take memory and products of their
 padded size, which is priced; checkpoints have weights without what was added.
 
+Devices cut a padded weight where they would cut it without what was added, so that the multiple is the number of
+pieces, and 25 heads over 2 are none: 13 of them are not half of the rows (`planner.plan.binding.legality`).
+
 Source: the vocabulary as in Shoeybi et al. 2019 (Megatron-LM, `--make-vocab-size-divisible-by`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -27,6 +29,7 @@ from planner.errors import RequestError, nearest_names
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.graph.random_ops import CHANCES
 from planner.matching import matches
+from planner.sharding.layout import Layout, cuts
 from planner.sharding.rescale import Growth, rescale_weights
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
@@ -47,7 +50,10 @@ def with_padding(graph: OperatorGraph, padded: Padded) -> OperatorGraph:
     grown = _grown_weights(graph, padded)
     if not grown:
         return graph
-    larger = rescale_weights(graph, grown)
+    try:
+        larger = rescale_weights(graph, grown)
+    except RequestError as error:
+        raise RequestError(f"pad: {error}; pad other weights, or choose dims that divide") from error
     operators = tuple(_checked(graph, larger, op) for op in larger.operators)
     unpadded = (
         (name, dim, extent)
@@ -56,6 +62,19 @@ def with_padding(graph: OperatorGraph, padded: Padded) -> OperatorGraph:
         if larger.types[name].shape[dim] != extent
     )
     return replace(larger, operators=operators, unpadded=tuple(unpadded))
+
+
+def cut_elsewhere(
+    shape: Sequence[int], own: Sequence[int], layout: Layout, sizes: Sequence[int]
+) -> tuple[int, int, int] | None:
+    """A dim of a weight of this padded `shape` that a layout does not cut where it would cut its `own` extent, as
+    checkpoints have it, into pieces of equal length but for a shorter last one: both extents, and into how many pieces;
+    None where there is none."""
+    for extent, mine, count in zip(shape, own, cuts(len(shape), layout, sizes), strict=True):
+        each = extent // count
+        if extent != mine and count > 1 and (each != -(-mine // count) or (count - 1) * each >= mine):
+            return extent, mine, count
+    return None
 
 
 def _grown_weights(graph: OperatorGraph, padded: Padded) -> Mapping[str, Growth]:

@@ -73,6 +73,7 @@ class BestFirst:
         self.fullest = (0, 1)  # the rank that needs it, of so many
         self.short = self.engine.groups[0]  # the group of devices that it is on
         self.proved = math.inf
+        self.most_proved = math.inf  # of the request that this one is part of
         self.total = self.solved = 0
         self.evaluated = set[Configuration]()
         self.queue: list[tuple[float, tuple[object, ...], Family | None, tuple[Configuration, ...], Hint]] = []
@@ -453,7 +454,7 @@ class BestFirst:
                 self._look_at_the_leanest()
             raise nothing_fits(self.request, self.least, self.fullest, self.short, stopped)
         self._tell("scheduling the best")
-        bound = self._bound()
+        bound = min(self._bound(), self.most_proved)
         for ahead, _, _, members, _ in sorted(self.queue, key=lambda one: one[:2]):
             self.contexts.note(members[0], bound=ahead)
             more = f" and {len(members) - 1} with other micro-batches" if len(members) > 1 else ""

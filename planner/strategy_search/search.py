@@ -81,8 +81,9 @@ def _searched(
             stated = stated or attempt.limits
             memory = max(attempt.memory - tried * error.excess, attempt.memory / 2)  # lean blocks come whole
             leaner = replace(attempt.request, memory_limit=memory)
+            proved = min(error.bound, attempt.most_proved)  # what is proved with less memory is no proof
             attempt = BestFirst(leaner, on_progress, cancelled, cutoff, shared)
-            attempt.limits = stated
+            attempt.limits, attempt.most_proved = stated, proved
             known = error
         except InfeasibleError:
             if stated is None:

@@ -83,6 +83,8 @@ def _check(space: EngineSpace, request: SearchRequest) -> None:
         raise RequestError(f"{where}: {space.title} computes experts in fp8, too, which plans do not; leave out fp8")
     if request.fp8.left_out and not space.leaves_out:
         raise RequestError(f"{where}: {space.title} leaves no linear layer out of fp8; leave out fp8_left_out")
+    if request.tokens_once:
+        raise RequestError(f"{where}: tokens_once is what {space.title} makes of it; leave it out")
     if not space.experts and _expert_degrees(request):
         raise RequestError(f"{where}: {space.title} is told nothing of experts here; take --for megatron")
     if request.shards or request.stores:
@@ -123,9 +125,7 @@ def _expert_degrees(request: SearchRequest) -> tuple[int, ...]:
 
 def _kinds(request: SearchRequest) -> tuple[frozenset[str], ...]:
     """Words for the operators of a block of each kind that can be kept."""
-    graph, blocks = prepare(
-        request.graph, request.imbalance, request.update.placed, request.fp8, once=request.tokens_once
-    )
+    graph, blocks = prepare(request.graph, request.imbalance, request.update.placed, request.fp8)
     each = (block_words(graph, blocks.operators(first)).values() for first in blocks.firsts)
     return tuple(frozenset(name for word in words for name in (*word.names, word.call)) for words in each)
 

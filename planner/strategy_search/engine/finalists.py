@@ -58,11 +58,12 @@ _LESS = 0.5
 
 class OverfullError(Exception):
     """What was found holds more than there is, by so many bytes: the sums of the search count what a schedule that
-    holds more than 1F1B keeps for too little."""
+    holds more than 1F1B keeps for too little, and of states that are shared out by whole parameters the mean. No plan
+    takes less than `bound` seconds by its objective."""
 
-    def __init__(self, excess: float, message: str) -> None:
+    def __init__(self, excess: float, bound: float, message: str) -> None:
         super().__init__(message)
-        self.excess, self.message = excess, message
+        self.excess, self.bound, self.message = excess, bound, message
 
 
 class _WithOverlap(NamedTuple):
@@ -119,7 +120,7 @@ class Finalists:
             raise refusal
         fitting = [ranked for ranked in plans if self._fits(ranked.configuration, ranked.plan.prediction)]
         if not fitting:
-            raise _overfull(plans, self.limits[0])
+            raise _overfull(plans, self.limits[0], self.bound)
         faults = [offloaded_fault(ranked.plan.prediction, self.request.cluster) for ranked in fitting]
         if all(faults):
             raise InfeasibleError(
@@ -379,11 +380,15 @@ class Finalists:
         return self._wholes[part]
 
 
-def _overfull(plans: list[Ranked], limit: float) -> OverfullError:
+def _overfull(plans: list[Ranked], limit: float, bound: float) -> OverfullError:
     least = min(plans, key=lambda ranked: ranked.plan.prediction.peak_bytes).plan
-    needed = least.prediction.peak_bytes
+    needed, update = least.prediction.peak_bytes, least.training.update
+    what, hint = f"schedule = {least.schedule}", "take 1f1b, which holds less, or leave the schedule to the search"
+    if update.by_parameters and least.schedule == "1f1b":
+        what, hint = f"zero_by = {update.zero_by}", "take slices, of which every device holds as much, or more devices"
     return OverfullError(
         needed - limit,
-        f"schedule = {least.schedule}: the leanest plan that was found needs {needed / 2**30:.1f} GiB per device, and"
-        f" there are {limit / 2**30:.1f} GiB; take 1f1b, which holds less, or leave the schedule to the search",
+        bound,
+        f"{what}: the leanest plan that was found needs {needed / 2**30:.1f} GiB per device, and there are"
+        f" {limit / 2**30:.1f} GiB; {hint}",
     )

@@ -64,9 +64,10 @@ class Regions:
                 self._numel[one.name in self._weights] += count
         self._ranks: dict[object, int] = defaultdict(lambda: 1)
         for members in self.families:
-            degrees = _degrees(members[0])
-            for key in (degrees, degrees[-1]):
-                self._ranks[key] = math.lcm(self._ranks[key], members[0].pipeline)
+            degrees, ranks = _degrees(members[0]), members[0].pipeline
+            self._ranks[degrees] = math.lcm(self._ranks[degrees], ranks)
+            whole = ranks * math.prod(degrees[:-1])  # what cuts a sequence cuts samples where a stage has all devices
+            self._ranks[degrees[-1]] = math.lcm(self._ranks[degrees[-1]], whole)
 
     def fits(self, c: Configuration) -> bool:
         """Whether what a device holds of parameters leaves room at all."""

@@ -236,6 +236,13 @@ class SearchRequest:
             return
         if not any(op.op == EXPERTS_OPERATOR for op in self.graph.operators):
             raise RequestError("tokens_once: no operator of this model routes to experts; leave it out")
+        expert = self.pinned.expert or 0
+        if node > 1 and (not expert or (expert % node and node % expert)):
+            what = f"expert = {expert} does not divide so" if expert else "nothing says into how many parts"
+            raise RequestError(
+                f"tokens_once = {node}: experts are cut over nodes and the {node} devices of each, and {what}; set"
+                f" expert to a multiple of {node}, or tokens_once to 1"
+            )
         if self.cluster.software.name != PYTORCH.name:
             raise RequestError(
                 f"tokens_once: {self.cluster.software.name} sends tokens as its profile says; leave it out, or set"

@@ -85,6 +85,11 @@ def test_tokens_are_sent_once_to_the_nodes_of_a_plan(graph: OperatorGraph) -> No
         planner.search(graph, CLUSTER, batch=2, pinned=pinned, tokens_once=0)
     with refused(RequestError, "tokens_once", "megatron"):
         planner.search(graph, CLUSTER, batch=2, pinned=pinned, tokens_once=2, software="megatron")
+    with refused(RequestError, "tokens_once", "--for torch"):
+        planner.search("mixtral-tiny", CLUSTER, pinned=pinned, tokens_once=2, engine="torch")
+    for expert in (None, 3):
+        with refused(RequestError, "tokens_once = 2", "multiple of 2"):
+            planner.search(graph, CLUSTER, batch=2, pinned=Pinned(expert=expert), tokens_once=2)
 
 
 def test_groups_are_those_that_a_router_chooses_from(graph: OperatorGraph) -> None:

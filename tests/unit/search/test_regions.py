@@ -19,7 +19,7 @@ from planner.strategy_search.engine.families import all_configurations, engine_o
 from planner.strategy_search.engine.regions import Regions
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.request import SearchRequest
-from planner.strategy_search.request.space import Configuration
+from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.within import best_plans, within
 from tests.property.test_engine_spaces import request_for
 
@@ -74,6 +74,22 @@ def test_nothing_that_is_found_takes_less(experts: bool) -> None:
         best, steps = max(best, bounds[-1] / outcome.seconds), max(steps, len(bounds) - 1)
     assert best > 0.1, "they say something, of a toy, whose kernels do not shrink with what they work on"
     assert steps > 1
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_sequence_is_cut_over_more_devices_than_there_are_samples() -> None:
+    """One sample on eight devices, which cut its sequence: where they cut samples, as many more of these are priced."""
+    built = build_model("llama8b", dtype="bfloat16", sequence_length=8192)
+    graph = trace(built.module, built.args, built.kwargs)
+    reference = model_reference(graph, name="llama8b", sequence_length=8192, batch=built.batch)
+    pinned = Pinned(pipeline=1, tensor=1, zero=3, recompute="none", context_by="ring")
+    request = replace(request_for("megatron"), graph=graph, model=reference, global_batch=1, pinned=pinned)
+    engine, families, regions = regions_of(quick(request))
+    for members in families:
+        bounds = bounds_of(regions, members)
+        assert len(bounds) > 1
+        assert bounds[-1] <= engine.evaluate(members[0]).seconds
 
 
 @pytest.mark.slow

@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+import planner
 from planner.errors import InfeasibleError, RequestError
-from planner.sharding.update import PLAIN
+from planner.sharding.update import PLAIN, Update
+from planner.strategy_search.best_first import BestFirst
+from planner.strategy_search.engine.finalists import OverfullError
 from planner.strategy_search.engine.scheduling import WORTH
 from planner.strategy_search.engine.v_stages import v_counts
 from planner.strategy_search.request.space import Pinned
@@ -107,3 +110,31 @@ def test_a_plan_that_another_order_makes_the_fastest_is_not_left_out() -> None:
     assert alone.plans[0].objective < pipelined.plans[0].objective
     assert pipelined.plans[0].seconds < alone.plans[0].seconds
     assert whole.plans[0].seconds == pipelined.plans[0].seconds
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_what_is_proved_with_less_memory_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner of the embedding holds more than the mean that the search counts on, so that it leaves more room."""
+    bounds, original = list[float](), BestFirst.run
+
+    def run(self: BestFirst) -> SearchResult:
+        try:
+            return original(self)
+        except OverfullError as error:
+            bounds.append(error.bound)
+            raise
+
+    monkeypatch.setattr(BestFirst, "run", run)
+    found = planner.search(
+        "llama8b", "h100-80gb", devices=64, seq_len=2048, global_batch=64, memory_limit=64 * 2**30,
+        pinned=Pinned(tensor=1, context=1, pipeline=1, zero=1), update=Update(zero_by="parameters"),
+    )  # fmt: skip
+    assert bounds
+    assert found.bound_seconds <= bounds[0]
+    assert found.plan.prediction.peak_bytes <= 64 * 2**30
+    with refused(InfeasibleError, "zero_by = parameters", "take slices"):
+        planner.search(
+            "llama8b", "h100-80gb", devices=64, seq_len=2048, global_batch=64, memory_limit=56 * 2**30,
+            pinned=Pinned(tensor=1, context=1, pipeline=1, zero=1), update=Update(zero_by="parameters"),
+        )  # fmt: skip

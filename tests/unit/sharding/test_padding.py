@@ -4,11 +4,14 @@ import pytest
 import torch
 from torch import nn
 
+import planner
 from planner.errors import RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
-from planner.sharding.padding import with_padding
+from planner.sharding.layout import shard
+from planner.sharding.padding import cut_elsewhere, with_padding
 from planner.sharding.rescale import rescale_batch
+from planner.sharding.update import Update
 from tests.refusals import refused
 
 
@@ -28,6 +31,8 @@ class Gated(nn.Module):
             inner = nn.functional.dropout(inner, 0.5)
         if self.kind == "mean":
             x = x * inner.mean(dim=-1, keepdim=True)
+        if self.kind == "norm":
+            inner = nn.functional.layer_norm(inner, (7,))
         if self.kind == "softmax":
             inner = inner.softmax(dim=-1)
         logits = self.head(x + self.down(inner))
@@ -75,8 +80,20 @@ def test_what_divides_is_left_alone() -> None:
         ("mean", "gate.weight", "mean"),
         ("softmax", "gate.weight", "softmax"),
         ("", "haed.weight", "head.weight"),
+        ("norm", "gate.weight", "pad: "),
     ],
 )
 def test_what_would_count_is_refused(kind: str, pattern: str, said: str) -> None:
     with refused(RequestError, said):
         with_padding(graph_of(kind), ((pattern, 4),))
+
+
+def test_a_search_cuts_padded_weights_where_checkpoints_do() -> None:
+    """Two pieces of 8 rows have 4 each, and of the 5 that there are without padding 3."""
+    found = cut_elsewhere((8, 5), (5, 5), (shard(0),), (2,))
+    assert found == (8, 5, 2)
+    assert cut_elsewhere((8, 5), (7, 5), (shard(0),), (4,)) is None
+    assert cut_elsewhere((8, 6), (7, 6), (shard(1),), (2,)) is None
+    update = Update(padded=(("head.weight", 8),))  # 16 rows, of which no device has what it would have of 11
+    plan = planner.search(graph_of(), "h100-80gb", devices=4, batch=3, global_batch=12, update=update).plan
+    assert plan.training.update.padded == update.padded
