@@ -46,7 +46,7 @@ def _check(op: Operator, call: Call, said: tuple[TensorType | None, ...]) -> Non
     keywords = {key: _torch_argument(argument) for key, argument in call.keywords}
     try:
         with torch.no_grad():
-            made = made_by(*arguments, **_without_memory(made_by, len(arguments), keywords))
+            made = made_by(*arguments, **_without_memory(made_by, arguments, keywords))
     except PlannerError:
         raise
     except Exception as error:  # kernels that are not ours raise what they like, of numbers that a file may have
@@ -58,15 +58,21 @@ def _check(op: Operator, call: Call, said: tuple[TensorType | None, ...]) -> Non
         raise ModelError(f"operator '{op.name}': {op.op} makes {_text(found)}, and {_text(said)} is written down")
 
 
-def _without_memory(made_by: torch._ops.OpOverload, given: int, keywords: Mapping[str, Any]) -> dict[str, Any]:
+def _without_memory(
+    made_by: torch._ops.OpOverload, given: Sequence[object], keywords: Mapping[str, Any]
+) -> dict[str, Any]:
     """The keywords of a call whose result takes no memory: what can be made on any device is made on "meta", whatever
-    was written down. Raises TypeError where the device is given by position."""
+    was written down. Raises TypeError where what is given by position in place of a device is none."""
     named = [argument.name for argument in made_by._schema.arguments]
     if "device" not in named:
         return dict(keywords)
-    if named.index("device") < given:
-        raise TypeError("the device is given by position")
-    return {key: value for key, value in keywords.items() if key != "pin_memory"} | {"device": torch.device("meta")}
+    meta, place = torch.device("meta"), named.index("device")
+    others = {key: value for key, value in keywords.items() if key != "pin_memory"}
+    if place >= len(given):
+        return others | {"device": meta}
+    if given[place] != meta:  # as which every device is read
+        raise TypeError("what is given by position in place of a device is none")
+    return others
 
 
 def _pieces(call: Call) -> int:

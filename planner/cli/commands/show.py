@@ -230,8 +230,9 @@ def _bound_lines(verdict: "Verdict", least: "LeastWork | str") -> Iterator[str]:
         )
     proof = plan.provenance
     if verdict.as_stated and proof.gap < 1:
+        by = "by the work alone" if plan.schedule_kind.v_shaped else "by memory and communication too"
         yield (
-            f"the file says {percent_text(proof.gap)}, by memory and communication too ({proof.search}); not checked"
+            f"the file says {percent_text(proof.gap)}, {by} ({proof.search}); not checked"
             " here: search again to prove it"
         )
 
