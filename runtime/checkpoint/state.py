@@ -19,6 +19,7 @@ from runtime.checkpoint.manifest import Progress
 from runtime.checkpoint.spread import Spread, StateOfPlan
 from runtime.checkpoint.state_names import kept_name, own_name, previous_name, saved_name
 from runtime.checkpoint.tensor_files import dtype_name
+from runtime.parameters.padding import clear
 from runtime.step.step import RankStep
 
 
@@ -86,6 +87,23 @@ def resume(rank: RankStep, progress: Progress) -> None:
 
 
 def settle(rank: RankStep, *, every_master: bool = False) -> None:
-    """Derive what is not saved, after tensors were written: the masters of weights that are wide themselves, or all of
-    them."""
+    """Derive what is not saved, after tensors were written: what weights were padded with, and the masters of weights
+    that are wide themselves, or all of them."""
+    for parameter in rank.parameters.values():
+        if parameter.padded:
+            _clear(rank, parameter.name, parameter.content, state=False)
+    for _, name, tensor in rank.optimizer.kept():
+        if rank.parameters[name].padded:
+            _clear(rank, name, tensor, state=True)
+    for name, version in rank.asynchronous.earlier().items() if rank.asynchronous is not None else ():
+        if rank.parameters[name].padded:
+            _clear(rank, name, version.piece, state=False)
     rank.optimizer.settle(every_master)
+
+
+def _clear(rank: RankStep, name: str, tensor: torch.Tensor, *, state: bool) -> None:
+    """Set what the model does not have of a tensor of a padded weight to zero: no checkpoint has it, and memory that
+    was made for it may hold anything."""
+    parameter = rank.parameters[name]
+    layout = parameter.stored.state if state else parameter.stored.weight
+    clear(tensor.detach(), parameter.shape, parameter.own_shape, layout, rank.place)

@@ -106,7 +106,7 @@ class StateReplicas:
                 cell=cell,
                 source=ranks[0],
                 target=ranks[1],
-                shape=_extent(found[cell[0]], mesh),
+                shape=_extent(found[cell[0]], mesh, cell[1]),
                 dtype=dtype_of(found[cell[0]].dtype),
             )
             for cell, ranks in kept_by.items()
@@ -199,11 +199,10 @@ class StateReplicas:
             tensor = left.tensors.get(spread.name)
             if tensor is None:
                 continue  # said when it is restored
-            shape = tuple(size // count for size, count in zip(tensor.shape, tensor.cuts, strict=True))
             for target in range(len(self.hosts)):
                 if spread.cell_of(mesh, target) is None:
                     continue
-                for number, _ in cells_meeting(tensor.shape, tensor.cuts, spread.region(mesh, target % mesh.size)):
+                for number, region in cells_meeting(tensor.shape, tensor.cuts, spread.region(mesh, target % mesh.size)):
                     cell = (spread.name, number)
                     near = [name for at, name in left.places[cell] if self.hosts[at] == self.hosts[target]]
                     if near and target == own:
@@ -211,7 +210,9 @@ class StateReplicas:
                     elif not near:
                         source = left.places[cell][target % len(left.places[cell])][0]
                         dtype = dtype_of(tensor.dtype)
-                        transfers.append(Transfer(cell=cell, source=source, target=target, shape=shape, dtype=dtype))
+                        transfers.append(
+                            Transfer(cell=cell, source=source, target=target, shape=region.extent, dtype=dtype)
+                        )
         here = {cell: name for cell, where in left.places.items() for at, name in where if at == own}
         files = _Files(self.folder)
         fetched = transfer(transfers, own, lambda cell: files.read(here[cell], cell), rank.place.device)
@@ -285,8 +286,9 @@ def _numbers(tensor: SavedTensor) -> tuple[int, ...]:
     return tuple(range(torch.Size(tensor.cuts).numel()))
 
 
-def _extent(spread: Spread, mesh: Any) -> tuple[int, ...]:
-    return cell_region(spread.shape, spread.cuts(mesh), 0).extent
+def _extent(spread: Spread, mesh: Any, number: int) -> tuple[int, ...]:
+    """Of a cell: those of a padded weight, without what was added, may have a shorter last one."""
+    return cell_region(spread.shape, spread.cuts(mesh), number).extent
 
 
 def _step_of(path: Path) -> int | None:

@@ -322,6 +322,7 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "gpt": lambda: GPT(GPT_CONFIG),
     "gpt64": lambda: GPT(GPT_CONFIG).double(),
     "llama4": lambda: Llama(replace(LLAMA, num_layers=4)),
+    "llama-odd": lambda: Llama(replace(LLAMA, ffn_size=62)),
     "llama-one": lambda: Llama(replace(LLAMA, num_kv_heads=1, tied_embeddings=True)),
     "llama-two": lambda: Llama(replace(LLAMA, num_kv_heads=2)),
     "llama-heads": lambda: Llama(replace(LLAMA, num_kv_heads=8, head_size=8, qk_norm=True)),
@@ -442,6 +443,7 @@ def make_plan(
     samples: int = BATCH,
     global_batch: int = BATCH,
     placed: tuple[tuple[str, str], ...] = (),
+    padded: tuple[tuple[str, int], ...] = (),
     fp8: Fp8 = NO_FP8,
 ) -> Plan:
     """A plan with one group outside the blocks and one per block, so that every operator is chosen by itself.
@@ -451,7 +453,7 @@ def make_plan(
     is that of all blocks or one for each; blocks under "selective" keep the operators whose names end as one of `kept`.
     """
     original = graph or traced(model)
-    prepared, blocks = prepare(original, placed=placed, fp8=fp8, trains=SCHEDULES[schedule].trains)
+    prepared, blocks = prepare(original, placed=placed, fp8=fp8, padded=padded, trains=SCHEDULES[schedule].trains)
     scaled = one_slice(rescale_batch(prepared, samples, global_batch // micro_batches), SEQUENCE, slices)
     found: dict[int | None, tuple[list[tuple[str, tuple[str | None, ...]]], list[tuple[str, StoredParameter]]]] = {}
     for index, op in enumerate(scaled.operators):
@@ -483,7 +485,7 @@ def make_plan(
         model=model_reference(original, name=model, sequence_length=SEQUENCE, batch=samples),
         training=Training(
             global_batch=global_batch, micro_batches=micro_batches, precision="fp32", optimizer=optimizer,
-            interleave=interleave, update=Update(buckets="none", placed=placed), fp8=fp8,
+            interleave=interleave, update=Update(buckets="none", placed=placed, padded=padded), fp8=fp8,
         ),
         cluster=ClusterReference(profile="cpu", digest="", devices=mesh.size * max(1, len(stages) // virtual_stages)),
         mesh=mesh,

@@ -3,7 +3,8 @@
 Tensors are counted, below autograd, as operators allocate them; malloc, Python and gloo are what profiles reserve.
 What is predicted is that with the margin that plans keep for its error (`Software.peak_high`). Random plans
 redistribute logits and the like in ways that no search would choose, such as gathering them along their words into one
-buffer and copying it into another: one such buffer is not predicted.
+buffer and copying it into another: what a plan states counts no such buffers, what `plan audit` follows does, and the
+larger of the two is what they stay below.
 """
 
 import pytest
@@ -13,8 +14,6 @@ from tests.long_lists import rarely
 
 CHECK = 3 * 8 * AT_ONCE["cpu"] + 2**20
 """Bytes of the buffers of a check, and of its sums."""
-LOGITS = 4 * 512 * 2048 * 4
-"""Bytes of the largest value of the model, whole."""
 SETTINGS = ({}, {"micro_batches": 2}, {"recomputation": "full"}, {"micro_batches": 2, "recomputation": "full"})
 
 
@@ -23,10 +22,7 @@ SETTINGS = ({}, {"micro_batches": 2}, {"recomputation": "full"}, {"micro_batches
 @pytest.mark.parametrize("seed", [1, *rarely(range(2, 51))])
 def test_a_process_stays_below_what_is_predicted(pair, seed: int) -> None:
     for _, peak, predicted in pair.run("tasks_peak", "peak_of", (2,), seed, SETTINGS[seed % 4], True):
-        micro_batches = SETTINGS[seed % 4].get("micro_batches", 1)
-        assert peak <= predicted + CHECK + LOGITS // micro_batches, (
-            f"{peak / 2**20:.1f} MiB, predicted {predicted / 2**20:.1f} MiB"
-        )
+        assert peak <= predicted + CHECK, f"{peak / 2**20:.1f} MiB, predicted {predicted / 2**20:.1f} MiB"
 
 
 @pytest.mark.slow

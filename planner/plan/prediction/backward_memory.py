@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+from hardware_profiles import Bytes
 from planner.plan.binding.bind import BoundOperator
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
 from planner.plan.prediction.chunk_memory import (
@@ -175,6 +176,13 @@ class BackwardMemory(ForwardMemory):
         nbytes = self.tensors.bytes(name, shape)
         if op.rule.op_class == "cross_entropy" and kept.extra is not None and kept.extra.nbytes == nbytes:
             return Piece(self.account.hold(kept.extra), shape)
-        if (op.rule.op_class == "view" or op.rule.passes) and len(given) == 1 and given[0].nbytes == nbytes:
+        passed = op.rule.op_class == "view" or op.rule.passes
+        if passed and len(given) == 1 and nbytes in (given[0].nbytes, self._result_bytes(op)):
             return Piece(self.account.hold(given[0]), shape)
         return Piece(self.account.new(nbytes, OTHER), shape)
+
+    def _result_bytes(self, op: BoundOperator) -> Bytes:
+        """Of the gradient of what an operator makes, which may be a slice of more memory."""
+        name = op.operator.results[0]
+        assert name is not None, op.operator.name
+        return self.tensors.bytes(name, self.tensors.shape(name, op.layouts.results[0].gradient))
