@@ -107,6 +107,7 @@ def test_heads_of_fused_attention_come_together_without_a_copy() -> None:
         assert rule_of(graph, graph.operators[at]).op_class == op_class
 
 
+@pytest.mark.slow
 def test_every_operator_of_the_zoo_has_a_rule_and_resolves() -> None:
     for name in (name for name in ZOO if name.endswith("-tiny")):
         built = build_model(name, dtype="float32")

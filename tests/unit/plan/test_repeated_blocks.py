@@ -56,6 +56,7 @@ def test_so_it_is_where_blocks_gather_their_weights_together(gathers: str, monke
     all_visited(bound, monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pipeline", "several groups", "no blocks", BY_HAND])
 def test_nothing_changes_where_little_is_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_named(name)

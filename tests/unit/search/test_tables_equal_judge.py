@@ -111,9 +111,10 @@ def check(case: Case, state: State, ranks: tuple[RankFilling, ...], *, exact: bo
         assert same(math.fsum((*passed, cost.ahead)), parts[-1]), where
         ahead += cost.ahead
         waiting = moments_of(bound.plan, rank)[0].waiting
-        most = walk.rank(rank, [Moment(in_flight_of(bound.plan, rank), waiting)])  # as the search counts: each chunk's
-        check_bytes(case, state, ranks, rank, most, where, exact=exact)
-        assert math.fsum(cost.memory.values()) <= math.fsum(most.memory.values()) * (1 + TOLERANCE), where
+        counts = case.setting.in_flight[rank] if case.setting.chunks > 1 else in_flight_of(bound.plan, rank)
+        counted = walk.rank(rank, [Moment(counts, waiting)])  # as the search counts: chunks on average over moments
+        check_bytes(case, state, ranks, rank, counted, where, exact=exact)
+        assert math.fsum(counted.memory.values()) <= math.fsum(cost.memory.values()) * (1 + TOLERANCE), where
     seconds = step_time(parts, steps, case.setting.micro_batches, case.setting.chunks)
     assert same(float(seconds), prediction.objective_seconds), case.configuration
     contender = Contender(
