@@ -230,7 +230,7 @@ class BestFirst:
     def _search_on(self, finalists: Finalists, plans: tuple[Ranked, ...]) -> tuple[Ranked, ...]:
         """Where the best plans take longer than the sums by which others were left out, those others, too: first what
         contended until better sums were found, then what was not evaluated and may be faster than the best of these."""
-        slowest = plans[min(self.request.top, len(plans)) - 1].seconds
+        slowest = self._slowest(plans)
         coarse = not self.request.prune or self.request.tolerance > 0
         if coarse or slowest <= self.contenders.cutoff or slowest >= self.limit:
             return plans
@@ -243,7 +243,7 @@ class BestFirst:
         if again:
             finalists.found = self.contenders.found
             plans = finalists.plans()
-            self.contenders.step = plans[min(self.request.top, len(plans)) - 1].seconds
+            self.contenders.step = self._slowest(plans)
         for bound, configuration, family in self.cut_off:
             heapq.heappush(self.queue, (bound, _order(configuration), family, (configuration,), _NOT_ASKED))
         self.cut_off.clear()
@@ -251,6 +251,10 @@ class BestFirst:
             finalists.found = self.contenders.found
             plans = finalists.plans()
         return plans
+
+    def _slowest(self, plans: tuple[Ranked, ...]) -> float:
+        """Seconds of the slowest plan that was asked for."""
+        return plans[min(self.request.top, len(plans)) - 1].seconds
 
     def _take_incumbent(self) -> None:
         """Let the incumbent contend where nothing better was found."""

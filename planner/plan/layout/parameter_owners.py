@@ -104,7 +104,7 @@ def broadcasts_of(bound: BoundPlan, owners: Mapping[str, Owner]) -> tuple[Broadc
 
     for name, owner in owners.items():
         tensor = bound.graph.types[name]
-        nbytes = tensor.nbytes * local_fraction(bound.parameters[name].weight, bound.plan.mesh.sizes)
+        nbytes = weight_bytes(bound, name)
         place = bucket_place(name, buckets, positions[name]) if buckets != "none" else None
         key: object = (owner, tensor.dtype, name if place is None else (place,))
         if key in open_ and filled[key] + nbytes > size:
@@ -114,6 +114,11 @@ def broadcasts_of(bound: BoundPlan, owners: Mapping[str, Owner]) -> tuple[Broadc
     for key in list(open_):
         close(key)
     return tuple(found)
+
+
+def weight_bytes(bound: BoundPlan, name: str) -> float:
+    """Bytes of a weight on a device."""
+    return bound.graph.types[name].nbytes * local_fraction(bound.parameters[name].weight, bound.plan.mesh.sizes)
 
 
 def _axes(bound: BoundPlan, name: str) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from typing import cast
 from costmodels import collective_time
 from hardware_profiles import Cluster, Machine, links_of_all
 from planner.plan.binding.bind import BoundPlan, stage_ends, stage_of_operators
-from planner.plan.layout.parameter_owners import broadcasts_of, owners_of
+from planner.plan.layout.parameter_owners import broadcasts_of, owners_of, weight_bytes
 from planner.pricing import Pricers
 from planner.pricing.bucket_size import room_of
 from planner.pricing.message import Message, bucket_messages, message_seconds
@@ -34,7 +34,6 @@ from planner.sharding.buckets import (
     trainable_positions,
     traveller,
 )
-from planner.sharding.layout import local_fraction
 from planner.sharding.update import NO_BUCKETS
 
 NORM_BYTES = 4.0
@@ -75,16 +74,12 @@ def once_of(bound: BoundPlan, held: Collection[str], cluster: Cluster, pricers: 
         for message in broadcast.messages:
             assert message.axis is not None, "weights stay within a stage"
             whole = pricers.updated.exposed * message_seconds(message, bound.plan.mesh, cluster)
-            alone = (_weight_bytes(bound, name) for name in broadcast.names)
+            alone = (weight_bytes(bound, name) for name in broadcast.names)
             shares = (pricers.updated.message_seconds(message.kind, message.axis, nbytes) for nbytes in alone)
             cost.add("weight gathering", message, whole - sum(shares))
     for message in (*norm_messages(bound), *trust_messages(bound, held)):
         cost.add("optimizer", message, _norm_seconds(bound, message, cluster, machine))
     return cost
-
-
-def _weight_bytes(bound: BoundPlan, name: str) -> float:
-    return bound.graph.types[name].nbytes * local_fraction(bound.parameters[name].weight, bound.plan.mesh.sizes)
 
 
 def reduction_starts(bound: BoundPlan, held: Collection[str]) -> Starts:
