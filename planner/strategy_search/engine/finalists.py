@@ -160,7 +160,7 @@ class Finalists:
         before, any_order = math.inf, reorders(self.request.pinned)
         with contextlib.suppress(LimitError):
             # what is found with less memory may need more for its overlaps, then perhaps without an end
-            while 0 < (missing := self._overlapped[id(other)].missing) <= _LESS * before:
+            while 0 < (missing := self._missing(other)) <= _LESS * before:
                 before, room = missing, room + max(missing, room / 4)
                 outcome = self.engine.evaluate_as(found.outcome.gathers, configuration, room=room)
                 leaner = replace(found, outcome=outcome, room=room)
@@ -169,7 +169,6 @@ class Finalists:
                 other = self._priced_as_found(leaner)
                 if any_order:
                     other = self._scheduled(other, math.inf)
-                self.overlapped(other)
             overlapped = self.overlapped(other)
             return other if self._storable(overlapped) and overlapped.seconds < fastest else ranked
         return ranked
@@ -225,6 +224,11 @@ class Finalists:
         if id(ranked) not in self._overlapped:
             self._overlapped[id(ranked)] = self._with_overlap(ranked)
         return self._overlapped[id(ranked)].overlapped
+
+    def _missing(self, ranked: Ranked) -> Bytes:
+        """What a result lacks to have more overlaps."""
+        self.overlapped(ranked)
+        return self._overlapped[id(ranked)].missing
 
     def _with_overlap(self, ranked: Ranked) -> "_WithOverlap":
         with contextlib.suppress(LimitError):
