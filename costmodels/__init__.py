@@ -10,6 +10,7 @@ from costmodels.attention import (
 from costmodels.bounds import collective_lower_bound
 from costmodels.collectives import COLLECTIVES, affine_pieces, collective_time
 from costmodels.compute import FREE_OP_CLASS, operator_time
+from costmodels.dense_servers import served_update_time
 from costmodels.errors import CostModelError
 from costmodels.experts import BALANCED, ExpertsShape, experts_backward_time, experts_time, once_share
 from costmodels.fit import fit_attention, fit_matmul, percentage_error
@@ -128,6 +129,7 @@ __all__ = [
     "recurrent_backward_time",
     "recurrent_time",
     "schedule_orders",
+    "served_update_time",
     "server_rows_time",
     "simulate",
     "slots_of",

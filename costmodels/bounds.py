@@ -6,7 +6,7 @@ unit must learn, or pass on, goes through its ports; the bound is the largest ov
     all_reduce      2 (Q-1)/Q S / (inner B); S / (inner B) where the switches reduce
     all_gather        (Q-1)/Q S / (inner B)          reduce_scatter: the same
     all_to_all        (Q-1)/Q S / B                  each device sends that share of its own buffer S
-    broadcast                 S / (inner B)
+    broadcast, reduce         S / (inner B)
     send_recv                 S / B                  at the outermost level
 
 It counts traffic of outer levels through the ports of inner ones, as rings of communication libraries do.
@@ -45,4 +45,4 @@ def _share(kind: str, units: int, inner: int, *, reduces: bool) -> float:
         return min(1.0, 2 * others) if reduces else 2 * others
     if kind == "all_to_all":
         return others * inner
-    return 1.0 if kind == "broadcast" else others
+    return 1.0 if kind in ("broadcast", "reduce") else others

@@ -18,7 +18,7 @@ are free.
     tree           2 / (inner B e), 1 where Q = 2   + own    2 (count-1) in a bounded level, 2 log2(count) in another
     in-network     1 / (inner B e) where switches reduce     count-1, the members they wait for; others as hierarchical
     direct         (n-inner)/n / (B e)   + own               all-to-all, count-1 of each level
-    broadcast      1 / (inner B e)                           n-1 along a ring, or the depth of a tree
+    broadcast      1 / (inner B e)                           n-1 along a ring, or the depth of a tree; a reduce the same
     neighbours     1 / (B e) of the outermost level          one: send and receive
 
 p is 2 for an all-reduce and 1 for an all-gather or a reduce-scatter. `own` stands where inner = 1: a further
@@ -176,6 +176,7 @@ COLLECTIVES: dict[str, tuple[Algorithm, ...]] = {
     "all_reduce": (_ring(2), _hierarchical, _tree, _in_network),
     "all_to_all": (_direct,),
     "broadcast": (_ring_broadcast, _tree_broadcast),
+    "reduce": (_ring_broadcast, _tree_broadcast),  # the same messages the other way round
     "reduce_scatter": (_ring(1),),
     "send_recv": (_neighbours,),
 }
@@ -240,6 +241,7 @@ def collective_time(kind: str, message: Quantity, group: Group) -> Quantity:
         reduce_scatter  the full input on each device
         all_to_all      the local buffer, the part that stays included
         broadcast       the buffer
+        reduce          the buffer that each device holds
         send_recv       what one device sends to its neighbour at the outermost span
 
     An empty message is not sent and costs 0, and so does any message in a group of one.

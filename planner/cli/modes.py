@@ -2,6 +2,7 @@
 
 stand_alone           one device
 data_parallel         all devices split the batch, each has all weights
+parameter_server      the same, with the states on parameter servers, which update the weights
 semi_auto_parallel    some strategies by hand; the others are searched, or data parallel (--default)
 hybrid_parallel       every degree by hand
 auto_parallel         everything that is not given is searched
@@ -32,14 +33,23 @@ def _stand_alone(options: Options) -> Options:
 
 
 def _data_parallel(options: Options) -> Options:
+    return _of_batch(options, {"zero": 0}, "splits the batch over all devices and keeps weights whole")
+
+
+def _parameter_server(options: Options) -> Options:
+    means = "splits the batch over all devices and keeps states on parameter servers"
+    return _of_batch(options, {"zero": 1, "zero_by": "servers"}, means)
+
+
+def _of_batch(options: Options, more: dict[str, object], means: str) -> Options:
     if options.mesh is not None or options.shard or options.shard_from:
         given = next(name for name in ("mesh", "shard", "shard_from") if getattr(options, name))
         raise RequestError(
-            f"--mode data_parallel splits nothing but the batch; leave out {flag(given)}, or use --mode auto_parallel"
+            f"--mode {options.mode} splits nothing but the batch; leave out {flag(given)}, or use --mode auto_parallel"
         )
-    wanted: dict[str, object] = {**dict.fromkeys(_DEGREES, 1), "data": options.device_count, "zero": 0}
-    _agree(options, wanted, "splits the batch over all devices and keeps weights whole")
-    return replace(options, **wanted)  # type: ignore[arg-type]  # numbers, all of them
+    wanted: dict[str, object] = {**dict.fromkeys(_DEGREES, 1), "data": options.device_count, **more}
+    _agree(options, wanted, means)
+    return replace(options, **wanted)  # type: ignore[arg-type]  # numbers and words of these options
 
 
 def _semi_auto_parallel(options: Options) -> Options:
@@ -83,6 +93,7 @@ def _agree(options: Options, wanted: dict[str, object], means: str) -> None:
 MODES: dict[str, Callable[[Options], Options]] = {
     "stand_alone": _stand_alone,
     "data_parallel": _data_parallel,
+    "parameter_server": _parameter_server,
     "semi_auto_parallel": _semi_auto_parallel,
     "hybrid_parallel": _hybrid_parallel,
     "auto_parallel": _auto_parallel,

@@ -187,7 +187,8 @@ class Options:
         word(
             HAND,
             "MODE",
-            "Preset: stand_alone, data_parallel, semi_auto_parallel, hybrid_parallel. Or auto_parallel, the default.",
+            "Preset: stand_alone, data_parallel, parameter_server, semi_auto_parallel, hybrid_parallel. Or"
+            " auto_parallel, the default.",
             known=completion.modes,
         ),
     ] = None
@@ -407,9 +408,10 @@ class Options:
         word(
             GRADIENTS,
             "WORD",
-            "ZeRO-1 by slices, or by whole parameters (broadcast). parameters: each data-parallel rank owns whole"
-            " parameters, updates them and broadcasts the new weights, so that no dim has to divide; --zero 1 keeps all"
-            " states so, without it the search slices those for which that is faster.",
+            "ZeRO-1 by slices, by whole parameters (broadcast), or servers. parameters: each data-parallel rank owns"
+            " whole parameters, updates them and broadcasts the new weights, so that no dim has to divide; --zero 1"
+            " keeps all states so, without it the search slices those for which that is faster. servers: gradients are"
+            " pushed to parameter servers on the hosts of the ranks, which keep all states and update weights.",
             "slices",
             known=completion.zero_by,
         ),

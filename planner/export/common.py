@@ -34,7 +34,9 @@ def refuse_other_training(description: Description, engine: str, optimizers: tup
             f"{engine} is not told which weights are padded, the plan pads"
             f" {', '.join(name for name, _ in update.padded)}; plan again without --pad"
         )
-    if update.by_parameters:
+    if update.served:
+        raise ExportError(f"{engine} has no parameter servers for dense weights; plan again with --zero-by slices")
+    if update.owned:
         raise ExportError(
             f"{engine} does not share out optimizer states by whole parameters; plan again with --zero-by slices"
         )

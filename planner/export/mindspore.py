@@ -39,10 +39,10 @@ def write(bound: BoundPlan) -> Mapping[str, str]:
     has no word for."""
     if bound.plan.training.update.padded:
         raise ExportError("a strategy file is about weights as the model has them; plan again without --pad")
-    if bound.plan.training.update.by_parameters:
+    if bound.plan.training.update.owned:
         raise ExportError(
-            "a strategy file does not say that optimizer states are shared out by whole parameters; plan again with"
-            " --zero-by slices"
+            "a strategy file does not say that optimizer states are shared out by whole parameters, nor that they are"
+            " on parameter servers; plan again with --zero-by slices"
         )
     content = {
         "current_stage": 0,

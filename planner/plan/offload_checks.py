@@ -17,6 +17,14 @@ def offload_fault(optimizer: str, schedule: str | None) -> Fault | None:
     return Fault(option="offload", reason=reason, hint="leave --offload out, or take another optimizer or schedule")
 
 
+def served_fault(update: Update, optimizer: str) -> Fault | None:
+    """Why parameter servers cannot update parameters; None where they can, or where there are none."""
+    if not update.served or optimizer != "lamb":
+        return None
+    reason = "has no lamb, whose norms are of whole weights, of which servers have pieces"
+    return Fault(option="zero_by", value="'servers'", reason=reason, hint="take adamw or sgd, or zero_by = parameters")
+
+
 def saved_fault(update: Update, *, sliced: bool) -> Fault | None:
     """Why blocks that are not recomputed cannot offload what they save; None where they can."""
     if sliced:

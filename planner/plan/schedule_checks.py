@@ -27,7 +27,7 @@ class Turns:
     global_batch: int | None
     clip_norm: float | None
     placed: bool
-    by_parameters: bool = False
+    owned: bool = False
 
     @property
     def kind(self) -> Schedule | None:
@@ -141,7 +141,7 @@ def _placed_fault(turns: Turns) -> Fault | None:
 
 def _owners_fault(turns: Turns) -> Fault | None:
     """About states that are shared out by whole parameters."""
-    if not turns.by_parameters or turns.kind is None or turns.kind.flushes:
+    if not turns.owned or turns.kind is None or turns.kind.flushes:
         return None
     return Fault(
         option="zero_by",
@@ -253,7 +253,7 @@ def check_schedule(plan: Plan) -> None:
         global_batch=training.global_batch,
         clip_norm=training.update.clip_norm,
         placed=bool(training.update.placed),
-        by_parameters=training.update.by_parameters,
+        owned=training.update.owned,
     )
     refuse_plan(schedule_fault(turns))
     refuse_plan(sliced_fp8_fault(training.fp8, plan.slices))

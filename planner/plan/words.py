@@ -6,7 +6,13 @@ from hardware_profiles.units import MIB
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.roles import Roles
 from planner.plan.plan import RECOMPUTATION, Plan
-from planner.sharding.update import PLAIN, Update, bucket_numbers, split_positions
+from planner.sharding.update import PARAMETERS, PLAIN, SERVERS, Update, bucket_numbers, split_positions
+
+OWNERS = {
+    PARAMETERS: "optimizer states by whole parameters, new weights broadcast",
+    SERVERS: "parameter servers on the hosts: gradients pushed, new weights pulled",
+}
+"""Who has the states that are not cut, by `Update.zero_by`."""
 
 
 def plan_words(bound: BoundPlan, roles: Roles) -> dict[str, str]:
@@ -73,7 +79,7 @@ def gradient_words(update: Update) -> str:
     if update.by_block:
         found.append(f"weights of a block gathered together{', the next ahead' if update.ahead else ''}")
     found += [", ".join(f"{name} padded to a multiple of {n}" for name, n in update.padded)] if update.padded else []
-    found += ["optimizer states by whole parameters, new weights broadcast"] if update.by_parameters else []
+    found += [OWNERS[update.zero_by]] if update.owned else []
     found += ["weights of rank 0 sent at the start"] if update.broadcast else []
     found += [f"each device has its own {', '.join(update.local_parameters)}"] if update.local_parameters else []
     return "".join(f"; {text}" for text in found)

@@ -14,9 +14,10 @@ cuts the weight too and gathers it at every use; both are priced with the use. S
 (`Software.flat`) shares out what no dim of the parameter can be cut for, too: its bytes, not its messages, which the
 all-reduce of the full copy stands for.
 
-Where states are shared out by whole parameters (`Update.by_parameters`), one of the copies of a weight has the state
+Where states are shared out by whole parameters (`Update.owned`), one of the copies of a weight has the state
 and broadcasts what it has updated. Who that is depends on all parameters together: `share` of a state is what a device
-has of it, and without it, the mean over the devices.
+has of it, and without it, the mean over the devices. Where owners are parameter servers (`Update.served`), gradients
+are reduced to them alone, and state, master weight and update are on their hosts (`costmodels.dense_servers`).
 
 What is reduced and gathered in buckets is priced at a share of a full one, which is the least that it can take; what
 the buckets of a plan really take, `planner.plan.layout.per_step_communication` says.
@@ -29,10 +30,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels import offloaded_bytes, operator_time, optimizer_time, parameter_bytes, visit_pace, visit_seconds
+from costmodels import (
+    offloaded_bytes,
+    operator_time,
+    optimizer_time,
+    optimizer_traffic,
+    parameter_bytes,
+    served_update_time,
+    visit_pace,
+    visit_seconds,
+)
 from hardware_profiles import Cluster, Home, Software
 from planner.graph.operator_graph import TensorType
-from planner.pricing.redistribution_price import Pricers
+from planner.pricing.redistribution_price import Pricers, RedistributionPricer
 from planner.sharding.layout import PARTIAL, REPLICATE, local_fraction
 from planner.sharding.stored import StoredParameter, owned_axes
 from planner.sharding.update import PLAIN, Update
@@ -50,7 +60,7 @@ class ParameterPrices:
     which its update takes longer in a row of such, with all that is hidden; by itself it would take `fetch` and
     `store`, too. A weight that is offloaded, `weight_offloaded` bytes, is not in `weight`. `weight_fetch` are the
     seconds in which it comes for one pass through its block, `weight_store` those in which a new one goes back, once a
-    step.
+    step. `served` are the bytes of a state that a parameter server keeps on the host of the device for good.
     """
 
     accumulation: Array
@@ -67,6 +77,7 @@ class ParameterPrices:
     weight_offloaded: Array
     weight_fetch: Array
     weight_store: Array
+    served: Array
 
     @property
     def fetches(self) -> Array:
@@ -123,8 +134,9 @@ def price_parameter(
             weight_offloaded=np.where(apart, weight, 0.0),
             weight_fetch=weight_fetch,
             weight_store=zeros,
+            served=zeros,
         )
-    owned = [owned_axes(s, sizes) if update.by_parameters and not local else () for s in stored]
+    owned = [owned_axes(s, sizes) if update.owned and not local else () for s in stored]
     mean = np.array([1 / math.prod(sizes[axis] for axis in axes) for axes in owned])
     whole = np.array([bool(axes) for axes in owned])  # with one owner
     shares = mean if share is None else np.where(whole, share, 1.0)
@@ -137,22 +149,29 @@ def price_parameter(
     # and that of an offloaded weight, too
     weights, gradients, states = ([getattr(s, kind) for s in stored] for kind in ("weight", "gradient", "state"))
     own = (tensor.element_bytes == _FP32 or not update.master_weights) and not software.offloaded
-    copies = np.where(apart, 1.0, pricers.parameters.pairs(tensor, weights, states).sends) if own else zeros
+    served = whole & update.served
+    copies = np.where(apart | served, 1.0, pricers.parameters.pairs(tensor, weights, states).sends) if own else zeros
     added = gradient * (tensor.element_bytes + 2 * accumulated.element_bytes)
     device = cluster.device
     kept = state * (per.state + tensor.element_bytes * copies)
     updated = np.asarray(optimizer_time(state, precision, optimizer, device, update.variant))
+    summing = zeros if local else pricers.sums.pairs(accumulated, gradients, states).seconds
+    if served.any():
+        traffic = optimizer_traffic(precision, optimizer, update.variant)
+        updated = np.where(served, _on_servers(state, accumulated, tensor, traffic, cluster), updated)
+        summing = np.where(served, _messages("reduce", accumulated, stored, owned, pricers.sums), summing)
     away = np.array([s.offloaded for s in stored])
     fetch, store = _visits(kept, [one.state_home for one in stored], cluster)
     passed = operator_time(op_class="copy", flops=0.0, bytes_moved=added, dtype="fp32", device=device)
     return ParameterPrices(
         accumulation=np.asarray(passed) if cluster.software.accumulates else zeros,
-        synchronisation=zeros if local else pricers.sums.pairs(accumulated, gradients, states).seconds,
+        synchronisation=summing,
         update=updated,
-        gather=pricers.updated.pairs(tensor, states, weights).seconds + _broadcasts(tensor, stored, owned, pricers),
+        gather=pricers.updated.pairs(tensor, states, weights).seconds
+        + _messages("broadcast", tensor, stored, owned, pricers.updated),
         weight=np.where(apart, 0.0, weight),
         gradient=gradient * per.gradient,
-        state=np.where(away, 0.0, kept),
+        state=np.where(away | served, 0.0, kept),
         offloaded=np.where(away, kept, 0.0),
         fetch=fetch,
         store=store,
@@ -160,23 +179,32 @@ def price_parameter(
         weight_offloaded=np.where(apart, weight, 0.0),
         weight_fetch=weight_fetch,
         weight_store=weight_store,
+        served=np.where(served, kept, 0.0),
     )
 
 
-def _broadcasts(
-    tensor: TensorType, stored: Sequence[StoredParameter], owned: Sequence[Sequence[int]], pricers: Pricers
+def _messages(
+    kind: str,
+    tensor: TensorType,
+    stored: Sequence[StoredParameter],
+    owned: Sequence[Sequence[int]],
+    pricer: RedistributionPricer,
 ) -> Array:
-    """Seconds in which owners broadcast a new weight along these axes."""
-    sizes = pricers.updated.mesh.sizes
+    """Seconds in which a gradient is reduced to its owner along these axes, or a new weight broadcast."""
+    sizes = pricer.mesh.sizes
     return np.array(
         [
-            sum(
-                pricers.updated.message_seconds("broadcast", axis, tensor.nbytes * local_fraction(one.weight, sizes))
-                for axis in axes
-            )
+            sum(pricer.message_seconds(kind, axis, tensor.nbytes * local_fraction(one.weight, sizes)) for axis in axes)
             for one, axes in zip(stored, owned, strict=True)
         ]
     )
+
+
+def _on_servers(parameters: Array, gradient: TensorType, weight: TensorType, traffic: float, cluster: Cluster) -> Array:
+    """Seconds in which servers take the gradients of so many parameters each, update them, and give new weights."""
+    assert cluster.host is not None, "servers are refused where the profile has no host"
+    latency = cluster.device.launch_latency
+    return served_update_time(parameters, gradient.element_bytes, weight.element_bytes, traffic, cluster.host, latency)
 
 
 def _weight_bytes(

@@ -26,7 +26,7 @@ def command_of(plan: Plan) -> str:
     words += [] if plan.mesh.alltoall else ["--no-alltoall"]
     words += [word for pattern, place in training.update.placed for word in ("--place", f"{pattern}={place}")]
     words += [word for pattern, number in training.update.padded for word in ("--pad", f"{pattern}={number}")]
-    words += ["--zero-by", training.update.zero_by] if training.update.by_parameters else []
+    words += ["--zero-by", training.update.zero_by] if training.update.owned else []
     clip = training.update.clip_norm
     words += ["--clip-norm", f"{clip:g}"] if clip is not None else []
     return shlex.join(words)

@@ -34,12 +34,13 @@ Moves = tuple[tuple[str, int], ...]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traveller:
     """A parameter that travels: the dtype in which it does, all steps on its way, and the bytes of its message in each
-    collective."""
+    collective. What goes to one device goes with others to the same: `to` are its places on the axes."""
 
     name: str
     dtype: str
     steps: tuple[Step, ...]
     nbytes: tuple[float, ...]
+    to: tuple[int, ...] = ()
 
     @property
     def moves(self) -> Moves:
@@ -71,15 +72,16 @@ class Bucket:
         return max(self.nbytes, default=0.0) if len(self.members) > 1 else 0.0
 
     def comes(self, mesh: Mesh) -> float:
-        """Bytes that come out of its first collective in memory of their own; an all-reduce needs none."""
+        """Bytes that come out of its first collective in memory of their own; an all-reduce needs none, nor a
+        reduce."""
         (kind, axis), nbytes = self.moves[0], self.nbytes[0]
-        return {"all_reduce": 0.0, "reduce_scatter": nbytes / mesh.sizes[axis]}.get(kind, nbytes)
+        return {"all_reduce": 0.0, "reduce": 0.0, "reduce_scatter": nbytes / mesh.sizes[axis]}.get(kind, nbytes)
 
     def takes(self, mesh: Mesh) -> float:
         """Bytes that its first collective takes beside its members: a flat copy of them, unless a lone one lies in
         memory as it is sent, and what comes out."""
         first = next(step for step in self.members[0].steps if step.kind in COLLECTIVES)
-        as_it_is = len(self.members) == 1 and (first.kind == "all_reduce" or first.dim == 0)
+        as_it_is = len(self.members) == 1 and (first.kind in ("all_reduce", "reduce") or first.dim == 0)
         return self.comes(mesh) + (0.0 if as_it_is else self.nbytes[0])
 
     def frees(self, mesh: Mesh) -> float:
@@ -133,7 +135,7 @@ def in_buckets(
         if place is None:
             done.append(Bucket(members=(one,)))
             continue
-        key = (place, one.moves, one.dtype)
+        key = (place, one.moves, one.dtype, one.to)
         more = [before + own for before, own in zip(filled.get(key, ()), one.nbytes, strict=False)]
         if size and key in open_ and max(more) > size:
             done.append(Bucket(members=tuple(open_.pop(key))))

@@ -10,6 +10,7 @@ that is an all_gather and a slice):
     reduce_scatter  P -> S(d)      f (n - 1) / n
     all_reduce      P -> R         2 f (n - 1) / n
     all_to_all      S(d) -> S(e)   f (n - 1) / n
+    reduce          P -> R         f, of one device: `root` has the sum, the others nothing that counts (no path has it)
     slice           R -> S(d)      nothing
     zero            R -> P         nothing: the first device of the axis keeps its copy, the others hold zeros
     pad             S(d) -> P      nothing: each device puts its piece into a tensor of zeros
@@ -46,7 +47,7 @@ from planner.sharding.layout import (
 )
 from planner.sharding.mesh import Mesh
 
-COLLECTIVES = frozenset({"all_gather", "reduce_scatter", "all_reduce", "all_to_all"})
+COLLECTIVES = frozenset({"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "reduce"})
 Indices = NDArray[np.intp]
 
 _HEAVIEST = 2**34  # weight of an all-reduce of a whole tensor over the slowest axis, were it endless
@@ -71,7 +72,8 @@ class Step:
     `dim` is the dim gathered, scattered or cut (-1 for all_reduce and zero); for all_to_all the dim that was cut,
     `to_dim` the dim that is cut afterwards. `fraction` is the size of the collective's message as a share of the
     whole tensor: the gathered result for all_gather, the tensor held before the step for all others. `zigzag` has those
-    of the two dims whose pieces on the axis lie in zigzag order (`planner.sharding.zigzag`).
+    of the two dims whose pieces on the axis lie in zigzag order (`planner.sharding.zigzag`). `root` is the device of
+    the axis that gets the sum of a reduce.
     """
 
     kind: str
@@ -80,6 +82,7 @@ class Step:
     to_dim: int = -1
     fraction: float = 1.0
     zigzag: tuple[int, ...] = ()
+    root: int = -1
 
 
 def is_view(step: Step) -> bool:

@@ -7,7 +7,7 @@ Per mesh axis, one of
     R       P         R       data parallel: local sums, one all-reduce a step
     R       P         S(d)    ZeRO-1: local sums, one reduce-scatter a step, each device updates its piece
     R       R         S(d)    the update is shared out although the gradient is everywhere
-    R       P         R       the same with states shared out by whole parameters (`Update.by_parameters`): ZeRO-1 whose
+    R       P         R       the same with states shared out by whole parameters (`Update.owned`): ZeRO-1 whose
                               pieces are parameters; one of the copies has the state, updates and broadcasts
     R       S(d)      S(d)    ZeRO-2: the gradient of every micro-batch is reduce-scattered and added up in pieces
     S(d)    S(d)      S(d)    cut for good: tensor parallel where consumers want the piece, ZeRO-3 where they gather it

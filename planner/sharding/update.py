@@ -26,7 +26,7 @@ from planner.sharding.layout import Layout
 
 GRADIENTS = ("mean", "sum")
 GRADIENT_DTYPES = ("mixed", "fp32", "parameter")
-ZERO_BY = SLICES, PARAMETERS = ("slices", "parameters")
+ZERO_BY = SLICES, PARAMETERS, SERVERS = ("slices", "parameters", "servers")
 GATHERS = EACH, BLOCK, AHEAD = ("each", "block", "ahead")
 AUTO_GATHERS = "auto"
 NO_BUCKETS: Final = "none"
@@ -64,7 +64,8 @@ class Update:
             tries all of them and writes the fastest.
         zero_by: how states are shared out among copies of a weight: in "slices" of each, cut along a dim, or whole
             "parameters", each to an owner that updates it and broadcasts the new weight, where a state is not cut
-            (see `planner.plan.layout.parameter_owners`).
+            (see `planner.plan.layout.parameter_owners`); or whole to "servers", where owners are parameter servers: the
+            hosts of the devices, to which gradients are pushed, and which keep states and update weights.
         local_parameters: patterns of parameters that every device has for itself: neither compared nor sent, and their
             gradients are not reduced.
         placed: patterns of tables that are not on the devices, and where they are: "host" or "servers" (see
@@ -101,9 +102,14 @@ class Update:
         return isinstance(self.buckets, tuple)
 
     @property
-    def by_parameters(self) -> bool:
+    def owned(self) -> bool:
         """Whether states that are not cut have one owner among their copies."""
-        return self.zero_by == PARAMETERS
+        return self.zero_by in (PARAMETERS, SERVERS)
+
+    @property
+    def served(self) -> bool:
+        """Whether these owners are parameter servers."""
+        return self.zero_by == SERVERS
 
     @property
     def by_block(self) -> bool:

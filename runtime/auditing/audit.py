@@ -24,7 +24,7 @@ from planner.plan.binding.bind import BoundPlan, bind
 from planner.plan.plan import Plan
 from planner.plan.prediction.charges import Charges, Phase
 from planner.plan.prediction.chunk_memory import GRADIENTS, STATES, WEIGHTS
-from planner.plan.prediction.crossing_rows import crossing_rows
+from planner.plan.prediction.host_link import crossing_parameters, crossing_rows
 from planner.plan.prediction.live_memory import live_memory
 from planner.plan.prediction.local_work import local_work
 from planner.plan.prediction.predict import stage_costs
@@ -38,7 +38,8 @@ MEMORY_TOLERANCE = 0.02
 """Share of the predicted live memory by which what lives may differ."""
 
 HOST_LINK = "host_link"
-"""The kind of what crosses the link between a host and its device: rows of tables that are outside of the devices."""
+"""The kind of what crosses the link between a host and its device: rows of tables that are outside of the devices, and
+gradients and weights of parameter servers."""
 
 MEMORY_FLOOR: Bytes = 2.0 * 2**20
 """What it may differ by in any case: the least that PyTorch's caching allocators take from a device at once."""
@@ -172,7 +173,7 @@ def _written(step: RankStep, inputs: Inputs) -> Ledger:
         ledger.live.add(state, STATES)
     ledger.live.forget_peak()
     step.observer = ledger
-    step.tables.crossed = ledger.cross
+    step.tables.crossed = step.optimizer.reduction.crossed = ledger.cross
     if not trains:
         with ledger:
             step.forward_pass().mean_loss(inputs, {})
@@ -231,14 +232,16 @@ def _collectives(bound: BoundPlan, charges: Charges, emitted: Counter[Key]) -> t
 
 
 def _crossings(bound: BoundPlan, stage: int, place: int, ledger: Ledger, few: Plan) -> tuple[Collectives, ...]:
-    """Rows of tables outside of the devices that cross the link between host and device, each look-up a message. Every
-    id is taken for another row, as in the price: an audit has no values of ids."""
+    """Rows of tables outside of the devices that cross the link between host and device, each look-up a message, and
+    what is pushed to parameter servers and pulled from them. Every id is taken for another row, as in the price: an
+    audit has no values of ids."""
     every, told = bound.plan.training.micro_batches, few.training.micro_batches
     predicted = {(*key, nbytes): every for key, nbytes in crossing_rows(bound, stage, place).items()}
+    predicted.update(crossing_parameters(bound, stage, place))
     emitted: Counter[tuple[Phase, str, float]] = Counter()
     for (phase, owner, size), times in ledger.crossed.items():
-        assert times % told == 0, (phase, owner, size, times)
-        emitted[phase, owner, float(size)] = times // told * every
+        assert phase == "update" or times % told == 0, (phase, owner, size, times)
+        emitted[phase, owner, float(size)] = times if phase == "update" else times // told * every
     return tuple(
         Collectives(
             phase=phase,

@@ -49,6 +49,7 @@ _KINDS = {  # the c10d operator: kind, position of the tensor whose bytes count,
     "c10d.allreduce_.default": ("all_reduce", 0, 1),
     "c10d.alltoall_base_.default": ("all_to_all", 1, 2),
     "c10d.broadcast_.default": ("broadcast", 0, 1),
+    "c10d.reduce_.default": ("reduce", 0, 1),
     "c10d.recv_.default": ("send_recv", 0, 1),
 }
 _UNCOUNTED = frozenset({"c10d.send.default", "c10d.barrier.default"})  # the receiver writes it down; nothing is sent

@@ -17,6 +17,7 @@ from runtime.comm.collectives import (
     coalesced_all_gather,
     coalesced_all_reduce,
     coalesced_all_to_all,
+    coalesced_reduce,
     coalesced_reduce_scatter,
 )
 from runtime.comm.device_mesh import RankMesh
@@ -37,6 +38,7 @@ _COALESCED: Mapping[str, Callable[[Pieces, Sequence[Step], dist.ProcessGroup], C
     "all_to_all": lambda pieces, steps, group: coalesced_all_to_all(
         pieces, _dims(steps), [step.to_dim for step in steps], group
     ),
+    "reduce": lambda pieces, steps, group: coalesced_reduce(pieces, steps[0].root, group),
     "reduce_scatter": lambda pieces, steps, group: coalesced_reduce_scatter(pieces, _dims(steps), group),
 }
 

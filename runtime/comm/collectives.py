@@ -1,6 +1,6 @@
 """Collectives along dims of tensors, for the processes of one group: of one tensor, or of several as one message.
 
-    all_reduce       [ a | b | c ]                     as they are, end to end
+    all_reduce       [ a | b | c ]                     as they are, end to end; a reduce, too
     reduce_scatter   [ a0 b0 c0 | a1 b1 c1 | .. ]      what goes to each process in one row
     all_gather       [ a b c ]  ->  [ a0 b0 c0 | .. ]  rows come in, and are dealt out again
     all_to_all       as reduce_scatter, and back
@@ -107,6 +107,19 @@ def coalesced_all_reduce(
         return [flat] if lone else [part.view(shape) for part, shape in zip(_split(flat, shapes), shapes, strict=True)]
 
     return Collective(partial(dist.all_reduce, flat, operation, group), flat, landed)
+
+
+def coalesced_reduce(pieces: Pieces, root: int, group: dist.ProcessGroup) -> Collective:
+    """Sums of several terms for the process `root` of the group alone; the others have something of no use. A lone term
+    is not read again, so that its own memory may take the sum."""
+    lone = len(pieces) == 1
+    flat = pieces[0].contiguous() if lone else torch.cat([piece.reshape(-1) for piece in pieces])
+    shapes = [piece.shape for piece in pieces]
+
+    def landed() -> Pieces:
+        return [flat] if lone else [part.view(shape) for part, shape in zip(_split(flat, shapes), shapes, strict=True)]
+
+    return Collective(partial(dist.reduce, flat, group=group, group_dst=root), flat, landed)
 
 
 def coalesced_all_to_all(

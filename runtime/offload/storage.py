@@ -49,3 +49,10 @@ class Outside:
                 f" {error.strerror}; name another folder for it"
             ) from error
         return torch.frombuffer(mapped, dtype=torch.uint8)
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor in memory of the host, page-locked where it comes from a device; itself where it is there."""
+    if tensor.device.type == "cpu":
+        return tensor
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor)

@@ -88,7 +88,7 @@ class LossGuard:
         if self.settings.on_nonfinite != "stop":
             bad = torch.zeros((), dtype=torch.bool, device=self._device)
             for gradient in gradients:
-                bad = bad | (~gradient.isfinite()).any()
+                bad = bad | (~gradient.isfinite()).any().to(bad.device)
             if bad:
                 return _GRADIENT
         return _SPIKE if self.settings.on_spike != "ignore" and self._leaps(loss) else _FINE

@@ -25,7 +25,7 @@ from planner.graph.operator_graph import Operator
 from planner.graph.placed import PLACES, OutsideTable, tables_outside
 from planner.plan.binding.bind import BoundOperator, BoundPlan
 from planner.plan.prediction.charges import Phase
-from planner.plan.prediction.crossing_rows import gives_back
+from planner.plan.prediction.host_link import gives_back
 from runtime.comm.device_mesh import RankMesh
 from runtime.optimizers.optimizers import OptimizerSettings
 from runtime.servers.addresses import Addresses

@@ -2,13 +2,15 @@
 
 Every element counts once. On an axis that does not cut the state of a parameter its devices hold copies, and the first
 of them counts; of stages that share a parameter the first counts. A parameter that each device has for itself counts on
-each. Sums of squares are float32, or float64 where gradients are.
+each. Of a gradient that was pushed to a parameter server the server has the only one. Sums of squares are float32, or
+float64 where gradients are.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
+from planner.plan.layout.parameter_owners import Owner
 from runtime.comm.collectives import all_reduce
 from runtime.comm.device_mesh import RankMesh, stage_line
 from runtime.optimizers.lamb import Total
@@ -18,14 +20,18 @@ _EPSILON = 1e-6  # beside the norm, as in torch.nn.utils.clip_grad_norm_
 
 
 def global_norm(
-    gradients: Mapping[str, torch.Tensor], parameters: Mapping[str, LocalParameter], place: RankMesh
+    gradients: Mapping[str, torch.Tensor],
+    parameters: Mapping[str, LocalParameter],
+    place: RankMesh,
+    servers: Mapping[str, Owner],
 ) -> torch.Tensor:
-    """The norm over all parameters of all ranks, of their gradients in the layouts of the state. Collective."""
+    """The norm over all parameters of all ranks, of their gradients in the layouts of the state; those of which
+    `servers` are owners are on the host of this one alone. Collective."""
     total = torch.zeros((), dtype=torch.float32, device=place.device)
     for name, gradient in gradients.items():
-        if _counts(parameters[name], place):
+        if _counts(parameters[name], place, servers[name].axes if name in servers else ()):
             wide = torch.promote_types(gradient.dtype, total.dtype)
-            total = total + torch.linalg.vector_norm(gradient, dtype=wide).square().to(total.dtype)
+            total = total + torch.linalg.vector_norm(gradient, dtype=wide).square().to(total)
     for axis, size in enumerate(place.mesh.sizes):
         if size > 1:
             total = all_reduce(total, place.group(axis))
@@ -34,20 +40,22 @@ def global_norm(
     return total.sqrt()
 
 
-def _counts(parameter: LocalParameter, place: RankMesh) -> bool:
-    """Whether this rank is the one of those with equal pieces that counts."""
+def _counts(parameter: LocalParameter, place: RankMesh, alone: Collection[int]) -> bool:
+    """Whether this rank is the one of those with equal pieces that counts; it has the only one on axes where it is
+    `alone`."""
     if parameter.local:
         return True
     if parameter.twins is not None and parameter.twins.rank() > 0:
         return False
-    return all(p.is_shard or at == 0 for p, at in zip(parameter.stored.state, place.coordinate, strict=True))
+    coordinate = enumerate(zip(parameter.stored.state, place.coordinate, strict=True))
+    return all(axis in alone or p.is_shard or at == 0 for axis, (p, at) in coordinate)
 
 
 def clip(gradients: Mapping[str, torch.Tensor], norm: torch.Tensor, most: float) -> None:
     """Shorten the gradients in place, as torch.nn.utils.clip_grad_norm_ does."""
     share = (most / (norm + _EPSILON)).clamp(max=1.0)
     for gradient in gradients.values():
-        gradient.mul_(share.to(gradient.dtype))
+        gradient.mul_(share.to(gradient))
 
 
 def whole_squares(parameters: Sequence[LocalParameter], place: RankMesh) -> Total:

@@ -15,7 +15,8 @@ its own, and is written to where it is offloaded (`runtime.offload.weights`).
 
 Where states are shared out by whole parameters (`planner.plan.layout.parameter_owners`) only the owner of a parameter
 has its master and moments; it updates the weight, and broadcasts it to the other copies when all of its updates are
-through. Gradients are all-reduced as without owners, so norms, and what looks at gradients, know nothing of it.
+through. Gradients are all-reduced as without owners, so norms, and what looks at gradients, know nothing of it. Where
+owners are parameter servers, they have gradient, master and moments on their host, which updates them.
 
 States that the plan offloads come to it one after the other, each for its update and the gathering
 of its weight (`runtime.offload.optimizer_states`); those that stay are updated while the first of them arrive.
@@ -38,7 +39,7 @@ from runtime.comm.async_collectives import Flight
 from runtime.comm.device_mesh import RankMesh
 from runtime.comm.redistribute import apply_steps, convert
 from runtime.offload.optimizer_states import MASTER, OffloadedStates
-from runtime.offload.storage import Outside
+from runtime.offload.storage import Outside, on_host
 from runtime.offload.weights import OffloadedWeights
 from runtime.optimizers.optimizers import (
     OptimizerSettings,
@@ -56,11 +57,13 @@ from runtime.waiting import waiting_for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Master:
-    """This rank's piece of a weight in the layout of the state, and whether it is a view of the kept weight."""
+    """This rank's piece of a weight in the layout of the state, whether it is a view of the kept weight, and whether it
+    is on the host, as parameter servers have it."""
 
     parameter: LocalParameter
     weight: torch.Tensor
     view: bool
+    hosted: bool = False
 
     @property
     def derived(self) -> bool:
@@ -92,11 +95,13 @@ class ShardedOptimizer:
         self._offloaded = OffloadedStates(self.moments, place.device, outside or Outside())
         self._outward = weight_offload  # of new weights
         self._visiting = visiting_order(bound, self._trainable)
-        owners = owners_of(bound, self._trainable)
+        owners, servers = owners_of(bound, self._trainable), self.reduction.servers
         self._broadcasts = broadcasts_of(bound, owners)
         own = [p for n, p in self._trainable.items() if n not in owners or owners[n].at(place.coordinate)]
         self._masters = [
-            _master(p, place, training.update.master_weights, apart=self._renews) for p in own if not p.stored.offloaded
+            _master(p, place, training.update.master_weights, apart=self._renews, hosted=p.name in servers)
+            for p in own
+            if not p.stored.offloaded
         ]
         self._visitors = {name: self._offload(self._trainable[name], bound, settings) for name in self._visiting}
         self._gathered = gathering_buckets(bound, self._trainable.keys())
@@ -116,10 +121,19 @@ class ShardedOptimizer:
     def states(self) -> tuple[torch.Tensor, ...]:
         """What is kept on the device between steps beside the weights: masters that are no views of them, and what the
         optimizer keeps for each element. Complete after the first step."""
-        masters = [master.weight for master in self._masters if not master.view]
-        kept = self._optimizer.state.values() if self._optimizer is not None else ()
-        moments = [value for state in kept for value in state.values() if isinstance(value, torch.Tensor)]
-        return (*masters, *(moment for moment in moments if moment.dim()))
+        return self._states(hosted=False)
+
+    def _states(self, *, hosted: bool) -> tuple[torch.Tensor, ...]:
+        masters = [master for master in self._masters if master.hosted == hosted]
+        kept = [] if self._optimizer is None else kept_of(self._optimizer)
+        moments = [
+            value
+            for master, state in zip(self._masters, kept, strict=False)
+            if master.hosted == hosted
+            for value in state.values()
+            if isinstance(value, torch.Tensor) and value.dim()
+        ]
+        return (*(master.weight for master in masters if not master.view), *moments)
 
     def kept(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """The same with what it is and the parameter that it belongs to, and what is offloaded, where that is; of the
@@ -157,8 +171,8 @@ class ShardedOptimizer:
 
     @property
     def rows(self) -> tuple[torch.Tensor, ...]:
-        """Bytes of offloaded states outside of the device."""
-        return self._offloaded.rows
+        """What is kept outside of the device: bytes of offloaded states, and what parameter servers have."""
+        return (*self._offloaded.rows, *self._states(hosted=True))
 
     @property
     def norm(self) -> float | None:
@@ -181,14 +195,14 @@ class ShardedOptimizer:
         if not accept(gradients.values()):
             return False
         if self._update.clip_norm is not None:
-            norm = global_norm(gradients, self._trainable, self._place)
+            norm = global_norm(gradients, self._trainable, self._place, self.reduction.servers)
             clip(gradients, norm, self._update.clip_norm)
             self._norm = norm
         self.updates += 1
         if self._renews:
             for parameter in self._trainable.values():
                 parameter.renew()
-        publication = _Publication(self._gathered, self._place, self._outward)
+        publication = _Publication(self._gathered, self._place, self._outward, self.reduction.cross)
 
         def stayed() -> None:
             for master in self._masters:
@@ -217,8 +231,14 @@ class _Publication:
     """The way of the updated masters into the kept weights of every rank: those of a bucket together, the others one by
     one. Collective, in the same order on every rank."""
 
-    def __init__(self, buckets: Sequence[Bucket], place: RankMesh, outward: OffloadedWeights | None) -> None:
-        self._place, self._outward = place, outward
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        place: RankMesh,
+        outward: OffloadedWeights | None,
+        pulled: Callable[[str, torch.Tensor], None],
+    ) -> None:
+        self._place, self._outward, self._pulled = place, outward, pulled
         self._waiting = {name: bucket for bucket in buckets for name in bucket.names}
         self._updated: dict[str, tuple[_Master, torch.Tensor]] = {}
         self._landed: set[str] = set()
@@ -252,6 +272,8 @@ class _Publication:
         if master.view and stored.state == stored.weight:
             return
         updated = master.weight.to(parameter.piece.dtype, copy=parameter.offloaded is not None)
+        if master.hosted:
+            self._pulled(parameter.name, updated)
         self._write(parameter, convert(updated, parameter.shape, stored.state, stored.weight, self._place))
 
     def _write(self, parameter: LocalParameter, weight: torch.Tensor) -> None:
@@ -286,14 +308,15 @@ def _send(broadcast: Broadcast, weights: Sequence[torch.Tensor], place: RankMesh
             weight.copy_(new.view(weight.shape))
 
 
-def _master(parameter: LocalParameter, place: RankMesh, widened: bool, *, apart: bool) -> _Master:
+def _master(parameter: LocalParameter, place: RankMesh, widened: bool, *, apart: bool, hosted: bool = False) -> _Master:
     weight, steps = _in_layout_of_state(parameter, place), _to_state(parameter, place)
     wide = wide_dtype(weight.dtype) if widened else weight.dtype
-    apart = apart or parameter.offloaded is not None
+    apart = apart or hosted or parameter.offloaded is not None
     view = not apart and wide == weight.dtype and not any(step.kind in COLLECTIVES for step in steps)
     weight = weight.detach() if view else weight.to(wide, copy=True).contiguous()
+    weight = on_host(weight) if hosted else weight
     weight.grad_dtype = wide_dtype(weight.dtype)
-    return _Master(parameter=parameter, weight=weight, view=view)
+    return _Master(parameter=parameter, weight=weight, view=view, hosted=hosted)
 
 
 def _to_state(parameter: LocalParameter, place: RankMesh) -> tuple[Step, ...]:

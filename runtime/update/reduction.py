@@ -11,18 +11,24 @@ meanwhile cannot get between them. As many are under way as the room for them ho
 backward pass waits for one of them only where the memory of another is needed; those that would take too much wait for
 the end of the pass. Only a step that was announced (`begin`) starts early; gradients that are looked at between
 micro-batches, or checked before the update, stay where they are until `finish`.
+
+Gradients of parameters on parameter servers (`planner.plan.layout.parameter_owners`) are pushed: reduced to the rank
+that owns the parameter, and from its device to its host. The other ranks have none at the end.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
 from planner.plan.binding.bind import BoundPlan
+from planner.plan.layout.parameter_owners import owners_of, pushes_of
 from planner.plan.layout.per_step_communication import reduction_starts
+from planner.plan.prediction.charges import Phase
 from runtime.comm.async_collectives import Flight
 from runtime.comm.collectives import all_reduce
 from runtime.comm.device_mesh import RankMesh, axis_lines
 from runtime.comm.redistribute import convert
+from runtime.offload.storage import on_host
 from runtime.parameters.padding import clear
 from runtime.parameters.shards import LocalParameter
 
@@ -41,9 +47,13 @@ class Reduction:
         self._parameters, self._place = parameters, place
         turns = bound.plan.training.turns * bound.plan.slices
         self._expected = {name: turns * arrivals.get(name, 0) for name in parameters}
+        update = bound.plan.training.update
+        self.servers = owners_of(bound, parameters.keys()) if update.served else {}
+        self._pushes = {name: pushes_of(bound, name, server) for name, server in self.servers.items()}
+        self.crossed: Callable[[Phase, str, int], None] | None = None  # is told what goes to hosts and comes from them
         starts = reduction_starts(bound, parameters.keys())
         self.buckets, self._early, self._landed = starts.buckets, starts.early, starts.landed
-        self._groups = axis_lines(place, "gradients") if bound.plan.training.update.bucketed else place.groups
+        self._groups = axis_lines(place, "gradients") if update.bucketed else place.groups
         self._flights: list[Flight] = []
         self._waiting: dict[str, int] = {}
         self._missing = [0 for _ in self.buckets]  # members whose gradients have not all arrived
@@ -60,7 +70,8 @@ class Reduction:
             self._missing = [sum(self._waiting[name] > 0 for name in bucket.names) for bucket in self.buckets]
 
     def finish(self) -> dict[str, torch.Tensor]:
-        """The gradients in the layouts of the state, by name; drops those that were added up. Collective."""
+        """The gradients in the layouts of the state, by name, of parameters on servers those of this rank's; drops
+        those that were added up. Collective."""
         self._waiting = {}
         while len(self._flights) < len(self.buckets):
             self._launch()
@@ -75,11 +86,23 @@ class Reduction:
                 found[name] = all_reduce(found[name], parameter.twins)
             if parameter.padded:
                 clear(found[name], parameter.shape, parameter.own_shape, parameter.stored.state, self._place)
-        return {name: found[name] for name in self._parameters}
+            if name in self.servers:
+                gradient = found.pop(name)
+                if self.servers[name].at(self._place.coordinate):
+                    self.cross(name, gradient)
+                    found[name] = on_host(gradient)
+        return {name: found[name] for name in self._parameters if name in found}
+
+    def cross(self, name: str, moved: torch.Tensor) -> None:
+        """Tell of something of a parameter that crosses the link between this rank's host and its device."""
+        if self.crossed is not None:
+            self.crossed("update", name, moved.nbytes)
 
     def _alone(self, parameter: LocalParameter) -> torch.Tensor:
-        gradient, stored = parameter.local_gradient(), parameter.stored
-        if not parameter.local:
+        gradient, stored, push = parameter.local_gradient(), parameter.stored, self._pushes.get(parameter.name)
+        if push is not None:
+            (gradient,) = Flight([list(push)], [gradient], self._place, self._place.groups).land()
+        elif not parameter.local:
             gradient = convert(gradient, parameter.shape, stored.gradient, stored.state, self._place)
         parameter.gradient = None
         return gradient

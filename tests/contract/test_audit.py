@@ -64,6 +64,7 @@ RANDOM = (
     Hand(
         model="gpt4", kind="whole", mesh=(2, 2), settings=PIPELINED, update=Update(buckets=4096, zero_by="parameters")
     ),
+    Hand(model="gpt4", kind="whole", mesh=(2, 2), settings=PIPELINED, update=Update(buckets=4096, zero_by="servers")),
     *(
         Hand(model=model, kind=seed, mesh=mesh, settings=settings)
         for seed, (model, mesh, settings) in enumerate(

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from planner.errors import CheckpointError, PlannerError
 from planner.plan.file import parse_plan
-from planner.plan.prediction.crossing_rows import crossing_rows
+from planner.plan.prediction.host_link import crossing_rows
 from runtime.checkpoint.saving import Checkpoints
 from runtime.checkpoint.spread import TABLE_PARTS
 from runtime.checkpoint.tables import tables_file_of

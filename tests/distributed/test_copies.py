@@ -9,6 +9,7 @@ CASES = {
     "zero1": ("llama", ("zero1", (4,), {})),
     "zero3": ("llama", ("zero3", (4,), {})),
     "whole parameters": ("llama", ("whole", (4,), {"update": {"zero_by": "parameters"}})),
+    "parameter servers": ("llama", ("whole", (4,), {"update": {"zero_by": "servers"}})),
     "padded": ("llama-odd", ("zero3", (4,), {"padded": (("*gate_proj.weight", 4),)})),
     "pipeline": ("llama4", (7, (2,), {"stages": (3, 1), "micro_batches": 4})),
     "mixture": ("mixture", (5, (2, 2), {})),

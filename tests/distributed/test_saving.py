@@ -20,6 +20,7 @@ CASES = {
     "zero3": ("llama", "zero3", (4,), {}),
     "megatron": ("llama", "megatron", (2, 2), {"optimizer": "lamb", "update": {"clip_norm": 0.5}}),
     "whole parameters": ("llama", "megatron", (2, 2), {"update": {"zero_by": "parameters"}, "half": True}),
+    "parameter servers": ("llama", "megatron", (2, 2), {"update": {"zero_by": "servers"}, "half": True}),
     "padded": ("llama-odd", "zero3", (4,), {"padded": (("*gate_proj.weight", 4),)}),
     "mixture": ("mixture", 5, (2, 2), {}),
     "buffers after a step": ("balanced", 2, (2,), {"stages": (1, 1)}),

@@ -45,18 +45,22 @@ def test_clipped_steps_in_buckets_equal_the_unsharded_optimizer(pool, kind: str,
 
 @pytest.mark.cases(0, 2)
 @pytest.mark.parametrize(
-    ("model", "sizes", "optimizer", "stages", "buckets"),
+    ("model", "sizes", "optimizer", "stages", "buckets", "owners"),
     [
-        ("llama", (2, 2), "lamb", (), 4096),
-        pytest.param("gpt4", (2,), "adamw", (2, 2), "none", marks=pytest.mark.thorough),
+        ("llama", (2, 2), "lamb", (), 4096, "parameters"),
+        pytest.param("gpt4", (2,), "adamw", (2, 2), "none", "parameters", marks=pytest.mark.thorough),
+        pytest.param("llama", (4,), "adamw", (), "none", "servers", marks=pytest.mark.thorough),
+        ("llama", (2, 2), "adamw", (), 4096, "servers"),
+        pytest.param("gpt4", (2,), "sgd", (2, 2), 4096, "servers", marks=pytest.mark.thorough),
     ],
 )
 def test_owners_of_whole_parameters_equal_the_unsharded_optimizer(
-    pool, model: str, sizes: tuple[int, ...], optimizer: str, stages: tuple[int, ...], buckets: int | str
+    pool, model: str, sizes: tuple[int, ...], optimizer: str, stages: tuple[int, ...], buckets: int | str, owners: str
 ) -> None:
-    """Copies on both axes for norms, on one for what the other cuts; a weight that two stages share."""
-    kind = "whole" if stages else "megatron"
-    update = Update(clip_norm=CLIP, buckets=buckets, zero_by="parameters")
+    """Copies on both axes, on one for what the other cuts; a weight that two stages share; states of one of the copies,
+    and on parameter servers."""
+    kind = "megatron" if owners == "parameters" and not stages else "whole"
+    update = Update(clip_norm=CLIP, buckets=buckets, zero_by=owners)
     error, norms = train(pool, model, kind, sizes, optimizer, update, 2, stages, 5)
     assert error < TOLERANCE
     assert max(norms) > CLIP

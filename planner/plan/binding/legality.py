@@ -10,7 +10,7 @@ from planner.faults import assigned, said
 from planner.graph.blocks import Blocks
 from planner.graph.operator_graph import ROWS_FROM, Operator, OperatorGraph
 from planner.matching import matches
-from planner.plan.offload_checks import offload_fault, saved_fault
+from planner.plan.offload_checks import offload_fault, saved_fault, served_fault
 from planner.plan.plan import RECOMPUTATION, Group, Plan
 from planner.plan.refusing import refuse_plan
 from planner.plan.schedule_checks import gathers_fault, ring_fault
@@ -228,6 +228,7 @@ def _check_local(plan: Plan, stored: Mapping[str, StoredParameter]) -> None:
 def _check_offloaded_states(plan: Plan, stored: Mapping[str, StoredParameter]) -> None:
     """States are offloaded only where the update of one parameter waits for no other, and happens once a step."""
     fault = offload_fault(plan.training.optimizer, plan.schedule)
+    refuse_plan(served_fault(plan.training.update, plan.training.optimizer))
     if fault is None:
         return
     for name, one in stored.items():

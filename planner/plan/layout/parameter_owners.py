@@ -13,6 +13,16 @@ Owners are chosen for each pipeline rank: the largest parameters first, each goe
 (Graham 1969, longest processing time first: the fullest has at most 4/3 of what the best choice leaves it). Then places
 are swapped, axis by axis, so that the fullest is the device in the middle of the mesh, which stands for all where
 memory is accounted for. O(P D) for P parameters and D devices of a stage.
+
+Where owners are parameter servers (`Update.served`) they keep state and master weight on the host of their device, and
+a gradient is reduced to its owner alone:
+
+    gradients   g g g g    pushed: a reduce along every axis that has copies, to the device of the server ...
+    states      . A . .    ... and over its link to the host, where the server updates the parameter ...
+    weights     w w w w    ... whose new weight is pulled: over the link back, and broadcast as above
+
+A parameter that several pipeline ranks hold has its server at the same place in all of them, in the middle of the mesh,
+as the sums of their gradients are there alone when the ranks add them up.
 """
 
 import math
@@ -22,9 +32,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.plan.binding.bind import BoundPlan
+from planner.plan.layout.shared_parameters import shared_parameters
 from planner.pricing.message import Message
 from planner.sharding.buckets import arrival_order, bucket_place, trainable_positions
 from planner.sharding.layout import local_fraction
+from planner.sharding.redistribute import Step
 from planner.sharding.stored import owned_axes
 
 
@@ -63,30 +75,45 @@ class Broadcast:
 def owners_of(bound: BoundPlan, held: Collection[str]) -> Mapping[str, Owner]:
     """Owners of the parameters among those that a pipeline rank holds whose states are shared out whole, the same on
     every rank; empty where the plan has none."""
-    if not bound.plan.training.update.by_parameters:
+    if not bound.plan.training.update.owned:
         return {}
     axes = {name: _axes(bound, name) for name in arrival_order(bound.graph) if name in held}
     shared = {name: own for name, own in axes.items() if own}
     if not shared:
         return {}
     mesh = bound.plan.mesh
+    middle = mesh.coordinate(mesh.size // 2)
+    fixed = shared_parameters(bound) & shared.keys() if bound.plan.training.update.served else frozenset()
     numel = {name: _numel(bound, name) for name in shared}
     loads = np.zeros(mesh.sizes)
     places: dict[str, tuple[int, ...]] = {}
-    for name in sorted(shared, key=lambda name: -numel[name]):
+    for name in sorted(shared, key=lambda name: (name not in fixed, -numel[name])):
         others = tuple(axis for axis in range(len(mesh.sizes)) if axis not in shared[name])
         fullest = loads.max(axis=others) if others else loads
         place = tuple(int(at) for at in np.unravel_index(int(fullest.argmin()), fullest.shape))
-        whole = dict(zip(shared[name], place, strict=True))
+        places[name] = tuple(middle[axis] for axis in shared[name]) if name in fixed else place
+        whole = dict(zip(shared[name], places[name], strict=True))
         loads[tuple(whole.get(axis, slice(None)) for axis in range(len(mesh.sizes)))] += numel[name]
-        places[name] = place
     full = np.unravel_index(int(loads.argmax()), loads.shape)
-    middle = mesh.coordinate(mesh.size // 2)
     swaps = [{int(one): other, other: int(one)} for one, other in zip(full, middle, strict=True)]
     return {
-        name: Owner(axes=own, place=tuple(swaps[axis].get(at, at) for axis, at in zip(own, places[name], strict=True)))
+        name: Owner(
+            axes=own,
+            place=places[name]
+            if name in fixed
+            else tuple(swaps[axis].get(at, at) for axis, at in zip(own, places[name], strict=True)),
+        )
         for name, own in shared.items()
     }
+
+
+def pushes_of(bound: BoundPlan, name: str, owner: Owner) -> tuple[Step, ...]:
+    """The way of a gradient to the server that owns its parameter."""
+    share = local_fraction(bound.parameters[name].weight, bound.plan.mesh.sizes)
+    return tuple(
+        Step(kind="reduce", axis=axis, fraction=share, root=place)
+        for axis, place in zip(owner.axes, owner.place, strict=True)
+    )
 
 
 def broadcasts_of(bound: BoundPlan, owners: Mapping[str, Owner]) -> tuple[Broadcast, ...]:

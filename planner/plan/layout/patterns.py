@@ -141,8 +141,9 @@ class Patterns:
             return "ZeRO-2"
         if state.is_shard:
             return "ZeRO-1"
-        if self.bound.plan.training.update.by_parameters and axis in owned_axes(stored, self.bound.plan.mesh.sizes):
-            return "ZeRO-1 by parameters"
+        update = self.bound.plan.training.update
+        if update.owned and axis in owned_axes(stored, self.bound.plan.mesh.sizes):
+            return "parameter servers" if update.served else "ZeRO-1 by parameters"
         return "copies" if gradient == PARTIAL else REPLICATED
 
     def _used(self, name: str) -> Layout | None:

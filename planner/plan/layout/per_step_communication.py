@@ -14,12 +14,12 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import cast
 
 from costmodels import collective_time
 from hardware_profiles import Cluster, Machine, links_of_all
-from planner.plan.binding.bind import BoundPlan, stage_ends, stage_of_operators
-from planner.plan.layout.parameter_owners import broadcasts_of, owners_of, weight_bytes
+from planner.plan.binding.bind import BoundPlan
+from planner.plan.layout.parameter_owners import Owner, broadcasts_of, owners_of, pushes_of, weight_bytes
+from planner.plan.layout.shared_parameters import shared_parameters
 from planner.pricing import Pricers
 from planner.pricing.bucket_size import room_of
 from planner.pricing.message import Message, bucket_messages, message_seconds
@@ -106,13 +106,19 @@ def _buckets(bound: BoundPlan, held: Collection[str], *, gradients: bool) -> tup
         return ()
     wanted = [n for n in arrival_order(bound.graph) if n in held and n in bound.graph.consumers]
     ways: dict[object, Traveller] = {}
-    travellers = [_traveller(bound, name, gradients, ways) for name in wanted if not update.is_local(name)]
+    servers = owners_of(bound, held) if gradients and update.served else {}
+    travellers = [
+        _traveller(bound, name, gradients, ways, servers.get(name)) for name in wanted if not update.is_local(name)
+    ]
     positions = trainable_positions(bound.graph)
     return in_buckets(travellers, update.buckets, positions, shared_parameters(bound) if gradients else frozenset())
 
 
-def _traveller(bound: BoundPlan, name: str, gradients: bool, known: dict[object, Traveller]) -> Traveller:
-    """A parameter on its way, which others of its kind share: the blocks of a model."""
+def _traveller(
+    bound: BoundPlan, name: str, gradients: bool, known: dict[object, Traveller], server: Owner | None
+) -> Traveller:
+    """A parameter on its way, which others of its kind share: the blocks of a model; its gradient may go to a
+    `server`."""
     stored, tensor, mesh = bound.parameters[name], bound.graph.types[name], bound.plan.mesh
     kind = (id(tensor), id(stored))
     if kind not in known:
@@ -120,17 +126,12 @@ def _traveller(bound: BoundPlan, name: str, gradients: bool, known: dict[object,
         way = (stored.gradient, stored.state) if gradients else (stored.state, stored.weight)
         known[kind] = traveller(name, moved.shape, moved.dtype, moved.element_bytes, mesh, *way)
     one = known[kind]
-    return Traveller(name=name, dtype=one.dtype, steps=one.steps, nbytes=one.nbytes)
-
-
-def shared_parameters(bound: BoundPlan) -> frozenset[str]:
-    """Parameters that several pipeline ranks hold, and whose gradients they add up one by one."""
-    key = ("shared parameters", stage_ends(bound), bound.plan.pipeline, bound.plan.schedule_kind.v_shaped)
-    if key not in bound.graph.derived:
-        stages, plan, uses = stage_of_operators(bound), bound.plan, bound.graph.consumers
-        homes = {name: {plan.rank_of(stages[at]) for at in uses.get(name, ())} for name in bound.parameters}
-        bound.graph.derived[key] = frozenset(name for name, ranks in homes.items() if len(ranks) > 1)
-    return cast("frozenset[str]", bound.graph.derived[key])
+    if server is None:
+        return Traveller(name=name, dtype=one.dtype, steps=one.steps, nbytes=one.nbytes)
+    steps, whole = pushes_of(bound, name, server), summed(tensor, bound.plan.training.update).nbytes
+    return Traveller(
+        name=name, dtype=one.dtype, steps=steps, nbytes=tuple(step.fraction * whole for step in steps), to=server.place
+    )
 
 
 def norm_messages(bound: BoundPlan) -> tuple[Message, ...]:

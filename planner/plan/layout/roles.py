@@ -128,7 +128,7 @@ def _shares_out(bound: BoundPlan, position: int) -> bool:
     experts = {name for o in bound.operators if o.rule.op_class == "experts" for name in o.operator.operands}
     numel = {name: bound.graph.types[name].numel for name in bound.parameters if name not in experts}
     update, sizes = bound.plan.training.update, bound.plan.mesh.sizes
-    owned = {name for name in numel if update.by_parameters and position in owned_axes(bound.parameters[name], sizes)}
+    owned = {name for name in numel if update.owned and position in owned_axes(bound.parameters[name], sizes)}
     cut = sum(size for name, size in numel.items() if name in owned or bound.parameters[name].state[position].is_shard)
     return cut * 2 > sum(numel.values())
 
@@ -185,7 +185,7 @@ def _zero(bound: BoundPlan) -> str:
             if stored.weight[axis].is_shard and layout[axis] == REPLICATE
         }  # fmt: skip
         shared[name] = gathered | {axis for axis in axes if stored.state[axis] != stored.weight[axis]}
-        if bound.plan.training.update.by_parameters:
+        if bound.plan.training.update.owned:
             shared[name] |= set(owned_axes(stored, bound.plan.mesh.sizes))
         cut = any(stored.gradient[axis].is_shard and not stored.weight[axis].is_shard for axis in axes)
         word = "3 (weights, gradients and states)" if gathered else "2 (gradients and states)" if cut else "1 (states)"

@@ -78,17 +78,18 @@ class Chunk(BackwardMemory):
         """Reduce all gradients of the rank, update piece by piece, and bring the weights back."""
         graph, mesh = self.bound.graph, self.bound.plan.mesh
         pieces: dict[str, Piece] = {}
+        owners = owners_of(self.bound, self.gradients)
+        pushed = owners if self.update.served else {}  # reduced in place
         for name, gradient in self.gradients.items():
             stored, tensor = self.bound.parameters[name], graph.types[name]
             piece = Piece(gradient, self.tensors.shape(name, stored.gradient))
             steps = redistribution(tensor.shape, mesh, stored.gradient, stored.state)
             element = summed(tensor, self.update).element_bytes
-            steps = () if self.update.is_local(name) else steps
+            steps = () if self.update.is_local(name) or name in pushed else steps
             pieces[name] = moved(self.account, piece, steps, mesh, self.coordinate, element)
             self.account.release(gradient)
         offloaded = visiting_order(self.bound, pieces)
         places = self._places(offloaded)
-        owners = owners_of(self.bound, pieces)
         for name in [name for name, owner in owners.items() if not owner.at(self.coordinate)]:
             self.account.release(pieces.pop(name).storage)
         for name in pieces.keys() - set(offloaded):

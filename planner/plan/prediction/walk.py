@@ -19,7 +19,7 @@ from planner.plan.binding.slices import work_of_slices
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
 from planner.plan.layout.offloaded import tables_on_hosts, visiting_order
 from planner.plan.layout.overlapped_products import Overlap, overlaps_of
-from planner.plan.layout.parameter_owners import Owner, owners_of
+from planner.plan.layout.parameter_owners import Owner, owners_of, pushes_of
 from planner.plan.layout.per_step_communication import once_of
 from planner.plan.layout.segments import Segment, segments_by_stage
 from planner.plan.layout.stage_cut import crossing_values
@@ -354,6 +354,11 @@ class Walk:
             gathered, below = self.route("updated", tensor, stored.state, stored.weight)
             if owner is not None:
                 cost.once["weight gathering"] += float(prices.gather[0])
+                if self.update.served:
+                    whole, steps = self.summed(tensor).nbytes, pushes_of(self.bound, name, owner)
+                    messages = (Message(kind=s.kind, axis=s.axis, nbytes=s.fraction * whole) for s in steps)
+                    sums = PricedRoute(seconds=float(prices.synchronisation[0]), messages=tuple(messages))
+                    cost.offloaded["host"] += float(prices.served[0])
             for part, route in (("gradient reduction", sums), ("weight gathering", gathered)):
                 cost.once[part] += route.seconds
                 for message in () if self.update.bucketed else route.messages:

@@ -388,7 +388,7 @@ def _overfull(plans: list[Ranked], limit: float, bound: float) -> OverfullError:
     least = min(plans, key=lambda ranked: ranked.plan.prediction.peak_bytes).plan
     needed, update = least.prediction.peak_bytes, least.training.update
     what, hint = f"schedule = {least.schedule}", "take 1f1b, which holds less, or leave the schedule to the search"
-    if update.by_parameters and least.schedule == "1f1b":
+    if update.owned and least.schedule == "1f1b":
         what, hint = f"zero_by = {update.zero_by}", "take slices, of which every device holds as much, or more devices"
     return OverfullError(
         needed - limit,

@@ -51,7 +51,7 @@ def turns_fault(request: SearchRequest) -> Fault | None:
             global_batch=request.global_batch,
             clip_norm=request.update.clip_norm,
             placed=bool(request.update.placed),
-            by_parameters=request.update.by_parameters,
+            owned=request.update.owned,
         )
     )
 

@@ -80,7 +80,8 @@ def decided_of(request: SearchRequest, configuration: Configuration, template: T
         sizes=configuration.mesh,
         template=template,
         falls_back=request.default == DATA_PARALLEL,
-        owned=request.update.by_parameters,
+        owned=request.update.owned,
+        served=request.update.served,
     )
 
 
@@ -97,6 +98,7 @@ class Decided:
     sizes: tuple[int, ...]  # of these
     template: Template
     owned: bool = False  # whether ZeRO-1 is one owner of every state
+    served: bool = False  # whether all states have one, on a parameter server
     falls_back: bool = False  # whether operators that no shard means split the batch on every axis
 
     def strategies(self, index: int, rule: Rule, mesh: Mesh) -> tuple[Strategy, ...]:
@@ -181,7 +183,7 @@ class Decided:
         role = self.roles[axis] if axis < len(self.roles) else None
         if role is None:
             return ()
-        zero = 0 if role == "replica" else self.pinned.zero
+        zero = 0 if role == "replica" else 1 if self.served else self.pinned.zero
         if role == "tensor":
             graph = self.template.graph
             consumers = [at for at in graph.consumers.get(name, ()) if at < len(self._classes)]

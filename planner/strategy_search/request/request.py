@@ -11,7 +11,7 @@ from planner.graph.expert_load import EVEN, EXPERTS_OPERATOR, imbalance_fault
 from planner.graph.fp8 import NO_FP8, Fp8, fp8_fault
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.placed import placed_tables
-from planner.plan.offload_checks import offload_fault, saved_fault
+from planner.plan.offload_checks import offload_fault, saved_fault, served_fault
 from planner.plan.plan import INTERLEAVED, PRECISIONS, SLICED, ModelReference
 from planner.plan.schedule_checks import gathers_fault, sliced_fp8_fault
 from planner.sharding.layout import Layout
@@ -176,7 +176,7 @@ class SearchRequest:
         asked = self.pinned.offload or NOTHING
         if self.pinned.forward_only:  # there are no states, and nothing waits for a backward pass
             return replace(NOTHING, weights=asked.weights)
-        if self.update.by_parameters:  # owners are balanced where all states are on devices
+        if self.update.owned:  # owners are balanced where all states are on devices
             asked = replace(asked, optimizer=NOTHING.optimizer)
         fault = saved_fault(self.update, sliced=_sliced(self.pinned))
         return asked if fault is None else replace(asked, saved=NOTHING.saved)
@@ -209,23 +209,25 @@ class SearchRequest:
 
     def _check_owners(self) -> None:
         """States that are shared out by whole parameters are those of ZeRO-1, as our own runtime has it."""
-        if not self.update.by_parameters:
+        if not self.update.owned:
             return
+        where = f"zero_by = {self.update.zero_by}:"
         if self.pinned.zero not in (None, 1):
             raise RequestError(
-                f"zero_by = parameters: owners of whole parameters have their states, and zero = {self.pinned.zero} is"
-                " another stage; set zero to 1, or leave it out"
+                f"{where} owners of whole parameters have their states, and zero = {self.pinned.zero} is another stage;"
+                " set zero to 1, or leave it out"
             )
         if "device" not in (self.pinned.offload or NOTHING).optimizer:
-            raise RequestError(
-                "zero_by = parameters: owners keep their states on the device; leave optimizer out of offload, or take"
-                " slices"
-            )
+            kept = "are on the hosts of servers anyway" if self.update.served else "are kept on the device"
+            raise RequestError(f"{where} states of owners {kept}; leave optimizer out of offload, or take slices")
         if self.cluster.software.name != PYTORCH.name:
             raise RequestError(
-                "zero_by = parameters: is about our own runtime; leave it out, or set software to"
-                f" {PYTORCH.name} (not {self.cluster.software.name})"
+                f"{where} is about our own runtime; leave it out, or set software to {PYTORCH.name} (not"
+                f" {self.cluster.software.name})"
             )
+        refuse(served_fault(self.update, self.optimizer), RequestError)
+        if self.update.served:
+            of_one_kind(self.cluster, "zero_by = servers").store("host")
 
     def _check_tokens_once(self) -> None:
         """Raise RequestError where tokens cannot be sent once to each node."""

@@ -41,7 +41,7 @@ def test_states_by_whole_parameters(plan: Any, here: Path) -> None:
     sliced = plan.json(*three, "--zero", "1", "-o", "sliced.json")
     found = plan.json(*three, "--zero", "1", "--zero-by", "parameters", "-o", "plan.json")
     assert found["update"]["zero_by"] == "parameters"
-    assert load_plan(here / "plan.json").training.update.by_parameters
+    assert load_plan(here / "plan.json").training.update.owned
     states = [one["memory_bytes"]["optimizer state"] for one in (found, sliced)]
     assert states[0] < states[1] / 2
     assert found["time_seconds"]["weight gathering"] > 0.0
@@ -57,6 +57,20 @@ def test_states_by_whole_parameters(plan: Any, here: Path) -> None:
     )
 
 
+def test_states_on_parameter_servers(plan: Any, here: Path) -> None:
+    usual = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4")
+    found = plan.json(*usual, "--mode", "parameter_server", "-o", "plan.json")
+    assert found["update"]["zero_by"] == "servers"
+    assert found["memory_bytes"]["optimizer state"] == 0.0
+    assert dict(load_plan(here / "plan.json").prediction.offloaded)["host"] > 0.0
+    assert "parameter servers on the hosts" in " ".join(plan("show", "plan.json").out.split())
+    refused = plan.refused("export", "plan.json", "--to", "megatron", "-o", "out", "--nearest")
+    assert "has no parameter servers" in refused
+    assert "has no lamb" in plan.refused(*usual, "--zero-by", "servers", "--optimizer", "lamb")
+    assert "on the hosts of servers anyway" in plan.refused(*usual, "--zero-by", "servers", "--offload", "optimizer")
+    assert "keeps states on parameter servers" in plan.refused(*usual, "--mode", "parameter_server", "--tensor", "2")
+
+
 def test_auto_is_a_word_for_the_search(plan: Any, here: Path) -> None:
     plan.json(*TINY[:-2], "--data", "4", "--zero", "3", "--gathers", "auto", "-o", "plan.json")
     assert load_plan(here / "plan.json").training.update.gathers in ("each", "block")  # on CPUs nothing comes ahead
@@ -69,7 +83,7 @@ def test_auto_is_a_word_for_the_search(plan: Any, here: Path) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.slow
-def test_nothing_is_said_where_nothing_was_asked(plan: Any, here: Path) -> None:
+def test_nothing_is_said_wusualnothing_was_asked(plan: Any, here: Path) -> None:
     """Gradients are reduced in buckets whose size the search has chosen; one that changes nothing is not written."""
     alone = ("--gathers", "each")
     found = plan.json(*TINY, *alone, "-o", "plan.json")["update"]

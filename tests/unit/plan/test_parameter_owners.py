@@ -6,6 +6,7 @@ import pytest
 
 from planner.plan.binding.bind import BoundPlan, bind
 from planner.plan.layout.parameter_owners import broadcasts_of, owners_of
+from planner.plan.layout.shared_parameters import shared_parameters
 from planner.plan.prediction.predict import predict, stage_costs
 from tests.distributed import plans
 from tests.unit.search.cases import cluster_of
@@ -36,6 +37,31 @@ def test_only_copies_along_axes_that_sum_have_an_owner() -> None:
     assert {owner.axes for owner in owners.values()} == {(0,)}
     assert owners_of(bound_by("megatron", 2, 2, by="slices"), bound.parameters) == {}
     assert owners_of(bound_by("zero1", 4), bound.parameters) == {}
+
+
+@pytest.mark.parametrize("buckets", ["none", 4096])
+def test_servers_cost_hosts_what_devices_keep_otherwise(buckets: int | str) -> None:
+    """The fullest device of both is the same, and so is what it keeps: moments, and on a host a master of its own."""
+    cluster = cluster_of("cpu", 4)
+    owned, served = (
+        stage_costs(bound_by("whole", 4, by=by, buckets=buckets), cluster)[0] for by in ("parameters", "servers")
+    )
+    assert served.memory["optimizer state"] == 0.0
+    assert served.offloaded["host"] == pytest.approx(1.5 * owned.memory["optimizer state"])
+    kinds = [{sent.message.kind for sent in one.messages if sent.phase == "update"} for one in (owned, served)]
+    assert kinds == [{"all_reduce", "broadcast"}, {"reduce", "broadcast"}]
+
+
+def test_a_shared_parameter_has_its_server_at_one_place() -> None:
+    plan = plans.hand_plan("whole", "gpt4", plans.mesh_of(2), stages=(2, 2))
+    update = replace(plan.training.update, zero_by="servers")
+    bound = bind(replace(plan, training=replace(plan.training, update=update)), plans.traced("gpt4"), plans.BATCH)
+    (shared,) = shared_parameters(bound)
+    places = {
+        owners_of(bound, held)[shared].place
+        for held in ({shared, *(n for n in bound.parameters if ".0." in n)}, {shared, *bound.parameters}, {shared})
+    }
+    assert places == {(1,)}
 
 
 @pytest.mark.parametrize("buckets", ["none", 4096, ((("*proj*"), 1),)])

@@ -1,19 +1,27 @@
-"""Rows of tables outside of the devices that cross the link between a host and its device, look-up by look-up.
+"""What crosses the link between a host and its device: rows of tables outside of the devices, look-up by look-up.
 
     forward     n w bytes to the device          n = rows that a device looks up in a micro-batch, each taken as another
     backward    n w bytes from it                w = bytes of a row, as wide as the table is where it is
 
 No more rows than the table has. Of devices that look up the same ids one alone gives gradients back: the first along
 each axis that cuts nothing of the ids.
+
+And once a step what parameter servers are pushed, the sums of gradients, and what is pulled from them, new weights:
+
+    update      g n bytes from the device that owns a parameter, w n bytes to it
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 
 from hardware_profiles import Bytes
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
+from planner.plan.layout.parameter_owners import owners_of
 from planner.plan.prediction.charges import Phase
 from planner.pricing.liveness import replays
+from planner.pricing.parameter_price import summed
+from planner.sharding.layout import local_fraction
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import loop_extents
 
@@ -36,6 +44,24 @@ def crossing_rows(bound: BoundPlan, rank: int, place: int) -> Crossing:
             continue
         if bound.place_of(at) < again[bound.blocks.kinds[block]].works:
             found["recomputation", op.operator.name] = nbytes
+    return found
+
+
+def crossing_parameters(bound: BoundPlan, rank: int, place: int) -> Counter[tuple[Phase, str, Bytes]]:
+    """How often a step has so many bytes of a parameter cross the link of the device at a place of the mesh of a
+    pipeline rank; nothing where no owners are servers."""
+    plan, found = bound.plan, Counter[tuple[Phase, str, Bytes]]()
+    if not plan.training.update.served:
+        return found
+    stages, coordinate = stage_of_operators(bound), plan.mesh.coordinate(place)
+    own = [at for at in range(len(bound.operators)) if plan.rank_of(stages[at]) == rank]
+    held = {name for at in own for name in bound.graph.operators[at].operands if name in bound.parameters}
+    for name, owner in owners_of(bound, held).items():
+        if owner.at(coordinate):
+            tensor = bound.graph.types[name]
+            share = local_fraction(bound.parameters[name].weight, plan.mesh.sizes)
+            found["update", name, share * summed(tensor, plan.training.update).nbytes] += 1
+            found["update", name, share * tensor.nbytes] += 1
     return found
 
 
