@@ -271,13 +271,22 @@ class Options:
             " many as save time, but none on CPUs.",
         ),
     ] = None
+    expert_overlap: Annotated[
+        str | None,
+        word(
+            HAND,
+            "auto|on|off",
+            "Exchange experts under other work. Rows travel while shared experts, and gradients of the experts'"
+            " weights, are computed. By default auto: where that saves time, but not on CPUs.",
+        ),
+    ] = None
     no_overlap: Annotated[
         bool,
         switch(
             HAND,
             "--no-overlap",
-            "Wait for every collective, for debugging. It is --tensor-overlap off, --interleave 1,"
-            " --buckets none and --gathers each.",
+            "Wait for every collective, for debugging. It is --tensor-overlap off, --expert-overlap off,"
+            " --interleave 1, --buckets none and --gathers each.",
         ),
     ] = False
     slices: Annotated[

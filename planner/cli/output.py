@@ -123,6 +123,7 @@ def _choices(plan: "Plan", found: "Roles") -> dict[str, Any]:
         "slices": plan.slices,
         "interleave": plan.training.interleave,
         "tensor_overlap": {name: [there, back] for name, there, back in plan.training.tensor_overlap},
+        "expert_overlap": dict(plan.training.expert_overlap),
         "sequence_parallel": found.sequence_parallel,
         "optimizer_sharding": found.zero,
         "micro_batches": plan.training.micro_batches,

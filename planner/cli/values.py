@@ -84,6 +84,18 @@ def parse_chunks(text: str | None, *, none: bool) -> int | None:
     return found
 
 
+def parse_expert_overlap(text: str | None, *, none: bool) -> bool | None:
+    """Whether experts are exchanged under other work: `on`, `off`, or None for `auto`; not where there is to be
+    `none`."""
+    word = "auto" if text is None else text.strip().lower()
+    known = {"auto": None, "on": True, "off": False}
+    if word not in known:
+        raise RequestError(f"--expert-overlap {text}: it is auto, on or off")
+    if none and word == "on":
+        raise RequestError("--no-overlap waits for experts, too; leave out it, or --expert-overlap on")
+    return False if none else known[word]
+
+
 def parse_buckets(text: str) -> "Buckets":
     """none, auto, a size, positions of parameters, or patterns with numbers."""
     word = text.strip().lower()

@@ -234,6 +234,8 @@ def _overlap_differences(bound: BoundPlan, usual: BoundPlan) -> Iterable[Differe
     if here and not there:
         words = f"in {' or '.join(str(n) for n in sorted({max(chunks) for _, *chunks in here}))} chunks under products"
         yield Difference(what="collectives of tensor parallelism", here=words, usual="waited for")
+    if bound.plan.training.expert_overlap and not usual.plan.training.expert_overlap:
+        yield Difference(what="the exchange of experts", here="under other work", usual="waited for")
 
 
 def _block_differences(bound: BoundPlan, usual: BoundPlan) -> Iterable[Difference]:

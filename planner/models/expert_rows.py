@@ -13,8 +13,8 @@ does). Tokens become rows by an index, and rows tokens by its inverse (MegaBlock
 Shape legend: N tokens, H hidden, K choices of a token, R rows, E experts, F width of an expert.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -72,12 +72,16 @@ class Kept(NamedTuple):
     weights: torch.Tensor
 
 
+MatrixGradients: TypeAlias = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+"""Of gate, up and down; None for those that nobody needs."""
+
+
 class Gradients(NamedTuple):
     """Of rows, R H, of their weights, R, and of the three matrices; None for those that nobody needs."""
 
     rows: torch.Tensor | None
     weights: torch.Tensor | None
-    matrices: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+    matrices: MatrixGradients
 
 
 Matrices = Sequence[torch.Tensor]
@@ -104,14 +108,8 @@ def differentiate_experts(
     of_down = grouped_outer(gradient_RH, kept.product, counts_E) if needed[4] else None
     if not any(needed[:4]):
         return Gradients(None, None, (None, None, of_down))
-    of_product_RF = grouped_product(gradient_RH, down, counts_E)
+    of_gate_RF, of_up_RF, of_weights = _inside(gradient_RH, kept, counts_E, down, weights=needed[1])
     del gradient_RH  # nothing that is as large as all rows lives longer than it must
-    active_RF = F.silu(kept.gate)
-    of_weights = (active_RF * kept.up).mul_(of_product_RF).sum(-1) if needed[1] else None
-    of_wide_RF = of_product_RF.mul_(kept.weights.unsqueeze(-1))
-    of_up_RF = active_RF.mul_(of_wide_RF)
-    of_gate_RF = torch.ops.aten.silu_backward(of_wide_RF.mul_(kept.up), kept.gate)
-    del of_wide_RF, of_product_RF, active_RF
     of_gate = grouped_outer(of_gate_RF, kept.rows, counts_E) if needed[2] else None
     of_up = grouped_outer(of_up_RF, kept.rows, counts_E) if needed[3] else None
     of_rows = None
@@ -120,6 +118,41 @@ def differentiate_experts(
         del of_gate_RF
         of_rows += grouped_product(of_up_RF, up, counts_E)
     return Gradients(of_rows, of_weights, (of_gate, of_up, of_down))
+
+
+def differentiate_rows(
+    gradient_RH: torch.Tensor, kept: Kept, counts_E: torch.Tensor, matrices: Matrices, needed: Sequence[bool]
+) -> tuple[Gradients, Callable[[], MatrixGradients]]:
+    """The same in two parts: those of rows and weights, which others wait for, and a call for those of the matrices. It
+    keeps what they are made of: the gradient of the result, R H, and those of g and u, R F."""
+    gate, up, down = matrices
+    of_gate_RF, of_up_RF, of_weights = _inside(gradient_RH, kept, counts_E, down, weights=needed[1])
+    of_rows = None
+    if needed[0]:
+        of_rows = grouped_product(of_gate_RF, gate, counts_E)
+        of_rows += grouped_product(of_up_RF, up, counts_E)
+
+    def of_matrices() -> MatrixGradients:
+        return (
+            grouped_outer(of_gate_RF, kept.rows, counts_E) if needed[2] else None,
+            grouped_outer(of_up_RF, kept.rows, counts_E) if needed[3] else None,
+            grouped_outer(gradient_RH, kept.product, counts_E) if needed[4] else None,
+        )
+
+    return Gradients(of_rows, of_weights, (None, None, None)), of_matrices
+
+
+def _inside(
+    gradient_RH: torch.Tensor, kept: Kept, counts_E: torch.Tensor, down: torch.Tensor, *, weights: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """The gradients of g and u, R F, and of the weights of rows, R, where they are asked for."""
+    of_product_RF = grouped_product(gradient_RH, down, counts_E)
+    active_RF = F.silu(kept.gate)
+    of_weights = (active_RF * kept.up).mul_(of_product_RF).sum(-1) if weights else None
+    of_wide_RF = of_product_RF.mul_(kept.weights.unsqueeze(-1))
+    of_up_RF = active_RF.mul_(of_wide_RF)
+    of_gate_RF = torch.ops.aten.silu_backward(of_wide_RF.mul_(kept.up), kept.gate)
+    return of_gate_RF, of_up_RF, of_weights
 
 
 def sorted_rows(experts_C: torch.Tensor, count: int) -> tuple[Rows, torch.Tensor]:

@@ -70,6 +70,7 @@ class TrainingSection(_Strict):
     fp8: str = ""
     fp8_left_out: list[str] = []
     tensor_overlap: dict[str, tuple[Chunks, Chunks]] = {}
+    expert_overlap: dict[str, Index] = {}
 
 
 class ClusterSection(_Strict):

@@ -36,6 +36,7 @@ def plan_words(bound: BoundPlan, roles: Roles) -> dict[str, str]:
         "micro-batches": f"{plan.training.micro_batches} of {plan.training.part}",
         "interleave": str(plan.training.interleave),
         "tensor overlap": tensor_overlap_words(plan.training.tensor_overlap),
+        "expert overlap": expert_overlap_words(plan.training.expert_overlap),
         "sequence parallel": "yes" if roles.sequence_parallel else "no",
         "ZeRO": roles.zero.partition(" ")[0] + (f" in {roles.replicas} copies" if roles.replicas > 1 else ""),
         "recomputation": recomputation_words(plan),
@@ -102,6 +103,11 @@ def _bucket_words(update: Update) -> str:
 def telling(rows: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
     """Names of the words in which not all plans agree, in their order."""
     return tuple(name for name in rows[0] if len({row[name] for row in rows}) > 1)
+
+
+def expert_overlap_words(overlap: tuple[tuple[str, int], ...]) -> str:
+    """Of how many experts the exchange runs under other work."""
+    return f"the exchange of {len(overlap)} operators under other work" if overlap else "none"
 
 
 def tensor_overlap_words(overlap: tuple[tuple[str, int, int], ...]) -> str:

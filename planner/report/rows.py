@@ -4,7 +4,13 @@ from planner.graph.fp8 import Fp8
 from planner.plan.layout.group_runs import group_runs
 from planner.plan.layout.roles import Roles
 from planner.plan.plan import Plan, Prediction
-from planner.plan.words import gradient_words, recomputation_words, table_words, tensor_overlap_words
+from planner.plan.words import (
+    expert_overlap_words,
+    gradient_words,
+    recomputation_words,
+    table_words,
+    tensor_overlap_words,
+)
 from planner.report.units import bytes_text, count_text, percent_text, seconds_text
 
 Rows = tuple[tuple[str, str], ...]
@@ -40,6 +46,8 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
         rows.append(("sequence parallel", "yes" if roles.sequence_parallel else "no"))
     if plan.training.tensor_overlap:
         rows.append(("tensor overlap", tensor_overlap_words(plan.training.tensor_overlap)))
+    if plan.training.expert_overlap:
+        rows.append(("expert overlap", expert_overlap_words(plan.training.expert_overlap)))
     copies = f", in {roles.replicas} copies" if roles.replicas > 1 else ""
     called = (", HSDP" if copies else ", FSDP") if roles.zero.startswith("3") else ""
     if plan.schedule_kind.trains:

@@ -225,7 +225,9 @@ class _Simplifier:
         sample = _leanest(plan)
         if sample is None:
             return None
-        changed = _all_like(replace(plan, training=replace(plan.training, tensor_overlap=())), sample)
+        changed = _all_like(
+            replace(plan, training=replace(plan.training, tensor_overlap=(), expert_overlap=())), sample
+        )
         whole = rescale_batch(self.prepared, self.request.batch, plan.training.part)
         bound = bind_prepared(changed, whole, self.engine.template.blocks)
         prediction = predict(bound, self.engine.machine(like.configuration))

@@ -40,6 +40,7 @@ _OWN = (
     "context_by",
     "interleave",
     "tensor_overlap",
+    "expert_overlap",
     "pattern",
     "zigzag",
     "even",
@@ -61,7 +62,7 @@ def within(space: EngineSpace, request: SearchRequest) -> SearchRequest:
         )
     narrow = next(zero for zero in (0, 1, 2, 3, None) if zero not in space.wide)
     update = space.update(request.update, narrow or 0, request.precision)  # each configuration is priced with its own
-    pinned = replace(request.pinned, interleave=1, tensor_overlap=1, pattern=Pattern())
+    pinned = replace(request.pinned, interleave=1, tensor_overlap=1, expert_overlap=False, pattern=Pattern())
     return replace(
         request, space=space, alternatives=tuple(dict.fromkeys(found)), pinned=pinned, update=update, placing="given"
     )
@@ -92,6 +93,8 @@ def _check(space: EngineSpace, request: SearchRequest) -> None:
     for name in ("mesh", "offload", "slices", "interleave", "tensor_overlap", "never_kept", "ulysses", "zigzag"):
         if getattr(pinned, name) not in (getattr(FREE, name), 1, NOTHING):
             raise RequestError(f"{where}: {name} is no part of what is searched for {space.title}; leave it out")
+    if pinned.expert_overlap:
+        raise RequestError(f"{where}: expert_overlap is no part of what is searched for {space.title}; leave it out")
     if pinned.replicas not in (None, 1) and not any(settings.replicated for settings in space.settings):
         raise RequestError(f"{where}: replicas is no part of what is searched for {space.title}; leave it out")
     selective = any(settings.selective for settings in space.settings)
@@ -176,6 +179,7 @@ def _alternatives(
             "even": settings.even,
             "interleave": 1,
             "tensor_overlap": 1,
+            "expert_overlap": False,
             "pattern": Pattern(
                 vocabulary=settings.vocabulary,
                 counts="equal" if recomputed == "equal" else "any",

@@ -30,6 +30,7 @@ from torch.utils.checkpoint import checkpoint
 
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
+from planner.plan.layout.expert_overlap import expert_overlaps_of
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.layout.segments import segments_of
 from planner.plan.layout.stage_cut import StageCut, promised_layouts
@@ -41,6 +42,7 @@ from runtime.comm.async_collectives import Groups
 from runtime.comm.device_mesh import RankMesh
 from runtime.comm.redistribute import Transfer, transfer
 from runtime.executor.deferred_weight_gradients import DeferredGradients
+from runtime.executor.expert_parts import in_parts
 from runtime.executor.instruction import Instruction, MicroBatch, Operand, Values, compute
 from runtime.executor.interleaving import Departed, depart, take_turns
 from runtime.executor.lowering.programs import Body, Programs, in_turns
@@ -296,6 +298,8 @@ def build_executor(
     last_use = {name: at for at in running for name in graph.operators[at].operands}
     blocks = bound.blocks
     again = replays(graph, blocks)
+    experts = expert_overlaps_of(bound, overlaps_of(bound, cut.operators), cut.operators)
+    beside = {at for one in experts for at in one.beside}
     instructions: dict[int, Instruction] = {}
     together = frozenset[str]().union(*(segment.gathered for segment in segments))
     outlive = {*results, *asked, *(content for _, content in updates)}
@@ -319,13 +323,14 @@ def build_executor(
             results=tuple(None if name is None else (name, shapes[name]) for name in op.operator.results),
             last=tuple(sorted(ended - outlive)),
             kept=bound.is_kept(index),
-            repeated=block is None or bound.place_of(index) < again[blocks.kinds[block]].works,
+            repeated=block is None or index in beside or bound.place_of(index) < again[blocks.kinds[block]].works,
             deferred=bool(deferred_weight_gradients(bound, index)),
         )
     overlaps = tuple(
         one for one in overlaps_of(bound, cut.operators) if one.kind == "operand" or one.value not in (*results, *asked)
     )
     instructions = overlap(instructions, overlaps, bound, place)
+    behind = in_parts(instructions, experts)
     everywhere = Duplex(forward=replicated(len(mesh.axes)), gradient=replicated(len(mesh.axes)))
 
     def brought(name: str, differentiable: bool) -> Transfer | None:
@@ -334,7 +339,7 @@ def build_executor(
 
     return Executor(
         place=place,
-        sections=tuple(section_of(segment, instructions) for segment in segments),
+        sections=tuple(section_of(segment, instructions, behind) for segment in segments),
         activation_offload=activation_offload if bound.offloaded_blocks else None,
         programs=programs,
         weights=weights,

@@ -7,7 +7,7 @@ where it is wanted, the call on local tensors, the shapes that the results must 
 import functools
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,9 +18,11 @@ from planner.sharding.rule import strategy_names
 from runtime.comm.device_mesh import RankMesh
 from runtime.comm.redistribute import Transfer
 from runtime.executor.deferred_weight_gradients import Call, DeferredGradients
+from runtime.executor.expert_parts import ExpertsPart
 from runtime.observer import Observer
 from runtime.offload.regather import Gathered, gather_again, memory_of
 from runtime.offload.saved_tensors import SavedMemory
+from runtime.ops.experts import ExpertsCall
 from runtime.ops.kept_results import KeptResults
 from runtime.ops.local_ops import LocalCall
 from runtime.ops.randomness import Draw
@@ -42,7 +44,8 @@ class Instruction:
     """Operator number `index` of the graph, ready to run. `results` has names and promised local shapes, None for what
     is not a tensor; `last` the values that nothing after it reads; `kept` says whether its results outlive a recomputed
     block, `repeated` whether a recomputed block computes them again, `deferred` whether the gradients of its weights
-    wait for a turn of their own."""
+    wait for a turn of their own. It may be a `part` of its operator, whose operands and results are those of
+    the operator from the `first` on."""
 
     index: int
     bound: BoundOperator
@@ -53,6 +56,8 @@ class Instruction:
     kept: bool = False
     repeated: bool = False
     deferred: bool = False
+    part: ExpertsPart | None = None
+    first: int = 0
 
     def broken_promise(self, slot: int, result: torch.Tensor) -> StrategyError:
         """What to raise where the result number `slot` has another shape than its rule promises."""
@@ -73,7 +78,7 @@ class MicroBatch:
     leaves of weights that are none), what random numbers depend on, who looks on, and the values that are alive. `kept`
     has what a recomputed block keeps, None where nothing is recomputed, `deferred` weight gradients that wait, if any
     do, `saved` the memory of what a block saves that offloads it, `watched` whether results are compared with what
-    their rules promise, None where that is the program's choice."""
+    their rules promise, None where that is the program's choice, `under_way` experts that run in parts, by operator."""
 
     tensors: Mapping[str, torch.Tensor]
     stubs: Mapping[str, torch.Tensor]
@@ -84,6 +89,7 @@ class MicroBatch:
     kept: KeptResults | None = None
     saved: SavedMemory | None = None
     watched: bool | None = None
+    under_way: dict[int, ExpertsCall] = field(default_factory=dict)
 
     def piece(self, name: str) -> torch.Tensor:
         """A value, weight or buffer as this rank has it."""
@@ -105,6 +111,8 @@ def called(
         if batch.kept is None and operand.weight and operand.transfer is not None and operand.transfer.gathers
     }
     call: Call = functools.partial(instruction.call, draw=batch.draw)
+    if instruction.part is not None:
+        call = functools.partial(instruction.part.run, batch.under_way)
     if batch.deferred is not None and instruction.deferred:
         call = functools.partial(batch.deferred.run, instruction, call, batch.observer)
     if gathered:

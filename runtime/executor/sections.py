@@ -1,7 +1,7 @@
 """The segments of a stage (`planner.plan.layout.segments`) as programs: each with its instructions, and the weights
 that it gathers together."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.plan.layout.segments import Segment
@@ -21,11 +21,18 @@ class Section:
     bundles: tuple[Bundle, ...]
 
 
-def section_of(segment: Segment, instructions: Mapping[int, Instruction]) -> Section:
-    """A segment with the instructions of its operators; those without one are run by another."""
+def section_of(
+    segment: Segment, instructions: Mapping[int, Instruction], behind: Mapping[int, Sequence[Instruction]]
+) -> Section:
+    """A segment with the instructions of its operators, and those that follow `behind` an operator; those without one
+    are run by another."""
+
+    def of(operators: Sequence[int]) -> tuple[Instruction, ...]:
+        return tuple(one for at in operators if at in instructions for one in (instructions[at], *behind.get(at, ())))
+
     return Section(
         segment=segment,
-        instructions=tuple(instructions[at] for at in segment.operators if at in instructions),
-        again=sum(at in instructions for at in segment.operators[: segment.again]),
+        instructions=of(segment.operators),
+        again=len(of(segment.operators[: segment.again])),
         bundles=tuple(bundle_of(one) for one in segment.gathers),
     )

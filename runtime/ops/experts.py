@@ -22,8 +22,17 @@ import torch
 import torch.distributed as dist
 
 from costmodels import once_share
-from planner.models.expert_rows import Kept, Rows, capped_rows, differentiate_experts, run_experts, sorted_rows
-from runtime.ops.row_exchange import Journey, kept_rows, once, plan_journey
+from planner.models.expert_rows import (
+    Gradients,
+    Kept,
+    Rows,
+    capped_rows,
+    differentiate_experts,
+    differentiate_rows,
+    run_experts,
+    sorted_rows,
+)
+from runtime.ops.row_exchange import Going, Journey, kept_rows, once, plan_journey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,60 +96,161 @@ def split_experts(
 ) -> torch.Tensor:
     """This device's term of what the experts make of its tokens, B S H. `matrices` are its pieces of gate, up and down.
     Collective over the groups of the cuts."""
-    return _Experts.apply(x_BSH, weights_BSK, chosen_BSK, *matrices, split)  # type: ignore[no-any-return, no-untyped-call]
+    call = ExpertsCall(split)
+    call.depart(x_BSH, weights_BSK, chosen_BSK)
+    call.compute(matrices)
+    return call.arrive()
 
 
-class _Experts(torch.autograd.Function):
+class ExpertsCall:
+    """One call in three parts, each a node of autograd; whatever runs between two of them, forward or backward, runs
+    while rows are on their way. With more than one cut that is so of the first, whose network is the slowest.
+
+        forward    depart ──rows──> compute ──results──> arrive
+        backward   depart <──of rows── compute <──of results── arrive
+
+    `beside`: whether the gradients of the matrices are computed while those of rows are on their way. Then what these
+    are made of is there for longer: the gradients of the results, and of what the first two products make.
+    """
+
+    def __init__(self, split: SplitExperts, *, beside: bool = False) -> None:
+        self.split, self.beside = split, beside
+        self.wanted = (False, False)  # gradients of tokens, and of weights
+        self.chosen, self.shape = 0, torch.Size()
+        self._token: torch.Tensor | None = None  # without elements: ties a node to the one before
+        self._route: tuple[Rows, Journey] | None = None
+        self._going: list[Going] = []
+
+    def depart(self, x_BSH: torch.Tensor, weights_BSK: torch.Tensor, chosen_BSK: torch.Tensor) -> None:
+        """Rows set out to their experts."""
+        self._token = _Depart.apply(self, x_BSH, weights_BSK, chosen_BSK)  # type: ignore[no-untyped-call]
+
+    def compute(self, matrices: Sequence[torch.Tensor]) -> None:
+        """They have come; what the experts make of them sets out."""
+        self._token = _Compute.apply(self, self._token, *matrices)  # type: ignore[no-untyped-call]
+
+    def arrive(self) -> torch.Tensor:
+        """The results of all tokens, B S H."""
+        token, self._token = self._token, None
+        return _Arrive.apply(self, token)  # type: ignore[no-any-return, no-untyped-call]
+
+    # between the nodes
+
+    @property
+    def route(self) -> tuple[Rows, Journey]:
+        """The rows of the call, and their way, from its first part to its last."""
+        assert self._route is not None, "rows have departed"
+        return self._route
+
+    def begin(self, rows: Rows, journey: Journey, x: torch.Size, chosen: int) -> None:
+        """What all parts of the forward pass need."""
+        self._route, self.shape, self.chosen = (rows, journey), x, chosen
+
+    def end(self) -> None:
+        """Nobody needs it any more."""
+        self._route = None
+
+    def send(self, *going: Going | None) -> None:
+        """These are on their way to the next part, or, backward, to the one before."""
+        self._going = [one for one in going if one is not None]
+
+    def landed(self) -> list[torch.Tensor]:
+        """What was sent last, when it is there."""
+        going, self._going = self._going, []
+        return [one.land() for one in going]
+
+
+class _Depart(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x_BSH: torch.Tensor,
-        weights_BSK: torch.Tensor,
-        chosen_BSK: torch.Tensor,
-        gate: torch.Tensor,
-        up: torch.Tensor,
-        down: torch.Tensor,
-        split: SplitExperts,
+        ctx: Any, call: ExpertsCall, x_BSH: torch.Tensor, weights_BSK: torch.Tensor, chosen_BSK: torch.Tensor
     ) -> torch.Tensor:
-        chosen, matrices = chosen_BSK.shape[2], (gate, up, down)
-        rows, journey = _route(chosen_BSK, split)
-        moved_RH = _there(x_BSH.flatten(0, 1), rows, journey, chosen)
-        moved_R = journey.there(rows.of_weights(weights_BSK))
+        rows, journey = _route(chosen_BSK, call.split)
+        call.begin(rows, journey, x_BSH.shape, chosen_BSK.shape[2])
+        call.wanted = ctx.needs_input_grad[1:3]
+        weights = journey.there(rows.of_weights(weights_BSK))
+        call.send(_there(x_BSH.flatten(0, 1), rows, journey, call.chosen), weights)
+        ctx.call, ctx.once, ctx.journey = call, journey.once, journey.ways
+        ctx.save_for_backward(*rows, *journey.tensors)
+        return x_BSH.new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        call, rows = ctx.call, Rows(*ctx.saved_tensors[:4])
+        found, of_x, of_weights = iter(call.landed()), None, None
+        if call.wanted[0]:
+            come = next(found)
+            of_x = (come if ctx.once is not None else rows.to_tokens(come, call.chosen)).view(call.shape)
+        if call.wanted[1]:
+            of_weights = rows.to_choices(next(found)).view(*call.shape[:2], call.chosen)
+        return None, of_x, of_weights, None
+
+
+class _Compute(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, call: ExpertsCall, token: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor
+    ) -> torch.Tensor:
+        (rows, journey), matrices = call.route, (gate, up, down)
+        moved_RH, moved_R = call.landed()
         made_RH, kept = run_experts(moved_RH, moved_R, journey.counts, matrices)
-        result_NH = _back(made_RH, rows, journey, chosen)
-        ctx.once, ctx.journey, ctx.shape, ctx.chosen = journey.once, journey.ways, x_BSH.shape, chosen
-        ctx.save_for_backward(*kept, *matrices, *rows, *journey.tensors)
-        return result_NH.view(x_BSH.shape)
+        ctx.tokens = len(rows.places) // call.chosen
+        call.send(_back(made_RH, journey, ctx.tokens))
+        ctx.call, ctx.once, ctx.journey = call, journey.once, journey.ways
+        ctx.save_for_backward(*kept, *matrices, *journey.tensors)
+        return token.new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        saved = ctx.saved_tensors
-        kept, matrices, rows = Kept(*saved[:5]), saved[5:8], Rows(*saved[8:12])
-        journey = Journey(ways=ctx.journey, tensors=saved[12:], once=ctx.once)
-        wanted = ctx.needs_input_grad
-        needed = [wanted[0], wanted[1], *wanted[3:6]]
-        found = differentiate_experts(
-            _there(gradients[0].flatten(0, 1), rows, journey, ctx.chosen),
-            *(kept, journey.counts, matrices, needed),
-        )
-        of_x = of_weights = None
-        if found.rows is not None:
-            of_x = _back(found.rows, rows, journey, ctx.chosen).view(ctx.shape)
-        if found.weights is not None:
-            of_weights = rows.to_choices(journey.back(found.weights)).view(*ctx.shape[:2], ctx.chosen)
-        return of_x, of_weights, None, *found.matrices, None
+        call, saved = ctx.call, ctx.saved_tensors
+        kept, matrices = Kept(*saved[:5]), saved[5:8]
+        journey = Journey(ways=ctx.journey, tensors=saved[8:], once=ctx.once)
+        token, *of_matrices = ctx.needs_input_grad[1:]
+        needed = [*(call.wanted if token else (False, False)), *of_matrices]
+
+        def leave(found: Gradients) -> None:
+            rows = None if found.rows is None else _back(found.rows, journey, ctx.tokens)
+            call.send(rows, None if found.weights is None else journey.back(found.weights))
+
+        (gradient_RH,) = call.landed()
+        if call.beside and any(needed[:2]):
+            found, further = differentiate_rows(gradient_RH, kept, journey.counts, matrices, needed)
+            leave(found)
+            return None, gradients[0], *further()
+        found = differentiate_experts(gradient_RH, kept, journey.counts, matrices, needed)
+        del gradient_RH
+        leave(found)
+        return None, gradients[0], *found.matrices
 
 
-def _there(x_NH: torch.Tensor, rows: Rows, journey: Journey, chosen: int) -> torch.Tensor:
-    """Tokens as rows of this device's experts."""
+class _Arrive(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: ExpertsCall, token: torch.Tensor) -> torch.Tensor:
+        rows, journey = call.route
+        (come,) = call.landed()
+        result_NH = come if journey.once is not None else rows.to_tokens(come, call.chosen)
+        ctx.call, ctx.once, ctx.journey = call, journey.once, journey.ways
+        ctx.save_for_backward(*rows, *journey.tensors)
+        call.end()
+        return result_NH.view(call.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        saved, call = ctx.saved_tensors, ctx.call
+        journey = Journey(ways=ctx.journey, tensors=saved[4:], once=ctx.once)
+        call.send(_there(gradients[0].flatten(0, 1), Rows(*saved[:4]), journey, call.chosen))
+        return None, gradients[0].new_empty(0)
+
+
+def _there(x_NH: torch.Tensor, rows: Rows, journey: Journey, chosen: int) -> Going:
+    """Tokens that set out to be rows of this device's experts."""
     return journey.there(rows.of_tokens(x_NH, chosen)) if journey.once is None else journey.tokens_there(x_NH)
 
 
-def _back(rows_RH: torch.Tensor, rows: Rows, journey: Journey, chosen: int) -> torch.Tensor:
-    """Rows of this device's experts as sums of tokens, N H."""
-    if journey.once is None:
-        return rows.to_tokens(journey.back(rows_RH), chosen)
-    return journey.tokens_back(rows_RH, len(rows.places) // chosen)
+def _back(rows_RH: torch.Tensor, journey: Journey, tokens: int) -> Going:
+    """Rows of this device's experts that set out to where they came from; where so many tokens go once they come as
+    sums of tokens."""
+    return journey.back(rows_RH) if journey.once is None else journey.tokens_back(rows_RH, tokens)
 
 
 def _route(chosen_BSK: torch.Tensor, split: SplitExperts) -> tuple[Rows, Journey]:

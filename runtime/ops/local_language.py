@@ -64,12 +64,22 @@ def experts(
     gate: torch.Tensor,
     up: torch.Tensor,
     down: torch.Tensor,
+    *settings: Any,
+    **named: Any,
+) -> torch.Tensor:
+    split = splitting_experts(shard, *settings, **named)
+    return split_experts(x_BSH, weights_BSK, chosen_BSK, (gate, up, down), split)
+
+
+def splitting_experts(
+    shard: Shard,
     capacity: int = 0,
     imbalance: float = 1.0,
     once: bool = False,
     groups: int = 1,
     chosen_groups: int = 1,
-) -> torch.Tensor:
+) -> SplitExperts:
+    """How the experts of an operator are cut, and its settings, which stand behind its tensors."""
     cuts = [
         Cut(
             size=shard.place.mesh.sizes[axis],
@@ -78,14 +88,13 @@ def experts(
         )
         for axis in shard.cutting("e")
     ]
-    split = SplitExperts(
-        experts=shard.extent("e") if cuts else gate.shape[0],
+    return SplitExperts(
+        experts=shard.extent("e"),
         cuts=cuts,
         capacity=capacity,
         imbalance=imbalance,
         once=(groups, chosen_groups) if once else None,
     )
-    return split_experts(x_BSH, weights_BSK, chosen_BSK, (gate, up, down), split)
 
 
 def cross_entropy_of_slice(

@@ -16,13 +16,15 @@ Where tensors are fake nobody knows counts: then every device gets the same numb
 prediction has it (see `runtime.auditing.imitation`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 
+from runtime.comm.collectives import Pending
 from runtime.waiting import waiting_for
 
 
@@ -33,6 +35,47 @@ class Way:
     group: dist.ProcessGroup
     sent: list[int]
     received: list[int]
+
+
+class _Leg:
+    """One all-to-all under way. What is sent is held until it has arrived."""
+
+    def __init__(self, work: Pending, sent: torch.Tensor, incoming: torch.Tensor) -> None:
+        self._work, self._sent, self._incoming = work, sent, incoming
+
+    def land(self) -> torch.Tensor:
+        """What has come."""
+        waiting_for(self._work.wait)
+        incoming = self._incoming
+        del self._sent, self._incoming
+        return incoming
+
+
+class UnderWay:
+    """Rows on a way that takes one all-to-all last, or first, which has begun: `land` waits for it and takes them the
+    `rest` of their way."""
+
+    def __init__(self, leg: _Leg, rest: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
+        self._leg, self._rest = leg, rest
+
+    def land(self) -> torch.Tensor:
+        """The rows at the end of their way."""
+        come = self._leg.land()
+        return come if self._rest is None else self._rest(come)
+
+
+class Stayed:
+    """Rows that have no way to go."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self._rows = rows
+
+    def land(self) -> torch.Tensor:
+        """The rows."""
+        return self._rows
+
+
+Going: TypeAlias = UnderWay | Stayed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,38 +93,57 @@ class Journey:
     def counts(self) -> torch.Tensor:
         return self.tensors[0]
 
-    def there(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of this device's tokens, sorted by expert, to rows of this device's experts, sorted by expert."""
-        for number, way in enumerate(self.ways):
-            rows = _exchanged(rows, way.received, way.sent, way.group).index_select(0, self.tensors[1 + 2 * number])
-        return rows
+    def there(self, rows: torch.Tensor) -> Going:
+        """Rows of this device's tokens, sorted by expert, set out to be rows of this device's experts, sorted by
+        expert. The first way is under way; others follow when that has landed."""
+        if not self.ways:
+            return Stayed(rows)
+        way, order = self.ways[0], self.tensors[1]
 
-    def tokens_there(self, x_NH: torch.Tensor) -> torch.Tensor:
+        def rest(come: torch.Tensor) -> torch.Tensor:
+            return self._later().all_there(come.index_select(0, order))
+
+        return UnderWay(_started(rows, way.received, way.sent, way.group), rest)
+
+    def all_there(self, rows: torch.Tensor) -> torch.Tensor:
+        """The same, waited for."""
+        return self.there(rows).land()
+
+    def back(self, rows: torch.Tensor) -> Going:
+        """The other way: the last of all that is under way is the first way of `there`."""
+        if not self.ways:
+            return Stayed(rows)
+        way, places = self.ways[0], self.tensors[2]
+        rows = self._later().back(rows).land().index_select(0, places)
+        return UnderWay(_started(rows, way.sent, way.received, way.group))
+
+    def tokens_there(self, x_NH: torch.Tensor) -> Going:
         """Tokens of this device, which go once to each process of the first way, to rows of this device's experts."""
         once = self.once
         assert once is not None, "rows go by themselves"
         tokens, copied = self.tensors[-2:]
-        rows = _exchanged(x_NH.index_select(0, tokens), once.received, once.sent, once.group).index_select(0, copied)
-        return self._later().there(rows)
 
-    def tokens_back(self, rows: torch.Tensor, count: int) -> torch.Tensor:
+        def rest(come: torch.Tensor) -> torch.Tensor:
+            return self._later().all_there(come.index_select(0, copied))
+
+        return UnderWay(_started(x_NH.index_select(0, tokens), once.received, once.sent, once.group), rest)
+
+    def tokens_back(self, rows: torch.Tensor, count: int) -> Going:
         """The sums of the rows of each of `count` tokens, first where the rows are. `count` H."""
         once = self.once
         assert once is not None, "rows come back by themselves"
-        (tokens, copied), rows = self.tensors[-2:], self._later().back(rows)
+        (tokens, copied), rows = self.tensors[-2:], self._later().back(rows).land()
         sums = rows.new_zeros((sum(once.received), *rows.shape[1:])).index_add_(0, copied, rows)
-        back = _exchanged(sums, once.sent, once.received, once.group)
-        return back.new_zeros((count, *back.shape[1:])).index_add_(0, tokens, back)
+
+        def rest(come: torch.Tensor) -> torch.Tensor:
+            return come.new_zeros((count, *come.shape[1:])).index_add_(0, tokens, come)
+
+        return UnderWay(_started(sums, once.sent, once.received, once.group), rest)
 
     def _later(self) -> "Journey":
         """All ways but the first."""
-        return Journey(ways=self.ways[1:], tensors=(self.tensors[0], *self.tensors[3:-2]))
-
-    def back(self, rows: torch.Tensor) -> torch.Tensor:
-        """The other way."""
-        for number, way in reversed([*enumerate(self.ways)]):
-            rows = _exchanged(rows.index_select(0, self.tensors[2 + 2 * number]), way.sent, way.received, way.group)
-        return rows
+        further = self.tensors[3:] if self.once is None else self.tensors[3:-2]
+        return Journey(ways=self.ways[1:], tensors=(self.tensors[0], *further))
 
 
 def plan_journey(
@@ -179,6 +241,10 @@ def _splits(counts_nE: torch.Tensor, total: int) -> list[int]:
 
 
 def _exchanged(rows: torch.Tensor, to: list[int], of: list[int], group: dist.ProcessGroup) -> torch.Tensor:
-    incoming = rows.new_empty((sum(to), *rows.shape[1:]))
-    waiting_for(dist.all_to_all_single, incoming, rows.contiguous(), to, of, group=group)
-    return incoming
+    return _started(rows, to, of, group).land()
+
+
+def _started(rows: torch.Tensor, to: list[int], of: list[int], group: dist.ProcessGroup) -> _Leg:
+    sent, incoming = rows.contiguous(), rows.new_empty((sum(to), *rows.shape[1:]))
+    work = dist.all_to_all_single(incoming, sent, to, of, group=group, async_op=True)
+    return _Leg(work, sent, incoming)

@@ -230,7 +230,7 @@ class MicroBatchCheck(Observer):
     def _note(
         self, instruction: Instruction, slot: int, what: str, name: str, tensor: torch.Tensor, layout: Layout
     ) -> None:
-        moment = (_FORWARD, self.number, instruction.index, slot)
+        moment = (_FORWARD, self.number, instruction.index, instruction.first + slot)
         text, suspect = self._words(instruction, what), _suspect(instruction)
         kind = self.check.bound.graph.types[name]
         promised = (local_shape(kind.shape, layout, self.check.place.mesh.sizes), kind.dtype)
@@ -243,7 +243,7 @@ class MicroBatchCheck(Observer):
         self, instruction: Instruction, slot: int, what: str, tensor: torch.Tensor, layout: Layout
     ) -> None:
         last = len(instruction.operands) + len(instruction.results)
-        moment = (_BACKWARD, self.number, -instruction.index, last - slot)
+        moment = (_BACKWARD, self.number, -instruction.index, last - slot - instruction.first)
         self.check.note_gradient(
             moment, tensor, self._words(instruction, f"the gradient of {what}"), _suspect(instruction), layout
         )

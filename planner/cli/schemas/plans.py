@@ -29,6 +29,7 @@ class Choices(Strict):
     slices: int
     interleave: int
     tensor_overlap: dict[str, tuple[int, int]]
+    expert_overlap: dict[str, int]
     sequence_parallel: bool
     optimizer_sharding: str
     micro_batches: int

@@ -15,7 +15,7 @@ every strategy with them.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from costmodels import CostModelError
 from hardware_profiles import HardwareProfileError
@@ -36,7 +36,7 @@ from planner.plan.prediction.loosening import (
     with_stored,
     with_strategies,
 )
-from planner.plan.words import activations_words, table_words, tensor_overlap_words
+from planner.plan.words import activations_words, expert_overlap_words, table_words, tensor_overlap_words
 from planner.sharding.stored import StoredParameter
 
 _FITS = 1 + 1e-9
@@ -347,13 +347,15 @@ def _scheduled(start: Plan, end: Plan) -> Iterator[_Change]:
         if one != other:
             difference = Difference(name=field.replace("_", "-"), here=str(one), there=str(other))
             yield _Change(difference=difference, apply=_training(field, other))
-    overlaps = start.training.tensor_overlap, end.training.tensor_overlap
-    if overlaps[0] != overlaps[1]:
-        here, there = (tensor_overlap_words(one) for one in overlaps)
-        yield _Change(
-            difference=Difference(name="tensor-overlap", here=here, there=there),
-            apply=_training("tensor_overlap", overlaps[1]),
-        )
+    overlaps: tuple[tuple[str, Callable[[Any], str]], ...] = (
+        ("tensor_overlap", tensor_overlap_words),
+        ("expert_overlap", expert_overlap_words),
+    )
+    for field, words in overlaps:
+        one, other = getattr(start.training, field), getattr(end.training, field)
+        if one != other:
+            difference = Difference(name=field.replace("_", "-"), here=words(one), there=words(other))
+            yield _Change(difference=difference, apply=_training(field, other))
     for field in ("schedule", "slices"):
         one, other = getattr(start, field), getattr(end, field)
         if one != other:

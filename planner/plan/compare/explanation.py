@@ -16,6 +16,7 @@ from planner.plan.prediction.step import (
     GATHERED_AHEAD,
     PIPELINE_BUBBLE,
     UNCOVERED,
+    UNDER_EXCHANGE,
     UNDER_PRODUCTS,
 )
 
@@ -40,6 +41,7 @@ RESOURCE_OF = {
     UNCOVERED: "communication",
     GATHERED_AHEAD: "communication",  # less than nothing: what other blocks compute meanwhile
     UNDER_PRODUCTS: "communication",  # likewise: what its products compute meanwhile
+    UNDER_EXCHANGE: "communication",  # likewise: what runs beside experts
     COVERED: "communication",  # less than nothing, too
     PIPELINE_BUBBLE: "pipeline bubble",
 }

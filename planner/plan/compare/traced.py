@@ -10,7 +10,15 @@ from planner.plan.compare.kineto import TRACE_TERMS, TracedRun
 from planner.plan.compare.measured import RunComparison, Term
 from planner.plan.plan import Plan, Prediction
 from planner.plan.prediction.stage_cost import COMMUNICATION, GATHERING, REDUCING
-from planner.plan.prediction.step import AHEAD, COVERED, GATHERED_AHEAD, PIPELINE_BUBBLE, UNCOVERED, UNDER_PRODUCTS
+from planner.plan.prediction.step import (
+    AHEAD,
+    COVERED,
+    GATHERED_AHEAD,
+    PIPELINE_BUBBLE,
+    UNCOVERED,
+    UNDER_EXCHANGE,
+    UNDER_PRODUCTS,
+)
 
 _PARTS: Mapping[str, str] = {
     "forward": "computation",
@@ -28,6 +36,7 @@ _PARTS: Mapping[str, str] = {
     COVERED: "communication",
     GATHERED_AHEAD: "communication",
     UNDER_PRODUCTS: "communication",
+    UNDER_EXCHANGE: "communication",
     "stage transfer": "transfer",
     PIPELINE_BUBBLE: "transfer",
 }

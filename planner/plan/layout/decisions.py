@@ -60,6 +60,8 @@ def _degrees(bound: BoundPlan, found: Roles) -> Iterator[str]:
         yield "tokens once to a node"
     if plan.training.tensor_overlap:
         yield f"tensor parallelism under its products ({tensor_overlap_words(plan.training.tensor_overlap)})"
+    if plan.training.expert_overlap:
+        yield "experts exchanged under other work"
 
 
 def _operators(bound: BoundPlan, found: Roles) -> Iterator[str]:

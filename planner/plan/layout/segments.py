@@ -16,6 +16,7 @@ from hardware_profiles import Home
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.activation_offload import offloaded_activations
 from planner.plan.layout.block_gathers import BlockGather, Known, block_gathers
+from planner.plan.layout.expert_overlap import expert_overlaps_of, in_parts_order
 from planner.plan.layout.overlapped_products import Overlap, in_order, overlaps_of
 from planner.plan.layout.stage_cut import StageCut, cut_stage
 from planner.plan.layout.weight_offload import offloaded_weights, offloads_weights
@@ -83,8 +84,9 @@ def segments_of(
     used_later, found = set(results), list[Segment]()
     overlaps = overlaps_of(bound, cut.operators) if overlaps is None else overlaps
     behind = {one.at: one.early for one in overlaps if one.early}
+    experts = expert_overlaps_of(bound, overlaps, cut.operators)
     for block, run in reversed(_runs(bound, cut.operators)):
-        operators = in_order(run, behind)
+        operators = in_parts_order(in_order(run, behind), experts)
         recomputed = bound.recompute_of(block) is not None
         mentioned = _mentioned(bound, operators)
         made = {name for at in operators for name in bound.graph.operators[at].results if name is not None}

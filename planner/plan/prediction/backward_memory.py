@@ -14,6 +14,7 @@ from planner.plan.prediction.chunk_memory import (
     Section,
     Values,
 )
+from planner.plan.prediction.exchange_overlap import sent_rows
 from planner.plan.prediction.forward_memory import ForwardMemory
 from planner.plan.prediction.memory_account import Piece, Storage, moved
 from planner.pricing.parameter_price import reduced
@@ -62,8 +63,9 @@ class BackwardMemory(ForwardMemory):
         block = blocks.block_of(section.operators[0])
         assert block is not None
         again = self.replays[blocks.kinds[block]]
-        for place, at in enumerate(section.operators[: again.moves]):
-            runs = again.runs(place, self.tensors.joined(self.bound.operators[at]))
+        for at in section.operators[: again.moves]:
+            place, joined = self.bound.place_of(at), self.tensors.joined(self.bound.operators[at])
+            runs = at in self.beside or again.runs(place, joined)
             section.kept[at] = self._compute(at, inside, section, results=runs)
             if at in section.results:
                 self._release(section.results.pop(at))
@@ -103,7 +105,8 @@ class BackwardMemory(ForwardMemory):
             if self.tensors.remembers(op):
                 self._add_to_past(at, op)
             made = {place: self._gradient(op, place, given, kept) for place in graded}
-            self.account.brief(self.tensors.scratch(op), OTHER)
+            rows = sent_rows(op, self.bound.plan.mesh) if at in self.in_parts else 0.0
+            self.account.brief(self.tensors.scratch(op) + 2 * rows, OTHER)  # of results, and on their way back
             self._release([piece.storage for piece in gathered])
         self._release(kept.everything)
         self._release(given)

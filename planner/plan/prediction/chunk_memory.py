@@ -11,6 +11,8 @@ from hardware_profiles import Bytes
 from planner.graph.operator_graph import DTYPE_BYTES
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.block_gathers import BlockGather
+from planner.plan.layout.expert_overlap import expert_overlaps_of
+from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.layout.stage_cut import StageCut
 from planner.plan.layout.stage_tensors import StageTensors
 from planner.plan.prediction.memory_account import MemoryAccount, Piece, Storage, moved
@@ -114,6 +116,9 @@ class ChunkMemory:
         self.last_use = {name: at for at in running for name in graph.operators[at].operands}
         self.uses = Counter(name for at in self.cut.operators for name in graph.operators[at].operands)
         self.replays = replays(graph, blocks)
+        experts = expert_overlaps_of(self.bound, overlaps_of(self.bound), self.cut.operators)
+        self.beside = {at for one in experts for at in one.beside}
+        self.in_parts = {one.at for one in experts}
         self.pending: Counter[str] = Counter()
         self.flying: dict[tuple[int, int], tuple[list[Section], Values]] = {}
         self.now = Turn("forward", 0)

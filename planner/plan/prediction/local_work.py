@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from hardware_profiles import Flops
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.binding.slices import work_of_slices
+from planner.plan.layout.expert_overlap import beside_experts
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.prediction.charges import Phase
 from planner.pricing.liveness import replays
@@ -34,7 +35,9 @@ def local_work(bound: BoundPlan, rank: int) -> Work:
     found: defaultdict[tuple[Phase, str], Flops] = defaultdict(float)
     stages = stage_of_operators(bound)
     again = replays(graph, blocks)
-    runs = {product: one.at for one in overlaps_of(bound) for product in one.products}
+    overlaps = overlaps_of(bound)
+    beside = beside_experts(bound, overlaps)
+    runs = {product: one.at for one in overlaps for product in one.products}
     for at, op in enumerate(bound.operators):
         if bound.plan.rank_of(stages[at]) != rank or op.rule.op_class not in PRODUCTS:
             continue
@@ -46,7 +49,7 @@ def local_work(bound: BoundPlan, rank: int) -> Work:
         if block is None or bound.recompute_of(block) is None or bound.is_kept(at):
             continue
         replay, interleave = again[blocks.kinds[block]], bound.plan.training.interleave
-        if replay.runs(bound.place_of(at), joined_bytes(op.rule, op.strategy, bound.plan.mesh)):
+        if at in beside or replay.runs(bound.place_of(at), joined_bytes(op.rule, op.strategy, bound.plan.mesh)):
             found["recomputation", name] += forward
         elif bound.place_of(at) < replay.moves:  # only the last copy of a turn stops at its operands
             found["recomputation", name] += forward * (interleave - 1) / interleave

@@ -15,6 +15,7 @@ from planner.graph.blocks import IDENTITY
 from planner.graph.operator_graph import TensorType
 from planner.plan.binding.slices import earlier_keys
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
+from planner.plan.layout.expert_overlap import ExpertOverlap
 from planner.plan.layout.kept import replayed_places
 from planner.plan.layout.saved_tensor_offload import read_elsewhere
 from planner.plan.prediction.charges import UNCHARGED, Phase, Times, charge
@@ -79,6 +80,8 @@ class OperatorVisit:
         else:
             replays = self.walk.replays[bound.blocks.kinds[block]]
             self.works, self.moves = replays.runs(place, float(self.prices.joined[0])), place < replays.moves
+        if self.at in self.walk.beside:  # what comes last of their experts is made again
+            self.works = self.moves = True
 
     def work(self) -> None:
         """Seconds of its kernels, and of communication that is part of the operator."""
@@ -108,6 +111,8 @@ class OperatorVisit:
         self._send_inside()
         for one in self.walk.overlaps.get(self.at, ()):
             self.walk.products.charge(self.cost, self.chunk, one, again=self.again and self.works)
+        if self.at in self.walk.in_parts:
+            self._overlap_exchange(self.walk.in_parts[self.at])
         graph, op = self.bound.graph, self.operator.operator
         for place, name in enumerate(op.operands):
             wanted = self.operator.layouts.operands[place]
@@ -133,6 +138,8 @@ class OperatorVisit:
             memory["activations"] += self._keys_of_all_slices(self.earlier)
         transient = float(transient_bytes(self.walk.alive, self.bound.graph, self.at, self.operator.rule, prices)[0])
         transient += sum(self.walk.products.transient(one) for one in self.walk.overlaps.get(self.at, ()))
+        if self.at in self.walk.in_parts:
+            transient += self.walk.exchanges.transient(self.walk.in_parts[self.at])
         for place, name in enumerate(self.operator.operator.operands):
             if name in self.bound.parameters:
                 more, brief = self._hold_parameter(place, float(prices.operands[place][0]))
@@ -219,6 +226,18 @@ class OperatorVisit:
                 seconds = hidden * inner_seconds(rule, inner.message, mesh, cluster)
                 self.chunk.forward.add(hidden=inner.forward * seconds)
                 self.chunk.backward.add(hidden=(inner.backward + (inner.forward if repeats else 0)) * seconds)
+
+    def _overlap_exchange(self, one: ExpertOverlap) -> None:
+        """What its exchange takes less that runs under other work, in each pass. A host that has launched it launches
+        that work."""
+        saved = self.walk.exchanges.saves(one)
+        again = self.walk.exchanges.saves_again(one) if self.again and self.works else 0.0
+        self.chunk.forward.add(waits=-saved.forward, exchanged=saved.forward)
+        self.chunk.backward.add(waits=-saved.backward - again, exchanged=saved.backward + again)
+        if self.walk.hosted and not self.walk.counted:
+            number = self.walk.chunk_of[self.at]
+            for name, seconds in (("forward", saved.forward), ("backward", saved.backward + again)):
+                self.cost.launches[number, self.block, name].add(0.0, 0.0, 0.0, -seconds)
 
     def _bring(self, name: str, made: Duplex, wanted: Duplex) -> None:
         """A value from the layouts in which it is made, and its gradient back."""

@@ -36,6 +36,7 @@ from planner.plan.prediction.step import (
     GATHERED_AHEAD,
     PIPELINE_BUBBLE,
     UNCOVERED,
+    UNDER_EXCHANGE,
     UNDER_PRODUCTS,
     step_of,
 )
@@ -120,6 +121,9 @@ def _assemble(
     products = m * sum(one.under_products for one in passes)
     if products:
         time.append((UNDER_PRODUCTS, -products))
+    exchanged = m * sum(one.exchanged for one in passes)
+    if exchanged:
+        time.append((UNDER_EXCHANGE, -exchanged))
     if hides(cluster) or under:
         time.append((UNCOVERED, step.uncovered))
     if plan.training.interleave > 1:

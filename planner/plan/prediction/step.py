@@ -65,6 +65,9 @@ UNDER_PRODUCTS = "tensor parallelism under computation"
 """Collectives of tensor parallelism that travel in chunks while their products compute; negative, or what the chunks
 cost where they do not pay."""
 
+UNDER_EXCHANGE = "exchange of experts under computation"
+"""Rows on their way to experts and back while others compute; negative."""
+
 AHEAD = "launches ahead"
 """What a host saves that launches the operators of a block while longer kernels before them still run; negative."""
 
@@ -115,7 +118,8 @@ class PassCost:
     takes, where the plan interleaves micro-batches. `grows` is what a slice takes more than the one before it,
     `transfers` what of `waits` comes from the stage before, or back from the one behind. Charged all the same are of
     `hidden` so many seconds `beside`, offloaded activations and weights on their way, and `gathered`, weights and
-    gradients of a block on theirs; so many are in the sums and not in `waits`, as they go `under_products`."""
+    gradients of a block on theirs; so many are in the sums and not in `waits`, as they go `under_products`, or are
+    `exchanged` with experts under other work."""
 
     work: float = 0.0
     waits: float = 0.0
@@ -126,6 +130,7 @@ class PassCost:
     beside: float = 0.0
     gathered: float = 0.0
     under_products: float = 0.0
+    exchanged: float = 0.0
     operators: list[tuple[float, float]] = field(default_factory=list)
 
     def add(
@@ -136,12 +141,14 @@ class PassCost:
         hidden: float = 0.0,
         sent: float = 0.0,
         under_products: float = 0.0,
+        exchanged: float = 0.0,
     ) -> None:
         self.work += work
         self.waits += waits
         self.hidden += hidden
         self.sent += sent
         self.under_products += under_products
+        self.exchanged += exchanged
 
     def bring(self, seconds: float, *, waits: bool) -> None:
         """Something offloaded leaves or comes: the pass waits for it, or computes meanwhile."""

@@ -17,6 +17,7 @@ from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.binding.slices import work_of_slices
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
+from planner.plan.layout.expert_overlap import ExpertOverlap, expert_overlaps_of
 from planner.plan.layout.offloaded import tables_on_hosts, visiting_order
 from planner.plan.layout.overlapped_products import Overlap, overlaps_of
 from planner.plan.layout.parameter_owners import Owner, owners_of, pushes_of
@@ -26,6 +27,7 @@ from planner.plan.layout.stage_cut import crossing_values
 from planner.plan.layout.weight_offload import block_of_offloaded
 from planner.plan.prediction.charges import UNCHARGED, Phase, Times, charge
 from planner.plan.prediction.coalesced_collectives import Together
+from planner.plan.prediction.exchange_overlap import ExchangeOverlap
 from planner.plan.prediction.operator_visit import OperatorVisit
 from planner.plan.prediction.product_overlap import ProductOverlap
 from planner.plan.prediction.repeated_blocks import BlockSums
@@ -102,7 +104,7 @@ class Walk:
         self._routes: dict[tuple[str, int, int, int], _Routed] = {}
         self._made: dict[str, Duplex] = {}
         self._gradients: dict[tuple[int, str], TensorType] = {}
-        self.products = ProductOverlap(walk=self)
+        self.products, self.exchanges = ProductOverlap(walk=self), ExchangeOverlap(walk=self)
         self.begin(self.bound, self.stages, self.known_overlaps)
 
     def begin(
@@ -125,6 +127,9 @@ class Walk:
         for one in overlaps:
             self.overlaps.setdefault(one.at, []).append(one)
         self.runs = {at: bound.operators[one.at].operator.name for one in overlaps for at in one.early}
+        experts = expert_overlaps_of(bound, overlaps)
+        self.in_parts: dict[int, ExpertOverlap] = {one.at: one for one in experts}
+        self.beside = frozenset(at for one in experts for at in one.beside)
         self.segments = {
             at: segment
             for stage, segments in enumerate(stages)

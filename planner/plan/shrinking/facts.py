@@ -197,6 +197,7 @@ def _settings(bound: BoundPlan) -> Iterator[str]:
         (training.interleave > 1, lambda: "interleaved micro-batches"),
         (training.tokens_once, lambda: "tokens once to a node"),
         (bool(training.tensor_overlap), lambda: "tensor parallelism under its products"),
+        (bool(training.expert_overlap), lambda: "experts exchanged under other work"),
         (bool(training.fp8), lambda: f"fp8 {training.fp8.recipe}"),
         (training.imbalance != EVEN, lambda: "experts priced for an uneven load"),
         (plan.virtual_stages > 1, lambda: "virtual stages"),

@@ -10,7 +10,7 @@ plan is legal is checked like that of any plan. Nothing is claimed about what it
 compared (`planner.plan.shrinking.coverage`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hardware_profiles import Cluster, HardwareProfileError, Machine, parts_of
@@ -23,7 +23,8 @@ from planner.models.smaller import Depth, SmallerModel, depth_of, smaller_model
 from planner.models.zoo import BuiltModel, build_model
 from planner.plan.binding.bind import BoundPlan, bind, prepare
 from planner.plan.binding.machine import cluster_reference
-from planner.plan.layout.overlapped_products import in_chunks, name_of, possible_overlaps
+from planner.plan.layout.expert_overlap import expert_overlap_name, possible_expert_overlaps
+from planner.plan.layout.overlapped_products import in_chunks, name_of, overlaps_of, possible_overlaps
 from planner.plan.outline import model_reference
 from planner.plan.plan import MOST_CHUNKS, PRECISIONS, Group, Plan, Prediction, Stage, Training
 from planner.plan.shrinking.kept_blocks import kept_of_stages, signatures
@@ -185,6 +186,7 @@ def _training(training: Training, numbers: SmallNumbers, precision: str) -> Trai
         interleave=numbers.interleave,
         precision=precision,
         tensor_overlap=(),  # its operators and chunks are those of the large model (`_overlapped`)
+        expert_overlap=(),
         update=_update(training.update),
         fp8=training.fp8 if precision == training.precision else NO_FP8,
     )
@@ -199,11 +201,22 @@ def _overlapped(bound: BoundPlan, training: Training, graph: OperatorGraph, batc
             tried = ((min(named[name][0], most), min(named[name][1], most)) for most in (MOST_CHUNKS, 2, 1))
             chunks = next((chunks for chunks in tried if in_chunks(one, bound, chunks) is not None), None)
             found |= {} if chunks is None else {name: chunks}
-    if not found:
-        return bound
-    chosen = tuple((name, *chunks) for name, chunks in sorted(found.items()))
-    plan = replace(bound.plan, training=replace(bound.plan.training, tensor_overlap=chosen))
-    return bind(plan, graph, batch)
+    if found:
+        chosen = tuple((name, *chunks) for name, chunks in sorted(found.items()))
+        plan = replace(bound.plan, training=replace(bound.plan.training, tensor_overlap=chosen))
+        bound = bind(plan, graph, batch)
+    return _exchanged(bound, dict(training.expert_overlap))
+
+
+def _exchanged(bound: BoundPlan, named: Mapping[str, int]) -> BoundPlan:
+    """The small plan with the exchanges of experts under other work that the large one has."""
+    found = dict[str, int]()
+    for at, beside in possible_expert_overlaps(bound, overlaps_of(bound)) if named else ():
+        name = expert_overlap_name(at, bound)
+        if name in named:
+            found[name] = min(named[name], len(beside))
+    training = replace(bound.plan.training, expert_overlap=tuple(sorted(found.items())))
+    return replace(bound, plan=replace(bound.plan, training=training))
 
 
 _BUCKET = 2**14

@@ -27,6 +27,7 @@ from planner.sharding.update import AUTO_BUCKETS, EACH, NO_BUCKETS, Update
 from planner.strategy_search.engine.assemble import assembly, groups_of, input_layouts, stages_of
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
+from planner.strategy_search.engine.exchange_overlap import with_expert_overlap
 from planner.strategy_search.engine.outcome import RankFilling
 from planner.strategy_search.engine.product_overlap import (
     ChunksError,
@@ -220,7 +221,8 @@ class Finalists:
         return overlapped
 
     def overlapped(self, ranked: Ranked) -> Ranked:
-        """A result whose tensor parallelism communicates under its products, where that is faster or asked for."""
+        """A result whose tensor parallelism communicates under its products, and whose experts under other work, where
+        that is faster or asked for."""
         if id(ranked) not in self._overlapped:
             self._overlapped[id(ranked)] = self._with_overlap(ranked)
         return self._overlapped[id(ranked)].overlapped
@@ -234,6 +236,7 @@ class Finalists:
         with contextlib.suppress(LimitError):
             machine, limits = self.engine.machine(ranked.configuration), self._limits(ranked.configuration)
             bound, missing = with_tensor_overlap(ranked.bound, self.request.pinned, machine, limits)
+            bound = with_expert_overlap(bound, self.request.pinned, machine, limits)
             bound = replace(bound, plan=proved(bound.plan, self.bound, covered=self.covered))
             configuration = replace(ranked.configuration, schedule=bound.plan.schedule)
             return _WithOverlap(ranked, replace(ranked, bound=bound, configuration=configuration), missing)

@@ -166,6 +166,8 @@ class Pinned:
         slices: parts of the sequence that a stage takes one after the other ("seqpipe"); None and 0 as for
             `interleave`.
         tensor_overlap: chunks in which collectives of tensor parallelism run under their products; 1 waits for them.
+        expert_overlap: whether the exchange of experts runs under other work: wherever it can, or nowhere; None where
+            that saves time.
             None tries some on the best plan, but on CPUs; 0 there, too.
         data, context, tensor: degrees of parallelism. With any of these, or of the next five, every axis of the mesh
             has one purpose for all operators ("manual mode"); the product of all degrees is the device count.
@@ -203,6 +205,7 @@ class Pinned:
     interleave: int | None = None
     slices: int | None = None
     tensor_overlap: int | None = None
+    expert_overlap: bool | None = None
     data: int | None = None
     context: int | None = None
     tensor: int | None = None

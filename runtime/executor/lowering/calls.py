@@ -58,7 +58,7 @@ class Text:
 def special(bound: BoundPlan, instruction: Instruction, *, recomputed: bool) -> bool:
     """Whether something goes on around an operator beside its call, or its call is none of a form."""
     call = instruction.call
-    if not isinstance(call, FormCall):
+    if not isinstance(call, FormCall) or instruction.part is not None:
         return True
     gathers = any(o.weight and o.transfer is not None and o.transfer.gathers for o in instruction.operands)
     return (

@@ -161,8 +161,8 @@ def test_the_main_job_as_json(folder: Path) -> None:
         "global_batch", "precision", "optimizer", "update", "step_seconds", "objective_seconds", "low_seconds",
         "high_seconds", "peak_bytes", "high_peak_bytes", "capacity_bytes",
         "tokens_per_second_per_device", "samples_per_second", "model_flops_utilisation", "degrees",
-        "virtual_stages", "schedule", "slices", "interleave", "tensor_overlap", "sequence_parallel",
-        "optimizer_sharding",
+        "virtual_stages", "schedule", "slices", "interleave", "tensor_overlap", "expert_overlap",
+        "sequence_parallel", "optimizer_sharding",
         "micro_batches", "recomputation", "offload", "mesh",
         "time_seconds", "memory_bytes", "offloaded_bytes", "objective", "search", "plans", "explanation", "plan_file",
     ]  # fmt: skip

@@ -1,0 +1,146 @@
+"""Experts whose exchange runs under other work: which operators of a block run while rows are on their way.
+
+    x ─> router ─> depart ──────────────> compute ──────────> arrive ─> sum       rows set out, have come, results come
+     └───────────────────> gate, up, silu ───────────> down ───────────┘          shared experts, or whatever is there
+                              `there`                  `back`
+
+What neither makes what the experts read nor reads what they make is *beside* them. A plan names the experts whose
+exchange is overlapped, by the operator in the first block of its kind, and says how many of the operators beside them,
+in their order, run while rows go to their experts; the others run while the results come back
+(`Training.expert_overlap`). In the backward pass everything goes the other way round, and the gradients of the experts'
+own weights are computed while those of their rows are on their way. So experts overlap that have nothing beside them,
+too. Over several axes it is the outermost whose messages are overlapped, the slowest.
+
+Everything else follows, so that prices, audits and the runtime agree. There are none of experts whose results a
+recomputed block keeps; in such a block nothing is beside them that is not computed again. Operators that run in one
+with a collective of tensor parallelism (`planner.plan.layout.overlapped_products`) are where that is.
+
+Rajbhandari et al. 2022 (DeepSpeed-MoE, arXiv 2201.05596); DeepSeek-AI 2024 (arXiv 2412.19437, section 3.2.1).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.errors import PlanFileError
+from planner.plan.binding.bind import BoundOperator, BoundPlan
+from planner.plan.layout.overlapped_products import Overlap, in_order
+from planner.pricing.liveness import replays
+from planner.sharding.rule import FactorKind
+
+OP_CLASS = "experts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertOverlap:
+    """Experts, by their operator, and the operators that run while their rows are on the way `there` and `back`."""
+
+    at: int
+    there: tuple[int, ...] = ()
+    back: tuple[int, ...] = ()
+
+    @property
+    def beside(self) -> tuple[int, ...]:
+        """All operators that run meanwhile."""
+        return (*self.there, *self.back)
+
+
+def expert_overlaps_of(
+    bound: BoundPlan, overlaps: Sequence[Overlap], operators: Iterable[int] | None = None
+) -> tuple[ExpertOverlap, ...]:
+    """Those that a plan has, all or those of some operators, beside its `overlaps` of tensor parallelism.
+
+    Raises PlanFileError for one of all that it names and cannot have.
+    """
+    named = dict(bound.plan.training.expert_overlap)
+    if not named:
+        return ()
+    found, missing = list[ExpertOverlap](), set(named)
+    for at, beside in possible_expert_overlaps(bound, overlaps, operators):
+        name = expert_overlap_name(at, bound)
+        if name in named and named[name] <= len(beside):
+            missing.discard(name)
+            found.append(ExpertOverlap(at=at, there=beside[: named[name]], back=beside[named[name] :]))
+    if missing and operators is None:
+        name = min(missing)
+        raise PlanFileError(
+            f"training.expert_overlap: '{name}' has no experts whose exchange runs under other work, or fewer than"
+            f" {named[name]} operators beside them; leave it out, or write 0"
+        )
+    return tuple(found)
+
+
+def beside_experts(bound: BoundPlan, overlaps: Sequence[Overlap]) -> frozenset[int]:
+    """The operators of a plan that run while rows are on their way, beside its `overlaps` of tensor parallelism. A
+    recomputed block computes them again, as the end of their experts, which keeps something, comes behind them."""
+    return frozenset(at for one in expert_overlaps_of(bound, overlaps) for at in one.beside)
+
+
+def possible_expert_overlaps(
+    bound: BoundPlan, overlaps: Sequence[Overlap], operators: Iterable[int] | None = None
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """All that a plan could have, or those of some operators: experts, and what is beside them in its order."""
+    behind = {one.at: one.early for one in overlaps if one.early}
+    for at in range(len(bound.operators)) if operators is None else operators:
+        if exchanges(bound.operators[at], bound.plan.mesh.sizes) and not bound.is_kept(at):
+            yield at, tuple(_beside(bound, at, behind))
+
+
+def expert_overlap_name(at: int, bound: BoundPlan) -> str:
+    """What a plan calls the overlap of these experts."""
+    return bound.graph.operators[bound.blocks.template(at)].name
+
+
+def exchanges(operator: BoundOperator, sizes: Sequence[int]) -> bool:
+    """Whether an operator has experts, and sends rows to them."""
+    rule, strategy = operator.rule, operator.strategy
+    return rule.op_class == OP_CLASS and any(
+        choice is not None and rule.factors[choice].kind is FactorKind.EXCHANGE and size > 1
+        for choice, size in zip(strategy, sizes, strict=True)
+    )
+
+
+def in_parts_order(operators: Sequence[int], overlaps: Iterable[ExpertOverlap]) -> tuple[int, ...]:
+    """Operators as they run: those beside experts right behind where their rows depart."""
+    following = {one.at: one.beside for one in overlaps}
+    moved = {at for beside in following.values() for at in beside}
+    return tuple(one for at in operators if at not in moved for one in (at, *following.get(at, ())))
+
+
+def _beside(bound: BoundPlan, at: int, behind: Mapping[int, Sequence[int]]) -> Iterator[int]:
+    """What neither makes what these experts read nor reads what they make, in their block."""
+    block = bound.blocks.block_of(at)
+    if block is None or bound.plan.training.interleave > 1:  # others compute meanwhile
+        return
+    inside, stop = bound.blocks.operators(block), bound.blocks.borders[block + 1]
+    if bound.recompute_of(block) is not None:  # only what is computed again
+        replay = replays(bound.graph, bound.blocks)[bound.blocks.kinds[block]]
+        stop = inside.start + replay.moves
+    tied = _before(bound, at, inside) | _after(bound, at, inside)
+    at_once = {one: identity for identity, products in behind.items() for one in products}
+    for one in in_order(inside, {key: behind[key] for key in inside if key in behind}):
+        if one != at and one not in tied and one < stop and at_once.get(one, one) not in tied:
+            yield one
+
+
+def _before(bound: BoundPlan, at: int, inside: range) -> set[int]:
+    """What makes what an operator reads."""
+    found, waiting = set[int](), [at]
+    while waiting:
+        for name in bound.graph.operators[waiting.pop()].operands:
+            maker = bound.graph.producer.get(name)
+            if maker is not None and maker in inside and maker not in found:
+                found.add(maker)
+                waiting.append(maker)
+    return found
+
+
+def _after(bound: BoundPlan, at: int, inside: range) -> set[int]:
+    """What reads what an operator makes."""
+    found, waiting = set[int](), [at]
+    while waiting:
+        for name in bound.graph.operators[waiting.pop()].results:
+            for use in bound.graph.consumers.get(name or "", ()):
+                if use in inside and use not in found:
+                    found.add(use)
+                    waiting.append(use)
+    return found

@@ -1,0 +1,115 @@
+"""What an exchange of experts takes that runs under other work (`planner.plan.layout.expert_overlap`).
+
+It is charged in full, as if everything waited. What runs meanwhile covers as much of it as it takes itself, way by way;
+that is taken from what the pass waits for:
+
+    forward    min(r + w, there) + min(r, back)                  r  rows, w  their weights, on the outermost axis
+    backward   min(r, back') + min(r + w, there' + gradients of the experts' own weights)
+
+`there` and `back` are the seconds of the kernels beside, forward and backward ('). What these send themselves covers
+nothing. An axis inside of the outermost is waited for.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from hardware_profiles import Bytes, Seconds
+from planner.plan.binding.bind import BoundOperator
+from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
+from planner.plan.layout.expert_overlap import ExpertOverlap
+from planner.pricing.operator_price import InnerMessage, inner_messages, inner_seconds
+from planner.sharding.mesh import Mesh
+
+if TYPE_CHECKING:
+    from planner.plan.prediction.walk import Walk
+
+_MATRICES = (3, 4, 5)
+"""Where gate, up and down stand among the operands of experts."""
+
+
+class Ways(NamedTuple):
+    """Seconds of rows on the outermost axis, and of rows with their weights: rows alone come back forward, and set out
+    backward."""
+
+    rows: Seconds
+    weighted: Seconds
+
+
+class Saved(NamedTuple):
+    """Seconds of each pass."""
+
+    forward: Seconds
+    backward: Seconds
+
+
+def rows_of(operator: BoundOperator, mesh: Mesh) -> list[InnerMessage]:
+    """Messages of rows, and of their weights, on the outermost axis; what is sent forward alone says how many rows
+    come."""
+    found = inner_messages(operator.rule, operator.strategy, mesh)
+    axes = [one.message.axis for one in found if one.message.axis is not None]
+    return [one for one in found if one.message.axis == min(axes) and one.backward]
+
+
+def sent_rows(operator: BoundOperator, mesh: Mesh) -> Bytes:
+    """Bytes of the rows of experts on their way."""
+    return max(one.message.nbytes for one in rows_of(operator, mesh))
+
+
+@dataclass(kw_only=True)
+class ExchangeOverlap:
+    """Prices overlaps on a walk. Keeps what rows take."""
+
+    walk: "Walk"
+    _known: dict[tuple[int, object], tuple[Ways, object]] = field(default_factory=dict)
+
+    def saves(self, one: ExpertOverlap) -> Saved:
+        """Seconds that an overlap saves forward and backward."""
+        ways = self.ways(one.at)
+        own = self._backward((one.at,)) - self._backward((one.at,), without=_MATRICES)
+        return Saved(
+            forward=min(ways.weighted, self._forward(one.there)) + min(ways.rows, self._forward(one.back)),
+            backward=min(ways.rows, self._backward(one.back)) + min(ways.weighted, self._backward(one.there) + own),
+        )
+
+    def saves_again(self, one: ExpertOverlap) -> Seconds:
+        """Seconds that it saves where the block is computed again, under what is not kept of it."""
+        there, back = ([at for at in some if not self.walk.bound.is_kept(at)] for some in (one.there, one.back))
+        ways = self.ways(one.at)
+        return min(ways.weighted, self._forward(there)) + min(ways.rows, self._forward(back))
+
+    def transient(self, one: ExpertOverlap) -> Bytes:
+        """Bytes of rows that are sent and come while others run, beside the most that these take for a moment, and of
+        gradients of results that wait for those of the matrices."""
+        operators = self.walk.bound.operators
+        prices = [self.walk.price(operators[at], counted=False) for at in one.beside]
+        others = max((float(price.transient[0]) for price in prices), default=0.0)
+        return others + 2 * sent_rows(operators[one.at], self.walk.bound.plan.mesh)
+
+    def ways(self, at: int) -> Ways:
+        """What the rows of experts take on the outermost of their axes."""
+        operator = self.walk.bound.operators[at]
+        key = (id(operator.rule), operator.strategy)
+        if key not in self._known:
+            mesh, cluster = self.walk.bound.plan.mesh, self.walk.cluster
+            messages = rows_of(operator, mesh)
+            sent = [(inner_seconds(operator.rule, one.message, mesh, cluster), one.forward) for one in messages]
+            found = Ways(
+                rows=sum(seconds for seconds, times in sent if times > 1),  # there and back
+                weighted=sum(seconds for seconds, _ in sent),
+            )
+            self._known[key] = (found, operator.rule)
+        return self._known[key][0]
+
+    def _forward(self, operators: Sequence[int]) -> Seconds:
+        bound = self.walk.bound
+        return sum(float(self.walk.price(bound.operators[at], counted=False).forward[0]) for at in operators)
+
+    def _backward(self, operators: Sequence[int], without: tuple[int, ...] = ()) -> Seconds:
+        """Without the gradients of some operands, and those that are deferred."""
+        bound, found = self.walk.bound, 0.0
+        for at in operators:
+            later = deferred_weight_gradients(bound, at) if self.walk.defers else ()
+            price = self.walk.price(bound.operators[at], without=(*without, *later), counted=False)
+            found += float(price.backward[0])
+        return found

@@ -1,0 +1,93 @@
+"""Experts in three parts, between which others of their block run: instructions that stand apart.
+
+    router   depart   shared gate, up, silu   compute   shared down   arrive   sum
+                └─ rows on their way ─────────┘  └─ results ──────────┘
+
+Which operators run between them is told by `planner.plan.layout.expert_overlap`, what the parts do by
+`runtime.ops.experts`. Each has the operands of its own, in the layouts of the operator; only the last makes a result.
+What goes from one to the next is with the micro-batch.
+"""
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import torch
+
+from planner.plan.layout.expert_overlap import ExpertOverlap
+from runtime.ops.experts import ExpertsCall, SplitExperts
+from runtime.ops.local_language import splitting_experts
+from runtime.ops.local_ops import FormCall
+from runtime.ops.shard import Shard
+
+if TYPE_CHECKING:
+    from runtime.executor.instruction import Instruction
+
+TENSORS = 6
+"""Tokens, weights and numbers of their experts; gate, up and down."""
+
+ROUTED = 3
+"""Those of them that depart."""
+
+Part: TypeAlias = Literal["depart", "compute", "arrive"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsPart:
+    """One part of an operator with experts, number `at` of the graph."""
+
+    part: Part
+    at: int
+    split: SplitExperts
+
+    def run(
+        self, under_way: MutableMapping[int, ExpertsCall], operands: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor]:
+        """Run it for the micro-batch whose calls are `under_way`; its results, if it makes any."""
+        if self.part == "depart":
+            call = under_way[self.at] = ExpertsCall(self.split, beside=True)
+            call.depart(*operands)
+            return ()
+        if self.part == "compute":
+            under_way[self.at].compute(operands)
+            return ()
+        return (under_way.pop(self.at).arrive(),)
+
+
+def in_parts(
+    instructions: dict[int, "Instruction"], overlaps: Sequence[ExpertOverlap]
+) -> Mapping[int, tuple["Instruction", ...]]:
+    """Take the experts among the instructions apart: the first part takes the place of the whole; returned are the
+    others, behind the operator that runs before them."""
+    behind: dict[int, tuple[Instruction, ...]] = {}
+    for one in overlaps:
+        whole = instructions[one.at]
+        instructions[one.at] = _part(whole, "depart")
+        before = one.at
+        parts: tuple[tuple[Part, tuple[int, ...]], ...] = (("compute", one.there), ("arrive", one.back))
+        for part, beside in parts:
+            before = beside[-1] if beside else before
+            behind[before] = (*behind.get(before, ()), _part(whole, part))
+    return behind
+
+
+def _part(whole: "Instruction", part: Part) -> "Instruction":
+    call, layouts = whole.call, whole.bound.layouts
+    assert isinstance(call, FormCall), "experts run as a form"
+    shard: Shard = call.form.args[0]  # type: ignore[attr-defined]
+    first, end = {"depart": (0, ROUTED), "compute": (ROUTED, TENSORS), "arrive": (TENSORS, TENSORS)}[part]
+    operands = whole.operands[first:end]
+    results = whole.results if part == "arrive" else ()
+    named = {operand.name for operand in operands} | {promise[0] for promise in results if promise is not None}
+    own = replace(layouts, operands=layouts.operands[first:end], results=layouts.results if results else ())
+    return replace(
+        whole,
+        bound=replace(whole.bound, layouts=own),
+        operands=operands,
+        results=results,
+        last=tuple(name for name in whole.last if name in named),
+        part=ExpertsPart(
+            part=part, at=whole.index, split=splitting_experts(shard, *call.arguments[TENSORS:], **call.keywords)
+        ),
+        first=first,
+    )

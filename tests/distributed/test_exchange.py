@@ -1,0 +1,81 @@
+"""Experts that are exchanged under other work, on real ranks: loss and gradients are those of the unsharded model,
+whatever runs meanwhile, and both executors agree to the bit."""
+
+from typing import Any
+
+import pytest
+
+from tests.long_lists import rarely
+
+FULL = {"recomputation": "full"}
+SELECTIVE = {"recomputation": "selective"}
+TWO = {"micro_batches": 2}
+PIPELINE = {"stages": (1, 1), "micro_batches": 2}
+TOLERANCE = 1e-5
+
+PAIRS: list[tuple[str, str, tuple[int, ...], int, dict[str, Any]]] = [
+    ("mixture", "samples", (2, 1), 3, FULL),
+    *rarely(
+        [
+            ("mixture", "samples", (2, 1), 4, {}),
+            ("balanced", "samples", (2, 1), 0, {**TWO, **SELECTIVE}),
+            ("capped", "samples", (2, 1), 1, FULL),
+            ("mixture", "folded", (1, 2), 4, {"chunks": 1}),
+            ("mixture", "zero3", (2, 1), 3, {"gathers": "ahead"}),
+        ]
+    ),
+]
+FOURS: list[tuple[str, str, tuple[int, ...], int, dict[str, Any]]] = [
+    ("mixture", "samples", (2, 2), 3, {"once": True, **FULL}),
+    *rarely(
+        [
+            ("mixture", "zero3", (2, 2), 3, {"gathers": "ahead", **FULL}),
+            ("mixture", "tensor inside", (2, 2), 4, {"chunks": 2}),
+            ("mixture", "folded", (2, 2), 99, {}),
+            ("deepseek", "samples", (2, 2), 3, {}),
+            ("mixture", "alone and exchanged", (2, 2), 2, SELECTIVE),
+            ("mixture", "samples", (2, 1), 3, PIPELINE),
+            ("mixture", "samples", (2, 1), 3, {**PIPELINE, "schedule": "zb_h1"}),
+            ("mixture", "samples", (2, 1), 3, {**PIPELINE, "schedule": "zb_h1", **FULL}),
+            ("capped", "tensor inside", (2, 2), 2, SELECTIVE),
+            ("balanced", "zero3", (2, 2), 0, FULL),
+        ]
+    ),
+]
+
+
+def held(answers: list[Any]) -> None:
+    for lowered, general, count in answers:
+        assert max(lowered, general) < TOLERANCE
+        assert lowered == general
+        assert count
+
+
+@pytest.mark.parametrize(("model", "way", "sizes", "there", "settings"), PAIRS, ids=str)
+def test_two(pair, model: str, way: str, sizes: tuple[int, ...], there: int, settings: dict) -> None:
+    held(pair.run("tasks_exchange", "parity", model, way, sizes, there, settings))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("model", "way", "sizes", "there", "settings"), FOURS, ids=str)
+def test_four(pool, model: str, way: str, sizes: tuple[int, ...], there: int, settings: dict) -> None:
+    held(pool.run("tasks_exchange", "parity", model, way, sizes, there, settings))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("settings", [FULL, *rarely([{}])], ids=str)
+def test_steps_weights_and_evaluation_are_those_without(pair, settings: dict) -> None:
+    """And who compares all operators over ranks in the first step finds what each of them promises."""
+    for worst, checked in pair.run("tasks_exchange", "trained", "mixture", "samples", (2, 1), 3, settings):
+        assert worst < TOLERANCE
+        assert checked
+
+
+@pytest.mark.thorough
+def test_others_compute_while_rows_are_on_their_way(pair) -> None:
+    """There the first products of shared experts, back the last; backward those in turn, and gradients of weights."""
+    for forward, backward in pair.run("tasks_exchange", "order", "mixture", "samples", (2, 1), 4):
+        assert " ".join(forward).count("go work come") == " ".join(forward).count("go"), forward
+        assert " ".join(backward).count("go work come") == " ".join(backward).count("go"), backward
+        assert "go" in forward
+        assert "go" in backward

@@ -1,0 +1,122 @@
+"""Experts are exchanged under other work where that pays, and no more is saved than is sent, or than runs meanwhile."""
+
+from dataclasses import replace
+
+import pytest
+
+import planner
+from costmodels import collective_time
+from hardware_profiles import Cluster
+from planner.errors import PlanFileError, RequestError
+from planner.plan.binding.bind import BoundPlan, bind
+from planner.plan.file import dump_plan, parse_plan
+from planner.plan.layout.expert_overlap import ExpertOverlap, expert_overlaps_of, possible_expert_overlaps
+from planner.plan.layout.overlapped_products import overlaps_of
+from planner.plan.layout.segments import segments_by_stage
+from planner.plan.prediction.predict import predict
+from planner.plan.prediction.step import UNDER_EXCHANGE
+from planner.plan.prediction.walk import walks_of
+from planner.strategy_search.engine.exchange_overlap import best_expert_overlaps, with_expert_overlap
+from planner.strategy_search.request.space import Pinned
+from tests.distributed import plans
+from tests.distributed.dividing import by_hand
+from tests.refusals import refused
+from tests.unit.search.cases import cluster_of
+
+ENDLESS = (float("inf"),)
+
+
+def bound_of(**settings: object) -> BoundPlan:
+    """Two blocks of four experts over two devices, with an MLP that all tokens pass."""
+    plan = by_hand("samples", "mixture", plans.mesh_of(2, 1), **settings)
+    return bind(plan, plans.traced("mixture"), plans.BATCH)
+
+
+def overlapped(bound: BoundPlan, **pinned: object) -> BoundPlan:
+    return with_expert_overlap(bound, Pinned(**pinned), cluster_of("cpu", 2), ENDLESS)  # type: ignore[arg-type]
+
+
+def test_the_step_is_shorter_by_what_is_saved() -> None:
+    waits, cluster = bound_of(), cluster_of("cpu", 2)
+    waits = replace(waits, plan=replace(waits.plan, prediction=predict(waits, cluster)))
+    found = overlapped(waits, expert_overlap=True).plan
+    time = dict(found.prediction.time)
+    assert sum(time.values()) == pytest.approx(found.prediction.step_seconds)
+    assert 0 < -time[UNDER_EXCHANGE] < time["communication"]
+    assert found.prediction.peak_bytes >= waits.plan.prediction.peak_bytes
+    saved = waits.plan.prediction.step_seconds - found.prediction.step_seconds
+    assert saved == pytest.approx(-time[UNDER_EXCHANGE])
+    assert overlapped(waits, expert_overlap=False).plan == waits.plan
+
+
+def test_no_way_saves_more_than_it_takes_or_than_runs_meanwhile() -> None:
+    bound, cluster = bound_of(), cluster_of("cpu", 2)
+    (walk,) = {id(walk): walk for walk in walks_of(bound, cluster)}.values()
+    at, beside = next(iter(possible_expert_overlaps(bound, ())))
+    ways = walk.exchanges.ways(at)
+    hidden = bound.graph.types[bound.graph.operators[at].operands[0]]
+    nbytes = hidden.nbytes / 2 * 2  # tokens of a device of two, as rows of two experts each
+    assert ways.rows == pytest.approx(float(collective_time("all_to_all", nbytes, cluster.group(2, 1))), rel=0.01)
+    assert ways.rows < ways.weighted < 2 * ways.rows
+    nothing = walk.exchanges.saves(ExpertOverlap(at=at))
+    assert nothing.forward == 0
+    assert 0 < nothing.backward <= ways.weighted  # under gradients of the experts' own weights
+    for count in range(len(beside) + 1):
+        saved = walk.exchanges.saves(ExpertOverlap(at=at, there=beside[:count], back=beside[count:]))
+        assert 0 < saved.forward <= ways.rows + ways.weighted
+        assert nothing.backward <= saved.backward <= ways.rows + ways.weighted
+    ((name, best),) = best_expert_overlaps(bound, cluster)
+    assert name == bound.graph.operators[at].name
+    assert 0 <= best <= len(beside)
+
+
+def test_what_is_beside_experts_is_their_shared_part() -> None:
+    bound = bound_of()
+    for at, beside in possible_expert_overlaps(bound, overlaps_of(bound)):
+        names = [bound.graph.operators[one].name.rpartition(".")[2] for one in beside]
+        assert [name for name in names if name.endswith("linear")] == [
+            f"{one}_proj/linear" for one in ("gate", "up", "down")
+        ]
+        assert at not in beside
+
+
+def test_a_block_runs_what_is_beside_its_experts_behind_their_departure() -> None:
+    bound = overlapped(bound_of(), expert_overlap=True)
+    (segments,) = segments_by_stage(bound)
+    order = [at for segment in segments for at in segment.operators]
+    assert sorted(order) == list(range(len(bound.operators)))
+    for one in expert_overlaps_of(bound, ()):
+        place = order.index(one.at)
+        assert tuple(order[place + 1 : place + 1 + len(one.beside)]) == one.beside
+
+
+def test_a_plan_comes_back_from_its_file_and_what_it_names_must_be_there() -> None:
+    bound = overlapped(bound_of(), expert_overlap=True)
+    plan = bound.plan
+    assert plan.training.expert_overlap
+    assert parse_plan(dump_plan(plan)).training == plan.training
+    ((name, _),) = plan.training.expert_overlap
+    for wrong in (("model.norm/rms_norm", 0), (name, 99)):
+        changed = replace(plan, training=replace(plan.training, expert_overlap=(wrong,)))
+        with pytest.raises(PlanFileError, match=r"training\.expert_overlap"):
+            expert_overlaps_of(bind(changed, plans.traced("mixture"), plans.BATCH), ())
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_the_search_overlaps_on_devices_and_on_processors_where_it_is_asked() -> None:
+    """Devices that are not too quick for their host."""
+    given = {"data": 2, "expert": 2, "interleave": 1, "tensor": 1}
+
+    def found(cluster: Cluster, **more: object) -> tuple[tuple[str, int], ...]:
+        pinned = Pinned(**{**given, **more})  # type: ignore[arg-type]
+        return planner.search("deepseek-tiny", cluster, pinned=pinned).plan.training.expert_overlap
+
+    cluster = cluster_of("h100-80gb", 2)
+    patient = replace(cluster, device=replace(cluster.device, host_latency=0.0))
+    assert found(patient)
+    assert not found(patient, expert_overlap=False)
+    assert not found(cluster_of("cpu", 2))
+    assert found(cluster_of("cpu", 2), expert_overlap=True)
+    with refused(RequestError, "expert_overlap", "no rows of experts"):
+        planner.search("llama-tiny", "h100", devices=2, pinned=Pinned(expert_overlap=True))
