@@ -27,7 +27,7 @@ from planner.plan.prediction.chunk_memory import GRADIENTS, STATES, WEIGHTS
 from planner.plan.prediction.host_link import crossing_parameters, crossing_rows
 from planner.plan.prediction.live_memory import live_memory
 from planner.plan.prediction.local_work import local_work
-from planner.plan.prediction.predict import stage_costs
+from planner.plan.prediction.predict import stated_costs
 from planner.plan.schedule import telling_micro_batches
 from runtime.auditing.imitation import imitated_inputs, imitated_step
 from runtime.auditing.ledger import Ledger
@@ -128,7 +128,7 @@ def audit(
         raise AuditError(f"pipeline rank {strange[0]} of a plan with {plan.pipeline}; the first one is 0")
     few = _few(plan)
     whole = bind(plan, traced, batch)
-    costs, clusters = stage_costs(whole, cluster), clusters_of_ranks(cluster, plan.pipeline)
+    costs, clusters = stated_costs(whole, cluster), clusters_of_ranks(cluster, plan.pipeline)
     for stage in range(plan.pipeline) if ranks is None else ranks:
         rank = stage * plan.mesh.size + plan.mesh.size // 2
         with imitated_step(few, traced, batch, rank) as step:

@@ -198,7 +198,7 @@ def test_weights_gradients_and_states_are_equal_to_the_byte() -> None:
 
 def test_a_message_that_was_not_predicted_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The prediction forgets what one operator sends, and says that another sends twice."""
-    costs_of = auditing.stage_costs
+    costs_of = auditing.stated_costs
     names: list[str] = []
 
     def wrong(bound: BoundPlan, cluster: object) -> object:
@@ -209,14 +209,14 @@ def test_a_message_that_was_not_predicted_is_named(monkeypatch: pytest.MonkeyPat
         cost.messages[second] += 1
         return (cost,)
 
-    monkeypatch.setattr(auditing, "stage_costs", wrong)
+    monkeypatch.setattr(auditing, "stated_costs", wrong)
     (stage,) = audited(Hand(model="llama", kind="megatron", mesh=(2, 2)))
     assert not stage.agrees
     assert [(row.operator, row.predicted, row.emitted) for row in stage.unequal] == [(names[1], 2, 1), (names[0], 0, 1)]
 
 
 def test_a_message_of_another_size_is_two_differences(monkeypatch: pytest.MonkeyPatch) -> None:
-    costs_of = auditing.stage_costs
+    costs_of = auditing.stated_costs
 
     def wrong(bound: BoundPlan, cluster: object) -> object:
         (cost,) = costs_of(bound, cluster)  # type: ignore[arg-type]
@@ -225,7 +225,7 @@ def test_a_message_of_another_size_is_two_differences(monkeypatch: pytest.Monkey
         cost.messages[Charge(*sent[:3], replace(sent.message, nbytes=sent.message.nbytes + 1))] = times
         return (cost,)
 
-    monkeypatch.setattr(auditing, "stage_costs", wrong)
+    monkeypatch.setattr(auditing, "stated_costs", wrong)
     (stage,) = audited(Hand(model="llama", kind="zero1", mesh=(4,)))
     assert [(bool(row.predicted), bool(row.emitted)) for row in stage.unequal] == [(True, False), (False, True)]
 

@@ -17,8 +17,7 @@ from planner.graph.trace import trace
 from planner.models.llama import Llama
 from planner.plan.binding.bind import bind
 from planner.plan.plan import Plan
-from planner.plan.prediction.live_memory import live_memory
-from planner.plan.prediction.predict import predict, stage_costs
+from planner.plan.prediction.predict import predict
 from runtime.checkpoint.saving import Checkpoints
 from runtime.optimizers.optimizers import OptimizerSettings
 from runtime.step.training_step import parallelize
@@ -65,9 +64,7 @@ def peak_of_searched(zero: int) -> tuple[int, int, float]:
 def _peak(plan: Plan, check: bool) -> tuple[int, int, float]:
     cluster = load_profile("cpu").with_devices(plan.cluster.devices)
     bound = bind(plan, graph(), plans.BATCH)
-    found, (cost,) = predict(bound, cluster), stage_costs(bound, cluster)
-    followed = sum(live_memory(bound, 0, cost.memory, cost.rows).values())
-    predicted = max((found.peak_bytes - cluster.device.reserved) * cluster.software.peak_high, followed)
+    predicted = (predict(bound, cluster).peak_bytes - cluster.device.reserved) * cluster.software.peak_high
     module, inputs = model(), batch(plan.training.global_batch)
     gc.collect()
     with Allocated() as allocated, tempfile.TemporaryDirectory() as folder:

@@ -3,8 +3,7 @@
 Tensors are counted, below autograd, as operators allocate them; malloc, Python and gloo are what profiles reserve.
 What is predicted is that with the margin that plans keep for its error (`Software.peak_high`). Random plans
 redistribute logits and the like in ways that no search would choose, such as gathering them along their words into one
-buffer and copying it into another: what a plan states counts no such buffers, what `plan audit` follows does, and the
-larger of the two is what they stay below.
+buffer and copying it into another.
 """
 
 import pytest

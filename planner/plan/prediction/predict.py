@@ -9,7 +9,8 @@ Both use the prices of `planner.pricing`.
               u_r  seconds once a step: gradients, optimizer, weights
     step   =  what the schedule makes of them (see planner.plan.prediction.step)
     objective  =  m max t_r + (sum t_r - max t_r) / v + max u_r     (1F1B of v virtual stages, see costmodels.schedules)
-    memory =  weights + gradients + states + in_flight * kept activations + largest transient, then allocator slack
+    memory =  weights + gradients + states + in_flight * kept activations + largest transient, then allocator slack;
+              transient is of operators, and of redistributions (planner.plan.prediction.moving_memory)
 
 A pipeline rank holds v stages of the model (v = 1: its one stage), and is what `planner.plan.prediction.walk` sums up.
 
@@ -27,6 +28,7 @@ from hardware_profiles import HOMES, Bytes, Cluster, Machine, Seconds, clusters_
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.segments import segments_by_stage
 from planner.plan.plan import Plan, Prediction, StagePrediction
+from planner.plan.prediction.moving_memory import hold, most_moving
 from planner.plan.prediction.repeated_blocks import repeated_blocks
 from planner.plan.prediction.stage_cost import StageCost
 from planner.plan.prediction.step import (
@@ -59,8 +61,9 @@ def predict_alike(
     found, walks = list[Prediction | None](), walks_of(bounds[0], cluster)
     clusters, apart = clusters_of_ranks(cluster, len(walks)), tuple({id(walk): walk for walk in walks}.values())
     limits = (math.inf,) * len(walks) if limits is None else limits
+    moving = most_moving(bounds[0], repeated_blocks(bounds[0], walks[0].alive))
     for bound in bounds:
-        repeated = tuple(repeated_blocks(bound, walk.alive) for walk in walks)
+        of_walks = {id(walk): repeated_blocks(bound, walk.alive) for walk in apart}
         if bound is not bounds[0]:  # with which they have begun
             # which gradients are deferred, and do not go with others, alone depends on the schedule
             stages = segments_by_stage(bound) if bound.plan.training.update.by_block else apart[0].stages
@@ -68,7 +71,8 @@ def predict_alike(
                 walk.begin(bound, stages)
         costs, fits = list[StageCost](), True
         for rank, walk in enumerate(walks):
-            costs.append(walk.rank(rank, repeated=repeated[rank]))
+            costs.append(walk.rank(rank, repeated=of_walks[id(walk)]))
+            hold(costs[-1], moving[rank], bound.plan, clusters[rank])
             fits = _peak(costs[-1], clusters[rank]) <= limits[rank]
             if not fits:
                 break
@@ -101,6 +105,14 @@ def _peak(cost: StageCost, cluster: Cluster) -> Bytes:
 def stage_costs(bound: BoundPlan, cluster: Machine) -> tuple[StageCost, ...]:
     """The sums of every pipeline rank, for those who want to look inside."""
     return tuple(walk.rank(rank) for rank, walk in enumerate(walks_of(bound, cluster)))
+
+
+def stated_costs(bound: BoundPlan, cluster: Machine) -> tuple[StageCost, ...]:
+    """The same with what redistributions take on their way, which searches do not count: what a plan states."""
+    costs, moving = stage_costs(bound, cluster), most_moving(bound)
+    for cost, most, own in zip(costs, moving, clusters_of_ranks(cluster, len(costs)), strict=True):
+        hold(cost, most, bound.plan, own)
+    return costs
 
 
 def _assemble(

@@ -53,6 +53,9 @@ from planner.strategy_search.request.space import Configuration
 _MESSAGES = 2e-3
 """Share of a step that messages may take beyond what the search knows of them, before others are tried."""
 
+_LEANER = 6
+"""Times that a contender which does not fit is looked at with less memory, at most."""
+
 _LESS = 0.5
 """Of what was missing for overlaps, more is left for them as long as so much or less is missing then."""
 
@@ -145,11 +148,36 @@ class Finalists:
             if reorders(self.request.pinned):
                 with contextlib.suppress(LimitError):  # in the order that the search assumed, then
                     ranked = self._scheduled(ranked, math.inf if self.overlaps else cutoff)
-            ranked = self._with_room_for_overlap(found, ranked, cutoff)
+            leaner, ranked = self._leaner(found, ranked, cutoff)
+            ranked = self._with_room_for_overlap(leaner, ranked, cutoff)
             overlapped = self.overlapped(ranked)
             self._before[id(overlapped)] = ranked
             self._known[id(found)] = (found, overlapped)
         return self._known[id(found)][1]
+
+    def _leaner(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> tuple[Contender, Ranked]:
+        """A contender that needs more memory than its sums know of, for its schedule or for redistributions on their
+        way, found again with as much less as that takes, as far as it may take less than `cutoff`; as it is where it
+        fits, or where nothing does."""
+        limits, any_order = self._limits(found.configuration), reorders(self.request.pinned)
+        leaner, other, missing, room, tried = found, ranked, self._overfull_by(ranked), 0.0, 0
+        with contextlib.suppress(LimitError):
+            while missing > 0 and tried < _LEANER:
+                # at first as if what is left out grew with what is known
+                room += missing * 2 ** (tried - 1) if tried else missing * limits[0] / (limits[0] + missing)
+                outcome = self.engine.evaluate_as(found.outcome.gathers, found.configuration, room=room)
+                leaner = replace(found, outcome=outcome, room=room)
+                if not outcome.ranks or leaner.least_step(any_order=any_order) >= cutoff:
+                    break
+                other = self._priced_as_found(leaner)
+                other = self._scheduled(other, math.inf) if any_order else other
+                missing, tried = self._overfull_by(other), tried + 1
+        return (leaner, other) if missing <= 0 else (found, ranked)
+
+    def _overfull_by(self, ranked: Ranked) -> Bytes:
+        """What the fullest device lacks; negative where there is room."""
+        stages, limits = ranked.plan.prediction.stages, self._limits(ranked.configuration)
+        return max(stage.peak_bytes - limit for stage, limit in zip(stages, limits, strict=True))
 
     def _with_room_for_overlap(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> Ranked:
         """A contender that leaves room for its overlaps, where it has none for lack of memory, if it is faster so, and
@@ -157,7 +185,7 @@ class Finalists:
         configuration, fastest = found.configuration, self.overlapped(ranked).seconds
         if not self.overlaps or seconds_left() < math.inf or not self._fits(configuration, ranked.plan.prediction):
             return ranked  # of a search whose time is limited the rest is for other contenders
-        room, other = room_of(found.pipeline_of_kinds.chain.tables.update.bucket_size), ranked
+        room, other = max(found.room, room_of(found.pipeline_of_kinds.chain.tables.update.bucket_size)), ranked
         before, any_order = math.inf, reorders(self.request.pinned)
         with contextlib.suppress(LimitError):
             # what is found with less memory may need more for its overlaps, then perhaps without an end

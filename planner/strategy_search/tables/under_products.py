@@ -18,6 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,46 +46,41 @@ CHUNKS = (1, 2, 4, 8)
 _TOGETHER = 64
 """Combinations of the candidates of products that read one operand, up to which all are looked at."""
 
+_WHOLE = 5
+"""Rows of products that are about them as a whole."""
+
 _NOTHING = -1
 """Sent."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Products:
-    """What some products take under N candidates: seconds (N,) forward, backward and for the gradients of weights;
-    of a chunk, for each of `CHUNKS`, forward and for the gradient of its rows, (chunks, N); bytes that they read and
-    make, (N,)."""
+    """What some products take under N candidates, row by row, (`_WHOLE` + 2 chunks, N): seconds forward, backward and
+    for the gradients of weights; bytes that they read and make; seconds of a chunk, for each of `CHUNKS`, forward, and
+    for the gradient of its rows."""
 
-    forward: Array
-    backward: Array
-    weights: Array
-    pieces: Array
-    gradients: Array
-    read: Array
-    made: Array
+    rows: Array
 
-    def taken(self, at: Indices) -> "_Products":
-        """Of these candidates."""
-        return _Products(**{name: getattr(self, name)[..., at] for name in self.__slots__})
+    @classmethod
+    def of(cls, prices: OperatorPrices, weights: Array, pieces: Sequence[Array], gradients: Sequence[Array]) -> Self:
+        """Products as they are priced, with those of the gradients of `weights`, and of chunks."""
+        whole = (prices.forward, prices.backward, weights, prices.operands[0], prices.results[0])
+        return cls(np.stack([*whole, *pieces, *gradients]))
 
-    def or_none(self) -> "_Products":
-        """With a last candidate in which there is no product."""
-        none = {name: np.zeros((*getattr(self, name).shape[:-1], 1)) for name in self.__slots__}
-        return _Products.joined([self, _Products(**none)])
+    def taken(self, at: Indices, *, or_none: bool = False) -> "_Products":
+        """Of these candidates; perhaps with a last one in which there is no product."""
+        found = np.zeros((len(self.rows), len(at) + or_none))
+        found[:, : len(at)] = self.rows[:, at]
+        return _Products(found)
 
     @classmethod
     def joined(cls, several: "Sequence[_Products]") -> "_Products":
         """One behind the other."""
-        return cls(**{name: np.concatenate([getattr(one, name) for one in several], -1) for name in cls.__slots__})
+        return cls(np.concatenate([one.rows for one in several], axis=1))
 
     def beside(self, other: "_Products") -> "_Products":
         """With others, one after the other: every pair of candidates."""
-
-        def pairs(one: Array, two: Array) -> Array:
-            found = one[..., :, None] + two[..., None, :]
-            return found.reshape(*found.shape[:-2], -1)
-
-        return _Products(**{name: pairs(getattr(self, name), getattr(other, name)) for name in self.__slots__})
+        return _Products((self.rows[:, :, None] + other.rows[:, None, :]).reshape(len(self.rows), -1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -150,17 +146,24 @@ class UnderProducts:
         legal = np.logical_and.reduce([way.legal for way in ways])
         if not any((legal & (way.steps != _NOTHING)).any() for way in ways):
             return None
-        beside, found = self._beside(template, edge, kind, products, lists), list[Array]()
-        for way, later in ((ways[0], False), (ways[0], True), *((way, False) for way in ways[1:])):
-            seconds = found[0] if later and kind == "result" else None
-            if seconds is None:
-                saved = self._seconds(beside, kind, way, later=later)
-                sides = np.arange(saved.shape[1])
-                sides = sides[:, None] if kind == "result" else sides[None, :]
-                seconds = np.where(legal, saved[way.steps, sides], 0.0)
-            found.append(seconds)
-        forward, again, *back = found
-        return forward, again, back[0] if back else np.zeros_like(forward)
+        beside = self._beside(template, edge, kind, products, lists)
+        there, *back = (self._seconds(beside, way, self._saves(beside, kind, way)) for way in ways)
+        again = (
+            there
+            if kind == "result"
+            else np.maximum(there, self._seconds(beside, ways[0], self._later(beside, ways[0])))
+        )
+
+        def of_pairs(way: _Way, saved: Array) -> Array:
+            sides = np.arange(saved.shape[1])
+            return np.where(legal, saved[way.steps, sides[:, None] if kind == "result" else sides[None, :]], 0.0)
+
+        forward = of_pairs(ways[0], there)
+        return (
+            forward,
+            forward if again is there else of_pairs(ways[0], again),
+            of_pairs(ways[1], back[0]) if back else np.zeros_like(forward),
+        )
 
     def _way(self, kind: Kind, tensor: TensorType, made: DuplexColumn, wanted: DuplexColumn, *, forward: bool) -> _Way:
         source, target = (made.forward, wanted.forward) if forward else (wanted.gradient, made.gradient)
@@ -194,7 +197,7 @@ class UnderProducts:
             if combinations > _TOGETHER:
                 any_of.append(number)
             elif combinations:  # of products that read it, or of some of them
-                *_, some = accumulate((one.taken(at).or_none() for one, at in fitting), _Products.beside)
+                *_, some = accumulate((one.taken(at, or_none=True) for one, at in fitting), _Products.beside)
                 together.append((number, some.taken(np.arange(combinations))))  # the last one has no product
                 starts.append(length)
                 length += combinations
@@ -207,10 +210,9 @@ class UnderProducts:
             any_of=tuple(any_of),
         )
 
-    def _seconds(self, beside: _Beside, kind: Kind, way: _Way, *, later: bool) -> Array:
-        """Seconds that every step saves beside every candidate of the side on which the products are, (steps + 1, K);
-        the last row is of nothing sent."""
-        seconds = None if beside.products is None else self._saves(beside.products, kind, way, later=later)
+    def _seconds(self, beside: _Beside, way: _Way, seconds: Array | None) -> Array:
+        """Seconds that every step saves beside every candidate of the side on which the products are, (steps + 1, K),
+        of those that it saves beside products; the last row is of nothing sent."""
         if beside.groups is None:
             assert seconds is not None
             return seconds
@@ -222,25 +224,34 @@ class UnderProducts:
             found[:, beside.among] = np.maximum.reduceat(seconds, beside.starts, axis=1)
         return found[:, beside.groups]
 
-    def _saves(self, products: _Products, kind: Kind, way: _Way, *, later: bool) -> Array:
-        """Seconds that every step saves beside products, in the best number of chunks, (steps + 1, N); `later` where
-        that is more, under the gradients of their rows."""
-        saved = np.zeros((len(way.moves) + 1, len(products.forward)))
-        rows = [row for row, (name, _, _) in enumerate(way.moves) if name in THERE["operand"] | THERE["result"]]
-        moved = products.made if kind == "operand" else products.read
+    def _saves(self, beside: _Beside, kind: Kind, way: _Way) -> Array | None:
+        """Seconds that every step saves beside products, in the best number of chunks, (steps + 1, N), if there are
+        any."""
+        if beside.products is None:
+            return None
+        forward, backward, weights, read, made = beside.products.rows[:_WHOLE]
+        pieces, gradients = np.split(beside.products.rows[_WHOLE:], 2)
+        saved, rows = np.zeros((len(way.moves) + 1, len(forward))), _chunked(way)
+        moved = made if kind == "operand" else read
         copied = np.asarray(
             operator_time(op_class="copy", flops=0.0, bytes_moved=2 * moved, dtype="fp32", device=self.cluster.device)
         )
-        whole, under, pieces = products.backward, products.weights, products.gradients
-        if way.forward:
-            whole, under, pieces = products.forward, np.zeros_like(moved), products.pieces
+        whole, under, parts = (forward, 0.0, pieces) if way.forward else (backward, weights, gradients)
         time = arriving_time if way.arrives else leaving_time
         sent = self._sent(way, rows, 1)
-        for chunks, chunk in zip(CHUNKS, pieces, strict=True):
+        for chunks, chunk in zip(CHUNKS, parts, strict=True):
             taken = time(chunk, self._sent(way, rows, chunks), chunks, under) + (copied if chunks > 1 else 0.0)
             saved[rows] = np.maximum(saved[rows], whole + sent - taken)
-        if later and rows:
-            saved[rows] = np.maximum(saved[rows], np.minimum(sent, products.gradients[0]))
+        return saved
+
+    def _later(self, beside: _Beside, way: _Way) -> Array | None:
+        """Seconds that every step saves under the gradients of the rows of products, (steps + 1, N), if there are
+        any."""
+        if beside.products is None:
+            return None
+        gradients = beside.products.rows[_WHOLE + len(CHUNKS)]
+        saved, rows = np.zeros((len(way.moves) + 1, len(gradients))), _chunked(way)
+        saved[rows] = np.minimum(self._sent(way, rows, 1), gradients)
         return saved
 
     def _sent(self, way: _Way, rows: Sequence[int], chunks: int) -> Array:
@@ -277,17 +288,14 @@ class UnderProducts:
                     some = [candidates.strategies[at] for at in fitting.tolist()]
                     part = priced(_with_extent(rule, longest, extent), some, rows)
                     pieces[-1][fitting], gradients[-1][fitting] = part.forward, part.backward
-            products = _Products(
-                forward=whole.forward,
-                backward=whole.backward,
-                weights=priced(rule, candidates.strategies, weights).backward,
-                pieces=np.stack(pieces),
-                gradients=np.stack(gradients),
-                read=whole.operands[0],
-                made=whole.results[0],
-            )
+            products = _Products.of(whole, priced(rule, candidates.strategies, weights).backward, pieces, gradients)
             self._known[key] = (rule, candidates, products)
         return self._known[key][2]
+
+
+def _chunked(way: _Way) -> list[int]:
+    """The steps that go in chunks."""
+    return [row for row, (name, _, _) in enumerate(way.moves) if name in THERE["operand"] | THERE["result"]]
 
 
 def _longest_rows(rule: Rule) -> int | None:

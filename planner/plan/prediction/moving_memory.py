@@ -1,0 +1,108 @@
+"""Memory that redistributions take while they are on their way.
+
+    source ─> cut dim first ─> what comes ─> in order        an all-gather along an inner dim has all four at once
+
+What an operator takes for a moment is priced with its operands where it wants them. On the way there, and on that of
+their gradients back, there may be more: `runtime.comm.redistribute`, as `memory_account.moved` follows it. The largest
+moment of an operator counts: what its other operands, or their gradients, take meanwhile, and all that is on its way.
+Software other than the runtime moves as it was measured.
+
+Complexity: O(operators times operands), without those of repeated blocks; equal redistributions are followed once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from hardware_profiles import PYTORCH, Bytes, Cluster
+from planner.graph.operator_graph import TensorType
+from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
+from planner.plan.layout.overlapped_products import overlaps_of
+from planner.plan.layout.stage_cut import promised_layouts
+from planner.plan.plan import Plan
+from planner.plan.prediction.memory_account import MemoryAccount, Piece, moved
+from planner.plan.prediction.stage_cost import StageCost
+from planner.pricing.parameter_price import reduced
+from planner.sharding.layout import Layout, local_fraction, local_shape
+from planner.sharding.redistribute import is_view, redistribution
+
+_OTHER = "transient"
+
+
+def most_moving(bound: BoundPlan, repeated: frozenset[int] = frozenset()) -> list[Bytes]:
+    """For each pipeline rank the bytes of the fullest moment of a redistribution of its operators: values on their way
+    to an operator, or gradients on their way back. `repeated` blocks are like the one before them, on its rank."""
+    found = [0.0] * bound.plan.pipeline
+    if bound.plan.mesh.size == 1:
+        return found
+    stages, moving = stage_of_operators(bound), _Moving(bound=bound)
+    for at, op in enumerate(bound.operators):
+        if bound.blocks.numbers.get(at) in repeated:
+            continue
+        rank = bound.plan.rank_of(stages[at])
+        found[rank] = max(found[rank], *moving.moments(at, op), 0.0)
+    return found
+
+
+def hold(cost: StageCost, moving: Bytes, plan: Plan, cluster: Cluster) -> None:
+    """Have memory in the sums of a rank for redistributions, where those of the micro-batches that take turns need more
+    than any operator takes for a moment."""
+    if cluster.software.name == PYTORCH.name:
+        cost.memory[_OTHER] = max(cost.memory[_OTHER], moving * plan.training.interleave)
+
+
+@dataclass(kw_only=True)
+class _Moving:
+    bound: BoundPlan
+    _peaks: dict[object, Bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._promised = promised_layouts(self.bound)
+        self._elsewhere = {(one.reader, one.place) for one in overlaps_of(self.bound)}
+        self._together = self.bound.plan.training.update.by_block
+
+    def moments(self, at: int, op: BoundOperator) -> Iterator[Bytes]:
+        """Bytes while each of its operands comes, and while each of their gradients goes back."""
+        graph, update = self.bound.graph, self.bound.plan.training.update
+        places = [
+            place
+            for place, name in enumerate(op.operator.operands)
+            if (at, place) not in self._elsewhere and not (name in self.bound.parameters and self._together)
+        ]
+        come = graded = 0.0
+        for place in places:
+            name, wanted = op.operator.operands[place], op.layouts.operands[place]
+            tensor, made = graph.types[name], self._promised[name]
+            if made.forward == wanted.forward:
+                continue
+            yield come + self._peak(tensor, made.forward, wanted.forward, stored=name in self.bound.parameters)
+            come += self._bytes(tensor, wanted.forward)
+        gradients: list[tuple[Bytes, Bytes]] = []
+        for place in places:
+            name, wanted = op.operator.operands[place], op.layouts.operands[place]
+            if name in graph.differentiable:
+                tensor, made = graph.types[name], self._promised[name]
+                tensor = reduced(tensor, update) if name in self.bound.parameters else tensor
+                own = self._bytes(tensor, wanted.gradient)
+                graded += own
+                if made.gradient != wanted.gradient:
+                    gradients.append((own, self._peak(tensor, wanted.gradient, made.gradient)))
+        for own, peak in gradients:
+            yield graded - own + peak
+
+    def _bytes(self, tensor: TensorType, layout: Layout) -> Bytes:
+        return tensor.nbytes * local_fraction(layout, self.bound.plan.mesh.sizes)
+
+    def _peak(self, tensor: TensorType, source: Layout, target: Layout, *, stored: bool = False) -> Bytes:
+        """Most bytes on the way; without those of what is `stored` anyway."""
+        key = (tensor.shape, tensor.element_bytes, source, target, stored)
+        if key not in self._peaks:
+            mesh, account = self.bound.plan.mesh, MemoryAccount(now={_OTHER: 0.0})
+            steps = redistribution(tensor.shape, mesh, source, target)
+            begin = self._bytes(tensor, source)
+            piece = Piece(account.new(begin, _OTHER), local_shape(tensor.shape, source, mesh.sizes))
+            end = moved(account, piece, steps, mesh, mesh.coordinate(mesh.size // 2), tensor.element_bytes)
+            if is_view(steps[-1]) and not stored:
+                account.brief(self._bytes(tensor, target), _OTHER)
+            account.release(end.storage)
+            self._peaks[key] = account.peak - (begin if stored else 0.0)
+        return self._peaks[key]
