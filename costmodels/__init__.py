@@ -26,6 +26,7 @@ from costmodels.memory import (
     parameter_bytes,
     peak_memory,
     planned_memory,
+    reserved_memory,
     usable_memory,
 )
 from costmodels.moments import counts_at_moments, counts_beyond, fullest_moment
@@ -128,6 +129,7 @@ __all__ = [
     "rank_ends",
     "recurrent_backward_time",
     "recurrent_time",
+    "reserved_memory",
     "schedule_orders",
     "served_update_time",
     "server_rows_time",

@@ -19,6 +19,10 @@ _COMPUTE_BYTES = {name: dtype.nbytes for name, dtype in TRAINED.items()}
 _MOMENTS: dict[str, int] = {"adamw": 2, "sgd": 1, "lamb": 2}
 """fp32 values per parameter that an optimizer keeps: AdamW and LAMB two moments, SGD its momentum."""
 
+CONTEXT: Bytes = 0.5 * 2**30
+"""What a process that has computed nothing holds of a GPU: nvidia-smi shows 0.4 to 0.6 GiB for PyTorch on A100 and
+H100."""
+
 _SECOND_PASS: dict[str, int] = {"lamb": 3}
 """fp32 values per parameter that pass through memory once more: LAMB knows the length of its step when all of it is
 there, so it writes the direction, and reads it with the weight again."""
@@ -90,20 +94,30 @@ def optimizer_traffic(precision: str, optimizer: str, variant: UpdateVariant = P
     return gradient + 2 * (master + _FP32 * moments) + copy + again
 
 
-def peak_memory(persistent: QuantityT, saved: QuantityT, transient: QuantityT, device: Device) -> QuantityT:
+def peak_memory(
+    persistent: QuantityT, saved: QuantityT, transient: QuantityT, device: Device, software: Software = PYTORCH
+) -> QuantityT:
     """Upper bound on the memory that a device must have, in bytes; element-wise.
 
         peak = (persistent + saved + transient) (1 + slack) + reserved
 
     Persistent: weights, gradients, optimizer state. Saved: activations kept for the backward pass, of all micro-batches
-    in flight. Transient: the most that is live beside those at any moment. Slack and reserved are the device's.
+    in flight. Transient: the most that is live beside those at any moment. Slack is the device's, reserved what
+    `reserved_memory` says.
     """
-    return (persistent + saved + transient) * (1 + device.allocator_slack) + device.reserved
+    return (persistent + saved + transient) * (1 + device.allocator_slack) + reserved_memory(device, software)
 
 
-def usable_memory(device: Device) -> Bytes:
+def reserved_memory(device: Device, software: Software = PYTORCH) -> Bytes:
+    """Bytes of a device that no tensor gets: a context, and the rest of what the device reserves for each of the
+    process groups that the software creates; no more than that where it has less."""
+    context = min(CONTEXT, device.reserved)
+    return context + software.communicators * (device.reserved - context)
+
+
+def usable_memory(device: Device, software: Software = PYTORCH) -> Bytes:
     """The most that persistent + saved + transient may be for `peak_memory` to fit the device."""
-    return (device.memory - device.reserved) / (1 + device.allocator_slack)
+    return (device.memory - reserved_memory(device, software)) / (1 + device.allocator_slack)
 
 
 def planned_memory(device: Device, software: Software) -> Bytes:

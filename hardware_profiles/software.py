@@ -73,12 +73,15 @@ class Software:
             softmax, 2 what dropout makes of it too, and its mask of a byte.
         whole_blocks: whether recomputation runs a block to its end (Megatron), or only until all that its backward
             pass needs is there (torch's checkpoint).
+        communicators: share of the process groups, whose buffers `Device.reserved` counts, that it creates.
         modules: whether selective recomputation runs modules of a block again, their inputs saved (Megatron's
             --recompute-modules), so that nothing outside of them is computed or moved again; else the block is run
             again but for the results that it keeps (torch's selective checkpoint).
         accumulates: whether adding up gradients is a pass of its own, or done by the kernel of the weight gradient.
         hidden: communication that computation hides.
         products: dtype in which matrix products are computed, as "fp8" or "tf32"; empty: that of their operands.
+        keeps_fp8: whether products in fp8 keep of their operands the fp8 copies that they have multiplied, not what
+            those were made of (Transformer Engine).
         gained: share that is left of what products in fp8 save, where each row of an operand has a scale of its own.
         bucket: bytes of parameters or gradients that are sent together; 0 sends each tensor by itself.
         stored: bytes kept for each parameter.
@@ -100,6 +103,11 @@ class Software:
         peak_low, peak_high: between which shares of the predicted peak of a device peaks were measured, of nine runs in
             ten; the latter is what a plan leaves free for the error of its prediction.
         offloaded: whether gradients and the optimizer's state live in the memory of the host.
+        offloads_inputs: whether blocks that offload what they save do so with what flows into them, too (Transformer
+            Engine's cpu_offload).
+        remakes: what is made again in the backward pass from what is kept anyway, at next to no cost (Megatron's
+            recompute-modules layernorm and moe_act): "normalisation" the results of norms, "experts" the activations
+            of experts.
         grouped: seconds that the product of each expert takes beside, where they are launched one by one; 0 where one
             kernel computes those of all experts.
         gathers_narrow: whether weights of products in fp8 are gathered in fp8.
@@ -130,18 +138,22 @@ class Software:
     hidden: Hidden
     bucket: Bytes
     products: str = ""
+    keeps_fp8: bool = False
     gained: float = 1.0
     stored: Stored = Stored()
     fused: bool = False
     ahead: int = 0
     copies_out: bool = False
     modules: bool = False
+    communicators: float = 1.0
     regathers: bool = False
     recomputed_in_backward: tuple[str, ...] = ()
     buffers: Bytes = 0.0
     flat: int = 0
     loss: LossMemory = "whole"
     offloaded: bool = False
+    offloads_inputs: bool = False
+    remakes: tuple[str, ...] = ()
     peak_low: float = 1.0
     peak_high: float = 1.0
     grouped: Seconds = 0.0

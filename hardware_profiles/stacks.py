@@ -65,6 +65,7 @@ class _StackFile(Strict):
     gathers_narrow: bool = False
     sinks: Positive | None = None
     softmax_heads: Number | None = None
+    communicators: Portion | None = None
     hidden: _Hidden
     stored: _Stored
 
@@ -94,6 +95,7 @@ class _StackFile(Strict):
             gathers_narrow=self.gathers_narrow,
             sinks=1.0 if self.sinks is None else self.sinks.value,
             softmax_heads=1 if self.softmax_heads is None else int(self.softmax_heads.value),
+            communicators=1.0 if self.communicators is None else self.communicators.value,
             stored=Stored(**_values(self.stored)),
         )
 

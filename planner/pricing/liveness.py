@@ -17,14 +17,17 @@ where it keeps nothing but operands. Other software runs the whole block again (
     └────── done again ─────────┘└────────── left out ──────────┘
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from hardware_profiles import Bytes, LossMemory
+from hardware_profiles import Bytes, LossMemory, Software
 from planner.graph.blocks import IDENTITY, Blocks
-from planner.graph.operator_graph import Operator, OperatorGraph
+from planner.graph.operator_graph import DTYPE_BYTES, Operator, OperatorGraph
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
+
+_FP8 = 1  # bytes of an element
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +143,59 @@ def replays(graph: OperatorGraph, blocks: Blocks, whole: bool = False) -> tuple[
     if key not in graph.derived:
         graph.derived[key] = tuple(replay(graph, first.start, first.stop, whole) for first in firsts)
     return cast("tuple[Replay, ...]", graph.derived[key])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherSaves:
+    """What is kept of values otherwise than as they are, in shares of their bytes. `shares` of each value that its
+    operator or another keeps; `copies` of what products with a weight keep of an operand that was moved for them."""
+
+    shares: Mapping[str, float]
+    products: frozenset[int]
+    copies: float
+
+
+def other_saves(graph: OperatorGraph, saved: Sequence[frozenset[int]], software: Software) -> OtherSaves | None:
+    """Of a graph whose operators keep these operands (`Liveness.saved`); None where all are kept as they are.
+
+    products in fp8 that keep the fp8 copies which they have multiplied     1/2 of a value in 16 bits, beside the
+                                                                            value where something else keeps it
+    results of norms that are made again                                    0
+    """
+    if not (software.keeps_fp8 or "normalisation" in software.remakes):
+        return None
+    products = frozenset(
+        at
+        for at, op in enumerate(graph.operators if software.keeps_fp8 else ())
+        if rule_of(graph, op).op_class == "matmul" and not graph.parameter_names.isdisjoint(op.operands)
+    )
+    kept_by: dict[str, list[int]] = {}
+    for at, positions in enumerate(saved):
+        for index in positions:
+            kept_by.setdefault(graph.operators[at].operands[index], []).append(at)
+    shares = {}
+    for name, users in kept_by.items():
+        if "normalisation" in software.remakes and _made_by_norm(graph, name):
+            shares[name] = 0.0
+        elif not products.isdisjoint(users):
+            whole = _makers_own(graph, name) or any(at not in products for at in users)
+            shares[name] = whole + _FP8 / DTYPE_BYTES[graph.types[name].dtype]
+    return OtherSaves(shares=shares, products=products, copies=0.5 if software.keeps_fp8 else 1.0)
+
+
+def _made_by_norm(graph: OperatorGraph, name: str) -> bool:
+    """Whether a value is what a norm has made, shared or not."""
+    op = graph.operators[graph.producer[name]]
+    if op.op == IDENTITY and op.operands[0] in graph.producer:
+        op = graph.operators[graph.producer[op.operands[0]]]
+    return rule_of(graph, op).op_class == "normalisation"
+
+
+def _makers_own(graph: OperatorGraph, name: str) -> bool:
+    """Whether the operator that makes a value keeps it for its own backward pass."""
+    op = graph.operators[graph.producer[name]]
+    results = [result for result in op.results if result is not None]
+    return name in {results[index] for index in rule_of(graph, op).saved_results}
 
 
 def _loss_operators(graph: OperatorGraph) -> frozenset[int]:

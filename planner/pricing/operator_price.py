@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodels import host_rows_time, once_share, server_rows_time
-from hardware_profiles import DTYPES, Bytes, Cluster
+from hardware_profiles import DTYPES, Bytes, Cluster, Software
 from planner.errors import RequestError, RuleError
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.pricing.kernel_call import KernelCall
@@ -118,7 +118,7 @@ def price_operator(
     late = np.maximum(host - forward, 0.0), np.maximum(host - backward, 0.0) if graded else np.zeros(len(extents))
     extra = score_bytes(call)
     if extra is None:
-        extra = _sum_work(rule.saved_extra, extents) if graded else np.zeros(len(extents))
+        extra = _sum_work(_kept_beside(rule, cluster.software), extents) if graded else np.zeros(len(extents))
     come = np.array([joined_bytes(rule, strategy, mesh) for strategy in strategies]) if rule.joined else 0.0 * extra
     extra = extra + come if graded else extra
     inner_forward, inner_backward = _inner(rule, strategies, mesh, cluster, (forward, backward), graded)
@@ -172,6 +172,22 @@ def _outside(outside: Outside, extents: Array, mesh: Mesh, cluster: Cluster) -> 
         )
     group = cluster.group(mesh.size, 1) if mesh.size > 1 else None
     return host_rows_time(rows, outside.row_bytes, cluster.host, group)
+
+
+def _kept_beside(rule: Rule, software: Software) -> tuple[Work, ...]:
+    """What an operator keeps beside its operands and results. Experts keep rows and weighted products as they have
+    multiplied them, gate and up as they came (`planner.sharding.rules.experts`)."""
+    remakes = "experts" in software.remakes
+    if rule.op_class != "experts" or not (software.keeps_fp8 or remakes):
+        return rule.saved_extra
+    operand = 0.5 if software.keeps_fp8 else 1.0
+    rows, width, *others = rule.saved_extra
+    kept = 2 + (0.0 if remakes else operand)  # of three: gate, up, and their weighted product
+    return (
+        replace(rows, coefficient=operand * rows.coefficient),
+        replace(width, coefficient=width.coefficient * kept / 3),
+        *others,
+    )
 
 
 def _hops(rule: Rule, strategy: Strategy, mesh: Mesh) -> float:

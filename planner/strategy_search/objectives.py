@@ -196,4 +196,4 @@ def _front(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> tu
 def _reserved(request: SearchRequest) -> float:
     """Bytes of a device that no plan can use."""
     cluster = of_one_kind(request.cluster, "search by memory")
-    return float(peak_memory(0.0, 0.0, 0.0, cluster.device))
+    return float(peak_memory(0.0, 0.0, 0.0, cluster.device, cluster.software))

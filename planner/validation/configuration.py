@@ -13,12 +13,14 @@ from typing import Any, cast
 
 from planner.models.deepseek_models import DEEPSEEK_MODELS
 from planner.models.dimensions import DTYPES, Dimensions, ExpertDimensions, Family
-from planner.plan.layout.kept import EVERY_SECOND_PRODUCT
+from planner.plan.layout.kept import EVERY_SECOND_PRODUCT, Kept
 from planner.plan.schedule_checks import PASSES
 from planner.strategy_search.job import PRECISION
 from planner.strategy_search.request.space import ContextBy, Pattern, Pinned, Running
 from planner.validation.cells import unknown
+from planner.validation.recipes import spared_by_recipe, virtual_stages_by_recipe
 from planner.validation.rows import Row, readings_of
+from planner.validation.spared import NOTHING_SPARED, Spared
 from planner.validation.stage_layers import stage_layers
 from planner.validation.unsupported import UnsupportedError
 
@@ -54,13 +56,16 @@ class Job:
 class Run:
     """A job, its configuration, and what had to be assumed. `stages` has the layers of every stage, virtual ones too,
     in the order of the model, where they are not equally many; `pinned` has one stage on a rank then, and the plan
-    that is found for it is cut anew."""
+    that is found for it is cut anew. `spared` is what some of its blocks do to save memory. `untold`: neither the row
+    nor a recipe says anything of recomputation."""
 
     job: Job
     pinned: Pinned
     notes: tuple[str, ...]
     recomputed_in_backward: tuple[str, ...] = ()  # see Software.recomputed_in_backward
     stages: tuple[int, ...] | None = None
+    spared: Spared = NOTHING_SPARED
+    untold: bool = False
 
 
 def padded_vocabulary(size: int) -> int:
@@ -78,8 +83,9 @@ def run_of(row: Row) -> Run:
     _check_training(row, notes)
     devices, global_batch = _needed(row, "n_devices"), _needed(row, "global_batch")
     notes += readings_of(row)
-    pinned = _pinned(row, devices, model, notes)
-    stages = stage_layers(row, model, notes)
+    spared = _spared(row, notes)
+    pinned = _pinned(row, devices, model, spared, notes)
+    stages = stage_layers(row, model, pinned.virtual_stages or 1, notes)
     if stages is not None:
         pinned = replace(pinned, virtual_stages=1, schedule="1f1b", even=False)
     job = Job(model=model, profile=row.text("profile"), devices=devices, global_batch=global_batch)
@@ -87,7 +93,37 @@ def run_of(row: Row) -> Run:
     if pinned.never_kept == ("attention",):  # Megatron checkpoints attention alone: the block is run as one that is not
         recomputed_in_backward = pinned.never_kept
         pinned = replace(pinned, recompute="none", never_kept=())
-    return Run(job=job, pinned=pinned, notes=tuple(notes), recomputed_in_backward=recomputed_in_backward, stages=stages)
+    if spared is not None and row.text("recompute") and spared.recomputed >= _longest(model, pinned, stages):
+        pinned, spared = replace(pinned, recompute="full"), NOTHING_SPARED
+    return Run(
+        job=job,
+        pinned=pinned,
+        notes=tuple(notes),
+        recomputed_in_backward=recomputed_in_backward,
+        stages=stages,
+        spared=spared or NOTHING_SPARED,
+        untold=spared is None and row.recomputation() is None,
+    )
+
+
+def _longest(model: Dimensions, pinned: Pinned, stages: tuple[int, ...] | None) -> int:
+    """Blocks of the longest stage."""
+    return max(stages) if stages else math.ceil(model.layers / ((pinned.pipeline or 1) * (pinned.virtual_stages or 1)))
+
+
+def _spared(row: Row, notes: list[str]) -> Spared | None:
+    """What saves memory by the words of a row, or by its recipe; None where neither says anything of that."""
+    if (wanted := row.recomputation()) is None:
+        spared = spared_by_recipe(row)
+        if spared is not None:
+            parts = [f"of {word} in every block" for word in spared.but]
+            parts += [f"what comes of {' and '.join(spared.remade)}"] if spared.remade else []
+            parts += [f"of {spared.recomputed} blocks of a stage"] if spared.recomputed else []
+            notes.append(f"recomputation by the recipe: {', '.join(parts) or 'none'}")
+            notes += [f"{spared.offloaded} blocks offload activations by the recipe"] if spared.offloaded else []
+        return spared
+    some = re.search(r"block n=(\d{1,9})", row.text("recompute_detail"))
+    return Spared(recomputed=int(some[1])) if wanted == "full" and some else None
 
 
 def _check_sizes(row: Row) -> None:
@@ -283,10 +319,10 @@ def _check_training(row: Row, notes: list[str]) -> None:
         notes.append("what offloading moves takes no time here")
 
 
-def _pinned(row: Row, devices: int, model: Dimensions, notes: list[str]) -> Pinned:
+def _pinned(row: Row, devices: int, model: Dimensions, spared: Spared | None, notes: list[str]) -> Pinned:
     tensor, pipeline = (_degree(row, name, notes) for name in ("tp", "pp"))
     context = row.integer("cp") or 1
-    virtual = _degree(row, "vpp", notes) if pipeline > 1 else 1
+    virtual = _virtual_stages(row, notes) if pipeline > 1 else 1
     rest = tensor * pipeline * context
     data = row.integer("dp")
     if data is None:
@@ -306,7 +342,8 @@ def _pinned(row: Row, devices: int, model: Dimensions, notes: list[str]) -> Pinn
     if micro_batch is None:
         notes.append("micro_batch unknown: 1")
     expert, whole = _expert_degrees(row, model, tensor, notes)
-    recompute = _recomputed(row, math.ceil(model.layers / (pipeline * virtual)), notes)
+    recompute = _recomputed(row, spared, notes)
+    parts = Kept(but=spared.but) if spared is not None and spared.but else None
     return Pinned(
         pipeline=pipeline,
         virtual_stages=virtual,
@@ -321,9 +358,9 @@ def _pinned(row: Row, devices: int, model: Dimensions, notes: list[str]) -> Pinn
         zero=_zero(row, data * context, notes),
         micro_batch=micro_batch or 1,
         recompute=recompute,
-        never_kept=_repeated(row, recompute, notes),
+        never_kept=() if parts else _repeated(row, recompute, notes),
         even=True,
-        pattern=Pattern(selective=recompute == "selective"),
+        pattern=Pattern(selective=recompute == "selective", kept=parts),
     )
 
 
@@ -343,6 +380,15 @@ def _expert_degrees(row: Row, model: Dimensions, tensor: int, notes: list[str]) 
     if within not in (1, tensor):
         raise UnsupportedError(f"experts are split by {within} of {tensor} tensor parallel devices, not by all or none")
     return expert, within == 1
+
+
+def _virtual_stages(row: Row, notes: list[str]) -> int:
+    """Stages of a pipeline rank."""
+    known = virtual_stages_by_recipe(row)
+    if known is None:
+        return _degree(row, "vpp", notes)
+    notes.append(f"{known} virtual stages, by the script of the release")
+    return known
 
 
 def _degree(row: Row, column: str, notes: list[str]) -> int:
@@ -375,21 +421,17 @@ def _one_micro_batch(row: Row, shards: int) -> bool:
     return (row.integer("micro_batch") or 1) * shards >= (row.integer("global_batch") or 1)
 
 
-def _recomputed(row: Row, layers: int, notes: list[str]) -> Running:
-    """How blocks are run on stages of so many layers."""
+def _recomputed(row: Row, spared: Spared | None, notes: list[str]) -> Running:
+    """How blocks are run, but for those that are spared."""
     wanted = row.recomputation()
     if wanted is None:
-        notes.append("recomputation unknown: none")
-        return "none"
+        if spared is None:
+            notes.append("recomputation unknown: none")
+        return "selective" if spared is not None and spared.but else "none"
     if wanted == "selective" and "fms-fsdp" in row.text("source").lower():
         notes.append("selective recomputation of fms-fsdp: whole blocks, all of them (selective_checkpointing = 1)")
         return "full"
-    some = re.search(r"block n=(\d{1,9})", row.text("recompute_detail"))
-    if wanted == "full" and some and int(some[1]) < layers:
-        raise UnsupportedError(
-            f"{some[1]} of the {layers} layers of a stage are recomputed; only all or none can be pinned"
-        )
-    return cast(Running, wanted)
+    return "none" if spared is not None and spared.recomputed else cast(Running, wanted)
 
 
 def _repeated(row: Row, recompute: Running | None, notes: list[str]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from itertools import accumulate
 from multiprocessing import get_context
 
 from costmodels import CostModelError
-from hardware_profiles import Cluster, HardwareProfileError
+from hardware_profiles import Bytes, Cluster, HardwareProfileError
 from planner.errors import PlannerError
 from planner.graph.operator_graph import OperatorGraph
 from planner.models.dimensions import TRACED_BATCH, Dimensions, build
@@ -26,9 +26,10 @@ from planner.strategy_search.job import given_job
 from planner.strategy_search.objectives import plan_for
 from planner.validation.cells import PeakKind
 from planner.validation.configuration import Job, Run, run_of
-from planner.validation.peak import KIND_WORDS, kind_of_peak, peak_ends, peak_of
+from planner.validation.peak import KIND_WORDS, kind_of_peak, least_needed, peak_ends, peak_of
 from planner.validation.rows import Row
 from planner.validation.software import machine_of_run
+from planner.validation.spared import fewest_recomputed, spared_plan
 
 CHUNK = 60
 """Rows that a process takes at once: tracing a model again costs as much as evaluating a few of its rows."""
@@ -38,6 +39,9 @@ FEW = 12
 
 _ENDLESS = 1e18  # bytes
 
+INFERRED = "recomputation inferred"
+"""How the note begins that says what a run must have recomputed, as it does not fit otherwise."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
@@ -45,7 +49,7 @@ class Evaluated:
 
     The step should be measured between `low_seconds` and `high_seconds`, the peak between `low_peak_bytes` and
     `high_peak_bytes`; `time` has the parts of the step. Peaks are counted as the row counts them (`peak_kind`), but for
-    `needed_bytes` of the `capacity_bytes` of the device.
+    `needed_bytes` of the `capacity_bytes` of the device: with less the run would have ended (`least_needed`).
     """
 
     row: Row
@@ -68,6 +72,11 @@ class Evaluated:
         if self.needed_bytes is None or self.capacity_bytes is None:
             return None
         return self.needed_bytes <= self.capacity_bytes
+
+    @property
+    def inferred(self) -> bool:
+        """Whether what was recomputed follows from the memory of the device alone."""
+        return any(note.startswith(INFERRED) for note in self.notes)
 
     @property
     def ran(self) -> bool:
@@ -159,7 +168,8 @@ def evaluate_chunk(rows: Iterable[Row], change: Change = as_it_is) -> list[Evalu
             if run.job.model not in graphs:
                 graphs = {run.job.model: traced(run.job.model)}
             endless = replace(cluster, device=replace(cluster.device, memory=_ENDLESS))
-            prediction = _searched(run, endless, graphs[run.job.model])
+            prediction, more = _priced(row, run, endless, graphs[run.job.model], cluster.device.memory)
+            notes = (*notes, *more)
             kind = kind_of_peak(row)
         except (PlannerError, HardwareProfileError, CostModelError) as error:
             results.append(Evaluated(row=row, notes=notes, error=str(error)))
@@ -171,11 +181,11 @@ def evaluate_chunk(rows: Iterable[Row], change: Change = as_it_is) -> list[Evalu
                 predicted_seconds=prediction.step_seconds,
                 low_seconds=prediction.low_seconds,
                 high_seconds=prediction.high_seconds,
-                predicted_peak_bytes=peak_of(prediction, cluster.device, kind),
+                predicted_peak_bytes=peak_of(prediction, cluster.device, cluster.software, kind),
                 low_peak_bytes=low,
                 high_peak_bytes=high,
                 peak_kind=kind,
-                needed_bytes=prediction.peak_bytes,
+                needed_bytes=least_needed(prediction, cluster.device, cluster.software),
                 capacity_bytes=cluster.device.memory,
                 time=prediction.time,
                 notes=(*notes, KIND_WORDS[kind]) if row.measured_peak_bytes is not None else notes,
@@ -189,7 +199,12 @@ def machine_of(row: Row, run: Run) -> tuple[Cluster, tuple[str, ...]]:
     HardwareProfileError."""
     notes = list(run.notes)
     cluster = machine_of_run(row, run.job.devices, run.pinned.zero or 0, notes)
-    software = replace(cluster.software, recomputed_in_backward=run.recomputed_in_backward)
+    software = replace(
+        cluster.software,
+        recomputed_in_backward=run.recomputed_in_backward,
+        offloads_inputs=run.spared.offloaded > 0,
+        remakes=run.spared.remade,
+    )
     return cluster.with_software(software), tuple(notes)
 
 
@@ -213,14 +228,36 @@ def _chunks(rows: Sequence[Row]) -> Iterator[list[Row]]:
         yield from (group[at : at + CHUNK] for at in range(0, len(group), CHUNK))
 
 
-def _searched(run: Run, cluster: Cluster, graph: OperatorGraph) -> Prediction:
+def _priced(
+    row: Row, run: Run, cluster: Cluster, graph: OperatorGraph, memory: Bytes
+) -> tuple[Prediction, tuple[str, ...]]:
+    """The prediction of a run on devices that have so many bytes, priced on some without end, and notes on what had to
+    be inferred from them."""
+    plan = _searched(run, cluster, graph)
+    prediction = plan.prediction
+    if run.spared.by_block:
+        plan = spared_plan(plan, run.spared, graph, TRACED_BATCH)
+        prediction = predict(bind(plan, graph, TRACED_BATCH), cluster)
+
+    def fits(one: Prediction) -> bool:
+        return least_needed(one, cluster.device, cluster.software) <= memory
+
+    if not run.untold or row.out_of_memory or fits(prediction):
+        return prediction, ()
+    found = fewest_recomputed(plan, graph, TRACED_BATCH, cluster, fits)
+    if found is None:
+        return prediction, ("it does not fit with all blocks recomputed, either",)
+    return found[1], (f"{INFERRED}: {found[0]} blocks of every pipeline rank, the fewest with which it fits",)
+
+
+def _searched(run: Run, cluster: Cluster, graph: OperatorGraph) -> Plan:
     job: Job = run.job
     asked = given_job(graph, cluster, batch=TRACED_BATCH, global_batch=job.global_batch, precision=job.model.precision)
     result = plan_for(asked.request(placing="fit", pinned=run.pinned), lambda _: None, lambda: False)
-    return result.plan.prediction if run.stages is None else _cut(result.plan, run.stages, graph, cluster)
+    return result.plan if run.stages is None else _cut(result.plan, run.stages, graph, cluster)
 
 
-def _cut(plan: Plan, layers: tuple[int, ...], graph: OperatorGraph, cluster: Cluster) -> Prediction:
+def _cut(plan: Plan, layers: tuple[int, ...], graph: OperatorGraph, cluster: Cluster) -> Plan:
     """A plan of one stage on each rank with other stages, of so many layers each."""
     firsts = (0, *accumulate(layers))
     virtual = len(layers) // plan.pipeline
@@ -230,4 +267,4 @@ def _cut(plan: Plan, layers: tuple[int, ...], graph: OperatorGraph, cluster: Clu
         virtual_stages=virtual,
         schedule=INTERLEAVED if virtual > 1 else plan.schedule,
     )
-    return predict(bind(moved, graph, TRACED_BATCH), cluster)
+    return replace(moved, prediction=predict(bind(moved, graph, TRACED_BATCH), cluster))

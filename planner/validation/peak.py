@@ -11,7 +11,8 @@ one in the middle, and may be anything from the least of the first to the most o
 import re
 from collections.abc import Mapping
 
-from hardware_profiles import Device, Software
+from costmodels import reserved_memory
+from hardware_profiles import Bytes, Device, Software
 from planner.plan.plan import Prediction
 from planner.validation.cells import PEAK_KINDS, PeakKind
 from planner.validation.rows import Row
@@ -36,16 +37,23 @@ def kind_of_peak(row: Row) -> PeakKind | None:
     return named or next((name for name, words in _WORDS.items() if re.search(words, notes)), None)
 
 
-def peak_of(prediction: Prediction, device: Device, kind: PeakKind | None) -> float:
+def peak_of(prediction: Prediction, device: Device, software: Software, kind: PeakKind | None) -> float:
     """The predicted peak in bytes, counted in the way of a row."""
     if kind == "used":
         return prediction.peak_bytes
-    reserved = prediction.peak_bytes - device.reserved
+    reserved = prediction.peak_bytes - reserved_memory(device, software)
     return reserved / (1 + device.allocator_slack) if kind == "allocated" else reserved
+
+
+def least_needed(prediction: Prediction, device: Device, software: Software) -> Bytes:
+    """Bytes of a device without which a run ends. Before PyTorch's allocator gives up it hands back what it holds for
+    later, and asks the driver once more (c10/cuda/CUDACachingAllocator.cpp: release_cached_blocks), so that its slack
+    is no need: tensors, and what the device reserves."""
+    return peak_of(prediction, device, software, "allocated") + reserved_memory(device, software)
 
 
 def peak_ends(prediction: Prediction, device: Device, software: Software, kind: PeakKind | None) -> tuple[float, float]:
     """Between which bytes the peak of a row should be measured (`Software.peak_low`, `Software.peak_high`)."""
     kinds = PEAK_KINDS if kind is None else (kind,)
-    peaks = [peak_of(prediction, device, each) for each in kinds]
+    peaks = [peak_of(prediction, device, software, each) for each in kinds]
     return software.peak_low * min(peaks), software.peak_high * max(peaks)

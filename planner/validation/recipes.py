@@ -1,5 +1,5 @@
-"""What NVIDIA's recipes of models with experts decide and no row says: how rows of tokens get to their experts, and
-what of a block is in CUDA graphs.
+"""What NVIDIA's recipes decide and no row says: how rows of tokens get to their experts, what of a block is in CUDA
+graphs, what saves memory, and into how many virtual stages a pipeline is cut.
 
     NeMo, and Megatron Bridge 25.09      DeepEP on H100 from 25.07 on, else one row for each expert of a token
     Megatron Bridge 25.11 to 26.04       DeepEP or HybridEP (`moe_flex_dispatcher_backend`), or one row for each expert
@@ -9,14 +9,20 @@ what of a block is in CUDA graphs.
 Sources: NVIDIA-NeMo/Megatron-Bridge, tags v0.1.0rc4 (run_script.py) and v0.2.0 to v0.4.0, scripts/performance/configs,
 `*workload_base_configs.py`; NVIDIA/NeMo, tags v2.3.0 and v2.4.0, scripts/performance/llm and model_configs_*.csv. A
 model that they do not have is taken for one whose recipe names no graphs, and is sent as most of its time are.
+
+    memory      Megatron Bridge, the same files: recompute_modules, recompute_num_layers, cpu_offloading_num_layers
+    virtual     NVIDIA/dgxc-benchmarking, tag v25.04, nemotron/launch.sh: VP=12 for 340b, of which the table of the
+    stages      same release says "NA"; NVIDIA/NeMo-Framework-Launcher, tags 24.03 to 24.07: conf/training/llama/
+                llama2_13b.yaml and examples/peft/llama/h100/13b_1node.sh have 10 on 4 pipeline ranks
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hardware_profiles import Dispatcher, Graphs
 from planner.validation.rows import Row
+from planner.validation.spared import Spared
 
 _DEEP_EP, _HYBRID_EP, _ON_B300 = "25.07", "25.11", "26.02"
 """Containers from which on recipes send rows of tokens once: on H100, on NVL72, and of some models on other devices."""
@@ -77,3 +83,83 @@ _FAMILIES: tuple[tuple[str, Callable[[str, str, bool], Recipe]], ...] = (
     (r"qwen3[-_ ]?30b", _qwen_small),
     (r"gpt[-_ ]?oss", _gpt_oss),
 )
+
+
+def release_of(row: Row) -> str:
+    """The NeMo container that a row names, as in "26.06.01", else the month of its date as one, as in "26.08"; empty
+    where neither is there."""
+    named = re.search(r"\b(2\d\.(?:0[1-9]|1[0-2])(?:\.\d{2})?)\s+nemo container", row.text("source").lower())
+    if named:
+        return named[1]
+    month = re.fullmatch(r"20(2\d)-(0[1-9]|1[0-2])(?:-\d\d)?", row.text("date"))
+    return f"{month[1]}.{month[2]}" if month else ""
+
+
+_PARTIAL_GRAPHS, _WHOLE_GRAPHS = "26.04", "26.06"
+"""Containers in which the modules that DeepSeek-V3 recomputes on GB200, and on GB300, became others."""
+
+_AWAY: Mapping[tuple[str, str, bool], int] = {
+    ("llama3_70b", "gb300", True): 30,
+    ("llama3_70b", "gb300", False): 20,
+    ("llama3_70b", "gb200", True): 20,
+    ("llama3_70b", "gb200", False): 40,
+    ("llama3_70b", "b200", False): 5,
+    ("llama3.1_405b", "gb300", True): 40,
+    ("llama3.1_405b", "gb300", False): 10,
+    ("llama3.1_405b", "gb200", False): 92,
+    ("llama3.1_405b", "b300", True): 40,
+}
+"""Blocks that offload activations under FSDP (cpu_offloading_num_layers), by model, device, and whether in bf16."""
+
+
+def spared_by_recipe(row: Row) -> Spared | None:
+    """What saves memory in the recipe of a row of Megatron Bridge that says nothing of it; None where no recipe is
+    known."""
+    if "megatron-bridge" not in row.text("source").lower():
+        return None
+    model, device, release = row.text("model").lower(), row.text("profile").partition("-")[0], release_of(row)
+    if re.search(r"lora|sft|finetun", model):
+        return None
+    if re.search(r"deepseek[-_ ]?v3", model):
+        activations = device == "gb300" and row.text("precision") == "bf16" and release >= _HYBRID_EP
+        return Spared(but=_of_deepseek(row, device, release), remade=("experts",) if activations else ())
+    if re.search(r"gpt[-_ ]?oss[-_ ]?120b", model):
+        whole = device == "gb200" and row.text("precision") == "fp8" and release >= _WHOLE_GRAPHS
+        return Spared(remade=() if whole or device not in ("gb200", "b200", "h100") else ("normalisation", "experts"))
+    if re.search(r"qwen3[-_ ]?(30b|235b)", model):
+        return Spared()
+    wide = row.text("precision") == "bf16"
+    if row.zero_stage() == 3:
+        blocks = _AWAY.get((model.partition(" ")[0], device, wide), 0)
+        early = device == "b200" and release < _HYBRID_EP  # recompute_num_layers before there was offloading
+        return Spared(recomputed=blocks) if early else Spared(offloaded=blocks)
+    if model.startswith("llama3_8b") and device == "h100" and not wide:
+        return Spared(recomputed=5)
+    return Spared() if model.startswith(("llama3_", "llama3.1_")) else None
+
+
+def _of_deepseek(row: Row, device: str, release: str) -> tuple[str, ...]:
+    """Modules that DeepSeek-V3 recomputes, but for activations of experts."""
+    up, mlp = ("mla_up_proj",), ("mlp",)
+    if device == "h100":
+        return up + mlp
+    if device == "gb300":
+        return up if _ON_B300 <= release < _WHOLE_GRAPHS and row.text("precision") != "bf16" else ()
+    if device == "gb200" and release < _HYBRID_EP:
+        return up if "tokendrop" in row.text("model").lower() else up + mlp
+    if device == "gb200" and _PARTIAL_GRAPHS <= release < _WHOLE_GRAPHS and row.text("precision") != "bf16":
+        return mlp
+    return up
+
+
+def virtual_stages_by_recipe(row: Row) -> int | None:
+    """Virtual stages of a rank where a table of NVIDIA leaves them out, and the script of its release has them."""
+    source, model, pipeline = row.text("source").lower(), row.text("model").lower(), row.integer("pp")
+    if row.integer("vpp") not in (None, 1):
+        return None
+    if "dgxc" in source and "v25.04" in source and re.search(r"nemotron4?[-_ ]340b", model) and pipeline == 8:
+        return 12
+    launched = "nemo" in source and row.text("date").startswith("2024")
+    if launched and row.integer("vpp") is None and re.match(r"llama-?2-13b", model) and pipeline == 4:
+        return 10
+    return None

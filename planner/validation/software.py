@@ -4,12 +4,13 @@
     a name in its column `stack`                                 that one
     DeepSpeed, ZeRO 3 or less                                    deepspeed-zero3, deepspeed
     PaddlePaddle                                                 paddle
-    NeMo, Megatron Bridge, Transformer Engine                    nemo; nemo-2606 with experts in fp8, from container
+    NeMo, Megatron Bridge                                        nemo; nemo-2606 with experts in fp8, from container
                                                                  26.06 on
     a device of Ascend                                           mindformers by its name, else mindspeed
     MosaicML                                                     llm-foundry
     ZeRO 3                                                       fsdp, fsdp-compiled where it is compiled
     InternEvo                                                    internevo
+    Transformer Engine                                           megatron
     anything else                                                megatron-2021 before 2023 without fused attention,
                                                                  else megatron
 
@@ -36,7 +37,7 @@ from hardware_profiles import (
     with_network,
 )
 from planner.graph.fp8 import ROWWISE
-from planner.validation.recipes import recipe_of
+from planner.validation.recipes import recipe_of, release_of
 from planner.validation.rows import Row
 
 _SECOND, _THIRD = "2024", "2024-07"  # dates from which runs are taken to use the next generation
@@ -44,12 +45,28 @@ _FLAGS = {"reductions": "overlap-grad-reduce", "gathers": "overlap-param-gather"
 """Words in the flags of a row for what hides communication; MC2 (ModelLink's --use-mc2) is products and collectives of
 tensor parallelism in one kernel, piece by piece."""
 
+_ASYNC_TENSOR = r"\basync[- ]tp\b"
+"""Words for collectives of tensor parallelism in pieces under their products in torchtitan, which hides what else it
+does as ever."""
+
+_GATHERS_FLOAT8 = r"enable_fsdp_float8_all_gather|\bfloat8\b"
+"""Words for weights that torchtitan gathers in fp8; its recipes with float8 ask for it (train_configs/llama3_405b.toml
+of December 2024)."""
+
+_MXFP8 = 0.90
+"""Share of what products in fp8 save that scales for each 32 elements leave: fitted to the ratio of step times of five
+pairs of runs of Megatron Bridge on Blackwell that differ in nothing else (3.7 to 11.8% longer): docs/validate.md."""
+
 _FUSED_EXPERTS = "26.06"
 """Container from which on recipes with experts in MXFP8 run as one CUDA graph, with fused kernels (Megatron Bridge)."""
 
 _NARROW_GRADIENTS = r"megatron-bridge|dgxc|nemo[- ](?:\d|framework)"
 """Sources whose recipes reduce and keep gradients in bf16: Megatron Bridge (perf_recipes: grad_reduce_in_fp32 = False),
 NeMo (scripts/performance: the same), and its launcher before (dgxc-benchmarking v24.11.1: grad_sync_dtype: bf16)."""
+
+_TRANSFORMER_ENGINE = ("megatron", "nemo", "nemo-2606")
+"""Stacks whose products in fp8 are those of Transformer Engine: they keep operands in fp8, and where weights are not
+stored so keep two copies of them in fp8, as they are and transposed, beside (transformer_engine/pytorch/module)."""
 
 _SLOW_SINKS = "26.06.01"
 """Container whose notes tell of slow attention with learned sinks, as before 26.06 (issue 256 of cudnn-frontend)."""
@@ -108,12 +125,18 @@ def stated_bandwidth(row: Row) -> float | None:
 def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Software:
     """The stack of a row, with its attention kernels and overlaps."""
     stack = replace(load_software(_stack(row, zero)), flat=zero)  # all frameworks pad what they share out
+    if stack.gathers_narrow and not re.search(_NARROW_GRADIENTS, row.text("source").lower()):
+        stack = replace(stack, gathers_narrow=False)  # Transformer Engine, but none of the recipes that ask for it
     stack = _memory_of(row, stack, notes)
     flags = row.text("other_flags").lower()
     named = {part for part, word in _FLAGS.items() if re.search(word, flags)}
     if named:
         hidden = {part: OVERLAPPED[part] if part in named else 0.0 for part in _FLAGS}
         stack = replace(stack, hidden=Hidden(**hidden))
+    if re.search(_ASYNC_TENSOR, flags):
+        stack = replace(stack, hidden=replace(stack.hidden, tensor=OVERLAPPED["tensor"]))
+    if products_of(row) == "fp8" and stack.name.startswith("fsdp") and re.search(_GATHERS_FLOAT8, flags):
+        stack = replace(stack, gathers_narrow=True)
     attention = _attention(row, stack)
     try:
         if attention != "unfused":
@@ -136,7 +159,11 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
         slow = 1.0 if fast else load_software("nemo").sinks
         stack = replace(stack, has_sinks=True, sinks=slow)
         notes.append(f"attention with learned sinks takes {slow:g} times as long")
-    gained = ROWWISE if "rowwise" in row.text("precision_detail").lower() else 1.0
+    if products_of(row) == "fp8" and stack.name in _TRANSFORMER_ENGINE:
+        wide = 2.0 * (not stack.gathers_narrow)
+        stack = replace(stack, keeps_fp8=True, stored=replace(stack.stored, weight=stack.stored.weight + wide))
+    detail = row.text("precision_detail").lower()
+    gained = ROWWISE if "rowwise" in detail else _MXFP8 if re.search(r"mxfp8|fp8[-_ ]mx", detail) else 1.0
     return replace(stack, attention=attention, products=products_of(row), gained=gained)
 
 
@@ -201,10 +228,12 @@ def _stack(row: Row, zero: int) -> str:
             return "deepspeed-zero3" if zero == 3 else "deepspeed"
         if zero == 3 and mentions(words, r"llm-foundry|mosaicml"):
             return "llm-foundry"
-        if mentions(words, r"nemo|megatron-bridge" if zero == 3 else r"nemo|megatron-bridge|transformer engine|\bte\b"):
+        if mentions(words, r"nemo|megatron-bridge"):
             return "nemo-2606" if _fuses_experts(row) else "nemo"
         if zero != 3 and mentions(words, r"internevo|internlm"):
             return "internevo"
+        if zero != 3 and mentions(words, r"transformer engine|\bte\b"):
+            return "megatron"
     if zero == 3:
         return "fsdp-compiled" if row.truth("compile") else "fsdp"
     fused = row.attention()
@@ -221,16 +250,6 @@ def _fuses_experts(row: Row) -> bool:
 
 def _has_sinks(row: Row) -> bool:
     return bool(re.search(r"gpt[-_ ]?oss", row.text("model").lower()))
-
-
-def release_of(row: Row) -> str:
-    """The NeMo container that a row names, as in "26.06.01", else the month of its date as one, as in "26.08"; empty
-    where neither is there."""
-    named = re.search(r"\b(2\d\.(?:0[1-9]|1[0-2])(?:\.\d{2})?)\s+nemo container", row.text("source").lower())
-    if named:
-        return named[1]
-    month = re.fullmatch(r"20(2\d)-(0[1-9]|1[0-2])(?:-\d\d)?", row.text("date"))
-    return f"{month[1]}.{month[2]}" if month else ""
 
 
 _NOT = re.compile(r"(?:\b(?:not|no|non|without|never|isn't|neither|nor|unlike)|instead of|rather than)\W+(?:\w+\W+)?$")

@@ -22,11 +22,10 @@ from planner.validation.rows import Row
 from planner.validation.unsupported import UnsupportedError
 
 
-def stage_layers(row: Row, model: Dimensions, notes: list[str]) -> tuple[int, ...] | None:
-    """Layers of every stage in the order of the model, virtual ones too; None where they are equally many, or left to
-    the search. Raises UnsupportedError where they cannot be."""
+def stage_layers(row: Row, model: Dimensions, virtual: int, notes: list[str]) -> tuple[int, ...] | None:
+    """Layers of every stage in the order of the model, of which there are so many virtual ones on a rank; None where
+    they are equally many, or left to the search. Raises UnsupportedError where they cannot be."""
     pipeline, layers = row.integer("pp") or 1, model.layers
-    virtual = row.integer("vpp") or 1 if pipeline > 1 else 1
     stages = pipeline * virtual
     given = _given(row)
     if given is not None:

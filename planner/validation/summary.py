@@ -51,7 +51,8 @@ class Part:
 
     Two kinds of mistakes about memory. `ran`: of the runs that were made and say what they computed again those of
     which we say that they do not fit, and the share of the device that they would lack; `untold`: the same of runs
-    that say nothing of it, which are priced with nothing computed again and may well have done so. `above`: of the
+    that say nothing of it, and neither does their recipe; `inferred` of these fit because something is taken to have
+    been recomputed (`planner.validation.spared`), so that they say nothing about our model of memory. `above`: of the
     runs that we say fit those whose peak was measured more than `ABOVE` over the predicted one, or that ran out of
     memory (which count as no excess), and how far over.
     """
@@ -65,6 +66,7 @@ class Part:
     ran: Mistakes
     untold: Mistakes
     above: Mistakes
+    inferred: int = 0
     inside: float | None = None
     peak_inside: float | None = None
     tau: float | None = None
@@ -147,6 +149,7 @@ def _part(name: str, results: Sequence[Evaluated], tau: float | None = None) -> 
         ran=_ran(results, told=True),
         untold=_ran(results, told=False),
         above=_above(results),
+        inferred=sum(result.inferred for result in results),
         inside=_share(result.inside for result in results),
         peak_inside=_share(result.peak_inside for result in results),
         tau=tau,

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
-from costmodels import peak_memory
 from hardware_profiles import Bytes, Flops, Machine, clusters_of_ranks
 from planner.errors import AuditError
 from planner.graph.operator_graph import OperatorGraph
@@ -27,7 +26,7 @@ from planner.plan.prediction.chunk_memory import GRADIENTS, STATES, WEIGHTS
 from planner.plan.prediction.host_link import crossing_parameters, crossing_rows
 from planner.plan.prediction.live_memory import live_memory
 from planner.plan.prediction.local_work import local_work
-from planner.plan.prediction.predict import stated_costs
+from planner.plan.prediction.predict import stage_peak, stated_costs
 from planner.plan.schedule import telling_micro_batches
 from runtime.auditing.imitation import imitated_inputs, imitated_step
 from runtime.auditing.ledger import Ledger
@@ -144,7 +143,7 @@ def audit(
                 products=_products(whole, stage, ledger, few),
                 live=ledger.live.at_peak,
                 predicted_live=live_memory(whole, stage, costs[stage].memory, costs[stage].rows),
-                stated=float(peak_memory(sum(costs[stage].memory.values()), 0.0, 0.0, clusters[stage].device)),
+                stated=stage_peak(costs[stage], clusters[stage]),
             )
 
 

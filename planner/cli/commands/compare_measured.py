@@ -123,6 +123,7 @@ def _logged(plan: "Plan", log: Path, engine: str) -> Found:
     run, prediction = read_log(log, engine, plan), plan.prediction
     kind: PeakKind = "allocated" if run.peak_kind == "allocated" else "reserved"
     flops = prediction.model_flops / prediction.step_seconds / plan.cluster.devices / 1e12
+    machine = parts_of(machine_of(plan.cluster))[0]
     compared = RunComparison(
         clock="wall",
         predicted_seconds=prediction.step_seconds,
@@ -131,7 +132,7 @@ def _logged(plan: "Plan", log: Path, engine: str) -> Found:
         high_seconds=prediction.high_seconds,
         terms=(),
         memory=(),
-        predicted_peak_bytes=peak_of(prediction, parts_of(machine_of(plan.cluster))[0].device, kind),
+        predicted_peak_bytes=peak_of(prediction, machine.device, machine.software, kind),
         measured_peak_bytes=run.peak_bytes,
         peak_kind=run.peak_kind,
     )

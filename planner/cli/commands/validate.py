@@ -227,6 +227,7 @@ def _show_mistakes(console: "PlainConsole", parts: "Sequence[Part]") -> None:
         "lacking: mean",
         "worst",
         "recomputation unknown",
+        "inferred",
         "we say no",
         "fit",
         "peak over 5% above",
@@ -235,9 +236,10 @@ def _show_mistakes(console: "PlainConsole", parts: "Sequence[Part]") -> None:
     )
     lines: list[tuple[str, ...]] = [head]
     for part in parts:
-        cells = [*_mistake_cells(part.ran), str(part.untold.judged), str(part.untold.count)]
+        cells = [*_mistake_cells(part.ran), str(part.untold.judged)]
+        cells += [str(part.inferred), str(part.untold.count)]
         cells += _mistake_cells(part.above)
-        if part.ran.count or part.untold.count or part.above.judged:
+        if part.ran.count or part.untold.count or part.inferred or part.above.judged:
             lines.append((part.name, *cells))
     if len(lines) > 1:
         console.print()

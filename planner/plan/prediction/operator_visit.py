@@ -297,11 +297,12 @@ class OperatorVisit:
         of that what leaves the device."""
         prices, results, own = self.prices, self.results, self.own
         kept = 0.0 if self.at in self.walk.alive.piecewise else float(prices.saved_extra[0])
-        kept += sum(float(prices.results[i][0]) for i in own)
+        kept += sum(self._share(results[i]) * float(prices.results[i][0]) for i in own)
         away = list[Bytes]()
         if self.block is not None and self.home != "device":
-            others = (i for i in own if read_elsewhere(self.bound, results[i], self.block))
-            away.append(kept - sum(float(prices.results[i][0]) for i in others))
+            stays = not self.walk.cluster.software.offloads_inputs
+            others = (i for i in own if stays and read_elsewhere(self.bound, results[i], self.block))
+            away.append(kept - sum(self._share(results[i]) * float(prices.results[i][0]) for i in others))
         if self.kept_again and not self.apart:
             changes = keeping(prices, self.works, own)
             self.cost.memory["activations"] += self.live * float(changes.kept[0])
@@ -330,15 +331,24 @@ class OperatorVisit:
         graph, blocks, away = self.bound.graph, self.bound.blocks, list[Bytes]()
         made, wanted = self.walk.made(name), self.operator.layouts.operands[place]
         copied = self._kept_copy(name, made, wanted, nbytes) if place in self.walk.alive.saved[self.at] else 0.0
-        kept = copied + (min(nbytes, self._local_bytes(name, made.forward)) if self.in_pieces else 0.0)
+        otherwise = self.walk.otherwise
+        if otherwise is not None and self.at in otherwise.products:
+            copied *= otherwise.copies
+        pieces = min(nbytes, self._local_bytes(name, made.forward)) if self.in_pieces else 0.0
+        kept = copied + pieces * self._share(self.results[0] if self.in_pieces else name)
         inside = blocks.block_of(graph.producer[name]) == self.block
         if self.home != "device":
-            away.append(kept if inside else copied if self._is_copy(name, made, wanted, nbytes) else 0.0)
+            leaves = inside or self.walk.cluster.software.offloads_inputs
+            away.append(kept if leaves else copied if self._is_copy(name, made, wanted, nbytes) else 0.0)
         if self.again and not inside and name in graph.differentiable:
             kept += self._checkpoint(name, made.forward)
         if inside and self._enters_a_module(name):
             self._checkpoint(name, made.forward)
         return kept, away
+
+    def _share(self, name: str) -> float:
+        """Of the bytes of a value those that are kept of it."""
+        return 1.0 if self.walk.otherwise is None else self.walk.otherwise.shares.get(name, 1.0)
 
     def _enters_a_module(self, name: str) -> bool:
         """Whether a value of the block comes to what runs again from what does not, and nobody keeps it anyway."""

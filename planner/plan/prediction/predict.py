@@ -73,7 +73,7 @@ def predict_alike(
         for rank, walk in enumerate(walks):
             costs.append(walk.rank(rank, repeated=of_walks[id(walk)]))
             hold(costs[-1], moving[rank], bound.plan, clusters[rank])
-            fits = _peak(costs[-1], clusters[rank]) <= limits[rank]
+            fits = stage_peak(costs[-1], clusters[rank]) <= limits[rank]
             if not fits:
                 break
         if not fits:
@@ -98,8 +98,9 @@ def interleaved_seconds(bound: BoundPlan, cluster: Machine, numbers: Sequence[in
     return found
 
 
-def _peak(cost: StageCost, cluster: Cluster) -> Bytes:
-    return float(peak_memory(sum(cost.memory.values()), 0.0, 0.0, cluster.device))
+def stage_peak(cost: StageCost, cluster: Cluster) -> Bytes:
+    """The peak of a rank, with what the allocator and libraries take."""
+    return float(peak_memory(sum(cost.memory.values()), 0.0, 0.0, cluster.device, cluster.software))
 
 
 def stage_costs(bound: BoundPlan, cluster: Machine) -> tuple[StageCost, ...]:
@@ -144,7 +145,7 @@ def _assemble(
         time.append((AHEAD, -m * busiest.ahead))
     clusters = clusters_of_ranks(cluster, len(costs))
     wanted = [sum(cost.memory.values()) for cost in costs]
-    peaks = [_peak(cost, own) for cost, own in zip(costs, clusters, strict=True)]
+    peaks = [stage_peak(cost, own) for cost, own in zip(costs, clusters, strict=True)]
     fullest = max(range(len(costs)), key=lambda rank: (peaks[rank] / clusters[rank].device.memory, wanted[rank]))
     memory = [*costs[fullest].memory.items(), ("allocator slack and reserved", peaks[fullest] - wanted[fullest])]
     outside = max(costs, key=lambda cost: sum(cost.offloaded.values())).offloaded

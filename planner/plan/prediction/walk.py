@@ -42,7 +42,7 @@ from planner.pricing import (
     price_operator,
     price_parameter,
 )
-from planner.pricing.liveness import liveness, replays
+from planner.pricing.liveness import liveness, other_saves, replays
 from planner.pricing.message import Message
 from planner.pricing.model_flops import whole_flops
 from planner.pricing.parameter_price import reduced, summed
@@ -87,6 +87,7 @@ class Walk:
             bare = replace(software, hidden=Hidden())
             self.whole = Pricers.of(plan.mesh, self.cluster.with_software(bare), self.update)
         self.alive = liveness(graph, software.fused, software.loss)
+        self.otherwise = other_saves(graph, self.alive.saved, software)
         blocks = self.bound.blocks
         self.replays = replays(graph, blocks, software.whole_blocks)
         self.ending = blocks.stop if _handed_alone(graph, blocks) else len(graph.operators)

@@ -77,7 +77,7 @@ def memory_of(plan: Plan, ranks: Sequence[RankDissection], timeline: StepTimelin
 def _rank(rank: int, one: RankDissection, cluster: Cluster, group: str) -> RankMemory:
     classes = one.cost.memory
     wanted = sum(classes.values())
-    peak = float(peak_memory(wanted, 0.0, 0.0, cluster.device))
+    peak = float(peak_memory(wanted, 0.0, 0.0, cluster.device, cluster.software))
     return RankMemory(
         rank=rank,
         group=group,

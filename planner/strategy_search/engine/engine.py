@@ -105,7 +105,7 @@ class Engine:
         """Bytes that the tensors of a plan may fill on a device."""
         limit, planned = self.request.memory_limit, planned_memory(group.device, group.software)
         memory = planned if limit is None else min(planned, limit)
-        return usable_memory(replace(group.device, memory=memory)) - self.buffers(group)
+        return usable_memory(replace(group.device, memory=memory), group.software) - self.buffers(group)
 
     def buffers(self, group: Cluster) -> float:
         """Bytes that are set aside for what the software and messages need."""
@@ -113,7 +113,7 @@ class Engine:
 
     def limit_bytes(self, group: Cluster) -> float:
         """The most that a plan may be predicted to need on a device."""
-        return float(peak_memory(self._capacity(group), 0.0, self.buffers(group), group.device))
+        return float(peak_memory(self._capacity(group), 0.0, self.buffers(group), group.device, group.software))
 
     def machine(self, configuration: Configuration) -> Machine:
         """The machine, its groups in the order of the pipeline."""

@@ -38,7 +38,7 @@ def nothing_fits(
     device = group.device
     if stopped:
         return InfeasibleError("no plan that fits was found before the search was stopped; give it more time")
-    needed = float(peak_memory(least, 0.0, request.cluster.software.buffers, device))
+    needed = float(peak_memory(least, 0.0, request.cluster.software.buffers, device, group.software))
     memory = planned_memory(device, group.software)
     there = "there are"
     if request.memory_limit is not None and request.memory_limit <= memory:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,9 +10,10 @@ from costmodels import (
     optimizer_traffic,
     parameter_bytes,
     peak_memory,
+    reserved_memory,
     usable_memory,
 )
-from hardware_profiles import GIB, load_profile
+from hardware_profiles import GIB, PYTORCH, load_profile
 from tests.refusals import refused
 
 
@@ -68,3 +71,11 @@ def test_peak_memory_of_arrays() -> None:
     device = load_profile("a100-80gb").device
     peaks = peak_memory(np.array([0.0, 1e9]), np.array([0.0, 2e9]), np.array([0.0, 3e9]), device)
     assert peaks == pytest.approx([device.reserved, device.reserved + 6e9 * 1.04])
+
+
+def test_what_is_reserved_follows_the_process_groups() -> None:
+    device = load_profile("a100-80gb").device
+    assert reserved_memory(device) == device.reserved
+    assert reserved_memory(device, replace(PYTORCH, communicators=0.0)) == 0.5 * GIB
+    one = reserved_memory(device, replace(PYTORCH, communicators=0.2))
+    assert one == pytest.approx(0.5 * GIB + 0.2 * 3.2 * GIB)

@@ -7,7 +7,7 @@ import pytest
 from hardware_profiles import PYTORCH, load_profile
 from planner.plan.plan import Prediction
 from planner.validation.cells import PeakKind
-from planner.validation.peak import kind_of_peak, peak_ends, peak_of
+from planner.validation.peak import kind_of_peak, least_needed, peak_ends, peak_of
 from planner.validation.rows import Row
 
 DEVICE = load_profile("a100-80gb").device
@@ -44,9 +44,13 @@ def test_kinds_count_less_and_less() -> None:
         memory=(),
         stages=(),
     )
-    assert peak_of(prediction, DEVICE, "used") == peak
-    assert peak_of(prediction, DEVICE, "reserved") == peak - DEVICE.reserved
-    assert peak_of(prediction, DEVICE, "allocated") == pytest.approx(tensors)
+    assert peak_of(prediction, DEVICE, PYTORCH, "used") == peak
+    assert peak_of(prediction, DEVICE, PYTORCH, "reserved") == peak - DEVICE.reserved
+    assert peak_of(prediction, DEVICE, PYTORCH, "allocated") == pytest.approx(tensors)
+    assert least_needed(prediction, DEVICE, PYTORCH) == pytest.approx(tensors + DEVICE.reserved)
+    one_group = replace(PYTORCH, communicators=0.2)
+    less = 0.8 * (DEVICE.reserved - 0.5 * 2**30)  # all but the context
+    assert peak_of(prediction, DEVICE, one_group, "reserved") == pytest.approx(peak - DEVICE.reserved + less)
     software = replace(PYTORCH, peak_low=0.9, peak_high=1.1)
     assert peak_ends(prediction, DEVICE, software, "used") == pytest.approx((0.9 * peak, 1.1 * peak))
     assert peak_ends(prediction, DEVICE, software, None) == pytest.approx((0.9 * tensors, 1.1 * peak))

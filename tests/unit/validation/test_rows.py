@@ -342,7 +342,6 @@ def test_what_is_not_modelled_is_noted(tmp_path: Path, changes: dict[str, str], 
         ({"seq_len": ""}, ("seq_len", "empty")),
         ({"profile": ""}, ("profile",)),
         ({"model": "Llama LoRA"}, ("LoRA",)),
-        ({"recompute_detail": "full (block n=1)"}, (1, "2 layers")),
     ],
 )
 def test_what_cannot_be_planned_has_a_reason(

@@ -41,6 +41,7 @@ def machine(folder: Path, zero: int = 0, devices: int = 8, **changes: str) -> tu
         (1, {"profile": "ascend-910b-64gb", "source": "mindformers model cards (r1.3.0)"}, "mindformers"),
         (1, {"source": "NeMo 24.07", "stack": "deepspeed"}, "deepspeed"),
         (1, {"notes": "plain Megatron-LM, not NeMo", "flash_attention": "True"}, "megatron"),
+        (1, {"notes": "other_flags: TE, attention-softmax-in-fp32", "flash_attention": "True"}, "megatron"),
         (1, {"notes": "run without the NeMo container; NeMo 2 recipe", "flash_attention": "True"}, "nemo"),
         (3, {"source": "Megatron-Bridge perf archive 26.04 NeMo Container"}, "nemo"),
         (1, {"other_flags": "Megatron-DeepSpeed", "notes": "beside NeMo", "flash_attention": "True"}, "deepspeed"),
@@ -217,3 +218,23 @@ def test_networks_as_stated(tmp_path: Path, text: str, per_device: float | None)
 def test_links_inside_a_node(tmp_path: Path) -> None:
     cluster, _ = machine(tmp_path, intra_bw="NVLink, 4 inter-gpu connects per GPU (published)")
     assert cluster.levels[0].bandwidth == 100e9
+
+
+def test_products_in_fp8_of_transformer_engine_keep_their_operands_so(tmp_path: Path) -> None:
+    engine, _ = machine(tmp_path, 1, notes="TE", precision="fp8", flash_attention="True")
+    assert engine.software.keeps_fp8
+    assert engine.software.stored.weight == 4.0  # beside the weight it, and it transposed, in fp8
+    recipe, _ = machine(tmp_path, 1, source=BRIDGE.format("26.04"), precision="fp8", precision_detail="mxfp8")
+    assert recipe.software.stored.weight == 2.0
+    assert 0 < recipe.software.gained < 1
+    wide, _ = machine(tmp_path, 1, source=BRIDGE.format("26.04"))
+    assert not wide.software.keeps_fp8
+
+
+def test_torchtitan_says_what_it_hides_and_gathers(tmp_path: Path) -> None:
+    plain, _ = machine(tmp_path, 3, precision="fp8", other_flags="vanilla TP")
+    found, _ = machine(tmp_path, 3, precision="fp8", other_flags="Float8 + async TP")
+    assert (plain.software.hidden.tensor, plain.software.gathers_narrow) == (0.0, False)
+    assert found.software.hidden.tensor > 0
+    assert found.software.gathers_narrow
+    assert found.software.hidden.gathers == plain.software.hidden.gathers
