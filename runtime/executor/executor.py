@@ -254,6 +254,8 @@ class Executor:
                 compute(instruction, batch, arrived, self.place)
             for name in instruction.last:
                 batch.values.pop(name, None)
+            if departs and instruction.sends:
+                yield
 
     def _departed(
         self, operand: Operand, batch: MicroBatch, instruction: Instruction, *, departs: bool

@@ -59,6 +59,11 @@ class Instruction:
     part: ExpertsPart | None = None
     first: int = 0
 
+    @property
+    def sends(self) -> bool:
+        """Whether it leaves something on its way, which another part of its operator waits for."""
+        return self.part is not None and self.part.part != "arrive"
+
     def broken_promise(self, slot: int, result: torch.Tensor) -> StrategyError:
         """What to raise where the result number `slot` has another shape than its rule promises."""
         bound, promise = self.bound, self.results[slot]

@@ -11,7 +11,9 @@ from tests.distributed import plans
 
 def exchanged(plan: Plan, model: str, there: int) -> Plan:
     """The plan with all overlaps that it can have, so many operators while rows go to their experts, or as many as
-    there are."""
+    there are; with none where that is less than none."""
+    if there < 0:
+        return plan
     bound = bind(plan, plans.traced(model), plans.BATCH)
     found = {
         expert_overlap_name(at, bound): min(there, len(beside))

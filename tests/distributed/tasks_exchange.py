@@ -70,61 +70,56 @@ def trained(model: str, way: str, sizes: tuple[int, ...], there: int, settings: 
     return max(tasks.relative(one, other) for one, other in zip(*found, strict=True)), checked
 
 
-def order(model: str, way: str, sizes: tuple[int, ...], there: int) -> tuple[list[str], list[str]]:
-    """What happens in the forward and in the backward pass of a micro-batch: "go" where an all-to-all of rows starts,
-    "come" where it is waited for, "work" where products run; one after the other, repetitions left out."""
-    plan = planned(model, way, sizes, there, {})
+def meanwhile(
+    model: str, way: str, sizes: tuple[int, ...], there: int, settings: dict[str, Any]
+) -> tuple[list[int], list[int]]:
+    """How many products run between the start of each all-to-all of rows and the wait for it, in a forward and in a
+    backward pass, in the order in which they are waited for."""
+    plan = planned(model, way, sizes, there, settings)
     step = step_of(plan, model, lowered=True)
     batch = plans.inputs(model, samples=plan.training.global_batch)
     step.accumulate(*batch)
-    told: list[str] = []
-    passes: list[list[str]] = []
-    watch = _Told(told)
+    told, passes = _Told(), list[list[int]]()
     start, back = dist.all_to_all_single, torch.autograd.backward
 
     def started(incoming: torch.Tensor, sent: torch.Tensor, *rest: Any, **named: Any) -> Any:
         work = start(incoming, sent, *rest, **named)
-        if sent.dim() < 2 or not sent.is_floating_point():
-            return work
-        told.append("go")
-        return _Waited(work, told)
+        rows = sent.dim() == 2 and sent.is_floating_point()  # neither counts nor weights of rows
+        return _Waited(work, told) if rows else work
 
     def turned(*given: Any, **named: Any) -> None:
-        passes.append([*told])
-        told.clear()
+        passes.append(told.between)
+        told.between = []
         back(*given, **named)
-        passes.append([*told])
-        told.clear()
+        passes.append(told.between)
+        told.between = []
 
     dist.all_to_all_single, torch.autograd.backward = started, turned  # type: ignore[assignment]
     try:
-        with watch:
+        with told:
             step.accumulate(*batch)
     finally:
         dist.all_to_all_single, torch.autograd.backward = start, back
-    forward, backward = (
-        [one for number, one in enumerate(events) if not number or one != events[number - 1]] for events in passes[:2]
-    )
-    return forward, backward
+    return passes[0], passes[1]
 
 
 class _Waited:
-    def __init__(self, work: Any, told: list[str]) -> None:
-        self._work, self._told = work, told
+    def __init__(self, work: Any, told: "_Told") -> None:
+        self._work, self._told, self._before = work, told, told.products
 
     def wait(self) -> object:
-        self._told.append("come")
+        self._told.between.append(self._told.products - self._before)
         return self._work.wait()
 
 
 class _Told(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes products."""
+    """Counts products."""
 
-    def __init__(self, told: list[str]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._told = told
+        self.products = 0
+        self.between: list[int] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if str(function).startswith(("aten.mm", "aten.addmm", "aten.bmm", "aten._grouped_mm")):
-            self._told.append("work")
+        self.products += "mm." in str(function) or "grouped" in str(function)
         return function(*args, **(kwargs or {}))

@@ -11,6 +11,7 @@ FULL = {"recomputation": "full"}
 SELECTIVE = {"recomputation": "selective"}
 TWO = {"micro_batches": 2}
 PIPELINE = {"stages": (1, 1), "micro_batches": 2}
+TURNS = {"micro_batches": 4, "global_batch": 8, "interleave": 2}
 TOLERANCE = 1e-5
 
 PAIRS: list[tuple[str, str, tuple[int, ...], int, dict[str, Any]]] = [
@@ -22,11 +23,14 @@ PAIRS: list[tuple[str, str, tuple[int, ...], int, dict[str, Any]]] = [
             ("capped", "samples", (2, 1), 1, FULL),
             ("mixture", "folded", (1, 2), 4, {"chunks": 1}),
             ("mixture", "zero3", (2, 1), 3, {"gathers": "ahead"}),
+            ("mixture", "samples", (2, 1), 0, {**TURNS, **FULL}),
+            ("deepseek-direct", "samples", (2, 1), 0, {**TURNS, **SELECTIVE}),
         ]
     ),
 ]
 FOURS: list[tuple[str, str, tuple[int, ...], int, dict[str, Any]]] = [
     ("mixture", "samples", (2, 2), 3, {"once": True, **FULL}),
+    ("mixture", "tensor inside", (2, 2), 0, TURNS),
     *rarely(
         [
             ("mixture", "zero3", (2, 2), 3, {"gathers": "ahead", **FULL}),
@@ -72,10 +76,17 @@ def test_steps_weights_and_evaluation_are_those_without(pair, settings: dict) ->
 
 
 @pytest.mark.thorough
-def test_others_compute_while_rows_are_on_their_way(pair) -> None:
-    """There the first products of shared experts, back the last; backward those in turn, and gradients of weights."""
-    for forward, backward in pair.run("tasks_exchange", "order", "mixture", "samples", (2, 1), 4):
-        assert " ".join(forward).count("go work come") == " ".join(forward).count("go"), forward
-        assert " ".join(backward).count("go work come") == " ".join(backward).count("go"), backward
-        assert "go" in forward
-        assert "go" in backward
+@pytest.mark.parametrize("settings", [{}, TURNS], ids=str)
+def test_others_compute_while_rows_are_on_their_way(pair, settings: dict) -> None:
+    """There the first products of shared experts, back the last; backward those in turn, and gradients of weights. Or
+    those of another micro-batch."""
+    for forward, backward in pair.run("tasks_exchange", "meanwhile", "mixture", "samples", (2, 1), 4, settings):
+        for between in (forward, backward):
+            assert len(between) == 2 * 2 * settings.get("interleave", 1)  # there and back in two blocks
+            assert min(between) > 0, (forward, backward)
+
+
+@pytest.mark.thorough
+def test_nobody_computes_where_experts_are_waited_for(pair) -> None:
+    for forward, backward in pair.run("tasks_exchange", "meanwhile", "mixture", "samples", (2, 1), -1, {}):
+        assert set(forward) == set(backward) == {0}

@@ -11,6 +11,8 @@ in their order, run while rows go to their experts; the others run while the res
 own weights are computed while those of their rows are on their way. So experts overlap that have nothing beside them,
 too. Over several axes it is the outermost whose messages are overlapped, the slowest.
 
+Where micro-batches take turns (`Training.interleave`) another one computes meanwhile, and nothing is moved.
+
 Everything else follows, so that prices, audits and the runtime agree. There are none of experts whose results a
 recomputed block keeps; in such a block nothing is beside them that is not computed again. Operators that run in one
 with a collective of tensor parallelism (`planner.plan.layout.overlapped_products`) are where that is.

@@ -78,6 +78,27 @@ class ExchangeOverlap:
         ways = self.ways(one.at)
         return min(ways.weighted, self._forward(there)) + min(ways.rows, self._forward(back))
 
+    def sent(self, one: ExpertOverlap) -> Saved:
+        """Seconds in which other micro-batches may compute."""
+        ways, back = self.ways(one.at), self.sent_back(one)
+        there = ways.weighted / ways.rows if ways.rows else 0.0
+        return Saved(*((1 + there) * seconds for seconds in back))
+
+    def sent_back(self, one: ExpertOverlap | None) -> Saved:
+        """Those of them in which rows come back from experts, or backward go to them; none without experts."""
+        if one is None:
+            return Saved(0.0, 0.0)
+        rows, times = self.ways(one.at).rows, 1 + int(self._again(one.at))
+        return Saved(forward=rows, backward=times * rows)
+
+    def _again(self, at: int) -> bool:
+        """Whether experts run again in the backward pass of their block."""
+        bound = self.walk.bound
+        block = bound.blocks.block_of(at)
+        if block is None or bound.recompute_of(block) is None:
+            return False
+        return bound.place_of(at) < self.walk.replays[bound.blocks.kinds[block]].works
+
     def transient(self, one: ExpertOverlap) -> Bytes:
         """Bytes of rows that are sent and come while others run, beside the most that these take for a moment, and of
         gradients of results that wait for those of the matrices."""

@@ -230,6 +230,11 @@ class OperatorVisit:
     def _overlap_exchange(self, one: ExpertOverlap) -> None:
         """What its exchange takes less that runs under other work, in each pass. A host that has launched it launches
         that work."""
+        if self.bound.plan.training.interleave > 1:  # other micro-batches compute under it
+            sent = self.walk.exchanges.sent(one)
+            self.chunk.forward.add(sent=sent.forward)
+            self.chunk.backward.add(sent=sent.backward)
+            return
         saved = self.walk.exchanges.saves(one)
         again = self.walk.exchanges.saves_again(one) if self.again and self.works else 0.0
         self.chunk.forward.add(waits=-saved.forward, exchanged=saved.forward)

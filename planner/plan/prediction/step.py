@@ -160,10 +160,13 @@ class PassCost:
         self.add(waits=-seconds, hidden=seconds)
         self.gathered += seconds
 
-    def close(self, before: tuple[float, float]) -> None:
-        """Everything since `before`, as `taken` was then, is one operator."""
+    def close(self, before: tuple[float, float], back: float = 0.0) -> None:
+        """Everything since `before`, as `taken` was then, is one operator, which at its end sends for so many seconds
+        what comes `back`; in the backward pass at its beginning."""
         sent = self.sent - before[0]
-        self.operators.append((sent, self.taken[1] - before[1]))
+        self.operators.append((sent - back, self.taken[1] - before[1]))
+        if back:
+            self.operators.append((back, 0.0))
 
     @property
     def taken(self) -> tuple[float, float]:

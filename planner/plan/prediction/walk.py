@@ -191,8 +191,9 @@ class Walk:
             before = [one.taken for one in passes]
             self.waiting = waiting[number]
             self._visit(cost, at, live[number], seen, at_once)
-            for one, taken in zip(passes, before, strict=True):
-                one.close(taken)
+            backs = self.exchanges.sent_back(self.in_parts.get(at)) if passes else ()
+            for one, taken, back in zip(passes, before, backs, strict=True):
+                one.close(taken, back)
             after(at, cost, at_once)
         cost.memory["transient"] *= interleave
         cost.memory["transient"] += self.cluster.software.buffers

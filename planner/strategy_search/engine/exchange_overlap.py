@@ -6,6 +6,9 @@ while rows go to their experts as saves most. The judge prices it, with the memo
 fits and saves `WORTH` of the step. On CPUs there is none unless somebody asks: their messages take the cores that
 compute.
 
+Where micro-batches take turns nothing of a block needs to be beside its experts: another micro-batch computes while
+rows are on their way, there and back, forward and backward (`runtime.executor.interleaving`).
+
 Not good for: plans whose sum, with everything waited for, is far from the least, and which would be the fastest so.
 """
 
@@ -59,6 +62,16 @@ def with_expert_overlap(bound: BoundPlan, pinned: Pinned, cluster: Machine, limi
     return replace(tried, plan=replace(tried.plan, prediction=prediction)) if fits else bound
 
 
+def in_parts(bound: BoundPlan, pinned: Pinned, cluster: Machine) -> BoundPlan:
+    """The same plan with all experts in parts, for others to compute while their rows are on their way, where that may
+    be; its prediction is that of the plan as it was."""
+    if not may_exchange_under_work(pinned, cluster):
+        return bound
+    names = {expert_overlap_name(at, bound) for at, _ in possible_expert_overlaps(bound, overlaps_of(bound))}
+    training = replace(bound.plan.training, expert_overlap=tuple((name, 0) for name in sorted(names)))
+    return replace(bound, plan=replace(bound.plan, training=training)) if names else bound
+
+
 def best_expert_overlaps(bound: BoundPlan, cluster: Machine, *, every: bool = False) -> Chosen:
     """Those that save time, or `every` one, each with as many operators while rows go there as save most."""
     if not any(operator.rule.op_class == "experts" for operator in bound.operators):
@@ -66,7 +79,9 @@ def best_expert_overlaps(bound: BoundPlan, cluster: Machine, *, every: bool = Fa
     walks, found = tuple[Walk, ...](), dict[str, int]()
     for at, beside in possible_expert_overlaps(bound, overlaps_of(bound)):
         name = expert_overlap_name(at, bound)
-        if name not in found:
+        if bound.plan.training.interleave > 1:
+            found[name] = 0
+        elif name not in found:
             walks = walks or walks_of(bound, cluster)
             exchanges = walks[walks[0].rank_of[at]].exchanges
             tried = [

@@ -27,7 +27,7 @@ from planner.sharding.update import AUTO_BUCKETS, EACH, NO_BUCKETS, Update
 from planner.strategy_search.engine.assemble import assembly, groups_of, input_layouts, stages_of
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
-from planner.strategy_search.engine.exchange_overlap import with_expert_overlap
+from planner.strategy_search.engine.exchange_overlap import in_parts, with_expert_overlap
 from planner.strategy_search.engine.outcome import RankFilling
 from planner.strategy_search.engine.product_overlap import (
     ChunksError,
@@ -272,7 +272,10 @@ class Finalists:
 
     def _in_turns(self, ranked: Ranked, cutoff: Seconds) -> Ranked:
         machine, limits = self.engine.machine(ranked.configuration), self._limits(ranked.configuration)
-        bound = with_turns(ranked.bound, self.request.pinned, machine, limits, cutoff)
+        waits = in_parts(ranked.bound, self.request.pinned, machine)
+        bound = with_turns(waits, self.request.pinned, machine, limits, cutoff)
+        if bound is waits:
+            return ranked
         return replace(ranked, bound=bound, configuration=replace(ranked.configuration, schedule=bound.plan.schedule))
 
     def _plain_if_nothing_goes_together(self, bound: BoundPlan) -> BoundPlan:

@@ -106,6 +106,8 @@ class _Emitter:
             given = [f"{operand}.arrive()" if arrives else operand for operand, arrives in operands]
             self._computed(number, instruction, self._looked_at(number, given) if self._watched else given)
         self._over(unit)
+        if self._departs and instruction.sends:
+            self._line("yield")
 
     def chain(self, unit: Unit, compiled: Compiled) -> None:
         """A chain, as the call of one function."""

@@ -36,6 +36,7 @@ def overlapped(bound: BoundPlan, **pinned: object) -> BoundPlan:
     return with_expert_overlap(bound, Pinned(**pinned), cluster_of("cpu", 2), ENDLESS)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_step_is_shorter_by_what_is_saved() -> None:
     waits, cluster = bound_of(), cluster_of("cpu", 2)
     waits = replace(waits, plan=replace(waits.plan, prediction=predict(waits, cluster)))
