@@ -4,7 +4,8 @@
     block    gather q, k, v, o, up, down ─> the whole block     one message, before the block begins; one more before
                                                                 its backward pass; and one for all of its gradients
     ahead    the same, while the block before it runs           the first of a pass is waited for, and so are the last
-                                                                gradients
+                                                                gradients; a single weight of a block, or of what
+                                                                follows the blocks, travels so, too
 
 Gradients of weights that are whole, but not their gradients (ZeRO-2), go together alike.
 
@@ -49,10 +50,13 @@ Known: TypeAlias = dict[tuple[int, ...], tuple[Traveller, Traveller]]
 
 
 def block_gathers(bound: BoundPlan, operators: Sequence[int], known: Known) -> tuple[BlockGather, ...]:
-    """What a run of operators gathers together; nothing where the plan gathers each weight by itself, or there are no
-    two that could go together. `known` is what was found for other runs of the plan."""
-    if not bound.plan.training.update.by_block:
+    """What a run of operators gathers together; nothing where the plan gathers each weight by itself. A single weight
+    goes as one where it sets out while the run before it computes; else it is gathered when it is used. `known` is what
+    was found for other runs of the plan."""
+    update, blocks = bound.plan.training.update, bound.blocks
+    if not update.by_block:
         return ()
+    fewest = 1 if update.ahead and blocks.count and operators[0] >= blocks.start else 2
     together: dict[object, list[tuple[Traveller, Traveller, tuple[int, int]]]] = {}
     for at in operators:
         op = bound.operators[at]
@@ -70,7 +74,7 @@ def block_gathers(bound: BoundPlan, operators: Sequence[int], known: Known) -> t
             again=bool(members[0][0].moves) and any(_needed(bound, *use) for _, _, use in members),
         )
         for members in together.values()
-        if len(members) > 1
+        if len(members) >= fewest
     )
 
 
