@@ -12,5 +12,9 @@ def piece_length(size: int, count: int) -> int:
 
 def even_piece(size: int, count: int, place: int) -> tuple[int, int]:
     """Where piece number `place` of so many starts and stops."""
-    each = piece_length(size, count)
-    return min(place * each, size), min((place + 1) * each, size)
+    return piece(size, piece_length(size, count), place)
+
+
+def piece(size: int, length: int, place: int) -> tuple[int, int]:
+    """Where piece number `place` starts and stops, where all have this length but the last ones."""
+    return min(place * length, size), min((place + 1) * length, size)

@@ -15,13 +15,13 @@ An operator that looks at a padded loop as a whole otherwise (a norm, a softmax,
 the place of an element) is refused, with the weight that it is about. Padded weights take memory and products of their
 padded size, which is priced; checkpoints have weights without what was added.
 
-Devices cut a padded weight where they would cut it without what was added, so that the multiple is the number of
-pieces, and 25 heads over 2 are none: 13 of them are not half of the rows (`planner.plan.binding.legality`).
+Heads are padded like any other loop: with zeros for queries, keys and values their results are zeros. 12 heads of 64
+elements over 8 devices are 768 rows padded to a multiple of 8 * 64. The last devices may have nothing but zeros.
 
 Source: the vocabulary as in Shoeybi et al. 2019 (Megatron-LM, `--make-vocab-size-divisible-by`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 
@@ -29,7 +29,6 @@ from planner.errors import RequestError, nearest_names
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.graph.random_ops import CHANCES
 from planner.matching import matches
-from planner.sharding.layout import Layout, cuts
 from planner.sharding.rescale import Growth, rescale_weights
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
@@ -62,19 +61,6 @@ def with_padding(graph: OperatorGraph, padded: Padded) -> OperatorGraph:
         if larger.types[name].shape[dim] != extent
     )
     return replace(larger, operators=operators, unpadded=tuple(unpadded))
-
-
-def cut_elsewhere(
-    shape: Sequence[int], own: Sequence[int], layout: Layout, sizes: Sequence[int]
-) -> tuple[int, int, int] | None:
-    """A dim of a weight of this padded `shape` that a layout does not cut where it would cut its `own` extent, as
-    checkpoints have it, into pieces of equal length but for a shorter last one: both extents, and into how many pieces;
-    None where there is none."""
-    for extent, mine, count in zip(shape, own, cuts(len(shape), layout, sizes), strict=True):
-        each = extent // count
-        if extent != mine and count > 1 and (each != -(-mine // count) or (count - 1) * each >= mine):
-            return extent, mine, count
-    return None
 
 
 def _grown_weights(graph: OperatorGraph, padded: Padded) -> Mapping[str, Growth]:

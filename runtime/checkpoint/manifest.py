@@ -23,7 +23,7 @@ from planner.graph.placed import place_of
 from planner.plan.file import dump_plan, parse_plan
 from planner.plan.plan import Plan
 from planner.plan.writing import write_atomically
-from runtime.checkpoint.regions import can_be_cut
+from runtime.checkpoint.regions import can_be_cut, covered
 from runtime.guard_settings import GuardState
 from runtime.run_folder.identity import Origin
 
@@ -52,8 +52,8 @@ class SavedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTensor:
-    """A tensor of a checkpoint: the shape of the whole, the name of its dtype as torch has it, and where its cells
-    are."""
+    """A tensor of a checkpoint: the shape of the whole, the name of its dtype as torch has it, where its cells are, and
+    their `lengths` on each dim where it is not cut evenly (None in versions before)."""
 
     __pydantic_config__ = _STRICT
 
@@ -61,6 +61,7 @@ class SavedTensor:
     dtype: str
     cuts: tuple[_Cuts, ...]
     files: tuple[_Count, ...]
+    lengths: tuple[_Cuts, ...] | None = None
 
     @property
     def elements(self) -> int:
@@ -129,6 +130,9 @@ def plan_content(plan: Plan) -> dict[str, Any]:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest of a folder. Raises CheckpointError where it cannot be written."""
     content = asdict(manifest)
+    for tensor in content["tensors"].values():
+        if tensor["lengths"] is None:  # as versions before read it
+            del tensor["lengths"]
     try:
         write_atomically(
             folder / MANIFEST, json.dumps({"digest": _digest(content), "content": content}) + "\n", private=True
@@ -179,6 +183,16 @@ def _digest(content: Any) -> str:
     return xxhash.xxh3_128_hexdigest(text.encode())
 
 
+def _is_cut(tensor: SavedTensor) -> bool:
+    """Whether its cells are those of a tensor of its shape."""
+    if len(tensor.cuts) != len(tensor.shape):
+        return False
+    if tensor.lengths is None:
+        return all(map(can_be_cut, tensor.shape, tensor.cuts))
+    fits = len(tensor.lengths) == len(tensor.shape)
+    return fits and all(map(covered, tensor.shape, tensor.cuts, tensor.lengths))
+
+
 def _fault(manifest: Manifest) -> str | None:
     """What does not fit in a manifest of the right form."""
     names = [file.name for file in manifest.files]
@@ -190,7 +204,7 @@ def _fault(manifest: Manifest) -> str | None:
     for name, tensor in manifest.tensors.items():
         if len(tensor.shape) > MOST_DIMS:
             return f"tensor '{name}' has {len(tensor.shape)} dims; tensors have {MOST_DIMS} at most"
-        if len(tensor.cuts) != len(tensor.shape) or not all(map(can_be_cut, tensor.shape, tensor.cuts)):
+        if not _is_cut(tensor):
             return f"tensor '{name}' of shape {tensor.shape} cannot be cut into {tensor.cuts} pieces"
         if len(tensor.files) != math.prod(tensor.cuts) or any(file >= len(names) for file in tensor.files):
             return f"tensor '{name}' has cells in files that are not listed"

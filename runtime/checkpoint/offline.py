@@ -29,7 +29,7 @@ from runtime.checkpoint.folder import is_checkpoint, take_name
 from runtime.checkpoint.manifest import Manifest, Progress, SavedFile, SavedTensor, plan_content, write_manifest
 from runtime.checkpoint.naming import CONFIG, as_theirs
 from runtime.checkpoint.opening import open_run
-from runtime.checkpoint.regions import Region, blocks, cell_region, whole
+from runtime.checkpoint.regions import Region, blocks, whole
 from runtime.checkpoint.restoring import check_optimizer, check_same, in_both_places, name_in
 from runtime.checkpoint.source import INDEX, SINGLE, Readable
 from runtime.checkpoint.spread import Spread, StateOfPlan, writers
@@ -134,7 +134,7 @@ def _entries(
     for spread in wanted:
         for cell, writer in enumerate(ranks[spread.name]):
             if writer == rank:
-                region = cell_region(spread.shape, spread.cuts(mesh), cell)
+                region = spread.of_cell(mesh, cell)
                 found.append(_entry(source, spread.name, names[spread.name], spread.dtype, region, most))
     return found
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from planner.sharding.even_cut import even_piece, piece_length
+from planner.sharding.even_cut import piece, piece_length
 from planner.sharding.layout import Layout
 
 
@@ -47,15 +47,22 @@ def whole(shape: Sequence[int]) -> Region:
     return Region(offset=(0,) * len(shape), extent=tuple(shape))
 
 
-def cell_region(shape: Sequence[int], cuts: Sequence[int], number: int) -> Region:
-    """A cell of a tensor that is cut into so many pieces on every dim; cells are numbered row by row."""
+def cell_region(shape: Sequence[int], cuts: Sequence[int], number: int, lengths: Sequence[int] | None = None) -> Region:
+    """A cell of a tensor that is cut into so many pieces on every dim, of these `lengths` where dims are not cut
+    evenly; cells are numbered row by row."""
     offset, extent = [], []
-    for count, size in zip(reversed(cuts), reversed(shape), strict=True):
+    lengths = list(map(piece_length, shape, cuts)) if lengths is None else lengths
+    for count, size, length in zip(reversed(cuts), reversed(shape), reversed(lengths), strict=True):
         number, place = divmod(number, count)
-        start, stop = even_piece(size, count, place)
+        start, stop = piece(size, length, place)
         offset.append(start)
         extent.append(stop - start)
     return Region(offset=tuple(reversed(offset)), extent=tuple(reversed(extent)))
+
+
+def covered(size: int, count: int, length: int) -> bool:
+    """Whether so many pieces of this length have all of a dim."""
+    return size <= count * length
 
 
 def can_be_cut(size: int, count: int) -> bool:
@@ -81,19 +88,21 @@ def cell_number(dims: int, layout: Layout, sizes: Sequence[int], coordinate: Seq
     return number
 
 
-def cells_meeting(shape: Sequence[int], cuts: Sequence[int], region: Region) -> Iterator[tuple[int, Region]]:
+def cells_meeting(
+    shape: Sequence[int], cuts: Sequence[int], region: Region, lengths: Sequence[int] | None = None
+) -> Iterator[tuple[int, Region]]:
     """Numbers and regions of the cells that have elements of a region."""
     if not region.elements:
         return
     ranges = []
-    for size, count, start, length in zip(shape, cuts, region.offset, region.extent, strict=True):
-        each = piece_length(size, count)
+    lengths = list(map(piece_length, shape, cuts)) if lengths is None else lengths
+    for each, start, length in zip(lengths, region.offset, region.extent, strict=True):
         ranges.append(range(start // each, (start + length - 1) // each + 1))
     for places in product(*ranges):
         number = 0
         for count, place in zip(cuts, places, strict=True):
             number = number * count + place
-        yield number, cell_region(shape, cuts, number)
+        yield number, cell_region(shape, cuts, number, lengths)
 
 
 def blocks(region: Region, most: int) -> Iterator[Region]:

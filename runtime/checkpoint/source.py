@@ -83,7 +83,7 @@ class Source:
         tensor = self.tensors[name]
         wanted = whole(tensor.shape) if region is None else region
         found = torch.empty(wanted.extent, dtype=dtype_of(tensor.dtype)) if into is None else into
-        for number, cell in cells_meeting(tensor.shape, tensor.cuts, wanted):
+        for number, cell in cells_meeting(tensor.shape, tensor.cuts, wanted, tensor.lengths):
             common = wanted.common(cell)
             piece = self._cell(tensor.files[number], name, tensor, cell.extent)[common.within(cell)]
             found[common.within(wanted)].copy_(piece)

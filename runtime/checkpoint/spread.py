@@ -22,6 +22,7 @@ from planner.graph.placed import tables_outside
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.parameter_owners import Owner, owners_of
 from planner.plan.layout.stage_cut import cut_stage
+from planner.sharding.even_cut import piece_length
 from planner.sharding.layout import Layout, cuts, replicated
 from planner.sharding.mesh import Mesh
 from runtime.checkpoint.manifest import SavedTensor
@@ -41,7 +42,8 @@ class Spread:
     """A tensor of a plan's state: its whole shape, its layout over the mesh of a stage, the pipeline ranks that hold
     it; `only` the place of the mesh that does, where it is not all, or in each of these stages the places of its
     `owners` (`planner.plan.layout.parameter_owners`). A table outside of the devices is held by none: its rows are
-    shared out in `shares`, which the first places of the mesh read and write."""
+    shared out in `shares`, which the first places of the mesh read and write. Of a padded weight, `padded` is the shape
+    that devices cut: cells have what is in the model of their pieces, some of them nothing."""
 
     name: str
     shape: tuple[int, ...]
@@ -51,6 +53,17 @@ class Spread:
     only: int | None = None
     owners: tuple[frozenset[int], ...] | None = None
     shares: int | None = None
+    padded: tuple[int, ...] | None = None
+
+    def lengths(self, mesh: Mesh) -> tuple[int, ...] | None:
+        """Of its cells on each dim; None where it is cut evenly."""
+        own = tuple(map(piece_length, self.shape, self.cuts(mesh)))
+        found = own if self.padded is None else tuple(map(piece_length, self.padded, self.cuts(mesh)))
+        return None if found == own else found
+
+    def of_cell(self, mesh: Mesh, number: int) -> Region:
+        """What a cell has of it."""
+        return cell_region(self.shape, self.cuts(mesh), number, self.lengths(mesh))
 
     def cuts(self, mesh: Mesh) -> tuple[int, ...]:
         """Into how many cells each dim is cut."""
@@ -66,7 +79,7 @@ class Spread:
 
     def region(self, mesh: Mesh, place: int) -> Region:
         """What the device at a place of the mesh holds."""
-        return cell_region(self.shape, self.cuts(mesh), self.cell(mesh, place))
+        return self.of_cell(mesh, self.cell(mesh, place))
 
     def held_at(self, stage: int, place: int) -> bool:
         """Whether the rank at a place of the mesh of a stage holds a cell of it."""
@@ -83,11 +96,12 @@ class Spread:
 
     def cell_bytes(self, mesh: Mesh) -> int:
         """Of each of its cells."""
-        return cell_region(self.shape, self.cuts(mesh), 0).elements * dtype_of(self.dtype).itemsize
+        return self.of_cell(mesh, 0).elements * dtype_of(self.dtype).itemsize
 
     def saved(self, mesh: Mesh, files: Sequence[int]) -> SavedTensor:
         """As a manifest lists it."""
-        return SavedTensor(shape=self.shape, dtype=self.dtype, cuts=self.cuts(mesh), files=tuple(files))
+        cuts, lengths = self.cuts(mesh), self.lengths(mesh)
+        return SavedTensor(shape=self.shape, dtype=self.dtype, cuts=cuts, files=tuple(files), lengths=lengths)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +191,17 @@ class StateOfPlan:
             return Spread(name=name, shape=shape, dtype=dtype, layout=whole, stages=stages)
         layout, stages = stored.state if kept.of_optimizer else stored.weight, self.homes[kept.tensor]
         owners = self._owners_of(kept.tensor) if kept.of_optimizer else None
-        return Spread(name=name, shape=shape, dtype=dtype, layout=layout, stages=stages, only=kept.place, owners=owners)
+        cut = self.bound.whole.types[kept.tensor].shape
+        return Spread(
+            name=name,
+            shape=shape,
+            dtype=dtype,
+            layout=layout,
+            stages=stages,
+            only=kept.place,
+            owners=owners,
+            padded=None if cut == shape else cut,
+        )
 
     def _owners_of(self, parameter: str) -> tuple[frozenset[int], ...] | None:
         """The places of the mesh that own the state of a parameter in each of its stages; None where all copies have

@@ -133,17 +133,21 @@ class Journey:
         once = self.once
         assert once is not None, "rows come back by themselves"
         (tokens, copied), rows = self.tensors[-2:], self._later().back(rows).land()
-        sums = rows.new_zeros((sum(once.received), *rows.shape[1:])).index_add_(0, copied, rows)
-
-        def rest(come: torch.Tensor) -> torch.Tensor:
-            return come.new_zeros((count, *come.shape[1:])).index_add_(0, tokens, come)
-
-        return UnderWay(_started(sums, once.sent, once.received, once.group), rest)
+        sums = _summed(rows, copied, sum(once.received))
+        started = _started(sums, once.sent, once.received, once.group)
+        return UnderWay(started, lambda come: _summed(come, tokens, count))
 
     def _later(self) -> "Journey":
         """All ways but the first."""
         further = self.tensors[3:] if self.once is None else self.tensors[3:-2]
         return Journey(ways=self.ways[1:], tensors=(self.tensors[0], *further))
+
+
+def _summed(rows: torch.Tensor, to: torch.Tensor, count: int) -> torch.Tensor:
+    """Rows added up where they go `to`, of `count` places; narrow ones in float32, as combining kernels do."""
+    wide = torch.promote_types(rows.dtype, torch.float32)
+    sums = rows.new_zeros((count, *rows.shape[1:]), dtype=wide).index_add_(0, to, rows.to(wide))
+    return sums.to(rows.dtype)
 
 
 def plan_journey(

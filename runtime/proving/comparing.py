@@ -6,7 +6,8 @@
 The first looks at gradients where they are added up, in the layouts in which the plan keeps them; the second has all
 that a step has: buckets that start early, prefetched gathers, clipping, the sharded optimizer, weights that are
 gathered again. The optimizer's epsilon is so large that a step is as long as its gradient, so that a sum that is
-doubled shows, as it would not in the sign that Adam's first step has.
+doubled shows, as it would not in the sign that Adam's first step has. In 16 bits the unsharded model has the experts
+that the plan chose (`runtime.reference.same_choices`).
 """
 
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ from runtime.proving.differences import (
     whole_norm,
     worst,
 )
+from runtime.reference.same_choices import choices_of
 from runtime.reference.unsharded import UnshardedStep
 from runtime.servers.addresses import Addresses
 from runtime.step.arguments import Arguments
@@ -122,12 +124,13 @@ def _trained(
     weights: dict[str, torch.nn.Parameter],
 ) -> Differences | None:
     before = {name: weight.detach().clone() for name, weight in weights.items()}
+    chosen = _chosen(step, batches[0])
     loss, gradients, buffers = _first_pass(step, batches[0])
     losses = [step(*batch.args, **batch.kwargs) for batch in batches[1:]]
     after = step.full_parameters()
     if plain is None:
         return None
-    wanted_loss, wanted, wanted_buffers = plain.gradients(*_given(step, batches[0]))
+    wanted_loss, wanted, wanted_buffers = plain.gradients(*_given(step, batches[0]), chosen)
     wanted_losses = [plain(*_given(step, batch)) for batch in batches[1:]]
     exact = step.plan.training.precision == "fp32"
     wanted = {name: tensor for name, tensor in wanted.items() if name in step.rank.bound.parameters}  # on the devices
@@ -149,6 +152,17 @@ def _trained(
         worst_change=worst_change if exact else "",
         buffer=worst(buffers, held, 1e-6)[0] if exact and held else None,
     )
+
+
+def _chosen(step: TrainingStep, batch: Arguments) -> Sequence[torch.Tensor | None]:
+    """What routers choose in 16 bits, where rounding may tip the scale; nothing in fp32, and where elements are
+    dropped, as nobody knows then what a training step chooses. Collective."""
+    graph = step.rank.bound.graph
+    names = choices_of(graph)
+    if step.plan.training.precision == "fp32" or not any(names) or dropping(graph):
+        return ()
+    found = step.evaluate_with([name for name in names if name], *batch.args, **batch.kwargs).outputs
+    return [found[name] if name else None for name in names]
 
 
 def _least_change(moved: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> float:

@@ -30,7 +30,7 @@ from safetensors import safe_open
 from hardware_profiles.foreign import ForeignTextError, read_bytes
 from planner.errors import CheckpointError
 from runtime.checkpoint.manifest import FORMAT_VERSION, Manifest, Progress, SavedFile, SavedTensor
-from runtime.checkpoint.regions import cell_region, cells_meeting
+from runtime.checkpoint.regions import cells_meeting
 from runtime.checkpoint.restoring import Restored, restore
 from runtime.checkpoint.source import Source
 from runtime.checkpoint.spread import Spread
@@ -202,7 +202,8 @@ class StateReplicas:
             for target in range(len(self.hosts)):
                 if spread.cell_of(mesh, target) is None:
                     continue
-                for number, region in cells_meeting(tensor.shape, tensor.cuts, spread.region(mesh, target % mesh.size)):
+                wanted = spread.region(mesh, target % mesh.size)
+                for number, region in cells_meeting(tensor.shape, tensor.cuts, wanted, tensor.lengths):
                     cell = (spread.name, number)
                     near = [name for at, name in left.places[cell] if self.hosts[at] == self.hosts[target]]
                     if near and target == own:
@@ -287,8 +288,8 @@ def _numbers(tensor: SavedTensor) -> tuple[int, ...]:
 
 
 def _extent(spread: Spread, mesh: Any, number: int) -> tuple[int, ...]:
-    """Of a cell: those of a padded weight, without what was added, may have a shorter last one."""
-    return cell_region(spread.shape, spread.cuts(mesh), number).extent
+    """Of a cell: those of a padded weight, without what was added, may be shorter."""
+    return spread.of_cell(mesh, number).extent
 
 
 def _step_of(path: Path) -> int | None:

@@ -29,6 +29,7 @@ from runtime.optimizers.optimizers import (
 )
 from runtime.parameters.after_step import step_ends
 from runtime.reference.plain_tables import sparse_tables, start_sparse
+from runtime.reference.same_choices import SameChoices
 from runtime.step.same_dropout import SameDropout
 from runtime.step.same_fp8 import SameFp8
 
@@ -121,12 +122,12 @@ class UnshardedStep:
         return total
 
     def gradients(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], choices: Sequence[torch.Tensor | None] = ()
     ) -> tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """The mean loss of a global batch, the gradients of all trained parameters and the buffers after it; nothing
-        changes."""
+        changes. `choices` are what the module chooses, for the whole batch (`runtime.reference.same_choices`)."""
         buffers = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
-        total = self._pass(args, kwargs)
+        total = self._pass(args, kwargs, choices)
         found = {
             name: torch.zeros_like(weight) if gradient is None else gradient.clone()
             for name, weight, gradient in zip(self._names, self._weights, self._gradients, strict=True)
@@ -142,13 +143,16 @@ class UnshardedStep:
         for name, buffer in self._module.named_buffers():
             buffer.copy_(buffers[name])
 
-    def _pass(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
+    def _pass(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], choices: Sequence[torch.Tensor | None] = ()
+    ) -> float:
         """Forward and backward of all micro-batches; returns their mean loss."""
         total = 0.0
         for part in range(self._parts):
             part_args, part_kwargs = self._part((args, dict(kwargs)), part)
             draw = Draw(seed=self._seed, step=self._steps, micro_batch=part)
-            with SameDropout(self._dropping, draw), SameFp8(self._module, self._recipes):
+            chosen = SameChoices([None if one is None else one.chunk(self._parts)[part] for one in choices])
+            with SameDropout(self._dropping, draw), SameFp8(self._module, self._recipes), chosen:
                 loss = loss_in(self._module(*part_args, **part_kwargs))
             torch.autograd.backward(loss, torch.full_like(loss, self._scale))
             self._accumulate()

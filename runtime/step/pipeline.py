@@ -110,7 +110,7 @@ class Pipeline:
         """
         order = self.order if order is None else order
         totals: list[torch.Tensor | None] = [None] * batches
-        self._live, self.most_live = {}, 0
+        self._live, self._turned, self.most_live = {}, Turned(), 0  # a step that was aborted may have left some
         self.turns.clear()
         apart = any(turn.kind == "weight_gradient" for turn in order)
         losses = self.interleave * sum(turn.kind == "forward" and turn.chunk == 0 for turn in order) // batches
@@ -136,6 +136,7 @@ class Pipeline:
         """All micro-batches of a step forward only, in the order in which the schedule takes them; returns the mean
         loss, the same on every rank. What a turn has sent has gone when the next one of its chunk has made what it
         sends: so much is held at a time."""
+        self._turned = Turned()
         turns = [turn for turn in self.order if turn.kind == "forward"]
         losses = self.interleave * sum(turn.chunk == 0 for turn in turns)
         total = torch.zeros((), dtype=torch.float32, device=self.device)

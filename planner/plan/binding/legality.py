@@ -17,7 +17,6 @@ from planner.plan.schedule_checks import gathers_fault, ring_fault
 from planner.pricing.keeping import keeping_fault
 from planner.sharding.layout import PARTIAL, Layout, divides, format_layout
 from planner.sharding.mesh import Mesh
-from planner.sharding.padding import cut_elsewhere
 from planner.sharding.rule import Rule, Strategy, ring_axis
 from planner.sharding.stored import StoredParameter, own_copies, stored_fault
 from planner.sharding.update import local_fault
@@ -193,22 +192,7 @@ def check_stored_parameter(
     fault = stored_fault(stored)
     if fault is not None:
         raise StrategyError(f"parameter '{name}': {fault}")
-    _check_padding(mesh, graph, name, stored)
     check_parameter(name, stored, mesh, sequences)
-
-
-def _check_padding(mesh: Mesh, graph: OperatorGraph, name: str, stored: StoredParameter) -> None:
-    """A padded weight is cut where it would be cut without what was added (`cut_elsewhere`)."""
-    shape, own = graph.types[name].shape, graph.own_shape(name)
-    for layout in (stored.weight, stored.state):
-        found = cut_elsewhere(shape, own, layout, mesh.sizes)
-        if found is not None:
-            extent, mine, count = found
-            raise StrategyError(
-                f"parameter '{name}': {mine} padded to {extent} are cut into {count} pieces of {extent // count}, and"
-                f" without padding into pieces of {-(-mine // count)}, as checkpoints have it; pad it to a multiple of"
-                f" {count}, if that is not what you did, or cut it into other numbers of pieces"
-            )
 
 
 def _check_local(plan: Plan, stored: Mapping[str, StoredParameter]) -> None:

@@ -28,7 +28,6 @@ from planner.pricing.bucket_size import sized
 from planner.pricing.operator_price import transient_bytes
 from planner.pricing.parameter_price import reduced
 from planner.sharding.mesh import Mesh
-from planner.sharding.padding import cut_elsewhere
 from planner.sharding.rule import Rule, Strategy
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter, legal_stored, own_copies, with_homes
@@ -336,21 +335,6 @@ class TableBuilder:
         kinds = {edge.kind for edge in template.edges if edge.producer == index}
         return op.results[0] in template.alive.kept and kinds == {"inside"}
 
-    def _cut_alike(
-        self, stored: tuple[StoredParameter, ...], shape: tuple[int, ...], own: tuple[int, ...]
-    ) -> tuple[StoredParameter, ...]:
-        """Those that cut a padded weight where they would cut its own shape; all where none does, which is refused when
-        the plan is bound."""
-        if shape == own:
-            return stored
-        sizes = self.mesh.sizes
-        fitting = (
-            one
-            for one in stored
-            if all(cut_elsewhere(shape, own, layout, sizes) is None for layout in (one.weight, one.state))
-        )
-        return tuple(fitting) or stored
-
     def _parameter(
         self,
         template: Template,
@@ -368,11 +352,9 @@ class TableBuilder:
             among = (own_copies(len(self.mesh.axes)),)
         states = self.offload.optimizer if trainable else NOTHING.optimizer
         weights = self.offload.weights if name in template.every_own_parameter else NOTHING.weights
-        own = graph.own_shape(name)
-        key = (tensor, trainable, among, local, weights, own)
+        key = (tensor, trainable, among, local, weights)
         if key not in self._parameters:
             stored = legal_stored(tensor.shape, self.mesh.sizes, trainable) if among is None else among
-            stored = self._cut_alike(stored, tensor.shape, own)
             if states != NOTHING.optimizer or weights != NOTHING.weights:
                 stored = with_homes(stored, states, weights)
             prices = price_parameter(

@@ -8,8 +8,7 @@ import planner
 from planner.errors import RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
-from planner.sharding.layout import shard
-from planner.sharding.padding import cut_elsewhere, with_padding
+from planner.sharding.padding import with_padding
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.update import Update
 from tests.refusals import refused
@@ -88,12 +87,7 @@ def test_what_would_count_is_refused(kind: str, pattern: str, said: str) -> None
         with_padding(graph_of(kind), ((pattern, 4),))
 
 
-def test_a_search_cuts_padded_weights_where_checkpoints_do() -> None:
-    """Two pieces of 8 rows have 4 each, and of the 5 that there are without padding 3."""
-    found = cut_elsewhere((8, 5), (5, 5), (shard(0),), (2,))
-    assert found == (8, 5, 2)
-    assert cut_elsewhere((8, 5), (7, 5), (shard(0),), (4,)) is None
-    assert cut_elsewhere((8, 6), (7, 6), (shard(1),), (2,)) is None
+def test_padding_to_another_number_than_devices_is_searched() -> None:
     update = Update(padded=(("head.weight", 8),))  # 16 rows, of which no device has what it would have of 11
     plan = planner.search(graph_of(), "h100-80gb", devices=4, batch=3, global_batch=12, update=update).plan
     assert plan.training.update.padded == update.padded
