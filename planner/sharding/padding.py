@@ -32,6 +32,7 @@ from planner.matching import matches
 from planner.sharding.rescale import Growth, rescale_weights
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
+from planner.sharding.rules.einsum import FEW
 
 Padded = tuple[tuple[str, int], ...]
 """Patterns of weights, and the number of which their rows become a multiple; the first that matches counts."""
@@ -91,6 +92,8 @@ def _checked(graph: OperatorGraph, larger: OperatorGraph, op: Operator) -> Opera
     if op.op == _LOSS and summed == {before.index["v"]}:
         classes = before.factors[before.index["v"]].extent
         return replace(op, keywords=(*op.keywords, (CLASSES, classes)))
+    if before.op_class == "attention" and FEW in before.index:
+        summed -= {before.index[FEW]}  # added heads of keys are read by added heads of queries alone
     weighted = {factor for at, dims in _weights(graph, before, op) for factors in dims for factor in factors}
     if not summed <= weighted:
         raise RequestError(

@@ -23,6 +23,7 @@ from planner.errors import RequestError
 from planner.graph.operator_graph import Argument, Operator, OperatorGraph, TensorType
 from planner.sharding.rule import FactorKind, Rule
 from planner.sharding.rules import rule_of
+from planner.sharding.rules.einsum import FEW, MANY
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +153,11 @@ class _Growths:
                     if _STILL not in (factors[factor], wanted):
                         raise _RefusalError(f"{op.name} would need two scales for factor '{rule.factors[factor].name}'")
                     factors[factor] = wanted if wanted != _STILL else factors[factor]
+        grouped = _grown_groups(rule, op, factors)
         self._check_agreement(rule, op, growths, factors)
         for factor, growth in factors.items():
             attends = self._sequence and rule.op_class == "attention" and rule.causal
-            blocked = rule.factors[factor].kind is FactorKind.BLOCKED
+            blocked = rule.factors[factor].kind is FactorKind.BLOCKED and factor not in grouped
             if growth != _STILL and blocked and not attends and not _looked_up(rule, factor):
                 raise _RefusalError(f"{op.name} depends on the extent of its dim '{rule.factors[factor].name}'")
         for result, dims in zip((r for r in op.results if r is not None), rule.results, strict=True):
@@ -251,6 +253,20 @@ class _Growths:
                 return True
             found = all(self._demand(*source) for source in sources)
         return found
+
+
+def _grown_groups(rule: Rule, op: Operator, factors: dict[int, Growth]) -> frozenset[int]:
+    """The heads of queries and of keys, where several of queries share one of keys: both grow alike, by whole groups,
+    so that as many share one as before. None in other operators."""
+    if rule.op_class != "attention" or FEW not in rule.index:
+        return frozenset()
+    heads = rule.index[MANY], rule.index[FEW]
+    wanted = {factors.get(factor, _STILL) for factor in heads} - {_STILL}
+    if len(wanted) > 1:
+        raise _RefusalError(f"{op.name} would need two scales for its heads of queries and of keys")
+    for growth in wanted:
+        factors.update(dict.fromkeys(heads, growth))
+    return frozenset(heads)
 
 
 def _outer(rule: Rule, indexed: tuple[int, ...], factor: int, growth: Growth) -> int | None:

@@ -179,6 +179,8 @@ class Einsum(RuleSpec):
 
 FEW = "kv"
 """Heads of keys where several heads of queries share one, and there is more than one."""
+MANY = "r"
+"""Those heads of queries."""
 
 
 def _grouped(pattern: str, call: Call) -> str:
