@@ -227,6 +227,8 @@ class _Growths:
         """Let a dim grow by letting grow what spells its extent; False where that is data or a weight."""
         graph = self._graph
         if name in self._follow:
+            if name in graph.parameter_names and growth.outer != 1:  # zeros go behind all elements of a dim
+                return False
             known = self._given[name]
             self._given[name] = (*known[:dim], growth, *known[dim + 1 :])
             return known[dim] in (_STILL, growth)  # several ways may lead here

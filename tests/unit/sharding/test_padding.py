@@ -8,6 +8,7 @@ import planner
 from planner.errors import RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
+from planner.models.zoo import build_model
 from planner.sharding.padding import with_padding
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.update import Update
@@ -91,3 +92,15 @@ def test_padding_to_another_number_than_devices_is_searched() -> None:
     update = Update(padded=(("head.weight", 8),))  # 16 rows, of which no device has what it would have of 11
     plan = planner.search(graph_of(), "h100-80gb", devices=4, batch=3, global_batch=12, update=update).plan
     assert plan.training.update.padded == update.padded
+
+
+def test_heads_are_padded_by_whole_groups() -> None:
+    """Six heads of queries share three of keys: with a fourth of these there are eight."""
+    changes = {"hidden_size": 48, "num_heads": 6, "num_kv_heads": 3, "num_layers": 1}
+    reference = "llama-tiny" + "".join(f"+{name}={value}" for name, value in changes.items())
+    built = build_model(reference, dtype="float32", device="meta", sequence_length=8)
+    graph = trace(built.module, built.args, built.kwargs)
+    padded = with_padding(graph, (("*k_proj.weight", 4 * 8),))
+    shapes = {name.rpartition("self_attn.")[2]: padded.types[name].shape for name in graph.parameter_names}
+    assert (shapes["q_proj.weight"], shapes["k_proj.weight"]) == ((64, 48), (32, 48))
+    assert (shapes["v_proj.weight"], shapes["o_proj.weight"]) == ((32, 48), (48, 64))
