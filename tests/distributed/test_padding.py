@@ -23,29 +23,10 @@ def test_padded_weights_train_as_the_unsharded_model(tmp_path: Path) -> None:
     """Vocabulary, hidden elements and heads over four devices, the last of which has no head; then on two, from the
     same checkpoint, padded otherwise."""
     vocabulary = ("--pad", "lm_head.weight=4", "--pad", "*embed_tokens.weight=4")
-    four = (
-        "--devices",
-        "4",
-        "--tensor",
-        "4",
-        *vocabulary,
-        "--pad",
-        "*gate_proj.weight=4",
-        "--pad",
-        "*k_proj.weight=128",
-    )
-    two = (
-        "--devices",
-        "2",
-        "--tensor",
-        "2",
-        "--pad",
-        "lm_head.weight=2",
-        "--pad",
-        "*embed_tokens.weight=2",
-        "--pad",
-        "*k_proj.weight=64",
-    )
+    inside = ("--pad", "*gate_proj.weight=4", "--pad", "*k_proj.weight=128")
+    four = ("--devices", "4", "--tensor", "4", *vocabulary, *inside)
+    words = ("lm_head.weight=2", "*embed_tokens.weight=2", "*k_proj.weight=64")
+    two = ("--devices", "2", "--tensor", "2", *(one for word in words for one in ("--pad", word)))
     for name, options in (("four.json", four), ("two.json", two)):
         call(tmp_path, *JOB, *options, "-o", name)
     first = called(tmp_path, "run", "four.json", "--steps", "3", "--save", "saved")
