@@ -107,8 +107,12 @@ def give_up_schedules(giving: Giving, known: tuple[str, ...]) -> None:
 
 
 def give_up_few_micro_batches(giving: Giving) -> None:
-    """1F1B of PyTorch wants as many micro-batches as stages; with fewer, GPipe takes the same turns."""
+    """1F1B and DualPipeV of PyTorch want as many micro-batches as stages; with fewer, GPipe takes the same turns as the
+    former, and ZB-V has the same stages as the latter."""
     d = giving.description
+    if d.schedule == "dualpipe_v" and d.micro_batches < len(d.layers):
+        here = f"dualpipe_v, {d.micro_batches} micro-batches in {len(d.layers)} stages"
+        giving.up("schedule of the pipeline", here, "zb_v", schedule="zb_v")
     if d.schedule == "1f1b" and d.micro_batches < d.pipeline:
         here = f"1f1b, {d.micro_batches} micro-batches in {d.pipeline} stages"
         giving.up("schedule of the pipeline", here, "gpipe", schedule="gpipe")

@@ -17,6 +17,7 @@ draws one from a plan; `planner.strategy_search.fixed.megatron_layout` makes a p
 import math
 from dataclasses import dataclass, field
 
+from costmodels import SCHEDULES
 from hardware_profiles import Home
 from planner.errors import PlannerError
 from planner.graph.expert_load import EVEN
@@ -31,6 +32,7 @@ LARGEST = 2**31
 
 _ZERO = 3  # the last stage of ZeRO
 _SHOWN = 8  # numbers of stages in an error
+_IN_A_V = 2  # stages on each rank
 
 
 class ExportError(PlannerError):
@@ -143,6 +145,11 @@ class Description:
                 f"recomputed layers of {len(self.full)} and {len(self.selective)} stages; there are {stages}: write a"
                 " number for each"
             )
+        if self.in_a_v and self.pipeline > 1 and self.virtual_stages != _IN_A_V:
+            raise ExportError(
+                f"{self.virtual_stages} stages on each pipeline rank: {self.schedule} has {_IN_A_V}; write as many, or"
+                " another schedule"
+            )
         for have, full, selective in zip(self.layers, self.full, self.selective, strict=True):
             if min(full, selective) < 0 or full + selective > have:
                 raise ExportError(
@@ -177,6 +184,16 @@ class Description:
     def even(self) -> bool:
         """Whether all stages hold equally many blocks."""
         return len(set(self.layers)) == 1
+
+    @property
+    def in_a_v(self) -> bool:
+        """Whether the two stages of a rank lie in a V: the first and the last one on the first rank."""
+        return SCHEDULES[self.schedule].v_shaped
+
+    def stages_on(self, rank: int) -> tuple[int, ...]:
+        """Numbers of the stages of a pipeline rank, in the order of the model."""
+        kind = SCHEDULES[self.schedule]
+        return tuple(kind.stage_of(rank, chunk, self.pipeline) for chunk in range(self.virtual_stages))
 
     @property
     def recomputes(self) -> bool:

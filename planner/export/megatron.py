@@ -22,12 +22,14 @@ from planner.export.megatron_reading import read
 from planner.export.megatron_writing import FP8_RECIPES, MODULES, OPTIMIZERS, fill_in, write
 from planner.export.target import Giving, Loss, Target
 
+SCHEDULES = ("1f1b", "interleaved_1f1b")
 
-def nearest(description: Description) -> tuple[Loss, ...]:
-    """What Megatron-LM cannot be told."""
+
+def nearest(description: Description, schedules: tuple[str, ...] = SCHEDULES) -> tuple[Loss, ...]:
+    """What Megatron-LM cannot be told, or an engine on it that has more schedules."""
     common.refuse_other_training(description, "Megatron-LM", tuple(OPTIMIZERS))
     giving = Giving(description)
-    common.give_up_schedules(giving, ("1f1b", "interleaved_1f1b"))
+    common.give_up_schedules(giving, schedules)
     common.give_up_interleave(giving)
     whole = description.expert is None  # it would compute experts in fp8, too
     common.give_up_fp8(giving, tuple(FP8_RECIPES) if whole else (), leaves_out=False)

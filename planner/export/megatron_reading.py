@@ -157,7 +157,7 @@ def read_options(options: Options, facts: Facts) -> tuple[Description, list[str]
     description = Description(
         layers=layers,
         virtual_stages=virtual,
-        schedule=schedule_of(pipeline, virtual),
+        schedule="dualpipe_v" if _in_a_v(options) and pipeline > 1 else schedule_of(pipeline, virtual),
         data=data,
         tensor=tensor,
         ring=ring,
@@ -213,6 +213,11 @@ def _layers(options: Options, layers: int, pipeline: int) -> tuple[tuple[int, ..
     return found, virtual
 
 
+def _in_a_v(options: Options) -> bool:
+    """Whether MindSpeed is told to run DualPipeV."""
+    return options.word("schedules-method") == "dualpipev"
+
+
 def _stages(options: Options, layers: int, pipeline: int) -> tuple[tuple[int, ...], int]:
     """Layers of every stage, those that do nothing too, and stages on each rank."""
     layout = options.word("pipeline-model-parallel-layout")
@@ -227,6 +232,8 @@ def _stages(options: Options, layers: int, pipeline: int) -> tuple[tuple[int, ..
     first, last = (options.size(f"decoder-{end}-pipeline-num-layers") for end in ("first", "last"))
     virtual = options.degree("num-virtual-stages-per-pipeline-rank")
     each = options.size("num-layers-per-virtual-pipeline-stage")
+    if _in_a_v(options) and pipeline > 1:
+        virtual = _TWO
     if each:
         per_rank = stages_of(layers, pipeline)[0]
         if per_rank % each:

@@ -2,6 +2,7 @@
 
     ring, heads, both    --context-parallel-algo megatron_cp_algo, ulysses_cp_algo, hybrid_cp_algo with
                          --ulysses-degree-in-cp
+    dualpipe_v           --schedules-method dualpipev, two equal stages on each rank, without a context
     uneven stages        --decoder-first-pipeline-num-layers and -last-: those between them are equal
     recomputation        as Megatron-LM; --recompute-activation-function, the elementwise operators of the MLP
     ZeRO                 no more than the distributed optimizer
@@ -35,6 +36,7 @@ from planner.plan.layout.kept import Kept
 
 _RING, _HEADS, _BOTH = "megatron_cp_algo", "ulysses_cp_algo", "hybrid_cp_algo"
 _ACTIVATIONS = Kept(but=("elementwise",))
+_SCHEDULES = (*megatron.SCHEDULES, "dualpipe_v")
 
 
 def nearest(description: Description) -> tuple[Loss, ...]:
@@ -43,6 +45,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     giving = Giving(description)
     common.give_up_fp8(giving)
     common.give_up_offload(giving)
+    _give_up_dualpipe(giving)
     if description.zero > 1:
         giving.up("ZeRO", description.zero, "1: the distributed optimizer", zero=1)
     if not _says_stages(giving.description):
@@ -55,12 +58,22 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     d = giving.description
     if d.selective == d.layers and d.kept == _ACTIVATIONS:
         rest = replace(d, selective=(0,) * len(d.layers), kept=Kept())
-        for loss in megatron.nearest(rest):
+        for loss in megatron.nearest(rest, _SCHEDULES):
             changed = replace(loss.description, selective=d.selective, kept=d.kept)
             giving.losses.append(replace(loss, description=changed))
     else:
-        giving.losses += megatron.nearest(d)
+        giving.losses += megatron.nearest(d, _SCHEDULES)
     return tuple(giving.losses)
+
+
+def _give_up_dualpipe(giving: Giving) -> None:
+    """DualPipeV has equal stages, no context, and as many micro-batches as stages but for one."""
+    d = giving.description
+    if d.schedule != "dualpipe_v" or (d.even and d.context == 1 and d.micro_batches >= len(d.layers) - 1):
+        return
+    stages = "equal stages" if d.even else "uneven stages"
+    here = f"dualpipe_v, context {d.context}, {d.micro_batches} micro-batches in {len(d.layers)} {stages}"
+    giving.up("schedule of the pipeline", here, "interleaved_1f1b", schedule="interleaved_1f1b")
 
 
 def _says_stages(d: Description) -> bool:
@@ -72,6 +85,11 @@ def write(job: Job) -> Mapping[str, str]:
     """`launch.sh`, with every argument."""
     d = job.description
     title = f"{job.model} with MindSpeed on Megatron-LM core 0.12; MEGATRON is the folder of its pretrain_gpt.py."
+    if d.in_a_v and job.architecture is not None and job.architecture.tied:
+        raise ExportError(
+            f"MindSpeed has no dualpipev for one weight of embedding and head, as {job.model} has; plan again with"
+            " --schedule interleaved_1f1b"
+        )
     model = [] if job.architecture is None else model_options(job.architecture, d)
     shared = [*degree_options(d), *_context(d), *_stages(d), *zero_options(d), *_recompute(d)]
     rest = [*training_options(d), *overlap_options(job), *run_options(job)]
@@ -94,6 +112,8 @@ def _context(d: Description) -> list[Option]:
 
 
 def _stages(d: Description) -> list[Option]:
+    if d.in_a_v:
+        return [option("schedules-method", "dualpipev")]
     if d.even:
         return stage_options(d)
     return [

@@ -9,7 +9,8 @@
     context          all_to_all_single between cuts of the sequence and of the heads, about attention; or PyTorch's
                      ring in zigzag order, with the kernels of the device
     experts          Shard(0) of their stacked weights; all_to_all_single about F.grouped_mm
-    pipeline         Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B over any layers of each stage
+    pipeline         Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B, ScheduleZBVZeroBubble,
+                     ScheduleDualPipeV, over any layers of each stage
     recomputation    torch.utils.checkpoint: whole layers, or all but attention
 
 The settings stand at the top of `train.py`, one constant each, and are read back from there; nothing is executed. The
@@ -37,7 +38,7 @@ from planner.export.target import Asked, Facts, Giving, Job, Loss, Reading, Targ
 from planner.plan.layout.kept import Kept
 from planner.sharding.update import PLAIN
 
-_Schedule = Literal["1f1b", "gpipe", "interleaved_1f1b"]
+_Schedule = Literal["1f1b", "gpipe", "interleaved_1f1b", "zb_v", "dualpipe_v"]
 _SCHEDULES = get_args(_Schedule)
 _OPTIMIZERS = {"adamw": "torch.optim.AdamW", "sgd": "torch.optim.SGD"}
 _ATTENTION = Kept(calls=("attention",))
@@ -127,6 +128,11 @@ def _check(a: Architecture, d: Description) -> None:
         parts = f"two parts for each of {d.ring} devices in a ring" if d.ring > 1 else f"context {d.context}"
         raise ExportError(
             f"tensor {d.tensor} x {parts} does not divide {length} tokens; plan again with degrees that do"
+        )
+    if a.tied and d.in_a_v:
+        raise ExportError(
+            f"the script has no {d.schedule} for one weight of embedding and head, which stand on one rank there; plan"
+            " again with --schedule interleaved_1f1b"
         )
     if a.balance_loss:
         raise ExportError(f"the script has no balance loss, the model {a.balance_loss:g}; export to megatron")

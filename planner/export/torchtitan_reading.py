@@ -241,7 +241,7 @@ def _read_stages(settings: Settings, layers: int, pipeline: int) -> tuple[tuple[
                 f"{where}: {each} makes {stages_there} stages, which do not divide over {pipeline} pipeline ranks;"
                 " write another number"
             )
-    elif schedule == "interleaved_1f1b":
+    elif schedule not in ("1f1b", "gpipe"):
         virtual = 2
     return _shared_out(layers, stages_for(layers, pipeline, virtual), ends), virtual, schedule
 

@@ -13,7 +13,10 @@ from planner.export.torchtitan_registry import LAUNCH, known, no_place, registry
 from planner.graph.fp8 import Fp8
 from planner.plan.layout.kept import EVERY_SECOND_PRODUCT
 
-SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved_1f1b": "Interleaved1F1B"}
+SCHEDULES = {
+    "1f1b": "1F1B", "gpipe": "GPipe", "interleaved_1f1b": "Interleaved1F1B", "zb_v": "ZBVZeroBubble",
+    "dualpipe_v": "DualPipeV",
+}  # fmt: skip
 DTYPES = engine_words("torchtitan")
 FLAVORS = {"llama8b": ("llama3", "8B"), "llama70b": ("llama3", "70B"), "llama405b": ("llama3", "405B"),
            "qwen3-30b-a3b": ("qwen3", "30B-A3B"), "qwen3-235b-a22b": ("qwen3", "235B-A22B")}  # fmt: skip
@@ -142,6 +145,8 @@ def _parallelism(d: Description) -> dict[str, object]:
         found["pipeline_parallel_schedule"] = SCHEDULES[d.schedule]
         found["pipeline_parallel_microbatch_size"] = d.micro_batch
         found["module_fqns_per_model_part"] = _parts(d.layers)
+        if d.schedule == "dualpipe_v" and d.recomputes and (d.expert or 1) > 1:  # which it refuses beside the overlap
+            found["pipeline_parallel_expert_parallel_overlap"] = False
     found["context_parallel_degree"] = d.context
     if d.context > 1:
         found |= {"context_parallel_rotate_method": "alltoall", "context_parallel_load_balancer": "headtail"}
@@ -182,7 +187,7 @@ def recomputed_layers(d: Description, every: int) -> tuple[int, ...]:
     full = [0] * len(d.layers)
     for rank in range(d.pipeline):
         before = 0
-        for stage in range(rank, len(d.layers), d.pipeline):
+        for stage in d.stages_on(rank):
             full[stage] = (before + d.layers[stage]) // every - before // every
             before += d.layers[stage]
     return tuple(full)

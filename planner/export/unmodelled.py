@@ -23,7 +23,6 @@ _MATTERS: tuple[tuple[str, str], ...] = (
     (r"window-size|sliding-window|window-attn-skip-freq", "attention in a window: priced over the whole sequence"),
     (r"moe-fb-overlap|overlap-moe-expert-parallel-comm|moe-alltoall-overlap-comm|moe-shared-expert-overlap",
      "communication of experts hides behind computation: priced as waited for"),
-    (r"schedules-method", "a schedule of two directions: priced as 1F1B"),
     (r"use-precision-aware-optimizer|main-grads-dtype|exp-avg-dtype|reuse-fp32-param|megatron-fsdp-main-grads-dtype",
      _FEWER_BITS),
     (r"enable-cuda-graph|external-cuda-graph|cuda-graph-impl|cuda-graphs",

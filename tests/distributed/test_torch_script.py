@@ -28,6 +28,7 @@ ONE = Description(
     update=Update(buckets="none", clip_norm=CLIP),
 )  # fmt: skip
 TWO = replace(ONE, layers=(1, 3), full=(0, 2), selective=(0, 0))
+IN_A_V = replace(ONE, layers=(1,) * 4, full=(0,) * 4, selective=(0,) * 4, virtual_stages=2, schedule="zb_v")
 LLAMA = "llama-tiny"
 CASES: dict[str, Description | tuple[str, Description]] = {
     "data": replace(ONE, data=4),
@@ -44,6 +45,8 @@ CASES: dict[str, Description | tuple[str, Description]] = {
         ONE, layers=(1,) * 4, full=(0,) * 4, selective=(0,) * 4, virtual_stages=2, schedule="interleaved_1f1b",
         data=2, micro_batch=2,
     ),
+    "zero bubble in a V": replace(IN_A_V, data=2, zero=1, micro_batch=2),
+    "both ways at once": replace(IN_A_V, tensor=2, schedule="dualpipe_v", full=(1, 0, 0, 1), micro_batch=4),
     "GPT, tensor": ("gpt-tiny+vocab_size=1001", replace(ONE, tensor=4, micro_batch=4, sequence_parallel=True)),
     "GPT, pipeline": ("gpt-tiny", replace(TWO, data=2, zero=1, micro_batch=2)),
     "GPT, context": ("gpt-tiny", replace(ONE, heads=2, data=2, zero=3, micro_batch=2, full=(2,))),

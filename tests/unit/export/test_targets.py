@@ -44,6 +44,8 @@ def written(engine: str, model: str, description: Description) -> tuple[Descript
 
 def possible(engine: str, model: str, description: Description) -> bool:
     """Whether an engine runs models like this with so many stages."""
+    if description.in_a_v and architecture(model).tied and engine in ("torch", "mindspeed"):
+        return False
     if engine == "torch":
         split, known = description.tensor * description.context, architecture(model)
         return (description.expert is None or description.tensor == 1) and known.kv_heads % split == 0
