@@ -78,6 +78,46 @@ def divide(
     return best
 
 
+def least_seconds(
+    ranks: Sequence[Filled],
+    parts: Sequence[Array],
+    least: Sequence[int],
+    block_ranges: BlockRanges,
+    *,
+    micro_batches: int,
+    chunks: int,
+    equal: int | None = None,
+) -> float:
+    """Seconds below which no division of the inner blocks is, infinite where none fits: with the least busy time that
+    leaves room for all blocks, and the least sum of seconds per micro-batch, `parts` of every range on each rank.
+
+    (m - 1/v) max t + max u >= max (m t + u) (1 - 1 / (m v)), as v m t is the most of it."""
+    if equal is not None:
+        held = _block_ranges((equal,) * len(ranks), block_ranges)
+        pace = max(float(rank.busy[n]) for rank, n in zip(ranks, held, strict=True))
+        lone = math.fsum(float(part[n]) for part, n in zip(parts, held, strict=True))
+    else:
+        finite = [rank.busy[np.isfinite(rank.busy)] for rank in ranks]
+        pace = _least_pace(ranks, least, block_ranges, np.unique(np.concatenate(finite)))
+        lone = _least_sum(parts, least, block_ranges)
+    return pace * (1 - 1 / (micro_batches * chunks)) + lone / chunks
+
+
+def _least_sum(parts: Sequence[Array], least: Sequence[int], block_ranges: BlockRanges) -> float:
+    """The least sum of seconds per micro-batch over all divisions."""
+    blocks = block_ranges.blocks
+    done = np.full(blocks + 1, math.inf)
+    done[0] = 0.0
+    at = np.arange(blocks + 1)
+    start = np.maximum(at[:, None] - at[None, :], 0)  # blocks on earlier ranks, given blocks so far and here
+    behind = at[:, None] >= at[None, :]
+    held = block_ranges.number[start, np.minimum(start + at[None, :], blocks)]
+    for part, fewest in zip(parts, least, strict=True):
+        price = np.where(block_ranges.lengths >= fewest, part, math.inf)
+        done = (np.where(behind, done[start], math.inf) + price[held]).min(axis=1)
+    return float(done[blocks])
+
+
 def _priced(
     ranks: Sequence[Filled], blocks: tuple[int, ...], block_ranges: BlockRanges, micro_batches: int, chunks: int
 ) -> Division | None:

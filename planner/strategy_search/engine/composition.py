@@ -48,17 +48,14 @@ class Composition:
     def compose(self, state: State) -> tuple[Composed | None, list[Filled], Division | None]:
         """The best division with the columns known at a state, if any fits; what every rank comes to."""
         setting = self.setting
-        chain, last = self.chain, setting.ranks - 1
+        last = setting.ranks - 1
         self.pools = [
             _distinct([way for priced in multipliers.priced for way in self._ways(multipliers.chain, priced, state)])
             for multipliers in self.multipliers
         ]
         described: list[tuple[Rank, ...]] = []
         variants = []
-        whole = not chain.blocks_in_head and not chain.blocks_in_tail
-        even = setting.chunks > 1 or (setting.even and whole and self.blocks % setting.ranks == 0)
-        alone = self.blocks if setting.ranks == 1 else None
-        equal = self.blocks // (setting.ranks * setting.chunks) if even else alone
+        equal = self.equal
         for rank in range(setting.ranks):
             multipliers = self.multipliers[self.pipeline_of_kinds.kinds[rank]]
             chosen = _distinct_ends(
@@ -88,6 +85,15 @@ class Composition:
             )
         )
         return (division.seconds, state, fillings), ranks, division
+
+    @property
+    def equal(self) -> int | None:
+        """Inner blocks of every chunk, where all hold equally many."""
+        setting, chain = self.setting, self.chain
+        whole = not chain.blocks_in_head and not chain.blocks_in_tail
+        if setting.chunks > 1 or (setting.even and whole and self.blocks % setting.ranks == 0):
+            return self.blocks // (setting.ranks * setting.chunks)
+        return self.blocks if setting.ranks == 1 else None
 
     def _divided(
         self, described: Sequence[tuple[Rank, ...]], equal: int | None
@@ -146,7 +152,7 @@ class Composition:
             ranks = [known[home, each] for home, each in zip(kinds, described, strict=True)]
             division = divide(
                 ranks,
-                self._fewest(),
+                self.fewest(),
                 self.block_ranges,
                 micro_batches=setting.micro_batches,
                 chunks=setting.chunks,
@@ -230,7 +236,7 @@ class Composition:
             begins=rank == 0 and any(piece.begins for piece in chain.head),
         )
 
-    def _fewest(self) -> list[int]:
+    def fewest(self) -> list[int]:
         """Every rank holds a block."""
         setting, chain = self.setting, self.chain
         if setting.ranks == 1:

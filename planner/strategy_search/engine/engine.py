@@ -22,6 +22,7 @@ from planner.strategy_search.decomposition.lagrangian import Multipliers
 from planner.strategy_search.decomposition.piece_maker import LEAST_WAITING
 from planner.strategy_search.decomposition.setting import Setting, setting_of
 from planner.strategy_search.engine.assemble import Assembly
+from planner.strategy_search.engine.block_times import BlockTimes, ExpertTimes
 from planner.strategy_search.engine.evaluation import NO_HINT, Evaluation, Hint, check_virtual_stages
 from planner.strategy_search.engine.family import Family, Ways, scaling_of
 from planner.strategy_search.engine.outcome import Outcome, best_of, ruled_out
@@ -60,15 +61,16 @@ class _Kept:
 class Built:
     """What does not depend on how much memory there is, nor on how many micro-batches: builders by mesh, templates by
     samples of a micro-batch, and the cost tables of configurations, so many bytes of them. `alike` has of those that
-    are kept one for each that computes alike: stages of ZeRO differ in parameters alone. `regions` has seconds by which
-    many configurations are bounded."""
+    are kept one for each that computes alike: stages of ZeRO differ in parameters alone. `regions` and `experts` have
+    seconds by which many configurations are bounded."""
 
     builders: dict[object, TableBuilder] = field(default_factory=dict)
     scaled: dict[int, Template] = field(default_factory=dict)
     tables: OrderedDict[object, Tables] = field(default_factory=OrderedDict)
     alike: WeakValueDictionary[object, CostTables] = field(default_factory=WeakValueDictionary)
     nbytes: int = 0
-    regions: dict[object, tuple[float, float]] = field(default_factory=dict)
+    regions: dict[object, BlockTimes] = field(default_factory=dict)
+    experts: dict[object, dict[int, ExpertTimes]] = field(default_factory=dict)
 
     def keep(self, key: object, tables: Tables) -> None:
         """Keep tables, and those asked for last beside them."""
@@ -271,9 +273,11 @@ class Engine:
         if setting.chunks > 1:  # what other numbers of virtual stages have asked is known
             key = self._running(configuration, gathers)
             multipliers = self._known(configuration).multipliers.setdefault(key, [])
+        decided = configuration.decided
         evaluation = Evaluation(
-            pipeline_of_kinds, setting, cutoff=cutoff, enough=enough, hint=hint, multipliers=multipliers
-        )
+            pipeline_of_kinds, setting, cutoff=cutoff, enough=enough, hint=hint, multipliers=multipliers,
+            patterned=decided is not None and decided.pattern is not None,
+        )  # fmt: skip
         return replace(evaluation.run(), gathers=gathers)
 
     def pipeline_of_kinds(self, configuration: Configuration, gathers: str) -> HeterogeneousPipeline:

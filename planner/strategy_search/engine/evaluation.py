@@ -33,6 +33,7 @@ from planner.strategy_search.decomposition.stage_problem import Part, parts_prob
 from planner.strategy_search.engine.composition import Composed, Composition
 from planner.strategy_search.engine.next_price import CAPS, NextPrice
 from planner.strategy_search.engine.outcome import Outcome, RankFilling
+from planner.strategy_search.engine.whole_blocks import WholeBlocks
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.solvers import dynamic_programming
 from planner.strategy_search.solvers.elimination.order import EXACT
@@ -66,7 +67,7 @@ class Evaluation:
     `cutoff`: plans as slow as that are of no interest; `enough`: one as fast as that will do; `hint`: a price of memory
     and shares of what travels under work to try early; `rounds`: prices to try at most; `multipliers`: what others have
     asked of the same pieces, or an empty list for those who come after; `proving`: whether prices are tried for no more
-    than what they prove.
+    than what they prove; `patterned`: whether operators have one pattern, so that whole blocks prove more than prices.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Evaluation:
         rounds: int = ROUNDS,
         multipliers: list[Multipliers] | None = None,
         proving: bool = True,
+        patterned: bool = False,
     ) -> None:
         self.rounds = rounds
         self.setting, self.cutoff, self.enough, self.hint = setting, cutoff, enough, hint
@@ -102,6 +104,7 @@ class Evaluation:
             for priced in one.priced:
                 self.next_price.new(kind, priced.price, priced.flights, priced.under)
         self.sharpened = not proving
+        self.whole_blocks = WholeBlocks(self.composition) if patterned and len(self.multipliers) == 1 else None
 
     def run(self) -> Outcome:
         """Try prices until the best result is proved, or nothing more can be learnt."""
@@ -115,13 +118,18 @@ class Evaluation:
                 multipliers.solve_all([one for one in hinted if self.next_price.new(kind, *one)])
             proved = np.maximum(proved, self._bounds(proved < self.cutoff))
         closed, ruled_out = np.zeros(self.chain.shape, dtype=bool), False
+        counted = np.full(self.chain.shape, self.whole_blocks is None)
         try:
-            for _ in range(3 * self.rounds):
+            for _ in range(3 * self.rounds if self.whole_blocks is None else 9 * self.rounds):
                 open_bounds = np.where(closed, math.inf, proved)
                 state = tuple(int(i) for i in np.unravel_index(int(open_bounds.argmin()), open_bounds.shape))
                 limit = min(self.cutoff, math.inf if best is None else best[0])
                 if open_bounds[state] >= limit * (1 - TOLERANCE):
                     break
+                if self.whole_blocks is not None and not counted[state]:
+                    proved[state] = max(proved[state], self.whole_blocks.step_seconds(state, limit))
+                    counted[state] = True
+                    continue
                 found, ranks, division = self.composition.compose(state)
                 if found is not None and (best is None or found[0] < best[0]):
                     best = found

@@ -4,16 +4,14 @@ purpose and operators have one pattern, as those of engines.
     memory    weights, gradients and states alone, as far as ZeRO, tensor and expert parallelism share them out
     tensor    seconds of all that is neither attention nor experts nor parameters, at a degree of tensor parallelism
     region    the same with attention, at degrees of a ring, of a context by heads and of tensor parallelism
-    family    with the experts of one configuration, and what their weights take with every micro-batch
+    experts   with the experts of one configuration
+    family    with what their weights take with every micro-batch, where ZeRO shares them out
 
 Data parallel devices give an operator the same piece of a sample, whatever else they share, so a region is priced once
 for all of its families: as one stage on all devices, in which experts and parameters take no time, with as many samples
-as no device of its families has more of, since k times the batch takes at most k times as long. Where that is t seconds
-for the batch, no step on p ranks with v stages each and m micro-batches takes less than
-
-    t (1 + (p - 1) / (v m))
-
-as the slowest rank has no less than the mean of all.
+as no device of its families has more of, since k times the batch takes at most k times as long. What that comes to for
+head, blocks and tail is shared out over the ranks of a pipeline in whole blocks (`block_times`). Where all blocks are
+recomputed in one way, so they are there.
 """
 
 import math
@@ -26,12 +24,14 @@ import numpy as np
 
 from costmodels import parameter_bytes
 from planner.graph.operator_graph import OperatorGraph
+from planner.plan.layout.kept import Kept
 from planner.sharding.rules import rule_of
 from planner.sharding.update import EACH
 from planner.strategy_search.decomposition.cutting import cut
-from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
+from planner.strategy_search.decomposition.lagrangian import Multipliers
+from planner.strategy_search.engine.block_times import BlockTimes, ExpertTimes, block_times
 from planner.strategy_search.engine.engine import Engine
-from planner.strategy_search.engine.family import Family, scaling_of
+from planner.strategy_search.engine.family import scaling_of
 from planner.strategy_search.request.constraints import decided_of
 from planner.strategy_search.request.space import EXPERTS, PLAIN_PATTERN, Configuration, Pattern, Pinned, Role, Running
 from planner.strategy_search.tables.cost_table import CostTables, OperatorTable, ParameterTable, UseTable
@@ -39,8 +39,14 @@ from planner.strategy_search.tables.cost_table import CostTables, OperatorTable,
 MANY = 100
 """Families from which on they are bounded together: fewer are opened as soon."""
 
-_NONE: tuple[Running, ...] = ("none",)
+_KEPT = 16  # tables of one stage, the last ones: those who are recomputed in another way ask for them again
+_Run = tuple[Running, Kept | None]
+"""How all blocks are run, and what those that are recomputed selectively keep."""
+
+_AS_IT_COMES: _Run = ("none", None)
+
 _WHOLE = frozenset({"tensor", "replica"})  # roles of axes over which ZeRO shares nothing out
+_MODULE = "moe"  # what experts are a part of, where modules are computed again
 _CUT: tuple[Role, ...] = ("ring", "context", "tensor")  # roles of axes that cut a sample
 
 
@@ -51,6 +57,8 @@ class Regions:
     engine: Engine
     families: Sequence[tuple[Configuration, ...]]
     _looked: dict[int, int] = field(default_factory=dict)  # how much is known of families, by their place in memory
+    _built: dict[object, CostTables] = field(default_factory=dict)
+    _parts: dict[BlockTimes, BlockTimes] = field(default_factory=dict)  # of the batch, by what times of it take
 
     def __post_init__(self) -> None:
         graph, template = self.engine.template.graph, self.engine.template
@@ -91,11 +99,10 @@ class Regions:
 
     def better(self, members: tuple[Configuration, ...], bound: float) -> float | None:
         """A better bound on a family than what is known of it; None where there is none but that of its tables."""
-        levels = (self._by_tensor, self._by_region, self._by_family)
+        levels = (self._by_tensor, self._by_region, self._by_experts, self._by_family)
         while (level := self._looked.get(id(members), 0)) < len(levels):
             self._looked[id(members)] = level + 1
-            seconds, constant = levels[level](members[0])
-            found = min(seconds * _longer(c) + constant * c.micro_batches for c in members)
+            found = levels[level](members)
             if found > bound:
                 return found
         return None
@@ -104,86 +111,137 @@ class Regions:
         """Least step time of a configuration, with the pieces that its own micro-batch leaves: as many samples on each
         device of one stage, but for the work of other ranks."""
         degrees, part = _degrees(c), self.engine.request.global_batch // c.micro_batches
-        seconds = self._of_stage(c, degrees, self._experts, part * c.pipeline) / c.pipeline
-        if self._experts:
-            seconds += self._of_experts(c, part, parameters=False)[0]
-        return seconds * c.micro_batches * _longer(c)
+        pieces = self._of_stage(c, degrees, self._experts, part * c.pipeline, _AS_IT_COMES)
+        pieces = pieces.times(c.micro_batches / c.pipeline)
+        experts = self._of_experts(c, part, parameters=False)
+        work = {at: _work(one, c) * c.micro_batches for at, one in experts.items()}
+        return pieces.with_experts(work).step_seconds([c])
 
-    def _by_tensor(self, c: Configuration) -> tuple[float, float]:
-        tensor = _degrees(c)[-1]
-        return self._of_all(c, (1, 1, tensor), (*self._experts, *self._attention), self._ranks[tensor]), 0.0
+    def _by_tensor(self, members: tuple[Configuration, ...]) -> float:
+        tensor = _degrees(members[0])[-1]
+        but = (*self._experts, *self._attention)
+        return self._of_all(members[0], (1, 1, tensor), but, self._ranks[tensor]).step_seconds(members)
 
-    def _by_region(self, c: Configuration) -> tuple[float, float]:
-        degrees = _degrees(c)
-        return self._of_all(c, degrees, self._experts, self._ranks[degrees]), 0.0
+    def _by_region(self, members: tuple[Configuration, ...]) -> float:
+        return self._region(members[0]).step_seconds(members)
 
-    def _by_family(self, c: Configuration) -> tuple[float, float]:
-        """The work of its region and of its experts, and what their weights take with every micro-batch."""
-        seconds, _ = self._by_region(c)
+    def _by_experts(self, members: tuple[Configuration, ...]) -> float:
+        """With the work of experts."""
         if not self._experts:
-            return seconds, 0.0
-        zero = c.under(self.engine.request.pinned).zero or 0
-        own, moved = self._of_experts(c, self.engine.request.global_batch, parameters=zero > 1)
-        return seconds + own, moved
+            return 0.0
+        first = members[0]
+        experts = self._of_experts(first, self.engine.request.global_batch, parameters=False)
+        work = {at: _work(one, first) for at, one in experts.items()}
+        return self._region(first).with_experts(work).step_seconds(members)
 
-    def _of_experts(self, c: Configuration, part: int, *, parameters: bool) -> tuple[float, float]:
-        known, zero = self.engine.built.regions, c.under(self.engine.request.pinned).zero
+    def _by_family(self, members: tuple[Configuration, ...]) -> float:
+        """And with what the weights of experts take with every micro-batch."""
+        first, zero = members[0], members[0].under(self.engine.request.pinned).zero or 0
+        if not self._experts or zero <= 1:
+            return 0.0
+        region = self._region(first)
+        experts = self._of_experts(first, self.engine.request.global_batch, parameters=True)
+        found = math.inf
+        for c in members:
+            work = {at: _work(one, c) + one.moved * c.micro_batches / c.pipeline for at, one in experts.items()}
+            found = min(found, region.with_experts(work).step_seconds([c]))
+        return found
+
+    def _region(self, c: Configuration) -> BlockTimes:
+        degrees = _degrees(c)
+        return self._of_all(c, degrees, self._experts, self._ranks[degrees])
+
+    def _of_experts(self, c: Configuration, part: int, *, parameters: bool) -> dict[int, ExpertTimes]:
+        known, zero = self.engine.built.experts, c.under(self.engine.request.pinned).zero
         key = (c.computed_alike, part, zero if parameters else None)
         if key not in known:
             known[key] = self._with_experts(c, part, parameters=parameters)
         return known[key]
 
-    def _with_experts(self, c: Configuration, part: int, *, parameters: bool) -> tuple[float, float]:
-        """Seconds that a rank takes for the experts of so many samples, and for their weights with every
-        micro-batch."""
+    def _with_experts(self, c: Configuration, part: int, *, parameters: bool) -> dict[int, ExpertTimes]:
+        """What the experts of a block take for so many samples, by operator."""
         engine = self.engine
         template = engine.scaled_to(part)
         builder, restriction = engine.builder(c, engine.groups[0]), decided_of(engine.request, c, template)
-        seconds = moved = 0.0
+        found = {}
         for at in self._experts:
             table, weights = builder.alone(template, at, restriction, parameters=parameters)
-            prices, times = table.prices, template.times(at) / c.pipeline
+            prices = table.prices
             waits = prices.late[0] + prices.late[1]
-            each = prices.forward + prices.backward - waits + prices.inner_forward + prices.inner_backward
-            seconds += times * float(each.min())
-            if engine.gathers == (EACH,):  # others may travel under work
-                moved += times * sum(map(_least_moved, weights))
-        return seconds, moved
+            forward = prices.forward + prices.inner_forward
+            each = forward + prices.backward - waits + prices.inner_backward
+            moves = engine.gathers == (EACH,)  # others may travel under work
+            found[at] = ExpertTimes(
+                once=float(each.min()) / c.pipeline,
+                again=float((each + forward - prices.late[0]).min()) / c.pipeline,
+                moved=sum(map(_least_moved, weights)) if moves else 0.0,
+            )
+        return found
 
-    def _of_all(self, c: Configuration, degrees: tuple[int, int, int], but: tuple[int, ...], ranks: int) -> float:
+    def _of_all(self, c: Configuration, degrees: tuple[int, int, int], but: tuple[int, ...], ranks: int) -> BlockTimes:
         """Seconds of the batch in one stage on all devices: a part of what so many times the batch takes."""
-        return self._of_stage(c, degrees, but, self.engine.request.global_batch * ranks) / ranks
+        whole = self._of_stage(c, degrees, but, self.engine.request.global_batch * ranks, _run(c))
+        if whole not in self._parts:
+            self._parts[whole] = whole.times(1 / ranks)
+        return self._parts[whole]
 
-    def _of_stage(self, c: Configuration, degrees: tuple[int, int, int], but: tuple[int, ...], part: int) -> float:
+    def _of_stage(
+        self, c: Configuration, degrees: tuple[int, int, int], but: tuple[int, ...], part: int, run: _Run
+    ) -> BlockTimes:
         """Seconds of so many samples in one stage on all devices, which cut samples so, without some operators and
         without parameters."""
         decided = c.decided
         assert decided is not None
         cuts = None if decided.pattern is None else decided.pattern.vocabulary
-        key = (degrees, but, part, c.zigzag and degrees[0] > 1, decided.sequence_parallel, cuts)
+        key = (degrees, but, part, c.zigzag and degrees[0] > 1, decided.sequence_parallel, cuts, run)
         known = self.engine.built.regions
         if key not in known:
-            known[key] = self._stage_seconds(_one_stage(c, degrees), but, part), 0.0
-        return known[key][0]
+            known[key] = self._stage_times(_one_stage(c, degrees), but, part, run)
+        return known[key]
 
-    def _stage_seconds(self, c: Configuration, but: tuple[int, ...], part: int) -> float:
+    def _tables(self, c: Configuration, but: tuple[int, ...], part: int) -> CostTables:
+        """The tables of one stage, those asked for last."""
+        key = (c, but, part)
+        if key not in self._built:
+            while len(self._built) >= _KEPT:
+                del self._built[next(iter(self._built))]
+            template = self.engine.scaled_to(part)
+            restriction = decided_of(self.engine.request, c, template)
+            self._built[key] = _without(self.engine.builder(c, self.engine.groups[0]).build(template, restriction), but)
+        return self._built[key]
+
+    def _stage_times(self, c: Configuration, but: tuple[int, ...], part: int, run: _Run) -> BlockTimes:
         engine, group, offload = self.engine, self.engine.groups[0], self.engine.request.offload
-        template = engine.scaled_to(part)
-        tables = _without(engine.builder(c, group).build(template, decided_of(engine.request, c, template)), but)
+        tables = self._tables(c, but, part)
         scaling = scaling_of(tables, engine.scaled_to(2 * part))
         chain = cut(
-            tables, group, recomputation=_NONE, stages=1, free=scaling.hindered, gathers=engine.gathers[0],
-            activations=offload.activations, saved=offload.saved, kept=None, machine=engine.machine(c),
+            tables, group, recomputation=(run[0],), stages=1, free=scaling.hindered, gathers=engine.gathers[0],
+            activations=offload.activations, saved=offload.saved, kept=run[1], machine=engine.machine(c),
         )  # fmt: skip
-        whole = HeterogeneousPipeline(chains=(chain,), kinds=(0,), capacities=engine.capacities)
-        (seconds,) = Family([((engine.gathers[0],), whole)], 1, scaling).step_seconds([c])
-        return seconds
+        multipliers = Multipliers(chain, 1.0, allowed=scaling.allowed(1), columns=False)
+        multipliers.solve(0.0, 0.0)
+        return block_times(chain, multipliers.value(multipliers.priced[0]), multipliers.priced[0].values)
 
 
 def _degrees(c: Configuration) -> tuple[int, int, int]:
     """Degrees of a ring, of a context by heads, and of tensor parallelism."""
     named = dict(zip(c.roles, c.mesh, strict=True))
     return named.get("ring", 1), named.get("context", 1), named.get("tensor", 1)
+
+
+def _run(c: Configuration) -> _Run:
+    """The way in which a configuration runs its blocks that takes the least seconds."""
+    decided = c.decided
+    assert decided is not None
+    kept = None if decided.pattern is None else decided.pattern.kept
+    return _AS_IT_COMES if decided.recompute is None else (decided.recompute, kept)
+
+
+def _work(experts: ExpertTimes, c: Configuration) -> float:
+    """Seconds that the experts of a block take as a configuration runs its blocks."""
+    way, kept = _run(c)
+    again = way == "full" or (way == "selective" and kept is not None and _MODULE in kept.but)
+    return experts.again if again else experts.once
 
 
 def _one_stage(c: Configuration, degrees: tuple[int, int, int]) -> Configuration:
@@ -208,11 +266,6 @@ def _one_stage(c: Configuration, degrees: tuple[int, int, int]) -> Configuration
             pattern=Pattern(vocabulary=pattern.vocabulary),
         ),
     )
-
-
-def _longer(c: Configuration) -> float:
-    """How much longer a step takes than its work shared out evenly: the pipeline fills and drains."""
-    return 1 + (c.pipeline - 1) / (c.virtual_stages * c.micro_batches)
 
 
 def _of_class(graph: OperatorGraph, op_class: str) -> tuple[int, ...]:

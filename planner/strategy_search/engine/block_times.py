@@ -1,0 +1,154 @@
+"""Seconds of head, blocks and tail, and what whole blocks make of them on the ranks of a pipeline.
+
+    rank 0            rank 1 ... p-2          rank p-1
+    head + n blocks   n blocks                n blocks + tail         n whole, 1 at least; all blocks in all
+
+On the slowest rank stand M seconds or more:
+
+    mean      the seconds of all over p
+    ends      head and one block, or tail and one block; with equal ranks as many blocks as each holds
+    whole     the least T for which (p - 2) floor(T / b) + floor((T - head) / b) + floor((T - tail) / b) covers all
+              blocks that take b, or all blocks where b is what the quickest takes
+
+With v stages on each rank, and m micro-batches that share out these seconds, a step takes
+
+    (m - 1/v) max t + sum t / v  >=  p M (1 - 1 / (v m)) + p mean p / (v m)
+
+(costmodels.schedules), as ranks share out the devices, too: a rank has p times the seconds that stand on it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.strategy_search.decomposition.pieces import Chain
+from planner.strategy_search.request.space import Configuration
+
+Array = NDArray[np.float64]
+
+_ROUNDING = 1e-9
+"""Of a block: sums of the same numbers in another order are no less than a whole one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertTimes:
+    """Seconds of the experts of a block, spread over all devices: forward and backward `once`, with a second forward
+    pass where they are computed `again`, and what is `moved` of their weights with every micro-batch."""
+
+    once: float
+    again: float
+    moved: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BlockTimes:
+    """Seconds of a batch with all devices in one stage, at every state of the boundary: of the head and of the tail,
+    (states), and of one block of each kind, (kinds, states); `counts` blocks of each kind are there, beside those in
+    the head and in the tail. `places` has operators of which nothing is counted yet, by the kind of their block: -1 for
+    the head, -2 for the tail."""
+
+    head: Array
+    blocks: Array
+    tail: Array
+    counts: tuple[int, ...]
+    in_head: int
+    in_tail: int
+    places: Mapping[int, tuple[int, ...]]
+    known: dict[tuple[int, bool], tuple[Array, Array]] = field(default_factory=dict)
+
+    def times(self, factor: float) -> "BlockTimes":
+        """The same, so many times."""
+        return replace(self, head=self.head * factor, blocks=self.blocks * factor, tail=self.tail * factor, known={})
+
+    def with_experts(self, seconds: Mapping[int, float]) -> "BlockTimes":
+        """With what operators take in each block that has them."""
+        head, tail, more = 0.0, 0.0, [0.0] * len(self.counts)
+        for at, own in seconds.items():
+            for place in self.places.get(at, ()):
+                if place == _HEAD:
+                    head += own
+                elif place == _TAIL:
+                    tail += own
+                else:
+                    more[place] += own
+        blocks = self.blocks + np.array(more)[:, None]
+        return replace(self, head=self.head + head, tail=self.tail + tail, blocks=blocks, known={})
+
+    def step_seconds(self, members: Sequence[Configuration]) -> float:
+        """Least step time of configurations that differ in their micro-batches and virtual stages only."""
+        found = math.inf
+        for c in members:
+            slowest, mean = self._on_ranks(c.pipeline, c.virtual_stages > 1)
+            filling = (c.pipeline * mean - slowest) / (c.virtual_stages * c.micro_batches)
+            found = min(found, c.pipeline * float((slowest + filling).min()))
+        return found
+
+    def _on_ranks(self, ranks: int, equal: bool) -> tuple[Array, Array]:
+        """Least seconds that stand on the slowest of so many ranks, and on the average one."""
+        if (ranks, equal) not in self.known:
+            mean = self._mean(ranks)
+            self.known[ranks, equal] = self._slowest(ranks, mean, equal), mean
+        return self.known[ranks, equal]
+
+    def _mean(self, ranks: int) -> Array:
+        blocks = [count * own for count, own in zip(self.counts, self.blocks, strict=True)]
+        whole: Array = self.head + self.tail + sum(blocks, np.zeros(self.head.shape))
+        return whole / ranks
+
+    def _slowest(self, ranks: int, mean: Array, equal: bool) -> Array:
+        """Least seconds that stand on the slowest of so many ranks, which hold equally many blocks or whole ones."""
+        total = sum(self.counts)
+        if ranks == 1 or not total:
+            return mean
+        quickest: Array = np.min([own for own, count in zip(self.blocks, self.counts, strict=True) if count], axis=0)
+        least = total / ranks if equal else 1
+        ends = (self.head + (least - self.in_head) * quickest, self.tail + (least - self.in_tail) * quickest)
+        found: Array = np.maximum.reduce([mean, *ends])
+        rows = [(total, quickest)]
+        if len(self.counts) > 1:
+            rows += [(count, own) for count, own in zip(self.counts, self.blocks, strict=True) if count]
+        for count, own in rows:
+            found = np.maximum(found, self._whole(ranks, count, np.maximum(own, 1e-30)))
+        return found
+
+    def _whole(self, ranks: int, count: int, own: Array) -> Array:
+        """Least seconds in which ranks have room for so many blocks that take some each."""
+        head, tail = self.head / own, self.tail / own
+        least = (count + head + tail) / ranks
+        best = np.full(least.shape, math.inf)
+        for part in (np.zeros(least.shape), head % 1, tail % 1):
+            first = np.ceil(least - part - _ROUNDING)
+            for more in range(3):
+                time = first + more + part
+                rooms = (ranks - _ENDS) * np.floor(time + _ROUNDING)
+                for end in (head, tail):
+                    rooms = rooms + np.floor(time - end + _ROUNDING)
+                best = np.where((rooms >= count) & (time < best), time, best)
+        return np.where(np.isfinite(best), best, least) * own * (1 - _ROUNDING)
+
+
+_HEAD, _TAIL, _ENDS = -1, -2, 2
+
+
+def block_times(chain: Chain, states: Array, values: tuple[Array, Array, Array]) -> BlockTimes:
+    """What the values of head, inner blocks (kinds, states) and tail come to, of the states that are possible."""
+    possible = np.isfinite(states).reshape(-1)
+    head, tail = (np.broadcast_to(one, chain.shape).reshape(-1)[possible] for one in (values[0], values[2]))
+    inner = values[1].reshape(len(values[1]), -1)[:, possible]
+    places: dict[int, list[int]] = {}
+    sides = [(_HEAD, chain.head), (_TAIL, chain.tail), *enumerate(chain.kinds)]
+    for place, pieces in sides:
+        for key in dict.fromkeys(key for piece in pieces for key in piece.keys if isinstance(key, int)):
+            places.setdefault(key, []).append(place)
+    return BlockTimes(
+        head=head,
+        blocks=inner,
+        tail=tail,
+        counts=chain.block_ranges.totals,
+        in_head=chain.blocks_in_head,
+        in_tail=chain.blocks_in_tail,
+        places={key: tuple(own) for key, own in places.items()},
+    )
