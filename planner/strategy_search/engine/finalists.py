@@ -300,6 +300,8 @@ class Finalists:
             bound = as_asked(ranked.bound, self.request, machine, limits)
         else:
             bound = fastest_schedule(ranked.bound, machine, limits, cutoff)
+        if bound is ranked.bound:
+            return ranked  # of which more is known
         configuration = replace(ranked.configuration, schedule=bound.plan.schedule)
         return replace(ranked, bound=bound, configuration=configuration)
 
