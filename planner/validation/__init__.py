@@ -2,7 +2,7 @@
 
 from planner.validation.evaluate import Evaluated, evaluate_rows
 from planner.validation.record import run_errors
-from planner.validation.rows import Row, read_rows
+from planner.validation.rows import Row, read_rows, sampled
 from planner.validation.summary import Summary, summarise
 
-__all__ = ["Evaluated", "Row", "Summary", "evaluate_rows", "read_rows", "run_errors", "summarise"]
+__all__ = ["Evaluated", "Row", "Summary", "evaluate_rows", "read_rows", "run_errors", "sampled", "summarise"]

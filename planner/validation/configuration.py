@@ -27,6 +27,9 @@ from planner.validation.unsupported import UnsupportedError
 VOCABULARY_MULTIPLE = 128
 """Megatron pads vocabularies to a multiple, so that they can be cut."""
 
+_EVERY = 2
+"""Blocks of which torchtitan recomputes one where selective recomputation is of layers (train_configs, 2024)."""
+
 USUAL_VOCABULARY = 32000
 """Of Llama 2, where a row does not say."""
 
@@ -83,7 +86,7 @@ def run_of(row: Row) -> Run:
     _check_training(row, notes)
     devices, global_batch = _needed(row, "n_devices"), _needed(row, "global_batch")
     notes += readings_of(row)
-    spared = _spared(row, notes)
+    spared = _spared(row, _layers_of_stage(row, model), notes)
     pinned = _pinned(row, devices, model, spared, notes)
     stages = stage_layers(row, model, pinned.virtual_stages or 1, notes)
     if stages is not None:
@@ -106,13 +109,20 @@ def run_of(row: Row) -> Run:
     )
 
 
+def _layers_of_stage(row: Row, model: Dimensions) -> int:
+    """Layers of a stage, rounded up."""
+    pipeline = row.integer("pp") or 1
+    return math.ceil(model.layers / (pipeline * ((row.integer("vpp") or 1) if pipeline > 1 else 1)))
+
+
 def _longest(model: Dimensions, pinned: Pinned, stages: tuple[int, ...] | None) -> int:
     """Blocks of the longest stage."""
     return max(stages) if stages else math.ceil(model.layers / ((pinned.pipeline or 1) * (pinned.virtual_stages or 1)))
 
 
-def _spared(row: Row, notes: list[str]) -> Spared | None:
-    """What saves memory by the words of a row, or by its recipe; None where neither says anything of that."""
+def _spared(row: Row, layers: int, notes: list[str]) -> Spared | None:
+    """What saves memory by the words of a row with stages of so many layers, or by its recipe; None where neither says
+    anything of that."""
     if (wanted := row.recomputation()) is None:
         spared = spared_by_recipe(row)
         if spared is not None:
@@ -122,7 +132,11 @@ def _spared(row: Row, notes: list[str]) -> Spared | None:
             notes.append(f"recomputation by the recipe: {', '.join(parts) or 'none'}")
             notes += [f"{spared.offloaded} blocks offload activations by the recipe"] if spared.offloaded else []
         return spared
-    some = re.search(r"block n=(\d{1,9})", row.text("recompute_detail"))
+    detail = row.text("recompute_detail").lower()
+    if wanted == "selective" and "selective layer" in detail:
+        notes.append("selective recomputation: of every second block (torchtitan's selective_ac_option = 2)")
+        return Spared(recomputed=math.ceil(layers / _EVERY))
+    some = re.search(r"block n=(\d{1,9})", detail)
     return Spared(recomputed=int(some[1])) if wanted == "full" and some else None
 
 

@@ -12,6 +12,7 @@ cells may say stands in `planner.validation.cells`. A row with a cell that says 
 returned with the reason, and the others are read.
 """
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -200,6 +201,19 @@ def read_rows(
     except (ForeignTextError, RequestError) as error:
         raise RequestError(f"{path}: {error}") from error
     return rows[:limit]
+
+
+def sampled(rows: Sequence[Row], most: int) -> tuple[Row, ...]:
+    """At most so many rows of each source, in their order: drawn at random, the same ones every time."""
+    sources: dict[str, list[int]] = {}
+    for place, row in enumerate(rows):
+        sources.setdefault(row.text("source"), []).append(place)
+    chosen = {
+        place
+        for source, places in sources.items()
+        for place in (places if len(places) <= most else random.Random(source).sample(places, most))
+    }
+    return tuple(row for place, row in enumerate(rows) if place in chosen)
 
 
 def readings_of(row: Row) -> tuple[str, ...]:

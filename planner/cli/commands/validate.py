@@ -32,6 +32,10 @@ def validate(
         list[str] | None, typer.Option(help="Only rows with this value in a column, as in profile=h100-80gb.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N rows.")] = None,
+    sample: Annotated[
+        int | None,
+        typer.Option(min=1, help="At most N rows of each source, drawn at random, the same ones every time."),
+    ] = None,
     processes: Annotated[
         int | None, typer.Option(min=1, help="Processes to use; one for each core if left out.")
     ] = None,
@@ -54,17 +58,18 @@ def validate(
         plan validate runs.csv --where profile=h100-80gb
     """
     with reporting(as_json):
-        from planner.validation import evaluate_rows, read_rows, summarise
+        from planner.validation import evaluate_rows, read_rows, sampled, summarise
 
         started, conditions = time.perf_counter(), _conditions(where or [])
         if record is not None:
             _check_record(record, conditions, limit)
         rows = read_rows(file, conditions, limit, strict=strict)
+        rows = rows if sample is None else sampled(rows, sample)
         with _progress(len(rows), as_json) as advance:
             results = evaluate_rows(rows, processes or len(os.sched_getaffinity(0)), advance)
         summary, seconds = summarise(results), time.perf_counter() - started
         if record is not None:
-            _record(results, file, record)
+            _record(results, file.name if sample is None else f"{file.name} (at most {sample} of a source)", record)
         if as_json:
             write_json("plan validate", content(results, summary, seconds))
         else:
@@ -81,14 +86,14 @@ def _check_record(table: Path, conditions: dict[str, str], limit: int | None) ->
         recorded(RunError, table)
 
 
-def _record(results: "Sequence[Evaluated]", runs: Path, table: Path) -> None:
+def _record(results: "Sequence[Evaluated]", runs: str, table: Path) -> None:
     from hardware_profiles import RunError, dump_records, recorded, with_records
     from planner.plan.writing import write_atomically
     from planner.validation import run_errors
 
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     known = recorded(RunError, table) if table.exists() else ()
-    write_atomically(table, dump_records(RunError, with_records(known, run_errors(results, runs.name, today))))
+    write_atomically(table, dump_records(RunError, with_records(known, run_errors(results, runs, today))))
 
 
 def _conditions(texts: Sequence[str]) -> dict[str, str]:

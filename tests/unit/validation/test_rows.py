@@ -7,7 +7,7 @@ import pytest
 from planner.errors import RequestError
 from planner.models.dimensions import ExpertDimensions
 from planner.validation.configuration import run_of
-from planner.validation.rows import Row, read_rows, readings_of
+from planner.validation.rows import Row, read_rows, readings_of, sampled
 from planner.validation.unsupported import UnsupportedError
 from tests.refusals import refused
 from tests.unit.validation.runs import COLUMNS, row, write
@@ -366,3 +366,13 @@ def test_a_row_with_absurd_numbers_is_not_evaluated(
 ) -> None:
     with refused(UnsupportedError, *facts):
         run_of(one(tmp_path, **changes))
+
+
+def test_a_sample_has_so_many_rows_of_each_source_in_their_order() -> None:
+    rows = [Row(line=at, values={"source": "many" if at % 3 else "few"}) for at in range(60)]
+    chosen = sampled(rows, 20)
+    assert [row.line for row in chosen] == sorted(row.line for row in chosen)
+    assert sum(row.text("source") == "few" for row in chosen) == 20  # all
+    assert sum(row.text("source") == "many" for row in chosen) == 20
+    assert sampled(rows, 20) == chosen
+    assert sampled(rows, 60) == tuple(rows)
