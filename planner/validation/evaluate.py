@@ -132,7 +132,7 @@ def evaluate_rows(
 ) -> tuple[Evaluated, ...]:
     """All rows, in their order; `on_done` hears how many more are done. `change` is made to every machine."""
     found: dict[int, Evaluated] = {}  # by line: of two rows of one name the second is there too, refused
-    chunks = list(_chunks(rows))
+    chunks = list(chunks_of(rows))
     if processes <= 1 or len(rows) <= FEW:
         for chunk in chunks:
             found.update((one.row.line, one) for one in evaluate_chunk(chunk, change))
@@ -151,9 +151,12 @@ def evaluate_rows(
     return tuple(found[row.line] for row in rows)
 
 
-def evaluate_chunk(rows: Iterable[Row], change: Change = as_it_is) -> list[Evaluated]:
-    """Rows one after the other; the graph of a model is kept while the next rows are of that model."""
-    graphs: dict[Dimensions, OperatorGraph] = {}
+def evaluate_chunk(
+    rows: Iterable[Row], change: Change = as_it_is, graphs: dict[Dimensions, OperatorGraph] | None = None
+) -> list[Evaluated]:
+    """Rows one after the other; the graph of a model is kept while the next rows are of that model, in `graphs` for
+    other calls, too."""
+    graphs = {} if graphs is None else graphs
     results = []
     for row in rows:
         notes: tuple[str, ...] = ()
@@ -166,7 +169,8 @@ def evaluate_chunk(rows: Iterable[Row], change: Change = as_it_is) -> list[Evalu
             machine, notes = machine_of(row, run)
             cluster = change(machine)
             if run.job.model not in graphs:
-                graphs = {run.job.model: traced(run.job.model)}
+                graphs.clear()
+                graphs[run.job.model] = traced(run.job.model)
             endless = replace(cluster, device=replace(cluster.device, memory=_ENDLESS))
             prediction, more = _priced(row, run, endless, graphs[run.job.model], cluster.device.memory)
             notes = (*notes, *more)
@@ -216,7 +220,7 @@ def traced(model: Dimensions) -> OperatorGraph:
     return trace(module, args, {})
 
 
-def _chunks(rows: Sequence[Row]) -> Iterator[list[Row]]:
+def chunks_of(rows: Sequence[Row]) -> Iterator[list[Row]]:
     """Rows of one model together, in the order of the first of each; those without a model by themselves."""
     groups: dict[Dimensions | None, list[Row]] = {}
     for row in rows:

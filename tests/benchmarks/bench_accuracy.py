@@ -11,8 +11,10 @@
 and both halves in turn, for five seeds. The interval of a row is its prediction times the quantiles of the errors of
 the fitted half (`hardware_profiles.intervals`); how often it holds is counted on the other.
 
-Predicting every row once for each number takes long: `--extent=full` does it and `--write` keeps what comes out beside
-this file; otherwise that is read. What is fitted stands in NUMBERS; none of it belongs to a row, a model or a source.
+Predicting every row once for each number takes long, so that a sample is: at most 20 rows of a source, the same ones
+every time (`planner.validation.sampled`), rows of one model after each other, all numbers on one trace of it.
+`--extent=full` does it and `--write` keeps what comes out beside this file; otherwise that is read. What is fitted
+stands in NUMBERS; none of it belongs to a row, a model or a source. `bench_sources.py` makes the intervals.
 """
 
 import argparse
@@ -31,21 +33,23 @@ from pathlib import Path
 import numpy as np
 
 from hardware_profiles import Cluster
-from hardware_profiles.intervals import dump_spreads, spread_of, spreads_of
-from planner.validation import read_rows
+from hardware_profiles.intervals import spread_of, spreads_of
+from planner.graph.operator_graph import OperatorGraph
+from planner.models.dimensions import Dimensions
+from planner.validation import read_rows, sampled
 from planner.validation.configuration import run_of
-from planner.validation.evaluate import Evaluated, as_it_is, evaluate_rows, machine_of
+from planner.validation.evaluate import Evaluated, chunks_of, evaluate_chunk, machine_of
 from planner.validation.rows import Row
 from planner.validation.summary import kendall_tau
 
 HERE = Path(__file__).resolve().parent
 RUNS = HERE / "data" / "published_runs.csv.gz"
-SPREADS = HERE.parent.parent / "hardware_profiles" / "intervals.csv"
 KEPT = HERE / "data" / "accuracy.csv"
 SEEDS = range(5)
 UP = 1.2
 LIMIT = math.log(1.5)
-EVERY = 3  # of the 900 rows of one source, which differ little
+SAMPLE = 20
+"""Rows of a source at most: those of the largest, 900, differ little."""
 BLOCKING = ("", "old", "cluster-from-script", "hw-flops")
 """Flags of rows that are complete and consistent."""
 
@@ -112,40 +116,37 @@ def main() -> None:
     parser.add_argument("--extent", choices=("quick", "usual", "full"), default="usual")
     parser.add_argument("--write", action="store_true", help="keep what was predicted")
     asked = parser.parse_args()
-    rows = published()
+    rows = sampled([row for row in published() if row.measured_seconds is not None], SAMPLE)
     known = predicted(rows) if asked.extent == "full" or not KEPT.exists() else kept()
     if asked.write:
         write(known)
-        by_id = {row.id: row for row in rows}
-        spreads = spreads_of((*kind_of(by_id[one.id]), -one.error, by_id[one.id].text("source")) for one in known)
-        SPREADS.write_text(dump_spreads(spreads), encoding="utf-8")
     cross_validated({row.id: row for row in rows}, known)
 
 
 def published() -> list[Row]:
-    """The rows, of the largest source every third."""
+    """All rows."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "runs.csv"
         path.write_bytes(gzip.decompress(RUNS.read_bytes()))
-        rows = read_rows(path)
-    single = [row for row in rows if "single-node" in row.text("source")]
-    left_out = {row.id for place, row in enumerate(single) if place % EVERY}
-    return [row for row in rows if row.id not in left_out and row.measured_seconds is not None]
+        return list(read_rows(path))
 
 
 def predicted(rows: Sequence[Row]) -> list[Known]:
     """Errors as things are and with each number up."""
-    base = _errors(evaluate_rows(rows, 2, change=as_it_is))
-    print(f"{len(base)} of {len(rows)} rows evaluated", flush=True)
-    able = [row for row in rows if row.id in base]
-    slopes: dict[str, list[float]] = defaultdict(list)
-    for name, change in NUMBERS.items():
-        touched = [row for row in able if _touches(change, row)]
-        other = _errors(evaluate_rows(touched, 2, change=change))
-        for row in able:
-            slopes[row.id].append((other.get(row.id, base[row.id]) - base[row.id]) / math.log(UP))
-        print(f"{name}: {sum(abs(slopes[row.id][-1]) > 1e-3 for row in able)} rows feel it", flush=True)
-    return [Known(id=row.id, error=base[row.id], slopes=tuple(slopes[row.id])) for row in able]
+    found: list[Known] = []
+    for chunk in chunks_of(rows):
+        graphs: dict[Dimensions, OperatorGraph] = {}
+        base = _errors(evaluate_chunk(chunk, graphs=graphs))
+        able = [row for row in chunk if row.id in base]
+        slopes: dict[str, list[float]] = defaultdict(list)
+        for change in NUMBERS.values():
+            touched = [row for row in able if _touches(change, row)]
+            other = _errors(evaluate_chunk(touched, change, graphs))
+            for row in able:
+                slopes[row.id].append((other.get(row.id, base[row.id]) - base[row.id]) / math.log(UP))
+        found += [Known(id=row.id, error=base[row.id], slopes=tuple(slopes[row.id])) for row in able]
+        print(f"{len(found)} of {len(rows)} rows evaluated", flush=True)
+    return found
 
 
 def _touches(change: Callable[[Cluster], Cluster], row: Row) -> bool:

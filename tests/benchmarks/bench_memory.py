@@ -4,19 +4,23 @@
     ends     of the rows of a stack, or of all where there are few (`hardware_profiles.memory_intervals`)
     held     of the rows of each source, by ends that the other sources make
 
-`--write` keeps the ends as the packaged table. Evaluating the rows takes minutes.
+`--write` keeps the ends as the packaged table. Evaluating the rows takes minutes, and is not done where `--runs` names
+what `plan validate --json` has printed of them.
 """
 
 import argparse
+import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from bench_accuracy import BLOCKING, published
 
 from hardware_profiles import load_software
 from hardware_profiles.memory_intervals import OTHER, dump_peak_spreads, peak_spreads
-from planner.validation import Evaluated, evaluate_rows
+from planner.cli.commands.validate import content
+from planner.validation import evaluate_rows, summarise
 
 TABLE = Path(__file__).resolve().parents[2] / "hardware_profiles" / "memory_intervals.csv"
 FILLED = 0.25
@@ -27,29 +31,37 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--extent", choices=("quick", "usual", "full"), default="usual")
     parser.add_argument("--write", action="store_true", help="keep the ends")
+    parser.add_argument("--runs", type=Path, help="what plan validate --json printed")
     asked = parser.parse_args()
-    rows = [row for row in published() if row.measured_peak_bytes is not None and row.text("flag") in BLOCKING]
+    rows = evaluated() if asked.runs is None else json.loads(asked.runs.read_text(encoding="utf-8"))["rows"]
     found = [
-        (one.row.text("source"), stack_of(one), ratio)
-        for one in evaluate_rows(rows, 2)
-        if (ratio := ratio_of(one)) is not None
+        (row["source"], stack_of(row["notes"]), ratio)
+        for row in rows
+        if (row["flag"] or "") in BLOCKING and (ratio := ratio_of(row)) is not None
     ]
     report(found)
     if asked.write:
         TABLE.write_text(dump_peak_spreads(peak_spreads((stack, ratio) for _, stack, ratio in found)), encoding="utf-8")
 
 
-def ratio_of(one: Evaluated) -> float | None:
+def evaluated() -> list[dict[str, Any]]:
+    """Rows with a peak, as `plan validate --json` prints them."""
+    rows = [row for row in published() if row.measured_peak_bytes is not None]
+    results = evaluate_rows(rows, 2)
+    return list(content(results, summarise(results), 0.0)["rows"])
+
+
+def ratio_of(row: Mapping[str, Any]) -> float | None:
     """Measured over predicted peak of a row that counts; None of others."""
-    measured, predicted, capacity = one.row.measured_peak_bytes, one.predicted_peak_bytes, one.capacity_bytes
-    if one.peak_kind is None or measured is None or predicted is None or capacity is None:
+    measured, predicted, capacity = row["measured_peak_bytes"], row["predicted_peak_bytes"], row["capacity_bytes"]
+    if row["peak_kind"] is None or measured is None or predicted is None or capacity is None:
         return None
-    return measured / predicted if measured >= FILLED * capacity else None
+    return float(measured / predicted) if measured >= FILLED * capacity else None
 
 
-def stack_of(one: Evaluated) -> str:
+def stack_of(notes: Sequence[str]) -> str:
     """The stack that a row was taken for, as its notes say."""
-    note = next(note for note in one.notes if note.startswith("taken for "))
+    note = next(note for note in notes if note.startswith("taken for "))
     return load_software(note.removeprefix("taken for ").partition(",")[0]).name
 
 
