@@ -108,6 +108,8 @@ class Software:
         remakes: what is made again in the backward pass from what is kept anyway, at next to no cost (Megatron's
             recompute-modules layernorm and moe_act): "normalisation" the results of norms, "experts" the activations
             of experts.
+        gates_in_place: whether elementwise kernels write gradients over the operands that they have kept (Liger's gated
+            activations).
         grouped: seconds that the product of each expert takes beside, where they are launched one by one; 0 where one
             kernel computes those of all experts.
         gathers_narrow: whether weights of products in fp8 are gathered in fp8.
@@ -154,6 +156,7 @@ class Software:
     offloaded: bool = False
     offloads_inputs: bool = False
     remakes: tuple[str, ...] = ()
+    gates_in_place: bool = False
     peak_low: float = 1.0
     peak_high: float = 1.0
     grouped: Seconds = 0.0

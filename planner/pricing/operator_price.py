@@ -138,6 +138,8 @@ def price_operator(
     passing = sum(
         (b for i, b in enumerate(operand_bytes) if i not in saved and i not in rule.looked_up), np.zeros(len(extents))
     )
+    over = saved if rule.op_class == "elementwise" and cluster.software.gates_in_place else ()
+    fresh = sum((operand_bytes[i] for i in graded if i not in over), np.zeros(len(extents)))
     scratch = _sum_work(rule.scratch, extents) + _inner_scratch(rule, strategies, held, mesh) + 2 * come
     if rule.casts and not cluster.device.multiplies(rule.computed[0]):
         scratch = scratch * _EMULATED
@@ -153,7 +155,7 @@ def price_operator(
         saved_extra=extra,
         joined=come,
         unsaved_extra=_sum_work(() if graded else rule.saved_extra, extents),
-        transient=np.zeros(len(extents)) if free else written + np.maximum(passing, gradients) + scratch + again,
+        transient=np.zeros(len(extents)) if free else written + np.maximum(passing, fresh) + scratch + again,
         flops=flops * (1 + rule.backward_work(worked)),
     )
 

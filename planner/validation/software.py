@@ -196,8 +196,8 @@ def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
         notes.append("gradients are kept in bf16, as the recipes of NVIDIA for benchmarks have it")
         stack = replace(stack, stored=replace(stack.stored, bf16=2.0, **_narrow_states(row)))
     if "liger" in words:
-        notes.append("the loss is computed a piece at a time, gated activations are made again (Liger)")
-        stack = replace(stack, loss="pieces", fused=True)
+        notes.append("the loss is computed a piece at a time, gated activations are made again, in place (Liger)")
+        stack = replace(stack, loss="pieces", fused=True, gates_in_place=True)
     return stack
 
 

@@ -11,7 +11,7 @@
 and both halves in turn, for five seeds. The interval of a row is its prediction times the quantiles of the errors of
 the fitted half (`hardware_profiles.intervals`); how often it holds is counted on the other.
 
-Predicting every row once for each number takes long, so that a sample is: at most 20 rows of a source, the same ones
+Predicting every row once for each number takes long, so that a sample is: at most 10 rows of a source, the same ones
 every time (`planner.validation.sampled`), rows of one model after each other, all numbers on one trace of it.
 `--extent=full` does it and `--write` keeps what comes out beside this file; otherwise that is read. What is fitted
 stands in NUMBERS; none of it belongs to a row, a model or a source. `bench_sources.py` makes the intervals.
@@ -48,7 +48,7 @@ KEPT = HERE / "data" / "accuracy.csv"
 SEEDS = range(5)
 UP = 1.2
 LIMIT = math.log(1.5)
-SAMPLE = 20
+SAMPLE = 10
 """Rows of a source at most: those of the largest, 900, differ little."""
 BLOCKING = ("", "old", "cluster-from-script", "hw-flops")
 """Flags of rows that are complete and consistent."""
