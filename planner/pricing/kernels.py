@@ -155,6 +155,8 @@ def _products(call: KernelCall) -> tuple[Array, Array]:
         moved = call.moved if rule.roles else None
         weights = weight_gradient_time(n, k, m, batch, dtype, call.device, moved, added=added)
         backward = backward + np.asarray(weights) * slower
+        if dtype == "fp8" and not call.software.keeps_fp8:
+            backward = backward + _cast(call, dtype, batch * (n + k) * m, scaled=True)
     return by_product[0], backward
 
 
@@ -184,15 +186,22 @@ def _cast_product(call: KernelCall, dtype: str, extents: tuple[Array, Array, Arr
         there_and_back = 3 * width + 2 * element_bytes(dtype)  # for the largest, and to be cast; and written again
         product = np.asarray(matmul_time(m, n, k, batch, call.dtype, device))
         return product + passed(call, there_and_back * cast)
-    product = np.asarray(matmul_time(m, n, k, batch, dtype, device, converted=0.0))
-    kernel, moved = device.matmul_kernel(dtype), (2 * width + element_bytes(dtype)) * cast
-    convert = None if kernel is None else kernel.convert
-    time = product + (passed(call, moved) if convert is None else moved / convert)
+    time = np.asarray(matmul_time(m, n, k, batch, dtype, device, converted=0.0)) + _cast(call, dtype, cast)
     gained = call.rule.gained
     if gained == 1.0:
         return time
     wide = np.asarray(matmul_time(m, n, k, batch, call.dtype, device))
     return np.asarray(gained * time + (1 - gained) * np.maximum(time, wide))
+
+
+def _cast(call: KernelCall, dtype: str, elements: Array, *, scaled: bool = False) -> Array:
+    """Seconds of casting so many elements: read for the largest of them, but where they are `scaled` by what another
+    product has found, read and written. Both operands of a weight gradient are: torchao keeps what they were made of,
+    and casts that once more, along the other dim (float8_linear.py: matmul_with_hp_or_float8_args)."""
+    reads = 1 if scaled else 2
+    moved = (reads * element_bytes(call.dtype) + element_bytes(dtype)) * elements
+    kernel = call.device.matmul_kernel(dtype) if call.device.multiplies(dtype) else None
+    return passed(call, moved) if kernel is None or kernel.convert is None else np.asarray(moved / kernel.convert)
 
 
 def _product_shape(call: KernelCall, first: int, second: int) -> tuple[Array, Array, Array, Array]:

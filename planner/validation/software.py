@@ -64,7 +64,7 @@ _NARROW_GRADIENTS = r"megatron-bridge|dgxc|nemo[- ](?:\d|framework)"
 """Sources whose recipes reduce and keep gradients in bf16: Megatron Bridge (perf_recipes: grad_reduce_in_fp32 = False),
 NeMo (scripts/performance: the same), and its launcher before (dgxc-benchmarking v24.11.1: grad_sync_dtype: bf16)."""
 
-_TRANSFORMER_ENGINE = ("megatron", "nemo", "nemo-2606")
+_TRANSFORMER_ENGINE = ("megatron", "nemo", "nemo-2606", "llm-foundry")
 """Stacks whose products in fp8 are those of Transformer Engine: they keep operands in fp8, and where weights are not
 stored so keep two copies of them in fp8, as they are and transposed, beside (transformer_engine/pytorch/module)."""
 
@@ -160,7 +160,7 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
         stack = replace(stack, has_sinks=True, sinks=slow)
         notes.append(f"attention with learned sinks takes {slow:g} times as long")
     if products_of(row) == "fp8" and stack.name in _TRANSFORMER_ENGINE:
-        wide = 2.0 * (not stack.gathers_narrow)
+        wide = 2.0 * (not stack.gathers_narrow and stack.name != "llm-foundry")  # which has them of one block at a time
         stack = replace(stack, keeps_fp8=True, stored=replace(stack.stored, weight=stack.stored.weight + wide))
     detail = row.text("precision_detail").lower()
     gained = ROWWISE if "rowwise" in detail else _MXFP8 if re.search(r"mxfp8|fp8[-_ ]mx", detail) else 1.0
