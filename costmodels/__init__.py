@@ -14,7 +14,7 @@ from costmodels.dense_servers import served_update_time
 from costmodels.errors import CostModelError
 from costmodels.experts import BALANCED, ExpertsShape, experts_backward_time, experts_time, once_share
 from costmodels.fit import fit_attention, fit_matmul, percentage_error
-from costmodels.interleaving import backward_slots_of, interleaved_time, slots_of
+from costmodels.interleaving import backward_slots_of, interleaved_time, paired_time, slots_of
 from costmodels.matmul import element_bytes, matmul_rate, matmul_time, weight_gradient_time
 from costmodels.memory import (
     PLAIN_UPDATE,
@@ -32,7 +32,7 @@ from costmodels.memory import (
 from costmodels.moments import counts_at_moments, counts_beyond, fullest_moment
 from costmodels.offload import PLACES, Visit, away_seconds, offloaded_bytes, visit_pace, visit_seconds, visits_time
 from costmodels.optimizer import optimizer_time
-from costmodels.orders import FORWARD, SCHEDULES, Orders, Schedule, ends, most_in_flight, schedule_orders
+from costmodels.orders import FORWARD, SCHEDULES, Orders, Schedule, ends, most_in_flight, paired_turns, schedule_orders
 from costmodels.overlapped_products import arriving_time, leaving_time
 from costmodels.pipeline_times import ChunkSeconds, PassSeconds, RankSeconds
 from costmodels.rank_ends import RankEnd, rank_ends
@@ -123,6 +123,8 @@ __all__ = [
     "order_1f1b",
     "order_interleaved_1f1b",
     "parameter_bytes",
+    "paired_time",
+    "paired_turns",
     "peak_memory",
     "percentage_error",
     "planned_memory",

@@ -45,6 +45,23 @@ def backward_slots_of(operators: Sequence[tuple[Seconds, Seconds]]) -> list[Slot
     return [*slots, (computed, 0.0)]
 
 
+def paired_time(one: Sequence[Slot], other: Sequence[Slot]) -> Seconds:
+    """Seconds until two passes are through that take turns, of which `one` begins: each goes on until it has sent
+    something, and alone when the other is through."""
+    slots, at, there = (one, other), [0, 0], [0.0, 0.0]
+    computing = sending = 0.0
+    turn = 0
+    while at[0] < len(one) or at[1] < len(other):
+        if at[turn] < len(slots[turn]):
+            computation, sent = slots[turn][at[turn]]
+            at[turn] += 1
+            computing = there[turn] = max(computing, there[turn]) + computation
+            if sent > 0.0:
+                sending = there[turn] = max(sending, computing) + sent
+        turn = 1 - turn
+    return max(computing, *there)
+
+
 def interleaved_time(slots: Sequence[Slot], copies: int) -> Seconds:
     """Seconds until all copies are through their slots; the plain sum for one copy.
 

@@ -40,6 +40,7 @@ pipeline parallelism", ICLR 2024, section 2.3 and figure 3 (ZB-H1); Li et al., "
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from costmodels.errors import CostModelError
 from costmodels.schedules import (
@@ -150,6 +151,7 @@ class Schedule:
         interleaved: stages hold several chunks.
         virtual: stages may hold several chunks; all others hold one.
         v_shaped: the two chunks of a rank lie in a V: stages 0 to p-1 on ranks 0 to p-1, the others back.
+        paired: a forward turn may run together with the backward turn of the other chunk that follows it.
         sliced: a stage takes a sequence in slices; all others take it whole.
         splits_backward: gradients of inputs and of weights are turns of their own.
         holds_all: every stage holds all micro-batches of a step.
@@ -166,6 +168,7 @@ class Schedule:
     interleaved: bool = False
     virtual: bool = False
     v_shaped: bool = False
+    paired: bool = False
     sliced: bool = False
     splits_backward: bool = False
     holds_all: bool = False
@@ -193,7 +196,7 @@ def _flights(stage: int, stages: int, micro_batches: int, virtual: int, slices: 
     return in_flight_of_chunks(stage, stages, virtual, micro_batches)
 
 
-def _v_shaped(order: Callable[[int, int, int], tuple[Turn, ...]]) -> Schedule:
+def _v_shaped(order: Callable[[int, int, int], tuple[Turn, ...]], *, paired: bool = False) -> Schedule:
     """A schedule with two chunks a rank in a V, whose backward passes come apart; `order` takes stage, stages and
     micro-batches."""
 
@@ -205,6 +208,7 @@ def _v_shaped(order: Callable[[int, int, int], tuple[Turn, ...]]) -> Schedule:
         in_flight=flights,
         virtual=True,
         v_shaped=True,
+        paired=paired,
         splits_backward=True,
     )
 
@@ -249,7 +253,7 @@ SCHEDULES: Mapping[str, Schedule] = {
         compared=True,
     ),
     "zb_v": _v_shaped(order_zb_v),
-    "dualpipe_v": _v_shaped(order_dualpipe_v),
+    "dualpipe_v": _v_shaped(order_dualpipe_v, paired=True),
     "pipedream": Schedule(order=_order_1f1b, in_flight=_flights, flushes=False, versions=None, updates_each=True),
     "pipedream_2bw": Schedule(order=_order_1f1b, in_flight=_flights, flushes=False, versions=2),
     FORWARD: Schedule(
@@ -259,6 +263,16 @@ SCHEDULES: Mapping[str, Schedule] = {
     ),
 }
 """Every schedule by its name."""
+
+
+@lru_cache(maxsize=256)
+def paired_turns(turns: tuple[Turn, ...]) -> frozenset[int]:
+    """The places of forward turns that are followed by a backward turn of the other chunk."""
+    return frozenset(
+        at
+        for at, (one, other) in enumerate(pairwise(turns))
+        if one.kind == "forward" and other.kind in ("backward", "input_gradient") and one.chunk != other.chunk
+    )
 
 
 def ends(turn: Turn) -> bool:

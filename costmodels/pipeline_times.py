@@ -48,9 +48,12 @@ class ChunkSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSeconds:
-    """One rank: its chunks in model order (chunk c of rank r is c p + r of the model), and the end of its step."""
+    """One rank: its chunks in model order (chunk c of rank r is c p + r of the model), and the end of its step.
+    `paired` has for each chunk what its forward turn and the backward turn of the other chunk take less together, where
+    such turns run together (`costmodels.paired_turns`); nothing where none do."""
 
     chunks: tuple[ChunkSeconds, ...]
+    paired: tuple[Seconds, ...] = ()
     optimizer: Seconds = 0.0
     weight_gather: Seconds = 0.0
 
@@ -71,7 +74,7 @@ def check_times(ranks: Sequence[RankSeconds], orders: Orders) -> None:
             sizes = (len(chunk.forward), len(chunk.backward), len(chunk.weight_gradient) or slices)
             if sizes != (slices, slices, slices):
                 raise CostModelError(f"rank {number} has passes for {sizes} slices, rank 0 for {slices}")
-        amounts = [rank.optimizer, rank.weight_gather]
+        amounts = [rank.optimizer, rank.weight_gather, *rank.paired]
         for chunk in rank.chunks:
             amounts += [chunk.gather, *chunk.reductions, chunk.send_forward, chunk.send_backward, chunk.held]
             for one in (*chunk.forward, *chunk.backward, *chunk.weight_gradient):

@@ -20,6 +20,8 @@ which wakes it. O(turns), a few microseconds each.
     gather      before each pass that reads the weights; prefetched: while the pass before runs (two sets of weights)
     reduction   of each bucket, as soon as the share of the last backward pass is done that makes it
     transfer    to the next or the previous chunk; the sender goes on
+    pair        a forward and a backward turn that run together: when the inputs of both are there, for as long as both
+                take less what one covers of the other; what either has made leaves when both are through
     at the end  optimizer once all reductions of the rank are done, then the gathering of new weights
 
 Not good for: contention. The four queues of a rank do not slow each other down, though they may share links, and
@@ -33,13 +35,13 @@ Sources: Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Mat
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from costmodels.errors import CostModelError
 from costmodels.order_checks import Shape, check_order, words
-from costmodels.orders import Orders
+from costmodels.orders import Orders, paired_turns
 from costmodels.pipeline_times import RankSeconds, check_times
 from costmodels.schedules import Turn, TurnKind
 from costmodels.units import Bytes, Seconds
@@ -189,6 +191,7 @@ class _Run:
         self.busy, self.exposed = 0.0, 0.0
         self.passes = _passes(times, order, overlap)
         self.reducing = _reducing(times, order)
+        self.paired = _paired(times, order, self.passes) if times.paired else {}
         self.live, self.live_bytes = _held(times, order)
         self._gather(0, 0.0)
 
@@ -212,9 +215,15 @@ class _Run:
                 came = 0.0
             else:
                 came = backward[place]
+            seconds, computation, inner = self.passes[kind, turn.chunk, turn.slice]
+            rest = 0.0
+            if self.turn in self.paired:
+                saved, rest = self.paired[self.turn]
+                seconds -= saved
+                if rest and came is not None:  # both begin when both inputs are there
+                    came = self._later(came, order[self.turn + 1])
             if came is None:
                 break
-            seconds, computation, inner = self.passes[kind, turn.chunk, turn.slice]
             free = self.free
             ready = came if came > free else free
             start = self.gathered if self.gathered > ready else ready
@@ -228,7 +237,8 @@ class _Run:
             if kind == "forward":
                 if chunk < last:
                     stays = shape.v_shaped and chunk == count - 1
-                    sent = end if stays else self._send(turn, end, times.send_forward, "send_forward")
+                    sent = end + rest
+                    sent = sent if stays else self._send(turn, sent, times.send_forward, "send_forward")
                     forward[place + units] = sent
                     wake_next, wake_previous = wake_next or down, wake_previous or not down
                     if not overlap.transfers:
@@ -249,6 +259,14 @@ class _Run:
             self.exposed += done - end
             self.free = done
         return [(self.number + step) % count for step, wake in ((1, wake_next), (-1, wake_previous)) if wake]
+
+    def _later(self, came: Seconds, turn: Turn) -> Seconds | None:
+        """When the input of a backward turn is there, too; None where nobody knows yet."""
+        shape = self.arrived.shape
+        down = not shape.v_shaped or not turn.chunk % 2
+        chunk = turn.chunk * shape.ranks + (self.number if down else shape.ranks - 1 - self.number)
+        other = self.arrived.backward[chunk * self.arrived.units + turn.micro_batch * shape.slices + turn.slice]
+        return None if other is None else max(came, other)
 
     def finish(self) -> Seconds:
         """Optimizer and gathering of the new weights; the end of the rank's step."""
@@ -364,6 +382,23 @@ def _passes(
         overlapped, blocking = sum(part.overlapped for part in parts), sum(part.blocking for part in parts)
         running = max(computation, overlapped) if overlap.inside else computation + overlapped
         found[kind, chunk, piece] = (running + blocking, computation, (overlapped, blocking))
+    return found
+
+
+def _paired(
+    times: RankSeconds,
+    order: Sequence[Turn],
+    passes: Mapping[tuple[TurnKind, int, int], tuple[Seconds, Seconds, tuple[Seconds, Seconds]]],
+) -> dict[int, tuple[Seconds, Seconds]]:
+    """For the turns of pairs what each takes less; and of the first of the two how long the other one goes on, at whose
+    end what it has made leaves."""
+    found = {}
+    for at in paired_turns(tuple(order)):
+        one, other = (passes[turn.kind, turn.chunk, turn.slice][0] for turn in order[at : at + 2])
+        saved = times.paired[order[at].chunk]
+        share = one / (one + other) if one + other else 0.0
+        found[at] = saved * share, other - saved * (1 - share)
+        found[at + 1] = saved * (1 - share), 0.0
     return found
 
 

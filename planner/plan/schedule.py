@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from costmodels import Orders, Turn, ends, moments_in_flight, schedule_orders
+from costmodels import Orders, Turn, ends, moments_in_flight, paired_turns, schedule_orders
 from planner.errors import PlanFileError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.plan import Plan
@@ -23,6 +23,26 @@ def orders_of(plan: Plan) -> Orders:
 def orders(schedule: str, ranks: int, turns: int, virtual: int = 1, slices: int = 1) -> Orders:
     """What so many pipeline ranks with `virtual` stages each do in which order."""
     return schedule_orders(schedule, ranks, turns, virtual=virtual, slices=slices)
+
+
+def pairs_of(plan: Plan, rank: int) -> frozenset[int]:
+    """The forward turns of a pipeline rank, by their places in its order, that run together with the backward turn
+    behind them, of the other chunk: under DualPipeV, where experts are exchanged under other work. Then one computes
+    while rows of the other are on their way. Not where weights are gathered block by block, or anything that a block
+    keeps or reads is offloaded, as passes have that to themselves."""
+    if not runs_in_pairs(plan):
+        return frozenset()
+    return paired_turns(orders_of(plan)[rank])
+
+
+def runs_in_pairs(plan: Plan) -> bool:
+    """Whether forward and backward turns run together (`pairs_of`)."""
+    if not plan.schedule_kind.paired or not plan.training.expert_overlap or plan.training.update.by_block:
+        return False
+    stored = (parameter for group in plan.groups for _, parameter in group.parameters)
+    return all(group.activations_home == "device" for group in plan.groups) and all(
+        parameter.weight_home == "device" for parameter in stored
+    )
 
 
 def most_deferred(plan: Plan, rank: int) -> int:

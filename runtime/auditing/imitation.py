@@ -48,6 +48,7 @@ def imitated_step(plan: Plan, traced: OperatorGraph, batch: int, rank: int) -> I
             batched, outside = traced.batched_inputs(batch), Outside(pretended=True)
             step = RankStep(module, bound, place, settings, batched, check_layouts=False, outside=outside)
             step.pipeline.has_gone = lambda _: True  # the fake backend waits for nothing, and never says so
+            step.pipeline.paired = frozenset()  # these modes are of one thread; what is sent and computed is the same
             yield step
     finally:
         dist.destroy_process_group()

@@ -41,6 +41,7 @@ from planner.sharding.rule import Duplex
 from runtime.comm.async_collectives import Groups
 from runtime.comm.device_mesh import RankMesh
 from runtime.comm.redistribute import Transfer, transfer
+from runtime.executor.alternation import Alternation
 from runtime.executor.deferred_weight_gradients import DeferredGradients
 from runtime.executor.expert_parts import in_parts
 from runtime.executor.instruction import Instruction, MicroBatch, Operand, Values, compute
@@ -272,7 +273,7 @@ class Executor:
 
 
 def _nothing() -> None:
-    """What a block that offloads nothing waits for."""
+    """What a block that offloads nothing waits for, and what happens where no other pass takes turns."""
 
 
 def build_executor(
@@ -285,9 +286,11 @@ def build_executor(
     weights: OffloadedWeights | None = None,
     lanes: Groups | None = None,
     outputs: Collection[str] = (),
+    alternation: Alternation | None = None,
 ) -> Executor:
     """The program of this rank for its stage of a plan, with room for what it offloads, the `tables` that are not on
-    the devices, the offloaded `weights` of the rank, and the process groups on which weights come ahead, where they do.
+    the devices, the offloaded `weights` of the rank, the process groups on which weights come ahead, where they do, and
+    the `alternation` of passes that take turns.
     It also returns those of the values `outputs` that the stage makes, whole on every rank of it. Raises ModelError for
     an operator that cannot run yet."""
     graph, mesh = bound.graph, place.mesh
@@ -332,7 +335,7 @@ def build_executor(
         one for one in overlaps_of(bound, cut.operators) if one.kind == "operand" or one.value not in (*results, *asked)
     )
     instructions = overlap(instructions, overlaps, bound, place)
-    behind = in_parts(instructions, experts)
+    behind = in_parts(instructions, experts, _nothing if alternation is None else alternation.switch)
     everywhere = Duplex(forward=replicated(len(mesh.axes)), gradient=replicated(len(mesh.axes)))
 
     def brought(name: str, differentiable: bool) -> Transfer | None:

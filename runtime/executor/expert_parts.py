@@ -8,7 +8,7 @@ Which operators run between them is told by `planner.plan.layout.expert_overlap`
 What goes from one to the next is with the micro-batch.
 """
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -34,18 +34,19 @@ Part: TypeAlias = Literal["depart", "compute", "arrive"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsPart:
-    """One part of an operator with experts, number `at` of the graph."""
+    """One part of an operator with experts, number `at` of the graph; `switch` lets another pass go on."""
 
     part: Part
     at: int
     split: SplitExperts
+    switch: Callable[[], None]
 
     def run(
         self, under_way: MutableMapping[int, ExpertsCall], operands: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor]:
         """Run it for the micro-batch whose calls are `under_way`; its results, if it makes any."""
         if self.part == "depart":
-            call = under_way[self.at] = ExpertsCall(self.split, beside=True)
+            call = under_way[self.at] = ExpertsCall(self.split, beside=True, switch=self.switch)
             call.depart(*operands)
             return ()
         if self.part == "compute":
@@ -55,23 +56,23 @@ class ExpertsPart:
 
 
 def in_parts(
-    instructions: dict[int, "Instruction"], overlaps: Sequence[ExpertOverlap]
+    instructions: dict[int, "Instruction"], overlaps: Sequence[ExpertOverlap], switch: Callable[[], None]
 ) -> Mapping[int, tuple["Instruction", ...]]:
     """Take the experts among the instructions apart: the first part takes the place of the whole; returned are the
-    others, behind the operator that runs before them."""
+    others, behind the operator that runs before them. Whatever waits for rows calls `switch` first."""
     behind: dict[int, tuple[Instruction, ...]] = {}
     for one in overlaps:
         whole = instructions[one.at]
-        instructions[one.at] = _part(whole, "depart")
+        instructions[one.at] = _part(whole, "depart", switch)
         before = one.at
         parts: tuple[tuple[Part, tuple[int, ...]], ...] = (("compute", one.there), ("arrive", one.back))
         for part, beside in parts:
             before = beside[-1] if beside else before
-            behind[before] = (*behind.get(before, ()), _part(whole, part))
+            behind[before] = (*behind.get(before, ()), _part(whole, part, switch))
     return behind
 
 
-def _part(whole: "Instruction", part: Part) -> "Instruction":
+def _part(whole: "Instruction", part: Part, switch: Callable[[], None]) -> "Instruction":
     call, layouts = whole.call, whole.bound.layouts
     assert isinstance(call, FormCall), "experts run as a form"
     shard: Shard = call.form.args[0]  # type: ignore[attr-defined]
@@ -87,7 +88,10 @@ def _part(whole: "Instruction", part: Part) -> "Instruction":
         results=results,
         last=tuple(name for name in whole.last if name in named),
         part=ExpertsPart(
-            part=part, at=whole.index, split=splitting_experts(shard, *call.arguments[TENSORS:], **call.keywords)
+            part=part,
+            at=whole.index,
+            split=splitting_experts(shard, *call.arguments[TENSORS:], **call.keywords),
+            switch=switch,
         ),
         first=first,
     )

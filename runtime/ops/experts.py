@@ -14,7 +14,7 @@ Shape legend: B batch, S sequence, H hidden, K choices, E experts, F width, R ro
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,11 +110,12 @@ class ExpertsCall:
         backward   depart <──of rows── compute <──of results── arrive
 
     `beside`: whether the gradients of the matrices are computed while those of rows are on their way. Then what these
-    are made of is there for longer: the gradients of the results, and of what the first two products make.
+    are made of is there for longer: the gradients of the results, and of what the first two products make. `switch` is
+    called before anything is waited for.
     """
 
-    def __init__(self, split: SplitExperts, *, beside: bool = False) -> None:
-        self.split, self.beside = split, beside
+    def __init__(self, split: SplitExperts, *, beside: bool = False, switch: Callable[[], None] = lambda: None) -> None:
+        self.split, self.beside, self._switch = split, beside, switch
         self.wanted = (False, False)  # gradients of tokens, and of weights
         self.chosen, self.shape = 0, torch.Size()
         self._token: torch.Tensor | None = None  # without elements: ties a node to the one before
@@ -156,6 +157,8 @@ class ExpertsCall:
 
     def landed(self) -> list[torch.Tensor]:
         """What was sent last, when it is there."""
+        if self._going:
+            self._switch()
         going, self._going = self._going, []
         return [one.land() for one in going]
 

@@ -28,6 +28,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from costmodels import Turn, ends
 from runtime.comm.collectives import all_reduce
+from runtime.executor.alternation import Alternation
 from runtime.executor.deferred_weight_gradients import DeferredGradients
 from runtime.step.stage_links import Chunk, Crossing
 from runtime.waiting import phase, waiting_for
@@ -86,6 +87,8 @@ class Pipeline:
     device: torch.device
     interleave: int = 1
     passed: Callable[[], None] = lambda: None
+    alternation: Alternation | None = None
+    paired: frozenset[int] = frozenset()
     has_gone: Callable[[dist.Work], bool] = dist.Work.is_completed
     turns: list[Turn] = field(default_factory=list)
     most_live: int = 0
@@ -115,14 +118,16 @@ class Pipeline:
         apart = any(turn.kind == "weight_gradient" for turn in order)
         losses = self.interleave * sum(turn.kind == "forward" and turn.chunk == 0 for turn in order) // batches
         turns = (max(turn.micro_batch for turn in order) + 1) // batches
-        for turn in order:
+        paired = self.paired if order is self.order else frozenset()
+        beside = [order[at + 1] if at in paired else None for at in range(len(order))]
+        for at, turn in enumerate(order):
             if turn.kind == "forward":
                 deferred = [DeferredGradients() if apart else None for _ in range(self.interleave)]
-                loss = self._forward(forward, turn, deferred)
+                loss = self._forward(forward, turn, deferred, beside[at], seed)
                 if loss is not None:
                     before, part = totals[turn.micro_batch // turns], loss / losses
                     totals[turn.micro_batch // turns] = part if before is None else before + part
-            else:
+            elif not at or beside[at - 1] is None:  # else it has run together with the one before
                 self._backward(turn, seed)
             self.turns.append(turn)
             then(turn)
@@ -180,14 +185,23 @@ class Pipeline:
         self._sent = [] if group is None else [sent for sent in self._sent if sent.group is not group]
 
     def _forward(
-        self, forward: Forward, turn: Turn, deferred: Sequence[DeferredGradients | None]
+        self,
+        forward: Forward,
+        turn: Turn,
+        deferred: Sequence[DeferredGradients | None],
+        beside: Turn | None = None,
+        seed: float = 0.0,
     ) -> torch.Tensor | None:
         """The micro-batches of a turn through a chunk; the sum of their losses, None on all stages but the last. What
-        they have made is nobody's any more when this returns, but for what is being sent."""
+        they have made is nobody's any more when this returns, but for what is being sent. A backward turn may run
+        `beside` it."""
         chunk = self.chunks[turn.chunk]
         received = [self._arrived(chunk) for _ in range(self.interleave)]
-        with phase("forward"):
-            made = forward(turn, received, deferred)
+        if beside is None:
+            with phase("forward"):
+                made = forward(turn, received, deferred)
+        else:
+            made = self._together(lambda: forward(turn, received, deferred), beside, seed)
         for values in made:
             self._hand_on(chunk, values)
         edges = [self._edges(chunk, values) for values in made]
@@ -197,6 +211,17 @@ class Pipeline:
             return None
         first, *others = (values[self.loss.name].detach().float().reshape(()) for values in made)
         return sum(others, first)
+
+    def _together(self, forward: Callable[[], Sequence[Values]], turn: Turn, seed: float) -> Sequence[Values]:
+        """A forward pass while a backward turn runs; what the forward pass makes."""
+        assert self.alternation is not None, "passes take turns by it"
+        chunk, passed, gradients = self._begun(turn, seed)
+        with phase("backward"):
+            _, made = self.alternation.run(lambda: self._differentiate(passed, gradients), forward)
+        self._give_back(chunk, passed)
+        if ends(turn):
+            del self._live[_key(turn)]
+        return made
 
     def _arrived(self, chunk: Chunk) -> Values:
         found = {}
@@ -217,19 +242,25 @@ class Pipeline:
         return {name: get_gradient_edge(made[name]) if made[name].requires_grad else None for name in names}
 
     def _backward(self, turn: Turn, seed: float) -> None:
-        chunk, key = self.chunks[turn.chunk], _key(turn)
-        passed = self._live[key]
         if turn.kind == "weight_gradient":
             with phase("backward"):
-                for products in passed.deferred:
+                for products in self._live[_key(turn)].deferred:
                     assert products is not None, turn
                     products.finish()
         else:
-            self._live[key] = Passed(received=(), edges=(), deferred=passed.deferred)
-            gradients = [given for _ in range(self.interleave) for given in self._returned(chunk, seed)]
-            self._differentiate(chunk, passed, gradients)
+            chunk, passed, gradients = self._begun(turn, seed)
+            with phase("backward"):
+                self._differentiate(passed, gradients)
+            self._give_back(chunk, passed)
         if ends(turn):
-            del self._live[key]
+            del self._live[_key(turn)]
+
+    def _begun(self, turn: Turn, seed: float) -> tuple[Chunk, Passed, Sequence[torch.Tensor]]:
+        """What the backward pass of a turn begins with: what its forward pass has left, and gradients of that."""
+        chunk, key = self.chunks[turn.chunk], _key(turn)
+        passed = self._live[key]
+        self._live[key] = Passed(received=(), edges=(), deferred=passed.deferred)
+        return chunk, passed, [given for _ in range(self.interleave) for given in self._returned(chunk, seed)]
 
     def _returned(self, chunk: Chunk, seed: float) -> Sequence[torch.Tensor]:
         """The gradients of what a chunk has sent, or of the loss."""
@@ -240,14 +271,16 @@ class Pipeline:
         back = self._turned.gradients
         return [self._receive(d, after.rank, after.gradients, back) for d in chunk.departures if d.differentiable]
 
-    def _differentiate(self, chunk: Chunk, passed: Passed, gradients: Sequence[torch.Tensor]) -> None:
+    def _differentiate(self, passed: Passed, gradients: Sequence[torch.Tensor]) -> None:
         """The backward pass through a chunk, from the gradients of what it has made to those of what it received."""
         edges = [edge for copy in passed.edges for edge in copy.values()]
         pairs = [(edge, given) for edge, given in zip(edges, gradients, strict=True) if edge is not None]
         if pairs:
-            with phase("backward"):
-                torch.autograd.backward([edge for edge, _ in pairs], [gradient for _, gradient in pairs])
-                self.passed()
+            torch.autograd.backward([edge for edge, _ in pairs], [gradient for _, gradient in pairs])
+            self.passed()
+
+    def _give_back(self, chunk: Chunk, passed: Passed) -> None:
+        """The gradients of what a chunk has received set out."""
         for values in passed.received:
             for arrival in chunk.arrivals:
                 if arrival.differentiable:

@@ -21,10 +21,11 @@ from costmodels import Turn
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.deferred_weight_gradients import arrivals
 from planner.plan.layout.stage_cut import check_updates, cut_stage
-from planner.plan.schedule import orders_of
+from planner.plan.schedule import orders_of, pairs_of
 from planner.sharding.update import sample_pieces
 from runtime.comm.device_mesh import RankMesh, axis_lines
 from runtime.comm.exchange import gather_tensors
+from runtime.executor.alternation import Alternation
 from runtime.executor.deferred_weight_gradients import DeferredGradients
 from runtime.executor.executor import Executor, build_executor
 from runtime.executor.lowering.compiled import Compiled
@@ -102,8 +103,19 @@ class RankStep:
         chains = Compiled(bound=bound) if compiled else None
         self.programs = Programs(bound=bound, place=place, compiled=chains) if lowered else None
         self.lanes = axis_lines(place, "gathers") if bound.plan.training.update.ahead else None
+        self.alternation = Alternation(place.device)
         self.executors: tuple[Executor, ...] = tuple(
-            build_executor(bound, place, cut, self.activations, self.tables, self.programs, self.weights, self.lanes)
+            build_executor(
+                bound,
+                place,
+                cut,
+                self.activations,
+                self.tables,
+                self.programs,
+                self.weights,
+                self.lanes,
+                alternation=self.alternation,
+            )
             for cut in own
         )
         update = bound.plan.training.update
@@ -142,6 +154,8 @@ class RankStep:
             device=place.device,
             interleave=bound.plan.training.interleave,
             passed=self._passed,
+            alternation=self.alternation,
+            paired=pairs_of(bound.plan, place.stage),
         )
 
     def _passed(self) -> None:

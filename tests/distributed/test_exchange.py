@@ -12,6 +12,8 @@ SELECTIVE = {"recomputation": "selective"}
 TWO = {"micro_batches": 2}
 PIPELINE = {"stages": (1, 1), "micro_batches": 2}
 TURNS = {"micro_batches": 4, "global_batch": 8, "interleave": 2}
+IN_PAIRS = {"stages": (1,) * 4, "virtual_stages": 2, "schedule": "dualpipe_v", "micro_batches": 6, "global_batch": 12}
+"""Forward turns run together with backward turns."""
 TOLERANCE = 1e-5
 
 PAIRS: list[tuple[str, str, tuple[int, ...], int, dict[str, Any]]] = [
@@ -33,6 +35,9 @@ FOURS: list[tuple[str, str, tuple[int, ...], int, dict[str, Any]]] = [
     ("mixture", "tensor inside", (2, 2), 0, TURNS),
     *rarely(
         [
+            ("mixture4", "samples", (2, 1), 3, IN_PAIRS),
+            ("mixture4", "samples", (2, 1), 0, {**IN_PAIRS, **FULL}),
+            ("mixture4", "zero3", (2, 1), 2, {**IN_PAIRS, **SELECTIVE}),
             ("mixture", "zero3", (2, 2), 3, {"gathers": "ahead", **FULL}),
             ("mixture", "tensor inside", (2, 2), 4, {"chunks": 2}),
             ("mixture", "folded", (2, 2), 99, {}),

@@ -56,6 +56,21 @@ def sent_rows(operator: BoundOperator, mesh: Mesh) -> Bytes:
     return max(one.message.nbytes for one in rows_of(operator, mesh))
 
 
+class Left(NamedTuple):
+    """Seconds of each pass: of rows that go to experts and of those that come back; backward of gradients of rows that
+    come from experts, and of those that go to them."""
+
+    forward: tuple[Seconds, Seconds]
+    backward: tuple[Seconds, Seconds]
+
+
+NOTHING_LEFT = Left((0.0, 0.0), (0.0, 0.0))
+
+
+def _rest(sent: Seconds, covered: Seconds) -> Seconds:
+    return max(0.0, sent - covered)
+
+
 @dataclass(kw_only=True)
 class ExchangeOverlap:
     """Prices overlaps on a walk. Keeps what rows take."""
@@ -78,18 +93,23 @@ class ExchangeOverlap:
         ways = self.ways(one.at)
         return min(ways.weighted, self._forward(there)) + min(ways.rows, self._forward(back))
 
-    def sent(self, one: ExpertOverlap) -> Saved:
-        """Seconds in which other micro-batches may compute."""
-        ways, back = self.ways(one.at), self.sent_back(one)
-        there = ways.weighted / ways.rows if ways.rows else 0.0
-        return Saved(*((1 + there) * seconds for seconds in back))
+    def left(self, one: ExpertOverlap) -> Left:
+        """Seconds that nothing beside the experts covers, in which another pass may compute."""
+        ways, forward, backward = self.ways(one.at), self._forward, self._backward
+        own = backward((one.at,)) - backward((one.at,), without=_MATRICES)
+        there, back = _rest(ways.weighted, forward(one.there)), _rest(ways.rows, forward(one.back))
+        returned = _rest(ways.weighted, backward(one.there) + own)
+        sent = _rest(ways.rows, backward(one.back))
+        if self._again(one.at):
+            left = [[at for at in some if not self.walk.bound.is_kept(at)] for some in (one.there, one.back)]
+            returned += _rest(ways.weighted, forward(left[0]))
+            sent += _rest(ways.rows, forward(left[1]))
+        return Left((there, back), (returned, sent))
 
-    def sent_back(self, one: ExpertOverlap | None) -> Saved:
+    def left_back(self, one: ExpertOverlap | None) -> Saved:
         """Those of them in which rows come back from experts, or backward go to them; none without experts."""
-        if one is None:
-            return Saved(0.0, 0.0)
-        rows, times = self.ways(one.at).rows, 1 + int(self._again(one.at))
-        return Saved(forward=rows, backward=times * rows)
+        left = NOTHING_LEFT if one is None else self.left(one)
+        return Saved(forward=left.forward[1], backward=left.backward[1])
 
     def _again(self, at: int) -> bool:
         """Whether experts run again in the backward pass of their block."""

@@ -19,6 +19,7 @@ from planner.plan.layout.expert_overlap import ExpertOverlap
 from planner.plan.layout.kept import replayed_places
 from planner.plan.layout.saved_tensor_offload import read_elsewhere
 from planner.plan.prediction.charges import UNCHARGED, Phase, Times, charge
+from planner.plan.prediction.exchange_overlap import NOTHING_LEFT
 from planner.plan.prediction.stage_cost import StageCost
 from planner.plan.schedule import whole_in_flight
 from planner.pricing import OperatorPrices, keeping
@@ -230,15 +231,13 @@ class OperatorVisit:
     def _overlap_exchange(self, one: ExpertOverlap) -> None:
         """What its exchange takes less that runs under other work, in each pass. A host that has launched it launches
         that work."""
-        if self.bound.plan.training.interleave > 1:  # other micro-batches compute under it
-            sent = self.walk.exchanges.sent(one)
-            self.chunk.forward.add(sent=sent.forward)
-            self.chunk.backward.add(sent=sent.backward)
-            return
         saved = self.walk.exchanges.saves(one)
         again = self.walk.exchanges.saves_again(one) if self.again and self.works else 0.0
-        self.chunk.forward.add(waits=-saved.forward, exchanged=saved.forward)
-        self.chunk.backward.add(waits=-saved.backward - again, exchanged=saved.backward + again)
+        left = self.walk.exchanges.left(one) if self.walk.takes_turns else NOTHING_LEFT
+        self.chunk.forward.add(waits=-saved.forward, exchanged=saved.forward, sent=sum(left.forward))
+        self.chunk.backward.add(
+            waits=-saved.backward - again, exchanged=saved.backward + again, sent=sum(left.backward)
+        )
         if self.walk.hosted and not self.walk.counted:
             number = self.walk.chunk_of[self.at]
             for name, seconds in (("forward", saved.forward), ("backward", saved.backward + again)):

@@ -43,6 +43,7 @@ from planner.plan.prediction.step import (
     step_of,
 )
 from planner.plan.prediction.walk import hides, walks_of
+from planner.plan.schedule import runs_in_pairs
 
 
 def predict(bound: BoundPlan, cluster: Machine) -> Prediction:
@@ -139,7 +140,7 @@ def _assemble(
         time.append((UNDER_EXCHANGE, -exchanged))
     if hides(cluster) or under:
         time.append((UNCOVERED, step.uncovered))
-    if plan.training.interleave > 1:
+    if plan.training.interleave > 1 or runs_in_pairs(plan):
         time.append((COVERED, -step.covered))
     if busiest.ahead:
         time.append((AHEAD, -m * busiest.ahead))

@@ -38,6 +38,7 @@ from costmodels import (
     RankSeconds,
     backward_slots_of,
     interleaved_time,
+    paired_time,
     rank_ends,
     simulate,
     slots_of,
@@ -188,8 +189,8 @@ class PassCost:
 @dataclass(slots=True, kw_only=True)
 class ChunkCost:
     """Sums of one chunk of a rank, which takes `interleave` micro-batches a turn, in so many `slices`; `later` is the
-    part of the backward pass that has a turn of its own, where the schedule takes it apart; `reductions` and `weights`
-    are the hidden seconds once a step."""
+    part of the backward pass that has a turn of its own, where the schedule takes it apart; forward turns may be
+    `paired` with backward turns of the other chunk; `reductions` and `weights` are the hidden seconds once a step."""
 
     blocks: int
     forward: PassCost = field(default_factory=PassCost)
@@ -197,6 +198,7 @@ class ChunkCost:
     later: PassCost | None = None
     interleave: int = 1
     slices: int = 1
+    paired: bool = False
     reductions: float = 0.0
     weights: float = 0.0
 
@@ -313,6 +315,14 @@ def rank_seconds(chunks: Sequence[ChunkCost], once: Mapping[str, float]) -> Rank
         )
     return RankSeconds(
         chunks=tuple(timed),
+        paired=tuple(_saved_in_pairs(chunks, number) for number in range(len(chunks))) if chunks[0].paired else (),
         optimizer=once["optimizer"] + once.get("offload", 0.0) + once.get("weights going back", 0.0),
         weight_gather=once["weight gathering"] + excess,
     )
+
+
+def _saved_in_pairs(chunks: Sequence[ChunkCost], number: int) -> float:
+    """Seconds that the forward turn of a chunk and the backward turn of the other take less together."""
+    forward = slots_of(chunks[number].forward.operators)
+    backward = backward_slots_of(chunks[1 - number].backward.operators)
+    return sum(computed + sent for computed, sent in (*forward, *backward)) - paired_time(backward, forward)

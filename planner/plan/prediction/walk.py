@@ -33,7 +33,7 @@ from planner.plan.prediction.product_overlap import ProductOverlap
 from planner.plan.prediction.repeated_blocks import BlockSums
 from planner.plan.prediction.stage_cost import GATHERING, REDUCING, StageCost, tied_seconds, transfer_seconds
 from planner.plan.prediction.step import ChunkCost, PassCost, further_ahead
-from planner.plan.schedule import Moment, moments_of, updates_of, weight_versions
+from planner.plan.schedule import Moment, moments_of, runs_in_pairs, updates_of, weight_versions
 from planner.pricing import (
     OperatorPrices,
     ParameterPrices,
@@ -115,6 +115,8 @@ class Walk:
         has, where they are known."""
         self.bound = bound
         self.defers = bound.plan.schedule_kind.splits_backward
+        self.in_pairs = runs_in_pairs(bound.plan)
+        self.takes_turns = self.in_pairs or bound.plan.training.interleave > 1
         self.deferred_weight_gradients = {
             op.operator.operands[place]
             for at, op in enumerate(self.bound.operators if self.defers else ())
@@ -162,6 +164,7 @@ class Walk:
                     later=PassCost() if plan.schedule_kind.splits_backward else None,
                     interleave=interleave,
                     slices=plan.slices,
+                    paired=self.in_pairs,
                 )
                 for stage in held
             ]
@@ -187,15 +190,15 @@ class Walk:
                 last = block
                 continue
             chunk = cost.chunks[number]
-            passes = [chunk.forward, chunk.backward] if interleave > 1 else []
+            passes = [chunk.forward, chunk.backward] if self.takes_turns else []
             before = [one.taken for one in passes]
             self.waiting = waiting[number]
             self._visit(cost, at, live[number], seen, at_once)
-            backs = self.exchanges.sent_back(self.in_parts.get(at)) if passes else ()
+            backs = self.exchanges.left_back(self.in_parts.get(at)) if passes else ()
             for one, taken, back in zip(passes, before, backs, strict=True):
                 one.close(taken, back)
             after(at, cost, at_once)
-        cost.memory["transient"] *= interleave
+        cost.memory["transient"] *= 2 if self.in_pairs else interleave
         cost.memory["transient"] += self.cluster.software.buffers
         alone = plan.pipeline == 1 and not self.counted
         further = further_ahead(cost.launches.values(), training.micro_batches) if alone else 0.0
@@ -287,7 +290,8 @@ class Walk:
         cost.micro_batch[part] += sum(times.values()) * route.seconds
         for phase, number in times.items():
             into = chunk.forward if phase == "forward" else chunk.pass_of(later=later)
-            sent = 0.0 if self.bound.plan.mesh.zigzag else number * route.seconds  # what is reordered is waited for
+            waits = self.bound.plan.mesh.zigzag or self.in_pairs  # what is reordered, and where only experts take turns
+            sent = 0.0 if waits else number * route.seconds
             more = number * (beyond or 0.0)
             into.add(waits=number * route.seconds + more, hidden=number * hidden, sent=sent)
             if more:

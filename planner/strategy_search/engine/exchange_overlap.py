@@ -22,7 +22,8 @@ from planner.plan.layout.expert_overlap import ExpertOverlap, expert_overlap_nam
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.prediction.predict import predict
 from planner.plan.prediction.walk import Walk, walks_of
-from planner.strategy_search.engine.scheduling import WORTH, all_fit
+from planner.strategy_search.engine.product_overlap import Overlapped
+from planner.strategy_search.engine.scheduling import WORTH
 from planner.strategy_search.request.checks import runs_here
 from planner.strategy_search.request.space import Pinned
 
@@ -35,14 +36,14 @@ def may_exchange_under_work(pinned: Pinned, cluster: Machine) -> bool:
     return runs_here(cluster) and asked is not False and (asked is not None or device_type_of(cluster) != "cpu")
 
 
-def with_expert_overlap(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: Sequence[Bytes]) -> BoundPlan:
+def with_expert_overlap(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: Sequence[Bytes]) -> Overlapped:
     """The same plan with experts exchanged under other work, where that is faster or asked for; on ranks whose devices
-    may use so many bytes.
+    may use so many bytes. And what it lacks to have that, if it is only memory.
 
     Raises RequestError where it is asked for, and no experts of the plan are exchanged, or there is no memory for it.
     """
     if not may_exchange_under_work(pinned, cluster):
-        return bound
+        return Overlapped(bound)
     chosen = best_expert_overlaps(bound, cluster, every=bool(pinned.expert_overlap))
     if not chosen:
         if pinned.expert_overlap:
@@ -50,16 +51,18 @@ def with_expert_overlap(bound: BoundPlan, pinned: Pinned, cluster: Machine, limi
                 "expert_overlap: the plan that was found exchanges no rows of experts, or a recomputed block keeps what"
                 " they make; leave it out, or decide about expert"
             )
-        return bound
+        return Overlapped(bound)
     training = replace(bound.plan.training, expert_overlap=chosen)
     tried = replace(bound, plan=replace(bound.plan, training=training))
     prediction = predict(tried, cluster)
-    fits = all_fit(prediction, limits)
-    if pinned.expert_overlap and not fits:
-        raise RequestError("expert_overlap: it needs more memory than the plan that was found leaves; leave it out")
     if not pinned.expert_overlap and prediction.step_seconds >= bound.plan.prediction.step_seconds * (1 - WORTH):
-        return bound
-    return replace(tried, plan=replace(tried.plan, prediction=prediction)) if fits else bound
+        return Overlapped(bound)
+    missing = max(0.0, *(stage.peak_bytes - limit for stage, limit in zip(prediction.stages, limits, strict=True)))
+    if missing and pinned.expert_overlap:
+        raise RequestError("expert_overlap: it needs more memory than the plan that was found leaves; leave it out")
+    if missing:
+        return Overlapped(bound, missing)
+    return Overlapped(replace(tried, plan=replace(tried.plan, prediction=prediction)))
 
 
 def in_parts(bound: BoundPlan, pinned: Pinned, cluster: Machine) -> BoundPlan:
@@ -89,6 +92,6 @@ def best_expert_overlaps(bound: BoundPlan, cluster: Machine, *, every: bool = Fa
                 for count in range(len(beside) + 1)
             ]
             saved, count = max(tried)
-            if saved > 0 or every:
+            if saved > 0 or every or bound.plan.schedule_kind.paired:
                 found[name] = -count
     return tuple(sorted(found.items()))

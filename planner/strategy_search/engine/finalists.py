@@ -264,7 +264,8 @@ class Finalists:
         with contextlib.suppress(LimitError):
             machine, limits = self.engine.machine(ranked.configuration), self._limits(ranked.configuration)
             bound, missing = with_tensor_overlap(ranked.bound, self.request.pinned, machine, limits)
-            bound = with_expert_overlap(bound, self.request.pinned, machine, limits)
+            bound, more = with_expert_overlap(bound, self.request.pinned, machine, limits)
+            missing = max(missing, more)
             bound = replace(bound, plan=proved(bound.plan, self.bound, covered=self.covered))
             configuration = replace(ranked.configuration, schedule=bound.plan.schedule)
             return _WithOverlap(ranked, replace(ranked, bound=bound, configuration=configuration), missing)

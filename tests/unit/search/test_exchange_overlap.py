@@ -33,7 +33,7 @@ def bound_of(**settings: object) -> BoundPlan:
 
 
 def overlapped(bound: BoundPlan, **pinned: object) -> BoundPlan:
-    return with_expert_overlap(bound, Pinned(**pinned), cluster_of("cpu", 2), ENDLESS)  # type: ignore[arg-type]
+    return with_expert_overlap(bound, Pinned(**pinned), cluster_of("cpu", 2), ENDLESS).bound  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
