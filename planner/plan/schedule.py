@@ -28,8 +28,8 @@ def orders(schedule: str, ranks: int, turns: int, virtual: int = 1, slices: int 
 def pairs_of(plan: Plan, rank: int) -> frozenset[int]:
     """The forward turns of a pipeline rank, by their places in its order, that run together with the backward turn
     behind them, of the other chunk: under DualPipeV, where experts are exchanged under other work. Then one computes
-    while rows of the other are on their way. Not where weights are gathered block by block, or anything that a block
-    keeps or reads is offloaded, as passes have that to themselves."""
+    while rows of the other are on their way. Not where anything that a block keeps or reads is offloaded, as passes
+    have that to themselves."""
     if not runs_in_pairs(plan):
         return frozenset()
     return paired_turns(orders_of(plan)[rank])
@@ -37,7 +37,7 @@ def pairs_of(plan: Plan, rank: int) -> frozenset[int]:
 
 def runs_in_pairs(plan: Plan) -> bool:
     """Whether forward and backward turns run together (`pairs_of`)."""
-    if not plan.schedule_kind.paired or not plan.training.expert_overlap or plan.training.update.by_block:
+    if not plan.schedule_kind.paired or not plan.training.expert_overlap:
         return False
     stored = (parameter for group in plan.groups for _, parameter in group.parameters)
     return all(group.activations_home == "device" for group in plan.groups) and all(

@@ -15,6 +15,7 @@ from tests.distributed.exchanging import exchanged
 
 FULL = {"recomputation": "full"}
 IN_PARTS = {"stages": (1, 1), "micro_batches": 2, "schedule": "zb_h1", "recomputation": "full"}
+IN_PAIRS = {"stages": (1,) * 4, "virtual_stages": 2, "schedule": "dualpipe_v", "micro_batches": 6, "global_batch": 12}
 TURNS = {"micro_batches": 4, "global_batch": 8, "interleave": 2}
 
 
@@ -39,6 +40,7 @@ CASES = (
     Exchanged(model="mixture", way="samples", mesh=(2, 1), there=0),
     Exchanged(model="mixture", way="tensor inside", mesh=(2, 2), there=4, settings={"recomputation": "selective"}),
     Exchanged(model="mixture", way="samples", mesh=(2, 1), there=0, settings={**TURNS, **FULL}),
+    Exchanged(model="mixture4", way="samples", mesh=(2, 1), settings=IN_PAIRS),
     Exchanged(model="capped", way="samples", mesh=(2, 1), there=1),
     Exchanged(model="deepseek", way="zero3", mesh=(2, 2), settings=FULL),
 )

@@ -103,6 +103,24 @@ def meanwhile(
     return passes[0], passes[1]
 
 
+def in_pairs(model: str, way: str, sizes: tuple[int, ...], settings: dict[str, Any]) -> tuple[int, int, float, float]:
+    """How often passes that run together go on after one another, in how many pairs of turns; and the loss of the step
+    beside that without pairs."""
+    step = step_of(planned(model, way, sizes, 3, settings), model, lowered=True)
+    batch, pipeline = plans.inputs(model, samples=step.plan.training.global_batch), step.rank.pipeline
+    alternation = step.rank.alternation
+    switches, resume = [0], alternation._resume
+
+    def counted(number: int) -> None:
+        switches[0] += 1
+        resume(number)
+
+    alternation._resume = counted  # type: ignore[method-assign]
+    loss, turns = float(step.accumulate(*batch)), len(pipeline.paired)
+    pipeline.paired = frozenset()
+    return switches[0], turns, loss, float(step.accumulate(*batch))
+
+
 class _Waited:
     def __init__(self, work: Any, told: "_Told") -> None:
         self._work, self._told, self._before = work, told, told.products

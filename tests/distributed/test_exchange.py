@@ -38,6 +38,8 @@ FOURS: list[tuple[str, str, tuple[int, ...], int, dict[str, Any]]] = [
             ("mixture4", "samples", (2, 1), 3, IN_PAIRS),
             ("mixture4", "samples", (2, 1), 0, {**IN_PAIRS, **FULL}),
             ("mixture4", "zero3", (2, 1), 2, {**IN_PAIRS, **SELECTIVE}),
+            ("mixture4", "zero3", (2, 1), 2, {**IN_PAIRS, **FULL, "gathers": "ahead"}),
+            ("mixture4", "zero3", (2, 1), 2, {**IN_PAIRS, "gathers": "block"}),
             ("mixture", "zero3", (2, 2), 3, {"gathers": "ahead", **FULL}),
             ("mixture", "tensor inside", (2, 2), 4, {"chunks": 2}),
             ("mixture", "folded", (2, 2), 99, {}),
@@ -89,6 +91,18 @@ def test_others_compute_while_rows_are_on_their_way(pair, settings: dict) -> Non
         for between in (forward, backward):
             assert len(between) == 2 * 2 * settings.get("interleave", 1)  # there and back in two blocks
             assert min(between) > 0, (forward, backward)
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_a_forward_pass_runs_beside_the_backward_pass_of_another_micro_batch(pool) -> None:
+    """And goes on whenever that waits for rows, and the other way round."""
+    for switches, turns, loss, expected in pool.run(
+        "tasks_exchange", "in_pairs", "mixture4", "samples", (2, 1), IN_PAIRS
+    ):
+        assert turns > 0
+        assert switches > 4 * turns
+        assert loss == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.thorough

@@ -322,7 +322,9 @@ def rank_seconds(chunks: Sequence[ChunkCost], once: Mapping[str, float]) -> Rank
 
 
 def _saved_in_pairs(chunks: Sequence[ChunkCost], number: int) -> float:
-    """Seconds that the forward turn of a chunk and the backward turn of the other take less together."""
-    forward = slots_of(chunks[number].forward.operators)
-    backward = backward_slots_of(chunks[1 - number].backward.operators)
-    return sum(computed + sent for computed, sent in (*forward, *backward)) - paired_time(backward, forward)
+    """Seconds that the forward turn of a chunk and the backward turn of the other take less together: no more than the
+    work that covers no other communication."""
+    passes = chunks[number].forward, chunks[1 - number].backward
+    forward, backward = slots_of(passes[0].operators), backward_slots_of(passes[1].operators)
+    saved = sum(computed + sent for computed, sent in (*forward, *backward)) - paired_time(backward, forward)
+    return max(0.0, min(saved, sum(one.work - one.hidden for one in passes)))

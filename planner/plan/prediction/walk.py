@@ -218,7 +218,8 @@ class Walk:
                 )
                 if parameter.name in blocks:
                     at_once[blocks[parameter.name]] = at_once.get(blocks[parameter.name], 0.0) + nbytes
-        cost.memory["activations"] += interleave * max(at_once.values(), default=0.0)
+        gathers = self.in_pairs and plan.training.update.by_block  # a block of each pass
+        cost.memory["activations"] += (2 if gathers else interleave) * max(at_once.values(), default=0.0)
         for number, chunk in enumerate(cost.chunks):
             cost.end_fetches(chunk, sorted({blocks[name] for name in blocks if used[name] == number}))
         cost.end_values()

@@ -61,7 +61,7 @@ def with_expert_overlap(bound: BoundPlan, pinned: Pinned, cluster: Machine, limi
     if missing and pinned.expert_overlap:
         raise RequestError("expert_overlap: it needs more memory than the plan that was found leaves; leave it out")
     if missing:
-        return Overlapped(bound, missing)
+        return Overlapped(bound, missing, bound.plan.prediction.step_seconds - prediction.step_seconds)
     return Overlapped(replace(tried, plan=replace(tried.plan, prediction=prediction)))
 
 

@@ -71,11 +71,13 @@ class OverfullError(Exception):
 
 
 class _WithOverlap(NamedTuple):
-    """A result, the same with its overlaps, and the bytes that it lacks to have more (see `Overlapped`)."""
+    """A result, the same with its overlaps, and the bytes that it lacks to have more, with what these save (see
+    `Overlapped`)."""
 
     plain: Ranked
     overlapped: Ranked
     missing: Bytes = 0.0
+    saves: Seconds = 0.0
 
 
 @dataclass(kw_only=True)
@@ -189,11 +191,12 @@ class Finalists:
         before, any_order = math.inf, reorders(self.request.pinned)
         with contextlib.suppress(LimitError):
             # what is found with less memory may need more for its overlaps, then perhaps without an end
-            while 0 < (missing := self._missing(other)) <= _LESS * before:
-                before, room = missing, room + max(missing, room / 4)
+            tried, saves = 0, self._overlapped[id(other)].saves
+            while 0 < (missing := self._missing(other)) <= (before if saves else _LESS * before) and tried < _LEANER:
+                before, room, tried = missing, room + max(missing * (2**tried if saves else 1), room / 4), tried + 1
                 outcome = self.engine.evaluate_as(found.outcome.gathers, configuration, room=room)
                 leaner = replace(found, outcome=outcome, room=room)
-                if not outcome.ranks or leaner.least_step(any_order=any_order) >= min(fastest, cutoff):
+                if not outcome.ranks or leaner.least_step(any_order=any_order) - saves >= min(fastest, cutoff):
                     break
                 other = self._priced_as_found(leaner)
                 if any_order:
@@ -263,12 +266,13 @@ class Finalists:
     def _with_overlap(self, ranked: Ranked) -> "_WithOverlap":
         with contextlib.suppress(LimitError):
             machine, limits = self.engine.machine(ranked.configuration), self._limits(ranked.configuration)
-            bound, missing = with_tensor_overlap(ranked.bound, self.request.pinned, machine, limits)
-            bound, more = with_expert_overlap(bound, self.request.pinned, machine, limits)
-            missing = max(missing, more)
+            bound, missing, _ = with_tensor_overlap(ranked.bound, self.request.pinned, machine, limits)
+            bound, more, saves = with_expert_overlap(bound, self.request.pinned, machine, limits)
             bound = replace(bound, plan=proved(bound.plan, self.bound, covered=self.covered))
             configuration = replace(ranked.configuration, schedule=bound.plan.schedule)
-            return _WithOverlap(ranked, replace(ranked, bound=bound, configuration=configuration), missing)
+            return _WithOverlap(
+                ranked, replace(ranked, bound=bound, configuration=configuration), max(missing, more), saves
+            )
         return _WithOverlap(ranked, ranked)
 
     def _in_turns(self, ranked: Ranked, cutoff: Seconds) -> Ranked:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from hardware_profiles import Bytes, Machine, device_type_of
+from hardware_profiles import Bytes, Machine, Seconds, device_type_of
 from planner.errors import RequestError
 from planner.plan.binding.bind import BoundPlan, stage_of_operators
 from planner.plan.layout.overlapped_products import Overlap, in_chunks, name_of, possible_overlaps
@@ -35,10 +35,11 @@ class ChunksError(RequestError):
 
 class Overlapped(NamedTuple):
     """A plan with its overlaps, if any; and the bytes that it lacks, on the rank that lacks most, to have others that
-    would save `WORTH` of its step."""
+    would save `WORTH` of its step, with the seconds of it that no sum of the search knows of."""
 
     bound: BoundPlan
     missing: Bytes = 0.0
+    saves: Seconds = 0.0
 
 
 def may_overlap(pinned: Pinned, cluster: Machine) -> bool:

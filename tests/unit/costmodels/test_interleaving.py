@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodels import CostModelError, backward_slots_of, interleaved_time, slots_of
+from costmodels import CostModelError, backward_slots_of, interleaved_time, paired_time, slots_of
 from tests.refusals import refused
 
 SLOTS = st.lists(st.tuples(st.floats(0.0, 10.0), st.floats(0.0, 10.0)), min_size=1, max_size=8)
@@ -38,3 +38,13 @@ def test_slots_end_where_something_is_sent() -> None:
 def test_no_copy_is_an_error() -> None:
     with refused(CostModelError, 0):
         interleaved_time([(1.0, 1.0)], 0)
+
+
+@given(SLOTS, SLOTS)
+def test_two_passes_take_no_longer_together_than_after_one_another(
+    one: list[tuple[float, float]], other: list[tuple[float, float]]
+) -> None:
+    alone = [interleaved_time(slots, 1) for slots in (one, other)]
+    work, sent = (sum(part) for part in zip(*one, *other, strict=True))
+    assert max(work, sent, *alone) - 1e-9 <= paired_time(one, other) <= sum(alone) + 1e-9
+    assert paired_time(one, one) == interleaved_time(one, 2)

@@ -13,6 +13,7 @@ from costmodels import (
     PassSeconds,
     RankSeconds,
     Turn,
+    paired_turns,
     schedule_orders,
     simulate,
     step_time,
@@ -130,6 +131,24 @@ def test_orders_in_a_v_come_to_an_end_with_any_number_of_micro_batches(schedule:
         orders = schedule_orders(schedule, stages, micro_batches, virtual=2)
         step = simulate(equal(stages, 1.0, 1.5, 0.5, virtual=2), orders, v_shaped=True, record=False)
         assert step.seconds >= 6 * micro_batches
+
+
+def test_turns_that_run_together_come_to_an_end_and_save_what_is_said() -> None:
+    """With any number of micro-batches no rank waits for a pair that waits for it; and none takes longer."""
+    for stages, micro_batches in product((1, 2, 3, 4, 8), (1, 2, 4, 5, 8, 16, 17)):
+        orders = schedule_orders("dualpipe_v", stages, micro_batches, virtual=2)
+        ranks = equal(stages, 1.0, 1.5, 0.5, virtual=2)
+        alone = simulate(ranks, orders, v_shaped=True, record=False)
+        for saved in (0.0, 0.4):
+            paired = [replace(rank, paired=(saved, saved)) for rank in ranks]
+            together = simulate(paired, orders, v_shaped=True, record=False)
+            count = [len(paired_turns(order)) for order in orders]
+            for one, other, pairs in zip(alone.ranks, together.ranks, count, strict=True):
+                own = one.busy + one.exposed - other.busy - other.exposed
+                assert own == pytest.approx(saved * pairs)
+        if micro_batches >= 4 * stages:
+            assert min(count) > micro_batches
+            assert together.seconds < alone.seconds
 
 
 def test_two_ranks_with_transfers_by_hand() -> None:
