@@ -107,8 +107,9 @@ def in_pairs(model: str, way: str, sizes: tuple[int, ...], settings: dict[str, A
     """How often passes that run together go on after one another, in how many pairs of turns; and the loss of the step
     beside that without pairs."""
     step = step_of(planned(model, way, sizes, 3, settings), model, lowered=True)
-    batch, pipeline = plans.inputs(model, samples=step.plan.training.global_batch), step.rank.pipeline
-    alternation = step.rank.alternation
+    batch = plans.inputs(model, samples=step.plan.training.global_batch)
+    step.accumulate(*batch)
+    alternation, pipeline = step.rank.alternation, step.rank.pipeline
     switches, resume = [0], alternation._resume
 
     def counted(number: int) -> None:
