@@ -50,9 +50,13 @@ engines: $(INSTALLED)  ## hold exports against the parsers of the engines themse
 	    DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --upgrade --target $(ENGINES)/packages "$$package" \
 	        || echo "notice: no $$package; what needs it is skipped"; \
 	done
+	@for package in $$($(PYTHON) -c '$(EXTRA)' engines-later); do \
+	    $(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(ENGINES)/later "$$package" \
+	        || echo "notice: no $$package; what needs it is skipped"; \
+	done
 	@test -d $(ENGINES)/megatron || git clone --quiet --depth 1 $(MEGATRON) $(ENGINES)/megatron \
 	    || echo "notice: no sources of Megatron-LM; what needs them is skipped"
-	PYTHONPATH=$(ENGINES)/packages MEGATRON_LM=$(CURDIR)/$(ENGINES)/megatron OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engines -rs
+	PYTHONPATH=$(ENGINES)/packages MEGATRON_LM=$(CURDIR)/$(ENGINES)/megatron TORCHTITAN_LATER=$(CURDIR)/$(ENGINES)/later OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engines -rs
 
 check: $(INSTALLED)  ## formatting, lint and types, without the tests
 	$(BIN)/ruff format --check .

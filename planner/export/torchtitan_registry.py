@@ -3,9 +3,10 @@
     --module plan_config --config plan_config        imports plan_config.py, calls its function plan_config()
 
 The function takes the configuration of the same model from torchtitan's own registry and assigns over it what a plan
-says; batches are counted in tokens there. Source: pytorch/torchtitan, main of 21 August 2026 (b5bcd76c),
-torchtitan/config/{manager,configs}.py, distributed/{activation_checkpoint,pipeline_parallel}.py, trainer.py,
-models/llama3/config_registry.py, models/qwen3/config_registry.py.
+says. 0.3.0 counts batches in samples, as 0.2.2 does, later ones in tokens: the function asks which it is.
+Source: pytorch/torchtitan, 0.3.0 and main of 21 August 2026 (b5bcd76c), torchtitan/config/{manager,configs}.py,
+distributed/{activation_checkpoint,pipeline_parallel}.py, trainer.py, models/llama3/config_registry.py,
+models/qwen3/config_registry.py.
 """
 
 import math
@@ -24,6 +25,12 @@ _REGISTRY = {
 }  # fmt: skip
 """Modules and functions of the registry that make our models."""
 _RENAMED = {"output": "lm_head"}  # modules of stages
+_PARTS = "module_fqns_per_model_part"
+_GONE = (
+    "pipeline_parallel_microbatch_size", "context_parallel_rotate_method", "expert_tensor_parallel_degree",
+    "pipeline_parallel_expert_parallel_overlap",
+)  # fmt: skip
+"""Settings of 0.2.2 that later versions lack, or count otherwise."""
 
 
 def no_place(d: Description) -> str:
@@ -66,8 +73,9 @@ def _configuration(job: Job, parallelism: Mapping[str, object], training: Mappin
         imports = "import importlib\nimport os\n"
         base = 'getattr(importlib.import_module(os.environ["MODEL"] + ".config_registry"), os.environ["FLAVOR"])()'
     mode = "SelectiveAC.Config()" if any(d.selective) else "FullAC.Config()" if any(d.full) else "None"
-    values = {**_training(d, job, training), **_parallelism(d, parallelism)}
-    lines = [f"    config.{path} = {_python(value)}" for path, value in values.items()]
+    lines = _assigned({**_training(training), **_parallelism(parallelism)}, 4)
+    lines += ['    if hasattr(config.training, "seq_len"):  # 0.3.0', *_assigned(_in_samples(d, job, training), 8)]
+    lines += ["    else:", *_assigned(_in_tokens(d, job), 8)]
     policies = "" if mode == "None" else f"from torchtitan.distributed.activation_checkpoint import {mode[:-9]}\n"
     split = sorted([f"{imports}\n", policies]) if module else [f"{imports}\n", policies]
     return f'''"""{in_docstring(job.model)} with torchtitan after 0.2.2: a plan over a configuration of its registry.
@@ -90,26 +98,42 @@ def _python(value: object) -> str:
     return "1e400  # never clipped" if value == math.inf else repr(value)
 
 
-def _training(d: Description, job: Job, training: Mapping[str, object]) -> dict[str, object]:
-    """Batches in tokens, norms and dtypes."""
-    length = d.sequence_length or (job.architecture.sequence if job.architecture else 0)
+def _assigned(values: Mapping[str, object], indent: int) -> list[str]:
+    return [f"{' ' * indent}config.{path} = {_python(value)}" for path, value in values.items()]
+
+
+def _training(training: Mapping[str, object]) -> dict[str, object]:
+    """Norms and dtypes."""
+    graphs = {"training.disable_cuda_graphs": True}  # pipelines have none there, and no price counts on them
+    return {**graphs, **{f"training.{name}": training[name] for name in ("max_norm", "dtype", "mixed_precision_param")}}
+
+
+def _length(d: Description, job: Job) -> int:
+    return d.sequence_length or (job.architecture.sequence if job.architecture else 0)
+
+
+def _in_samples(d: Description, job: Job, training: Mapping[str, object]) -> dict[str, object]:
+    """Batches as 0.3.0 has them."""
+    found: dict[str, object] = {"training.seq_len": _length(d, job)}
+    found |= {f"training.{name}": training[name] for name in ("local_batch_size", "global_batch_size")}
+    return {**found, "parallelism.pipeline_parallel_microbatch_size": d.micro_batch} if d.pipeline > 1 else found
+
+
+def _in_tokens(d: Description, job: Job) -> dict[str, object]:
+    """Batches as later versions have them."""
+    length = _length(d, job)
     found: dict[str, object] = {
         "training.max_context_length": length,
         "training.num_tokens_per_microbatch_per_dp_rank": d.micro_batch * length,
         "training.num_tokens_per_train_step": d.global_batch * length,
-        "training.disable_cuda_graphs": True,  # pipelines have none there, and no price counts on them
     }
-    kept = ("max_norm", "dtype", "mixed_precision_param")
-    return {**found, **{f"training.{name}": training[name] for name in kept}}
+    return {**found, "parallelism.num_pp_microbatches": d.micro_batches} if d.pipeline > 1 else found
 
 
-def _parallelism(d: Description, parallelism: Mapping[str, object]) -> dict[str, object]:
+def _parallelism(parallelism: Mapping[str, object]) -> dict[str, object]:
     """Degrees as the TOML file has them, but for what has gone or is called otherwise."""
-    gone = ("pipeline_parallel_microbatch_size", "context_parallel_rotate_method", "expert_tensor_parallel_degree")
-    found = {name: value for name, value in parallelism.items() if name not in gone}
-    if d.pipeline > 1:
-        found["num_pp_microbatches"] = d.micro_batches
-        parts = parallelism["module_fqns_per_model_part"]
-        assert isinstance(parts, list)
-        found["module_fqns_per_model_part"] = [[_RENAMED.get(name, name) for name in part] for part in parts]
+    found = {name: value for name, value in parallelism.items() if name not in _GONE}
+    parts = parallelism.get(_PARTS)
+    if isinstance(parts, list):
+        found[_PARTS] = [[_RENAMED.get(name, name) for name in part] for part in parts]
     return {f"parallelism.{name}": value for name, value in found.items()}

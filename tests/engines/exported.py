@@ -38,6 +38,20 @@ PROBLEMS: Known = {
             zero=1, micro_batches=128,
         ),
     ),
+    "llama70b on 64, in a V": (
+        "llama70b",
+        _plain(
+            (10,) * 8, 8192, virtual_stages=2, schedule="zb_v", data=4, tensor=4, sequence_parallel=True, zero=1,
+            micro_batches=64, full=(10,) * 8,
+        ),
+    ),
+    "llama70b on 64, both ways": (
+        "llama70b",
+        _plain(
+            (10,) * 8, 8192, virtual_stages=2, schedule="dualpipe_v", data=4, tensor=4, sequence_parallel=True, zero=1,
+            micro_batches=64,
+        ),
+    ),
     "mixtral on 64": (
         "mixtral-8x7b",
         _plain((16, 16), 32768, data=4, heads=8, zero=1, micro_batches=64, expert=8),

@@ -6,8 +6,10 @@ depend on. Megatron-LM's arguments are in no wheel; `MEGATRON_LM` names a folder
 
 import importlib
 import importlib.util
+import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,6 +140,58 @@ def check_torchtitan(found: Any, d: Description) -> None:
     if d.pipeline > 1:
         names = [name for part in p.module_fqns_per_model_part for name in part if name.startswith("layers.")]
         assert names == [f"layers.{at}" for at in range(sum(d.layers))]
+
+
+REGISTRY = """
+import json, sys
+from tests.engines.stubs import without_kernels
+
+without_kernels()
+from torchtitan.config.manager import ConfigManager
+
+found = {}
+for name in sys.argv[1:]:
+    config = ConfigManager().parse_args(["--module", name, "--config", "plan_config"])
+    t, p = config.training, config.parallelism
+    found[name] = [
+        [t.local_batch_size, t.global_batch_size, t.seq_len, p.pipeline_parallel_microbatch_size],
+        [p.data_parallel_replicate_degree, p.data_parallel_shard_degree, p.tensor_parallel_degree],
+        [p.pipeline_parallel_degree, p.context_parallel_degree, p.pipeline_parallel_schedule],
+        sum(name.startswith("layers.") for part in p.module_fqns_per_model_part or () for name in part),
+    ]
+print("FOUND " + json.dumps(found))
+"""
+"""What a later torchtitan makes of modules, in a process of its own: 0.2.2 has the same name."""
+
+
+def test_torchtitan_after_0_2_takes_its_configurations(tmp_path: Path) -> None:
+    folder = os.environ.get("TORCHTITAN_LATER", "")
+    if not (Path(folder) / "torchtitan").is_dir():
+        pytest.skip("no later torchtitan; TORCHTITAN_LATER names the folder that it is installed in")
+    known: dict[str, Description] = {}
+    for model, problem in PROBLEMS.values():
+        d = told("torchtitan", problem)
+        text = "" if d is None else TARGETS["torchtitan"].write(_job(model, d)).get("plan_config.py", "")
+        if d is not None and text and "os.environ" not in text:  # of a model that is in its registry
+            name = f"plan_{len(known)}"
+            (tmp_path / f"{name}.py").write_text(text)
+            known[name] = d
+    assert len(known) >= 4
+    paths = os.pathsep.join((folder, str(tmp_path), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")))
+    done = subprocess.run(
+        [sys.executable, "-c", REGISTRY, *known], capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": paths},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.rpartition("FOUND ")[2])
+    words = {"1f1b": "1F1B", "zb_v": "ZBVZeroBubble", "dualpipe_v": "DualPipeV"}
+    for name, d in known.items():
+        batches, outer, inner, layers = found[name]
+        local = d.micro_batch * (d.micro_batches if d.pipeline > 1 else 1)
+        assert batches == [local, d.global_batch, d.sequence_length, d.micro_batch if d.pipeline > 1 else 1]
+        assert outer == [1 if d.zero else d.data, d.data if d.zero else 1, d.tensor]
+        assert inner == [d.pipeline, d.context, words[d.schedule]]
+        assert layers == (sum(d.layers) if d.pipeline > 1 else 0)
 
 
 def _part(d: Description) -> bool:
