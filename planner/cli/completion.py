@@ -132,9 +132,9 @@ def gradients() -> Iterable[str]:
 
 def zero_by() -> Iterable[str]:
     """Of --zero-by."""
-    from planner.sharding.update import ZERO_BY
+    from planner.sharding.update import AUTO_ZERO_BY, ZERO_BY
 
-    return ZERO_BY
+    return (*ZERO_BY, AUTO_ZERO_BY)
 
 
 def gradient_dtypes() -> Iterable[str]:

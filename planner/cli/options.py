@@ -420,7 +420,8 @@ class Options:
             "ZeRO-1 by slices, by whole parameters (broadcast), or servers. parameters: each data-parallel rank owns"
             " whole parameters, updates them and broadcasts the new weights, so that no dim has to divide; --zero 1"
             " keeps all states so, without it the search slices those for which that is faster. servers: gradients are"
-            " pushed to parameter servers on the hosts of the ranks, which keep all states and update weights.",
+            " pushed to parameter servers on the hosts of the ranks, which keep all states and update weights. auto:"
+            " slices or parameters, the better by the objective.",
             "slices",
             known=completion.zero_by,
         ),
@@ -452,7 +453,9 @@ class Options:
             OPERATORS,
             "PATTERN=N",
             "Pad weights with zero rows to a multiple of N. For dims that devices do not divide, as a vocabulary of"
-            " 50257 over 4: what else has the dim grows with it, and the model computes the same. Repeatable.",
+            " 50257 over 4: what else has the dim grows with it, and the model computes the same. Repeatable."
+            " auto: what --tensor does not divide, heads too, where that is faster (without it, what up to 8 devices"
+            " do not).",
         ),
     ] = None
 

@@ -9,6 +9,7 @@ from planner.cli.graph_folder import graph_folder
 from planner.cli.options import Options, flag
 from planner.cli.texts import say
 from planner.cli.values import (
+    padding_of,
     parse_buckets,
     parse_chunks,
     parse_count,
@@ -142,6 +143,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         optimizer=options.optimizer or "adamw",
         update=update,
         placing=placing_of(options.place or ()),
+        padding=padding_of(options.pad or ()),
         imbalance=EVEN if options.imbalance is None else options.imbalance,
         tokens_once=options.tokens_once is not None,
         fp8=fp8,

@@ -10,7 +10,7 @@ from planner.errors import RequestError
 
 if TYPE_CHECKING:
     from planner.sharding.update import Buckets
-    from planner.strategy_search.request.request import Placing, Shard
+    from planner.strategy_search.request.request import Padding, Placing, Shard
 
 _BYTES = {"": GIB, "gib": GIB, "mib": MIB, "kib": KIB, "tib": 1024 * GIB, "gb": 10**9, "mb": 10**6, "tb": 10**12}
 
@@ -129,13 +129,23 @@ def placing_of(texts: Sequence[str]) -> "Placing":
     return _PLACING[words[0]] if words else "given" if texts else "fit"
 
 
+_AUTO = "auto"
+
+
+def padding_of(texts: Sequence[str]) -> "Padding":
+    """Whether the search pads weights beside those that are given."""
+    return "auto" if _AUTO in texts else "given"
+
+
 def parse_pads(texts: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    """Weights and the multiple to which their rows are padded, each PATTERN=N."""
+    """Weights and the multiple to which their rows are padded, each PATTERN=N; the word of `padding_of` is left out."""
     found = []
     for text in texts:
+        if text == _AUTO:
+            continue
         pattern, equals, number = text.rpartition("=")
         if not equals or not pattern.strip() or not number.strip().isdecimal() or len(number) > 9:
-            raise RequestError(f"--pad '{text}': write PATTERN=N, as in 'lm_head.weight=4'")
+            raise RequestError(f"--pad '{text}': write PATTERN=N, as in 'lm_head.weight=4', or auto")
         found.append((pattern.strip(), int(number)))
     return tuple(found)
 

@@ -46,7 +46,17 @@ from planner.sharding.discover.content import rule_content
 from planner.sharding.layout import Layout, format_layout, parse_layout
 from planner.sharding.mesh import ORDERS, Mesh, MeshAxis
 from planner.sharding.stored import StoredParameter
-from planner.sharding.update import AUTO_BUCKETS, AUTO_GATHERS, GATHERS, Buckets, Update, update_fault, update_words
+from planner.sharding.update import (
+    AUTO_BUCKETS,
+    AUTO_GATHERS,
+    AUTO_ZERO_BY,
+    GATHERS,
+    ZERO_BY,
+    Buckets,
+    Update,
+    update_fault,
+    update_words,
+)
 
 _A_PLAN = "give a plan file, as plan --model ... -o FILE writes"
 
@@ -325,6 +335,8 @@ def _training(training: TrainingSection) -> Training:
     refuse_plan(update_fault(update))
     if update.gathers == AUTO_GATHERS:
         raise PlanFileError(f"training.gathers: 'auto' is a word for the search; write one of {', '.join(GATHERS)}")
+    if update.zero_by == AUTO_ZERO_BY:
+        raise PlanFileError(f"training.zero_by: 'auto' is a word for the search; write one of {', '.join(ZERO_BY)}")
     return Training(**own, update=update, fp8=fp8)
 
 

@@ -29,6 +29,7 @@ GRADIENT_DTYPES = ("mixed", "fp32", "parameter")
 ZERO_BY = SLICES, PARAMETERS, SERVERS = ("slices", "parameters", "servers")
 GATHERS = EACH, BLOCK, AHEAD = ("each", "block", "ahead")
 AUTO_GATHERS = "auto"
+AUTO_ZERO_BY = "auto"
 NO_BUCKETS: Final = "none"
 AUTO_BUCKETS: Final = "auto"
 
@@ -65,7 +66,8 @@ class Update:
         zero_by: how states are shared out among copies of a weight: in "slices" of each, cut along a dim, or whole
             "parameters", each to an owner that updates it and broadcasts the new weight, where a state is not cut
             (see `planner.plan.layout.parameter_owners`); or whole to "servers", where owners are parameter servers: the
-            hosts of the devices, to which gradients are pushed, and which keep states and update weights.
+            hosts of the devices, to which gradients are pushed, and which keep states and update weights. A plan holds
+            no "auto": the search tries slices and parameters, and writes the better.
         local_parameters: patterns of parameters that every device has for itself: neither compared nor sent, and their
             gradients are not reduced.
         placed: patterns of tables that are not on the devices, and where they are: "host" or "servers" (see
@@ -161,7 +163,7 @@ def update_fault(update: Update) -> Fault | None:
         ("gradients", GRADIENTS),
         ("gradient_dtype", GRADIENT_DTYPES),
         ("gathers", (*GATHERS, AUTO_GATHERS)),
-        ("zero_by", ZERO_BY),
+        ("zero_by", (*ZERO_BY, AUTO_ZERO_BY)),
     )
     for name, known in words:
         if getattr(update, name) not in known:

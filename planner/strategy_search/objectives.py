@@ -14,6 +14,7 @@ from hardware_profiles import of_one_kind
 from planner.errors import InfeasibleError, LimitError, PlannerError
 from planner.limits import limited, reached, reading, seconds_after, seconds_left, sharing
 from planner.nearest import divisors
+from planner.sharding.update import AUTO_ZERO_BY
 from planner.strategy_search.candidates import with_candidates
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.neighbours import with_neighbours
@@ -22,6 +23,7 @@ from planner.strategy_search.placing import with_placing
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.result import Progress, SearchResult
 from planner.strategy_search.simplicity import with_simplicity
+from planner.strategy_search.variants import best_of_variants
 from planner.strategy_search.within import anything_fits, best_plans
 
 PRECISION = 0.01
@@ -37,7 +39,13 @@ Stop = Callable[[], bool]
 def plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
     """The best plans by the objective of the request, with tables on the host as it has it, the simplest of those that
     are nearly the fastest first, and numbers of samples and devices nearby that do better where those of the request
-    divide badly."""
+    divide badly; and with what the request leaves open of who owns states and what is padded."""
+    score = {"memory": _peak, "cost": _cost}.get(request.objective, _time)
+    with limited(request.time_limit):
+        return best_of_variants(request, lambda one: _plan_for(one, on_progress, cancelled), score)
+
+
+def _plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
     engines: dict[object, Shared] = {}
 
     def fastest(one: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
@@ -49,23 +57,26 @@ def plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> 
     solve, score = {"memory": (least_memory, _peak), "cost": (least_cost, _cost)}.get(
         request.objective, (fastest, _time)
     )
-    with limited(request.time_limit):
-        result = with_offload(
-            request,
-            lambda asked: with_placing(asked, lambda one: solve(one, on_progress, cancelled), score, cancelled),
-            cancelled,
-        )
-        found = settled(request, result)
-        whole = with_neighbours(found, result, on_progress, cancelled)
-        shared = engines.get((found.update.placed, found.offload), Shared())
-        return with_candidates(request, with_simplicity(found, whole, shared, on_progress, cancelled))
+    result = with_offload(
+        request,
+        lambda asked: with_placing(asked, lambda one: solve(one, on_progress, cancelled), score, cancelled),
+        cancelled,
+    )
+    found = settled(request, result)
+    whole = with_neighbours(found, result, on_progress, cancelled)
+    shared = engines.get((found.update.placed, found.offload), Shared())
+    return with_candidates(request, with_simplicity(found, whole, shared, on_progress, cancelled))
 
 
 def settled(request: SearchRequest, result: SearchResult) -> SearchRequest:
     """A request with the tables given as a result of it has placed them, and offload as it was needed."""
-    placed = result.plan.training.update.placed
-    given = decided_as(request, result.plan)
-    return replace(given, placing="given", update=replace(request.update, placed=placed))
+    plan = result.plan.training.update
+    given, update = decided_as(request, result.plan), request.update
+    if update.zero_by == AUTO_ZERO_BY:
+        update = replace(update, zero_by=plan.zero_by)
+    if request.padding == "auto":
+        update = replace(update, padded=plan.padded)
+    return replace(given, placing="given", padding="given", update=replace(update, placed=plan.placed))
 
 
 def _peak(result: SearchResult) -> float:
@@ -164,7 +175,7 @@ def front(
 
 
 def _front(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> tuple[SearchResult, ...]:
-    if request.placing != "given":
+    if request.placing != "given" or request.padding != "given" or request.update.zero_by == AUTO_ZERO_BY:
         alone = replace(request, objective="time", top=1, simplicity=0.0)
         with sharing(2):  # with the points
             request = settled(request, plan_for(alone, on_progress, cancelled))

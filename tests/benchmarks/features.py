@@ -54,6 +54,10 @@ def row(number: int, what: str, *evidence: Command | Test) -> Row:
 
 
 TINY = "--model llama-tiny --hardware cpu --devices 4"
+ODD = (
+    "--model llama-tiny --set num_heads=6 --set num_kv_heads=3 --set hidden_size=192 --set num_layers=2"
+    " --hardware cpu --seq-len 32 --devices 2 --tensor 2"
+)
 PAIR = "--model llama-tiny --hardware cpu --devices 2 --global-batch 4"
 AGREES = "agrees with the unsharded model"
 NO_BACKWARD = r"\A(?![\s\S]*\nbackward )"
@@ -239,11 +243,17 @@ ROWS = (
              " --pad model.embed_tokens.weight=2 -o padded.json", "vocabulary parallel"),
         plan("audit padded.json", "rows equal"),
         run("run padded.json --steps 1", AGREES),
+        plan(f"{ODD} -o whole.json", r"layers\.self_attn +replicated"),
+        plan(f"{ODD} --pad auto -o heads.json", r"layers\.self_attn +head parallel"),
+        plan("audit heads.json", "rows equal"),
+        run("run heads.json --steps 1", AGREES),
+        plan("--model llama-tiny --hardware cpu --devices 4 --data 4 --global-batch 97 -o uneven.json", "data 4"),
         test("distributed/test_padding.py::test_padded_weights_train_as_the_unsharded_model")),
     row(52, "the optimizer shared out by whole parameters, with broadcasts",
         plan(f"{TINY} --data 4 --zero 1 --zero-by parameters -o owned.json", "broadcast"),
         plan("audit owned.json", "broadcast", "rows equal"),
         run("run owned.json --steps 1", AGREES),
+        plan(f"{TINY} --data 4 --zero 1 --zero-by auto -o either.json"),
         test("distributed/test_updates.py::test_owners_of_whole_parameters_equal_the_unsharded_optimizer")),
     row(53, "all-to-all replaced where a link or backend has none",
         plan("--model mixtral-tiny --hardware cpu --devices 4 --no-alltoall --data 2 --tensor 2 -o gathered.json",

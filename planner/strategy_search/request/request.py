@@ -33,6 +33,11 @@ PLACINGS = ("given", "fit", "auto")
 
 Placing = Literal["given", "fit", "auto"]
 
+PADDINGS = ("given", "auto")
+"""Padded weights: those that are given, more where that is better."""
+
+Padding = Literal["given", "auto"]
+
 DEFAULTS = ("search", "data_parallel")
 """What operators do whose strategy nobody has decided: whatever is best, or split the batch on every axis."""
 
@@ -85,7 +90,8 @@ class SearchRequest:
     step, and what is decided already: of operators in `shards`, of parameters in `stores`.
 
     `placing` says whether tables go to the host beside those that `update` places (see
-    `planner.strategy_search.placing`). `top` best plans are kept, of different configurations. `time_limit` is in
+    `planner.strategy_search.placing`), and `padding` whether weights are padded beside those that `update` pads
+    (`planner.strategy_search.variants`). `top` best plans are kept, of different configurations. `time_limit` is in
     seconds; the best plan by then is returned with its gap. `memory_limit` lowers what a device may fill, in bytes.
     `space` is that of an engine, which `planner.strategy_search.within` turns into `alternatives`: where there are any,
     all of them together, each in the place of `pinned`, are what is searched.
@@ -109,6 +115,7 @@ class SearchRequest:
     optimizer: str = "adamw"
     update: Update = DEFAULT
     placing: Placing = "given"
+    padding: Padding = "given"
     imbalance: float = EVEN
     tokens_once: bool = False
     fp8: Fp8 = NO_FP8
@@ -132,7 +139,7 @@ class SearchRequest:
     def __post_init__(self) -> None:
         words = (
             ("algorithm", ALGORITHMS), ("objective", OBJECTIVES), ("precision", PRECISIONS), ("placing", PLACINGS),
-            ("default", DEFAULTS),
+            ("default", DEFAULTS), ("padding", PADDINGS),
         )  # fmt: skip
         for name, known in words:
             if getattr(self, name) not in known:

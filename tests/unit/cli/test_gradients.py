@@ -57,6 +57,15 @@ def test_states_by_whole_parameters(plan: Any, here: Path) -> None:
     )
 
 
+def test_who_owns_states_may_be_left_to_the_search(plan: Any) -> None:
+    """On three devices slices have nothing to cut, and need more memory."""
+    small = ("--model", "llama-tiny", "--set", "num_layers=1", "--seq-len", "16", "--hardware", "cpu", "--devices", "3")
+    asked = (*small, "--global-batch", "3", "--data", "3", "--zero", "1", "--objective", "memory", "--zero-by")
+    found, sliced = plan.json(*asked, "auto"), plan.json(*asked, "slices")
+    assert found["update"]["zero_by"] == "parameters"
+    assert found["peak_bytes"] < sliced["peak_bytes"]
+
+
 def test_states_on_parameter_servers(plan: Any, here: Path) -> None:
     usual = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4")
     found = plan.json(*usual, "--mode", "parameter_server", "-o", "plan.json")

@@ -12,6 +12,7 @@ from planner.models.zoo import build_model
 from planner.sharding.padding import with_padding
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.update import Update
+from planner.strategy_search.variants import padding_for
 from tests.refusals import refused
 
 
@@ -101,6 +102,9 @@ def test_heads_are_padded_by_whole_groups() -> None:
     built = build_model(reference, dtype="float32", device="meta", sequence_length=8)
     graph = trace(built.module, built.args, built.kwargs)
     padded = with_padding(graph, (("*k_proj.weight", 4 * 8),))
+    assert padding_for(graph, 4) == (("model.layers.*.self_attn.q_proj.weight", 4 * 16),)
+    assert ("lm_head.weight", 3) in padding_for(graph, 3)  # and no heads
+    assert not any("_proj" in name and number > 3 for name, number in padding_for(graph, 3))
     shapes = {name.rpartition("self_attn.")[2]: padded.types[name].shape for name in graph.parameter_names}
     assert (shapes["q_proj.weight"], shapes["k_proj.weight"]) == ((64, 48), (32, 48))
     assert (shapes["v_proj.weight"], shapes["o_proj.weight"]) == ((32, 48), (48, 64))

@@ -1,0 +1,132 @@
+"""Choices that are tried one after the other, each by a search of its own, where they are left to the search by `auto`.
+
+    zero_by = auto      slices | whole parameters                       the better by the objective of the request
+    padding = auto      nothing padded | what 2, 4, 8 .. do not divide
+
+What is proved is about the choices that were taken. Parameters on servers are taken where they are asked for.
+
+For some number of pieces those weights are padded whose rows it does not divide: rows of whole heads where it does not
+divide the heads of an attention (`rows / heads` each), single rows else. A weight that cannot be padded stays as it is:
+an operator looks at all of its rows, or something that depends on them cannot grow (`planner.sharding.padding`).
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from hardware_profiles import PYTORCH
+from planner.errors import InfeasibleError, PlannerError, RequestError
+from planner.graph.operator_graph import OperatorGraph
+from planner.limits import sharing
+from planner.nearest import divisors
+from planner.sharding.padding import Padded, with_padding
+from planner.sharding.rules import rule_of
+from planner.sharding.update import AUTO_ZERO_BY, PARAMETERS, SLICES
+from planner.strategy_search.request.attention_degrees import heads_of, key_heads_of
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.result import SearchResult
+
+_MOST = 8
+"""Pieces for which weights are padded where nobody says into how many they are cut: those of a node, as a rule."""
+_NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
+
+
+def best_of_variants(
+    request: SearchRequest, solve: Callable[[SearchRequest], SearchResult], score: Callable[[SearchResult], float]
+) -> SearchResult:
+    """The best of `solve` over the choices that a request leaves to it.
+
+    Raises what `solve` raises for the first of them, where it raises something for each."""
+    found: list[SearchResult] = []
+    errors: list[PlannerError] = []
+    variants = list(variants_of(request))
+    for number, one in enumerate(variants):
+        try:
+            with sharing(len(variants) - number):
+                found.append(solve(one))
+        except (InfeasibleError, RequestError) as error:
+            errors.append(error)
+    if not found:
+        raise errors[0]
+    return min(found, key=score)
+
+
+def variants_of(request: SearchRequest) -> Iterator[SearchRequest]:
+    """The requests that decide what one leaves to the search; itself, where that is nothing."""
+    update = request.update
+    owners: tuple[str, ...] = (update.zero_by,)
+    if update.zero_by == AUTO_ZERO_BY:
+        mine = request.cluster.software.name == PYTORCH.name and request.space is None
+        shared = request.pinned.zero in (None, 1) and not request.pinned.forward_only
+        owners = (SLICES, PARAMETERS) if mine and shared else (SLICES,)
+    for zero_by in owners:
+        for padded in _paddings(request):
+            changed = replace(update, zero_by=zero_by, padded=padded)
+            yield request if changed == update else replace(request, update=changed, padding="given")
+
+
+def _paddings(request: SearchRequest) -> list[Padded]:
+    given = request.update.padded
+    if request.padding != "auto" or request.space is not None:
+        return [given]
+    tensor = request.pinned.tensor
+    degrees = [tensor] if tensor else [d for d in divisors(request.cluster.devices) if d <= _MOST]
+    found = (padding_for(request.graph, degree, given) for degree in degrees if degree > 1)
+    return list(dict.fromkeys((given, *found)))
+
+
+def padding_for(graph: OperatorGraph, pieces: int, given: Padded = ()) -> Padded:
+    """Patterns of weights, and multiples of their rows, with which so many pieces divide what they can of a graph,
+    beside what is `given`."""
+    found, larger = given, with_padding(graph, given)
+    for multiple_of in (_of_heads, _of_rows):
+        for pattern in _patterns(graph):
+            multiple = multiple_of(larger, _first(graph, pattern), pieces)
+            if multiple is None:
+                continue
+            tried = (*found, (pattern, multiple))
+            try:
+                grown = with_padding(graph, tried)
+            except RequestError:
+                continue
+            if multiple_of is _of_rows or _whole_heads(grown, pieces) > _whole_heads(larger, pieces):
+                found, larger = tried, grown
+    return found
+
+
+def _of_heads(graph: OperatorGraph, name: str, pieces: int) -> int | None:
+    """The multiple that makes the heads whose rows a weight has divide, were they its rows; None where they do."""
+    rows = graph.types[name].shape[0]
+    for op in graph.operators:
+        rule = rule_of(graph, op)
+        if rule.op_class != "attention":
+            continue
+        few = key_heads_of(rule)
+        heads = few if few > 1 else heads_of(rule)
+        if heads % pieces and rows % heads == 0:
+            return rows // heads * pieces
+    return None
+
+
+def _of_rows(graph: OperatorGraph, name: str, pieces: int) -> int | None:
+    return pieces if graph.types[name].shape[0] % pieces else None
+
+
+def _whole_heads(graph: OperatorGraph, pieces: int) -> int:
+    """How many attentions have heads that so many pieces divide."""
+    rules = (rule_of(graph, op) for op in graph.operators)
+    return sum(
+        heads_of(rule) % pieces == 0 and (key_heads_of(rule) % pieces == 0 or key_heads_of(rule) == 1)
+        for rule in rules
+        if rule.op_class == "attention"
+    )
+
+
+def _patterns(graph: OperatorGraph) -> list[str]:
+    """Matrices of the model, those of all blocks by one pattern."""
+    names = (p.name for p in graph.parameters if len(graph.types[p.name].shape) > 1)
+    return list(dict.fromkeys(_NUMBER.sub("*", name) for name in names))
+
+
+def _first(graph: OperatorGraph, pattern: str) -> str:
+    return next(p.name for p in graph.parameters if _NUMBER.sub("*", p.name) == pattern)
