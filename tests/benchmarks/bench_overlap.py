@@ -67,6 +67,7 @@ class Case:
     global_batch: int = 16
     late: bool = False  # whether gradients that wait are reduced behind the backward pass
     chunks: int = 1  # of collectives under their products, where it overlaps
+    experts: bool = False  # whether experts are exchanged under other work, where it overlaps
 
 
 ALONE, BLOCK, AHEAD = (Update(buckets="none", gathers=how) for how in ("each", "block", "ahead"))
@@ -103,12 +104,13 @@ CASES = (
         waits=(1, ALONE),
         overlaps=(2, ALONE),
         model="mixtral-tiny",
+        experts=True,
     ),
 )
 """What overlaps today: micro-batches in turn under tensor parallelism and dense messages beside experts, collectives of
 tensor parallelism in chunks under their products, weights ahead and gradients behind under ZeRO-3, buckets under the
-backward pass under data parallelism. Stages receive when they need it, so that PP is the same in both columns; an
-exchange of experts is waited for."""
+backward pass under data parallelism, experts under another micro-batch. Stages receive when they need it, so that PP is
+the same in both columns."""
 
 
 def main() -> None:
@@ -132,7 +134,10 @@ def main() -> None:
 def measured(case: Case, rounds: int) -> list[float]:
     """Print the rows of a case; how far the predicted shares of its overlap are off."""
     graph, batch = traced(case.model)
-    plans = {"waits": planned(case, case.waits, 1), "overlaps": planned(case, case.overlaps, case.chunks)}
+    plans = {
+        "waits": planned(case, case.waits, 1),
+        "overlaps": planned(case, case.overlaps, case.chunks, experts=case.experts),
+    }
     late = "waits" + LATER * case.late
     errors = []
     with tempfile.TemporaryDirectory() as folder, network(case.ranks) as net:
@@ -168,17 +173,21 @@ def in_turns(
     return [found[name, None] for name in names], [found[name, bandwidth] for name in names]
 
 
-def planned(case: Case, variant: Variant, chunks: int) -> Plan:
-    """The best plan of a case, which gathers and takes turns as said, with so many chunks of tensor parallelism."""
+def planned(case: Case, variant: Variant, chunks: int, *, experts: bool = False) -> Plan:
+    """The best plan of a case, which gathers and takes turns as said, with so many chunks of tensor parallelism, and
+    with `experts` exchanged under other work."""
     interleave, update = variant
     pinned = Pinned(
-        **case.pinned, recompute="none", schedule="1f1b", interleave=1, virtual_stages=1, tensor_overlap=chunks
-    )
+        **case.pinned, recompute="none", schedule="1f1b", interleave=1, virtual_stages=1, tensor_overlap=chunks,
+        expert_overlap=experts,
+    )  # fmt: skip
     plan = planner.search(
         case.model, "cpu", devices=case.ranks, global_batch=case.global_batch, precision="fp32", pinned=pinned,
         update=update,
     ).plan  # fmt: skip
-    return replace(plan, training=replace(plan.training, interleave=interleave))
+    others = 0 if interleave > 1 else None  # operators beside experts, where micro-batches do not take turns
+    overlap = tuple((name, count if others is None else others) for name, count in plan.training.expert_overlap)
+    return replace(plan, training=replace(plan.training, interleave=interleave, expert_overlap=overlap))
 
 
 def traced(model: str) -> tuple[OperatorGraph, int]:

@@ -18,7 +18,7 @@ from hardware_profiles import Bytes, Seconds
 from planner.plan.binding.bind import BoundOperator
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
 from planner.plan.layout.expert_overlap import ExpertOverlap
-from planner.pricing.operator_price import InnerMessage, inner_messages, inner_seconds
+from planner.pricing.operator_price import InnerMessage, inner_hidden, inner_messages, inner_seconds
 from planner.sharding.mesh import Mesh
 
 if TYPE_CHECKING:
@@ -128,13 +128,14 @@ class ExchangeOverlap:
         return others + 2 * sent_rows(operators[one.at], self.walk.bound.plan.mesh)
 
     def ways(self, at: int) -> Ways:
-        """What the rows of experts take on the outermost of their axes."""
+        """What the rows of experts take on the outermost of their axes that the software does not hide by itself."""
         operator = self.walk.bound.operators[at]
         key = (id(operator.rule), operator.strategy)
         if key not in self._known:
             mesh, cluster = self.walk.bound.plan.mesh, self.walk.cluster
             messages = rows_of(operator, mesh)
-            sent = [(inner_seconds(operator.rule, one.message, mesh, cluster), one.forward) for one in messages]
+            waits = 1 - inner_hidden(operator.rule, cluster)
+            sent = [(waits * inner_seconds(operator.rule, one.message, mesh, cluster), one.forward) for one in messages]
             found = Ways(
                 rows=sum(seconds for seconds, times in sent if times > 1),  # there and back
                 weighted=sum(seconds for seconds, _ in sent),
