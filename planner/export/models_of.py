@@ -31,6 +31,7 @@ _DIMENSIONS: Mapping[str, str] = {
 _HINTS = ("gated", "latent", "strange", "words")
 _MAY_BE_NONE = ("dense_layers", "num_experts", "predicted_tokens")
 _PADDED = 0.05  # of a vocabulary
+_LLAMA_3 = (500_000, 128_256)  # base of its rotary embeddings, and words
 
 
 def model_of(engine: str, text: str, recipe: str = "") -> str | None:
@@ -102,6 +103,10 @@ def _of_options(options: Options) -> dict[str, int]:
     for name in ("padded-vocab-size", "vocab-size"):
         if (words := options.integer(name)) is not None:
             found["words"] = words
+    if (
+        options.integer("rotary-base") == _LLAMA_3[0]
+    ):  # which tells Llama 3 from Llama 2
+        found.setdefault("words", _LLAMA_3[1])
     if options.flag("squared-relu") or options.flag("quick-geglu"):
         found["strange"] = 1
     return found

@@ -3,7 +3,8 @@
     text ─ tokens ─▶ words with their quotes ─ conditions ─▶ those of branches that may run ─ variables ─▶ words
 
 Nothing is run and no environment is read. Variables that the script sets are put in, with the defaults it gives to
-those that it does not (`${TP:-4}`), and sums of whole numbers (`$((NODES * 8))`). A branch whose condition compares
+those that it does not (`${TP:-4}`), those that Slurm sets by what the script asks for (`#SBATCH --nodes=4`), and
+sums of whole numbers (`$((NODES * 8))`). A branch whose condition compares
 known words is read or left out; where a condition is not known all of its branches are read. Lists of options in
 quotes fall into words where they stand alone, as a shell does it with an unquoted variable.
 """
@@ -35,6 +36,14 @@ _INNERMOST = re.compile(
     r"\$\{(?P<braced>\w+)(?::?[-=](?P<default>[^${}]{0,256}))?\}|\$(?P<plain>[A-Za-z_]\w*|\d)|\$\(\((?P<sum>[^$]{0,200}?)\)\)"
 )
 _SUM = re.compile(r"[\d\s()*/+%-]+")
+_SBATCH = re.compile(r"^#SBATCH[ \t]+(--?[A-Za-z][\w-]*)[= \t]+(?:[\w-]+:){0,2}(\d{1,9})(?=\s|$)", re.MULTILINE)
+_SLURM = {
+    "--nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "-N": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "--gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"), "--gres": ("SLURM_GPUS_ON_NODE",),
+    "--ntasks-per-node": ("SLURM_NTASKS_PER_NODE",), "--ntasks": ("SLURM_NTASKS",), "-n": ("SLURM_NTASKS",),
+    "--cpus-per-task": ("SLURM_CPUS_PER_TASK",), "-c": ("SLURM_CPUS_PER_TASK",),
+}  # fmt: skip
+"""Variables that Slurm sets by an option of sbatch. Source: SchedMD, man page of sbatch, output environment."""
 _OPENED = {"if": "condition", "elif": "condition", "then": "branch", "else": "branch", "fi": "end"}
 
 
@@ -44,13 +53,18 @@ def words_of(script: str) -> Iterator[str]:
     long."""
     if len(script) > _SCRIPT:
         raise ExportError(f"not a launch script: {len(script)} characters are too many; at most {_SCRIPT}")
-    known, branches = Variables(), _Branches()
+    known, branches = Variables(known=_of_slurm(script)), _Branches()
     for command in _commands(script):
         if not branches.runs(command, known):
             continue
         for raw in command:
             yield from _words(raw, known)
         yield ""
+
+
+def _of_slurm(script: str) -> dict[str, str]:
+    """Variables that Slurm sets by what a script asks for; nothing of another script."""
+    return {name: count for option, count in _SBATCH.findall(script) for name in _SLURM.get(option, ())}
 
 
 @dataclass(slots=True)

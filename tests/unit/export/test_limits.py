@@ -62,3 +62,10 @@ def test_aliases_and_merge_keys_within_the_limits_are_read() -> None:
 def test_variables_of_a_script_become_what_they_are() -> None:
     options = options_in("A=2\nB=$A$A\np.py --x $B --y ${C:-7} --z ${D}")
     assert (options.integer("x"), options.integer("y"), options.words("z")) == (22, 7, ("${D}",))
+
+
+def test_slurm_sets_what_a_script_asks_it_for() -> None:
+    asked = "#SBATCH --nodes=4\n#SBATCH --gres=gpu:h100:8\n#SBATCH -c 12\n#SBATCH --job-name=9\n# SBATCH --ntasks=3\n"
+    used = "p.py --x $SLURM_NNODES --y $((SLURM_NNODES * 2)) --z ${SLURM_NTASKS:-1} --w $SLURM_CPUS_PER_TASK --v $N"
+    options = options_in(f"{asked}N=$((SLURM_NNODES * SLURM_GPUS_ON_NODE))\n{used}")
+    assert [options.integer(name) for name in "xyzwv"] == [4, 8, 1, 12, 32]
