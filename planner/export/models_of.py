@@ -103,9 +103,7 @@ def _of_options(options: Options) -> dict[str, int]:
     for name in ("padded-vocab-size", "vocab-size"):
         if (words := options.integer(name)) is not None:
             found["words"] = words
-    if (
-        options.integer("rotary-base") == _LLAMA_3[0]
-    ):  # which tells Llama 3 from Llama 2
+    if options.integer("rotary-base") == _LLAMA_3[0]:  # which tells Llama 3 from Llama 2
         found.setdefault("words", _LLAMA_3[1])
     if options.flag("squared-relu") or options.flag("quick-geglu"):
         found["strange"] = 1
