@@ -122,7 +122,7 @@ def _choices(plan: "Plan", found: "Roles") -> dict[str, Any]:
         "schedule": plan.schedule,
         "slices": plan.slices,
         "interleave": plan.training.interleave,
-        "tensor_overlap": {name: [there, back] for name, there, back in plan.training.tensor_overlap},
+        "tensor_overlap": {name: list(chunks) for name, *chunks in plan.training.tensor_overlap},
         "expert_overlap": dict(plan.training.expert_overlap),
         "sequence_parallel": found.sequence_parallel,
         "optimizer_sharding": found.zero,

@@ -232,7 +232,9 @@ def _overlap_differences(bound: BoundPlan, usual: BoundPlan) -> Iterable[Differe
     """Collectives that go in chunks under the products beside them, of which no engine is told."""
     here, there = (one.plan.training.tensor_overlap for one in (bound, usual))
     if here and not there:
-        words = f"in {' or '.join(str(n) for n in sorted({max(chunks) for _, *chunks in here}))} chunks under products"
+        words = (
+            f"in {' or '.join(str(n) for n in sorted({max(chunks) for _, *chunks, _ in here}))} chunks under products"
+        )
         yield Difference(what="collectives of tensor parallelism", here=words, usual="waited for")
     if bound.plan.training.expert_overlap and not usual.plan.training.expert_overlap:
         yield Difference(what="the exchange of experts", here="under other work", usual="waited for")

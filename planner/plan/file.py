@@ -127,7 +127,10 @@ def training_content(training: Training) -> dict[str, Any]:
         del own["interleave"]
     del own["tensor_overlap"]
     if training.tensor_overlap:
-        own["tensor_overlap"] = {name: [there, back] for name, there, back in sorted(training.tensor_overlap)}
+        own["tensor_overlap"] = {
+            name: [there, back, first] if first else [there, back]
+            for name, there, back, first in sorted(training.tensor_overlap)
+        }
     del own["expert_overlap"]
     if training.expert_overlap:
         own["expert_overlap"] = dict(sorted(training.expert_overlap))
@@ -324,7 +327,9 @@ def _training(training: TrainingSection) -> Training:
         )
     }
     overlap = content.pop("tensor_overlap")
-    own["tensor_overlap"] = tuple((name, *chunks) for name, chunks in sorted(overlap.items()))
+    own["tensor_overlap"] = tuple(
+        (name, *chunks[:2], *(chunks[2:] or (0,))) for name, chunks in sorted(overlap.items())
+    )
     own["expert_overlap"] = tuple(sorted(content.pop("expert_overlap").items()))
     refuse_plan(imbalance_fault(training.imbalance))
     fp8 = Fp8(recipe=content.pop("fp8"), left_out=tuple(content.pop("fp8_left_out")))

@@ -73,9 +73,9 @@ class Training:
     is sent once to each part of the outermost axis over which experts are exchanged, not once for each expert. Linear
     layers are computed in `fp8` where that has a recipe (see `planner.graph.fp8`); all else is in `precision`.
     `tensor_overlap` names the operators whose collectives of tensor parallelism run under products, with their chunks
-    forward and backward (see `planner.plan.layout.overlapped_products`). `expert_overlap` names experts whose exchange
-    runs under other work, with how many of the operators beside them run while rows go to them (see
-    `planner.plan.layout.expert_overlap`)."""
+    forward and backward, and how many of the products are in chunks, 0 for all (see
+    `planner.plan.layout.overlapped_products`). `expert_overlap` names experts whose exchange runs under other work,
+    with how many of the operators beside them run while rows go to them (see `planner.plan.layout.expert_overlap`)."""
 
     global_batch: int
     micro_batches: int
@@ -86,7 +86,7 @@ class Training:
     imbalance: float = EVEN
     tokens_once: bool = False
     fp8: Fp8 = NO_FP8
-    tensor_overlap: tuple[tuple[str, int, int], ...] = ()
+    tensor_overlap: tuple[tuple[str, int, int, int], ...] = ()
     expert_overlap: tuple[tuple[str, int], ...] = ()
 
     @property

@@ -69,7 +69,7 @@ class TrainingSection(_Strict):
     tokens_once: bool = False
     fp8: str = ""
     fp8_left_out: list[str] = []
-    tensor_overlap: dict[str, tuple[Chunks, Chunks]] = {}
+    tensor_overlap: dict[str, tuple[Chunks, Chunks] | tuple[Chunks, Chunks, Count]] = {}
     expert_overlap: dict[str, Index] = {}
 
 

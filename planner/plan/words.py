@@ -110,10 +110,10 @@ def expert_overlap_words(overlap: tuple[tuple[str, int], ...]) -> str:
     return f"the exchange of {len(overlap)} operators under other work" if overlap else "none"
 
 
-def tensor_overlap_words(overlap: tuple[tuple[str, int, int], ...]) -> str:
+def tensor_overlap_words(overlap: tuple[tuple[str, int, int, int], ...]) -> str:
     """In how many chunks collectives of tensor parallelism run under their products."""
     if not overlap:
         return "none"
-    counts = sorted({chunks for _, *both in overlap for chunks in both})
+    counts = sorted({chunks for _, *both, _ in overlap for chunks in both})
     chunks = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     return f"under the products of {len(overlap)} operators, in {chunks} chunks"

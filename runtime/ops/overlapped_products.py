@@ -54,7 +54,8 @@ class Way:
 class OperandCall:
     """Products of one operand, which comes and whose gradient goes. Operands: the piece, then the weight and, where it
     is `biased`, the bias of each product. Results: the operand, where others read it too (`shared`), and those of the
-    products. `kept` says of which products a recomputed block keeps the results: computed again are the others."""
+    products. `kept` says of which products a recomputed block keeps the results: computed again are the others. Of
+    those that are computed so many, the `first`, run while the operand arrives, or all where that is 0."""
 
     forward: Way
     backward: Way
@@ -62,6 +63,7 @@ class OperandCall:
     kept: tuple[bool, ...]
     through: bool
     shared: bool
+    first: int = 0
 
     def __call__(self, operands: Sequence[torch.Tensor], draw: Draw = FIRST) -> Sequence[Any]:
         piece, *tensors = operands
@@ -106,8 +108,9 @@ def overlapped_call(
         return ResultCall(forward=forward, backward=backward)
     through = overlap.at not in overlap.products
     return OperandCall(
-        forward=forward, backward=backward, biased=tuple(biased), kept=tuple(kept), through=through, shared=shared
-    )
+        forward=forward, backward=backward, biased=tuple(biased), kept=tuple(kept), through=through, shared=shared,
+        first=overlap.first,
+    )  # fmt: skip
 
 
 class _Operand(torch.autograd.Function):
@@ -161,7 +164,7 @@ def _made(call: OperandCall, piece: torch.Tensor, weights: Weights) -> tuple[tor
         if call.forward.group is None:
             arrived, made = piece, [F.linear(piece, weight, bias) for weight, bias in own]
         else:
-            arrived, made = _gathered(call.forward, piece, own)
+            arrived, made = _gathered(call.forward, piece, own, call.first or len(own))
         whole.append(arrived)
         found.update(zip(numbers, made, strict=True))
 
@@ -177,16 +180,17 @@ def _made(call: OperandCall, piece: torch.Tensor, weights: Weights) -> tuple[tor
     return whole[0] if whole else None, [found[number] for number in range(len(weights))]
 
 
-def _gathered(way: Way, piece: torch.Tensor, weights: Weights) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The operand, and what each product makes of it, while it arrives."""
+def _gathered(way: Way, piece: torch.Tensor, weights: Weights, first: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The operand, and what each product makes of it: the `first` of them while it arrives."""
     assert way.group is not None
     chunks = way.chunks if weights else way.chunks.together
     arriving = Arriving(piece, chunks, way.group)
     shape = arriving.whole.shape[:-1]
-    made = [piece.new_empty((*shape, weight.shape[0])) for weight, _ in weights]
+    made = [piece.new_empty((*shape, weight.shape[0])) for weight, _ in weights[:first]]
     for number, rows in enumerate(arriving):
-        for result, (weight, bias) in zip(made, weights, strict=True):
+        for result, (weight, bias) in zip(made, weights[:first], strict=True):
             chunks.whole(result, number).copy_(F.linear(rows, weight, bias))
+    made += [F.linear(arriving.whole, weight, bias) for weight, bias in weights[first:]]
     return arriving.whole, made
 
 

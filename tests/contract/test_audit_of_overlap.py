@@ -18,7 +18,7 @@ PIPELINED = {"stages": (2, 2), "micro_batches": 4, "global_batch": 8}
 class Overlapped(Hand):
     """A plan whose collectives go in so many chunks, there and back."""
 
-    chunks: tuple[int, int] = (2, 2)
+    chunks: tuple[int, ...] = (2, 2)
 
     def __call__(self) -> Plan:
         return overlapped(super().__call__(), self.model, *self.chunks)
@@ -32,9 +32,9 @@ CASES = (
     Overlapped(model="llama", kind="megatron", mesh=(2, 2), settings={"micro_batches": 2, **FULL}),
     Overlapped(model="llama4", kind="sequence", mesh=(1, 2), settings=PIPELINED, chunks=(1, 2)),
     Overlapped(model="llama", kind="sequence_zero3", mesh=(2, 2), settings=FULL, chunks=(2, 1)),
-    Overlapped(model="llama", kind="megatron", mesh=(1, 4), chunks=(2, 4)),
+    Overlapped(model="llama", kind="megatron", mesh=(1, 4), chunks=(2, 4, 1)),
     Overlapped(model="llama", kind="sequence", mesh=(2, 2), settings=KEEPING),
-    Overlapped(model="llama", kind="sequence", mesh=(1, 2), settings=SOME_PRODUCTS),
+    Overlapped(model="llama", kind="sequence", mesh=(1, 2), settings=SOME_PRODUCTS, chunks=(2, 2, 1)),
     *(Overlapped(model="gpt", kind=seed, mesh=(2, 2), settings=FULL) for seed in range(3, 8)),
     *(Overlapped(model="llama", kind=seed, mesh=(4,)) for seed in range(4)),
 )

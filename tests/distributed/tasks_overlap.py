@@ -17,7 +17,7 @@ def built(
     model: str,
     kind: int | str,
     sizes: tuple[int, ...],
-    chunks: tuple[int, int],
+    chunks: tuple[int, ...],
     settings: dict[str, object],
     *,
     lowered: bool,
@@ -42,7 +42,7 @@ def built(
 
 
 def parity(
-    model: str, kind: int | str, sizes: tuple[int, ...], chunks: tuple[int, int], settings: dict[str, object]
+    model: str, kind: int | str, sizes: tuple[int, ...], chunks: tuple[int, ...], settings: dict[str, object]
 ) -> tuple[float, float, dict[str, int]]:
     """The worst error of loss and gradients beside the unsharded model, in lowered programs and in the general
     executor, and how many overlaps the plan has by their kinds."""
@@ -56,7 +56,7 @@ def parity(
 
 
 def trained(
-    model: str, kind: int | str, sizes: tuple[int, ...], chunks: tuple[int, int], settings: dict[str, object]
+    model: str, kind: int | str, sizes: tuple[int, ...], chunks: tuple[int, ...], settings: dict[str, object]
 ) -> tuple[float, bool]:
     """How far losses of two steps, weights behind them and an evaluation with logits are from those without overlaps;
     and whether the first step was compared over all ranks, operator by operator."""
@@ -82,7 +82,7 @@ def trained(
 
 
 def compiled(
-    model: str, kind: int | str, sizes: tuple[int, ...], chunks: tuple[int, int], settings: dict[str, object]
+    model: str, kind: int | str, sizes: tuple[int, ...], chunks: tuple[int, ...], settings: dict[str, object]
 ) -> tuple[float, int]:
     """How far the loss and gradients of a second step with fused chains are from those without; how many chains."""
     found = []

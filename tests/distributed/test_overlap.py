@@ -17,13 +17,13 @@ TOLERANCE = 1e-5
 
 CASES = [
     ("llama", "sequence", (2, 2), (2, 2), FULL),
-    ("llama", "megatron", (1, 4), (2, 4), {}),
+    ("llama", "megatron", (1, 4), (2, 4, 1), {}),
     ("llama4", "sequence", (1, 2), (2, 1), PIPELINE),
     ("llama", "sequence", (1, 4), (2, 1), {}),
-    ("llama", "sequence_zero3", (2, 2), (2, 2), {"gathers": "ahead"}),
+    ("llama", "sequence_zero3", (2, 2), (2, 2, 1), {"gathers": "ahead"}),
     ("llama", "sequence_zero3", (2, 2), (1, 2), {"gathers": "block", **FULL}),
     ("llama", "sequence_zero3", (2, 2), (2, 2), {"gathers": "each", **TWO}),
-    ("llama", "megatron", (2, 2), (2, 2), SELECTIVE),
+    ("llama", "megatron", (2, 2), (2, 2, 2), SELECTIVE),
     ("llama", "megatron", (2, 2), (1, 1), TWO),
     ("llama4", "megatron", (1, 2), (4, 2), {**PIPELINE, **FULL}),
     ("llama4", "sequence", (1, 2), (2, 2), {**PIPELINE, "schedule": "gpipe", **SELECTIVE}),
@@ -37,9 +37,9 @@ CASES = [
     *rarely(("llama", seed, (4,), (2, 2), FULL) for seed in range(8, 16)),
 ]  # fmt: skip
 PAIRS = [
-    ("llama", "sequence", (1, 2), (4, 2), {}),
+    ("llama", "sequence", (1, 2), (4, 2, 1), {}),
     ("llama", "megatron", (1, 2), (2, 2), {**TWO, **FULL}),
-    ("llama", "sequence", (1, 2), (2, 4), SOME_PRODUCTS),
+    ("llama", "sequence", (1, 2), (2, 4, 1), SOME_PRODUCTS),
     ("llama", "sequence", (1, 2), (2, 2), {**TWO, **PRODUCTS}),
     ("llama", "sequence", (1, 2), (2, 4), FULL),
     ("dropping", 3, (2,), (2, 2), {}),
@@ -59,14 +59,14 @@ def held(answers: list[Any], kind: int | str) -> None:
 @pytest.mark.cases(1, 5)
 @pytest.mark.parametrize(("model", "kind", "sizes", "chunks", "settings"), CASES, ids=str)
 def test_four(
-    pool, model: str, kind: int | str, sizes: tuple[int, ...], chunks: tuple[int, int], settings: dict
+    pool, model: str, kind: int | str, sizes: tuple[int, ...], chunks: tuple[int, ...], settings: dict
 ) -> None:
     held(pool.run("tasks_overlap", "parity", model, kind, sizes, chunks, settings), kind)
 
 
 @pytest.mark.parametrize(("model", "kind", "sizes", "chunks", "settings"), first(1, PAIRS), ids=str)
 def test_two(
-    pair, model: str, kind: int | str, sizes: tuple[int, ...], chunks: tuple[int, int], settings: dict
+    pair, model: str, kind: int | str, sizes: tuple[int, ...], chunks: tuple[int, ...], settings: dict
 ) -> None:
     held(pair.run("tasks_overlap", "parity", model, kind, sizes, chunks, settings), kind)
 

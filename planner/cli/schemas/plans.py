@@ -28,7 +28,7 @@ class Choices(Strict):
     schedule: str
     slices: int
     interleave: int
-    tensor_overlap: dict[str, tuple[int, int]]
+    tensor_overlap: dict[str, tuple[int, int, int]]
     expert_overlap: dict[str, int]
     sequence_parallel: bool
     optimizer_sharding: str

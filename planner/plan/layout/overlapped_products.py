@@ -11,11 +11,12 @@ rows of a tensor, all of its dims but the last, are cut into chunks along one of
 Several products of one operand run as soon as it arrives: they are taken out of the order of the graph.
 
 A plan names those that it has, by the operator that does them in the first block of its kind, with their chunks there
-and back (`Training.tensor_overlap`). With one chunk the gradient of an operand still leaves under the products of
-weight gradients, and all else waits. Everything else follows, so that prices, audits and the runtime agree. Where a
-recomputed block keeps what products of an operand have made, the operand comes again without them. There are none of a
-product whose result a recomputed block keeps and sends, of what goes into another block or stage, and of what is cut
-along the dim that is summed up.
+and back, and how many products run in chunks (`Training.tensor_overlap`): the results of a product in chunks are copied
+once more, so those that are not needed to cover the collective run when all of the operand is there. With one chunk the
+gradient of an operand still leaves under the products of weight gradients, and all else waits. Everything else follows,
+so that prices, audits and the runtime agree. Where a recomputed block keeps what products of an operand have made, the
+operand comes again without them. There are none of a product whose result a recomputed block keeps and sends, of what
+goes into another block or stage, and of what is cut along the dim that is summed up.
 
 Wang et al. 2023, "Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning Models".
 """
@@ -60,6 +61,8 @@ class Overlap:
         products: operators.
         forward, backward: the steps of the value, and of its gradient; None where nothing is sent.
         chunks: of each way.
+        first: of the products of an operand, so many run chunk by chunk while it arrives, the others when all of it is
+            there; 0 for all.
         dims: of the rows, along which they are cut.
     """
 
@@ -72,12 +75,18 @@ class Overlap:
     forward: Step | None
     backward: Step | None
     chunks: tuple[int, int] = (1, 1)
+    first: int = 0
     dims: tuple[int, int] = (0, 0)
 
     @property
     def steps(self) -> tuple[Step | None, Step | None]:
         """What is sent, there and back."""
         return self.forward, self.backward
+
+    @property
+    def chunked(self) -> tuple[int, ...]:
+        """Products that run chunk by chunk on the way there."""
+        return self.products[: self.first] if self.first else self.products
 
     @property
     def early(self) -> tuple[int, ...]:
@@ -90,21 +99,23 @@ def overlaps_of(bound: BoundPlan, operators: Iterable[int] | None = None) -> tup
 
     Raises PlanFileError for one of all that it names and cannot have.
     """
-    named = {name: (there, back) for name, there, back in bound.plan.training.tensor_overlap}
+    named = {name: ((there, back), first) for name, there, back, first in bound.plan.training.tensor_overlap}
     if not named:
         return ()
     found, missing = list[Overlap](), set(named)
     for one in possible_overlaps(bound, operators):
         name = name_of(one, bound)
-        chunked = in_chunks(one, bound, named[name]) if name in named else None
+        chunked = in_chunks(one, bound, *named[name]) if name in named else None
         if chunked is not None:
             missing.discard(name)
             found.append(chunked)
     if missing and operators is None:
         name = min(missing)
+        (there, back), first = named[name]
+        more = f", or no product more than {first}" if first else ""
         raise PlanFileError(
             f"training.tensor_overlap: '{name}' has no collective that runs under its product, or none whose rows"
-            f" {named[name][0]} and {named[name][1]} chunks divide; leave it out, or take 1 and 1"
+            f" {there} and {back} chunks divide{more}; leave it out, or take 1 and 1"
         )
     return tuple(found)
 
@@ -119,13 +130,14 @@ def name_of(one: Overlap, bound: BoundPlan) -> str:
     return bound.graph.operators[bound.blocks.template(one.at)].name
 
 
-def in_chunks(one: Overlap, bound: BoundPlan, chunks: tuple[int, int]) -> Overlap | None:
-    """An overlap in so many chunks there and back; None where no dim of its rows divides into them."""
+def in_chunks(one: Overlap, bound: BoundPlan, chunks: tuple[int, int], first: int = 0) -> Overlap | None:
+    """An overlap in so many chunks there and back, with its `first` products in chunks; None where no dim of its rows
+    divides into them, or where it has no more products than those."""
     dims = [_dim(one, bound, step, number) for step, number in zip(one.steps, chunks, strict=True)]
-    if None in dims:
+    if None in dims or (first and first >= len(one.products)):
         return None
     there, back = (dim or 0 for dim in dims)
-    return replace(one, chunks=chunks, dims=(there, back))
+    return replace(one, chunks=chunks, first=first, dims=(there, back))
 
 
 def is_product(graph: OperatorGraph, op: Operator) -> bool:

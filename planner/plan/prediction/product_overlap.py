@@ -126,7 +126,9 @@ class ProductOverlap:
 
     def _saves(self, one: Overlap, way: Way, step: Step) -> Seconds:
         """Seconds that a collective, and what goes beside it, takes less than one after the other."""
-        operators = [self.walk.bound.operators[at] for at in one.products]
+        arrives = (one.kind == "operand") == (way == "forward")
+        beside = one.chunked if way == "forward" else one.products
+        operators = [self.walk.bound.operators[at] for at in beside]
         tensor = self.walk.bound.graph.types[one.value]
         kinds = tuple((id(op.rule), op.strategy) for op in operators)
         chunks, dim = one.chunks[WAYS[way]], one.dims[WAYS[way]]
@@ -135,7 +137,6 @@ class ProductOverlap:
             pricer, nbytes = self.walk.pricers.activations, step.fraction * tensor.nbytes
             sent, piece = (pricer.message_seconds(step.kind, step.axis, nbytes / count) for count in (1, chunks))
             found = (self._forward if way == "forward" else self._backward)(one, operators, dim, chunks)
-            arrives = (one.kind == "operand") == (way == "forward")
             taken = (arriving_time if arrives else leaving_time)(found.chunk, piece, chunks, found.under)
             copied = found.copied if chunks > 1 else 0.0
             self._saved[key] = (float(found.whole + sent - taken - copied), (operators, tensor))

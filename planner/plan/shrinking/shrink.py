@@ -194,13 +194,15 @@ def _training(training: Training, numbers: SmallNumbers, precision: str) -> Trai
 
 def _overlapped(bound: BoundPlan, training: Training, graph: OperatorGraph, batch: int) -> BoundPlan:
     """The small plan with the overlaps of the large one, in as many chunks, or in two or one where its rows are few."""
-    named, found = {name: chunks for name, *chunks in training.tensor_overlap}, dict[str, tuple[int, int]]()
+    named = {name: ((there, back), first) for name, there, back, first in training.tensor_overlap}
+    found = dict[str, tuple[int, int, int]]()
     for one in possible_overlaps(bound) if named else ():
         name = name_of(one, bound)
         if name in named and name not in found:
-            tried = ((min(named[name][0], most), min(named[name][1], most)) for most in (MOST_CHUNKS, 2, 1))
-            chunks = next((chunks for chunks in tried if in_chunks(one, bound, chunks) is not None), None)
-            found |= {} if chunks is None else {name: chunks}
+            (there, back), first = named[name]
+            tried = ((min(there, most), min(back, most)) for most in (MOST_CHUNKS, 2, 1))
+            chunks = next((chunks for chunks in tried if in_chunks(one, bound, chunks, first) is not None), None)
+            found |= {} if chunks is None else {name: (*chunks, first)}
     if found:
         chosen = tuple((name, *chunks) for name, chunks in sorted(found.items()))
         plan = replace(bound.plan, training=replace(bound.plan.training, tensor_overlap=chosen))

@@ -26,7 +26,7 @@ from planner.strategy_search.request.checks import runs_here
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.tables.under_products import CHUNKS
 
-Chosen = tuple[tuple[str, int, int], ...]
+Chosen = tuple[tuple[str, int, int, int], ...]
 
 
 class ChunksError(RequestError):
@@ -82,7 +82,7 @@ def with_tensor_overlap(bound: BoundPlan, pinned: Pinned, cluster: Machine, limi
 
 def best_overlaps(bound: BoundPlan, cluster: Machine, chunks: Sequence[int] = CHUNKS) -> Chosen:
     """Those overlaps of a plan that save time, each with the numbers of chunks that save most."""
-    walks, found = tuple[Walk, ...](), dict[str, tuple[int, int]]()
+    walks, found = tuple[Walk, ...](), dict[str, tuple[int, int, int]]()
     for one in possible_overlaps(bound, _unlike(bound)):
         name = name_of(one, bound)
         if name not in found:
@@ -103,23 +103,27 @@ def _unlike(bound: BoundPlan) -> Iterator[int]:
     return (at for at in range(len(bound.operators)) if blocks.numbers.get(at) not in like)
 
 
-def _best(one: Overlap, bound: BoundPlan, products: ProductOverlap, chunks: Sequence[int]) -> tuple[int, int] | None:
-    """The chunks there and back that save most; None where none saves anything."""
-    there, back = [(0.0, 1)], [(0.0, 1)]
+def _best(
+    one: Overlap, bound: BoundPlan, products: ProductOverlap, chunks: Sequence[int]
+) -> tuple[int, int, int] | None:
+    """The chunks there and back, and products in chunks, that save most; None where none saves anything."""
+    there, back = [(0.0, 1, 0)], [(0.0, 1)]
     for number in chunks:
-        cut = in_chunks(one, bound, (number, number))
-        if cut is not None:
-            saved = products.saves(cut)
-            there.append((saved[0], number))
-            back.append((saved[1], number))
-    (forward, first), (backward, second) = (max(ways, key=lambda way: way[0]) for ways in (there, back))
-    return (first, second) if forward + backward > 0 else None
+        for first in range(len(one.products)):
+            cut = in_chunks(one, bound, (number, number), first)
+            if cut is not None:
+                saved = products.saves(cut)
+                there.append((saved[0], number, first))
+                back.append((saved[1], number))
+    saves, forward, first = max(there, key=lambda way: way[0])
+    returns, backward = max(back, key=lambda way: way[0])
+    return (forward, backward, first) if saves + returns > 0 else None
 
 
 def _all(bound: BoundPlan, chunks: int) -> Chosen:
     """All overlaps of a plan that so many chunks divide."""
     every = (one for one in possible_overlaps(bound) if in_chunks(one, bound, (chunks, chunks)) is not None)
-    return tuple((name, chunks, chunks) for name in sorted({name_of(one, bound) for one in every}))
+    return tuple((name, chunks, chunks, 0) for name in sorted({name_of(one, bound) for one in every}))
 
 
 def _tried(bound: BoundPlan, pinned: Pinned, cluster: Machine) -> BoundPlan | None:

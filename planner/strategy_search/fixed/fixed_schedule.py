@@ -71,7 +71,7 @@ def arranged(request: SearchRequest, plan: Plan, order: Order, groups: tuple[Gro
     return replace(bound, plan=replace(changed, prediction=predict(bound, machine)))
 
 
-def _overlap(request: SearchRequest, plan: Plan, order: Order) -> tuple[tuple[str, int, int], ...]:
+def _overlap(request: SearchRequest, plan: Plan, order: Order) -> tuple[tuple[str, int, int, int], ...]:
     """What tensor parallelism overlaps in the plan that was found, where the order allows for it."""
     found = plan.training.tensor_overlap
     clash = tensor_overlap_fault(bool(found), order.schedule, order.interleave, order.slices)

@@ -50,10 +50,12 @@ def test_times_sum_to_the_step_and_no_more_is_saved_than_is_sent() -> None:
 def test_each_has_the_chunks_that_save_most() -> None:
     """None of the other choices for a collective makes the step shorter."""
     bound, cluster = result_of(interleave=1).bound, cluster_of("h100-80gb", 8)
-    name, there, back = bound.plan.training.tensor_overlap[0]
-    others = {(number, back) for number in CHUNKS} | {(there, number) for number in CHUNKS}
-    for one, other in sorted(others):
-        chosen = ((name, one, other), *bound.plan.training.tensor_overlap[1:])
+    overlaps = bound.plan.training.tensor_overlap
+    at, (name, there, back, first) = next(one for one in enumerate(overlaps) if one[1][0].endswith("/shared"))
+    others = {(number, back, few) for number in CHUNKS for few in (0, 1)}
+    others |= {(there, number, first) for number in CHUNKS}
+    for chunks in sorted(others):
+        chosen = (*overlaps[:at], (name, *chunks), *overlaps[at + 1 :])
         training = replace(bound.plan.training, tensor_overlap=chosen)
         changed = replace(bound, plan=replace(bound.plan, training=training))
         assert predict(changed, cluster).step_seconds >= bound.plan.prediction.step_seconds * (1 - 1e-9)
@@ -62,7 +64,7 @@ def test_each_has_the_chunks_that_save_most() -> None:
 
 def test_as_many_chunks_as_are_asked_for() -> None:
     plan = result_of(interleave=1, tensor_overlap=4).plan
-    assert {chunks for _, *both in plan.training.tensor_overlap for chunks in both} == {4}
+    assert {chunks for _, *both, _ in plan.training.tensor_overlap for chunks in both} == {4}
     with refused(RequestError, 63, "chunks divide", "--tensor-overlap auto"):
         result_of(interleave=1, tensor_overlap=63)
 
@@ -87,7 +89,7 @@ def test_a_plan_comes_back_from_its_file() -> None:
 def test_what_a_plan_names_must_be_there() -> None:
     plan = result_of(interleave=1, tensor_overlap=2).plan
     (name, *_), *_ = plan.training.tensor_overlap
-    for wrong in (("model.norm/rms_norm", 2, 2), (name, 63, 2)):
+    for wrong in (("model.norm/rms_norm", 2, 2, 0), (name, 63, 2, 0), (name, 2, 2, 9)):
         changed = replace(plan, training=replace(plan.training, tensor_overlap=(wrong,)))
         with pytest.raises(PlanFileError, match=r"training\.tensor_overlap"):
             overlaps_of(bind(changed, traced(WIDE), BATCH))
