@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from planner.plan.binding.bind import bind
+from planner.plan.layout.segments import segments_by_stage
 from planner.plan.plan import Plan
 from planner.plan.prediction import live_memory
 from planner.plan.prediction.chunk_memory import STATES, WEIGHTS
@@ -181,3 +182,23 @@ def test_the_account_of_memory_has_the_same_weights_on_their_way() -> None:
         live_memory.live_memory(bound, 0, {WEIGHTS: 0.0, STATES: 0.0})
     assert len(moving) == 5  # four blocks and the head
     assert seen == {number: tuple(n for n in moving if n > number)[:1] for number in seen}
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "gathers", "alone"),
+    [
+        ("sequence_zero3", "llama", "ahead", ["model.norm.weight", "lm_head.weight"]),
+        ("sequence_zero3", "llama", "block", []),
+        ("zero3", "llama-one", "ahead", ["model.norm.weight"]),  # whose head is its embedding
+    ],
+    ids=str,
+)
+def test_a_weight_that_nothing_goes_with_sets_out_by_itself(
+    kind: str, model: str, gathers: str, alone: list[str]
+) -> None:
+    """While the block before it computes; none does before the blocks, where nothing computes yet."""
+    plan = plans.hand_plan(kind, model, plans.mesh_of(*((4,) if kind == "zero3" else (2, 2))))
+    plan = replace(plan, training=replace(plan.training, update=Update(buckets="none", gathers=gathers)))
+    (stage,) = segments_by_stage(bind(plan, plans.traced(model), plans.BATCH))
+    assert [name for one in stage[-1].gathers if len(one.names) == 1 for name in one.names] == alone
+    assert stage[0].gathers == ()

@@ -14,17 +14,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from hardware_profiles import Bytes, Seconds
+from hardware_profiles import Bytes, Cluster, Seconds
 from planner.plan.binding.bind import BoundOperator
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
 from planner.plan.layout.expert_overlap import ExpertOverlap
 from planner.pricing.operator_price import InnerMessage, inner_hidden, inner_messages, inner_seconds
 from planner.sharding.mesh import Mesh
+from planner.sharding.rule import Rule, Strategy
 
 if TYPE_CHECKING:
     from planner.plan.prediction.walk import Walk
 
-_MATRICES = (3, 4, 5)
+MATRICES = (3, 4, 5)
 """Where gate, up and down stand among the operands of experts."""
 
 
@@ -43,17 +44,29 @@ class Saved(NamedTuple):
     backward: Seconds
 
 
-def rows_of(operator: BoundOperator, mesh: Mesh) -> list[InnerMessage]:
+def rows_of(rule: Rule, strategy: Strategy, mesh: Mesh) -> list[InnerMessage]:
     """Messages of rows, and of their weights, on the outermost axis; what is sent forward alone says how many rows
     come."""
-    found = inner_messages(operator.rule, operator.strategy, mesh)
+    found = inner_messages(rule, strategy, mesh)
     axes = [one.message.axis for one in found if one.message.axis is not None]
     return [one for one in found if one.message.axis == min(axes) and one.backward]
 
 
+def ways_of(rule: Rule, strategy: Strategy, mesh: Mesh, cluster: Cluster) -> Ways:
+    """What the rows of experts take on the outermost of their axes that the software does not hide by itself."""
+    waits = 1 - inner_hidden(rule, cluster)
+    sent = [
+        (waits * inner_seconds(rule, one.message, mesh, cluster), one.forward) for one in rows_of(rule, strategy, mesh)
+    ]
+    return Ways(
+        rows=sum(seconds for seconds, times in sent if times > 1),  # there and back
+        weighted=sum(seconds for seconds, _ in sent),
+    )
+
+
 def sent_rows(operator: BoundOperator, mesh: Mesh) -> Bytes:
     """Bytes of the rows of experts on their way."""
-    return max(one.message.nbytes for one in rows_of(operator, mesh))
+    return max(one.message.nbytes for one in rows_of(operator.rule, operator.strategy, mesh))
 
 
 class Left(NamedTuple):
@@ -81,7 +94,7 @@ class ExchangeOverlap:
     def saves(self, one: ExpertOverlap) -> Saved:
         """Seconds that an overlap saves forward and backward."""
         ways = self.ways(one.at)
-        own = self._backward((one.at,)) - self._backward((one.at,), without=_MATRICES)
+        own = self._backward((one.at,)) - self._backward((one.at,), without=MATRICES)
         return Saved(
             forward=min(ways.weighted, self._forward(one.there)) + min(ways.rows, self._forward(one.back)),
             backward=min(ways.rows, self._backward(one.back)) + min(ways.weighted, self._backward(one.there) + own),
@@ -96,7 +109,7 @@ class ExchangeOverlap:
     def left(self, one: ExpertOverlap) -> Left:
         """Seconds that nothing beside the experts covers, in which another pass may compute."""
         ways, forward, backward = self.ways(one.at), self._forward, self._backward
-        own = backward((one.at,)) - backward((one.at,), without=_MATRICES)
+        own = backward((one.at,)) - backward((one.at,), without=MATRICES)
         there, back = _rest(ways.weighted, forward(one.there)), _rest(ways.rows, forward(one.back))
         returned = _rest(ways.weighted, backward(one.there) + own)
         sent = _rest(ways.rows, backward(one.back))
@@ -132,14 +145,7 @@ class ExchangeOverlap:
         operator = self.walk.bound.operators[at]
         key = (id(operator.rule), operator.strategy)
         if key not in self._known:
-            mesh, cluster = self.walk.bound.plan.mesh, self.walk.cluster
-            messages = rows_of(operator, mesh)
-            waits = 1 - inner_hidden(operator.rule, cluster)
-            sent = [(waits * inner_seconds(operator.rule, one.message, mesh, cluster), one.forward) for one in messages]
-            found = Ways(
-                rows=sum(seconds for seconds, times in sent if times > 1),  # there and back
-                weighted=sum(seconds for seconds, _ in sent),
-            )
+            found = ways_of(operator.rule, operator.strategy, self.walk.bound.plan.mesh, self.walk.cluster)
             self._known[key] = (found, operator.rule)
         return self._known[key][0]
 

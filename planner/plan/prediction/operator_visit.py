@@ -229,15 +229,16 @@ class OperatorVisit:
                 self.chunk.backward.add(hidden=(inner.backward + (inner.forward if repeats else 0)) * seconds)
 
     def _overlap_exchange(self, one: ExpertOverlap) -> None:
-        """What its exchange takes less that runs under other work, in each pass. A host that has launched it launches
-        that work."""
+        """What its exchange takes less that runs under other work, in each pass: work that hides nothing else, as links
+        are one. A host that has launched it launches that work."""
         saved = self.walk.exchanges.saves(one)
         again = self.walk.exchanges.saves_again(one) if self.again and self.works else 0.0
         left = self.walk.exchanges.left(one) if self.walk.takes_turns else NOTHING_LEFT
-        self.chunk.forward.add(waits=-saved.forward, exchanged=saved.forward, sent=sum(left.forward))
-        self.chunk.backward.add(
-            waits=-saved.backward - again, exchanged=saved.backward + again, sent=sum(left.backward)
+        back = saved.backward + again
+        self.chunk.forward.add(
+            waits=-saved.forward, hidden=saved.forward, exchanged=saved.forward, sent=sum(left.forward)
         )
+        self.chunk.backward.add(waits=-back, hidden=back, exchanged=back, sent=sum(left.backward))
         if self.walk.hosted and not self.walk.counted:
             number = self.walk.chunk_of[self.at]
             for name, seconds in (("forward", saved.forward), ("backward", saved.backward + again)):

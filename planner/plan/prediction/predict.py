@@ -138,7 +138,7 @@ def _assemble(
     exchanged = m * sum(one.exchanged for one in passes)
     if exchanged:
         time.append((UNDER_EXCHANGE, -exchanged))
-    if hides(cluster) or under:
+    if hides(cluster) or under or exchanged:
         time.append((UNCOVERED, step.uncovered))
     if plan.training.interleave > 1 or runs_in_pairs(plan):
         time.append((COVERED, -step.covered))

@@ -24,6 +24,7 @@ from planner.strategy_search.decomposition.setting import Setting, setting_of
 from planner.strategy_search.engine.assemble import Assembly
 from planner.strategy_search.engine.block_times import BlockTimes, ExpertTimes
 from planner.strategy_search.engine.evaluation import NO_HINT, Evaluation, Hint, check_virtual_stages
+from planner.strategy_search.engine.exchange_overlap import may_exchange_under_work
 from planner.strategy_search.engine.family import Family, Ways, scaling_of
 from planner.strategy_search.engine.outcome import Outcome, best_of, ruled_out
 from planner.strategy_search.engine.product_overlap import may_overlap
@@ -379,6 +380,7 @@ class Engine:
                 together=self.gathers != (EACH,),
                 ahead=True,
                 overlapped=self.overlapped,
+                exchanged=may_exchange_under_work(request.pinned, request.cluster),
             )
         return self.built.builders[key]
 

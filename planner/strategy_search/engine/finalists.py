@@ -56,6 +56,9 @@ _MESSAGES = 2e-3
 _LEANER = 6
 """Times that a contender which does not fit is looked at with less memory, at most."""
 
+_LEANEST_STEP = 1 / 256
+"""Of what a device holds, so much less is tried at least, the second time."""
+
 _LESS = 0.5
 """Of what was missing for overlaps, more is left for them as long as so much or less is missing then."""
 
@@ -105,26 +108,28 @@ class Finalists:
 
     def plans(self) -> tuple[Ranked, ...]:
         """The fastest of the contenders, fastest first; those that cannot be among them are not priced."""
-        top, plans = self.request.top, list[Ranked]()
+        top, plans, fitting = self.request.top, list[Ranked](), list[Ranked]()
         longest = 0.0  # seconds to make a plan of one
         any_order, refusal = reorders(self.request.pinned), None
         bounded = [(found.least_step(any_order=any_order), found.objective, found.order, found) for found in self.found]
         for least, _, _, found in sorted(bounded, key=lambda one: one[:3]):
-            if len(plans) >= top and least >= plans[top - 1].seconds * (1 - OPTIMAL):
+            slowest = fitting[top - 1].seconds if len(fitting) >= top else math.inf
+            if least >= slowest * (1 - OPTIMAL):
                 break
             if plans and (reached() or seconds_left() < longest):
                 break
             began = reading()
             try:
-                ranked = self._priced_once(found, plans[top - 1].seconds if len(plans) >= top else math.inf)
+                ranked = self._priced_once(found, slowest)
             except ChunksError as error:  # this one has nothing that could be in so many
                 refusal = refusal or error
                 continue
             longest = max(longest, reading() - began)
-            plans = sorted([*plans, ranked], key=lambda ranked: ranked.seconds)
+            plans.append(ranked)
+            if self._fits(ranked.configuration, ranked.plan.prediction):
+                fitting = sorted([*fitting, ranked], key=lambda ranked: ranked.seconds)
         if refusal is not None and not plans:
             raise refusal
-        fitting = [ranked for ranked in plans if self._fits(ranked.configuration, ranked.plan.prediction)]
         if not fitting:
             raise _overfull(plans, self.limits[0], self.bound)
         faults = [offloaded_fault(ranked.plan.prediction, self.request.cluster) for ranked in fitting]
@@ -165,8 +170,9 @@ class Finalists:
         leaner, other, missing, room, tried = found, ranked, self._overfull_by(ranked), 0.0, 0
         with contextlib.suppress(LimitError):
             while missing > 0 and tried < _LEANER:
-                # at first as if what is left out grew with what is known
-                room += missing * 2 ** (tried - 1) if tried else missing * limits[0] / (limits[0] + missing)
+                # at first as if what is left out grew with what is known; plans may differ by more than is missing
+                step = max(missing, _LEANEST_STEP * limits[0]) * 2 ** (tried - 1)
+                room += step if tried else missing * limits[0] / (limits[0] + missing)
                 outcome = self.engine.evaluate_as(found.outcome.gathers, found.configuration, room=room)
                 leaner = replace(found, outcome=outcome, room=room)
                 if not outcome.ranks or leaner.least_step(any_order=any_order) >= cutoff:

@@ -74,12 +74,17 @@ def with_turns(
     sends = plan.mesh.size > 1 and not plan.training.update.by_block
     tried = replace(pinned, interleave=0 if sends else 1, slices=0 if plan.pipeline > 1 else 1)
     others = [one for one in _tried(plan, tried) if (one.training.interleave > 1) != (one.slices > 1)]
-    sliced, _ = _priced([one for one in others if one.slices > 1], bound, cluster)
+    sliced, _ = _priced([_not_in_parts(one) for one in others if one.slices > 1], bound, cluster)
     cutoff = min(cutoff, plan.prediction.step_seconds * (1 - WORTH))
     found = [*sliced, *_interleaved([one for one in others if one.slices == 1], bound, cluster, cutoff)]
     fitting = [one for one in found if all_fit(one.plan.prediction, limits)]
     best = min(fitting, key=lambda one: one.plan.prediction.step_seconds, default=bound)
     return best if best.plan.prediction.step_seconds < cutoff else bound
+
+
+def _not_in_parts(plan: Plan) -> Plan:
+    """A plan whose experts wait for their rows: in parts they are for other micro-batches."""
+    return replace(plan, training=replace(plan.training, expert_overlap=()))
 
 
 def _interleaved(plans: Sequence[Plan], bound: BoundPlan, cluster: Machine, cutoff: Seconds) -> list[BoundPlan]:

@@ -39,6 +39,7 @@ from planner.strategy_search.request.template import Template, ValueEdge
 from planner.strategy_search.tables.candidates import CandidateLists, Candidates, DuplexColumn, LayoutColumn
 from planner.strategy_search.tables.dominance import among as priced_among
 from planner.strategy_search.tables.dominance import undominated
+from planner.strategy_search.tables.under_experts import EXPERTS, beside_experts, saved_by_exchange
 from planner.strategy_search.tables.under_products import UnderProducts, takes_result
 
 Array = NDArray[np.float64]
@@ -134,7 +135,7 @@ class TableBuilder:
     weights take that a block gathers together, beside what each takes by itself; `dominated` keeps stored layouts that
     another beats in everything. With `ahead` hosts launch ahead of the kernels, so that a block takes as long as its
     kernels and messages, or as its launches: counted is a weighted mean of both. With `overlapped` collectives beside
-    linear layers travel under their products.
+    linear layers travel under their products, with `exchanged` the rows of experts under other work.
     """
 
     mesh: Mesh
@@ -147,6 +148,7 @@ class TableBuilder:
     dominated: bool = False
     ahead: bool = False
     overlapped: bool = False
+    exchanged: bool = False
 
     def __post_init__(self) -> None:
         self._lists = CandidateLists(mesh=self.mesh)
@@ -176,6 +178,8 @@ class TableBuilder:
         cells = sum(sizes[edge.producer] * sizes[edge.consumer] for edge in template.edges)
         room(_CELL_BYTES * cells, f"the cost tables of {len(template.edges)} edges between operators")
         edges = tuple(self._edge(template, edge, operators) for edge in template.edges)
+        if self.exchanged:
+            operators = tuple(self._exchanged(template, index, operators) for index in range(len(operators)))
         if self.overlapped:
             edges = tuple(self._overlapped(template, table, lists) for table in edges)
         if self.ahead:
@@ -308,6 +312,21 @@ class TableBuilder:
             bytes_kept = bytes_kept + np.minimum(made_bytes, operators[edge.consumer].prices.operands[0][None, :])
         own = bytes_kept if edge.kind == "inside" else own
         return EdgeTable(edge=edge, forward=forward, again=forward, backward=backward, kept=bytes_kept, own=own)
+
+    def _exchanged(self, template: Template, index: int, operators: Sequence[OperatorTable]) -> OperatorTable:
+        """An operator with what the exchange of its experts travels under other work."""
+        table, op = operators[index], template.graph.operators[index]
+        if rule_of(template.graph, op).op_class != EXPERTS or not table.prices.inner_forward.any():
+            return table
+        beside = [operators[at].prices for at in beside_experts(template, index)]
+        strategies = table.candidates.strategies
+        saved = saved_by_exchange(template, index, strategies, table.prices, beside, self.mesh, self.cluster)
+        prices = replace(
+            table.prices,
+            inner_forward=table.prices.inner_forward - saved.forward,
+            inner_backward=table.prices.inner_backward - saved.backward,
+        )
+        return replace(table, prices=prices)
 
     def _overlapped(self, template: Template, table: EdgeTable, lists: Sequence[Candidates]) -> EdgeTable:
         """An edge with what its collective travels under products."""

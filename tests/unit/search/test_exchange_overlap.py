@@ -18,6 +18,7 @@ from planner.plan.prediction.step import UNDER_EXCHANGE
 from planner.plan.prediction.walk import walks_of
 from planner.strategy_search.engine.exchange_overlap import best_expert_overlaps, with_expert_overlap
 from planner.strategy_search.request.space import Pinned
+from planner.strategy_search.result import SearchResult
 from tests.distributed import plans
 from tests.distributed.dividing import by_hand
 from tests.refusals import refused
@@ -121,3 +122,28 @@ def test_the_search_overlaps_on_devices_and_on_processors_where_it_is_asked() ->
     assert found(cluster_of("cpu", 2), expert_overlap=True)
     with refused(RequestError, "expert_overlap", "no rows of experts"):
         planner.search("llama-tiny", "h100", devices=2, pinned=Pinned(expert_overlap=True))
+
+
+WIDE = {
+    "num_layers": 3, "dense_layers": 1, "hidden_size": 2048, "ffn_size": 4096, "num_heads": 16, "q_rank": 512,
+    "kv_rank": 256, "plain_size": 64, "rotary_size": 32, "value_size": 64, "num_experts": 16, "experts_per_token": 2,
+    "expert_size": 1024, "shared_size": 8192, "expert_groups": 1, "chosen_groups": 1, "groups_by": 1,
+}  # fmt: skip
+"""Of DeepSeek's tiny model: experts that send for as long as they compute, and a shared expert that covers that."""
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_sums_know_what_is_exchanged_under_work() -> None:
+    """A plan that cuts its experts over devices takes longer where all is waited for, and less in the end."""
+    model = "+".join(("deepseek-tiny", *(f"{name}={value}" for name, value in sorted(WIDE.items()))))
+
+    def best(**pinned: int) -> SearchResult:
+        return planner.search(
+            model, devices=4, cluster="cluster@50", seq_len=2048, global_batch=16, pinned={"micro_batches": 1, **pinned}
+        )
+
+    free, cut = best(), best(expert=4)
+    assert cut.plan.training.expert_overlap
+    assert free.plan.prediction.step_seconds <= cut.plan.prediction.step_seconds
+    assert free.bound_seconds <= cut.plan.prediction.step_seconds

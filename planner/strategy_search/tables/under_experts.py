@@ -1,0 +1,91 @@
+"""The exchange of experts, as far as it travels under other work of their block.
+
+A plan takes experts apart where that saves time (`planner.plan.layout.expert_overlap` has the rules,
+`planner.plan.prediction.exchange_overlap` the price). Here it is what each candidate saves at most, so that layouts are
+chosen for what an exchange takes in the end, and sums stay below steps:
+
+    forward    rows there and back, as long as the kernels that may run beside them
+    backward   the same, and the gradients of the experts' own weights
+
+The kernels beside the experts count as if they were cut over devices as far as any candidate cuts them. A plan in which
+they take longer, as devices compute the same twice, may save more than is known here: no bound is proved of such.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hardware_profiles import Cluster
+from planner.plan.prediction.exchange_overlap import MATRICES, Ways, ways_of
+from planner.pricing import OperatorPrices, price_operator
+from planner.sharding.mesh import Mesh
+from planner.sharding.rule import Strategy
+from planner.sharding.rules import rule_of
+from planner.strategy_search.request.template import Template
+
+Array = NDArray[np.float64]
+
+EXPERTS = "experts"
+"""The class of their operators."""
+
+
+class Exchanged(NamedTuple):
+    """Seconds that are saved in each pass, (K,) each."""
+
+    forward: Array
+    backward: Array
+
+
+def saved_by_exchange(
+    template: Template,
+    index: int,
+    strategies: Sequence[Strategy],
+    prices: OperatorPrices,
+    beside: Sequence[OperatorPrices],
+    mesh: Mesh,
+    cluster: Cluster,
+) -> Exchanged:
+    """What the experts of an operator save under each strategy, whose prices are known, as are those of what may run
+    `beside` them."""
+    graph = template.graph
+    op = graph.operators[index]
+    rule = rule_of(graph, op)
+    types = ([graph.types[name] for name in op.operands], [graph.types[n] for n in op.results if n is not None])
+    graded = [name in graph.differentiable and place not in MATRICES for place, name in enumerate(op.operands)]
+    alone = price_operator(rule, strategies, *types, graded, mesh, cluster).backward
+    sent = np.array([_sent(ways_of(rule, strategy, mesh, cluster)) for strategy in strategies])
+    forward = sum(float(one.forward.min()) for one in beside)
+    backward = sum(float(one.backward.min()) for one in beside)
+    return Exchanged(
+        forward=np.minimum(sent, forward),
+        backward=np.minimum(sent, backward + prices.backward - alone),
+    )
+
+
+def beside_experts(template: Template, index: int) -> tuple[int, ...]:
+    """What neither makes what experts read nor reads what they make, in their block."""
+    graph, kind = template.graph, template.kind_of(index)
+    if kind is None:
+        return ()
+    inside = template.held[kind]
+    tied, waiting = {index}, [index]
+    while waiting:
+        for name in graph.operators[waiting.pop()].operands:
+            maker = graph.producer.get(name)
+            if maker is not None and maker in inside and maker not in tied:
+                tied.add(maker)
+                waiting.append(maker)
+    waiting, after = [index], {index}
+    while waiting:
+        for result in graph.operators[waiting.pop()].results:
+            for use in graph.consumers.get(result or "", ()):
+                if use in inside and use not in after:
+                    after.add(use)
+                    waiting.append(use)
+    return tuple(at for at in inside if at not in tied and at not in after)
+
+
+def _sent(ways: Ways) -> float:
+    return ways.rows + ways.weighted
