@@ -1,6 +1,7 @@
 """What may be offloaded: one list of what clashes, for plans that offload and for requests that ask for it."""
 
 from costmodels import SCHEDULES
+from hardware_profiles import PYTORCH, Machine, parts_of
 from planner.faults import Fault
 from planner.sharding.update import Update
 
@@ -21,8 +22,33 @@ def served_fault(update: Update, optimizer: str) -> Fault | None:
     """Why parameter servers cannot update parameters; None where they can, or where there are none."""
     if not update.served or optimizer != "lamb":
         return None
-    reason = "has no lamb, whose norms are of whole weights, of which servers have pieces"
+    reason = (
+        "has no lamb: norms of weights that tensor parallelism cuts are summed between devices, and servers update on"
+        " hosts, each by itself"
+    )
     return Fault(option="zero_by", value="'servers'", reason=reason, hint="take adamw or sgd, or zero_by = parameters")
+
+
+def owners_fault(update: Update, machine: Machine) -> Fault | None:
+    """Why owners of whole parameters cannot be on a machine; None where they can, or where there are none."""
+    if not update.owned:
+        return None
+    parts, value = parts_of(machine), f"'{update.zero_by}'"
+    other = next((part.software.name for part in parts if part.software.name != PYTORCH.name), None)
+    if other is not None:
+        reason = f"is about our own runtime, not {other}"
+        hint = f"take slices, or set software to {PYTORCH.name}"
+        return Fault(option="zero_by", value=value, reason=reason, hint=hint)
+    if not update.served:
+        return None
+    if len(parts) > 1:
+        reason = f"is not for {machine.name}, which has several kinds of devices"
+        return Fault(option="zero_by", value=value, reason=reason, hint="name one profile, or take parameters")
+    if parts[0].host is None:
+        reason = f"keeps states on hosts, and profile {parts[0].name} says nothing of the host beside its devices"
+        hint = "add a section [host] to it, or take zero_by = parameters"
+        return Fault(option="zero_by", value=value, reason=reason, hint=hint)
+    return None
 
 
 def saved_fault(update: Update, *, sliced: bool) -> Fault | None:

@@ -129,13 +129,13 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
         stack = replace(stack, gathers_narrow=False)  # Transformer Engine, but none of the recipes that ask for it
     stack = _memory_of(row, stack, notes)
     flags = row.text("other_flags").lower()
-    named = {part for part, word in _FLAGS.items() if re.search(word, flags)}
+    named = {part for part, word in _FLAGS.items() if mentions(flags, word)}
     if named:
         hidden = {part: OVERLAPPED[part] if part in named else 0.0 for part in _FLAGS}
         stack = replace(stack, hidden=Hidden(**hidden))
-    if re.search(_ASYNC_TENSOR, flags):
+    if mentions(flags, _ASYNC_TENSOR):
         stack = replace(stack, hidden=replace(stack.hidden, tensor=OVERLAPPED["tensor"]))
-    if products_of(row) == "fp8" and stack.name.startswith("fsdp") and re.search(_GATHERS_FLOAT8, flags):
+    if products_of(row) == "fp8" and stack.name.startswith("fsdp") and mentions(flags, _GATHERS_FLOAT8):
         stack = replace(stack, gathers_narrow=True)
     attention = _attention(row, stack)
     try:

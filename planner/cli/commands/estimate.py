@@ -37,7 +37,8 @@ def estimate(
 ) -> None:
     """Predict time and memory of one configuration, or of a plan file.
 
-    A degree that you do not give is 1, the data-parallel degree takes the remaining devices, and ZeRO is 0.
+    A degree that you do not give is 1, the data-parallel degree takes the remaining devices, and ZeRO is 0 (1 with
+    --zero-by).
     Micro-batches, recomputation and sequence parallelism are searched. A plan file is priced for its own hardware, or
     for --hardware. Only -o writes a plan.
 
@@ -114,6 +115,8 @@ def _by_degrees(options: Options) -> dict[str, tuple[object, str]]:
     are cut over devices that are data or context parallel."""
     least = {"pipeline": fewest_stages(options.profile)}
     degrees = {name: getattr(options, name) or least.get(name, 1) for name in DEGREES if name != "data"}
+    from planner.sharding.update import SLICES
+
     rest, devices = math.prod(degrees.values()), options.device_count
     if options.data is not None and options.data * rest != devices:
         words = " x ".join(f"{flag(name)} {degree}" for name, degree in {"data": options.data, **degrees}.items())
@@ -122,7 +125,8 @@ def _by_degrees(options: Options) -> dict[str, tuple[object, str]]:
         )
     data: dict[str, tuple[object, str]] = {"data": (devices // rest, "from the devices")}
     others: dict[str, tuple[object, str]] = {name: (degree, "default") for name, degree in degrees.items()}
-    return {**data, **others, "expert": (1, "default"), "zero": (0, "default")}
+    zero = (0 if options.zero_by in (None, SLICES) else 1, "default")  # owners of whole parameters are ZeRO-1
+    return {**data, **others, "expert": (1, "default"), "zero": zero}
 
 
 def _searched(options: Options, best: "Ranked", found: "Roles") -> tuple[Choice, ...]:

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from costmodels import counts_at_moments, fullest_moment
 from hardware_profiles import Cluster, Group, Hidden, Machine, Seconds, clusters_of_ranks, links_of_ranks
+from planner.errors import RequestError
+from planner.faults import refuse
 from planner.graph.blocks import Blocks
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
@@ -25,6 +27,7 @@ from planner.plan.layout.per_step_communication import once_of
 from planner.plan.layout.segments import Segment, segments_by_stage
 from planner.plan.layout.stage_cut import crossing_values
 from planner.plan.layout.weight_offload import block_of_offloaded
+from planner.plan.offload_checks import owners_fault
 from planner.plan.prediction.charges import UNCHARGED, Phase, Times, charge
 from planner.plan.prediction.coalesced_collectives import Together
 from planner.plan.prediction.exchange_overlap import ExchangeOverlap
@@ -486,7 +489,9 @@ class Walk:
 
 
 def walks_of(bound: BoundPlan, machine: Machine) -> tuple[Walk, ...]:
-    """For every pipeline rank the walk by the prices of the devices that it is on; ranks of one group share it."""
+    """For every pipeline rank the walk by the prices of the devices that it is on; ranks of one group share it.
+    Raises RequestError where owners of whole parameters cannot be on this machine."""
+    refuse(owners_fault(bound.plan.training.update, machine), RequestError)
     clusters = clusters_of_ranks(machine, bound.plan.pipeline)
     overlaps = overlaps_of(bound)
     stages = segments_by_stage(bound, overlaps)

@@ -11,7 +11,7 @@ from planner.graph.expert_load import EVEN, EXPERTS_OPERATOR, imbalance_fault
 from planner.graph.fp8 import NO_FP8, Fp8, fp8_fault
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.placed import placed_tables
-from planner.plan.offload_checks import offload_fault, saved_fault, served_fault
+from planner.plan.offload_checks import offload_fault, owners_fault, saved_fault, served_fault
 from planner.plan.plan import INTERLEAVED, PRECISIONS, SLICED, ModelReference
 from planner.plan.schedule_checks import gathers_fault, sliced_fp8_fault
 from planner.sharding.layout import Layout
@@ -185,6 +185,8 @@ class SearchRequest:
             return replace(NOTHING, weights=asked.weights)
         if self.update.owned:  # owners are balanced where all states are on devices
             asked = replace(asked, optimizer=NOTHING.optimizer)
+        if self.update.served:  # who offloads a weight has its state
+            asked = replace(asked, weights=NOTHING.weights)
         fault = saved_fault(self.update, sliced=_sliced(self.pinned))
         return asked if fault is None else replace(asked, saved=NOTHING.saved)
 
@@ -227,14 +229,22 @@ class SearchRequest:
         if "device" not in (self.pinned.offload or NOTHING).optimizer:
             kept = "are on the hosts of servers anyway" if self.update.served else "are kept on the device"
             raise RequestError(f"{where} states of owners {kept}; leave optimizer out of offload, or take slices")
-        if self.cluster.software.name != PYTORCH.name:
+        if self.update.served and "device" not in (self.pinned.offload or NOTHING).weights:
             raise RequestError(
-                f"{where} is about our own runtime; leave it out, or set software to {PYTORCH.name} (not"
-                f" {self.cluster.software.name})"
+                f"{where} servers give new weights to the devices, where they stay; leave weights out of offload, or"
+                " take slices"
             )
+        refuse(owners_fault(self.update, self.cluster), RequestError)
         refuse(served_fault(self.update, self.optimizer), RequestError)
-        if self.update.served:
-            of_one_kind(self.cluster, "zero_by = servers").store("host")
+        devices, pinned = self.cluster.devices, self.pinned
+        if self.update.served and devices // ((pinned.tensor or 1) * (pinned.pipeline or 1)) < 2:
+            split = (
+                "" if devices == 1 else f", which tensor = {pinned.tensor or 1} x pipeline = {pinned.pipeline or 1} use"
+            )
+            raise RequestError(
+                f"{where} workers are data parallel, and nothing is left for them of {devices}"
+                f" device{'s' * (devices > 1)}{split}; take data parallelism of 2 or more, or leave it out"
+            )
 
     def _check_tokens_once(self) -> None:
         """Raise RequestError where tokens cannot be sent once to each node."""

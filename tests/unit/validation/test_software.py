@@ -238,3 +238,5 @@ def test_torchtitan_says_what_it_hides_and_gathers(tmp_path: Path) -> None:
     assert found.software.hidden.tensor > 0
     assert found.software.gathers_narrow
     assert found.software.hidden.gathers == plain.software.hidden.gathers
+    denied, _ = machine(tmp_path, 3, precision="fp8", other_flags="no async-tp; without float8")
+    assert (denied.software.hidden, denied.software.gathers_narrow) == (plain.software.hidden, False)

@@ -1,0 +1,41 @@
+"""Dense parameter servers: where they are not, commands say so, and what to do."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hardware_profiles
+
+USUAL = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4")
+SERVERS = ("--zero-by", "servers")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--mode", "parameter_server", "--offload", "weights"), "leave weights out of offload"),
+        (("--mode", "parameter_server", "--devices", "1"), "data parallelism of 2 or more"),
+        ((*SERVERS, "--tensor", "4"), "tensor = 4 x pipeline = 1 use; take data parallelism of 2 or more"),
+        ((*SERVERS, "--optimizer", "lamb"), "summed between devices, and servers update on hosts"),
+        ((*SERVERS, "--software", "megatron"), "set software to pytorch"),
+    ],
+)
+def test_what_servers_cannot_do_is_refused(plan: Any, options: tuple[str, ...], words: str) -> None:
+    assert words in plan.refused(*USUAL, *options)
+
+
+def test_a_plan_is_refused_on_machines_without_servers(plan: Any, here: Path) -> None:
+    profile = (Path(hardware_profiles.__file__).parent / "cpu.toml").read_text()
+    (here / "nohost.toml").write_text(re.sub(r"(?ms)^\[host.*?(?=^\[(?!host)|\Z)", "", profile))
+    plan(*USUAL, "--mode", "parameter_server", "-o", "served.json")
+    assert "add a section [host]" in plan.refused("estimate", "served.json", "--hardware", "nohost.toml")
+    assert "set software to pytorch" in plan.refused("estimate", "served.json", "--software", "megatron")
+    mixed = ("--hardware", "h100-80gb:2,a100-80gb:2", "--devices", "4")
+    assert "several kinds of devices" in plan.refused("--model", "llama-tiny", *mixed, *SERVERS)
+
+
+@pytest.mark.parametrize("owners", ["servers", "parameters"])
+def test_estimates_take_the_stage_of_owners(plan: Any, owners: str) -> None:
+    assert plan.json("estimate", *USUAL, "--zero-by", owners)["update"]["zero_by"] == owners
