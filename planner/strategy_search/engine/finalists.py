@@ -53,11 +53,11 @@ from planner.strategy_search.request.space import Configuration
 _MESSAGES = 2e-3
 """Share of a step that messages may take beyond what the search knows of them, before others are tried."""
 
-_LEANER = 6
+_LEANER = 10
 """Times that a contender which does not fit is looked at with less memory, at most."""
 
-_LEANEST_STEP = 1 / 256
-"""Of what a device holds, so much less is tried at least, the second time."""
+_GROWS = 4
+"""By what the memory that is left grows from one time to the next."""
 
 _LESS = 0.5
 """Of what was missing for overlaps, more is left for them as long as so much or less is missing then."""
@@ -170,9 +170,8 @@ class Finalists:
         leaner, other, missing, room, tried = found, ranked, self._overfull_by(ranked), 0.0, 0
         with contextlib.suppress(LimitError):
             while missing > 0 and tried < _LEANER:
-                # at first as if what is left out grew with what is known; plans may differ by more than is missing
-                step = max(missing, _LEANEST_STEP * limits[0]) * 2 ** (tried - 1)
-                room += step if tried else missing * limits[0] / (limits[0] + missing)
+                # as if what is left out grew with what is known; then what is missing, and more: plans differ by steps
+                room += missing * _GROWS ** (tried - 1) if tried else missing * limits[0] / (limits[0] + missing)
                 outcome = self.engine.evaluate_as(found.outcome.gathers, found.configuration, room=room)
                 leaner = replace(found, outcome=outcome, room=room)
                 if not outcome.ranks or leaner.least_step(any_order=any_order) >= cutoff:
