@@ -128,6 +128,7 @@ def export_of(plan: "Plan", to: str, machine: "Machine", graph: "OperatorGraph",
         architecture=architecture_of(plan.model.reference, plan.model.sequence_length, every=target.writes_model),
         per_node=per_node_of(machine),
         overlapped=_overlapped(last.plan.cluster.software),
+        gave_up=why.partition(";")[0],
     )
     return Export(
         target=target,

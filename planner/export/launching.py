@@ -61,6 +61,11 @@ def _readme(target: Target, job: Job, files: Mapping[str, str]) -> str:
         f" of one node{f' with {settings}' if settings else ''}. What was predicted and what was given up is in"
         " `export.json`.",
         "",
+        *(
+            [f"{in_markdown(job.gave_up)}: these are the settings of another plan, without that.", ""]
+            if job.gave_up
+            else []
+        ),
         f"- By hand: {by_hand}.",
         f"- Slurm: `{given}sbatch slurm.sbatch`, in this folder, which every node sees.",
         f"- Kubernetes: `kubectl create configmap {name} --from-file=.`, then `kubectl create -f pytorchjob.yaml`"

@@ -39,7 +39,8 @@ class Job:
 
     `architecture` is None for a model that is known by its graph alone. `overlapped` is what travels under work where
     the plan was priced, which is switched on where an engine has a switch for it: "tensor", "gathers", "reductions", as
-    in `hardware_profiles.Hidden`.
+    in `hardware_profiles.Hidden`. `gave_up` is what the engine cannot be told of a plan at all, in whose place another
+    one is written; else empty.
     """
 
     model: str
@@ -47,6 +48,7 @@ class Job:
     architecture: Architecture | None
     per_node: int
     overlapped: tuple[str, ...] = ()
+    gave_up: str = ""
 
     @property
     def nodes(self) -> int:

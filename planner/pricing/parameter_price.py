@@ -60,7 +60,8 @@ class ParameterPrices:
     which its update takes longer in a row of such, with all that is hidden; by itself it would take `fetch` and
     `store`, too. A weight that is offloaded, `weight_offloaded` bytes, is not in `weight`. `weight_fetch` are the
     seconds in which it comes for one pass through its block, `weight_store` those in which a new one goes back, once a
-    step. `served` are the bytes of a state that a parameter server keeps on the host of the device for good.
+    step. `served` are the bytes of a state that a parameter server keeps on the host of the device, and of the sum
+    of its gradients, which are all there before any update.
     """
 
     accumulation: Array
@@ -179,7 +180,7 @@ def price_parameter(
         weight_offloaded=np.where(apart, weight, 0.0),
         weight_fetch=weight_fetch,
         weight_store=weight_store,
-        served=np.where(served, kept, 0.0),
+        served=np.where(served, kept + state * accumulated.element_bytes, 0.0),
     )
 
 

@@ -177,9 +177,11 @@ def _print(found: Export, output: Path, files: Sequence[str]) -> None:
         print_given_up(console, rows)
         console.print(f"\nThe engine will take {found.change}", soft_wrap=True)
     elif found.searched:
+        reason = found.job.gave_up or f"{found.target.name} has no settings for this plan"
+        given_up = ", which was given up" if found.job.gave_up else ""
         console.print(
-            f"{found.target.name} has no settings for this plan; the best that it has, searched for it and priced for"
-            f" {found.software}, takes {found.change}",
+            f"{reason}{given_up}; the best that it has, searched for it and priced for {found.software}, takes"
+            f" {found.change}",
             soft_wrap=True,
         )
     if found.hosts:

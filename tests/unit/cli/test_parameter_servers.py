@@ -39,3 +39,13 @@ def test_a_plan_is_refused_on_machines_without_servers(plan: Any, here: Path) ->
 @pytest.mark.parametrize("owners", ["servers", "parameters"])
 def test_estimates_take_the_stage_of_owners(plan: Any, owners: str) -> None:
     assert plan.json("estimate", *USUAL, "--zero-by", owners)["update"]["zero_by"] == owners
+
+
+def test_an_export_says_that_servers_were_given_up(plan: Any, here: Path) -> None:
+    plan(*USUAL, "--mode", "parameter_server", "-o", "served.json")
+    said = " ".join(plan("export", "served.json", "--to", "torchtitan", "-o", "out").out.split())
+    assert "has no parameter servers for dense weights, which was given up; the best that it has" in said
+    assert (
+        "no parameter servers for dense weights: these are the settings of another plan"
+        in (here / "out" / "README.md").read_text()
+    )
