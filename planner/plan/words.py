@@ -1,12 +1,14 @@
 """What a plan is in a few words, so that plans can be told apart at a glance."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from hardware_profiles.units import MIB
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.roles import Roles
 from planner.plan.plan import RECOMPUTATION, Plan
-from planner.sharding.update import PARAMETERS, PLAIN, SERVERS, Update, bucket_numbers, split_positions
+from planner.sharding.stored import owned_axes
+from planner.sharding.update import PARAMETERS, PLAIN, SERVERS, SLICES, Update, bucket_numbers, split_positions
 
 OWNERS = {
     PARAMETERS: "optimizer states by whole parameters, new weights broadcast",
@@ -84,6 +86,15 @@ def gradient_words(update: Update) -> str:
     found += ["weights of rank 0 sent at the start"] if update.broadcast else []
     found += [f"each device has its own {', '.join(update.local_parameters)}"] if update.local_parameters else []
     return "".join(f"; {text}" for text in found)
+
+
+def applied_update(plan: Plan) -> Update:
+    """What becomes of gradients, without owners where no parameter has one."""
+    update, sizes = plan.training.update, plan.mesh.sizes
+    stored = (one for group in plan.groups for name, one in group.parameters if not update.is_local(name))
+    if not update.owned or any(owned_axes(one, sizes) for one in stored):
+        return update
+    return replace(update, zero_by=SLICES)
 
 
 def table_words(update: Update) -> str:

@@ -5,6 +5,7 @@ from planner.plan.layout.group_runs import group_runs
 from planner.plan.layout.roles import Roles
 from planner.plan.plan import Plan, Prediction
 from planner.plan.words import (
+    applied_update,
     expert_overlap_words,
     gradient_words,
     recomputation_words,
@@ -28,7 +29,7 @@ def job_text(plan: Plan) -> tuple[str, str]:
     precision = training.precision + _products(training.fp8)
     trains = training.optimizer if plan.schedule_kind.trains else "forward only"
     step = f"global batch {training.global_batch}{length}; {precision}, {trains}"
-    return job, step + gradient_words(training.update)
+    return job, step + gradient_words(applied_update(plan))
 
 
 def _products(fp8: Fp8) -> str:

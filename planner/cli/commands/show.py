@@ -250,10 +250,10 @@ def _prove(plan_file: Path, verdict: "Verdict", known: "PlannedModel") -> None:
 
 
 def _print_verdict(verdict: "Verdict", *, carried: bool) -> None:
-    from planner.plan.words import gradient_words
+    from planner.plan.words import applied_update, gradient_words
     from planner.report.units import bytes_text, seconds_text
 
-    prediction, words = verdict.prediction, gradient_words(verdict.bound.plan.training.update)
+    prediction, words = verdict.prediction, gradient_words(applied_update(verdict.bound.plan))
     peak, capacity = bytes_text(prediction.peak_bytes), bytes_text(prediction.capacity_bytes)
     say(f"legal; {seconds_text(prediction.step_seconds)} a step, {peak} of {capacity} per device{words}")
     if verdict.outside is not None:

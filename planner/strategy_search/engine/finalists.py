@@ -20,6 +20,7 @@ from planner.plan.layout.offloaded import offloaded_fault
 from planner.plan.layout.per_step_communication import shares_buckets
 from planner.plan.plan import PLANNER_VERSION, Plan, Prediction, Provenance, Training
 from planner.plan.prediction.predict import predict
+from planner.plan.words import applied_update
 from planner.pricing.bucket_size import room_of, smaller
 from planner.sharding.discover import written_rules
 from planner.sharding.rescale import rescale_batch
@@ -401,6 +402,7 @@ class Finalists:
             prediction=Prediction.unknown(),
             provenance=Provenance(planner=PLANNER_VERSION, search=request.algorithm, status="feasible", gap=0.0),
         )
+        plan = replace(plan, training=replace(plan.training, update=applied_update(plan)))
         bound = self._plain_if_nothing_goes_together(bind_prepared(plan, self._whole(plan.training.part), blocks))
         return self._predicted(bound, machine)
 

@@ -1,5 +1,6 @@
 """Dense parameter servers: where they are not, commands say so, and what to do."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -49,3 +50,24 @@ def test_an_export_says_that_servers_were_given_up(plan: Any, here: Path) -> Non
         "no parameter servers for dense weights: these are the settings of another plan"
         in (here / "out" / "README.md").read_text()
     )
+
+
+def test_a_file_whose_servers_have_nothing_is_refused(plan: Any, here: Path) -> None:
+    plan(*USUAL, "--mode", "parameter_server", "-o", "served.json")
+    content = json.loads((here / "served.json").read_text())
+    stored = [one for group in content["groups"] for one in group["parameters"].values()]
+    for one in stored:
+        one["state"] = "S0"
+    (here / "edited.json").write_text(json.dumps(content))
+    assert "'servers' applies to no parameter" in plan.refused("verify", "edited.json")
+    assert "parameter servers" not in plan("show", "edited.json").out
+    for one in stored:
+        one |= {"state": "R", "state_home": "host"}
+    (here / "edited.json").write_text(json.dumps(content))
+    assert "set its state_home to device" in plan.refused("verify", "edited.json")
+
+
+def test_a_plan_without_copies_says_nothing_of_servers(plan: Any) -> None:
+    found = plan.json(*USUAL, "--mesh", "4", *SERVERS, "--shard", "*=-", "-o", "plan.json")
+    assert "zero_by" not in found["update"]
+    assert "legal" in plan("verify", "plan.json").out
