@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from costmodels import peak_memory
 from hardware_profiles import of_one_kind
-from planner.errors import InfeasibleError, LimitError, PlannerError
+from planner.errors import InfeasibleError, LimitError, PlannerError, RequestError
 from planner.limits import limited, reached, reading, seconds_after, seconds_left, sharing
 from planner.nearest import divisors
 from planner.sharding.update import AUTO_ZERO_BY
@@ -39,10 +39,19 @@ Stop = Callable[[], bool]
 def plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
     """The best plans by the objective of the request, with tables on the host as it has it, the simplest of those that
     are nearly the fastest first, and numbers of samples and devices nearby that do better where those of the request
-    divide badly; and with what the request leaves open of who owns states and what is padded."""
+    divide badly; and with what the request leaves open of who owns states and what is padded.
+
+    Raises RequestError where servers were asked for, and the best plan has nothing for them.
+    """
     score = {"memory": _peak, "cost": _cost}.get(request.objective, _time)
     with limited(request.time_limit):
-        return best_of_variants(request, lambda one: _plan_for(one, on_progress, cancelled), score)
+        found = best_of_variants(request, lambda one: _plan_for(one, on_progress, cancelled), score)
+    if request.update.served and not found.plan.training.update.served:
+        raise RequestError(
+            "zero_by = servers: the best plan that was found has no data parallel copies of weights, so that servers"
+            " would have nothing to keep; set data to 2 or more, or leave zero_by out"
+        )
+    return found
 
 
 def _plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:

@@ -67,7 +67,9 @@ def test_a_file_whose_servers_have_nothing_is_refused(plan: Any, here: Path) -> 
     assert "set its state_home to device" in plan.refused("verify", "edited.json")
 
 
-def test_a_plan_without_copies_says_nothing_of_servers(plan: Any) -> None:
-    found = plan.json(*USUAL, "--mesh", "4", *SERVERS, "--shard", "*=-", "-o", "plan.json")
+def test_a_plan_without_copies_has_no_owners(plan: Any) -> None:
+    alone = (*USUAL, "--mesh", "4", "--shard", "*=-")
+    assert "set data to 2 or more" in plan.refused(*alone, *SERVERS)
+    found = plan.json(*alone, "--zero-by", "parameters", "-o", "plan.json")
     assert "zero_by" not in found["update"]
     assert "legal" in plan("verify", "plan.json").out
