@@ -187,7 +187,7 @@ class Options:
         word(
             HAND,
             "MODE",
-            "Preset: stand_alone, data_parallel, parameter_server, semi_auto_parallel, hybrid_parallel. Or"
+            "Preset: data_parallel, parameter_server or hybrid_parallel. Or stand_alone, semi_auto_parallel, or"
             " auto_parallel, the default.",
             known=completion.modes,
         ),
@@ -232,7 +232,7 @@ class Options:
         int | None,
         number(
             HAND,
-            "ZeRO stage: 0 none, 1 optimizer states, 2 also gradients, 3 also weights.",
+            "ZeRO stage: 0 none, 1 states, 2 also gradients, 3 also weights.",
             least=0,
             most=3,
         ),
@@ -417,7 +417,7 @@ class Options:
         word(
             GRADIENTS,
             "WORD",
-            "ZeRO-1 by slices, by whole parameters (broadcast), or servers. parameters: each data-parallel rank owns"
+            "ZeRO-1 by slices, parameters or servers. parameters: each data-parallel rank owns"
             " whole parameters, updates them and broadcasts the new weights, so that no dim has to divide; --zero 1"
             " keeps all states so, without it the search slices those for which that is faster. servers: gradients are"
             " pushed to parameter servers on the hosts of the ranks, which keep all states and update weights. auto:"

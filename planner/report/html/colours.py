@@ -23,6 +23,7 @@ STEP = {
     "offload under computation": "@bubble",
     "gathering under computation": "@bubble",
     "tensor parallelism under computation": "@bubble",
+    "exchange of experts under computation": "@bubble",
     "pipeline bubble": "@bubble",
     "launches ahead": "@bubble",
     "covered by other micro-batches": "@bubble",

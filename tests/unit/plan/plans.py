@@ -26,7 +26,7 @@ NAMES: dict[str, tuple[str, str, int, Pinned]] = {
     "one axis": ("perceptron", "cpu", 4, Pinned(mesh=(4,))),
     "two axes": ("llama-4", "h100-80gb", 16, Pinned(mesh=(2, 8), pipeline=1, micro_batches=2)),
     "pipeline": ("gpt-4-tied", "h100-80gb", 8, Pinned(pipeline=4, mesh=(2,), micro_batches=4, recompute="full")),
-    "several groups": ("llama-4", "h100-80gb", 4, Pinned(pipeline=2, mesh=(2,), micro_batches=4)),
+    "several groups": ("llama-4", "h100-80gb", 4, Pinned(pipeline=2, mesh=(2,), micro_batches=4, virtual_stages=1)),
     "only stages": ("residual", "cpu", 2, Pinned(pipeline=2, micro_batches=2)),
     "no blocks": ("skips", "cpu", 2, FREE),
 }
