@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.errors import PlanFileError
+from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundOperator, BoundPlan
 from planner.plan.layout.overlapped_products import Overlap, in_order
 from planner.pricing.liveness import replays
@@ -117,31 +118,36 @@ def _beside(bound: BoundPlan, at: int, behind: Mapping[int, Sequence[int]]) -> I
     if bound.recompute_of(block) is not None:  # only what is computed again
         replay = replays(bound.graph, bound.blocks)[bound.blocks.kinds[block]]
         stop = inside.start + replay.moves
-    tied = _before(bound, at, inside) | _after(bound, at, inside)
+    tied = tied_to(bound.graph, at, inside)
     at_once = {one: identity for identity, products in behind.items() for one in products}
     for one in in_order(inside, {key: behind[key] for key in inside if key in behind}):
         if one != at and one not in tied and one < stop and at_once.get(one, one) not in tied:
             yield one
 
 
-def _before(bound: BoundPlan, at: int, inside: range) -> set[int]:
+def tied_to(graph: OperatorGraph, at: int, inside: range) -> set[int]:
+    """What makes what an operator reads, or reads what it makes, of those inside of its block."""
+    return _before(graph, at, inside) | _after(graph, at, inside)
+
+
+def _before(graph: OperatorGraph, at: int, inside: range) -> set[int]:
     """What makes what an operator reads."""
     found, waiting = set[int](), [at]
     while waiting:
-        for name in bound.graph.operators[waiting.pop()].operands:
-            maker = bound.graph.producer.get(name)
+        for name in graph.operators[waiting.pop()].operands:
+            maker = graph.producer.get(name)
             if maker is not None and maker in inside and maker not in found:
                 found.add(maker)
                 waiting.append(maker)
     return found
 
 
-def _after(bound: BoundPlan, at: int, inside: range) -> set[int]:
+def _after(graph: OperatorGraph, at: int, inside: range) -> set[int]:
     """What reads what an operator makes."""
     found, waiting = set[int](), [at]
     while waiting:
-        for name in bound.graph.operators[waiting.pop()].results:
-            for use in bound.graph.consumers.get(name or "", ()):
+        for name in graph.operators[waiting.pop()].results:
+            for use in graph.consumers.get(name or "", ()):
                 if use in inside and use not in found:
                     found.add(use)
                     waiting.append(use)

@@ -16,6 +16,7 @@ from hardware_profiles import Cluster
 from planner.graph.blocks import IDENTITY
 from planner.graph.operator_graph import TensorType
 from planner.limits import check, room
+from planner.plan.layout.expert_overlap import OP_CLASS
 from planner.pricing import (
     OperatorPrices,
     ParameterPrices,
@@ -39,7 +40,7 @@ from planner.strategy_search.request.template import Template, ValueEdge
 from planner.strategy_search.tables.candidates import CandidateLists, Candidates, DuplexColumn, LayoutColumn
 from planner.strategy_search.tables.dominance import among as priced_among
 from planner.strategy_search.tables.dominance import undominated
-from planner.strategy_search.tables.under_experts import EXPERTS, beside_experts, saved_by_exchange
+from planner.strategy_search.tables.under_experts import beside_experts, saved_by_exchange
 from planner.strategy_search.tables.under_products import UnderProducts, takes_result
 
 Array = NDArray[np.float64]
@@ -316,7 +317,7 @@ class TableBuilder:
     def _exchanged(self, template: Template, index: int, operators: Sequence[OperatorTable]) -> OperatorTable:
         """An operator with what the exchange of its experts travels under other work."""
         table, op = operators[index], template.graph.operators[index]
-        if rule_of(template.graph, op).op_class != EXPERTS or not table.prices.inner_forward.any():
+        if rule_of(template.graph, op).op_class != OP_CLASS or not table.prices.inner_forward.any():
             return table
         beside = [operators[at].prices for at in beside_experts(template, index)]
         strategies = table.candidates.strategies

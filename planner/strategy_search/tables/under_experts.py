@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hardware_profiles import Cluster
+from planner.plan.layout.expert_overlap import tied_to
 from planner.plan.prediction.exchange_overlap import MATRICES, Ways, ways_of
 from planner.pricing import OperatorPrices, price_operator
 from planner.sharding.mesh import Mesh
@@ -26,9 +27,6 @@ from planner.sharding.rules import rule_of
 from planner.strategy_search.request.template import Template
 
 Array = NDArray[np.float64]
-
-EXPERTS = "experts"
-"""The class of their operators."""
 
 
 class Exchanged(NamedTuple):
@@ -70,21 +68,8 @@ def beside_experts(template: Template, index: int) -> tuple[int, ...]:
     if kind is None:
         return ()
     inside = template.held[kind]
-    tied, waiting = {index}, [index]
-    while waiting:
-        for name in graph.operators[waiting.pop()].operands:
-            maker = graph.producer.get(name)
-            if maker is not None and maker in inside and maker not in tied:
-                tied.add(maker)
-                waiting.append(maker)
-    waiting, after = [index], {index}
-    while waiting:
-        for result in graph.operators[waiting.pop()].results:
-            for use in graph.consumers.get(result or "", ()):
-                if use in inside and use not in after:
-                    after.add(use)
-                    waiting.append(use)
-    return tuple(at for at in inside if at not in tied and at not in after)
+    tied = tied_to(graph, index, inside)
+    return tuple(at for at in inside if at != index and at not in tied)
 
 
 def _sent(ways: Ways) -> float:
