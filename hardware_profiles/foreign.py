@@ -4,7 +4,7 @@
            regular file        size, depth, number of values, duplicate keys,
            size, UTF-8         numbers of 64 bits, no NaN
 
-Every reader of such files goes through here; `parse_yaml` (`planner.export.yaml_files`) keeps the same limits. All
+Every reader of such files goes through here; `parse_yaml` (`export.files.yaml_files`) keeps the same limits. All
 raise `ForeignTextError`, which does not name the file: whoever knows its name, and what it should be, adds that.
 """
 

@@ -1,5 +1,5 @@
-"""What DeepSpeed by itself can be told; see `planner.export.deepspeed`. Tensor, context and pipeline parallelism do not
-go together there.
+"""What DeepSpeed by itself can be told; see `planner.export.pytorch.deepspeed`. Tensor, context and
+pipeline parallelism do not go together there.
 
 Left out of the space, though the exporter writes it: ZeRO 0.
 """

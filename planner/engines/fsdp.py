@@ -1,5 +1,5 @@
-"""What can be told the engines that share weights out with PyTorch's FSDP2; see `planner.export.torchtitan`,
-`planner.export.accelerate` and `planner.export.torch_script`.
+"""What can be told the engines that share weights out with PyTorch's FSDP2; see `planner.export.pytorch.torchtitan`,
+`planner.export.pytorch.accelerate` and `planner.export.pytorch.torch_script`.
 
 Beside a pipeline it is ZeRO 1, whatever FSDP is told: the schedules of `torch.distributed.pipelining` add gradients up
 whole, keep weights after a backward pass, and reduce once a step (`backward_maybe_with_nosync` and

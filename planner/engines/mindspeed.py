@@ -1,4 +1,4 @@
-"""What MindSpeed and MindFormers can be told; see `planner.export.mindspeed` and `planner.export.mindformers`.
+"""What MindSpeed and MindFormers can be told; see `mindspeed` and `mindformers` below `planner.export`.
 
 Left out of the spaces, though the exporters write them: ZeRO 0, ZeRO 2 and 3 beside a pipeline, copies of what ZeRO
 shares out; for MindSpeed stages whose first and last are of another size than the others; for

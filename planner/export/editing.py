@@ -16,10 +16,10 @@ from dataclasses import replace
 from typing import Any
 
 from hardware_profiles.foreign import SETTINGS, parse_json, parse_toml
-from planner.export.arguments import options_in
 from planner.export.description import Description, ExportError
+from planner.export.files.arguments import options_in
+from planner.export.files.toml import changed_toml
 from planner.export.target import Job, Target
-from planner.export.toml import changed_toml
 
 Settings = Mapping[str, Any]
 _SHELL = ("megatron", "mindspeed")
@@ -56,7 +56,7 @@ def _written(target: Target, job: Job) -> dict[str, Any]:
         return _flat(parse_toml(text, replace(SETTINGS, finite=False)))
     if target.main.endswith(".json"):
         return _flat(parse_json(text))
-    from planner.export.yaml_files import parse_yaml
+    from planner.export.files.yaml_files import parse_yaml
 
     return _flat(parse_yaml(text))
 

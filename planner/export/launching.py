@@ -15,9 +15,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from planner.export.quoting import in_markdown, one_line
+from planner.export.files.quoting import in_markdown, one_line
+from planner.export.files.yaml_files import block_yaml
 from planner.export.target import Job, Target
-from planner.export.yaml_files import block_yaml
 
 _NAME = 40  # characters of a name of Kubernetes, to which it appends its own; 63 are the most
 _FOLDER = "/plan"

@@ -9,13 +9,13 @@ from typing import Any
 
 from hardware_profiles.foreign import ForeignTextError
 from planner.errors import PlannerError
-from planner.export.arguments import Options
 from planner.export.description import ExportError
-from planner.export.megatron_reading import options_of
+from planner.export.files.arguments import Options
+from planner.export.files.recipes import recipe_in
+from planner.export.files.settings import Settings
+from planner.export.files.yaml_files import settings_of
+from planner.export.megatron.megatron_reading import options_of
 from planner.export.model_names import model_among, zoo_name
-from planner.export.recipes import recipe_in
-from planner.export.settings import Settings
-from planner.export.yaml_files import settings_of
 
 _FLAVORS: Mapping[str, str] = {
     "llama3": "llama-3-{}", "llama3.1": "llama-3-{}", "qwen3": "qwen3-{}", "deepseek_v3": "deepseek-{}",

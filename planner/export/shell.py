@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from planner.export.arguments import Option, lines_of, option
-from planner.export.quoting import one_line
+from planner.export.files.arguments import Option, lines_of, option
+from planner.export.files.quoting import one_line
 from planner.export.target import Job
 
 _HEAD = """#!/usr/bin/env bash

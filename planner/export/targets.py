@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping
 
-from planner.export.accelerate import ACCELERATE
-from planner.export.deepspeed import DEEPSPEED
-from planner.export.megatron import MEGATRON
-from planner.export.megatron_bridge import MEGATRON_BRIDGE
-from planner.export.mindformers import MINDFORMERS
-from planner.export.mindspeed import MINDSPEED
-from planner.export.mindspore import MINDSPORE
-from planner.export.nemo import NEMO
+from planner.export.megatron.megatron import MEGATRON
+from planner.export.megatron.megatron_bridge import MEGATRON_BRIDGE
+from planner.export.megatron.mindspeed import MINDSPEED
+from planner.export.megatron.nemo import NEMO
+from planner.export.mindspore.mindformers import MINDFORMERS
+from planner.export.mindspore.mindspore import MINDSPORE
+from planner.export.pytorch.accelerate import ACCELERATE
+from planner.export.pytorch.deepspeed import DEEPSPEED
+from planner.export.pytorch.torch_script import TORCH
+from planner.export.pytorch.torchtitan import TORCHTITAN
 from planner.export.target import OperatorTarget, Target
-from planner.export.torch_script import TORCH
-from planner.export.torchtitan import TORCHTITAN
 
 TARGETS: Mapping[str, Target] = {
     target.name: target

@@ -210,7 +210,7 @@ MUTANTS = [
         ("if key in found:", "if False:"),
         ("if isinstance(value, int) and not -_WORD <= value < _WORD:", "if False:"),
     ),
-    *mutants("files", "planner/export/arguments.py", ("shlex.quote(_text(value))", "_text(value)")),
+    *mutants("files", "planner/export/files/arguments.py", ("shlex.quote(_text(value))", "_text(value)")),
     *mutants("command line", "planner/report/html/page.py", ("autoescape=True,", "autoescape=False,")),
     *mutants(
         "command line",

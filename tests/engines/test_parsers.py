@@ -20,8 +20,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.export.arguments import options_in
 from planner.export.description import Description
+from planner.export.files.arguments import options_in
 from planner.export.targets import TARGETS
 from tests.engines.exported import PROBLEMS, told, written
 from tests.engines.stubs import without_kernels

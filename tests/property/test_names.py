@@ -14,7 +14,7 @@ import planner
 import runtime
 from hardware_profiles import load_machine
 from planner.errors import ModelError
-from planner.export.mindspore import MINDSPORE
+from planner.export.mindspore.mindspore import MINDSPORE
 from planner.graph.trace import trace
 from planner.matching import matches, module_and_call
 from planner.plan.binding.bind import bind

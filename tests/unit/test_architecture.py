@@ -50,6 +50,7 @@ ROOMS = {
         "executor", "update", "processes", "step", "data", "checkpoint", "reference", "recovery", "profiling",
         "auditing", "proving", "launch", "integrations",
     ),
+    "planner.export": ("files", "megatron", "mindspore", "pytorch"),
     "planner.plan": ("binding", "layout", "prediction", "compare", "shrinking"),
     "planner.strategy_search": ("request", "solvers", "tables", "decomposition", "engine", "fixed", "analysis"),
 }  # fmt: skip
@@ -87,7 +88,7 @@ HOMES = {
     "pydantic": (
         "hardware_profiles",
         "planner.cli.schemas",  # the form of answers
-        "planner.export.torch_script",
+        "planner.export.pytorch.torch_script",
         "planner.models.huggingface_config",
         "planner.plan",
         "planner.sharding.discover",
@@ -103,13 +104,13 @@ HOMES = {
     ),
     "rich": ("planner.cli", "planner.report"),
     "safetensors": ("runtime.checkpoint", "runtime.recovery.state_replicas"),
-    "tomlkit": ("hardware_profiles.write", "planner.export.toml"),
+    "tomlkit": ("hardware_profiles.write", "planner.export.files.toml"),
     "torch": ("planner.graph", "planner.models", "planner.sharding.discover", "runtime"),
     "torch.distributed": ("runtime",),
     "transformers": ("planner.models.huggingface", "runtime.integrations.huggingface"),
     "typer": ("planner.cli",),
     "xxhash": ("runtime.checkpoint",),
-    "yaml": ("planner.export.yaml_files",),
+    "yaml": ("planner.export.files.yaml_files",),
 }
 
 # Packages whose distribution goes by another name.
@@ -130,8 +131,8 @@ MAY_PARSE = {
     "hardware_profiles.foreign": ("ast", "csv", "json", "tomllib"),
     "hardware_profiles.intervals": ("csv",),  # a packaged table
     "hardware_profiles.memory_intervals": ("csv",),  # the same
-    "planner.export.toml": ("tomlkit",),  # a text that was read before, to change it with its comments
-    "planner.export.yaml_files": ("yaml",),
+    "planner.export.files.toml": ("tomlkit",),  # a text that was read before, to change it with its comments
+    "planner.export.files.yaml_files": ("yaml",),
     "runtime.servers.frames": ("json",),  # limits of their own, without pydantic
 }
 VALIDATING_TEXT = ("model_validate_json", "validate_json")
@@ -443,7 +444,7 @@ def test_running_a_text_is_seen(text: str) -> None:
         ("costmodels.link", "torch"),
         ("hardware_profiles.load", "costmodels.units"),
         ("planner.errors", "planner.graph"),
-        ("planner.export.megatron", "planner.strategy_search.solvers.problem"),
+        ("planner.export.megatron.megatron", "planner.strategy_search.solvers.problem"),
         ("planner.graph.trace", "torch.distributed"),
         ("planner.models.llama", "planner.graph.trace"),
         ("planner.plan.compare.verify", "planner.strategy_search.request.space"),
@@ -458,7 +459,7 @@ def test_running_a_text_is_seen(text: str) -> None:
         ("planner.sharding.layout", "planner.novelties.layout"),
         ("planner.sharding.layout", "scipy.optimize"),
         ("runtime.executor.executor", "planner.cli.main"),
-        ("runtime.executor.executor", "planner.export.torchtitan"),
+        ("runtime.executor.executor", "planner.export.pytorch.torchtitan"),
         ("runtime.executor.executor", "planner.report.terminal"),
         ("runtime.executor.executor", "planner.strategy_search.solvers.problem"),
     ],

@@ -90,7 +90,7 @@ def _export_operators(
     plan_file: Path, target: "OperatorTarget", output: Path, given: str | None, as_json: bool
 ) -> None:
     """Write the strategies of a plan as they are."""
-    from planner.export.sidecar import sidecar_content
+    from planner.export.mindspore.sidecar import sidecar_content
     from planner.plan.binding.bind import bind
     from planner.plan.file import load_plan
 

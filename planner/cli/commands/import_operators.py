@@ -15,7 +15,7 @@ from planner.cli.texts import bytes_of, say, text_of
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
-    from planner.export.sidecar import Sidecar
+    from planner.export.mindspore.sidecar import Sidecar
     from planner.export.target import OperatorReading, OperatorTarget
     from planner.plan.binding.bind import BoundPlan
     from planner.plan.plan import Training
@@ -147,7 +147,7 @@ def _assumed(bound: "BoundPlan", layouts: bool) -> str:
 def _beside(path: Path, engine: str) -> "Sidecar | None":
     """What `plan export` wrote beside a file; None where it did not."""
     from planner.export.description import ExportError
-    from planner.export.sidecar import sidecar_of
+    from planner.export.mindspore.sidecar import sidecar_of
 
     if not path.is_file():
         return None

@@ -11,8 +11,8 @@ from hardware_profiles import load_profile
 from planner.api.carrying import Subject
 from planner.export.architecture import Architecture, architecture_of
 from planner.export.description import Description
+from planner.export.pytorch.torchtitan_writing import OPERATORS
 from planner.export.target import Facts, Job
-from planner.export.torchtitan_writing import OPERATORS
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
 from planner.plan.layout.kept import Kept

@@ -13,7 +13,7 @@ from planner.api.importing import read_settings
 from planner.export.architecture import architecture_of
 from planner.export.description import Description, ExportError
 from planner.export.guessing import guessed_engine
-from planner.export.megatron_reading import options_of
+from planner.export.megatron.megatron_reading import options_of
 from planner.export.target import Facts, Reading
 from planner.export.targets import TARGETS
 from planner.sharding.update import Update

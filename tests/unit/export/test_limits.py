@@ -2,11 +2,11 @@
 
 import pytest
 
-from planner.export.arguments import options_in
 from planner.export.description import ExportError
+from planner.export.files.arguments import options_in
+from planner.export.files.yaml_files import settings_of
 from planner.export.target import Facts
 from planner.export.targets import TARGETS
-from planner.export.yaml_files import settings_of
 
 FACTS = Facts(layers=4, devices=4, architecture=None)
 LAUGHS = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(

@@ -9,9 +9,9 @@ import pytest
 
 from hardware_profiles.foreign import ForeignTextError
 from planner.export.description import ExportError
-from planner.export.mindspore import _map
-from planner.export.mindspore_files import parsed
-from planner.export.protobuf import fields, integers
+from planner.export.files.protobuf import fields, integers
+from planner.export.mindspore.mindspore import _map
+from planner.export.mindspore.mindspore_files import parsed
 from planner.sharding.layout import parse_layout
 from tests.refusals import refused
 

@@ -16,8 +16,8 @@ from torch.nn import functional
 from hardware_profiles import load_profile
 from planner.api.carrying import Subject, plan_of
 from planner.export.description import Description, ExportError
-from planner.export.mindspore_files import parsed
-from planner.export.mindspore_names import Matches, Names, all_starts
+from planner.export.mindspore.mindspore_files import parsed
+from planner.export.mindspore.mindspore_names import Matches, Names, all_starts
 from planner.export.target import OperatorReading
 from planner.export.targets import OPERATOR_TARGETS
 from planner.graph.trace import trace

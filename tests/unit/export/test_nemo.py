@@ -3,7 +3,7 @@
 import pytest
 
 from planner.export.description import Description, ExportError
-from planner.export.recipes import recipe_in
+from planner.export.files.recipes import recipe_in
 from planner.export.target import Facts
 from planner.export.targets import TARGETS
 from tests.refusals import refused

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from planner.export.description import ExportError
+from planner.export.files.yaml_files import parse_yaml
 from planner.export.onto import written_onto
 from planner.export.target import Facts, Job
 from planner.export.targets import TARGETS
-from planner.export.yaml_files import parse_yaml
 from tests.unit.export.descriptions import architecture
 
 PUBLISHED = Path(__file__).parents[2] / "data" / "published"

@@ -18,10 +18,10 @@ from hardware_profiles import load_profile
 from planner.api.carrying import Subject, plan_of
 from planner.errors import ModelError, PlanFileError
 from planner.export.architecture import architecture_of
-from planner.export.arguments import lines_of, option
 from planner.export.description import Description
+from planner.export.files.arguments import lines_of, option
+from planner.export.files.quoting import in_docstring, in_markdown, one_line
 from planner.export.launching import folder_files
-from planner.export.quoting import in_docstring, in_markdown, one_line
 from planner.export.target import Job
 from planner.export.targets import OPERATOR_TARGETS, TARGETS
 from planner.graph.trace import trace

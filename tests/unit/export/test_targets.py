@@ -17,8 +17,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.export.arguments import options_in
 from planner.export.description import Description, ExportError
+from planner.export.files.arguments import options_in
 from planner.export.targets import TARGETS
 from planner.sharding.update import Update
 from tests.refusals import refused

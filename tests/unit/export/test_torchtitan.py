@@ -9,10 +9,10 @@ import pytest
 from planner.api import engine_best
 from planner.export.architecture import architecture_of
 from planner.export.description import Description
+from planner.export.pytorch.torchtitan_registry import FILE, LAUNCH
+from planner.export.pytorch.torchtitan_writing import OPERATORS
 from planner.export.target import Facts, Job
 from planner.export.targets import TARGETS
-from planner.export.torchtitan_registry import FILE, LAUNCH
-from planner.export.torchtitan_writing import OPERATORS
 from planner.graph.fp8 import Fp8
 from planner.plan.layout.kept import Kept
 from planner.sharding.update import PLAIN

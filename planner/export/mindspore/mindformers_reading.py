@@ -13,11 +13,11 @@ from planner.export.description import (
     stages_for,
     stages_of,
 )
-from planner.export.mindformers_writing import DTYPES, HYBRID, RING, SCHEDULES, ULYSSES
-from planner.export.settings import Settings
+from planner.export.files.settings import Settings
+from planner.export.files.yaml_files import settings_of
+from planner.export.mindspore.mindformers_writing import DTYPES, HYBRID, RING, SCHEDULES, ULYSSES
 from planner.export.target import Facts, Reading
 from planner.export.unmodelled import unmodelled
-from planner.export.yaml_files import settings_of
 from planner.plan.layout.kept import Kept
 from planner.sharding.update import PLAIN, Update
 

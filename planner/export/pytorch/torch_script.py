@@ -32,7 +32,7 @@ from hardware_profiles.foreign import ForeignTextError, form_fault, literal, par
 from planner.export import common
 from planner.export.architecture import Architecture
 from planner.export.description import LARGEST, Description, ExportError
-from planner.export.quoting import in_docstring
+from planner.export.files.quoting import in_docstring
 from planner.export.shell import torchrun_script
 from planner.export.target import Asked, Facts, Giving, Job, Loss, Reading, Target
 from planner.plan.layout.kept import Kept
@@ -187,7 +187,7 @@ def _model(name: str, a: Architecture, d: Description, length: int) -> dict[str,
 
 def _filled(name: str, **texts: str) -> str:
     """A template with its places filled at once, so that no text fills places of another."""
-    template = files("planner.export").joinpath("templates", f"{name}.txt").read_text(encoding="utf-8")
+    template = files("planner.export.pytorch").joinpath("templates", f"{name}.txt").read_text(encoding="utf-8")
     return re.sub("@([A-Z]+)@", lambda place: texts[place[1]], template)
 
 

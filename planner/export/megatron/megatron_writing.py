@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 
 from planner.export.architecture import Architecture
-from planner.export.arguments import Option, option
 from planner.export.description import Description, gradient_bytes
+from planner.export.files.arguments import Option, option
 from planner.export.shell import torchrun_script
 from planner.export.target import Asked, Job
 from planner.plan.layout.parts import PARTS

@@ -20,9 +20,9 @@ from itertools import groupby
 from typing import Any
 
 from planner.export.description import ExportError
-from planner.export.mindspore_files import in_cell
-from planner.export.mindspore_reading import BIAS, PRIMITIVE_OF, call_of, read
-from planner.export.quoting import in_markdown
+from planner.export.files.quoting import in_markdown
+from planner.export.mindspore.mindspore_files import in_cell
+from planner.export.mindspore.mindspore_reading import BIAS, PRIMITIVE_OF, call_of, read
 from planner.export.target import OperatorTarget
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.words import recomputation_words, table_words

@@ -10,10 +10,9 @@ from hardware_profiles.foreign import SETTINGS, ForeignTextError, parse_toml
 from planner.export import common
 from planner.export.architecture import Architecture
 from planner.export.description import Description, ExportError, data_of, micro_batches_of, stages_for, stages_of
-from planner.export.recipes import Recipe, plain_settings, recipe_in
-from planner.export.settings import Settings, size_of
-from planner.export.target import Facts, Reading
-from planner.export.torchtitan_writing import (
+from planner.export.files.recipes import Recipe, plain_settings, recipe_in
+from planner.export.files.settings import Settings, size_of
+from planner.export.pytorch.torchtitan_writing import (
     DTYPES,
     FLAVORS,
     FP8,
@@ -26,6 +25,7 @@ from planner.export.torchtitan_writing import (
     read_left_out,
     recomputed_layers,
 )
+from planner.export.target import Facts, Reading
 from planner.export.unmodelled import unmodelled
 from planner.graph.fp8 import NO_FP8, Fp8
 from planner.plan.layout.kept import Kept

@@ -3,7 +3,7 @@
     cfg = vanilla_gpt_pretrain_config()
     cfg.model.tensor_model_parallel_size = 8
 
-Below it is Megatron-LM, so everything is as in `planner.export.megatron`; `PATHS` says where each of its arguments
+Below it is Megatron-LM, so everything is as in `megatron.py`; `PATHS` says where each of its arguments
 stands in the `ConfigContainer`. The recipe under it is the one that has what Megatron-LM takes for granted and nothing
 else, so that all dimensions of a model are assigned, as is what the container decides otherwise. Split contexts are
 rings or split by heads, not both: process groups are not made of `hierarchical_context_parallel_sizes` everywhere.
@@ -15,9 +15,10 @@ Source: NVIDIA-NeMo/Megatron-Bridge 0.7 (067f987d), recipes/gpt/vanilla_gpt.py, 
 from collections.abc import Mapping
 
 from planner.export.architecture import Architecture
-from planner.export.arguments import Option, option
 from planner.export.description import Description
-from planner.export.megatron_writing import (
+from planner.export.files.arguments import Option, option
+from planner.export.files.quoting import in_docstring
+from planner.export.megatron.megatron_writing import (
     degree_options,
     model_options,
     overlap_options,
@@ -26,10 +27,9 @@ from planner.export.megatron_writing import (
     training_options,
     zero_options,
 )
-from planner.export.nemo import nearest, recipe_files, value_of
-from planner.export.nemo_paths import PATHS as NEMO_PATHS
-from planner.export.nemo_reading import read
-from planner.export.quoting import in_docstring
+from planner.export.megatron.nemo import nearest, recipe_files, value_of
+from planner.export.megatron.nemo_paths import PATHS as NEMO_PATHS
+from planner.export.megatron.nemo_reading import read
 from planner.export.target import Asked, Job, Target
 
 _STRATEGY, _DDP, _MODEL, _OPTIMIZER = "trainer.strategy.", "trainer.strategy.ddp.", "model.config.", "optim.config."

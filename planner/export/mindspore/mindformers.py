@@ -24,8 +24,8 @@ MindSpore Transformers, "Distributed Parallelism Training".
 
 from planner.export import common
 from planner.export.description import Description, default_gradient_dtype
-from planner.export.mindformers_reading import read
-from planner.export.mindformers_writing import SCHEDULES, SELECTED, fill_in, write
+from planner.export.mindspore.mindformers_reading import read
+from planner.export.mindspore.mindformers_writing import SCHEDULES, SELECTED, fill_in, write
 from planner.export.target import Giving, Loss, Target
 
 

@@ -18,8 +18,8 @@ Source: NVIDIA/Megatron-LM, branch core_r0.16.0, megatron/training/arguments.py 
 
 from planner.export import common
 from planner.export.description import Description, default_gradient_dtype
-from planner.export.megatron_reading import read
-from planner.export.megatron_writing import FP8_RECIPES, MODULES, OPTIMIZERS, fill_in, write
+from planner.export.megatron.megatron_reading import read
+from planner.export.megatron.megatron_writing import FP8_RECIPES, MODULES, OPTIMIZERS, fill_in, write
 from planner.export.target import Giving, Loss, Target
 
 SCHEDULES = ("1f1b", "interleaved_1f1b")

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 
 from planner.export.description import ExportError
-from planner.export.mindspore_files import Cuts, Item, Row, parsed
-from planner.export.mindspore_names import Names
+from planner.export.mindspore.mindspore_files import Cuts, Item, Row, parsed
+from planner.export.mindspore.mindspore_names import Names
 from planner.export.target import OperatorReading, Wish
 from planner.graph.blocks import Blocks
 from planner.graph.operator_graph import Operator, OperatorGraph

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 
 from hardware_profiles import engine_words
 from planner.export.description import Description, ExportError
-from planner.export.quoting import one_line
+from planner.export.files.quoting import one_line
+from planner.export.files.toml import toml_text
+from planner.export.pytorch.torchtitan_registry import LAUNCH, known, no_place, registry_files
 from planner.export.shell import torchrun_script
 from planner.export.target import Asked, Job
-from planner.export.toml import toml_text
-from planner.export.torchtitan_registry import LAUNCH, known, no_place, registry_files
 from planner.graph.fp8 import Fp8
 from planner.plan.layout.kept import EVERY_SECOND_PRODUCT
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 
 from planner.export.description import Description
-from planner.export.quoting import in_docstring
+from planner.export.files.quoting import in_docstring
 from planner.export.shell import torchrun_script
 from planner.export.target import Job
 

@@ -11,8 +11,8 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
 from planner.export.description import ExportError
-from planner.export.settings import checked_count
-from planner.export.shell_words import words_of
+from planner.export.files.settings import checked_count
+from planner.export.files.shell_words import words_of
 
 Option = tuple[str, Sequence[object]]
 """`--name` and its values; a flag has none."""

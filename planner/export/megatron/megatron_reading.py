@@ -7,7 +7,6 @@ from hardware_profiles import Home
 from hardware_profiles.foreign import ForeignTextError
 from planner.export import common
 from planner.export.architecture import Architecture
-from planner.export.arguments import Options, options_in
 from planner.export.description import (
     Description,
     ExportError,
@@ -18,17 +17,18 @@ from planner.export.description import (
     schedule_of,
     stages_of,
 )
-from planner.export.megatron_writing import (
+from planner.export.files.arguments import Options, options_in
+from planner.export.files.settings import size_of
+from planner.export.files.yaml_files import parse_yaml
+from planner.export.megatron.megatron_writing import (
     FP8_RECIPES,
     MODULES,
     OPTIMIZERS,
     SHARDING,
     model_options,
 )
-from planner.export.settings import size_of
 from planner.export.target import Facts, Reading
 from planner.export.unmodelled import unmodelled
-from planner.export.yaml_files import parse_yaml
 from planner.graph.fp8 import NO_FP8, Fp8
 from planner.plan.layout.kept import Kept
 from planner.sharding.update import PLAIN, Update

@@ -7,18 +7,19 @@
     recomputation        as Megatron-LM; --recompute-activation-function, the elementwise operators of the MLP
     ZeRO                 no more than the distributed optimizer
 
-All else is as in `planner.export.megatron`. `pretrain_gpt.py` must import `mindspeed.megatron_adaptor` first.
+All else is as in `planner.export.megatron.megatron`. `pretrain_gpt.py` must import `mindspeed.megatron_adaptor` first.
 Source: Ascend/MindSpeed, mindspeed/features_manager (context_parallel, recompute); NVIDIA/Megatron-LM, core_r0.12.0.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from planner.export import common, megatron
-from planner.export.arguments import Option, option
+from planner.export import common
 from planner.export.description import Description, ExportError
-from planner.export.megatron_reading import options_of, read_options, read_run, said_of
-from planner.export.megatron_writing import (
+from planner.export.files.arguments import Option, option
+from planner.export.megatron import megatron
+from planner.export.megatron.megatron_reading import options_of, read_options, read_run, said_of
+from planner.export.megatron.megatron_writing import (
     OPTIMIZERS,
     degree_options,
     fill_in,

@@ -26,7 +26,7 @@ from typing import Any
 
 from hardware_profiles.foreign import ForeignTextError, decoded, parse_json
 from planner.export.description import ExportError
-from planner.export.protobuf import Value, fields, integers
+from planner.export.files.protobuf import Value, fields, integers
 
 Cuts = tuple[tuple[int, ...], ...]
 
@@ -57,7 +57,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """The layout of a parameter, see `planner.export.mindspore`. `map` has for each dim the axes that cut it, the
+    """The layout of a parameter, see `mindspore.py`. `map` has for each dim the axes that cut it, the
     outermost first, `shape` is None where the file has none."""
 
     name: str

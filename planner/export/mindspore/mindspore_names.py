@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.export.mindspore_files import Item, Row
+from planner.export.mindspore.mindspore_files import Item, Row
 from planner.graph.operator_graph import OperatorGraph
 
 _PARTS = 2  # of a beginning of names

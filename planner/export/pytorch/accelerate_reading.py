@@ -9,13 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from hardware_profiles import engine_words
-from planner.export import common, deepspeed
-from planner.export.arguments import Options, options_in
+from planner.export import common
 from planner.export.description import Description, ExportError
-from planner.export.settings import Settings, size_of
+from planner.export.files.arguments import Options, options_in
+from planner.export.files.settings import Settings, size_of
+from planner.export.files.yaml_files import settings_of
+from planner.export.pytorch import deepspeed
 from planner.export.target import Facts, Reading
 from planner.export.unmodelled import unmodelled
-from planner.export.yaml_files import settings_of
 from planner.sharding.update import PLAIN
 
 PRECISIONS = engine_words("accelerate")

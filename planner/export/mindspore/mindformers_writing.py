@@ -8,9 +8,9 @@ from typing import Any
 from hardware_profiles import engine_words
 from planner.export.architecture import Architecture
 from planner.export.description import Description
-from planner.export.quoting import one_line
+from planner.export.files.quoting import one_line
+from planner.export.files.yaml_files import yaml_text
 from planner.export.target import Asked, Job
-from planner.export.yaml_files import yaml_text
 from planner.plan.plan import INTERLEAVED
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b", "seqpipe")

@@ -24,7 +24,7 @@ from hardware_profiles import Home
 from hardware_profiles.foreign import SETTINGS, ForeignTextError, parse_json
 from planner.export import common
 from planner.export.description import Description, ExportError, data_of, gradient_bytes, stages_of
-from planner.export.settings import Settings
+from planner.export.files.settings import Settings
 from planner.export.shell import torchrun_script
 from planner.export.target import Asked, Facts, Giving, Job, Loss, Reading, Target
 from planner.export.unmodelled import unmodelled

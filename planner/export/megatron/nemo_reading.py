@@ -1,6 +1,6 @@
 """Reads what people write for NeMo and Megatron Bridge as arguments of Megatron-LM, and those as a description.
 
-    recipe.py             settings that are assigned, or that functions of the file make (`planner.export.recipes`)
+    recipe.py             settings that are assigned, or that functions of the file make (`recipes.py`)
     model_configs_*.csv   NeMo's table of performance runs: a row for each model, with the degrees as columns
     *.yaml                NeMo 1 and its Framework Launcher: keys below `trainer` and `model`
 
@@ -15,15 +15,15 @@ from typing import Any
 
 from hardware_profiles import engine_words
 from hardware_profiles.foreign import ForeignTextError, parse_csv
-from planner.export.arguments import Options, options_in
 from planner.export.description import ExportError
-from planner.export.megatron_reading import reading_of
+from planner.export.files.arguments import Options, options_in
+from planner.export.files.recipes import Recipe, plain_settings, recipe_in
+from planner.export.files.yaml_files import settings_of
+from planner.export.megatron.megatron_reading import reading_of
+from planner.export.megatron.nemo_paths import ARGUMENTS, PATHS
 from planner.export.model_names import zoo_name
-from planner.export.nemo_paths import ARGUMENTS, PATHS
-from planner.export.recipes import Recipe, plain_settings, recipe_in
 from planner.export.target import Facts, Reading
 from planner.export.unmodelled import unmodelled
-from planner.export.yaml_files import settings_of
 
 _PRECISIONS = engine_words("nemo")
 _LAST = {path.rpartition(".")[2]: name for name, path in PATHS.items()}

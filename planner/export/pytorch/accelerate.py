@@ -18,12 +18,12 @@ utils/{dataclasses,launch,fsdp_utils}.py; transformers, training_args.py.
 from collections.abc import Mapping
 
 from planner.export import common
-from planner.export.accelerate_reading import OPTIMIZERS, PRECISIONS, read
-from planner.export.arguments import lines_of, option
 from planner.export.description import Description, ExportError
-from planner.export.quoting import one_line
+from planner.export.files.arguments import lines_of, option
+from planner.export.files.quoting import one_line
+from planner.export.files.yaml_files import yaml_text
+from planner.export.pytorch.accelerate_reading import OPTIMIZERS, PRECISIONS, read
 from planner.export.target import Asked, Giving, Job, Loss, Target
-from planner.export.yaml_files import yaml_text
 
 
 def nearest(description: Description) -> tuple[Loss, ...]:

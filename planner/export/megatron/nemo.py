@@ -3,7 +3,7 @@
     recipe = llm.llama3_8b.pretrain_recipe(num_nodes=8, num_gpus_per_node=8)
     recipe.trainer.strategy.tensor_model_parallel_size = 8
 
-Below it is Megatron-LM, so everything is as in `planner.export.megatron`; `planner.export.nemo_paths` says where each
+Below it is Megatron-LM, so everything is as in `megatron.py`; `nemo_paths.py` says where each
 of its arguments stands. What Megatron-LM takes for granted is written too, because recipes decide it otherwise. The
 recipe of one size of a family is taken, and all dimensions of the model are assigned. Split contexts are rings or
 split by heads, not both: `hierarchical_context_parallel_sizes` does not reach the process groups.
@@ -17,11 +17,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hardware_profiles import engine_words
-from planner.export import common, megatron
+from planner.export import common
 from planner.export.architecture import Architecture
-from planner.export.arguments import Option, option
 from planner.export.description import Description, ExportError
-from planner.export.megatron_writing import (
+from planner.export.files.arguments import Option, option
+from planner.export.files.quoting import in_docstring
+from planner.export.megatron import megatron
+from planner.export.megatron.megatron_writing import (
     OPTIMIZERS,
     degree_options,
     model_options,
@@ -31,9 +33,8 @@ from planner.export.megatron_writing import (
     training_options,
     zero_options,
 )
-from planner.export.nemo_paths import DDP, MODEL, PATHS, STRATEGY
-from planner.export.nemo_reading import read
-from planner.export.quoting import in_docstring
+from planner.export.megatron.nemo_paths import DDP, MODEL, PATHS, STRATEGY
+from planner.export.megatron.nemo_reading import read
 from planner.export.shell import torchrun_script
 from planner.export.target import Asked, Giving, Job, Loss, Target
 

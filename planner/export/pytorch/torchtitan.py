@@ -1,5 +1,5 @@
 """torchtitan: the TOML file of 0.2, the last version that reads one; later ones read the same as a configuration in
-Python (`planner.export.torchtitan_registry`).
+Python (`planner.export.pytorch.torchtitan_registry`).
 
     ZeRO 0                data_parallel_replicate_degree: DDP, which it runs without any other parallelism
     HSDP                  data_parallel_replicate_degree copies of data_parallel_shard_degree shards
@@ -21,9 +21,8 @@ distributed/{parallel_dims,pipeline_parallel,activation_checkpoint}.py.
 
 from planner.export import common
 from planner.export.description import Description, ExportError
-from planner.export.target import Giving, Loss, Target
-from planner.export.torchtitan_reading import read
-from planner.export.torchtitan_writing import (
+from planner.export.pytorch.torchtitan_reading import read
+from planner.export.pytorch.torchtitan_writing import (
     DTYPES,
     FP8_RECIPES,
     OPERATORS,
@@ -36,6 +35,7 @@ from planner.export.torchtitan_writing import (
     says_left_out,
     write,
 )
+from planner.export.target import Giving, Loss, Target
 
 
 def nearest(description: Description) -> tuple[Loss, ...]:

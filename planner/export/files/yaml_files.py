@@ -12,7 +12,7 @@ import yaml
 
 from hardware_profiles.foreign import ForeignTextError, Limits, check_values
 from planner.export.description import ExportError
-from planner.export.settings import Settings
+from planner.export.files.settings import Settings
 
 LIMITS = Limits(size=2**19, values=2**16)
 """Of YAML files, whose parser is written in Python: some seconds at most."""

@@ -1,0 +1,1 @@
+"""Megatron-LM and what stands on it: NeMo, Megatron Bridge, MindSpeed."""

@@ -1,0 +1,1 @@
+"""MindSpore, whose operators take strategies one by one, and MindSpore Transformers (MindFormers)."""
