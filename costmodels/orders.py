@@ -2,6 +2,7 @@
 
     gpipe          F F F F ........ B B B B       all forwards, then all backwards; holds all m micro-batches
     1f1b           F F F B F B ....               `order_1f1b`; holds at most p - s
+    eager_1f1b     F F F F F B F B ...             as 1f1b with twice the warm-up, which covers transfers both ways
     interleaved_1f1b  0 0 1 1 0 . 0 ...           `order_interleaved_1f1b`: v chunks a stage
     zb_h1          F F F B W F B W ... B W B W    backward in two parts: B, the gradient of the input, which the stage
                                                   before waits for, and W, that of the weights, which fills bubbles
@@ -17,6 +18,10 @@
     pipedream      F F F B F B F B ....           1F1B through all batches without a flush between them; so is
                                                   pipedream_2bw, they differ in when weights change
 
+Eager 1F1B: stage s warms up with 2 (p-s-1) forwards in place of p-s-1. A micro-batch has a pass of another one for each
+of its transfers, forward and back, so that a step takes (m + p-1) (F + B) + 2 (p-1) t, t a transfer that takes no
+longer than F or B. 1F1B holds half as much, and waits for transfers in every round.
+
 ZB-H1: stage s warms up with p-s-1 forwards, alternates F and B as 1F1B does, and puts each W off by s of them, so that
 the late stages pass gradients on earlier and the early ones have W to fill the end with. It holds p micro-batches at
 most on any stage (until their W), which is what 1F1B holds on its first one. The bubble is (p-1)(F + B - W) in place of
@@ -31,7 +36,8 @@ round, backwards of a micro-batch from its last slice to its first. The k-th bac
 its slice before it, so the warm-up has w more forwards than the 2 (p-s-1) that the pipeline takes to go there and back:
 the most by which a backward comes before its forward, were both counted from 0. Where q divides p: (v-1) p + q-1.
 
-Sources: Narayanan et al., "PipeDream", SOSP 2019, and "Memory-efficient pipeline-parallel DNN training", ICML 2021
+Sources: Zhuang et al., "On optimizing the communication of model parallelism", MLSys 2023, section 4 (eager 1F1B);
+Narayanan et al., "PipeDream", SOSP 2019, and "Memory-efficient pipeline-parallel DNN training", ICML 2021
 (2BW); Huang et al., "GPipe", NeurIPS 2019; Narayanan et al., SC 2021 (1F1B, interleaved); Qi et al., "Zero bubble
 pipeline parallelism", ICLR 2024, section 2.3 and figure 3 (ZB-H1); Li et al., "TeraPipe", ICML 2021, and Sun et al.,
 "Seq1F1B", arXiv 2406.03488, 2024 (slices); those of `costmodels.v_orders` (the V).
@@ -65,6 +71,17 @@ def _gpipe(stage: int, stages: int, micro_batches: int) -> tuple[Turn, ...]:
     in_flight(stage, stages, micro_batches)  # checks the numbers
     kinds: tuple[TurnKind, ...] = ("forward", "backward")
     return tuple(Turn(kind, index) for kind in kinds for index in range(micro_batches))
+
+
+def _eager(stage: int, stages: int, micro_batches: int) -> tuple[Turn, ...]:
+    """1F1B whose stages warm up with a forward for each transfer to the last stage and back."""
+    in_flight(stage, stages, micro_batches)  # checks the numbers
+    warm_up = min(2 * (stages - stage - 1), micro_batches)
+    turns = [Turn("forward", index) for index in range(warm_up)]
+    for index in range(micro_batches - warm_up):
+        turns += [Turn("forward", warm_up + index), Turn("backward", index)]
+    turns += [Turn("backward", index) for index in range(micro_batches - warm_up, micro_batches)]
+    return tuple(turns)
 
 
 def _zb_h1(stage: int, stages: int, micro_batches: int) -> tuple[Turn, ...]:
@@ -229,6 +246,13 @@ SCHEDULES: Mapping[str, Schedule] = {
         order=lambda stage, stages, micro_batches, virtual, slices: _gpipe(stage, stages, micro_batches),
         in_flight=lambda stage, stages, micro_batches, virtual, slices: (micro_batches,),
         holds_all=True,
+        compared=True,
+    ),
+    "eager_1f1b": Schedule(
+        order=lambda stage, stages, micro_batches, virtual, slices: _eager(stage, stages, micro_batches),
+        in_flight=lambda stage, stages, micro_batches, virtual, slices: (
+            min(micro_batches, 2 * (stages - stage - 1) + 1),
+        ),
         compared=True,
     ),
     "interleaved_1f1b": Schedule(

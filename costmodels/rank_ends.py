@@ -7,15 +7,17 @@
 1F1B and interleaved 1F1B give every rank the same rows, so all ranks take a row at once, in numpy. In 1F1B the F of a
 row go from rank to rank, free(s) being when rank s is through with the row before:
 
-    F_i(s)       = max(F_i(s-1), free(s)) + f_s          = E_s + max_(r<=s) (free(r) - E_(r-1)), E_s = f_0 + .. + f_s
-    B_(i-w_s)(s) = max(free(s), B_(i-w_s)(s+1)) + b_s    rank s+1 took that B in its row i-1
+    F_i(s)       = max(A_i(s-1), free(s)) + f_s
+    A_i(s)       = max(F_i(s), queue(s)) + t_s           when what rank s sends is there: its sends go one by one
+                 = G_s + max_(r<=s) (max(queue(r), free(r) + f_r) + t_r - G_r),   G_s = f_0 + t_0 + .. + f_s + t_s
+    B_(i-w_s)(s) = max(free(s), A_(i-w_s)(s+1)) + b_s    rank s+1 took that B, and sent it, in its row i-1
 
 Interleaved, rank s takes row i in wave i + s, for then all that a turn waits for was made in the wave before: F number
 i by rank s-1, or of the chunk before by the last rank, B by rank s+1 in its row i-2, or of the chunk behind by the
 first rank. Every micro-batch is gone through, none is extrapolated: how many it takes until the slowest rank alone sets
 the pace depends on the durations. About 10 microseconds for a micro-batch of a chunk, whatever the number of ranks.
 
-Not good for: what runs beside the passes but the reductions (gathers, sends), slices, other orders; see
+Not good for: what runs beside the passes but sends and reductions (gathers), slices, other orders; see
 `costmodels.simulate`, which this equals.
 
 Source: the orders are those of `costmodels.schedules`; the recurrence is max-plus linear, see Baccelli et al.,
@@ -51,33 +53,40 @@ def rank_ends(ranks: Sequence[RankSeconds], micro_batches: int) -> tuple[RankEnd
     _check(ranks, micro_batches)
     forward = np.array([[_pass_seconds(chunk.forward[0]) for chunk in rank.chunks] for rank in ranks])
     backward = np.array([[_pass_seconds(chunk.backward[0]) for chunk in rank.chunks] for rank in ranks])
+    sends = np.array([[(chunk.send_forward, chunk.send_backward) for chunk in rank.chunks] for rank in ranks])
+    sends[-1, -1, 0] = sends[0, 0, 1] = 0.0  # nobody is behind the last stage, nor before the first
     if len(ranks) == 1 and forward.shape[1] == 1:  # waits for nobody
         ends = micro_batches * (forward + backward)
     elif forward.shape[1] == 1:
-        ends = _plain(forward[:, 0], backward[:, 0], micro_batches)[:, None]
+        ends = _plain(forward[:, 0], backward[:, 0], sends[:, 0, 0], sends[:, 0, 1], micro_batches)[:, None]
     else:
-        ends = _interleaved(forward, backward, micro_batches)
+        ends = _interleaved(forward, backward, sends[..., 0], sends[..., 1], micro_batches)
     return tuple(_end(rank, ends[place], backward[place]) for place, rank in enumerate(ranks))
 
 
-def _plain(forward: Array, backward: Array, micro_batches: int) -> Array:
-    """Ends of the last backward passes under 1F1B, (ranks,)."""
+def _plain(forward: Array, backward: Array, ahead: Array, back: Array, micro_batches: int) -> Array:
+    """Ends of the last backward passes under 1F1B, (ranks,); `ahead` and `back` are seconds of sends."""
     count = len(forward)
-    through = np.cumsum(forward)
-    before = through - forward
-    free = np.zeros(count)
-    returned = np.zeros(count + 1)  # the last backward of each rank; behind the last rank nothing is waited for
+    through = np.cumsum(forward + ahead)
+    free, queue = np.zeros(count), np.zeros(count)
+    returned = np.zeros(count + 1)  # the last gradient that each rank has sent; behind the last nothing is waited for
+    came = np.zeros(count)
     for row in range(micro_batches + count - 1):
         if row < micro_batches:
-            free = through + np.maximum.accumulate(free - before)
+            sent = through + np.maximum.accumulate(np.maximum(queue, free + forward) + ahead - through)
+            came[1:] = sent[:-1]
+            free = np.maximum(came, free) + forward
+            queue = np.maximum(sent, queue)
         first, stop = max(0, count - 1 - row), min(count, count - 1 - row + micro_batches)
         ends = np.maximum(free[first:stop], returned[first + 1 : stop + 1]) + backward[first:stop]
-        free[first:stop] = returned[first:stop] = ends
+        free[first:stop] = ends
+        queue[first:stop] = returned[first:stop] = np.maximum(ends, queue[first:stop]) + back[first:stop]
     return free
 
 
-def _interleaved(forward: Array, backward: Array, micro_batches: int) -> Array:
-    """Ends of the last backward passes under interleaved 1F1B, (ranks, chunks)."""
+def _interleaved(forward: Array, backward: Array, ahead: Array, back: Array, micro_batches: int) -> Array:
+    """Ends of the last backward passes under interleaved 1F1B, (ranks, chunks); `ahead` and `back` are seconds of
+    sends."""
     count, virtual = forward.shape
     cycle, total = count * virtual, micro_batches * virtual
     place, waves = np.arange(count), np.arange(cycle)[:, None]
@@ -86,7 +95,8 @@ def _interleaved(forward: Array, backward: Array, micro_batches: int) -> Array:
     forwards = (waves - place) % cycle // count
     backwards = virtual - 1 - (waves + place - late) % cycle // count
     forward_seconds, backward_seconds = forward[place, forwards], backward[place, backwards]
-    free, ends = np.zeros(count), np.zeros((count, virtual))
+    ahead_seconds, back_seconds = ahead[place, forwards], back[place, backwards]
+    free, queue, ends = np.zeros(count), np.zeros(count), np.zeros((count, virtual))
     passed, returned = np.zeros(count + 1), np.zeros(count + 1)  # passed[s + 1], returned[s]: by rank s, a wave ago
     for wave in range(total + late):
         at = wave % cycle
@@ -94,12 +104,16 @@ def _interleaved(forward: Array, backward: Array, micro_batches: int) -> Array:
         if first < stop:
             passed[0] = passed[count] if forwards[at, 0] else 0.0
             taken = np.maximum(free[first:stop], passed[first:stop]) + forward_seconds[at, first:stop]
-            free[first:stop] = passed[first + 1 : stop + 1] = taken
+            free[first:stop] = taken
+            queue[first:stop] = np.maximum(taken, queue[first:stop]) + ahead_seconds[at, first:stop]
+            passed[first + 1 : stop + 1] = queue[first:stop]
         first, stop = max(0, late - wave), min(count, late - wave + total)
         if first < stop:
             returned[count] = returned[0] if backwards[at, count - 1] < virtual - 1 else 0.0
             taken = np.maximum(free[first:stop], returned[first + 1 : stop + 1]) + backward_seconds[at, first:stop]
-            free[first:stop] = returned[first:stop] = taken
+            free[first:stop] = taken
+            queue[first:stop] = np.maximum(taken, queue[first:stop]) + back_seconds[at, first:stop]
+            returned[first:stop] = queue[first:stop]
             ends[place[first:stop], backwards[at, first:stop]] = taken
     return ends
 
@@ -126,7 +140,9 @@ def _check(ranks: Sequence[RankSeconds], micro_batches: int) -> None:
     in_flight_of_chunks(0, len(ranks), chunks.pop(), micro_batches)  # checks the numbers
     for number, rank in enumerate(ranks):
         for chunk in rank.chunks:
-            if chunk.gather or chunk.send_forward or chunk.send_backward or chunk.weight_gradient or chunk.reduce_each:
-                raise CostModelError(f"rank {number} has gathers, sends or weight gradients apart: simulate the step")
+            if chunk.gather or chunk.weight_gradient or chunk.reduce_each:
+                raise CostModelError(
+                    f"rank {number} has gathers, reductions of each pass or weight gradients apart: simulate the step"
+                )
             if (len(chunk.forward), len(chunk.backward)) != (1, 1):
                 raise CostModelError(f"rank {number} has passes of {len(chunk.forward)} slices: simulate the step")

@@ -252,8 +252,8 @@ class Options:
         word(
             HAND,
             "NAME",
-            "Pipeline schedule: 1f1b, gpipe, interleaved_1f1b, zb_h1, seqpipe. In a V: zb_v, dualpipe_v. Asynchronous:"
-            " pipedream, pipedream_2bw. Where not given, the fastest of the first four.",
+            "Pipeline schedule: 1f1b, eager_1f1b, gpipe, interleaved_1f1b, zb_h1, seqpipe. In a V: zb_v, dualpipe_v."
+            " Asynchronous: pipedream, pipedream_2bw. Where not given, the fastest of the first five.",
             known=completion.schedules,
         ),
     ] = None

@@ -130,7 +130,8 @@ def telling_micro_batches(plan: Plan) -> int:
         return turns * interleave
     if plan.virtual_stages > 1:  # a cycle of the order after its warm-up, in whole rounds
         return min(turns, 3 * ranks) * interleave
-    return min(turns, max(2, (2 * ranks if plan.schedule_kind.splits_backward else ranks) + 1)) * interleave
+    held = 2 * ranks if plan.schedule_kind.splits_backward else max(ranks, in_flight_of(plan, 0)[0] // interleave)
+    return min(turns, max(2, held + 1)) * interleave
 
 
 def check_stale(plan: Plan, graph: OperatorGraph, tied: Iterable[str]) -> None:

@@ -26,7 +26,7 @@ from planner.report.units import bytes_text
 
 Event = dict[str, Any]
 
-_THREADS = {"computation": 0, "communication": 1, "parameters": 2, "operators": 3, "collectives": 4}
+_THREADS = {"computation": 0, "communication": 1, "parameters": 2, "operators": 3, "collectives": 4, "transfers": 5}
 _NANO = 1e9  # whole nanoseconds, so that what ends and what begins then meet
 _PER_MICRO = 1000  # the format counts in microseconds
 _BEFORE = 10  # nanoseconds
@@ -73,14 +73,16 @@ def _events(timeline: StepTimeline) -> Iterator[Event]:
         end = ends[span.rank, thread] = max(start, round(span.end * _NANO))
         yield _complete(span, thread, start, end)
         if span.source >= 0:
-            yield from _arrow(span, arrows, (start + end) // 2)
+            yield from _arrow(span, thread, arrows, (start + end) // 2)
             arrows += 1
 
 
 def _thread(span: Span) -> int:
-    """Gradients and new weights have a queue of their own, beside the messages of passes."""
-    word = "parameters" if span.kind in (REDUCTION, GATHERING) else span.stream
-    return _THREADS[word]
+    """Gradients and new weights have a queue of their own, beside the messages of passes, and so has what a rank sends
+    to other stages while it computes."""
+    if span.source == span.rank:
+        return _THREADS["transfers"]
+    return _THREADS["parameters" if span.kind in (REDUCTION, GATHERING) else span.stream]
 
 
 def _complete(span: Span, thread: int, start: int, end: int) -> Event:
@@ -98,7 +100,7 @@ def _complete(span: Span, thread: int, start: int, end: int) -> Event:
     }
 
 
-def _arrow(span: Span, number: int, middle: int) -> Iterator[Event]:
+def _arrow(span: Span, thread: int, number: int, middle: int) -> Iterator[Event]:
     """From just before the work that makes it ends: arrows bind to the span that is open at their time."""
     common = {"cat": "send", "name": "send", "id": number}
     sent = max(0, round(span.sent * _NANO) - _BEFORE)
@@ -108,7 +110,7 @@ def _arrow(span: Span, number: int, middle: int) -> Iterator[Event]:
         "bp": "e",
         **common,
         "pid": span.rank,
-        "tid": _THREADS["communication"],
+        "tid": thread,
         "ts": middle / _PER_MICRO,
     }
 

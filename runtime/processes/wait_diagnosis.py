@@ -124,8 +124,11 @@ ROWS: Mapping[tuple[str, str], Row] = {
     ("runtime.ops.ring_attention", "_forward"): Row(part="action", reads=("ring",), say=_ring),
     ("runtime.ops.ring_attention", "_backward"): Row(part="action", reads=("ring",), say=_ring),
     ("runtime.comm.async_collectives", "Flight.land"): Row(part="action", reads=("self",), say=_landing),
-    ("runtime.step.pipeline", "Pipeline._receive"): Row(
-        part="of", reads=("crossing",), say=lambda crossing: f"'{crossing.name}'"
+    ("runtime.step.receiving", "Line._landed"): Row(
+        part="of", reads=("coming",), say=lambda coming: f"'{coming.crossing.name}'"
+    ),
+    ("runtime.step.receiving", "Line.take"): Row(
+        part="action", reads=("self",), say=lambda line: f"recv from rank {line.rank}"
     ),
     ("runtime.step.pipeline", "Pipeline._wait"): Row(
         part="action", reads=(), say=_constant("the end of what it sends")

@@ -12,9 +12,10 @@ redistributes it there like any other value. A value that a later stage reads is
 is a value that they receive and send, and its gradient the sum of what comes back and their own. A backward pass that
 a schedule takes apart leaves what its second turn needs in `runtime.executor.deferred_weight_gradients`.
 
-Sends do not wait; receives do. What one rank sends to another on a process group arrives in the order in which it was
-sent, so every line of messages has a group of its own (`runtime.step.stage_links`): no turn waits behind another's
-messages. Huang et al. 2019 (GPipe); Narayanan et al. 2019 (PipeDream), 2021 (the flush, virtual stages).
+Sends do not wait, and receives are posted a turn ahead (`runtime.step.receiving`). What one rank sends to another on a
+process group arrives in the order in which it was sent, so every line of messages has a group of its own
+(`runtime.step.stage_links`): no turn waits behind another's messages.
+Huang et al. 2019 (GPipe); Narayanan et al. 2019 (PipeDream), 2021 (the flush, virtual stages).
 """
 
 from collections import deque
@@ -30,6 +31,7 @@ from costmodels import Turn, ends
 from runtime.comm.collectives import all_reduce
 from runtime.executor.alternation import Alternation
 from runtime.executor.deferred_weight_gradients import DeferredGradients
+from runtime.step.receiving import Lines, lines_of
 from runtime.step.stage_links import Chunk, Crossing
 from runtime.waiting import phase, waiting_for
 
@@ -95,6 +97,8 @@ class Pipeline:
     _live: dict[Key, Passed] = field(default_factory=dict)
     _sent: list[_Sent] = field(default_factory=list)
     _turned: Turned = field(default_factory=Turned)
+    _lines: tuple[Lines, ...] = ()
+    _together_now: int = 1
 
     def run(
         self,
@@ -114,6 +118,7 @@ class Pipeline:
         order = self.order if order is None else order
         totals: list[torch.Tensor | None] = [None] * batches
         self._live, self._turned, self.most_live = {}, Turned(), 0  # a step that was aborted may have left some
+        self._expect(order)
         self.turns.clear()
         apart = any(turn.kind == "weight_gradient" for turn in order)
         losses = self.interleave * sum(turn.kind == "forward" and turn.chunk == 0 for turn in order) // batches
@@ -143,6 +148,7 @@ class Pipeline:
         sends: so much is held at a time."""
         self._turned = Turned()
         turns = [turn for turn in self.order if turn.kind == "forward"]
+        self._expect(turns)
         losses = self.interleave * sum(turn.chunk == 0 for turn in turns)
         total = torch.zeros((), dtype=torch.float32, device=self.device)
         for turn in turns:
@@ -155,15 +161,14 @@ class Pipeline:
         """The micro-batches of a turn through a chunk; their losses, none on all stages but the last. What they have
         made is nobody's when this returns, but for what is being sent."""
         chunk = self.chunks[turn.chunk]
-        received = [self._arrived(chunk) for _ in range(self.interleave)]
+        received = self._arrived(turn.chunk)
         with phase("forward"):
             made = forward(turn, received, [None] * self.interleave)
         if (
             chunk.after is not None and chunk.after.values is not None
         ):  # two ranks whose chunks lie in a V send to each other: each line by itself
             self._wait(chunk.after.values)
-        for values in made:
-            self._hand_on(chunk, values)
+        self._hand_on(turn.chunk, made)
         return [values[self.loss.name] for values in made] if chunk.cut.last else []
 
     def _mean(self, found: torch.Tensor) -> torch.Tensor:
@@ -172,10 +177,24 @@ class Pipeline:
 
     def forward(self, forward: Forward, micro_batch: int, number: int = 0) -> None:
         """A slice of one micro-batch forward only, through all stages; nothing comes of it but what `forward` does."""
-        for at, chunk in enumerate(self.chunks):
-            made = forward(Turn("forward", micro_batch, at, number), [self._arrived(chunk)], [None])
-            self._hand_on(chunk, made[0])
+        turns = [Turn("forward", micro_batch, at, number) for at in range(len(self.chunks))]
+        self._expect(turns, together=1)
+        for turn in turns:
+            self._hand_on(turn.chunk, forward(turn, self._arrived(turn.chunk), [None]))
         self._wait()
+
+    def _expect(self, order: Sequence[Turn], *, together: int | None = None) -> None:
+        """Post the first receives of these turns; each takes `together` micro-batches, those of a step where that is
+        not said."""
+        together = self.interleave if together is None else together
+        self._together_now = together
+        self._lines = tuple(lines_of(chunk, self.device, together) for chunk in self.chunks)
+        for at, lines in enumerate(self._lines):
+            own = [turn.kind for turn in order if turn.chunk == at]
+            if lines.values is not None:
+                lines.values.expect(own.count("forward"), post=True)
+            if lines.gradients is not None:
+                lines.gradients.expect(own.count("backward") + own.count("input_gradient"), post=False)
 
     def _wait(self, group: dist.ProcessGroup | None = None) -> None:
         """Until what was sent has gone, on one group or on all."""
@@ -196,14 +215,13 @@ class Pipeline:
         they have made is nobody's any more when this returns, but for what is being sent. A backward turn may run
         `beside` it."""
         chunk = self.chunks[turn.chunk]
-        received = [self._arrived(chunk) for _ in range(self.interleave)]
+        received = self._arrived(turn.chunk)
         if beside is None:
             with phase("forward"):
                 made = forward(turn, received, deferred)
         else:
             made = self._together(lambda: forward(turn, received, deferred), beside, seed)
-        for values in made:
-            self._hand_on(chunk, values)
+        self._hand_on(turn.chunk, made)
         edges = [self._edges(chunk, values) for values in made]
         self._live[_key(turn)] = Passed(received=received, edges=edges, deferred=deferred)
         self.most_live = max(self.most_live, self.interleave * len(self._live))
@@ -223,18 +241,30 @@ class Pipeline:
             del self._live[_key(turn)]
         return made
 
-    def _arrived(self, chunk: Chunk) -> Values:
-        found = {}
-        for arrival in chunk.arrivals:
-            assert chunk.before is not None, "the first stage receives nothing"
-            value = self._receive(arrival, chunk.before.rank, chunk.before.values, self._turned.values)
-            found[arrival.name] = value.requires_grad_(arrival.differentiable and torch.is_grad_enabled())
+    def _arrived(self, at: int) -> Sequence[Values]:
+        """What a forward turn of a chunk has received, for each of the micro-batches that it takes."""
+        chunk, line = self.chunks[at], self._lines[at].values
+        came = (
+            self._turned.values if line is None else deque(line.take())
+        )  # of the other chunk of this rank, or of others
+        found = []
+        for _ in range(self._together_now):
+            values = {arrival.name: came.popleft() for arrival in chunk.arrivals}
+            for arrival in chunk.arrivals:
+                values[arrival.name].requires_grad_(arrival.differentiable and torch.is_grad_enabled())
+            found.append(values)
         return found
 
-    def _hand_on(self, chunk: Chunk, made: Values) -> None:
-        for departure in chunk.departures:
-            assert chunk.after is not None, "the last stage sends nothing"
-            self._send(made[departure.name].detach(), chunk.after.rank, chunk.after.values, self._turned.values)
+    def _hand_on(self, at: int, made: Sequence[Values]) -> None:
+        """The values of the micro-batches of a turn set out; their gradients may come from now on."""
+        chunk, gradients = self.chunks[at], self._lines[at].gradients
+        for values in made:
+            for departure in chunk.departures:
+                assert chunk.after is not None, "the last stage sends nothing"
+                value = values[departure.name].detach()
+                self._send(value, chunk.after.rank, chunk.after.values, self._turned.values)
+        if gradients is not None:
+            gradients.post()
 
     def _edges(self, chunk: Chunk, made: Values) -> Edges:
         """Where the backward pass starts: what has been sent is not kept for its own sake."""
@@ -260,16 +290,18 @@ class Pipeline:
         chunk, key = self.chunks[turn.chunk], _key(turn)
         passed = self._live[key]
         self._live[key] = Passed(received=(), edges=(), deferred=passed.deferred)
-        return chunk, passed, [given for _ in range(self.interleave) for given in self._returned(chunk, seed)]
+        return chunk, passed, self._returned(turn.chunk, seed)
 
-    def _returned(self, chunk: Chunk, seed: float) -> Sequence[torch.Tensor]:
-        """The gradients of what a chunk has sent, or of the loss."""
+    def _returned(self, at: int, seed: float) -> Sequence[torch.Tensor]:
+        """The gradients of what the micro-batches of a turn have sent, or of their losses."""
+        chunk, line = self.chunks[at], self._lines[at].gradients
         if chunk.cut.last:
-            return [torch.full(self.loss.shape, seed, dtype=self.loss.dtype, device=self.device)]
-        assert chunk.after is not None, "only the last stage has none after it"
-        after = chunk.after
-        back = self._turned.gradients
-        return [self._receive(d, after.rank, after.gradients, back) for d in chunk.departures if d.differentiable]
+            loss = self.loss
+            return [torch.full(loss.shape, seed, dtype=loss.dtype, device=self.device) for _ in range(self.interleave)]
+        if line is not None:
+            return line.take()
+        many = self.interleave * sum(departure.differentiable for departure in chunk.departures)
+        return [self._turned.gradients.popleft() for _ in range(many)]  # of the other chunk of this rank
 
     def _differentiate(self, passed: Passed, gradients: Sequence[torch.Tensor]) -> None:
         """The backward pass through a chunk, from the gradients of what it has made to those of what it received."""
@@ -288,16 +320,6 @@ class Pipeline:
                     value = values[arrival.name]
                     gradient = torch.zeros_like(value) if value.grad is None else value.grad
                     self._send(gradient, chunk.before.rank, chunk.before.gradients, self._turned.gradients)
-
-    def _receive(
-        self, crossing: Crossing, source: int, group: dist.ProcessGroup | None, turned: deque[torch.Tensor]
-    ) -> torch.Tensor:
-        """What comes from the rank `source`, or, without a group, from the other chunk of this rank."""
-        if group is None:
-            return turned.popleft()
-        value = torch.empty(crossing.shape, dtype=crossing.dtype, device=self.device)
-        waiting_for(dist.recv, value, source, group=group)
-        return value
 
     def _send(
         self, value: torch.Tensor, target: int, group: dist.ProcessGroup | None, turned: deque[torch.Tensor]

@@ -49,6 +49,7 @@ from runtime.step.finiteness import FiniteWatch, check_gradients, explain
 from runtime.step.guard import LossGuard, Trouble
 from runtime.step.inputs import Inputs
 from runtime.step.pipeline import Pipeline, Values
+from runtime.step.receiving import connect
 from runtime.step.stage_links import build_chunks, everyone, share_parameters, whole_value
 from runtime.tables.placed import PlacedTables
 from runtime.update.optimizer import ShardedOptimizer
@@ -146,8 +147,10 @@ class RankStep:
 
     def _pipeline(self) -> Pipeline:
         bound, place = self.bound, self.place
+        chunks = build_chunks(bound, place, self.cuts)
+        connect(chunks, place.device)
         return Pipeline(
-            chunks=build_chunks(bound, place, self.cuts),
+            chunks=chunks,
             order=orders_of(bound.plan)[place.stage],
             everyone=everyone(place),
             loss=whole_value(bound, bound.graph.loss),

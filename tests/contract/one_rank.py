@@ -50,8 +50,11 @@ class Recorder:
         return self._note("all_to_all", outgoing, group)
 
     def recv(self, value: torch.Tensor, source: int, group: Any) -> None:
-        self._note("send_recv", value, group)
+        self.irecv(value, source, group).wait()
+
+    def irecv(self, value: torch.Tensor, source: int, group: Any) -> "Gone":
         value.zero_()
+        return self._note("send_recv", value, group)
 
     def isend(self, value: torch.Tensor, target: int, group: Any) -> "Gone":
         return Gone()
@@ -98,7 +101,7 @@ def one_rank(
 ) -> Iterator[tuple[TrainingStep, Recorder]]:
     """The training step of a rank in the middle of a stage, with nothing written down yet."""
     recorder = Recorder()
-    names = ("all_gather_single", "reduce_scatter_single", "all_reduce", "all_to_all_single", "recv", "isend")
+    names = ("all_gather_single", "reduce_scatter_single", "all_reduce", "all_to_all_single", "recv", "irecv", "isend")
     names = (*names, "batch_isend_irecv")
     rank = stage * plan.mesh.size + plan.mesh.size // 2
     with pytest.MonkeyPatch.context() as patch:

@@ -10,7 +10,7 @@ import pytest
 from costmodels import Turn, simulate
 from planner.plan.binding.bind import bind
 from planner.plan.prediction.predict import stage_costs
-from planner.plan.prediction.step import rank_seconds
+from planner.plan.prediction.step import ranks_seconds
 from planner.plan.schedule import orders_of
 from tests.contract.test_priced_is_emitted import Hand, cluster_of
 from tests.distributed import plans
@@ -107,8 +107,9 @@ RELAYS = [
     Hand(model="skipping", kind=5, mesh=(2,), settings=schedule("gpipe", 2)),
     Hand(model="skipping", kind="zero2", mesh=(2,), settings={**schedule("zb_h1", 2), **FULL}),
     Hand(model="skipping", kind=6, mesh=(2,), settings={**schedule("interleaved_1f1b", 2), **SELECTIVE}),
+    Hand(model="llama4", kind="zero2", mesh=(2,), settings={**schedule("eager_1f1b", 2), **FULL}),
 ]
-"""A mask and a memory that all stages read."""
+"""A mask and a memory that all stages read; and transfers that 1F1B would wait for."""
 
 
 def copied(model: str, kind: int | str, mesh: tuple[int, ...], **settings: object) -> Hand:
@@ -165,7 +166,8 @@ def compare(case: Hand, answers: list[tuple[float, list[Turn], int]]) -> None:
     """Each rank's error, turns and live micro-batches with what the plan predicts."""
     plan = case()
     bound = bind(plan, plans.traced(case.model), plans.BATCH)
-    ranks = [rank_seconds(cost.chunks, cost.all_once) for cost in stage_costs(bound, cluster_of(plan))]
+    costs = stage_costs(bound, cluster_of(plan))
+    ranks = ranks_seconds([cost.chunks for cost in costs], [cost.all_once for cost in costs], plan.schedule)
     timeline = simulate(ranks, orders_of(plan), v_shaped=plan.schedule_kind.v_shaped)
     for rank, (error, turns, live) in enumerate(answers):
         assert error < TOLERANCE, (rank, error)

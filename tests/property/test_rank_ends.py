@@ -28,6 +28,8 @@ CHUNKS = st.builds(
     forward=st.tuples(PASSES),
     backward=st.tuples(PASSES),
     reductions=st.lists(SECONDS, max_size=3).map(tuple),
+    send_forward=st.just(0.0) | SECONDS,
+    send_backward=st.just(0.0) | SECONDS,
 )
 NOTHING = PassSeconds(computation=0.0)
 
@@ -45,7 +47,7 @@ def once(rank: RankSeconds) -> float:
 def waited_for(rank: RankSeconds) -> RankSeconds:
     """With all reductions behind the last pass of the rank, as where nothing is overlapped."""
     reduced = sum(sum(chunk.reductions) for chunk in rank.chunks)
-    chunks = [replace(chunk, reductions=()) for chunk in rank.chunks]
+    chunks = [replace(chunk, reductions=(), send_forward=0.0, send_backward=0.0) for chunk in rank.chunks]
     return replace(rank, chunks=(replace(chunks[0], reductions=(reduced,)), *chunks[1:]))
 
 
@@ -148,7 +150,6 @@ def test_a_pass_is_as_long_as_the_longer_of_its_work_and_what_runs_under_it() ->
     ("values", "facts"),
     [
         ({"gather": 1.0}, ("rank 1", "gathers")),
-        ({"send_forward": 1.0}, ("rank 1", "gathers")),
         ({"reduce_each": True}, ("rank 1", "gathers")),
         ({"forward": (NOTHING,) * 2, "backward": (NOTHING,) * 2}, ("rank 1", "2 slices")),
     ],

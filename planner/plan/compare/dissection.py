@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hardware_profiles import Bytes, Machine, Seconds, clusters_of_ranks
 from planner.plan.binding.bind import BoundPlan
-from planner.plan.prediction.moving_memory import hold, most_moving
+from planner.plan.prediction.moving_memory import hold, most_moving, receive_buffers
 from planner.plan.prediction.stage_cost import StageCost
 from planner.plan.prediction.walk import Walk, walks_of
 from planner.plan.schedule import moments_of
@@ -53,8 +53,8 @@ def dissect(bound: BoundPlan, cluster: Machine) -> tuple[RankDissection, ...]:
     """Every pipeline rank of a plan. Walks over the graph once, and once more for every chunk of a rank."""
     found = tuple(_rank(walk, rank) for rank, walk in enumerate(walks_of(bound, cluster)))
     clusters = clusters_of_ranks(cluster, len(found))
-    for one, moving, own in zip(found, most_moving(bound), clusters, strict=True):
-        hold(one.cost, moving, bound.plan, own)
+    for one, moving, received, own in zip(found, most_moving(bound), receive_buffers(bound), clusters, strict=True):
+        hold(one.cost, moving, received, bound.plan, own)
     return found
 
 

@@ -12,6 +12,7 @@ from planner.plan.prediction.stage_cost import ACTIVATIONS, FETCHED, GATHERING, 
 from planner.plan.prediction.step import (
     AHEAD,
     BESIDE,
+    BETWEEN_STAGES,
     COVERED,
     GATHERED_AHEAD,
     PIPELINE_BUBBLE,
@@ -42,6 +43,7 @@ RESOURCE_OF = {
     GATHERED_AHEAD: "communication",  # less than nothing: what other blocks compute meanwhile
     UNDER_PRODUCTS: "communication",  # likewise: what its products compute meanwhile
     UNDER_EXCHANGE: "communication",  # likewise: what runs beside experts
+    BETWEEN_STAGES: "communication",  # likewise: what a rank computes, or waits for its turn, meanwhile
     COVERED: "communication",  # less than nothing, too
     PIPELINE_BUBBLE: "pipeline bubble",
 }

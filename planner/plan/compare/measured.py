@@ -19,6 +19,7 @@ from hardware_profiles.run_record import TERMS, MeasuredRun, RankTerms, RunPlan
 from planner.errors import RequestError
 from planner.plan.plan import Plan, Prediction
 from planner.plan.prediction.stage_cost import GATHERING, REDUCING
+from planner.plan.prediction.step import BETWEEN_STAGES
 
 Clock: TypeAlias = Literal["wall", "cpu"]
 
@@ -31,6 +32,7 @@ _PARTS: Mapping[str, str] = {
     GATHERING: "communication",
     REDUCING: "communication",
     "stage transfer": "transfer",
+    BETWEEN_STAGES: "transfer",
     "pipeline bubble": "transfer",
     "optimizer": "update",
     "gradient reduction": "reduction",

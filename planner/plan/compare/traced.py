@@ -12,6 +12,7 @@ from planner.plan.plan import Plan, Prediction
 from planner.plan.prediction.stage_cost import COMMUNICATION, GATHERING, REDUCING
 from planner.plan.prediction.step import (
     AHEAD,
+    BETWEEN_STAGES,
     COVERED,
     GATHERED_AHEAD,
     PIPELINE_BUBBLE,
@@ -38,6 +39,7 @@ _PARTS: Mapping[str, str] = {
     UNDER_PRODUCTS: "communication",
     UNDER_EXCHANGE: "communication",
     "stage transfer": "transfer",
+    BETWEEN_STAGES: "transfer",
     PIPELINE_BUBBLE: "transfer",
 }
 """Terms of the parts of a prediction; parts that are not here are the `rest`."""

@@ -8,6 +8,7 @@ from hardware_profiles import Bytes
 from planner.plan.binding.bind import BoundOperator
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
 from planner.plan.prediction.chunk_memory import (
+    BACK,
     OTHER,
     Kept,
     Product,
@@ -27,8 +28,10 @@ class BackwardMemory(ForwardMemory):
     def _backward(self, sections: list[Section], received: Values) -> None:
         gradients: dict[str, Storage] = {}
         self.pending = Counter(self.uses)
+        self._take(BACK)
         for name in self.results & self.bound.graph.differentiable:
             gradients[name] = self.account.new(self.tensors.bytes(name, self.tensors.made_shape(name)), OTHER)
+        self._post(BACK)
         begun = [
             self.account.hold(storage) for storage in gradients.values()
         ]  # who calls autograd has them till the end

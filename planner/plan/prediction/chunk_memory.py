@@ -25,6 +25,9 @@ WEIGHTS, GRADIENTS, STATES, OTHER = "weights", "gradients", "optimizer state", "
 
 Values = dict[str, Piece]
 
+VALUES, BACK = "values", "gradients"
+"""What other stages send: values forward, gradients back."""
+
 
 @dataclass(slots=True)
 class Kept:
@@ -127,6 +130,34 @@ class ChunkMemory:
         self.products: list[Product] = []
         self.coming: dict[int, list[Sent]] = {}  # weights that have set out, by section
         self.returning: list[tuple[BlockGather, Sequence[str], Sent]] = []  # gradients that have
+        self.posted: dict[str, list[Storage]] = {VALUES: [], BACK: []}  # of what comes from other ranks, for a turn
+        self.expected = dict.fromkeys(self.posted, 0)  # turns of the step whose receives are still to be posted
+
+    def expect(self, order: Sequence[Turn]) -> None:
+        """So many turns of a step will receive what other ranks send (`runtime.step.receiving`); the receives of the
+        first forward turn are posted now."""
+        rank_of, stage = self.bound.plan.rank_of, self.cut.stage
+        kinds = [turn.kind for turn in order]
+        if stage and rank_of(stage - 1) != rank_of(stage):
+            self.expected[VALUES] = kinds.count("forward")
+        if not self.cut.last and rank_of(stage + 1) != rank_of(stage):
+            self.expected[BACK] = len(kinds) - kinds.count("forward") - kinds.count("weight_gradient")
+        self._post(VALUES)
+
+    def _post(self, way: str) -> None:
+        """Have memory for what the next turn receives, unless there is some, or no turn is left."""
+        if self.posted[way] or not self.expected[way]:
+            return
+        self.expected[way] -= 1
+        differentiable = self.bound.graph.differentiable
+        names = self.cut.receives if way == VALUES else [name for name in self.cut.sends if name in differentiable]
+        nbytes = (self.tensors.bytes(name, self.tensors.made_shape(name)) for name in names)
+        self.posted[way] = [self.account.new(one, OTHER) for one in nbytes]
+
+    def _take(self, way: str) -> None:
+        """What was received is a turn's own from now on; it counts there. The receives of the next one are posted."""
+        self._release(self.posted[way])
+        self.posted[way] = []
 
     def _wanted(self, at: int, place: int) -> tuple[int, ...]:
         """Local shape of an operand as its operator wants it."""

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 from planner.plan.binding.bind import BoundOperator
 from planner.plan.prediction.chunk_memory import (
+    BACK,
     OTHER,
+    VALUES,
     Kept,
     Section,
     Values,
@@ -17,7 +19,9 @@ class ForwardMemory(GatherMemory):
     """A stage on its way forward."""
 
     def _forward(self) -> tuple[list[Section], Values]:
+        self._take(VALUES)
         received = {name: self._fresh(name, self.tensors.promised[name].forward) for name in self.cut.receives}
+        self._post(VALUES)
         values = {name: Piece(self.account.hold(p.storage), p.shape, p.contiguous) for name, p in received.items()}
         found = []
         leaving: list[Storage] = []
@@ -47,6 +51,7 @@ class ForwardMemory(GatherMemory):
         self._leave(leaving)
         for name in self.cut.sends:
             self.held.send(values[name].storage)
+        self._post(BACK)
         self._release([piece.storage for piece in values.values()])
         return found, received
 

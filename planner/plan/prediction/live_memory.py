@@ -44,7 +44,10 @@ def live_memory(
     chunks = [Chunk(bound=bound, cut=cut_stage(bound, stage), held=held) for stage in bound.plan.stages_of(rank)]
     plan, interleave = bound.plan, bound.plan.training.interleave
     turns = telling_micro_batches(plan) // interleave
-    for turn in orders(plan.schedule, plan.pipeline, turns, plan.virtual_stages, plan.slices)[rank]:
+    order = orders(plan.schedule, plan.pipeline, turns, plan.virtual_stages, plan.slices)[rank]
+    for at, chunk in enumerate(chunks):
+        chunk.expect([turn for turn in order if turn.chunk == at])
+    for turn in order:
         chunks[turn.chunk].turn(turn)
     held.let_go()
     chunks[0].end_step()

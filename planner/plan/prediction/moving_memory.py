@@ -5,7 +5,8 @@
 What an operator takes for a moment is priced with its operands where it wants them. On the way there, and on that of
 their gradients back, there may be more: `runtime.comm.redistribute`, as `memory_account.moved` follows it. The largest
 moment of an operator counts: what its other operands, or their gradients, take meanwhile, and all that is on its way.
-Software other than the runtime moves as it was measured.
+And stages of a pipeline have memory for what the next turn of each chunk receives, whose receives are posted ahead
+(`runtime.step.receiving`). Software other than the runtime moves as it was measured.
 
 Complexity: O(operators times operands), without those of repeated blocks; equal redistributions are followed once.
 """
@@ -17,7 +18,7 @@ from hardware_profiles import PYTORCH, Bytes, Cluster
 from planner.graph.operator_graph import TensorType
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.layout.overlapped_products import overlaps_of
-from planner.plan.layout.stage_cut import promised_layouts
+from planner.plan.layout.stage_cut import crossing_values, promised_layouts
 from planner.plan.plan import Plan
 from planner.plan.prediction.memory_account import MemoryAccount, Piece, moved
 from planner.plan.prediction.stage_cost import StageCost
@@ -43,11 +44,31 @@ def most_moving(bound: BoundPlan, repeated: frozenset[int] = frozenset()) -> lis
     return found
 
 
-def hold(cost: StageCost, moving: Bytes, plan: Plan, cluster: Cluster) -> None:
+def receive_buffers(bound: BoundPlan) -> list[Bytes]:
+    """For each pipeline rank the bytes of what one turn of each of its chunks receives from other ranks: values, and
+    gradients of what it sends."""
+    plan, graph = bound.plan, bound.graph
+    found = [0.0] * plan.pipeline
+    if plan.pipeline == 1:
+        return found
+    promised = promised_layouts(bound)
+    for stage, names in enumerate(crossing_values(bound)):
+        source, target = plan.rank_of(max(0, stage - 1)), plan.rank_of(stage)
+        if source == target:  # also of the first stage, which receives nothing
+            continue
+        for name in names:
+            nbytes = graph.types[name].nbytes * local_fraction(promised[name].forward, plan.mesh.sizes)
+            found[target] += nbytes
+            found[source] += nbytes if graph.trains and name in graph.differentiable else 0.0
+    return [plan.training.interleave * nbytes for nbytes in found]
+
+
+def hold(cost: StageCost, moving: Bytes, received: Bytes, plan: Plan, cluster: Cluster) -> None:
     """Have memory in the sums of a rank for redistributions, where those of the micro-batches that take turns need more
-    than any operator takes for a moment."""
+    than any operator takes for a moment, and for what is received ahead."""
     if cluster.software.name == PYTORCH.name:
         cost.memory[_OTHER] = max(cost.memory[_OTHER], moving * plan.training.interleave)
+        cost.memory["activations"] += received
 
 
 @dataclass(kw_only=True)

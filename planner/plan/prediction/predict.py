@@ -28,12 +28,13 @@ from hardware_profiles import HOMES, Bytes, Cluster, Machine, Seconds, clusters_
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.segments import segments_by_stage
 from planner.plan.plan import Plan, Prediction, StagePrediction
-from planner.plan.prediction.moving_memory import hold, most_moving
+from planner.plan.prediction.moving_memory import hold, most_moving, receive_buffers
 from planner.plan.prediction.repeated_blocks import repeated_blocks
 from planner.plan.prediction.stage_cost import StageCost
 from planner.plan.prediction.step import (
     AHEAD,
     BESIDE,
+    BETWEEN_STAGES,
     COVERED,
     GATHERED_AHEAD,
     PIPELINE_BUBBLE,
@@ -64,6 +65,7 @@ def predict_alike(
     limits = (math.inf,) * len(walks) if limits is None else limits
     moving = most_moving(bounds[0], repeated_blocks(bounds[0], walks[0].alive))
     for bound in bounds:
+        received = receive_buffers(bound)
         of_walks = {id(walk): repeated_blocks(bound, walk.alive) for walk in apart}
         if bound is not bounds[0]:  # with which they have begun
             # which gradients are deferred, and do not go with others, alone depends on the schedule
@@ -73,7 +75,7 @@ def predict_alike(
         costs, fits = list[StageCost](), True
         for rank, walk in enumerate(walks):
             costs.append(walk.rank(rank, repeated=of_walks[id(walk)]))
-            hold(costs[-1], moving[rank], bound.plan, clusters[rank])
+            hold(costs[-1], moving[rank], received[rank], bound.plan, clusters[rank])
             fits = stage_peak(costs[-1], clusters[rank]) <= limits[rank]
             if not fits:
                 break
@@ -110,10 +112,11 @@ def stage_costs(bound: BoundPlan, cluster: Machine) -> tuple[StageCost, ...]:
 
 
 def stated_costs(bound: BoundPlan, cluster: Machine) -> tuple[StageCost, ...]:
-    """The same with what redistributions take on their way, which searches do not count: what a plan states."""
-    costs, moving = stage_costs(bound, cluster), most_moving(bound)
-    for cost, most, own in zip(costs, moving, clusters_of_ranks(cluster, len(costs)), strict=True):
-        hold(cost, most, bound.plan, own)
+    """The same with what redistributions take on their way, and what is received ahead, which searches do not count:
+    what a plan states."""
+    costs, moving, received = stage_costs(bound, cluster), most_moving(bound), receive_buffers(bound)
+    for rank, own in enumerate(clusters_of_ranks(cluster, len(costs))):
+        hold(costs[rank], moving[rank], received[rank], bound.plan, own)
     return costs
 
 
@@ -132,6 +135,9 @@ def _assemble(
     under = [(BESIDE, m * sum(one.beside for one in passes)), (GATHERED_AHEAD, m * sum(one.gathered for one in passes))]
     under = [(name, seconds) for name, seconds in under if seconds]
     time += [(name, -seconds) for name, seconds in under]
+    transfers = m * sum(one.transfers for one in passes)
+    if busiest.chunks[0].receives_ahead and transfers:
+        time.append((BETWEEN_STAGES, -transfers))
     products = m * sum(one.under_products for one in passes)
     if products:
         time.append((UNDER_PRODUCTS, -products))

@@ -11,6 +11,8 @@ the pass and slows it; what is hidden runs under the work of the pass, and delay
 longer:
 
     pass        waits + max(work, hidden)                    waits: (1-h) of gathers and inner messages, and transfers
+                                                             where receives are not posted ahead
+    transfers   else from the end of the pass that makes what they bring, one after the other on each rank
     reductions  hidden: in buckets of blocks, as the last backward pass of their chunk makes them, one after the other;
                 the rest behind the last pass of the rank, and behind them
     weights     hidden: under what is left of the forward work of a micro-batch, the first of the next step; the rest
@@ -22,14 +24,15 @@ while it runs the host launches what comes behind it. Without a pipeline, whose 
 of all micro-batches of a step. Where it must know how many rows each
 expert gets (`Software.counts_rows`) it waits for that in every block, and its exchange is launched only then.
 
-Software that hides nothing waits for everything where it comes up, transfers between stages too: the executor receives
-before it computes. Then a step takes no longer, where the passes of all ranks have one ratio, than the sum in which
-everything waits (`costmodels.step_time`); what it takes less is work of uneven stages, and what they do once a step, in
-the shade of other stages.
+Software that hides nothing waits for everything where it comes up, transfers between stages too, unless it posts their
+receives ahead (`receives_ahead`), as our executor does. Then a step takes no longer, where the passes of all ranks have
+one ratio, than the sum in which everything waits (`costmodels.step_time`); what it takes less is work of uneven stages,
+what they do once a step, and transfers, in the shade of other stages.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from costmodels import (
     SCHEDULES,
@@ -68,6 +71,9 @@ cost where they do not pay."""
 
 UNDER_EXCHANGE = "exchange of experts under computation"
 """Rows on their way to experts and back while others compute; negative."""
+
+BETWEEN_STAGES = "stage transfers under computation"
+"""What comes from other stages while a rank computes, or waits for its turn; negative."""
 
 AHEAD = "launches ahead"
 """What a host saves that launches the operators of a block while longer kernels before them still run; negative."""
@@ -161,6 +167,10 @@ class PassCost:
         self.add(waits=-seconds, hidden=seconds)
         self.gathered += seconds
 
+    def waits_of(self, *, ahead: bool) -> float:
+        """What the pass waits for, without transfers where they come `ahead`."""
+        return max(0.0, self.waits - self.transfers) if ahead else self.waits
+
     def close(self, before: tuple[float, float], back: float = 0.0) -> None:
         """Everything since `before`, as `taken` was then, is one operator, which at its end sends for so many seconds
         what comes `back`; in the backward pass at its beginning."""
@@ -174,9 +184,11 @@ class PassCost:
         """What has been sent so far, and everything else."""
         return self.sent, self.work + self.waits - self.sent
 
-    def turns(self, interleave: int, slices: int, *, backward: bool = False) -> tuple[PassSeconds, ...]:
-        """So many micro-batches at a time, slice by slice."""
-        waits = self.waits * interleave
+    def turns(
+        self, interleave: int, slices: int, *, backward: bool = False, ahead: bool = False
+    ) -> tuple[PassSeconds, ...]:
+        """So many micro-batches at a time, slice by slice; transfers are not waited for where they come `ahead`."""
+        waits = self.waits_of(ahead=ahead) * interleave
         if interleave > 1:
             slots = backward_slots_of(self.operators) if backward else slots_of(self.operators)
             covered = interleaved_time(slots, 1) * interleave - interleaved_time(slots, interleave)
@@ -190,7 +202,8 @@ class PassCost:
 class ChunkCost:
     """Sums of one chunk of a rank, which takes `interleave` micro-batches a turn, in so many `slices`; `later` is the
     part of the backward pass that has a turn of its own, where the schedule takes it apart; forward turns may be
-    `paired` with backward turns of the other chunk; `reductions` and `weights` are the hidden seconds once a step."""
+    `paired` with backward turns of the other chunk; `reductions` and `weights` are the hidden seconds once a step.
+    `receives_ahead`: whether what comes from other stages travels while the rank computes."""
 
     blocks: int
     forward: PassCost = field(default_factory=PassCost)
@@ -199,6 +212,7 @@ class ChunkCost:
     interleave: int = 1
     slices: int = 1
     paired: bool = False
+    receives_ahead: bool = False
     reductions: float = 0.0
     weights: float = 0.0
 
@@ -227,7 +241,8 @@ class ChunkCost:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
     """Seconds of a step. Of the busiest rank: itself, what of its communication nothing covered that is hidden
-    otherwise, what other micro-batches covered of what is charged, and how long it waits for other ranks."""
+    otherwise, what other micro-batches covered of what is charged, and how long it waits for other ranks, and for what
+    these send where receives are posted ahead."""
 
     seconds: float
     busiest: int
@@ -244,12 +259,13 @@ def step_of(
 ) -> StepTime:
     """The step of pipeline ranks with these chunks, which take `once` what is not hidden, under a schedule."""
     turns = micro_batches // chunks[0][0].interleave
-    step, own = _times([rank_seconds(*rank) for rank in zip(chunks, once, strict=True)], turns, schedule)
+    step, own = _times(ranks_seconds(chunks, once, schedule), turns, schedule)
     charged = []
     for rank in range(len(own)):
+        ahead = chunks[rank][0].receives_ahead
         passes = [one for chunk in chunks[rank] for one in chunk.passes]
         charged.append(
-            micro_batches * chunks[rank][0].slices * sum(one.work + one.waits for one in passes)
+            micro_batches * chunks[rank][0].slices * sum(one.work + one.waits_of(ahead=ahead) for one in passes)
             + sum(once[rank].values())
         )
     busiest = own.index(max(own))
@@ -269,7 +285,8 @@ def _times(ranks: Sequence[RankSeconds], micro_batches: int, schedule: str) -> t
     if not SCHEDULES[schedule].trains:  # one micro-batch behind the other, each as long as the one before
         each = [_seconds(rank) for rank in ranks]
         last = max(_once(rank) for rank in ranks)
-        return sum(each) + (micro_batches - 1) * max(each) + last, [
+        sends = [_sending(rank) for rank in ranks]
+        return sum(each) + sum(sends) + (micro_batches - 1) * max(*each, *sends) + last, [
             micro_batches * seconds + _once(rank) for seconds, rank in zip(each, ranks, strict=True)
         ]
     if SCHEDULES[schedule].in_rows:  # equals the simulation and is faster
@@ -278,7 +295,7 @@ def _times(ranks: Sequence[RankSeconds], micro_batches: int, schedule: str) -> t
         return max(end.step for end in ends), own
     if not SCHEDULES[schedule].flushes:  # nobody waits for a flush: the slowest rank sets the pace, in the long run
         own = [micro_batches * _seconds(rank) + _once(rank) for rank in ranks]
-        return max(own), own
+        return max(*own, *(micro_batches * _sending(rank) for rank in ranks)), own
     chunks = ranks[0].chunks
     order = orders(schedule, len(ranks), micro_batches, len(chunks), len(chunks[0].forward))
     found = simulate(ranks, order, record=False, v_shaped=SCHEDULES[schedule].v_shaped)
@@ -291,24 +308,58 @@ def _seconds(rank: RankSeconds) -> float:
     return sum(one.blocking + max(one.computation, one.overlapped) for one in passes)
 
 
+def _sending(rank: RankSeconds) -> float:
+    """Of what a rank sends of a micro-batch where nobody waits for it as a part of a pass."""
+    return sum(chunk.send_forward + chunk.send_backward for chunk in rank.chunks)
+
+
 def _once(rank: RankSeconds) -> float:
     """Of the updates of a rank in a step."""
     reductions = sum(seconds for chunk in rank.chunks for seconds in chunk.reductions)
     return reductions + rank.optimizer + rank.weight_gather
 
 
+def ranks_seconds(
+    chunks: Sequence[Sequence[ChunkCost]], once: Sequence[Mapping[str, float]], schedule: str
+) -> list[RankSeconds]:
+    """Pipeline ranks with these chunks, which take `once` what is not hidden, as `costmodels.simulate` takes them:
+    where receives are posted ahead, what a pass receives is sent behind the pass that makes it."""
+    ranks, kind = [rank_seconds(*rank) for rank in zip(chunks, once, strict=True)], SCHEDULES[schedule]
+    if not chunks[0][0].receives_ahead:
+        return ranks
+    count, virtual = len(chunks), len(chunks[0])
+    places = {kind.stage_of(rank, chunk, count): (rank, chunk) for rank in range(count) for chunk in range(virtual)}
+
+    def sent(stage: int, name: Literal["forward", "backward"]) -> float:
+        """Seconds of what a stage receives in a turn of a way."""
+        if stage not in places:
+            return 0.0
+        rank, at = places[stage]
+        cost = chunks[rank][at]
+        return cost.interleave * (cost.forward if name == "forward" else cost.backward).transfers
+
+    def sending(rank: int, at: int, chunk: ChunkSeconds) -> ChunkSeconds:
+        stage = kind.stage_of(rank, at, count)
+        return replace(chunk, send_forward=sent(stage + 1, "forward"), send_backward=sent(stage - 1, "backward"))
+
+    return [
+        replace(one, chunks=tuple(sending(rank, at, chunk) for at, chunk in enumerate(one.chunks)))
+        for rank, one in enumerate(ranks)
+    ]
+
+
 def rank_seconds(chunks: Sequence[ChunkCost], once: Mapping[str, float]) -> RankSeconds:
-    """A rank with these chunks, which takes `once` what is not hidden, as `costmodels.simulate` takes it."""
+    """A rank with these chunks, which takes `once` what is not hidden; what it sends to others is not in it."""
     room = sum(max(0.0, chunk.forward.work - chunk.forward.hidden) for chunk in chunks)
     excess = max(0.0, sum(chunk.weights for chunk in chunks) - room)
     timed = []
     for number, chunk in enumerate(chunks):  # backwards end with the first chunk
         rest = once["gradient reduction"] if number == 0 else 0.0
-        count = max(1, chunk.blocks) if chunk.reductions else 0
+        count, ahead = max(1, chunk.blocks) if chunk.reductions else 0, chunk.receives_ahead
         timed.append(
             ChunkSeconds(
-                forward=chunk.forward.turns(chunk.interleave, chunk.slices),
-                backward=chunk.backward.turns(chunk.interleave, chunk.slices, backward=True),
+                forward=chunk.forward.turns(chunk.interleave, chunk.slices, ahead=ahead),
+                backward=chunk.backward.turns(chunk.interleave, chunk.slices, backward=True, ahead=ahead),
                 weight_gradient=() if chunk.later is None else chunk.later.turns(1, 1),
                 reductions=(*[chunk.reductions / count] * count, rest) if count else (rest,),
             )

@@ -5,7 +5,8 @@
                                                                 R gradients, W new weights
 
 The simulation says when a pass begins and ends. Inside of it the prediction knows sums, not an order; what comes from
-another stage is drawn first, as the executor receives before it computes, then the work, then what the work waits for.
+another stage is drawn first, where the software receives before it computes, then the work, then what the work waits
+for. Where receives are posted ahead a transfer is drawn on the rank that sends, when it travels.
 What software hides is drawn beside the work, from where that begins.
 
 Under a schedule without a flush a step has no end of its own: drawn is the first one, which fills the pipeline and is
@@ -20,19 +21,26 @@ from costmodels import Event, RankSeconds, RankUse, Schedule, simulate
 from hardware_profiles import Seconds
 from planner.plan.plan import Plan
 from planner.plan.prediction.stage_cost import StageCost
-from planner.plan.prediction.step import ChunkCost, rank_seconds
+from planner.plan.prediction.step import ChunkCost, ranks_seconds
 from planner.plan.schedule import orders_of
 
 Stream: TypeAlias = Literal["computation", "communication"]
 _PASSES = ("forward", "backward", "input_gradient", "weight_gradient")
 INSIDE, HIDDEN, RECEIVE = "communication", "hidden communication", "stage transfer"
 REDUCTION, GATHERING = "gradient reduction", "weight gathering"
-_WORDS = {"reduction": REDUCTION, "gather": GATHERING, "optimizer": "optimizer"}
+_WORDS = {
+    "reduction": REDUCTION,
+    "gather": GATHERING,
+    "optimizer": "optimizer",
+    "send_forward": RECEIVE,
+    "send_backward": RECEIVE,
+}
+_SENDS = ("send_forward", "send_backward")
 
 
 class Span(NamedTuple):
     """Something that a pipeline rank does; `micro_batch` is -1 where there is none. What a transfer brings was made on
-    rank `source`, by work that ended at `sent`; -1 and 0 for everything else."""
+    rank `source`, by work that had ended at `sent`; -1 and 0 for everything else."""
 
     start: Seconds
     end: Seconds
@@ -57,7 +65,7 @@ class StepTimeline:
 
 def timeline_of(plan: Plan, costs: Sequence[StageCost]) -> StepTimeline:
     """The step of a plan whose pipeline ranks cost that much."""
-    ranks = [rank_seconds(cost.chunks, cost.all_once) for cost in costs]
+    ranks = ranks_seconds([cost.chunks for cost in costs], [cost.all_once for cost in costs], plan.schedule)
     found = simulate(ranks, orders_of(plan), v_shaped=plan.schedule_kind.v_shaped)
     passes = _Passes([cost.chunks for cost in costs], ranks, plan.schedule_kind)
     done: dict[tuple[bool, int, int, int], Seconds] = {}  # work of passes, by direction, chunk, micro-batch, slice
@@ -100,7 +108,7 @@ class _Passes:
             one, sent = seconds.weight_gradient[event.slice], 0.0
         else:
             one, sent = seconds.backward[event.slice], cost.backward.transfers
-        received = min(one.blocking, sent * cost.interleave)
+        received = 0.0 if cost.receives_ahead else min(one.blocking, sent * cost.interleave)
         return _Pass(
             received=received, work=one.computation, hidden=one.overlapped, waits=max(0.0, one.blocking - received)
         )
@@ -111,7 +119,8 @@ def _spans(event: Event, passes: _Passes, done: dict[tuple[bool, int, int, int],
     rest = event.micro_batch, event.chunk, event.slice
     if event.kind in _WORDS and event.end > event.start:
         stream: Stream = "computation" if event.kind == "optimizer" else "communication"
-        yield Span(event.start, event.end, event.rank, stream, _WORDS[event.kind], *rest)
+        source, sent = (event.rank, event.start) if event.kind in _SENDS else (-1, 0.0)
+        yield Span(event.start, event.end, event.rank, stream, _WORDS[event.kind], *rest, source=source, sent=sent)
     if event.kind not in _PASSES:
         return
     one, begin = passes.of(event), event.start

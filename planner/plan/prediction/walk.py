@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from costmodels import counts_at_moments, fullest_moment
-from hardware_profiles import Cluster, Group, Hidden, Machine, Seconds, clusters_of_ranks, links_of_ranks
+from hardware_profiles import PYTORCH, Cluster, Group, Hidden, Machine, Seconds, clusters_of_ranks, links_of_ranks
 from planner.errors import RequestError
 from planner.faults import refuse
 from planner.graph.blocks import Blocks
@@ -168,6 +168,7 @@ class Walk:
                     interleave=interleave,
                     slices=plan.slices,
                     paired=self.in_pairs,
+                    receives_ahead=self.cluster.software.name == PYTORCH.name,
                 )
                 for stage in held
             ]

@@ -24,6 +24,7 @@ STEP = {
     "gathering under computation": "@bubble",
     "tensor parallelism under computation": "@bubble",
     "exchange of experts under computation": "@bubble",
+    "stage transfers under computation": "@bubble",
     "pipeline bubble": "@bubble",
     "launches ahead": "@bubble",
     "covered by other micro-batches": "@bubble",

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 from costmodels import SCHEDULES, least_step_time
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
-from planner.strategy_search.decomposition.lagrangian import Multipliers
 from planner.strategy_search.decomposition.setting import setting_of
 from planner.strategy_search.engine.outcome import Outcome
 from planner.strategy_search.request.space import Configuration
@@ -50,12 +49,10 @@ class Contender:
 
     def least_step(self, *, any_order: bool = False) -> float:
         """No step of what was found takes less; in `any_order` of turns none takes less than its ranks work."""
-        setting = setting_of(self.configuration, math.inf)
-        multipliers, parts, steps = Multipliers(self.pipeline_of_kinds.chain, setting.weight, columns=False), [], []
+        setting, parts, steps = setting_of(self.configuration, math.inf), [], []
         for rank, filling in enumerate(self.outcome.ranks):
             ends = [column.amounts for column in (filling.head, filling.tail) if column is not None]
             inner = [column.amounts for column in filling.inner]
-            crossing = float(multipliers.crossing_seconds(setting, rank)[self.outcome.state])
             amounts = [*ends, *inner * setting.chunks]
             alone = setting.chunks * min((a.under for a in inner), default=0.0)  # of a block with none before it
             if rank == 0 and any(piece.begins for piece in self.pipeline_of_kinds.chain.head):
@@ -64,7 +61,7 @@ class Contender:
                 0.0, sum(a.excess_backward for a in amounts)
             )
             waits = max(alone, excess)  # which counts that block, too
-            parts.append(sum(a.part for a in amounts) + waits + crossing)
+            parts.append(sum(a.part for a in amounts) + waits)  # transfers may be hidden
             steps.append(sum(a.step for a in amounts))
         if any_order or not SCHEDULES[self.configuration.schedule].in_rows:  # which another order may beat
             return max(setting.micro_batches * part + step for part, step in zip(parts, steps, strict=True))

@@ -17,6 +17,7 @@ from planner.plan.prediction.stage_cost import (
 from planner.plan.prediction.step import (
     AHEAD,
     BESIDE,
+    BETWEEN_STAGES,
     COVERED,
     GATHERED_AHEAD,
     PIPELINE_BUBBLE,
@@ -100,7 +101,7 @@ def test_launches_ahead_are_explained(plan: Any) -> None:
 
 def test_every_part_of_the_time_has_a_resource_and_a_colour() -> None:
     parts = {*TIME_PER_MICRO_BATCH, *TIME_PER_STEP, PIPELINE_BUBBLE, UNCOVERED, COVERED, AHEAD, UNDER_PRODUCTS}
-    parts |= {UNDER_EXCHANGE}
+    parts |= {UNDER_EXCHANGE, BETWEEN_STAGES}
     assert set(RESOURCE_OF) <= set(STEP)  # and a colour
     assert set(RESOURCE_OF) == parts | {OFFLOAD, ACTIVATIONS, FETCHED, RETURNED, BESIDE, GATHERED_AHEAD}
 

@@ -110,6 +110,21 @@ def test_the_published_bubble_of_zb_h1(stages: int, micro_batches: int, times: t
     assert max(use.live for use in plain.ranks) == stages
 
 
+@pytest.mark.parametrize("transfer", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (4, 16), (8, 9)])
+def test_eager_1f1b_waits_for_transfers_only_while_it_fills_and_drains(
+    stages: int, micro_batches: int, transfer: float
+) -> None:
+    """Zhuang et al., section 4; 1F1B waits for one in each of its rounds too, at half the memory."""
+    ranks = with_chunk(equal(stages, 1.0, 2.0), send_forward=transfer, send_backward=transfer)
+    step = simulate(ranks, schedule_orders("eager_1f1b", stages, micro_batches))
+    assert step.seconds == pytest.approx((micro_batches + stages - 1) * 3.0 + 2 * (stages - 1) * transfer)
+    held = [SCHEDULES["eager_1f1b"].in_flight(stage, stages, micro_batches, 1, 1)[0] for stage in range(stages)]
+    assert [use.live for use in step.ranks] == held
+    plain = simulate(ranks, schedule_orders("1f1b", stages, micro_batches))
+    assert (plain.seconds > step.seconds) == (transfer > 0)
+
+
 @pytest.mark.parametrize("schedule", ["zb_v", "dualpipe_v"])
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (2, 9), (4, 8), (4, 16), (8, 16)])
 def test_stages_in_a_v_leave_no_bubble_but_the_way_to_the_last_rank(

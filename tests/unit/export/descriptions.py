@@ -59,7 +59,7 @@ def descriptions(draw: st.DrawFn, model: str) -> Description:
         layers[0] -= 1
         layers[-1] += 1
     several = ("interleaved_1f1b", "seqpipe", "zb_v", "dualpipe_v")
-    single = ("1f1b", "gpipe", "zb_h1", "pipedream", "seqpipe")
+    single = ("1f1b", "eager_1f1b", "gpipe", "zb_h1", "pipedream", "seqpipe")
     schedule = "1f1b" if pipeline == 1 else draw(st.sampled_from(several if virtual > 1 else single))
     data, tensor, ring, heads = (draw(powers) for _ in range(4))
     zero = draw(st.sampled_from((0, 1, 2, 3))) if data * ring * heads > 1 else 0

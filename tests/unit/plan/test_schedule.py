@@ -12,7 +12,7 @@ from planner.plan.layout.deferred_weight_gradients import arrivals, deferred_wei
 from planner.plan.layout.stage_cut import cut_stage
 from planner.plan.plan import Plan
 from planner.plan.prediction.predict import predict, stage_costs
-from planner.plan.prediction.step import rank_seconds
+from planner.plan.prediction.step import ranks_seconds
 from planner.plan.schedule import in_flight_of, moments_of, most_deferred, orders_of
 from planner.plan.schedule_checks import check_schedule
 from tests.contract.test_priced_is_emitted import cluster_of
@@ -94,7 +94,8 @@ def test_the_step_is_that_of_the_schedule(schedule: str) -> None:
     plan = plan_of(schedule)
     bound = bind(plan, plans.traced("llama4"), plans.BATCH)
     cluster = cluster_of(plan)
-    ranks = [rank_seconds(cost.chunks, cost.all_once) for cost in stage_costs(bound, cluster)]
+    costs = stage_costs(bound, cluster)
+    ranks = ranks_seconds([cost.chunks for cost in costs], [cost.all_once for cost in costs], schedule)
     assert orders_of(plan) == schedule_orders(schedule, 4, 4)
     assert predict(bound, cluster).step_seconds == pytest.approx(simulate(ranks, orders_of(plan)).seconds)
 

@@ -13,7 +13,7 @@ from planner.plan.binding.bind import bind
 from planner.plan.plan import Plan, Prediction
 from planner.plan.prediction import operator_visit
 from planner.plan.prediction.predict import predict, stage_costs
-from planner.plan.prediction.step import AHEAD, UNCOVERED, ChunkCost, PassCost, rank_seconds, step_of
+from planner.plan.prediction.step import AHEAD, BETWEEN_STAGES, UNCOVERED, ChunkCost, PassCost, ranks_seconds, step_of
 from planner.pricing.message import message_seconds
 from planner.pricing.operator_price import inner_messages
 from tests.distributed import plans
@@ -106,11 +106,12 @@ def test_a_plan_takes_what_the_simulation_says(plan: Plan) -> None:
     for share in (0.0, 0.5, 1.0):
         cluster = cluster_of(plan, tensor=share, gathers=share, reductions=share)
         prediction = predict(bound, cluster)
-        ranks = [rank_seconds(cost.chunks, cost.once) for cost in stage_costs(bound, cluster)]
+        costs = stage_costs(bound, cluster)
+        ranks = ranks_seconds([cost.chunks for cost in costs], [cost.once for cost in costs], "1f1b")
         found = simulate(ranks, schedule_orders("1f1b", plan.pipeline, plan.training.micro_batches))
         assert prediction.step_seconds == pytest.approx(found.seconds)
         assert math.fsum(seconds for _, seconds in prediction.time) == pytest.approx(prediction.step_seconds)
-        assert all(seconds >= 0 for name, seconds in prediction.time if name != AHEAD)
+        assert all(seconds >= 0 for name, seconds in prediction.time if name not in (AHEAD, BETWEEN_STAGES))
         assert (UNCOVERED in dict(prediction.time)) == (share > 0)
 
 

@@ -11,7 +11,7 @@ from planner.plan.binding.bind import bind
 from planner.plan.plan import Plan
 from planner.plan.prediction.predict import predict, stage_costs
 from planner.plan.prediction.stage_cost import StageCost, tied_seconds, transfer_seconds
-from planner.plan.prediction.step import rank_seconds
+from planner.plan.prediction.step import ranks_seconds
 from tests.distributed import plans
 
 PARTS = 2
@@ -129,10 +129,15 @@ def test_the_step_is_that_of_the_interleaved_schedule() -> None:
     once = [stage.once_seconds for stage in prediction.stages]
     assert len(per_part) == 2
     assert prediction.objective_seconds == pytest.approx(float(step_time(per_part, once, PARTS, 2)))
-    ranks = [rank_seconds(cost.chunks, cost.once) for cost in costs_of(plan)]
+    costs = costs_of(plan)
+    ranks = ranks_seconds([cost.chunks for cost in costs], [cost.once for cost in costs], "interleaved_1f1b")
     found = simulate(ranks, schedule_orders("interleaved_1f1b", 2, PARTS, virtual=2))
     assert prediction.step_seconds == pytest.approx(found.seconds)
-    busy = [PARTS * (part - cost.ahead) + step for part, step, cost in zip(per_part, once, costs_of(plan), strict=True)]
+    came = [sum(one.transfers for chunk in cost.chunks for one in chunk.passes) for cost in costs]  # is not waited for
+    busy = [
+        PARTS * (part - cost.ahead - transfers) + step
+        for part, step, cost, transfers in zip(per_part, once, costs, came, strict=True)
+    ]
     assert dict(prediction.time)["pipeline bubble"] == pytest.approx(found.seconds - max(busy))
     assert math.fsum(value for _, value in prediction.time) == pytest.approx(prediction.step_seconds)
     assert prediction.peak_bytes == max(stage.peak_bytes for stage in prediction.stages)

@@ -40,7 +40,7 @@ def test_one_rank_has_no_schedule_to_choose() -> None:
         result_of("llama-4", pipeline=1, schedule="zb_h1")
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "zb_h1", "interleaved_1f1b"])
+@pytest.mark.parametrize("schedule", ["gpipe", "zb_h1", "interleaved_1f1b", "eager_1f1b"])
 def test_a_schedule_is_pinned(schedule: str) -> None:
     plan = result_of("llama-4", pipeline=2, schedule=schedule, micro_batches=4).plan
     assert (plan.schedule, plan.pipeline) == (schedule, 2)

@@ -1,0 +1,127 @@
+"""Receives that are posted ahead: the next message of every line is on its way while the rank computes.
+
+    turn        F1        B0        F2             values    posted F2 ........ taken at F2, F3 posted
+    posted      F2, B0    F2, B1    F3, B1         gradients posted B1 ........ taken at B1, B2 posted
+
+A line has the messages of one chunk from one rank in one direction, on a group of its own (`runtime.step.stage_links`),
+in the order in which both ends take their turns. So its receives are posted in that order, whatever the schedule is,
+and one turn of each line is posted ahead (double buffering): gloo moves bytes only to where a receive was posted, on
+threads of its own, and NCCL on a stream of the line. The first values are posted when the step begins, the first
+gradients when the chunk has sent its first values: none can come before. As many are posted as the turns of a step
+take, so that none is left behind it.
+
+Memory: what one turn of each chunk receives, values and gradients (`planner.plan.prediction.receive_buffers`).
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from runtime.step.stage_links import Chunk, Crossing
+from runtime.waiting import waiting_for
+
+
+class Coming(NamedTuple):
+    """A tensor whose receive has been posted."""
+
+    crossing: Crossing
+    value: torch.Tensor
+    work: dist.Work
+
+
+@dataclass(kw_only=True)
+class Line:
+    """What comes from `rank` on a group: the crossings of a micro-batch, `together` micro-batches a turn."""
+
+    crossings: Sequence[Crossing]
+    rank: int
+    group: dist.ProcessGroup
+    device: torch.device
+    together: int = 1
+    coming: deque[Coming] = field(default_factory=deque)
+    left: int = 0
+
+    def expect(self, turns: int, *, post: bool) -> None:
+        """So many turns will take what comes here, the first of which is posted now or later."""
+        self.left = turns
+        if post:
+            self.post()
+
+    def post(self) -> None:
+        """Post the receives of the next turn, unless they are, or no turn is left."""
+        if self.coming or not self.left:
+            return
+        self.left -= 1
+        for _ in range(self.together):
+            for crossing in self.crossings:
+                value = torch.empty(crossing.shape, dtype=crossing.dtype, device=self.device)
+                work = dist.irecv(value, self.rank, group=self.group)
+                assert work is not None, "this rank is a member of the group"
+                self.coming.append(Coming(crossing, value, work))
+
+    def take(self) -> Sequence[torch.Tensor]:
+        """What one turn receives: the crossings of one micro-batch after those of the other. The next turn's receives
+        are posted when all of it is there."""
+        self.post()  # where nobody has yet
+        found = [self._landed(self.coming.popleft()) for _ in range(len(self.coming))]
+        self.post()
+        return found
+
+    def _landed(self, coming: Coming) -> torch.Tensor:
+        waiting_for(recv, coming, coming.value)
+        return coming.value
+
+
+def recv(coming: Coming, value: torch.Tensor) -> None:
+    """Return when `value` is there; on an accelerator, when what the device does next waits for it."""
+    coming.work.wait()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """What a chunk receives: values from the stage before, gradients from the one behind; None where nothing crosses
+    to another rank."""
+
+    values: Line | None
+    gradients: Line | None
+
+
+def lines_of(chunk: Chunk, device: torch.device, together: int) -> Lines:
+    """The lines of a chunk, with nothing expected yet."""
+
+    def line(crossings: Sequence[Crossing], rank: int, group: dist.ProcessGroup | None) -> Line | None:
+        if group is None or not crossings:
+            return None
+        return Line(crossings=tuple(crossings), rank=rank, group=group, device=device, together=together)
+
+    before, after = chunk.before, chunk.after
+    back = [departure for departure in chunk.departures if departure.differentiable]
+    return Lines(
+        values=None if before is None else line(chunk.arrivals, before.rank, before.values),
+        gradients=None if after is None else line(back, after.rank, after.gradients),
+    )
+
+
+def connect(chunks: Sequence[Chunk], device: torch.device) -> None:
+    """Send one element along every line. Collective: every rank calls it, with its chunks.
+
+    NCCL makes the connection of two ranks when both have called, and blocks the host of the first until then; a receive
+    that is posted before its sender comes by would hold up the turns that the sender waits for. Each line is a chain
+    that does not close, so it goes through, line after line; ranks without a place in a line pass it by.
+    """
+    for chunk in chunks:
+        before, after = chunk.before, chunk.after
+        if before is not None and before.values is not None:
+            waiting_for(dist.recv, torch.zeros(1, device=device), before.rank, group=before.values)
+        if after is not None and after.values is not None:
+            waiting_for(dist.send, torch.zeros(1, device=device), after.rank, group=after.values)
+    for chunk in reversed(chunks):
+        before, after = chunk.before, chunk.after
+        if after is not None and after.gradients is not None:
+            waiting_for(dist.recv, torch.zeros(1, device=device), after.rank, group=after.gradients)
+        if before is not None and before.gradients is not None:
+            waiting_for(dist.send, torch.zeros(1, device=device), before.rank, group=before.gradients)
