@@ -9,6 +9,7 @@ from planner.cli.graph_folder import graph_folder
 from planner.cli.options import Options, flag
 from planner.cli.texts import say
 from planner.cli.values import (
+    batch_multiple_of,
     padding_of,
     parse_buckets,
     parse_chunks,
@@ -139,9 +140,10 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         noted=_noted if options.speaks else lambda _: None,
     )
     check_told(options.engine, job.model)
+    padding = -job.global_batch % (batch_multiple_of(options.pad or ()) or 1)
     return job.request(
         optimizer=options.optimizer or "adamw",
-        update=update,
+        update=replace(update, padding_samples=padding) if padding else update,
         placing=placing_of(options.place or ()),
         padding=padding_of(options.pad or ()),
         imbalance=EVEN if options.imbalance is None else options.imbalance,
@@ -160,6 +162,22 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         certify=options.certify,
         space=space,
     )
+
+
+def with_padded_batch(request: "SearchRequest", options: Options) -> "SearchRequest":
+    """A request whose global batch is padded where --data does not divide it, unless --pad says of what it becomes a
+    multiple: by the fewest samples that every micro-batch has a sample of the batch beside."""
+    data, parts, batch = options.data or 1, options.micro_batches or 1, request.global_batch
+    added = -batch % (data * (options.micro_batch or 1) * parts)
+    given = options.engine is not None or batch_multiple_of(options.pad or ()) is not None
+    if given or batch % data == 0 or added * parts >= batch + added:
+        return request
+    if options.speaks:
+        _noted(
+            f"--data {data} does not divide the global batch {batch}, which gets {added} samples of weight zero;"
+            " --pad batch=1 refuses it"
+        )
+    return replace(request, update=replace(request.update, padding_samples=added))
 
 
 def simplicity_of(options: Options) -> float:

@@ -129,7 +129,7 @@ def placing_of(texts: Sequence[str]) -> "Placing":
     return _PLACING[words[0]] if words else "given" if texts else "fit"
 
 
-_AUTO = "auto"
+_AUTO, _BATCH = "auto", "batch"
 
 
 def padding_of(texts: Sequence[str]) -> "Padding":
@@ -137,8 +137,23 @@ def padding_of(texts: Sequence[str]) -> "Padding":
     return "auto" if _AUTO in texts else "given"
 
 
+def batch_multiple_of(texts: Sequence[str]) -> int | None:
+    """The number of which the global batch becomes a multiple: that of batch=N; None where nobody says it."""
+    found = [number for pattern, number in _pads(texts) if pattern == _BATCH]
+    if len(found) > 1:
+        raise RequestError(f"--pad {' --pad '.join(f'{_BATCH}={n}' for n in found)}: give one of them")
+    if found and found[0] < 1:
+        raise RequestError(f"--pad {_BATCH}={found[0]}: a global batch is no multiple of it; give 1 or more")
+    return found[0] if found else None
+
+
 def parse_pads(texts: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    """Weights and the multiple to which their rows are padded, each PATTERN=N; the word of `padding_of` is left out."""
+    """Weights and the multiple to which their rows are padded, each PATTERN=N; the word of `padding_of` and the global
+    batch are left out."""
+    return tuple(pad for pad in _pads(texts) if pad[0] != _BATCH)
+
+
+def _pads(texts: Sequence[str]) -> tuple[tuple[str, int], ...]:
     found = []
     for text in texts:
         if text == _AUTO:

@@ -34,6 +34,11 @@ def refuse_other_training(description: Description, engine: str, optimizers: tup
             f"{engine} is not told which weights are padded, the plan pads"
             f" {', '.join(name for name, _ in update.padded)}; plan again without --pad"
         )
+    if update.padding_samples:
+        raise ExportError(
+            f"{engine} has no samples of weight zero, the plan adds {update.padding_samples} to the global batch"
+            f" {description.global_batch - update.padding_samples}; plan again without --pad batch=N"
+        )
     if update.served:
         raise ExportError(f"{engine} has no parameter servers for dense weights; plan again with --zero-by slices")
     if update.owned:

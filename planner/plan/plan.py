@@ -95,9 +95,19 @@ class Training:
         return self.micro_batches // self.interleave
 
     @property
+    def padded_batch(self) -> int:
+        """The samples of the global batch, and those of weight zero behind them."""
+        return self.global_batch + self.update.padding_samples
+
+    @property
     def part(self) -> int:
         """Samples of one micro-batch over all devices of a stage: the batch of the graph that the plan is for."""
-        return self.global_batch // self.micro_batches
+        return self.padded_batch // self.micro_batches
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """How many samples of the global batch are in each micro-batch."""
+        return tuple(min(self.part, self.global_batch - first * self.part) for first in range(self.micro_batches))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

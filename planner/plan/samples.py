@@ -11,7 +11,7 @@ from planner.sharding.layout import shard
 def samples_fault(plan: Plan) -> Fault | None:
     """Why they cannot, with the nearest numbers that they can; None where samples come out even."""
     training, devices = plan.training, _sharing(plan)
-    batch, parts, each = training.global_batch, training.micro_batches, training.part
+    batch, parts, each = training.padded_batch, training.micro_batches, training.part
     if each % devices == 0:
         return None
     legal = [count for count in divisors(batch) if batch // count % devices == 0]
@@ -25,16 +25,29 @@ def samples_fault(plan: Plan) -> Fault | None:
     )
 
 
-def parts_fault(micro_batches: int, global_batch: int) -> Fault | None:
-    """Why a global batch has no such number of equal micro-batches, with the nearest that it has; None where it has."""
-    if global_batch % micro_batches == 0:
+def parts_fault(micro_batches: int, global_batch: int, padding: int = 0) -> Fault | None:
+    """Why a global batch, with samples of weight zero behind it, has no such number of equal micro-batches, each of
+    which has a sample of the batch, with the nearest that it has; None where it has."""
+    whole = global_batch + padding
+    what = f"the global batch {global_batch}" + (f" with {padding} of padding_samples" if padding else "")
+    numbers = ("micro_batches", "global_batch")
+    if whole % micro_batches:
+        return Fault(
+            option="micro_batches",
+            value=f"{micro_batches}",
+            reason=f"does not divide {what}",
+            hint=nearest_words(micro_batches, divisors(whole)),
+            numbers=numbers,
+        )
+    part = whole // micro_batches
+    if padding < part:
         return None
     return Fault(
         option="micro_batches",
         value=f"{micro_batches}",
-        reason=f"does not divide the global batch {global_batch}",
-        hint=nearest_words(micro_batches, divisors(global_batch)),
-        numbers=("micro_batches", "global_batch"),
+        reason=f"of {what} have {part} sample{'s' * (part > 1)} each, and the last has none of the batch",
+        hint="take fewer, or less padding",
+        numbers=numbers,
     )
 
 

@@ -28,6 +28,7 @@ class Turns:
     clip_norm: float | None
     placed: bool
     owned: bool = False
+    padded: bool = False
 
     @property
     def kind(self) -> Schedule | None:
@@ -162,6 +163,13 @@ def _rounds_fault(turns: Turns) -> Fault | None:
             f" {turns.schedule} lets none wait",
             hint="leave clip_norm out, or take 1f1b",
         )
+    if turns.kind and not turns.kind.flushes and turns.padded:
+        return Fault(
+            option="schedule",
+            value=f"{turns.schedule}",
+            reason="updates weights after every micro-batch, and the last of a padded batch has fewer samples",
+            hint="take 1f1b, or a global batch that divides",
+        )
     ranks, parts = turns.pipeline, turns.micro_batches
     clash = None if ranks is None or parts is None else _round_words(turns, ranks, parts)
     return None if clash is None else Fault(option="micro_batches", value=f"{parts}", reason=clash[0], hint=clash[1])
@@ -250,10 +258,11 @@ def check_schedule(plan: Plan) -> None:
         slices=plan.slices,
         interleave=training.interleave,
         micro_batches=training.micro_batches,
-        global_batch=training.global_batch,
+        global_batch=training.padded_batch,
         clip_norm=training.update.clip_norm,
         placed=bool(training.update.placed),
         owned=training.update.owned,
+        padded=training.update.padding_samples > 0,
     )
     refuse_plan(schedule_fault(turns))
     refuse_plan(sliced_fp8_fault(training.fp8, plan.slices))

@@ -65,6 +65,7 @@ class TrainingSection(_Strict):
     local_parameters: list[str] = []
     placed: dict[str, str] = {}
     padded: dict[str, Count] = {}
+    padding_samples: Index = 0
     imbalance: float = EVEN
     tokens_once: bool = False
     fp8: str = ""
@@ -190,7 +191,8 @@ def check_words(file: PlanFile) -> None:
     ):
         if word not in known:
             raise PlanFileError(f"{place}: '{word}' is not one of {', '.join(known)}")
-    refuse_plan(parts_fault(file.training.micro_batches, file.training.global_batch))
+    training = file.training
+    refuse_plan(parts_fault(training.micro_batches, training.global_batch, training.padding_samples))
     if len({axis.name for axis in file.mesh}) != len(file.mesh):
         raise PlanFileError(f"mesh: the axes need different names, not {', '.join(axis.name for axis in file.mesh)}")
     size = 1

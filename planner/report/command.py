@@ -26,6 +26,8 @@ def command_of(plan: Plan) -> str:
     words += [] if plan.mesh.alltoall else ["--no-alltoall"]
     words += [word for pattern, place in training.update.placed for word in ("--place", f"{pattern}={place}")]
     words += [word for pattern, number in training.update.padded for word in ("--pad", f"{pattern}={number}")]
+    if training.update.padding_samples:
+        words += ["--pad", f"batch={training.padded_batch}"]
     words += ["--zero-by", training.update.zero_by] if training.update.owned else []
     clip = training.update.clip_norm
     words += ["--clip-norm", f"{clip:g}"] if clip is not None else []

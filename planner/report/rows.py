@@ -28,7 +28,9 @@ def job_text(plan: Plan) -> tuple[str, str]:
     job = f"{model.reference} ({parameters}) on {plan.cluster.devices} x {plan.cluster.machine}"
     precision = training.precision + _products(training.fp8)
     trains = training.optimizer if plan.schedule_kind.trains else "forward only"
-    step = f"global batch {training.global_batch}{length}; {precision}, {trains}"
+    added = training.update.padding_samples
+    batch = f"{training.global_batch}" + (f" padded to {training.padded_batch}" if added else "")
+    step = f"global batch {batch}{length}; {precision}, {trains}"
     return job, step + gradient_words(applied_update(plan))
 
 

@@ -70,6 +70,26 @@ def rescale_weights(graph: OperatorGraph, rows: Mapping[str, Growth]) -> Operato
     return _rescaled(graph, growths, "rows of weights")
 
 
+def batch_growths(graph: OperatorGraph, batch: int) -> Mapping[str, tuple[Growth, ...]]:
+    """How the dims of all values would grow with the leading dim `batch` of the inputs, were that twice as long. Raises
+    RequestError, naming the operator, where the batch cannot be changed."""
+    try:
+        return _Growths(graph, 0, batch, Growth(scale=Fraction(2))).settled()
+    except _RefusalError as refusal:
+        raise RequestError(f"the batch cannot be changed: {refusal}") from refusal
+
+
+def grown_factors(rule: Rule, op: Operator, growths: Mapping[str, tuple[Growth, ...]]) -> Mapping[int, Growth]:
+    """The loops of an operator that grow with its operands."""
+    return {
+        factor: growth
+        for name, dims in zip(op.operands, rule.operands, strict=True)
+        for dim, indexed in zip(growths[name], dims, strict=True)
+        for factor, growth in _of_factors(rule, op, indexed, dim)
+        if growth != _STILL
+    }
+
+
 def _rescaled(graph: OperatorGraph, rescaling: "_Growths", what: str) -> OperatorGraph:
     try:
         growths = rescaling.settled()

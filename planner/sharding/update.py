@@ -74,6 +74,8 @@ class Update:
             `planner.graph.placed`). Their rows are updated where they are, those that a step has touched.
         padded: patterns of weights, and the number of which their rows become a multiple, with zeros that change
             nothing (see `planner.sharding.padding`).
+        padding_samples: samples of weight zero behind those of the global batch, so that devices divide it (see
+            `planner.sharding.padded_batch`).
     """
 
     gradients: str = "mean"
@@ -87,6 +89,7 @@ class Update:
     local_parameters: tuple[str, ...] = ()
     placed: Placed = ()
     padded: tuple[tuple[str, int], ...] = ()
+    padding_samples: int = 0
 
     @property
     def bucketed(self) -> bool:
@@ -174,6 +177,13 @@ def update_fault(update: Update) -> Fault | None:
     for pattern, multiple in update.padded:
         if multiple < 1:
             return Fault(option="pad", value=f"{pattern}={multiple}", reason="is no multiple of which rows could be")
+    if update.padding_samples and update.gradients == "sum":
+        return Fault(
+            option="gradients",
+            value="'sum'",
+            reason="adds up gradients of micro-batches, of which a padded batch has some with fewer samples",
+            hint="take mean, or a global batch that divides",
+        )
     if update.placed and update.clip_norm is not None:
         return Fault(
             option="place",

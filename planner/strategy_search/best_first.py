@@ -541,7 +541,7 @@ class BestFirst:
 def _samples(request: SearchRequest, configuration: Configuration) -> float:
     """Samples of a micro-batch on every device of a rank."""
     devices = request.cluster.devices / configuration.pipeline
-    return request.global_batch / configuration.micro_batches / devices
+    return request.padded_batch / configuration.micro_batches / devices
 
 
 def _order(configuration: Configuration) -> tuple[object, ...]:

@@ -102,10 +102,11 @@ def _others(request: SearchRequest) -> Iterator[SearchRequest]:
     assert isinstance(cluster, Cluster)
     batch = better_batch(request.global_batch, cluster.devices)
     if batch is not None:
-        yield replace(asked, global_batch=batch)
+        yield replace(asked, global_batch=batch, update=replace(asked.update, padding_samples=0))
     other = better_devices(request.graph, cluster)
     if other is not None:
-        yield replace(asked, cluster=other, global_batch=_as_many_each(request, other.devices))
+        even = replace(asked.update, padding_samples=0)
+        yield replace(asked, cluster=other, global_batch=_as_many_each(request, other.devices), update=even)
 
 
 def _as_many_each(request: SearchRequest, devices: int) -> int:

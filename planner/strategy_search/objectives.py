@@ -84,7 +84,7 @@ def settled(request: SearchRequest, result: SearchResult) -> SearchRequest:
     if update.zero_by == AUTO_ZERO_BY:
         update = replace(update, zero_by=plan.zero_by)
     if request.padding == "auto":
-        update = replace(update, padded=plan.padded)
+        update = replace(update, padded=plan.padded, padding_samples=plan.padding_samples)
     return replace(given, placing="given", padding="given", update=replace(update, placed=plan.placed))
 
 

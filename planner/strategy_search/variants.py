@@ -1,7 +1,7 @@
 """Choices that are tried one after the other, each by a search of its own, where they are left to the search by `auto`.
 
     zero_by = auto      slices | whole parameters                       the better by the objective of the request
-    padding = auto      nothing padded | what 2, 4, 8 .. do not divide
+    padding = auto      nothing padded | what 2, 4, 8 .. do not divide, of weights and of the global batch
 
 What is proved is about the choices that were taken. Parameters on servers are taken where they are asked for.
 
@@ -13,6 +13,7 @@ an operator looks at all of its rows, or something that depends on them cannot g
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 
 from hardware_profiles import PYTORCH
 from planner.errors import InfeasibleError, PlannerError, RequestError
@@ -60,8 +61,8 @@ def variants_of(request: SearchRequest) -> Iterator[SearchRequest]:
         shared = request.pinned.zero in (None, 1) and not request.pinned.forward_only
         owners = (SLICES, PARAMETERS) if mine and shared else (SLICES,)
     for zero_by in owners:
-        for padded in _paddings(request):
-            changed = replace(update, zero_by=zero_by, padded=padded)
+        for padded, samples in product(_paddings(request), _batches(request)):
+            changed = replace(update, zero_by=zero_by, padded=padded, padding_samples=samples)
             yield request if changed == update else replace(request, update=changed, padding="given")
 
 
@@ -73,6 +74,16 @@ def _paddings(request: SearchRequest) -> list[Padded]:
     degrees = [tensor] if tensor else [d for d in divisors(request.cluster.devices) if d <= _MOST]
     found = (padding_for(request.graph, degree, given) for degree in degrees if degree > 1)
     return list(dict.fromkeys((given, *found)))
+
+
+def _batches(request: SearchRequest) -> list[int]:
+    """Samples that may be added to the global batch, so that the devices that share it divide it, and micro-batches."""
+    pinned, batch, given = request.pinned, request.global_batch, request.update.padding_samples
+    if request.padding != "auto" or request.space is not None or given:
+        return [given]
+    each = pinned.micro_batch or pinned.micro_batches or 1
+    degrees = [pinned.data] if pinned.data else divisors(request.cluster.devices)
+    return list(dict.fromkeys([0, *(-batch % (degree * each) for degree in degrees)]))
 
 
 def padding_for(graph: OperatorGraph, pieces: int, given: Padded = ()) -> Padded:

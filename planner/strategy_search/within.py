@@ -110,6 +110,7 @@ def _check(space: EngineSpace, request: SearchRequest) -> None:
         "local_parameters",
         "placed",
         "padded",
+        "padding_samples",
     ):
         if getattr(asked, name) != getattr(DEFAULT, name):
             raise RequestError(f"{where}: {name} is what {space.title} makes of it; leave it out")

@@ -150,7 +150,8 @@ def audit(
 def _few(plan: Plan) -> Plan:
     """The plan with as many micro-batches as tell."""
     training, count = plan.training, telling_micro_batches(plan)
-    return replace(plan, training=replace(training, micro_batches=count, global_batch=training.part * count))
+    samples = training.part * count - training.update.padding_samples
+    return replace(plan, training=replace(training, micro_batches=count, global_batch=samples))
 
 
 def _written(step: RankStep, inputs: Inputs) -> Ledger:

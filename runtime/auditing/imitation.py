@@ -20,6 +20,7 @@ from planner.errors import RequestError
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.binding.bind import bind
 from planner.plan.plan import Plan
+from planner.sharding.padded_batch import SAMPLE_WEIGHTS
 from runtime.comm.device_mesh import rank_mesh
 from runtime.offload.storage import Outside
 from runtime.optimizers.optimizers import OptimizerSettings
@@ -60,7 +61,7 @@ def imitated_inputs(step: RankStep, traced: OperatorGraph, batch: int) -> Inputs
     batched = traced.batched_inputs(batch)
     given = {
         name: _like(replace(tensor, shape=(samples, *tensor.shape[1:])) if name in batched else tensor)
-        for name, tensor in ((name, graph.types[name]) for name in graph.inputs)
+        for name, tensor in ((name, graph.types[name]) for name in graph.inputs if name != SAMPLE_WEIGHTS)
     }
     return InputPieces(bound=step.bound, place=step.place, batched=batched, reads=step.reads).of_whole(given)
 

@@ -194,13 +194,15 @@ class BatchLoader:
             yield from (LocalBatch(parts=({},) * (parts * self.plan.slices)) for _ in self._batches(start))
             return
         size = self.plan.training.part
-        order = [[b[part * size + at] for at in samples] for b in self._batches(start) for part in range(parts)]
+        padding = self.plan.training.update.padding_samples
+        batches = ([*batch, *[batch[-1]] * padding] for batch in self._batches(start))
+        order = [[b[part * size + at] for at in samples] for b in batches for part in range(parts)]
         read = iter(self._torch_loader(self._seeded(), batch_sampler=order))
         for _ in range(len(order) // parts):
             pieces = []
-            for _ in range(parts):
+            for part in range(parts):
                 batch = next(read)
-                pieces.extend(own.pieces.of_samples(own.step.matcher.inputs((batch,), {})))
+                pieces.extend(own.pieces.of_samples(own.step.matcher.inputs((batch,), {}), part))
             yield LocalBatch(parts=tuple(pieces))
 
     def _left(self, start: int) -> int:

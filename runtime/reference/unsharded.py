@@ -1,8 +1,8 @@
 """The plain model on one device, trained the way a plan is: what a distributed run is compared with.
 
 Same micro-batches, same optimizer, same masters, same elements dropped, gradients of the same dtype, summed or averaged
-and clipped alike, but no graph, no layouts and no communication: the module itself is called. It needs the memory of
-the whole model.
+and clipped alike, but no graph, no layouts and no communication: the module itself is called. Where the plan pads the
+batch, the last micro-batch has fewer samples, and counts as much less. It needs the memory of the whole model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -56,8 +56,10 @@ class UnshardedStep:
         self._recipes = recipes or {}
         self._seed = seed
         self._steps = 0
-        self._parts = training.micro_batches
-        self._scale = training.update.seed(training.micro_batches, pieces)
+        self._parts = training.parts
+        self._samples = training.global_batch
+        mean = training.update.gradients == "mean"
+        self._seeds = [part / self._samples if mean else float(pieces) for part in self._parts]
         self._batched = batched
         trained = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
         self._names, self._weights = list(trained), list(trained.values())
@@ -111,7 +113,7 @@ class UnshardedStep:
         return {name: tensor.detach().clone() for name, tensor in found.items()}
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], update: bool = True) -> float:
-        """The mean loss of the micro-batches, before the update; without `update` nothing changes."""
+        """The mean loss of the samples, before the update; without `update` nothing changes."""
         buffers = {} if update else {name: buffer.clone() for name, buffer in self._module.named_buffers()}
         total = self._pass(args, kwargs)
         if update:
@@ -148,15 +150,15 @@ class UnshardedStep:
     ) -> float:
         """Forward and backward of all micro-batches; returns their mean loss."""
         total = 0.0
-        for part in range(self._parts):
+        for part, samples in enumerate(self._parts):
             part_args, part_kwargs = self._part((args, dict(kwargs)), part)
             draw = Draw(seed=self._seed, step=self._steps, micro_batch=part)
-            chosen = SameChoices([None if one is None else one.chunk(self._parts)[part] for one in choices])
+            chosen = SameChoices([None if one is None else self._rows(one, part) for one in choices])
             with SameDropout(self._dropping, draw), SameFp8(self._module, self._recipes), chosen:
                 loss = loss_in(self._module(*part_args, **part_kwargs))
-            torch.autograd.backward(loss, torch.full_like(loss, self._scale))
+            torch.autograd.backward(loss, torch.full_like(loss, self._seeds[part]))
             self._accumulate()
-            total += float(loss.detach()) / self._parts
+            total += float(loss.detach()) * samples / self._samples
         return total
 
     @torch.no_grad()
@@ -165,10 +167,10 @@ class UnshardedStep:
         trained = [module for module in self._module.modules() if module.training]
         self._module.eval()
         total = 0.0
-        for part in range(self._parts):
+        for part, samples in enumerate(self._parts):
             part_args, part_kwargs = self._part((args, dict(kwargs)), part)
             with SameFp8(self._module, self._recipes):
-                total += float(loss_in(self._module(*part_args, **part_kwargs))) / self._parts
+                total += float(loss_in(self._module(*part_args, **part_kwargs))) * samples / self._samples
         for module in trained:
             module.training = True
         return total
@@ -184,8 +186,13 @@ class UnshardedStep:
         places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         for number, place in enumerate(places):
             if number in self._batched:
-                leaves[place] = leaves[place].chunk(self._parts)[part]
+                leaves[place] = self._rows(leaves[place], part)
         return pytree.tree_unflatten(leaves, spec)
+
+    def _rows(self, whole: torch.Tensor, part: int) -> torch.Tensor:
+        """Those of a micro-batch, of a tensor whose leading dim has the samples of the batch, several rows of each."""
+        each = whole.shape[0] // self._samples
+        return whole.narrow(0, each * sum(self._parts[:part]), each * self._parts[part])
 
     def _accumulate(self) -> None:
         for index, weight in enumerate(self._weights):

@@ -171,4 +171,9 @@ class ForwardPass:
                 joined.append(torch.cat(rows, dim=1).flatten(0, 1))
             else:
                 joined.append(torch.cat(pieces, dim=cut))
-        return torch.stack(joined) if not part else torch.cat(joined)
+        return torch.stack(joined) if not part else self._of_batch(torch.cat(joined))
+
+    def _of_batch(self, value: torch.Tensor) -> torch.Tensor:
+        """A value of all micro-batches without the samples that a plan adds to the batch."""
+        training = self.bound.plan.training
+        return value[: value.shape[0] // training.padded_batch * training.global_batch]

@@ -3,7 +3,8 @@
     global batch    m0: s0 s1 s2 s3 | m1: s4 s5 s6 s7          two micro-batches of four samples
     this rank       m0:       s2 s3 | m1:       s6 s7          its inputs are cut in two along the samples
 
-A rank of a pipeline stage in which no operator reads an input has no samples of its own.
+A rank of a pipeline stage in which no operator reads an input has no samples of its own. Behind the samples of a padded
+batch come copies of the last one, and the weights of all samples are one more input (`planner.sharding.padded_batch`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ import torch
 from planner.errors import RequestError
 from planner.plan.binding.bind import BoundPlan
 from planner.sharding.layout import REPLICATE, Layout, replicated
+from planner.sharding.padded_batch import SAMPLE_WEIGHTS, sample_weights
 from planner.sharding.redistribute import Step, redistribution
 from runtime.comm.device_mesh import RankMesh
 from runtime.comm.redistribute import apply_steps, local_piece
@@ -46,7 +48,7 @@ class InputPieces:
         """The pieces of a whole global batch. Raises RequestError for tensors of other shapes or dtypes."""
         for name, tensor in given.items():
             self._check(name, tensor)
-        samples = self.bound.plan.training.part
+        given, samples = self._padded(given), self.bound.plan.training.part
 
         def inputs(unit: int) -> dict[str, torch.Tensor]:
             part, number = divmod(unit, self.bound.plan.slices)
@@ -54,7 +56,7 @@ class InputPieces:
             with torch.no_grad():
                 for name, steps in self._steps.items():
                     tensor = given[name].detach()
-                    whole = tensor.narrow(0, part * samples, samples) if name in self.batched else tensor
+                    whole = tensor.narrow(0, part * samples, samples) if name in self._batched else tensor
                     piece = apply_steps(self._slice(name, whole, number), steps, self.place)
                     found[name] = piece.to(self.place.device)
             return found
@@ -65,6 +67,28 @@ class InputPieces:
         """The pieces of a batch that was read for this rank."""
         device = self.place.device
         return lambda part: {name: tensor.to(device, non_blocking=True) for name, tensor in batch.parts[part].items()}
+
+    @cached_property
+    def _batched(self) -> frozenset[str]:
+        """The same with the weights of samples, which no model is given."""
+        return self.batched | ({SAMPLE_WEIGHTS} & set(self.bound.graph.inputs))
+
+    @cached_property
+    def _weights(self) -> torch.Tensor:
+        """Those of a padded batch."""
+        training = self.bound.plan.training
+        return torch.tensor(sample_weights(training.global_batch, training.update.padding_samples))
+
+    def _padded(self, given: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """A whole batch with what is behind its samples, and the weights of all."""
+        padding = self.bound.plan.training.update.padding_samples
+        if not padding:
+            return given
+        found = {name: tensor.detach() for name, tensor in given.items()}
+        for name in self.batched & found.keys():
+            last = found[name][-1:]
+            found[name] = torch.cat([found[name], last.expand(padding, *last.shape[1:])])
+        return {**found, SAMPLE_WEIGHTS: self._weights}
 
     @cached_property
     def _steps(self) -> Mapping[str, Sequence[Step]]:
@@ -79,18 +103,21 @@ class InputPieces:
     @cached_property
     def own(self) -> tuple[int, ...]:
         """Numbers of the samples of a micro-batch that this rank reads, in ascending order."""
-        return tuple(sorted({sample for name in self.reads & self.batched for sample in self._samples(name)}))
+        return tuple(sorted({sample for name in self.reads & self._batched for sample in self._samples(name)}))
 
-    def of_samples(self, given: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-        """The pieces of the slices of one micro-batch from tensors with the samples `own` of it alone. Raises
+    def of_samples(self, given: Mapping[str, torch.Tensor], part: int) -> list[dict[str, torch.Tensor]]:
+        """The pieces of the slices of the micro-batch `part` from tensors with the samples `own` of it alone. Raises
         RequestError for tensors of other shapes or dtypes."""
+        if SAMPLE_WEIGHTS in self.reads:
+            first = part * self.bound.plan.training.part
+            given = {**given, SAMPLE_WEIGHTS: self._weights[[first + sample for sample in self.own]]}
         return [self._of_slice(given, number) for number in range(self.bound.plan.slices)]
 
     def _of_slice(self, given: Mapping[str, torch.Tensor], number: int) -> dict[str, torch.Tensor]:
         found = {}
         for name in self.reads:
             tensor, layout = given[name], self.bound.inputs[name]
-            if name in self.batched:
+            if name in self._batched:
                 self._check_own(name, tensor)
                 held = [self.own.index(sample) for sample in self._samples(name)]
                 tensor = tensor if len(held) == len(self.own) else tensor[held]

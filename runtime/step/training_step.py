@@ -29,6 +29,7 @@ from planner.plan.binding.bind import bind
 from planner.plan.file import load_plan
 from planner.plan.plan import Plan
 from planner.sharding.discover import prove, with_rules
+from planner.sharding.padded_batch import SAMPLE_WEIGHTS
 from runtime.comm.device_mesh import Communicators, RankMesh, current_device, join_processes, local_rank, rank_mesh
 from runtime.comm.groups import Groups, set_last
 from runtime.executor.lowering.compiled import check_compiler
@@ -189,7 +190,7 @@ class TrainingStep:
         """
         if self._module is None:
             return
-        names = tuple(name for name, _ in self.plan.inputs)
+        names = tuple(name for name, _ in self.plan.inputs if name != SAMPLE_WEIGHTS)
         given = arguments_of(self._forward, args, kwargs, names)
         batch = self.plan.model.batch
         if batch is None:  # a file that does not say it: the example must be the one of planning

@@ -248,7 +248,12 @@ ROWS = (
         plan("audit heads.json", "rows equal"),
         run("run heads.json --steps 1", AGREES),
         plan("--model llama-tiny --hardware cpu --devices 4 --data 4 --global-batch 97 -o uneven.json", "data 4"),
-        test("distributed/test_padding.py::test_padded_weights_train_as_the_unsharded_model")),
+        plan("--model llama-tiny --hardware cpu --devices 4 --data 4 --global-batch 97 --seq-len 32 --pad batch=4"
+             " -o batch.json", "global batch 97 padded to 100"),
+        plan("audit batch.json", "rows equal"),
+        run("run batch.json --steps 1", AGREES),
+        test("distributed/test_padding.py::test_padded_weights_train_as_the_unsharded_model"),
+        test("distributed/test_padding.py::test_a_padded_batch_trains_as_the_unsharded_model_on_its_samples")),
     row(52, "the optimizer shared out by whole parameters, with broadcasts",
         plan(f"{TINY} --data 4 --zero 1 --zero-by parameters -o owned.json", "broadcast"),
         plan("audit owned.json", "broadcast", "rows equal"),

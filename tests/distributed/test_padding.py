@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -36,6 +37,38 @@ def test_padded_weights_train_as_the_unsharded_model(tmp_path: Path) -> None:
     assert tensors["lm_head.weight"]["shape"] == [1001, 192]
     assert tensors["optimizer/exp_avg/model.layers.0.mlp.down_proj.weight"]["shape"] == [192, 510]
     assert tensors["model.layers.0.self_attn.o_proj.weight"]["shape"] == [192, 192]
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_padded_batch_trains_as_the_unsharded_model_on_its_samples(tmp_path: Path) -> None:
+    """13 samples on four devices in two micro-batches of 8 and 5, from a file of tokens of which every rank reads its
+    own; then on two stages of two devices, from the same checkpoint."""
+    small = ("--model", "llama-tiny", "--set", "num_layers=2", "--set", "hidden_size=64", "--set", "vocab_size=256")
+    job = (
+        *small,
+        "--hardware",
+        "cpu",
+        "--devices",
+        "4",
+        "--seq-len",
+        "32",
+        "--global-batch",
+        "13",
+        "--clip-norm",
+        "0.5",
+    )
+    np.save(tmp_path / "tokens.npy", np.random.default_rng(0).integers(0, 256, 80 * 33).astype(np.uint16))
+    for name, options in (
+        ("first.json", ("--data", "4", "--micro-batches", "2", "--pad", "batch=8")),
+        ("then.json", ("--data", "2", "--pipeline", "2", "--micro-batches", "3", "--pad", "batch=6", "--zero", "1")),
+    ):
+        call(tmp_path, *job, *options, "-o", name)
+    first = called(tmp_path, "run", "first.json", "--steps", "2", "--dataset", "tokens.npy", "--save", "saved")
+    then = called(tmp_path, "run", "then.json", "--steps", "4", "--dataset", "tokens.npy", "--resume", "saved")
+    assert (first["agrees"], then["agrees"]) == (True, True)
+    audited = json.loads(call(tmp_path, "audit", "first.json", "--json"))
+    assert audited["agrees"]
 
 
 def call(folder: Path, *words: str) -> str:

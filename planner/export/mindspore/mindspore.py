@@ -39,6 +39,8 @@ def write(bound: BoundPlan) -> Mapping[str, str]:
     has no word for."""
     if bound.plan.training.update.padded:
         raise ExportError("a strategy file is about weights as the model has them; plan again without --pad")
+    if bound.plan.training.update.padding_samples:
+        raise ExportError("a strategy file has no samples of weight zero; plan again without --pad batch=N")
     if bound.plan.training.update.owned:
         raise ExportError(
             "a strategy file does not say that optimizer states are shared out by whole parameters, nor that they are"

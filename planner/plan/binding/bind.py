@@ -45,6 +45,7 @@ from planner.plan.schedule_checks import check_schedule
 from planner.sharding.discover import with_rules
 from planner.sharding.layout import Layout
 from planner.sharding.mesh import Mesh
+from planner.sharding.padded_batch import weighted_of, with_sample_weights
 from planner.sharding.padding import Padded, with_padding
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.rule import OperatorLayouts, Rule, Strategy, check_strategy, derive_layouts, named_strategy
@@ -116,15 +117,18 @@ def prepare(
     *,
     trains: bool = True,
     once: bool = False,
+    weighted: int = 0,
 ) -> tuple[OperatorGraph, Blocks]:
     """The graph that plans speak about: shared values have an identity, repeated blocks are known, routers give the
     fullest device `imbalance` times the average, tables that are `placed` elsewhere are no parameters, linear layers
-    are in `fp8`, and weights are `padded`; tokens are sent `once` to each part of an axis. Of a plan that never
-    `trains` it is that of the model as it is evaluated, with no gradient anywhere. Raises RequestError for what cannot
-    be placed or padded so, or be in fp8."""
-    key = ("prepared", imbalance, placed, fp8, padded, trains, once)
+    are in `fp8`, and weights are `padded`; tokens are sent `once` to each part of an axis. Where the global batch has
+    samples of weight zero, `weighted` is how many samples the example has, else 0. Of a plan that never `trains` it is
+    that of the model as it is evaluated, with no gradient anywhere. Raises RequestError for what cannot be placed or
+    padded so, or be in fp8."""
+    key = ("prepared", imbalance, placed, fp8, padded, trains, once, weighted)
     if key not in traced.derived:
-        traced.derived[key] = _prepared(traced, imbalance, placed, fp8, padded, trains=trains, once=once)
+        source = with_sample_weights(traced, weighted) if weighted else traced
+        traced.derived[key] = _prepared(source, imbalance, placed, fp8, padded, trains=trains, once=once)
     return cast("tuple[OperatorGraph, Blocks]", traced.derived[key])
 
 
@@ -160,7 +164,14 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
     ruled, trains = with_rules(traced, plan.rules), plan.schedule_kind.trains
     update, once = training.update, training.tokens_once
     prepared, blocks = prepare(
-        ruled, training.imbalance, update.placed, training.fp8, update.padded, trains=trains, once=once
+        ruled,
+        training.imbalance,
+        update.placed,
+        training.fp8,
+        update.padded,
+        trains=trains,
+        once=once,
+        weighted=weighted_of(update, batch),
     )
     return bind_prepared(plan, _of_batch(prepared, batch, training.part), blocks)
 

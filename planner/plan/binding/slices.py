@@ -14,6 +14,7 @@ from planner.errors import PlanFileError, RequestError
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.graph.random_ops import CHANCES
 from planner.nearest import divisors, nearest_words
+from planner.sharding.padded_batch import MEAN_WEIGHT
 from planner.sharding.rescale import rescale_sequence
 from planner.sharding.rule import FactorKind, Rule
 from planner.sharding.rules import rule_of
@@ -126,7 +127,9 @@ def _check_loss(graph: OperatorGraph) -> None:
         op = graph.operators[graph.producer[name]] if name in graph.producer else None
         if op is not None and op.op == LOSS:
             return
-        sources = [operand for operand in op.operands if operand in graph.data_dependent] if op is not None else []
+        sources = (
+            [one for one in op.operands if one in graph.data_dependent and one != MEAN_WEIGHT] if op is not None else []
+        )
         if op is None or op.op not in _LINEAR or len(sources) != 1:
             what = f"of {op.name}" if op is not None else "of an input"
             raise PlanFileError(

@@ -52,9 +52,9 @@ def _bound(plan: Plan, traced: OperatorGraph, batch: int, *, grown: bool) -> Bou
             with suppress(LayoutError, PlanFileError, StrategyError):
                 return bind(replace(plan, training=replace(training, micro_batches=fewer)), traced, batch)
         devices = plan.cluster.devices
-        words = "too few" if training.global_batch * plan.pipeline < devices else "not divisible"
+        words = "too few" if training.padded_batch * plan.pipeline < devices else "not divisible"
         raise RequestError(
-            f"{training.global_batch} samples a step are {words} for the data parallel axis of {devices} devices"
+            f"{training.padded_batch} samples a step are {words} for the data parallel axis of {devices} devices"
             f" (mesh {'x'.join(map(str, plan.mesh.sizes))}), in any number of micro-batches; a global batch of"
             f" {_batch_for(plan)} would be enough"
         ) from None
@@ -63,7 +63,7 @@ def _bound(plan: Plan, traced: OperatorGraph, batch: int, *, grown: bool) -> Bou
 def _batch_for(plan: Plan) -> int:
     """Samples a step of which every micro-batch has one for each device of a stage at least."""
     least = math.prod(plan.mesh.sizes) * plan.training.micro_batches
-    return least * -(-plan.training.global_batch // least)
+    return least * -(-plan.training.padded_batch // least)
 
 
 def _sizes(plan: Plan, traced: OperatorGraph, batch: int, devices: int) -> tuple[int, ...]:

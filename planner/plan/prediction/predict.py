@@ -158,7 +158,8 @@ def _assemble(
     outside = max(costs, key=lambda cost: sum(cost.offloaded.values())).offloaded
     spreads = [spread_of(part.name, experts) for part in parts_of(cluster)]
     peak_flops = [own.device.peak(plan.training.precision) for own in clusters]
-    flops = flops_per_part * m
+    useful = plan.training.global_batch / plan.training.padded_batch  # samples of weight zero are of no use
+    flops = flops_per_part * m * useful
     devices = plan.cluster.devices
     return Prediction(
         step_seconds=step.seconds,

@@ -33,6 +33,7 @@ from planner.plan.shrinking.small_mesh import SmallNumbers, small_numbers
 from planner.plan.shrinking.twins import twins_by_name, twins_in_order
 from planner.sharding.discover import discover, written_rules
 from planner.sharding.layout import Layout
+from planner.sharding.padded_batch import weighted_of
 from planner.sharding.rule import strategy_names
 from planner.sharding.update import Update, split_positions
 
@@ -111,6 +112,7 @@ def _shrunk(
         training.update.padded,
         trains=plan.schedule_kind.trains,
         once=training.tokens_once,
+        weighted=weighted_of(training.update, built.batch),
     )
     _check_blocks(large, found, blocks, model.smaller.reference)
     decided = replace(
@@ -181,7 +183,7 @@ def _built(model: SmallerModel, precision: str) -> BuiltModel:
 def _training(training: Training, numbers: SmallNumbers, precision: str) -> Training:
     return replace(
         training,
-        global_batch=numbers.unit * numbers.micro_batches,
+        global_batch=numbers.unit * numbers.micro_batches - min(training.update.padding_samples, 1),
         micro_batches=numbers.micro_batches,
         interleave=numbers.interleave,
         precision=precision,
@@ -226,6 +228,7 @@ _BUCKET = 2**14
 
 
 def _update(update: Update) -> Update:
+    update = replace(update, padding_samples=min(update.padding_samples, 1))
     if isinstance(update.buckets, int) or split_positions(update.buckets):
         return replace(update, buckets=_BUCKET)
     return update

@@ -216,7 +216,7 @@ def _decisions(request: SearchRequest) -> Iterator[Sequence[Step]]:
         ladder = [with_pins(f"--micro-batch {size}", micro_batch=size) for size in smaller]
         yield [*ladder, with_pins("--micro-batch left out", micro_batch=None)]
     if pinned.micro_batches is not None:
-        more = [count for count in divisors(request.global_batch) if count > pinned.micro_batches]
+        more = [count for count in divisors(request.padded_batch) if count > pinned.micro_batches]
         ladder = [with_pins(f"--micro-batches {count}", micro_batches=count) for count in more]
         yield [*ladder, with_pins("--micro-batches left out", micro_batches=None)]
     if pinned.zero is not None:

@@ -217,12 +217,19 @@ def _used_levels(cluster: Cluster) -> tuple[Level, ...]:
 def _batches(world: World) -> Iterator[tuple[str, str, World | str]]:
     training = world.plan.training
     parts, samples = training.micro_batches, training.global_batch
-    for words, micro_batches, batch in (("x 2", 2 * parts, 2 * samples), ("/ 2", parts // 2, samples // 2)):
-        if words == "/ 2" and parts % 2 and samples % 2:
+    whole = training.padded_batch
+    for words, micro_batches, batch, padded in (
+        ("x 2", 2 * parts, 2 * samples, 2 * whole),
+        ("/ 2", parts // 2, samples // 2, whole // 2),
+    ):
+        if words == "/ 2" and parts % 2 and whole % 2:
             yield _BATCH, words, f"{samples} samples in {parts} micro-batches cannot be halved"
             continue
         halved = replace(
-            training, global_batch=batch, micro_batches=parts if words == "/ 2" and parts % 2 else micro_batches
+            training,
+            global_batch=batch,
+            micro_batches=parts if words == "/ 2" and parts % 2 else micro_batches,
+            update=replace(training.update, padding_samples=padded - batch),
         )
         yield _BATCH, words, replace(world, plan=replace(world.plan, training=halved))
 

@@ -133,13 +133,13 @@ class Engine:
         recompute = configuration.under(request.pinned).recompute == "full"
         if len(self.groups) > 1:
             devices = [group.devices for group in self.groups]
-            return mixed_step_seconds(self.limits, devices, configuration, request.global_batch, recompute)
-        return self.limits[0].step_seconds(configuration, request.cluster.devices, request.global_batch, recompute)
+            return mixed_step_seconds(self.limits, devices, configuration, request.padded_batch, recompute)
+        return self.limits[0].step_seconds(configuration, request.cluster.devices, request.padded_batch, recompute)
 
     @property
     def least_work(self) -> float:
         """Least seconds of a step, from the work that all devices share and nothing else."""
-        return self.limits[0].work * self.request.global_batch / self.request.cluster.devices
+        return self.limits[0].work * self.request.padded_batch / self.request.cluster.devices
 
     def group_of(self, configuration: Configuration, rank: int) -> int:
         """Number of the group of devices, in the order of the request, that a pipeline rank is on."""
@@ -214,7 +214,7 @@ class Engine:
     def family(self, configuration: Configuration) -> Family:
         """A bound on all configurations of a family with as many micro-batches as this one, or a multiple."""
         tables = self.tables(configuration)
-        part = self.request.global_batch // configuration.micro_batches
+        part = self.request.padded_batch // configuration.micro_batches
         scaling = scaling_of(tables[0], self.scaled_to(2 * part))
         waiting = tuple(way for way in self.gathers if way != AHEAD)
         apart: list[tuple[str, Ways]] = [(way, (way,)) for way in self.gathers if way == AHEAD or len(waiting) == 1]
@@ -393,11 +393,11 @@ class Engine:
 
     def _template(self, micro_batches: int) -> Template:
         """The template with the batch of one micro-batch."""
-        return self.scaled_to(self.request.global_batch // micro_batches)
+        return self.scaled_to(self.request.padded_batch // micro_batches)
 
     def _part(self, configuration: Configuration) -> int:
         """Samples of a micro-batch, on all devices of a stage."""
-        return self.request.global_batch // configuration.micro_batches
+        return self.request.padded_batch // configuration.micro_batches
 
     def scaled_to(self, part: int) -> Template:
         scaled = self.built.scaled

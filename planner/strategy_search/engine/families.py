@@ -6,6 +6,7 @@ from hardware_profiles import parts_of
 from planner.errors import RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import prepare
+from planner.sharding.padded_batch import weighted_of
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.family import Family
 from planner.strategy_search.request.bounds import bounds
@@ -70,6 +71,7 @@ def _engine_of(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
         update.padded,
         trains=trains,
         once=request.tokens_once,
+        weighted=weighted_of(update, request.batch),
     )
     never_kept = frozenset(request.pinned.never_kept)
     template = fold(prepared, blocks, request.cluster.software, never_kept)

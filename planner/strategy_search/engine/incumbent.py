@@ -43,7 +43,7 @@ def conventional(engine: Engine, families: Sequence[Sequence[Configuration]]) ->
             ladder = [
                 (part, one.virtual_stages, tensor, one if first.roles else replace(one, roles=roles))
                 for one in members
-                if (part := engine.request.global_batch // one.micro_batches) % data == 0
+                if (part := engine.request.padded_batch // one.micro_batches) % data == 0
             ]
             if ladder:
                 found.setdefault(ladder[0][3].family, []).extend(ladder)

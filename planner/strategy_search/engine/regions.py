@@ -110,7 +110,7 @@ class Regions:
     def with_its_micro_batch(self, c: Configuration) -> float:
         """Least step time of a configuration, with the pieces that its own micro-batch leaves: as many samples on each
         device of one stage, but for the work of other ranks."""
-        degrees, part = _degrees(c), self.engine.request.global_batch // c.micro_batches
+        degrees, part = _degrees(c), self.engine.request.padded_batch // c.micro_batches
         pieces = self._of_stage(c, degrees, self._experts, part * c.pipeline, _AS_IT_COMES)
         pieces = pieces.times(c.micro_batches / c.pipeline)
         experts = self._of_experts(c, part, parameters=False)
@@ -130,7 +130,7 @@ class Regions:
         if not self._experts:
             return 0.0
         first = members[0]
-        experts = self._of_experts(first, self.engine.request.global_batch, parameters=False)
+        experts = self._of_experts(first, self.engine.request.padded_batch, parameters=False)
         work = {at: _work(one, first) for at, one in experts.items()}
         return self._region(first).with_experts(work).step_seconds(members)
 
@@ -140,7 +140,7 @@ class Regions:
         if not self._experts or zero <= 1:
             return 0.0
         region = self._region(first)
-        experts = self._of_experts(first, self.engine.request.global_batch, parameters=True)
+        experts = self._of_experts(first, self.engine.request.padded_batch, parameters=True)
         found = math.inf
         for c in members:
             work = {at: _work(one, c) + one.moved * c.micro_batches / c.pipeline for at, one in experts.items()}
@@ -180,7 +180,7 @@ class Regions:
 
     def _of_all(self, c: Configuration, degrees: tuple[int, int, int], but: tuple[int, ...], ranks: int) -> BlockTimes:
         """Seconds of the batch in one stage on all devices: a part of what so many times the batch takes."""
-        whole = self._of_stage(c, degrees, but, self.engine.request.global_batch * ranks, _run(c))
+        whole = self._of_stage(c, degrees, but, self.engine.request.padded_batch * ranks, _run(c))
         if whole not in self._parts:
             self._parts[whole] = whole.times(1 / ranks)
         return self._parts[whole]

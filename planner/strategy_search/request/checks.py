@@ -48,10 +48,11 @@ def turns_fault(request: SearchRequest) -> Fault | None:
             slices=1 if pinned.slices is None else pinned.slices or None,
             interleave=1 if pinned.interleave is None else pinned.interleave or None,
             micro_batches=pinned.micro_batches,
-            global_batch=request.global_batch,
+            global_batch=request.padded_batch,
             clip_norm=request.update.clip_norm,
             placed=bool(request.update.placed),
             owned=request.update.owned,
+            padded=request.update.padding_samples > 0,
         )
     )
 

@@ -14,6 +14,8 @@ def with_fixed_batch(request: SearchRequest, fault: str, *, given: bool = True) 
     why = f"micro-batches of this model have the {batch} samples of its example: {fault}"
     if not given:
         request = replace(request, global_batch=-(-request.global_batch // batch) * batch)
+    if request.update.padding_samples:
+        raise RequestError(f"pad batch: no sample can be added; {why}; leave it out")
     if request.global_batch % batch:
         near = nearest_words(request.global_batch, multiples(request.global_batch, batch))
         raise RequestError(f"global_batch = {request.global_batch} is no multiple of {batch}; {near}; {why}")

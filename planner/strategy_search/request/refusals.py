@@ -54,8 +54,12 @@ def space_of(request: SearchRequest, template: Template) -> Iterator[Configurati
 def _configurations(request: SearchRequest, template: Template) -> Iterator[Configuration]:
     if request.alternatives:
         return in_orders(_among(request, template), request.cluster)
-    found = configurations(template, request.cluster.devices, request.global_batch, request.pinned)
-    return in_orders(found, request.cluster)
+    return in_orders(_of_pinned(request, template, request.pinned), request.cluster)
+
+
+def _of_pinned(request: SearchRequest, template: Template, pinned: Pinned) -> Iterator[Configuration]:
+    padding = request.update.padding_samples
+    return configurations(template, request.cluster.devices, request.padded_batch, pinned, padding)
 
 
 def _among(request: SearchRequest, template: Template) -> Iterator[Configuration]:
@@ -72,7 +76,7 @@ def _among(request: SearchRequest, template: Template) -> Iterator[Configuration
             continue
         shared = shares_configurations(pinned)
         if shared not in bare:
-            bare[shared] = list(configurations(template, request.cluster.devices, request.global_batch, shared))
+            bare[shared] = list(_of_pinned(request, template, shared))
         among: dict[object, tuple[int, Pinned]] = {}
         for configuration in bare[shared]:
             if configuration.roles not in among:
@@ -205,13 +209,13 @@ def _replicas(request: SearchRequest, template: Template) -> Fault | None:
 
 def _parts(request: SearchRequest, template: Template) -> Fault | None:
     parts = request.pinned.micro_batches
-    fault = None if parts is None else parts_fault(parts, request.global_batch)
+    fault = None if parts is None else parts_fault(parts, request.global_batch, request.update.padding_samples)
     return None if fault is None else replace(fault, hint="")
 
 
 def _samples(request: SearchRequest, template: Template) -> Fault | None:
     """What a data parallel group gets of a micro-batch."""
-    pinned, batch = request.pinned, request.global_batch
+    pinned, batch = request.pinned, request.padded_batch
     data = pinned.data or 1
     if pinned.micro_batch is not None and batch % (pinned.micro_batch * data):
         groups = f" on each of data = {data}" if data > 1 else ""
@@ -219,6 +223,7 @@ def _samples(request: SearchRequest, template: Template) -> Fault | None:
             option="micro_batch",
             value=f"{pinned.micro_batch}{groups}",
             reason=f"does not divide the global batch {batch}",
+            hint=_padding(request, pinned.micro_batch * data),
             numbers=("micro_batch", "data", "global_batch"),
         )
     parts = pinned.micro_batches or 1
@@ -229,16 +234,28 @@ def _samples(request: SearchRequest, template: Template) -> Fault | None:
             value=f"{data}",
             reason=f"does not divide the {each} sample{'s' * (each > 1)} of each of micro_batches = {parts}, of the"
             f" global batch {batch}",
+            hint=_padding(request, parts * data),
             numbers=("micro_batches", "data", "global_batch"),
         )
     if batch % data:
         reason = f"does not divide the global batch {batch}"
-        return Fault(option="data", value=f"{data}", reason=reason, numbers=("data", "global_batch"))
+        hint = _padding(request, data)
+        return Fault(option="data", value=f"{data}", reason=reason, hint=hint, numbers=("data", "global_batch"))
     return None
 
 
+def _padding(request: SearchRequest, multiple: int) -> str:
+    """What pads the global batch so that it divides; empty where an engine is told the plan, or that leaves a
+    micro-batch without a sample."""
+    added = -request.global_batch % multiple
+    parts = request.pinned.micro_batches or 1
+    if request.space is not None or added * parts >= request.global_batch + added:
+        return ""
+    return f"pad it with samples of weight zero: --pad batch={multiple}"
+
+
 def _interleave(request: SearchRequest, template: Template) -> Fault | None:
-    pinned, batch = request.pinned, request.global_batch
+    pinned, batch = request.pinned, request.padded_batch
     interleave, data = pinned.interleave or 1, pinned.data or 1
     if interleave == 1:
         return None
@@ -323,7 +340,8 @@ def _tried(request: SearchRequest, template: Template, name: str) -> tuple[int, 
     if name == "global_batch":
         rounds = (pinned.interleave or 1) * (pinned.pipeline or 1 if pinned.virtual_stages else 1)
         step = (pinned.data or 1) * (pinned.micro_batch or 1) * (pinned.micro_batches or rounds)
-        return batch, [(number, replace(request, global_batch=number)) for number in multiples(batch, step)]
+        even = replace(request, update=replace(request.update, padding_samples=0))
+        return batch, [(number, replace(even, global_batch=number)) for number in multiples(batch, step)]
     if name == "mesh":
         shapes = [(size, replace(pinned, mesh=(size,) if size > 1 else ())) for size in divisors(devices)]
         return math.prod(pinned.mesh or ()), [(size, replace(request, pinned=other)) for size, other in shapes]

@@ -177,6 +177,11 @@ class SearchRequest:
             raise RequestError(f"memory_limit = {self.memory_limit}: bytes are more than 0")
 
     @property
+    def padded_batch(self) -> int:
+        """The samples of the global batch, and those of weight zero behind them."""
+        return self.global_batch + self.update.padding_samples
+
+    @property
     def offload(self) -> Offload:
         """What may be offloaded: what was asked for, but for saved tensors where slices of the sequence or gathers by
         block exclude them, and for what only training has."""
