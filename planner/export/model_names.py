@@ -11,23 +11,27 @@ _NAMES: tuple[tuple[str, str], ...] = (
     (r"deepseek-?v2(?!-?lite)", "deepseek-v2"),
     (r"qwen-?3(?!-?\.5)(?!-next).*?(30b|235b)-?(a3b|a22b)", "qwen3-{0}-{1}"),
     (r"qwen-?3(?!-?\.5)(?!-next).*?600m", "qwen3-0.6b"),
-    (r"qwen-?3(?!-?\.5)(?!-next).*?(0\.6|1\.7|4|8|14|32)b", "qwen3-{0}b"),
-    (r"qwen-?2\.?5.*?(0\.5|1\.5|3|7|14|32|72)b", "qwen2.5-{0}b"),
-    (r"llama-?3[.-]?2.*?(1|3)b", "llama3.2-{0}b"),
+    (r"qwen-?3(?!-?\.5)(?!-next).*?(?<![\d.])(0\.6|1\.7|4|8|14|32)b", "qwen3-{0}b"),
+    (r"qwen-?2\.?5.*?(?<![\d.])(0\.5|1\.5|3|7|14|32|72)b", "qwen2.5-{0}b"),
+    (r"llama-?3[.-]?2.*?(?<![\d.])(1|3)b", "llama3.2-{0}b"),
     (r"llama-?3(?:[.-]?[13])?.*?(?<![\d.])(8|70|405)b", "llama{0}b"),
-    (r"llama-?2.*?(7|13|70)b", "llama2-{0}b"),
-    (r"gemma-?(?![23])(?:.*?)(2|7)b", "gemma-{0}b"),
+    (r"llama-?2.*?(?<![\d.])(7|13|70)b", "llama2-{0}b"),
+    (r"gemma-?(?:1\.1-)?(2|7)b", "gemma-{0}b"),
     (r"gpt-?3?.*?175b", "gpt3-175b"),
 )
+_OTHERS = re.compile(r"nemotron|(?<![a-z])(?:audio|omni|pro|vision|vl)(?![a-z])")
+"""Words of models that are built on one of these, with other layers, or with an encoder beside them."""
 
 
 def zoo_name(text: str) -> str | None:
     """The model of the zoo that a name means: `meta-llama/Meta-Llama-3-70B`, `Llama3Config70B`, `mixtral_8x7b`; None
     where it is none."""
     plain = re.sub(r"(?<=[0-9a-z])p(?=\d+b)", ".", re.sub(r"[\s_/]+", "-", text.lower()[:400])).replace("config", "-")
+    if _OTHERS.search(plain):
+        return None
     for pattern, name in _NAMES:
         found = re.search(pattern, plain)
-        if found is not None and "nemotron" not in plain:
+        if found is not None:
             return name.format(*found.groups())
     return None
 

@@ -25,6 +25,7 @@ _DIMENSIONS: Mapping[str, str] = {
     "num-layers": "num_layers", "hidden-size": "hidden_size", "ffn-hidden-size": "ffn_size",
     "num-attention-heads": "num_heads", "num-query-groups": "num_kv_heads", "num-experts": "num_experts",
     "moe-router-topk": "experts_per_token", "moe-ffn-hidden-size": "expert_size", "kv-channels": "head_size",
+    "moe-shared-expert-intermediate-size": "shared_size",
 }  # fmt: skip
 """Dimensions by the arguments of Megatron-LM, and as models of the zoo have them."""
 
@@ -105,6 +106,8 @@ def _of_options(options: Options) -> dict[str, int]:
             found["words"] = words
     if options.integer("rotary-base") == _LLAMA_3[0]:  # which tells Llama 3 from Llama 2
         found.setdefault("words", _LLAMA_3[1])
+    if options.word("glu-activation") == "swiglu":  # Megatron-DeepSpeed
+        found["gated"] = 1
     if options.flag("squared-relu") or options.flag("quick-geglu"):
         found["strange"] = 1
     return found
@@ -145,6 +148,12 @@ def _by_dimensions(found: Mapping[str, int]) -> str | None:
     family = "deepseek" if found.get("latent") else "llama" if found.get("gated") else "gpt"
     if family == "gpt":
         wanted.pop("num_kv_heads", None)
+        found_size, usual = wanted.pop("ffn_size", None), 4 * wanted["hidden_size"]
+        if found_size not in (None, usual):
+            raise ExportError(
+                f"its MLP of {found_size} has no gates: such a one of GPT is 4 x the hidden size, {usual}; name a model"
+                " with --model"
+            )
     nearest = _nearest(family, wanted, found.get("words"))
     return nearest if width or "+" not in nearest else None
 

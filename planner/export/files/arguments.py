@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from planner.export.description import ExportError
 from planner.export.files.settings import checked_count
-from planner.export.files.shell_words import words_of
+from planner.export.files.shell_words import scheduled_devices, words_of
 
 Option = tuple[str, Sequence[object]]
 """`--name` and its values; a flag has none."""
 
 _NAME = re.compile(r"--[A-Za-z]")
+_REDIRECTION = re.compile(r"\d?[<>]")
 
 
 def option(name: str, *values: object) -> Option:
@@ -36,10 +37,15 @@ def _text(value: object) -> str:
 
 class Options:
     """Options that were read, each at most once: the last one counts, as argparse has it. It is remembered which ones
-    were asked for."""
+    were asked for. `programs` are the names of files of Python among them, `scheduled` the devices that the
+    script asks Slurm for."""
 
-    def __init__(self, found: Mapping[str, tuple[str, ...]]) -> None:
+    def __init__(
+        self, found: Mapping[str, tuple[str, ...]], programs: Iterable[str] = (), scheduled: int | None = None
+    ) -> None:
         self._found = dict(found)
+        self.programs = tuple(programs)
+        self.scheduled = scheduled
         self._asked: set[str] = set()
 
     @property
@@ -115,13 +121,17 @@ def options_in(script: str) -> Options:
     """The options in a script, or in a file that has nothing else. Raises ExportError where quotes do not match, and
     where the script, or what its variables become, is too long."""
     found: dict[str, list[str]] = {}
+    programs: list[str] = []
     name = None
     for word in words_of(script):
         if _NAME.match(word):
             name, equals, value = word[2:].partition("=")
             found[name] = [value] if equals else []
-        elif not word or word.endswith(".py") or (name is not None and "$" in word and found[name]):
+        elif word.endswith(".py"):
+            programs.append(word.rpartition("/")[2])
+            name = None
+        elif not word or _REDIRECTION.match(word) or (name is not None and "$" in word and found[name]):
             name = None
         elif name is not None:
             found[name].append(word)
-    return Options({name: tuple(values) for name, values in found.items()})
+    return Options({name: tuple(values) for name, values in found.items()}, programs, scheduled_devices(script))

@@ -44,6 +44,7 @@ _SLURM = {
     "--cpus-per-task": ("SLURM_CPUS_PER_TASK",), "-c": ("SLURM_CPUS_PER_TASK",),
 }  # fmt: skip
 """Variables that Slurm sets by an option of sbatch. Source: SchedMD, man page of sbatch, output environment."""
+_LAUNCHERS = ("accelerate", "deepspeed", "numactl", "python", "python3", "srun", "torchrun", "uv")
 _OPENED = {"if": "condition", "elif": "condition", "then": "branch", "else": "branch", "fi": "end"}
 
 
@@ -65,6 +66,13 @@ def words_of(script: str) -> Iterator[str]:
 def _of_slurm(script: str) -> dict[str, str]:
     """Variables that Slurm sets by what a script asks for; nothing of another script."""
     return {name: count for option, count in _SBATCH.findall(script) for name in _SLURM.get(option, ())}
+
+
+def scheduled_devices(script: str) -> int | None:
+    """Devices that a script asks Slurm for; None where it does not say both nodes and devices of one."""
+    asked = _of_slurm(script)
+    nodes, each = asked.get("SLURM_NNODES"), asked.get("SLURM_GPUS_ON_NODE")
+    return None if nodes is None or each is None else int(nodes) * int(each)
 
 
 @dataclass(slots=True)
@@ -254,9 +262,11 @@ def _words(raw: str, variables: Variables) -> Iterator[str]:
 
 
 def _lists_options(text: str) -> bool:
-    """Whether a text is several words: options, perhaps behind variables that are not known."""
+    """Whether a text is several words: options, perhaps behind variables that are not known, or behind a launcher."""
     words = text.split()
-    return len(words) > 1 and words[0].startswith(("--", "$")) and any(word.startswith("--") for word in words)
+    if len(words) < 2 or not (words[0].startswith(("--", "$")) or words[0] in _LAUNCHERS):
+        return False
+    return any(word.startswith("--") for word in words)
 
 
 def _unbracketed(token: str) -> str:

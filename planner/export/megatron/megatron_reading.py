@@ -43,12 +43,25 @@ _RUN = ("mock-data", "train-iters", "lr", "eval-iters", "tokenizer-type", "vocab
 _TELLING = ("num-layers", "tensor-model-parallel-size", "micro-batch-size", "pipeline-model-parallel-size",
             "global-batch-size", "hidden-size", "encoder-num-layers", "pipeline-model-parallel-layout",
             "clip-grad")  # fmt: skip
+_GENERATION = "it generates text and trains nothing; give a file that trains"
+_PICTURES = "encoders of pictures and sound beside a language model are in no model that can be planned"
 _STRANGERS = {
     "encoder-num-layers": "models of an encoder and a decoder are not read; plan them with `plan --model t5-base`",
     "hybrid-layer-pattern": "state-space layers (Mamba) are in no model that can be planned",
     "hybrid-override-pattern": "state-space layers (Mamba) are in no model that can be planned",
     "is-hybrid-model": "state-space layers (Mamba) are in no model that can be planned",
+    "retro-add-retriever": "blocks that read retrieved neighbours (RETRO) are in no model that can be planned",
+    "language-model-type": _PICTURES,
+    "vision-model-type": _PICTURES,
+    "img-h": _PICTURES,
+    "model-provider": _PICTURES,
+    "task": "a task that is evaluated or tuned for is no training that can be planned",
+    "num-tokens-to-generate": _GENERATION,
+    "out-seq-length": _GENERATION,
 }
+_NO_TRAINING = re.compile(r"convert|evaluat|export|generat|inference|preprocess|prune|ptq|quantiz|server")
+"""In the names of programs that train nothing."""
+
 _SHAPE = ("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "num-query-groups", "kv-channels",
           "group-query-attention", "qk-layernorm", "q-lora-rank", "kv-lora-rank", "qk-head-dim", "v-head-dim",
           "qk-pos-emb-head-dim", "multi-latent-attention", "num-experts", "moe-router-topk", "moe-ffn-hidden-size",
@@ -60,6 +73,7 @@ _SHAPE = ("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads",
           "tp-comm-overlap", "noop-layers")  # fmt: skip
 _KEPT_MODULES = ("moe_act",)  # inside of the operator of experts, which keeps what its backward pass needs
 _TWO = 2  # sizes of a context that is split in two ways
+_STAGES = (0, 1, 2, 3)  # of ZeRO
 _LAYOUT = 4096  # characters of a layout that is written out
 
 
@@ -79,6 +93,8 @@ def options_of(text: str) -> Options:
     for name in _STRANGERS:
         if options.flag(name):
             raise ExportError(f"--{name}: {_STRANGERS[name]}")
+    if options.programs and all(_NO_TRAINING.search(program) for program in options.programs):
+        raise ExportError(f"{options.programs[-1]:.80} trains nothing; give a file that starts a training")
     return options
 
 
@@ -196,9 +212,9 @@ def _read_fp8(options: Options, notes: list[str]) -> Fp8:
 
 
 def _devices(options: Options) -> int | None:
-    """What the launcher in the script starts."""
+    """What the launcher in the script starts; without one, a process on every device that Slurm gives."""
     per_node = options.size("nproc-per-node") or options.size("nproc_per_node")
-    return None if per_node is None else per_node * options.degree("nnodes")
+    return options.scheduled if per_node is None else per_node * options.degree("nnodes")
 
 
 def _layers(options: Options, layers: int, pipeline: int) -> tuple[tuple[int, ...], int]:
@@ -242,7 +258,8 @@ def _stages(options: Options, layers: int, pipeline: int) -> tuple[tuple[int, ..
             )
         virtual = per_rank // each
     if first is None and last is None:
-        ends = [int(options.flag(f"account-for-{end}-in-pipeline-split")) for end in ("embedding", "loss")]
+        both = "embedding" in options.word("pp-partition-method")  # Megatron-DeepSpeed: at either end it is a layer
+        ends = [int(both or options.flag(f"account-for-{end}-in-pipeline-split")) for end in ("embedding", "loss")]
         stages = stages_of(layers + sum(ends), pipeline, virtual)
         if len(stages) == 1:
             return (layers,), virtual
@@ -323,6 +340,8 @@ def _read_offload(options: Options) -> Home:
 
 
 def _read_zero(options: Options) -> int:
+    if options.flag("deepspeed"):
+        return _zero_of_deepspeed(options)
     distributed = options.flag("use-distributed-optimizer")
     strategy = options.word("data-parallel-sharding-strategy", "no_shard")
     options.word("ckpt-format")
@@ -335,6 +354,18 @@ def _read_zero(options: Options) -> int:
             raise ExportError(f"--data-parallel-sharding-strategy {strategy}: known are {', '.join(known)}")
         return known[strategy]
     return int(distributed)
+
+
+def _zero_of_deepspeed(options: Options) -> int:
+    """The stage that Megatron-DeepSpeed is told. Its configuration says it too, in a file that is not read. In bf16 its
+    optimizer shares its states out even at stage 0 (DeepSpeed, runtime/bf16_optimizer.py)."""
+    for name in ("deepspeed_config", "deepspeed-config", "deepspeed-activation-checkpointing"):
+        options.words(name)
+    stage = options.integer("zero-stage")
+    if stage not in _STAGES:
+        said = "is not said" if stage is None else f"is {stage}"
+        raise ExportError(f"--deepspeed: the stage of ZeRO {said}; write --zero-stage 0, 1, 2 or 3")
+    return max(stage, int(options.flag("bf16")))
 
 
 def _read_replicas(options: Options, data: int) -> int:

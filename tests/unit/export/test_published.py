@@ -8,6 +8,7 @@ import pytest
 from planner.export.architecture import architecture_of
 from planner.export.description import ExportError
 from planner.export.guessing import guessed_engine
+from planner.export.model_names import zoo_name
 from planner.export.models_of import model_of
 from planner.export.target import Facts, Reading
 from planner.export.targets import TARGETS
@@ -109,3 +110,53 @@ def test_the_model_of_a_file_is_found() -> None:
     named = [row for row in ROWS if row["read"] and row["engine"] in ("megatron", "mindspeed", "mindformers")]
     found = {row["file"]: model_of(row["engine"], (HERE / row["file"]).read_text(), row["recipe"]) for row in named}
     assert found == {row["file"]: row["model"] for row in named}
+
+
+def test_devices_are_those_that_slurm_is_asked_for() -> None:
+    for file, model, devices in (
+        ("swissai_submit-llama3-70b.sh", "llama70b", 128),
+        ("bigscience_tr11-176B-ml.slurm", "gpt2+hidden_size=14336+num_heads=112+num_layers=70", 192),
+    ):
+        facts = Facts(layers=80 if "70b" in file else 70, devices=None, architecture=architecture_of(model, None))
+        text = (HERE / "megatron" / file).read_text().replace("--nproc-per-node $SLURM_GPUS_PER_NODE", "")
+        assert TARGETS["megatron"].read(text, facts).description.devices == devices
+
+
+def test_embedding_and_head_count_as_layers_where_megatron_deepspeed_is_told_so() -> None:
+    (row,) = (row for row in ROWS if "tr11-176B" in row["file"])
+    assert reading_of(row).description.layers == (5, *(6,) * 10, 5)
+
+
+def test_the_stage_of_zero_of_megatron_deepspeed_is_demanded() -> None:
+    text = (HERE / "megatron" / "bigscience_tr9-1B3-swiglu.slurm").read_text().replace("--zero-stage", "--stage")
+    with pytest.raises(
+        ExportError, match="--deepspeed: the stage of ZeRO is not said; write --zero-stage 0, 1, 2 or 3"
+    ):
+        TARGETS["megatron"].read(text, Facts(layers=24, devices=64, architecture=None))
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("meta-llama/Llama-3.2-1B", "llama3.2-1b"),
+        ("meta-llama/Llama-3.2-11B-Vision-Instruct", None),
+        ("google/gemma-1.1-2b-it", "gemma-2b"),
+        ("google/gemma-2-2b", None),
+        ("google/gemma-3-27b-it", None),
+        ("google/gemma-3n-E2B-it", None),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", None),
+        ("Qwen/Qwen3-VL-30B-A3B-Instruct", None),
+        ("Qwen/Qwen3-14B", "qwen3-14b"),
+        ("models/llama3-8b-pro", None),
+        ("Llama31Config70B", "llama70b"),
+    ],
+)
+def test_a_name_means_one_model_or_none(name: str, model: str | None) -> None:
+    assert zoo_name(name) == model
+
+
+def test_an_mlp_of_gpt_is_as_wide_as_it_is_said() -> None:
+    said = "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --ffn-hidden-size {}"
+    assert model_of("megatron", said.format(8192)) == "gpt3-1.3b"
+    with pytest.raises(ExportError, match="its MLP of 5456 has no gates"):
+        model_of("megatron", said.format(5456))
