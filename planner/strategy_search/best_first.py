@@ -87,8 +87,10 @@ class BestFirst:
         self.incumbent: Contender | None = None
         self.space: list[Configuration] = []
         self.regions: Regions | None = None  # of a space of many families
-        self.plain: dict[object, set[int]] = {}  # micro-batches by family of those with one stage on each rank
+        # those with one stage on each rank by family and micro-batches
+        self.plain: dict[object, dict[int, Configuration]] = {}
         self.families: list[tuple[Configuration, ...]] = []
+        self.finalists: Finalists | None = None  # of contenders that were made plans before the end
         self.ready: tuple[Ranked, ...] = ()  # the incumbent priced, where time is limited
         self.pricing = 0.0  # seconds that this took
         self.priced: tuple[Ranked, ...] = ()  # contenders that were made plans
@@ -207,25 +209,41 @@ class BestFirst:
     def _evaluate_interleaved(self) -> bool:
         """Of configurations with virtual stages evaluate those that are promising by what was found with one stage on
         each rank, as far as a shorter bubble may help, and those that nothing proves to be slower than the best;
-        whether it was stopped before its end (see `least_share`)."""
+        whether it was stopped before its end (see `least_share`). No order of their turns takes less than what bounds
+        them, so those that are bounded by the step of the best plan do not contend."""
         self.interleaved.sort(key=lambda one: (one[0], _order(one[1])), reverse=True)
+        step, asked = self._step_of_best() if self.interleaved else math.inf, set[Configuration]()
         while self.interleaved:
             if self.cancelled():
                 return True
             check()
             bound, c, family = self.interleaved[-1]
             alone, proved = self.alone.get((c.family, c.micro_batches), (math.inf, self.cutoff))
-            share = least_share(c)
+            share, cutoff = least_share(c), min(self.cutoff, step)
             bound = max(bound, proved * share)
-            if bound < self.cutoff and family is not None:
-                bound = max(bound, family.priced_seconds(c, self._hint_for(family), self.cutoff))
-            if bound < min(self.best, self.cutoff) or (bound < self.cutoff and alone * share < self.cutoff):
-                self._evaluate(c, family, bound)
+            if bound < cutoff and family is not None:
+                hint, plain = self._hint_for(family), self.plain[c.family][c.micro_batches]
+                if math.isinf(alone) and plain not in asked:  # what it proves is proved of all numbers of stages
+                    asked.add(plain)
+                    family.priced_seconds(plain, hint, cutoff / share)
+                bound = max(bound, family.priced_seconds(c, hint, cutoff))
+            if bound < min(self.best, cutoff) or (bound < cutoff and alone * share < cutoff):
+                self._evaluate(c, family, bound, cutoff)
             else:
                 self.proved = min(self.proved, bound)
                 self.cut_off.append((bound, c, family))
             self.interleaved.pop()
         return False
+
+    def _step_of_best(self) -> float:
+        """Seconds of the plan of the best contender; infinite where there is none, where it does not fit, or where that
+        decides nothing."""
+        if not self.contenders.found or not self.request.prune or self.request.top > 1 or seconds_left() < math.inf:
+            return math.inf
+        self.finalists = self._finalists(self.contenders.found[:1])
+        with contextlib.suppress(OverfullError, InfeasibleError, RequestError):
+            return self.finalists.plans()[0].seconds
+        return math.inf
 
     def _search_on(self, finalists: Finalists, plans: tuple[Ranked, ...]) -> tuple[Ranked, ...]:
         """Where the best plans take longer than the sums by which others were left out, those others, too: first what
@@ -360,7 +378,7 @@ class BestFirst:
         self.total = len(self.space)
         families = families_of(self.space)
         self.plain = {
-            members[0].family: {c.micro_batches for c in members if c.virtual_stages == 1} for members in families
+            members[0].family: {c.micro_batches: c for c in members if c.virtual_stages == 1} for members in families
         }
         if self.request.alternatives and self.request.prune and len(families) >= MANY and len(self.engine.groups) == 1:
             self.regions = Regions(engine=self.engine, families=families)
@@ -393,11 +411,13 @@ class BestFirst:
         """What mattered to a member of a family, or else lately."""
         return family.hint if family is not None and family.hint != NO_HINT else self.hint
 
-    def _evaluate(self, configuration: Configuration, family: Family | None, bound: float) -> None:
-        hint = self._hint_for(family)
+    def _evaluate(
+        self, configuration: Configuration, family: Family | None, bound: float, cutoff: float = math.inf
+    ) -> None:
+        hint, cutoff = self._hint_for(family), min(cutoff, self.cutoff)
         try:
             proved = {} if family is None else family.proved(configuration)
-            outcome = self.engine.evaluate(configuration, cutoff=self.cutoff, hint=hint, proved=proved)
+            outcome = self.engine.evaluate(configuration, cutoff=cutoff, hint=hint, proved=proved)
         except NothingAgreesError as error:
             self.disagreement = self.disagreement or error
             _LOG.info("%s: left out, %s", configuration_words(configuration), error)
@@ -495,25 +515,26 @@ class BestFirst:
             return tuple(with_proof(ranked, bound, covered=self.covered) for ranked in self.ready)
         self._take_incumbent()
         try:
-            finalists = self._finalists(self.contenders.found, bound)
+            finalists = self.finalists or self._finalists(())
+            finalists.bound, finalists.found = bound, self.contenders.found
             plans = finalists.plans()
             if not stopped and self.request.algorithm != "recursive_programming":
                 with contextlib.suppress(LimitError):
                     plans = self._search_on(finalists, plans)
-            self.priced = finalists.priced
-            return plans
+            self.priced = tuple(with_proof(ranked, bound, covered=self.covered) for ranked in finalists.priced)
+            return tuple(with_proof(ranked, bound, covered=self.covered) for ranked in plans)
         except LimitError:
             if not self.ready:
                 raise
             return tuple(with_proof(ranked, bound, covered=self.covered) for ranked in self.ready)
 
-    def _finalists(self, found: Sequence[Contender], bound: float = 0.0) -> Finalists:
+    def _finalists(self, found: Sequence[Contender]) -> Finalists:
         return Finalists(
             request=self.request,
             engine=self.engine,
             prepared=self.prepared,
             found=found,
-            bound=bound,
+            bound=0.0,
             limits=self.limits,
             covered=self.covered,
         )

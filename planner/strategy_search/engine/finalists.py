@@ -250,12 +250,21 @@ class Finalists:
                 if outcome.ranks:
                     pieces = self.engine.pipeline_of_kinds(configuration, EACH)
                     one_by_one = Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pieces)
-                    other = self._in_turns(self._priced_as_found(one_by_one), min(overlapped.seconds, best.seconds))
-                    fits = self._fits(other.configuration, other.plan.prediction)
-                    best = other if fits and other.seconds < best.seconds * (1 - WORTH) else best
+                    best = self._in_faster_turns(one_by_one, best, min(overlapped.seconds, best.seconds))
             turns = best.plan.training.interleave > 1 or best.plan.slices > 1
             return min(overlapped, best if turns else self.overlapped(best), key=lambda one: one.seconds)
         return overlapped
+
+    def _in_faster_turns(self, found: Contender, best: Ranked, cutoff: Seconds) -> Ranked:
+        """A contender whose micro-batches take turns, or the best where that is as fast. What wins as it was found is
+        settled."""
+        as_found = self._priced(found, found.outcome.ranks)
+        plain = Ranked(bound=as_found, configuration=found.configuration, memory_price=found.outcome.price)
+        turned = self._in_turns(plain, cutoff)
+        if turned.seconds >= best.seconds * (1 - WORTH) or not self._storable(turned):
+            return best
+        settled = self._in_turns(self._priced_as_found(found), cutoff)
+        return settled if settled.seconds < turned.seconds and self._storable(settled) else turned
 
     def overlapped(self, ranked: Ranked) -> Ranked:
         """A result whose tensor parallelism communicates under its products, and whose experts under other work, where
