@@ -52,6 +52,7 @@ class Export:
         steps: what the engine cannot say, with the price of the plan after each; empty where the plan was `searched`.
         prediction: of the plan that the engine will run.
         searched: whether it is the best in the space of the engine, found in place of one that lies outside.
+        why: what the engine cannot say of the plan that lies outside, where it was `searched`; else empty.
         software: the training stack that it is priced for.
         hosts: in which order hosts are to be started, where they have different devices; else empty.
     """
@@ -63,6 +64,7 @@ class Export:
     prediction: "Prediction"
     software: str
     searched: bool = False
+    why: tuple[str, ...] = ()
     hosts: tuple[Hosts, ...] = ()
 
     @property
@@ -117,6 +119,7 @@ def export_of(plan: "Plan", to: str, machine: "Machine", graph: "OperatorGraph",
         why = str(error)
     outside = bool(why) or not _close(plan, last.plan.prediction, way)
     searched = bool(steps or why) and outside and not way.nearest
+    unsaid = (why,) if why else tuple(f"{step.what}: {step.here}, there {step.there}" for step in steps)
     if searched:
         if not searchable(target, machine):
             raise RequestError(_refusal(target, plan, steps, last.plan.prediction))
@@ -138,6 +141,7 @@ def export_of(plan: "Plan", to: str, machine: "Machine", graph: "OperatorGraph",
         prediction=last.plan.prediction,
         software=last.plan.cluster.software,
         searched=searched,
+        why=unsaid if searched else (),
         hosts=tuple(hosts_of(machine, job.per_node)),
     )
 

@@ -37,6 +37,16 @@ def folder_files(target: Target, job: Job) -> dict[str, str]:
     return {**files, **own}
 
 
+def switched_off(job: Job) -> tuple[str, ...]:
+    """What a plan does without and people train with, each with what to do, in Markdown."""
+    found = []
+    if job.description.update.clip_norm is None:
+        found.append("clipping of gradients (plan with `--clip-norm 1`)")
+    if job.architecture is not None and job.architecture.experts is not None and not job.architecture.balance_loss:
+        found.append("the balance loss of experts, which the planned model has not (it takes hardly any time)")
+    return tuple(found)
+
+
 def object_name(model: str) -> str:
     """A name that Kubernetes takes: small letters, digits and dashes."""
     plain = re.sub(r"[^a-z0-9]+", "-", f"plan-{model}".lower().encode("ascii", "replace").decode()).strip("-")
@@ -73,6 +83,7 @@ def _readme(target: Target, job: Job, files: Mapping[str, str]) -> str:
         "- Fill in: in the YAML `image` and the name under which the cluster counts its devices"
         f" (`{_resource(target)}`), in the job for Slurm account and partition;",
         *(f"  {f'`{variable}`, ' if variable else ''}{what};" for variable, what in asked),
+        *(f"  switched off, as in the plan: {what};" for what in switched_off(job)),
         "  what is given to `launch.sh` goes to the program, behind its own settings.",
     ]
     return "\n".join(lines) + "\n"

@@ -160,6 +160,7 @@ def _content(found: Export) -> dict[str, Any]:
         "plan_step_seconds": here.step_seconds,
         "plan_peak_bytes": here.peak_bytes,
         "searched": found.searched,
+        "why": list(found.why) if found.searched else None,
         "software": found.software,
         "given_up": [asdict(step) for step in found.steps],
         "hosts": [asdict(one) for one in found.hosts] or None,
@@ -167,6 +168,7 @@ def _content(found: Export) -> dict[str, Any]:
 
 
 def _print(found: Export, output: Path, files: Sequence[str]) -> None:
+    from planner.export.launching import switched_off
     from planner.report.console import PlainConsole, styled
     from planner.report.given_up import print_given_up
 
@@ -184,6 +186,9 @@ def _print(found: Export, output: Path, files: Sequence[str]) -> None:
             f" {found.change}",
             soft_wrap=True,
         )
+        if not found.job.gave_up:
+            for words in found.why:
+                console.print(f"  {words}", soft_wrap=True)
     if found.hosts:
         words = ", ".join(one.words for one in found.hosts)
         console.print(f"Stages count on the order of hosts: give the launch node ranks {words}", soft_wrap=True)
@@ -191,3 +196,5 @@ def _print(found: Export, output: Path, files: Sequence[str]) -> None:
     for variable, what in found.target.fill_in(found.job):
         if variable:
             console.print(f"Set {variable}: {what.replace('`', '')}", soft_wrap=True)
+    for what in switched_off(found.job):
+        console.print(f"Switched off, as in the plan: {what.replace('`', '')}", soft_wrap=True)

@@ -296,6 +296,7 @@ class Exported(Strict):
     plan_step_seconds: float
     plan_peak_bytes: float
     searched: bool
+    why: list[str] | None
     software: str
     given_up: list[GivenUp]
     hosts: list[Hosts] | None

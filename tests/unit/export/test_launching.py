@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 import yaml
 
 from planner.export.description import Description
-from planner.export.launching import folder_files, object_name
+from planner.export.launching import folder_files, object_name, switched_off
 from planner.export.targets import TARGETS
+from planner.sharding.update import PLAIN
 from tests.unit.export.descriptions import job_of
 from tests.unit.export.test_quoting import HOSTILE
 
@@ -65,6 +67,21 @@ def test_slurm_starts_every_node_with_its_rank_and_the_first_address(engine: str
         assert "node-a0" in line
         assert "--more a b" in line
         assert re.search(rf"(--node-rank|--machine_rank) {rank}\b| 8118 {rank} output", line), line
+
+
+@pytest.mark.parametrize(("model", "clip", "words"), [
+    ("llama70b", 1.0, ()),
+    ("llama70b", None, ("clipping of gradients",)),
+    ("mixtral-8x7b", None, ("clipping of gradients", "the balance loss of experts")),
+])  # fmt: skip
+def test_what_a_plan_does_without_is_said(model: str, clip: float | None, words: tuple[str, ...]) -> None:
+    update = replace(PLAIN, clip_norm=clip)
+    none, layers = (0,), (80 if model == "llama70b" else 32,)
+    plain = Description(layers=layers, data=8, zero=1, full=none, selective=none, sequence_length=8192, update=update)
+    job = job_of(replace(plain, expert=8 if "mixtral" in model else None), model)
+    assert len(switched_off(job)) == len(words)
+    text = folder_files(TARGETS["megatron"], job)["README.md"]
+    assert [word for word in ("clipping of gradients", "the balance loss of experts") if word in text] == list(words)
 
 
 @pytest.mark.parametrize("engine", TARGETS)
