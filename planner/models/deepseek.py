@@ -10,7 +10,7 @@ A rotation cannot pass through what makes heads of the latent vector. So a part 
 has positions, and the keys' part is made beside the latent vector, the same for all heads. Keys are longer than values.
 
 Positions rotate halves, where the released weights rotate neighbours: the same but for the order of rows in a weight.
-Multi-token prediction (2024b, section 2.2) is a module after the blocks, which foretells one token more with the
+Multi-token prediction (2024b, section 2.2) is a module after the blocks, which predicts one token more with the
 embedding and the head of the model.
 
 Shape legend: B batch, S sequence, H hidden, N heads, L latent, C part of a head without positions, R with positions,
@@ -40,7 +40,7 @@ class DeepseekConfig:
     the others `num_experts` experts of `expert_size`, of which a token takes `experts_per_token`, and an MLP of
     `shared_size` for all tokens; how they are chosen, from `normalised_weights` to `balance_speed`, is said in
     `planner.models.router.Routing`. The loss that evens out loads is over each sample. `predicted_tokens` modules
-    foretell that many tokens beyond the next; their losses count `predicted_weight` each on average.
+    predict that many tokens beyond the next; their losses count `predicted_weight` each on average.
 
     Positions have the frequencies of `rope_theta`, unless `rope_frequencies` has one for each pair of `rotary_size`.
     What is rotated is multiplied with `rope_magnitude`, and scores with `score_scale`, beside one over the root of the

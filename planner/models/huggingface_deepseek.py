@@ -6,7 +6,7 @@ neighbours. Two things that train a model are added, of which their modules have
 over each sequence, where the config has a coefficient for it (`aux_loss_alpha`), and in V3 the speed of the biases that
 choose experts, of which no config says anything: the published one (DeepSeek-AI 2024, arXiv 2412.19437, section 4.2).
 
-Modules that foretell further tokens (`num_nextn_predict_layers`) are left out, as they are there.
+Modules that predict further tokens (`num_nextn_predict_layers`) are left out, as they are there.
 """
 
 import math

@@ -5,7 +5,7 @@
 
 What is proved is about the choices that were taken. Parameters on servers are taken where they are asked for.
 
-For some number of pieces those weights are padded whose rows it does not divide: rows of whole heads where it does not
+For some number of shards those weights are padded whose rows it does not divide: rows of whole heads where it does not
 divide the heads of an attention (`rows / heads` each), single rows else. A weight that cannot be padded stays as it is:
 an operator looks at all of its rows, or something that depends on them cannot grow (`planner.sharding.padding`).
 """
@@ -28,7 +28,7 @@ from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.result import SearchResult
 
 _MOST = 8
-"""Pieces for which weights are padded where nobody says into how many they are cut: those of a node, as a rule."""
+"""Shards for which weights are padded where nobody says how many there are: those of a node, as a rule."""
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
 
 
@@ -86,13 +86,13 @@ def _batches(request: SearchRequest) -> list[int]:
     return list(dict.fromkeys([0, *(-batch % (degree * each) for degree in degrees)]))
 
 
-def padding_for(graph: OperatorGraph, pieces: int, given: Padded = ()) -> Padded:
-    """Patterns of weights, and multiples of their rows, with which so many pieces divide what they can of a graph,
+def padding_for(graph: OperatorGraph, shards: int, given: Padded = ()) -> Padded:
+    """Patterns of weights, and multiples of their rows, with which so many shards divide what they can of a graph,
     beside what is `given`."""
     found, larger = given, with_padding(graph, given)
     for multiple_of in (_of_heads, _of_rows):
         for pattern in _patterns(graph):
-            multiple = multiple_of(larger, _first(graph, pattern), pieces)
+            multiple = multiple_of(larger, _first(graph, pattern), shards)
             if multiple is None:
                 continue
             tried = (*found, (pattern, multiple))
@@ -100,12 +100,12 @@ def padding_for(graph: OperatorGraph, pieces: int, given: Padded = ()) -> Padded
                 grown = with_padding(graph, tried)
             except RequestError:
                 continue
-            if multiple_of is _of_rows or _whole_heads(grown, pieces) > _whole_heads(larger, pieces):
+            if multiple_of is _of_rows or _whole_heads(grown, shards) > _whole_heads(larger, shards):
                 found, larger = tried, grown
     return found
 
 
-def _of_heads(graph: OperatorGraph, name: str, pieces: int) -> int | None:
+def _of_heads(graph: OperatorGraph, name: str, shards: int) -> int | None:
     """The multiple that makes the heads whose rows a weight has divide, were they its rows; None where they do."""
     rows = graph.types[name].shape[0]
     for op in graph.operators:
@@ -114,20 +114,20 @@ def _of_heads(graph: OperatorGraph, name: str, pieces: int) -> int | None:
             continue
         few = key_heads_of(rule)
         heads = few if few > 1 else heads_of(rule)
-        if heads % pieces and rows % heads == 0:
-            return rows // heads * pieces
+        if heads % shards and rows % heads == 0:
+            return rows // heads * shards
     return None
 
 
-def _of_rows(graph: OperatorGraph, name: str, pieces: int) -> int | None:
-    return pieces if graph.types[name].shape[0] % pieces else None
+def _of_rows(graph: OperatorGraph, name: str, shards: int) -> int | None:
+    return shards if graph.types[name].shape[0] % shards else None
 
 
-def _whole_heads(graph: OperatorGraph, pieces: int) -> int:
-    """How many attentions have heads that so many pieces divide."""
+def _whole_heads(graph: OperatorGraph, shards: int) -> int:
+    """How many attentions have heads that so many shards divide."""
     rules = (rule_of(graph, op) for op in graph.operators)
     return sum(
-        heads_of(rule) % pieces == 0 and (key_heads_of(rule) % pieces == 0 or key_heads_of(rule) == 1)
+        heads_of(rule) % shards == 0 and (key_heads_of(rule) % shards == 0 or key_heads_of(rule) == 1)
         for rule in rules
         if rule.op_class == "attention"
     )

@@ -239,7 +239,7 @@ def _latent_like(row: Row, notes: list[str]) -> str:
     for name, entry in DEEPSEEK_MODELS.items():
         sizes = dict(entry.dimensions)
         if all(sizes[columns[column]] == value for column, value in said.items()):
-            notes.append(f"latent attention and routers as those of {name}, without what foretells further tokens")
+            notes.append(f"latent attention and routers as those of {name}, without what predicts further tokens")
             return name
     words = ", ".join(f"{column}={value}" for column, value in said.items())
     raise UnsupportedError(

@@ -9,7 +9,7 @@
 
 The third is what Megatron-LM demands for such numbers (--account-for-embedding-in-pipeline-split and its like for the
 loss), and what Llama 3 405B was trained with (Grattafiori et al. 2024, section 3.3.2: 126 layers on 16 stages). The
-fourth are the layouts of the recipes of Megatron Bridge for DeepSeek-V3 (61 layers), without its layer that foretells
+fourth are the layouts of the recipes of Megatron Bridge for DeepSeek-V3 (61 layers), without its layer that predicts
 tokens.
 """
 

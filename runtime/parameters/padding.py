@@ -1,4 +1,4 @@
-"""What of a rank's piece of a padded weight is in the model (`planner.sharding.padding`), and what are added zeros.
+"""What of a rank's shard of a padded weight is in the model (`planner.sharding.padding`), and what are added zeros.
 
 model 5 rows, padded to 8, cut in 4      0 1 | 2 3 | 4 . | . .
 """
@@ -21,25 +21,25 @@ def padded(weight: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def in_model(
-    piece: torch.Tensor, shape: Sequence[int], own: Sequence[int], layout: Layout, place: RankMesh
+    shard: torch.Tensor, shape: Sequence[int], own: Sequence[int], layout: Layout, place: RankMesh
 ) -> torch.Tensor:
-    """The part of a piece that the model has, a view: of a tensor of a padded `shape`, which has the shape `own`
+    """The part of a shard that the model has, a view: of a tensor of a padded `shape`, which has the shape `own`
     there."""
-    for dim, kept in _kept(piece, shape, own, layout, place):
-        piece = piece.narrow(dim, 0, kept)
-    return piece
+    for dim, kept in _kept(shard, shape, own, layout, place):
+        shard = shard.narrow(dim, 0, kept)
+    return shard
 
 
-def clear(piece: torch.Tensor, shape: Sequence[int], own: Sequence[int], layout: Layout, place: RankMesh) -> None:
+def clear(shard: torch.Tensor, shape: Sequence[int], own: Sequence[int], layout: Layout, place: RankMesh) -> None:
     """Set the other part to zero."""
-    for dim, kept in _kept(piece, shape, own, layout, place):
-        piece.narrow(dim, kept, piece.shape[dim] - kept).zero_()
+    for dim, kept in _kept(shard, shape, own, layout, place):
+        shard.narrow(dim, kept, shard.shape[dim] - kept).zero_()
 
 
 def _kept(
-    piece: torch.Tensor, shape: Sequence[int], own: Sequence[int], layout: Layout, place: RankMesh
+    shard: torch.Tensor, shape: Sequence[int], own: Sequence[int], layout: Layout, place: RankMesh
 ) -> Iterator[tuple[int, int]]:
-    """Padded dims, and how many elements of the piece are in the model."""
+    """Padded dims, and how many elements of the shard are in the model."""
     for dim, (extent, mine) in enumerate(zip(shape, own, strict=True)):
         if extent == mine:
             continue
@@ -47,4 +47,4 @@ def _kept(
         for placement, size, at in zip(layout, place.mesh.sizes, place.coordinate, strict=True):
             if placement.is_shard and placement.dim == dim:
                 number, count = number * size + at, count * size
-        yield dim, min(max(mine - number * (extent // count), 0), piece.shape[dim])
+        yield dim, min(max(mine - number * (extent // count), 0), shard.shape[dim])

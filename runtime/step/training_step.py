@@ -27,6 +27,7 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.plan.binding.bind import bind
 from planner.plan.file import load_plan
+from planner.plan.layout.parameter_owners import check_owners
 from planner.plan.plan import Plan
 from planner.sharding.discover import prove, with_rules
 from planner.sharding.padded_batch import SAMPLE_WEIGHTS
@@ -201,6 +202,7 @@ class TrainingStep:
         graph = trace(on_meta(self._module), given.args, given.kwargs) if known is None else known
         pattern = matcher(self._forward, graph.inputs, given)
         bound = bind(self.plan, graph, batch)
+        check_owners(bound)
         prove(with_rules(graph, self.plan.rules))
         batched = graph.batched_inputs(batch)
         if known is None and self.plan.training.part != batch:

@@ -1,4 +1,4 @@
-"""Collectives that others measured: how closely the model fits half of them, and foretells the other half.
+"""Collectives that others measured: how closely the model fits half of them, and predicts the other half.
 
 `data/collectives_in_a_node.csv` is drawn from AIConfigurator's collected data (NVIDIA, Apache-2.0): all kinds on 2, 4
 and 8 devices of one NVLink domain, messages of 512 bytes to 512 MiB. Sums of 8-bit integers are left out, as no
@@ -152,7 +152,7 @@ def mean_error(cluster: Cluster, measured: list[Measured]) -> float:
 @pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", DOMAINS)
-def test_half_of_the_rows_foretell_the_other_half(machine: str) -> None:
+def test_half_of_the_rows_predict_the_other_half(machine: str) -> None:
     """At most 10 percent off in the mean, for each of five random halves; for each kind, over the five together."""
     by_kind: dict[str, list[float]] = {}
     for seed in SEEDS:
@@ -167,7 +167,7 @@ def test_half_of_the_rows_foretell_the_other_half(machine: str) -> None:
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
-def test_half_of_the_rows_over_nodes_foretell_the_other_half(cluster: str) -> None:
+def test_half_of_the_rows_over_nodes_predict_the_other_half(cluster: str) -> None:
     """In the mean over five halves; one half of 17 to 25 rows by itself may be further off."""
     errors = []
     for seed in SEEDS:

@@ -24,7 +24,7 @@ exchange of experts that nothing hides. Here these are changed to what they had:
 
 Of the last 2.8 s are an exchange for which there is not work enough to hide it. Theirs is shorter: rows in fp8 on the
 way to the experts, and what has come to a node goes on inside it while others come. What we lack on the other side is
-the module that foretells a second token.
+the module that predicts a second token.
 """
 
 from dataclasses import replace

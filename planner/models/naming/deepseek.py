@@ -52,7 +52,7 @@ def deepseek_naming(config: DeepseekConfig, built: Built, *, neighbours: bool = 
         ),
         fresh=(r".*\.router\.loads",),
     )
-    further = rf"model\.layers\.{config.num_layers}\..*"  # the module that foretells, in released files
+    further = rf"model\.layers\.{config.num_layers}\..*"  # the module that predicts, in released files
     return Naming(
         parts=parts,
         fresh=fresh,
@@ -66,7 +66,7 @@ def _class_of(config: DeepseekConfig) -> str:
     """The class that computes the same."""
     name = _THIRD if config.sigmoid_scores else _SECOND
     if config.predicted_tokens:
-        refuse(f"predicted_tokens={config.predicted_tokens}: {name} foretells no further tokens")
+        refuse(f"predicted_tokens={config.predicted_tokens}: {name} predicts no further tokens")
     if config.norm_epsilon != _EPSILON:
         refuse(f"norm_epsilon={config.norm_epsilon:g}: norms of the latent vectors of {name} have {_EPSILON:g}")
     if not config.shared_size or config.shared_size % config.expert_size:

@@ -16,7 +16,7 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundPlan, bind
 from planner.plan.carried import carried_graph, graph_text
 from planner.plan.layout.offloaded import offloaded_fault
-from planner.plan.layout.parameter_owners import owners_of
+from planner.plan.layout.parameter_owners import check_owners
 from planner.plan.outline import outline
 from planner.plan.plan import ModelReference, Plan, Prediction
 from planner.plan.prediction.predict import predict
@@ -65,7 +65,7 @@ def verify(plan: Plan, traced: OperatorGraph, batch: int, cluster: Machine) -> V
     """
     _check_cluster(plan, cluster)
     bound = bind(plan, traced, batch)
-    _check_owners(bound)
+    check_owners(bound)
     prediction = predict(bound, cluster)
     found = {**_figures(prediction), "parameters": traced.parameter_count()}
     said = {**_figures(plan.prediction), "parameters": plan.model.parameters}
@@ -123,24 +123,6 @@ def _figures(prediction: Prediction) -> dict[str, float]:
             for name in ("micro_batch_seconds", "once_seconds", "peak_bytes")
         },
     }
-
-
-def _check_owners(bound: BoundPlan) -> None:
-    """Owners of whole parameters own some; states that servers have are on hosts already."""
-    update = bound.plan.training.update
-    if not update.owned:
-        return
-    for name, stored in bound.parameters.items():
-        if update.served and stored.offloaded:
-            raise PlanFileError(
-                f"parameter '{name}': its state is kept on the {stored.state_home}, and training.zero_by 'servers' has"
-                " states on hosts already; set its state_home to device, or zero_by to slices"
-            )
-    if not owners_of(bound, bound.parameters):
-        raise PlanFileError(
-            f"training.zero_by: '{update.zero_by}' applies to no parameter: none has copies of weight and state on an"
-            " axis that sums its gradient (weight R, gradient P, state R); set zero_by to slices, or change the layouts"
-        )
 
 
 def _check_cluster(plan: Plan, cluster: Machine) -> None:

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.errors import PlanFileError
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.shared_parameters import shared_parameters
 from planner.pricing.message import Message
@@ -158,3 +159,21 @@ def _axes(bound: BoundPlan, name: str) -> tuple[int, ...]:
 
 def _numel(bound: BoundPlan, name: str) -> float:
     return bound.graph.types[name].numel * local_fraction(bound.parameters[name].state, bound.plan.mesh.sizes)
+
+
+def check_owners(bound: BoundPlan) -> None:
+    """Raise PlanFileError where owners of whole parameters own none, or a plan offloads states that servers have."""
+    update = bound.plan.training.update
+    if not update.owned:
+        return
+    for name, stored in bound.parameters.items():
+        if update.served and stored.offloaded:
+            raise PlanFileError(
+                f"parameter '{name}': its state is kept on the {stored.state_home}, and training.zero_by 'servers' has"
+                " states on hosts already; set its state_home to device, or zero_by to slices"
+            )
+    if not owners_of(bound, bound.parameters):
+        raise PlanFileError(
+            f"training.zero_by: '{update.zero_by}' applies to no parameter: none has copies of weight and state on an"
+            " axis that sums its gradient (weight R, gradient P, state R); set zero_by to slices, or change the layouts"
+        )

@@ -131,7 +131,7 @@ def _shrunk(
         prediction=Prediction.unknown(),
         rules=written_rules(traced),
     )
-    bound = _overlapped(bind(decided, traced, built.batch), plan.training, traced, built.batch)
+    bound = _overlapped(bind(decided, traced, built.batch), large, blocks, traced)
     return SmallPlan(bound=bound, model=model.smaller.reference, stands_for=tuple(blocks), machine=own, traced=traced)
 
 
@@ -194,9 +194,12 @@ def _training(training: Training, numbers: SmallNumbers, precision: str) -> Trai
     )
 
 
-def _overlapped(bound: BoundPlan, training: Training, graph: OperatorGraph, batch: int) -> BoundPlan:
-    """The small plan with the overlaps of the large one, in as many chunks, or in two or one where its rows are few."""
-    named = {name: ((there, back), first) for name, there, back, first in training.tensor_overlap}
+def _overlapped(bound: BoundPlan, large: BoundPlan, blocks: Sequence[int], graph: OperatorGraph) -> BoundPlan:
+    """The small plan, whose blocks stand for `blocks`, with the overlaps of the large one, in as many chunks, or in two
+    or one where its rows are few."""
+    training, batch = large.plan.training, bound.plan.model.batch or 1
+    own = _own_names(bound, large, blocks)
+    named = {own.get(name, name): ((there, back), first) for name, there, back, first in training.tensor_overlap}
     found = dict[str, tuple[int, int, int]]()
     for one in possible_overlaps(bound) if named else ():
         name = name_of(one, bound)
@@ -209,7 +212,21 @@ def _overlapped(bound: BoundPlan, training: Training, graph: OperatorGraph, batc
         chosen = tuple((name, *chunks) for name, chunks in sorted(found.items()))
         plan = replace(bound.plan, training=replace(bound.plan.training, tensor_overlap=chosen))
         bound = bind(plan, graph, batch)
-    return _exchanged(bound, dict(training.expert_overlap))
+    return _exchanged(bound, {own.get(name, name): count for name, count in training.expert_overlap})
+
+
+def _own_names(bound: BoundPlan, large: BoundPlan, blocks: Sequence[int]) -> dict[str, str]:
+    """What the small plan calls operators of first blocks of the large one: its first experts may be in another
+    layer."""
+    found = dict[str, str]()
+    for block, stands_for in enumerate(blocks):
+        inside, theirs = bound.blocks.operators(block), large.blocks.operators(stands_for)
+        operators = [large.graph.operators[at] for at in theirs]
+        twins = twins_in_order([bound.graph.operators[at] for at in inside], operators) or ()
+        for at, twin in zip(inside, twins, strict=False):
+            name = large.graph.operators[large.blocks.template(theirs[twin])].name
+            found[name] = bound.graph.operators[bound.blocks.template(at)].name
+    return found
 
 
 def _exchanged(bound: BoundPlan, named: Mapping[str, int]) -> BoundPlan:

@@ -157,7 +157,7 @@ REFUSED = {
     f"{MIXTURE}+dense_layers=1": "dense_layers=1: MixtralForCausalLM has no such thing",
     f"{MIXTURE}+normalised_weights=no": "MixtralForCausalLM normalises",
     f"{MIXTURE}+qk_norm=yes+shared_size=8": "shared_size=8: Qwen3MoeForCausalLM has no such thing",
-    changed(DEEPSEEK, ["predicted_tokens=1"]): "predicted_tokens=1: DeepseekV3ForCausalLM foretells no further",
+    changed(DEEPSEEK, ["predicted_tokens=1"]): "predicted_tokens=1: DeepseekV3ForCausalLM predicts no further",
     changed(DEEPSEEK, ["norm_epsilon=0.001"]): "norm_epsilon=0.001: norms of the latent vectors",
     changed(DEEPSEEK, ["shared_size=0"]): "shared_size=0 is no multiple",
     changed(DEEPSEEK, ["balance_speed=0"]): "balance_speed=0 with scores of a sigmoid",

@@ -254,7 +254,7 @@ def test_latent_attention_is_that_of_the_deepseek_with_the_same_dimensions(tmp_p
     assert run.job.model.experts == ExpertDimensions(count=256, chosen=8, width=2048, shared_width=2048, dense_layers=3)
     assert run.job.model.parameters == 671_026_404_352
     assert run.notes[0] == (
-        "latent attention and routers as those of deepseek-v3, without what foretells further tokens"
+        "latent attention and routers as those of deepseek-v3, without what predicts further tokens"
     )
 
 
