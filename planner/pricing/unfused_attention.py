@@ -3,10 +3,17 @@
     scores E = batch heads q k             forward                              backward
     products    q k^T, p v                 2 matmuls                            4 matmuls
     softmax     scaled and masked          read and write: 2 w E                3 w E: result, gradient in and out
+                fused, causal              1.5 w E: the masked half is zero     2 w E
     dropout, where software has it         read, write, mask: (2 w + 1) E       (2 w + 1) E
     heads put together again               read and write the result            the same of its gradient
 
 (Korthikanti et al. 2022, section 4.1, count the same tensors: 5 a s^2 b bytes kept where w = 2.)
+
+Megatron's fused softmax of causal attention reads the half below the diagonal alone, and writes all of the result
+(megatron/fused_kernels/scaled_upper_triang_masked_softmax.h).
+
+Heads whose rows are no multiples of 16 bytes (150 or 108 elements) are multiplied without tensor cores, at the rate of
+fp32: BLOOM's 19 runs with such heads take a fifth longer than 78 with others do.
 
 A fused softmax of Megatron takes scores of so many heads at once (`Software.softmax_heads`, 4): where the heads of a
 device, of all samples of a micro-batch, are no multiple of that, PyTorch's softmax computes in fp32, kernel by kernel.
@@ -53,17 +60,24 @@ def unfused_seconds(shape: AttentionShape, call: KernelCall) -> tuple[Array, Arr
     slower = misaligned(call, dtype, d, v, k)  # each product reads or writes rows of two of these
 
     def products(*extents: tuple[Quantity, Quantity, Quantity]) -> Array:
-        return slower * sum((np.asarray(matmul_time(*one, each, dtype, device)) for one in extents), nothing)
+        seconds = slower * sum((np.asarray(matmul_time(*one, each, dtype, device)) for one in extents), nothing)
+        if not (slower > 1.0).any() or not device.multiplies("fp32"):
+            return seconds
+        plain = sum((np.asarray(matmul_time(*one, each, "fp32", device)) for one in extents), nothing)
+        return np.where(slower > 1.0, np.maximum(seconds, plain), seconds)
 
     drops, wide = call.rule.unfused or call.software.scores > 1, in_fp32(call)
     dropped = passed(call, (2 * width + 1) * scores) if drops else nothing
     together = copied(call, 2 * width * each * q * v)  # a product writes heads apart, fused attention does not
-    forward = products((q, k, d), (q, v, k)) + passed(call, (2 * width + wide * _CAST_FORWARD) * scores)
+    half = (1.0 - wide) * bool(call.rule.causal and not call.rule.unfused and call.software.softmax_heads > 1)
+    read = 1.0 - 0.5 * half  # of each score, where the fused softmax leaves out what is masked
+    forward = products((q, k, d), (q, v, k)) + passed(call, ((read + 1) * width + wide * _CAST_FORWARD) * scores)
     forward = forward + dropped + together
     if not call.graded:
         return forward, nothing
     backward = products((q, d, k), (k, d, q), (q, k, v), (k, v, q))
-    return forward, backward + passed(call, (3 * width + wide * _CAST_BACKWARD) * scores) + dropped + together
+    kept = (2 * read + 1) * width + wide * _CAST_BACKWARD
+    return forward, backward + passed(call, kept * scores) + dropped + together
 
 
 def in_fp32(call: KernelCall) -> Array:

@@ -15,13 +15,14 @@ from itertools import accumulate
 from multiprocessing import get_context
 
 from costmodels import CostModelError
-from hardware_profiles import Bytes, Cluster, HardwareProfileError
+from hardware_profiles import TRAINED, Bytes, Cluster, HardwareProfileError, Software
 from planner.errors import PlannerError
 from planner.graph.operator_graph import OperatorGraph
 from planner.models.dimensions import TRACED_BATCH, Dimensions, build
 from planner.plan.binding.bind import bind
 from planner.plan.plan import INTERLEAVED, Plan, Prediction, Stage
 from planner.plan.prediction.predict import predict
+from planner.sharding.update import DEFAULT
 from planner.strategy_search.job import given_job
 from planner.strategy_search.objectives import plan_for
 from planner.validation.cells import PeakKind
@@ -257,8 +258,17 @@ def _priced(
 def _searched(run: Run, cluster: Cluster, graph: OperatorGraph) -> Plan:
     job: Job = run.job
     asked = given_job(graph, cluster, batch=TRACED_BATCH, global_batch=job.global_batch, precision=job.model.precision)
-    result = plan_for(asked.request(placing="fit", pinned=run.pinned), lambda _: None, lambda: False)
+    update = replace(DEFAULT, gradient_dtype=gradient_dtype(cluster.software, asked.precision))
+    request = asked.request(placing="fit", pinned=run.pinned, update=update)
+    result = plan_for(request, lambda _: None, lambda: False)
     return result.plan if run.stages is None else _cut(result.plan, run.stages, graph, cluster)
+
+
+def gradient_dtype(software: Software, precision: str) -> str:
+    """How a stack adds up and reduces gradients: in fp16 where it keeps nothing wider of them (`Stored.fp16`), else
+    as plans do. (Recipes of NVIDIA do so in bf16, too; what they hide of it was fitted to messages in fp32.)"""
+    narrow = precision == "fp16" and software.stored.fp16 == TRAINED[precision].nbytes
+    return "parameter" if narrow else DEFAULT.gradient_dtype
 
 
 def _cut(plan: Plan, layers: tuple[int, ...], graph: OperatorGraph, cluster: Cluster) -> Plan:

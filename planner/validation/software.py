@@ -22,6 +22,7 @@ of cuDNN a year later, and frameworks followed within half a year. What hides co
 flags of a row name.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -56,6 +57,9 @@ of December 2024)."""
 _MXFP8 = 0.90
 """Share of what products in fp8 save that scales for each 32 elements leave: fitted to the ratio of step times of five
 pairs of runs of Megatron Bridge on Blackwell that differ in nothing else (3.7 to 11.8% longer): docs/validate.md."""
+
+_BUCKET = 5e8
+"""Elements of gradients that DeepSpeed reduces at once (runtime/pipe/engine.py: MEMORY_OPT_ALLREDUCE_SIZE)."""
 
 _FUSED_EXPERTS = "26.06"
 """Container from which on recipes with experts in MXFP8 run as one CUDA graph, with fused kernels (Megatron Bridge)."""
@@ -195,10 +199,24 @@ def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
     if re.search(_NARROW_GRADIENTS, f"{words} {row.text('source').lower()}"):
         notes.append("gradients are kept in bf16, as the recipes of NVIDIA for benchmarks have it")
         stack = replace(stack, stored=replace(stack.stored, bf16=2.0, **_narrow_states(row)))
+    if stack.name == "deepspeed" and row.text("precision") == "bf16":
+        notes.append("gradients are reduced in fp32, in buckets of 500 million")
+        stack = replace(stack, buffers=stack.buffers + _flat_gradients(row))
     if "liger" in words:
         notes.append("the loss is computed a piece at a time, gated activations are made again, in place (Liger)")
         stack = replace(stack, loss="pieces", fused=True, gates_in_place=True)
     return stack
+
+
+def _flat_gradients(row: Row) -> float:
+    """Bytes by which the buffers of Megatron-DeepSpeed are larger in bf16 than in fp16, whose buckets of 16 bits are
+    among what devices reserve, as fitted to such runs: gradients in fp32 are copied into a flat tensor of `_BUCKET`
+    elements for their reduction (deepspeed/runtime/engine.py: allreduce_bucket). No block that activations have left
+    is as large, so that the allocator takes it beside them."""
+    shards = (row.integer("tp") or 1) * (row.integer("pp") or 1)
+    parameters = (row.parameters or math.inf) / shards
+    flat, cast, narrow = 4, 2, 2  # bytes of an element: in fp32, cast for the all-reduce, and in the bucket of fp16
+    return (flat + cast - narrow) * min(_BUCKET, parameters)
 
 
 def _narrow_states(row: Row) -> dict[str, float]:

@@ -1,12 +1,14 @@
 """The stack and the network that a row tells of."""
 
 import csv
+from itertools import product
 from pathlib import Path
 
 import pytest
 
-from hardware_profiles import Cluster, load_profile
+from hardware_profiles import Cluster, load_profile, load_software
 from planner.validation import read_rows
+from planner.validation.evaluate import gradient_dtype
 from planner.validation.rows import Row
 from planner.validation.software import machine_of_run, release_of, stated_bandwidth
 from tests.unit.validation.runs import row
@@ -240,3 +242,29 @@ def test_torchtitan_says_what_it_hides_and_gathers(tmp_path: Path) -> None:
     assert found.software.hidden.gathers == plain.software.hidden.gathers
     denied, _ = machine(tmp_path, 3, precision="fp8", other_flags="no async-tp; without float8")
     assert (denied.software.hidden, denied.software.gathers_narrow) == (plain.software.hidden, False)
+
+
+def test_deepspeed_copies_gradients_in_fp32_into_buckets(tmp_path: Path) -> None:
+    """500 million elements, or all that a device has: 4 bytes each, and 2 of their cast, where fp16 has 2."""
+    cut = {"other_flags": "Megatron-DeepSpeed", "tp": "8", "pp": "12"}
+    buffers = {}
+    for precision, size in product(("fp16", "bf16"), ("176", "9.6")):
+        cluster, _ = machine(tmp_path, 1, **cut, precision=precision, n_params_B=size)
+        buffers[precision, size] = cluster.software.buffers
+    assert buffers["bf16", "176"] - buffers["fp16", "176"] == 4 * 5e8
+    assert buffers["bf16", "9.6"] - buffers["fp16", "9.6"] == pytest.approx(4 * 9.6e9 / 96)
+
+
+@pytest.mark.parametrize(
+    ("stack", "precision", "dtype"),
+    [
+        ("deepspeed", "fp16", "parameter"),
+        ("deepspeed", "bf16", "mixed"),
+        ("megatron", "fp16", "parameter"),
+        ("megatron", "bf16", "mixed"),
+        ("fsdp", "bf16", "mixed"),
+        ("megatron", "fp32", "mixed"),
+    ],
+)
+def test_gradients_are_reduced_as_a_stack_keeps_them(stack: str, precision: str, dtype: str) -> None:
+    assert gradient_dtype(load_software(stack), precision) == dtype
