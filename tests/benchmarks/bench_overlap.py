@@ -33,7 +33,7 @@ from namespaces import INTERFACE, Network, network, why_not
 from timing import extent
 
 import planner
-from hardware_profiles import Cluster, load_profile
+from hardware_profiles import PYTORCH, Cluster, load_profile
 from planner.graph.operator_graph import OperatorGraph
 from planner.models.zoo import build_model
 from planner.plan.compare.repricing import repriced
@@ -65,7 +65,8 @@ class Case:
     overlaps: Variant
     model: str = "llama-tiny"
     global_batch: int = 16
-    late: bool = False  # whether gradients that wait are reduced behind the backward pass
+    late: bool = False  # whether what waits reduces gradients behind the backward pass, and receives when it needs it
+    schedule: str = "1f1b"  # where it overlaps
     chunks: int = 1  # of collectives under their products, where it overlaps
     experts: bool = False  # whether experts are exchanged under other work, where it overlaps
 
@@ -88,7 +89,15 @@ CASES = (
     Case(name="ZeRO-3 2", ranks=2, pinned={"data": 2, "zero": 3}, waits=(1, BLOCK), overlaps=(1, AHEAD)),
     Case(name="ZeRO-3 4", ranks=4, pinned={"data": 4, "zero": 3}, waits=(1, BLOCK), overlaps=(1, AHEAD)),
     Case(name="DP 2", ranks=2, pinned={"data": 2, "zero": 0}, waits=(1, BUCKETS), overlaps=(1, BUCKETS), late=True),
-    Case(name="PP 2", ranks=2, pinned={"pipeline": 2, **FOUR_PARTS}, waits=(1, ALONE), overlaps=(1, ALONE)),
+    Case(
+        name="PP 2",
+        ranks=2,
+        pinned={"pipeline": 2, **FOUR_PARTS},
+        waits=(1, ALONE),
+        overlaps=(1, ALONE),
+        late=True,
+        schedule="eager_1f1b",
+    ),
     Case(
         name="TP 2 x DP 2",
         ranks=4,
@@ -109,8 +118,8 @@ CASES = (
 )
 """What overlaps today: micro-batches in turn under tensor parallelism and dense messages beside experts, collectives of
 tensor parallelism in chunks under their products, weights ahead and gradients behind under ZeRO-3, buckets under the
-backward pass under data parallelism, experts under another micro-batch. Stages receive when they need it, so that PP is
-the same in both columns."""
+backward pass under data parallelism, experts under another micro-batch, transfers between stages with receives posted
+ahead and a warm-up that covers them. What waits for these is 1F1B that receives when it needs it."""
 
 
 def main() -> None:
@@ -136,7 +145,7 @@ def measured(case: Case, rounds: int) -> list[float]:
     graph, batch = traced(case.model)
     plans = {
         "waits": planned(case, case.waits, 1),
-        "overlaps": planned(case, case.overlaps, case.chunks, experts=case.experts),
+        "overlaps": planned(case, case.overlaps, case.chunks, experts=case.experts, schedule=case.schedule),
     }
     late = "waits" + LATER * case.late
     errors = []
@@ -149,7 +158,7 @@ def measured(case: Case, rounds: int) -> list[float]:
                 bandwidth = sent / (share * work)
                 base, steps = in_turns(told, net, (late, "overlaps"), bandwidth, rounds)
                 hidden = [1 - (step - own) / (sent / bandwidth) for step, own in zip(steps, base, strict=True)]
-                foreseen = predicted(plans, graph, batch, bandwidth, base[1])
+                foreseen = predicted(plans, graph, batch, bandwidth, base[1], late=case.late)
                 errors.append(abs(hidden[1] - foreseen))
                 print(
                     f"{case.name:12}{bandwidth / 1e6:>7.1f} MB/s{share:>11.0%}{steps[0]:>9.3f}{hidden[0]:>8.0%}"
@@ -173,12 +182,12 @@ def in_turns(
     return [found[name, None] for name in names], [found[name, bandwidth] for name in names]
 
 
-def planned(case: Case, variant: Variant, chunks: int, *, experts: bool = False) -> Plan:
+def planned(case: Case, variant: Variant, chunks: int, *, experts: bool = False, schedule: str = "1f1b") -> Plan:
     """The best plan of a case, which gathers and takes turns as said, with so many chunks of tensor parallelism, and
     with `experts` exchanged under other work."""
     interleave, update = variant
     pinned = Pinned(
-        **case.pinned, recompute="none", schedule="1f1b", interleave=1, virtual_stages=1, tensor_overlap=chunks,
+        **case.pinned, recompute="none", schedule=schedule, interleave=1, virtual_stages=1, tensor_overlap=chunks,
         expert_overlap=experts,
     )  # fmt: skip
     plan = planner.search(
@@ -198,17 +207,22 @@ def traced(model: str) -> tuple[OperatorGraph, int]:
     return trace(built.module, built.args, built.kwargs), built.batch
 
 
-def predicted(plans: Mapping[str, Plan], graph: OperatorGraph, batch: int, bandwidth: float, work: float) -> float:
+def predicted(
+    plans: Mapping[str, Plan], graph: OperatorGraph, batch: int, bandwidth: float, work: float, *, late: bool
+) -> float:
     """The share of what the plan that waits exposes that the other one hides, by the cost model, on processors as quick
-    as these."""
-    free = {name: _seconds(plan, graph, batch, UNLIMITED) for name, plan in plans.items()}
+    as these. Where it waits `late`, everything is priced as waited for."""
+
+    def seconds(name: str, bandwidth: float) -> float:
+        cluster = linked(plans[name].cluster.devices, bandwidth)
+        if late and name == "waits":
+            cluster = cluster.with_software(replace(PYTORCH, name="waits"))  # which hides nothing by itself
+        return repriced(plans[name], graph, batch, cluster).plan.prediction.step_seconds
+
+    free = {name: seconds(name, UNLIMITED) for name in plans}
     scale = free["overlaps"] / work  # seconds of the profile for one here
-    exposed = {name: _seconds(plan, graph, batch, bandwidth / scale) - free[name] for name, plan in plans.items()}
+    exposed = {name: seconds(name, bandwidth / scale) - free[name] for name in plans}
     return 1 - exposed["overlaps"] / exposed["waits"]
-
-
-def _seconds(plan: Plan, graph: OperatorGraph, batch: int, bandwidth: float) -> float:
-    return repriced(plan, graph, batch, linked(plan.cluster.devices, bandwidth)).plan.prediction.step_seconds
 
 
 def linked(devices: int, bandwidth: float) -> Cluster:

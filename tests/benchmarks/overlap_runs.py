@@ -3,7 +3,8 @@
     stdin   NAME ROUNDS      of a plan file in the folder, and how often; the end of the input ends the rank
     stdout  {"plan": NAME, "seconds": [...]}      rank 0: seconds of each step from barrier to barrier
 
-All plans are set up first, and are for one model. "NAME!" times a plan without reductions under the backward pass.
+All plans are set up first, and are for one model. "NAME!" times a plan without reductions under the backward pass, and
+without receives that are posted ahead.
 """
 
 import json
@@ -22,10 +23,11 @@ from planner.plan.plan import PRECISIONS
 from runtime.comm.device_mesh import Communicators, current_device, local_rank, start_processes
 from runtime.data.datasets import synthetic_batch
 from runtime.step.arguments import Arguments
+from runtime.step.receiving import Line
 from runtime.step.training_step import TrainingStep, parallelize
 
 WAITING = "!"
-"""Behind a name: gradients are reduced when the backward pass is over."""
+"""Behind a name: gradients are reduced when the backward pass is over, stages receive when they need what comes."""
 
 
 def prepared(folder: Path) -> dict[str, tuple[TrainingStep, list[torch.Tensor]]]:
@@ -54,9 +56,15 @@ def prepared(folder: Path) -> dict[str, tuple[TrainingStep, list[torch.Tensor]]]
 def timed(step: TrainingStep, batch: list[torch.Tensor], rounds: int, *, waits: bool) -> list[float]:
     """Seconds of some steps, after one that warms up."""
     reduction, seconds = step.rank.optimizer.reduction, []
-    begin = reduction.begin
+    begin, take, post = reduction.begin, Line.take, Line.post
+
+    def when_needed(line: Line) -> list[torch.Tensor]:
+        post(line)
+        return [line._landed(line.coming.popleft()) for _ in range(len(line.coming))]
+
     if waits:
         reduction.begin = _nothing  # type: ignore[method-assign]
+        Line.take, Line.post = when_needed, _nothing  # type: ignore[method-assign,assignment]
     try:
         for number in range(rounds + 1):
             dist.barrier()
@@ -67,11 +75,12 @@ def timed(step: TrainingStep, batch: list[torch.Tensor], rounds: int, *, waits: 
                 seconds.append(time.perf_counter() - started)
     finally:
         reduction.begin = begin  # type: ignore[method-assign]
+        Line.take, Line.post = take, post  # type: ignore[method-assign]
     return seconds
 
 
-def _nothing() -> None:
-    """No reduction starts early."""
+def _nothing(*_: object) -> None:
+    """No reduction starts early, and no receive is posted."""
 
 
 def main() -> None:

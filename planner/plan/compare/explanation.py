@@ -16,6 +16,7 @@ from planner.plan.prediction.step import (
     COVERED,
     GATHERED_AHEAD,
     PIPELINE_BUBBLE,
+    REDUCED_AHEAD,
     UNCOVERED,
     UNDER_EXCHANGE,
     UNDER_PRODUCTS,
@@ -43,6 +44,7 @@ RESOURCE_OF = {
     GATHERED_AHEAD: "communication",  # less than nothing: what other blocks compute meanwhile
     UNDER_PRODUCTS: "communication",  # likewise: what its products compute meanwhile
     UNDER_EXCHANGE: "communication",  # likewise: what runs beside experts
+    REDUCED_AHEAD: "communication",  # likewise: what the last backward pass computes meanwhile
     BETWEEN_STAGES: "communication",  # likewise: what a rank computes, or waits for its turn, meanwhile
     COVERED: "communication",  # less than nothing, too
     PIPELINE_BUBBLE: "pipeline bubble",

@@ -19,7 +19,7 @@ from hardware_profiles.run_record import TERMS, MeasuredRun, RankTerms, RunPlan
 from planner.errors import RequestError
 from planner.plan.plan import Plan, Prediction
 from planner.plan.prediction.stage_cost import GATHERING, REDUCING
-from planner.plan.prediction.step import BETWEEN_STAGES
+from planner.plan.prediction.step import BETWEEN_STAGES, REDUCED_AHEAD
 
 Clock: TypeAlias = Literal["wall", "cpu"]
 
@@ -36,6 +36,7 @@ _PARTS: Mapping[str, str] = {
     "pipeline bubble": "transfer",
     "optimizer": "update",
     "gradient reduction": "reduction",
+    REDUCED_AHEAD: "reduction",
     "weight gathering": "reduction",
 }
 """Terms of the parts of a prediction; parts that are not here are the `rest`."""

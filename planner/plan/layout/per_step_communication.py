@@ -42,11 +42,13 @@ NORM_BYTES = 4.0
 
 @dataclass(kw_only=True)
 class OnceCost:
-    """Seconds beyond the additive ones and messages, by the part of the time; bytes that buckets take on their way."""
+    """Seconds beyond the additive ones and messages, by the part of the time; bytes that buckets take on their way; and
+    the seconds of each bucket of gradients that starts in the backward pass."""
 
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     messages: Counter[tuple[str, Message]] = field(default_factory=Counter)
     flat: float = 0.0
+    early: list[tuple[Bucket, float]] = field(default_factory=list)
 
     def add(self, part: str, message: Message, seconds: float) -> None:
         self.seconds[part] += seconds
@@ -62,13 +64,17 @@ def once_of(bound: BoundPlan, held: Collection[str], cluster: Cluster, pricers: 
         ("gradient reduction", starts.buckets, pricers.sums),
         ("weight gathering", gathered, pricers.updated),
     ):
-        for bucket in buckets:
+        for place, bucket in enumerate(buckets):
+            travels = 0.0
             for number, message in enumerate(bucket_messages(bucket)):
                 assert message.axis is not None, "gradients and weights stay within a stage"
                 whole = pricer.exposed * message_seconds(message, bound.plan.mesh, cluster)
                 alone = (member.nbytes[number] for member in bucket.members)
                 shares = (pricer.message_seconds(message.kind, message.axis, nbytes) for nbytes in alone)
                 cost.add(part, message, whole - sum(shares))
+                travels += whole
+            if part == "gradient reduction" and place < starts.early:
+                cost.early.append((bucket, travels))
     for broadcast in broadcasts_of(bound, owners_of(bound, held)):
         cost.flat = max(cost.flat, broadcast.flat)
         for message in broadcast.messages:

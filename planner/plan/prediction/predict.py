@@ -38,9 +38,11 @@ from planner.plan.prediction.step import (
     COVERED,
     GATHERED_AHEAD,
     PIPELINE_BUBBLE,
+    REDUCED_AHEAD,
     UNCOVERED,
     UNDER_EXCHANGE,
     UNDER_PRODUCTS,
+    bucketed,
     step_of,
 )
 from planner.plan.prediction.walk import hides, walks_of
@@ -144,7 +146,10 @@ def _assemble(
     exchanged = m * sum(one.exchanged for one in passes)
     if exchanged:
         time.append((UNDER_EXCHANGE, -exchanged))
-    if hides(cluster) or under or exchanged:
+    buckets = bucketed(busiest.chunks)
+    if buckets:
+        time.append((REDUCED_AHEAD, -buckets))
+    if hides(cluster) or under or exchanged or buckets:
         time.append((UNCOVERED, step.uncovered))
     if plan.training.interleave > 1 or runs_in_pairs(plan):
         time.append((COVERED, -step.covered))

@@ -14,7 +14,8 @@ longer:
                                                              where receives are not posted ahead
     transfers   else from the end of the pass that makes what they bring, one after the other on each rank
     reductions  hidden: in buckets of blocks, as the last backward pass of their chunk makes them, one after the other;
-                the rest behind the last pass of the rank, and behind them
+                the rest behind the last pass of the rank, and behind them; buckets of our runtime likewise, each from
+                when it is full (`planner.plan.prediction.bucket_overlap`)
     weights     hidden: under what is left of the forward work of a micro-batch, the first of the next step; the rest
                 at the end
 
@@ -74,6 +75,9 @@ UNDER_EXCHANGE = "exchange of experts under computation"
 
 BETWEEN_STAGES = "stage transfers under computation"
 """What comes from other stages while a rank computes, or waits for its turn; negative."""
+
+REDUCED_AHEAD = "reduction under computation"
+"""Buckets of gradients that go while the last backward pass runs; negative. What is longer is uncovered."""
 
 AHEAD = "launches ahead"
 """What a host saves that launches the operators of a block while longer kernels before them still run; negative."""
@@ -203,7 +207,8 @@ class ChunkCost:
     """Sums of one chunk of a rank, which takes `interleave` micro-batches a turn, in so many `slices`; `later` is the
     part of the backward pass that has a turn of its own, where the schedule takes it apart; forward turns may be
     `paired` with backward turns of the other chunk; `reductions` and `weights` are the hidden seconds once a step.
-    `receives_ahead`: whether what comes from other stages travels while the rank computes."""
+    `receives_ahead`: whether what comes from other stages travels while the rank computes. `buckets` of
+    gradients start under the last backward pass, so many seconds with each block, the last first."""
 
     blocks: int
     forward: PassCost = field(default_factory=PassCost)
@@ -213,6 +218,7 @@ class ChunkCost:
     slices: int = 1
     paired: bool = False
     receives_ahead: bool = False
+    buckets: tuple[float, ...] = ()
     reductions: float = 0.0
     weights: float = 0.0
 
@@ -267,6 +273,7 @@ def step_of(
         charged.append(
             micro_batches * chunks[rank][0].slices * sum(one.work + one.waits_of(ahead=ahead) for one in passes)
             + sum(once[rank].values())
+            - bucketed(chunks[rank])
         )
     busiest = own.index(max(own))
     more = own[busiest] - charged[busiest]
@@ -354,14 +361,14 @@ def rank_seconds(chunks: Sequence[ChunkCost], once: Mapping[str, float]) -> Rank
     excess = max(0.0, sum(chunk.weights for chunk in chunks) - room)
     timed = []
     for number, chunk in enumerate(chunks):  # backwards end with the first chunk
-        rest = once["gradient reduction"] if number == 0 else 0.0
+        rest = max(0.0, once["gradient reduction"] - bucketed(chunks)) if number == 0 else 0.0
         count, ahead = max(1, chunk.blocks) if chunk.reductions else 0, chunk.receives_ahead
         timed.append(
             ChunkSeconds(
                 forward=chunk.forward.turns(chunk.interleave, chunk.slices, ahead=ahead),
                 backward=chunk.backward.turns(chunk.interleave, chunk.slices, backward=True, ahead=ahead),
                 weight_gradient=() if chunk.later is None else chunk.later.turns(1, 1),
-                reductions=(*[chunk.reductions / count] * count, rest) if count else (rest,),
+                reductions=(*(chunk.buckets or [chunk.reductions / max(1, count)] * count), rest),
             )
         )
     return RankSeconds(
@@ -370,6 +377,11 @@ def rank_seconds(chunks: Sequence[ChunkCost], once: Mapping[str, float]) -> Rank
         optimizer=once["optimizer"] + once.get("offload", 0.0) + once.get("weights going back", 0.0),
         weight_gather=once["weight gathering"] + excess,
     )
+
+
+def bucketed(chunks: Sequence[ChunkCost]) -> float:
+    """Seconds of the buckets of a rank that start under its backward passes."""
+    return sum(sum(chunk.buckets) for chunk in chunks)
 
 
 def _saved_in_pairs(chunks: Sequence[ChunkCost], number: int) -> float:

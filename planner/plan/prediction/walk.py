@@ -28,6 +28,7 @@ from planner.plan.layout.segments import Segment, segments_by_stage
 from planner.plan.layout.stage_cut import crossing_values
 from planner.plan.layout.weight_offload import block_of_offloaded
 from planner.plan.offload_checks import owners_fault
+from planner.plan.prediction.bucket_overlap import slots_of
 from planner.plan.prediction.charges import UNCHARGED, Phase, Times, charge
 from planner.plan.prediction.coalesced_collectives import Together
 from planner.plan.prediction.exchange_overlap import ExchangeOverlap
@@ -236,6 +237,9 @@ class Walk:
         for (part, message), times in once.messages.items():
             charge(cost.messages, part, "", message, {"update": times})
         cost.memory["transient"] += once.flat
+        if self.cluster.software.name == PYTORCH.name and not self.update.served:
+            for number, slots in slots_of(self.bound, used, once.early).items():
+                cost.chunks[number].buckets = tuple(slots)
         self._updates(cost, rank)
         self._crossings(cost, rank, live)
         self._loss(cost, rank)

@@ -25,6 +25,7 @@ STEP = {
     "tensor parallelism under computation": "@bubble",
     "exchange of experts under computation": "@bubble",
     "stage transfers under computation": "@bubble",
+    "reduction under computation": "@bubble",
     "pipeline bubble": "@bubble",
     "launches ahead": "@bubble",
     "covered by other micro-batches": "@bubble",

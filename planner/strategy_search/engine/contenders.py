@@ -49,6 +49,7 @@ class Contender:
 
     def least_step(self, *, any_order: bool = False) -> float:
         """No step of what was found takes less; in `any_order` of turns none takes less than its ranks work."""
+        hidden = self.pipeline_of_kinds.chain.tables.update.bucketed  # gradients, which updates wait for
         setting, parts, steps = setting_of(self.configuration, math.inf), [], []
         for rank, filling in enumerate(self.outcome.ranks):
             ends = [column.amounts for column in (filling.head, filling.tail) if column is not None]
@@ -62,7 +63,7 @@ class Contender:
             )
             waits = max(alone, excess)  # which counts that block, too
             parts.append(sum(a.part for a in amounts) + waits)  # transfers may be hidden
-            steps.append(sum(a.step for a in amounts))
+            steps.append(0.0 if hidden else sum(a.step for a in amounts))
         if any_order or not SCHEDULES[self.configuration.schedule].in_rows:  # which another order may beat
             return max(setting.micro_batches * part + step for part, step in zip(parts, steps, strict=True))
         return least_step_time(parts, steps, setting.micro_batches, setting.chunks)

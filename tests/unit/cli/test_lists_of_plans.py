@@ -21,6 +21,7 @@ from planner.plan.prediction.step import (
     COVERED,
     GATHERED_AHEAD,
     PIPELINE_BUBBLE,
+    REDUCED_AHEAD,
     UNCOVERED,
     UNDER_EXCHANGE,
     UNDER_PRODUCTS,
@@ -101,7 +102,7 @@ def test_launches_ahead_are_explained(plan: Any) -> None:
 
 def test_every_part_of_the_time_has_a_resource_and_a_colour() -> None:
     parts = {*TIME_PER_MICRO_BATCH, *TIME_PER_STEP, PIPELINE_BUBBLE, UNCOVERED, COVERED, AHEAD, UNDER_PRODUCTS}
-    parts |= {UNDER_EXCHANGE, BETWEEN_STAGES}
+    parts |= {UNDER_EXCHANGE, BETWEEN_STAGES, REDUCED_AHEAD}
     assert set(RESOURCE_OF) <= set(STEP)  # and a colour
     assert set(RESOURCE_OF) == parts | {OFFLOAD, ACTIVATIONS, FETCHED, RETURNED, BESIDE, GATHERED_AHEAD}
 
