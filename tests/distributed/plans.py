@@ -316,6 +316,14 @@ class Loss(nn.Module):
         )
 
 
+def frozen_experts() -> nn.Module:
+    """Experts that are not trained; gradients go through them to what is."""
+    model = Llama(MIXTURE)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".experts." not in name)
+    return model
+
+
 MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "llama": lambda: Llama(LLAMA),
     "llama64": lambda: Llama(LLAMA).double(),
@@ -332,6 +340,8 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "gpt-untied": lambda: GPT(replace(GPT_CONFIG, tied_embeddings=False)),
     "mixture": lambda: Llama(MIXTURE),
     "mixture4": lambda: Llama(replace(MIXTURE, num_layers=4)),
+    "mixture64": lambda: Llama(MIXTURE).double(),
+    "mixture-frozen": frozen_experts,
     "capped": lambda: Llama(replace(MIXTURE, capacity_factor=0.75)),
     "balanced": lambda: Llama(replace(MIXTURE, balance_loss=0.1, balance_speed=0.5)),
     "deepseek": lambda: Deepseek(DEEPSEEK),

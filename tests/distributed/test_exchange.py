@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from planner.graph.fp8 import Fp8
 from tests.long_lists import rarely
 
 FULL = {"recomputation": "full"}
@@ -16,8 +17,10 @@ IN_PAIRS = {"stages": (1,) * 4, "virtual_stages": 2, "schedule": "dualpipe_v", "
 """Forward turns run together with backward turns."""
 TOLERANCE = 1e-5
 
-PAIRS: list[tuple[str, str, tuple[int, ...], int, dict[str, Any]]] = [
+PAIRS: list[Any] = [
     ("mixture", "samples", (2, 1), 3, FULL),
+    pytest.param("mixture-frozen", "samples", (2, 1), 3, FULL, marks=pytest.mark.thorough),
+    pytest.param("mixture64", "samples", (2, 1), 3, {"fp8": Fp8(recipe="rowwise"), **FULL}, marks=pytest.mark.thorough),
     *rarely(
         [
             ("mixture", "samples", (2, 1), 4, {}),
@@ -26,6 +29,9 @@ PAIRS: list[tuple[str, str, tuple[int, ...], int, dict[str, Any]]] = [
             ("mixture", "folded", (1, 2), 4, {"chunks": 1}),
             ("mixture", "zero3", (2, 1), 3, {"gathers": "ahead"}),
             ("mixture", "samples", (2, 1), 0, {**TURNS, **FULL}),
+            ("mixture-frozen", "samples", (2, 1), 3, {}),
+            ("mixture64", "samples", (2, 1), 3, {"fp8": Fp8(recipe="tensorwise")}),
+            ("mixture64", "zero3", (2, 1), 2, {"fp8": Fp8(recipe="rowwise"), **SELECTIVE}),
             ("deepseek-direct", "samples", (2, 1), 0, {**TURNS, **SELECTIVE}),
         ]
     ),
