@@ -19,7 +19,7 @@ from hardware_profiles.run_record import TERMS, MeasuredRun, RankTerms, RunPlan
 from planner.errors import RequestError
 from planner.plan.plan import Plan, Prediction
 from planner.plan.prediction.stage_cost import GATHERING, REDUCING
-from planner.plan.prediction.step import BETWEEN_STAGES, REDUCED_AHEAD
+from planner.plan.prediction.step import BETWEEN_STAGES, REDUCED_AHEAD, UNCOVERED
 
 Clock: TypeAlias = Literal["wall", "cpu"]
 
@@ -98,8 +98,10 @@ class RunComparison:
 def predicted_terms(prediction: Prediction) -> dict[str, Seconds]:
     """A prediction by the terms of a record; they sum to its step."""
     found = dict.fromkeys(TERMS, 0.0)
+    buckets = any(part == REDUCED_AHEAD for part, _ in prediction.time)  # what is left of them is waited for at the end
+    parts = {**_PARTS, UNCOVERED: "reduction"} if buckets else _PARTS
     for part, seconds in prediction.time:
-        found[_PARTS.get(part, "rest")] += seconds
+        found[parts.get(part, "rest")] += seconds
     return found
 
 

@@ -21,25 +21,35 @@ from planner.sharding.buckets import Bucket
 def slots_of(
     bound: BoundPlan, used: Mapping[str, int], early: Iterable[tuple[Bucket, Seconds]]
 ) -> dict[int, list[Seconds]]:
-    """For each chunk of a rank that makes buckets of gradients, the seconds of those that start with each of its
-    blocks, the last block first. `used` has the chunk of every parameter of the rank, `early` the buckets that start in
-    its backward pass and the seconds that each travels."""
-    blocks, consumers = bound.blocks, bound.graph.consumers
-    held: dict[int, list[int]] = {}
+    """For each chunk of a rank that makes buckets of gradients, the seconds of those that start behind each part of its
+    backward pass: what follows the blocks, where the chunk has it, and each of its blocks, the last block first. What
+    comes before the blocks is through with the first of them, at the end of the pass. Where nothing repeats the
+    buckets are parts of equal length. `used` has the chunk of every parameter of the rank, `early` the buckets that
+    start in its backward pass and the seconds that each travels."""
+    consumers = bound.graph.consumers
+    parts: dict[int, set[int]] = {}
     for name, chunk in used.items():
         for at in consumers.get(name, ()) if name in bound.parameters else ():
-            number = blocks.block_of(at)
-            if number is not None and number not in held.setdefault(chunk, []):
-                held[chunk].append(number)
-    order = {chunk: sorted(numbers, reverse=True) for chunk, numbers in held.items()}
+            parts.setdefault(chunk, set()).add(_part(bound, at))
     found: dict[int, list[Seconds]] = {}
     for bucket, seconds in early:
         last = bucket.members[-1].name
-        chunk, first = used[last], min(consumers[last])
-        numbers, number = order.get(chunk, []), blocks.block_of(first)
-        slots = found.setdefault(chunk, [0.0] * max(1, len(numbers)))
-        if number in numbers:
-            slots[numbers.index(number)] += seconds
-        else:  # of what follows the blocks, or comes before them
-            slots[0 if first >= blocks.stop else -1] += seconds
+        chunk, part = used[last], _part(bound, min(consumers[last]))
+        order = sorted(parts[chunk] - {_BEFORE}, reverse=True)
+        if not bound.blocks.count:
+            found.setdefault(chunk, []).append(seconds)
+            continue
+        slots = found.setdefault(chunk, [0.0] * max(1, len(order)))
+        slots[order.index(part) if part in order else -1] += seconds
     return found
+
+
+_BEFORE = -1
+
+
+def _part(bound: BoundPlan, at: int) -> int:
+    """The block of an operator, one more than the last block behind them, and -1 before them."""
+    number = bound.blocks.block_of(at)
+    if number is not None:
+        return number
+    return bound.blocks.count if at >= bound.blocks.stop else _BEFORE

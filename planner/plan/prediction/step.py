@@ -208,7 +208,7 @@ class ChunkCost:
     part of the backward pass that has a turn of its own, where the schedule takes it apart; forward turns may be
     `paired` with backward turns of the other chunk; `reductions` and `weights` are the hidden seconds once a step.
     `receives_ahead`: whether what comes from other stages travels while the rank computes. `buckets` of
-    gradients start under the last backward pass, so many seconds with each block, the last first."""
+    gradients start behind equal parts of the last backward pass, so many seconds behind each."""
 
     blocks: int
     forward: PassCost = field(default_factory=PassCost)
@@ -368,7 +368,7 @@ def rank_seconds(chunks: Sequence[ChunkCost], once: Mapping[str, float]) -> Rank
                 forward=chunk.forward.turns(chunk.interleave, chunk.slices, ahead=ahead),
                 backward=chunk.backward.turns(chunk.interleave, chunk.slices, backward=True, ahead=ahead),
                 weight_gradient=() if chunk.later is None else chunk.later.turns(1, 1),
-                reductions=(*(chunk.buckets or [chunk.reductions / max(1, count)] * count), rest),
+                reductions=_reductions(chunk, count, rest),
             )
         )
     return RankSeconds(
@@ -377,6 +377,14 @@ def rank_seconds(chunks: Sequence[ChunkCost], once: Mapping[str, float]) -> Rank
         optimizer=once["optimizer"] + once.get("offload", 0.0) + once.get("weights going back", 0.0),
         weight_gather=once["weight gathering"] + excess,
     )
+
+
+def _reductions(chunk: ChunkCost, count: int, rest: float) -> tuple[float, ...]:
+    """Seconds of what is reduced behind equal parts of the last backward pass of a chunk, `count` of them where the
+    software hides a share of all gradients, and behind the pass."""
+    if chunk.buckets:
+        return (*chunk.buckets[:-1], chunk.buckets[-1] + rest)
+    return (*[chunk.reductions / max(1, count)] * count, rest)
 
 
 def bucketed(chunks: Sequence[ChunkCost]) -> float:
