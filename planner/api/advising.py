@@ -1,6 +1,6 @@
 """What a configuration would take, the best that its engine can do, and the way there, cheapest change first.
 
-    as it is ──micro-batches──▶ · ──recomputation──▶ · ──ZeRO──▶ · ──degrees──▶ the best
+    as it is ──micro-batches──▶ · ──recomputation──▶ · ──offload──▶ · ──ZeRO──▶ · ──degrees──▶ the best
 
 A change is cheap where it takes a line and no checkpoint has to be made anew for it. Changes are made one after the
 other and priced with those before them, so what they save sums to the whole. One that makes no plan by itself is made
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("micro-batches", ("micro_batch", "micro_batches", "interleave", "slices")),
     ("recomputation", ("full", "selective", "kept")),
+    ("offload", ("states_at", "weights_at")),
     ("ZeRO", ("zero", "replicas", "update")),
     (
         "degrees",
@@ -153,6 +154,10 @@ def words_of(d: "Description", names: tuple[str, ...]) -> str:
         found.append(f"{d.micro_batches} of {d.micro_batch}")
     if "full" in names:
         found.append(_recomputation(d))
+    if "states_at" in names:
+        away = {"states": d.states_at, "weights": d.weights_at}
+        words = [f"{what} on the {where}" for what, where in away.items() if where != "device"]
+        found.append(" and ".join(words) or "nothing offloaded")
     if "zero" in names:
         found.append(f"ZeRO {d.zero}" + (f" in {d.replicas} copies" if d.replicas > 1 else ""))
     if "data" in names:

@@ -21,7 +21,8 @@ from planner.export.files.arguments import options_in
 from planner.export.files.toml import changed_toml
 from planner.export.target import Job, Target
 
-Settings = Mapping[str, Any]
+Path = tuple[str, ...]
+Settings = Mapping[Path, Any]
 _SHELL = ("megatron", "mindspeed")
 _ABSENT = object()
 
@@ -34,24 +35,36 @@ def edited(target: Target, text: str, before: Job, after: Description) -> str:
         name: new.get(name, _ABSENT) for name in {**old, **new} if old.get(name, _ABSENT) != new.get(name, _ABSENT)
     }
     if target.name == "torchtitan" and not re.search(r"^def ", text, re.MULTILINE):
-        return changed_toml(text, {path: None if value is _ABSENT else value for path, value in changes.items()})
+        return changed_toml(text, {".".join(at): None if value is _ABSENT else value for at, value in changes.items()})
     if target.name == "deepspeed":
         return _edited_json(text, changes)
     if target.name in ("mindformers", "accelerate") and not re.search(r"^base_model:", text, re.MULTILINE):
-        return _edited_yaml(text, changes)
-    words = ", ".join(f"{name} {'left out' if value is _ABSENT else value}" for name, value in sorted(changes.items()))
+        return _edited_yaml(text, _without_empty_sections(changes, new))
+    words = ", ".join(
+        f"{'.'.join(path)} {'left out' if value is _ABSENT else value}" for path, value in sorted(changes.items())
+    )
     raise ExportError(f"such files of {target.name} are not rewritten; the settings to change are {words:.400}")
 
 
-def _written(target: Target, job: Job) -> dict[str, Any]:
+def _without_empty_sections(changes: Settings, new: Settings) -> dict[Path, Any]:
+    """Changes in which a section below another one that has nothing left goes as a whole."""
+    kept = {path[:depth] for path in new for depth in range(1, len(path) + 1)}
+    found: dict[Path, Any] = {}
+    for path, value in changes.items():
+        shown = next((path[:depth] for depth in range(2, len(path)) if path[:depth] not in kept), path)
+        found[shown if value is _ABSENT else path] = value
+    return found
+
+
+def _written(target: Target, job: Job) -> dict[Path, Any]:
     """The settings of a description as the engine has them, by name or path."""
     text = target.write(job)[target.main]
     if target.name == "nemo":
-        return dict(re.findall(r"^recipe\.(\S+) = (.*)$", text, re.MULTILINE))
+        return {(name,): value for name, value in re.findall(r"^recipe\.(\S+) = (.*)$", text, re.MULTILINE)}
     if target.name == "megatron-bridge":
-        return dict(re.findall(r"^cfg\.(\S+) = (.*)$", text, re.MULTILINE))
+        return {(name,): value for name, value in re.findall(r"^cfg\.(\S+) = (.*)$", text, re.MULTILINE)}
     if target.name in _SHELL:
-        return {name: " ".join(values) for name, values in options_in(text).all}
+        return {(name,): " ".join(values) for name, values in options_in(text).all}
     if target.main.endswith(".toml"):
         return _flat(parse_toml(text, replace(SETTINGS, finite=False)))
     if target.main.endswith(".json"):
@@ -61,17 +74,17 @@ def _written(target: Target, job: Job) -> dict[str, Any]:
     return _flat(parse_yaml(text))
 
 
-def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _flat(content: Mapping[str, Any], above: Path = ()) -> dict[Path, Any]:
+    found: dict[Path, Any] = {}
     for key, value in content.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        found |= _flat(value, (*above, key)) if isinstance(value, Mapping) else {(*above, key): value}
     return found
 
 
 def _edited_json(text: str, changes: Settings) -> str:
     content = parse_json(text, SETTINGS)
     for path, value in changes.items():
-        *sections, key = path.split(".")
+        *sections, key = path
         place = content
         for section in sections:
             place = place.setdefault(section, {})
@@ -88,36 +101,59 @@ def _edited_json(text: str, changes: Settings) -> str:
 def _edited_yaml(text: str, changes: Settings) -> str:
     lines = (text if text.endswith("\n") else f"{text}\n").splitlines(keepends=True)
     for path, value in sorted(changes.items()):
-        *sections, key = path.split(".")
-        first, last, indent = _block(lines, sections)
+        *sections, key = path
+        place = _block(lines, sections, make=value is not _ABSENT)
+        if place is None:
+            continue
+        first, last, indent = place
         written = "" if value is _ABSENT else json.dumps(value).strip('"')
-        for at in range(first, last):
-            head = f"{indent}{key}:"
-            if lines[at].startswith(head):
-                _, mark, comment = lines[at].rstrip("\n").partition("#")
-                tail = f"  #{comment}" if mark else ""
-                lines[at] = "" if value is _ABSENT else f"{head} {written}{tail}\n"
-                break
-        else:
-            if value is not _ABSENT and last >= 0:
-                lines.insert(last, f"{indent}{key}: {written}\n")
+        at = _line_of(lines, key, first, last, indent)
+        if at is not None:
+            _, mark, comment = lines[at].rstrip("\n").partition("#")
+            tail = f"  #{comment}" if mark else ""
+            end = _end_of(lines, at, last, indent)
+            lines[at:end] = [] if value is _ABSENT else [f"{indent}{_quoted(key)}: {written}{tail}\n"]
+        elif value is not _ABSENT:
+            lines.insert(last, f"{indent}{_quoted(key)}: {written}\n")
     return "".join(lines)
 
 
-def _block(lines: list[str], sections: list[str]) -> tuple[int, int, str]:
-    """The lines of a section, made at the end where there is none, and what its keys stand behind."""
+def _quoted(key: str) -> str:
+    """A key as YAML has it."""
+    return key if re.fullmatch(r"[\w-]+", key) else "'" + key.replace("'", "''") + "'"
+
+
+def _line_of(lines: list[str], key: str, first: int, last: int, indent: str) -> int | None:
+    """The line of a key of a section, in quotes or not; None where it has none."""
+    head = re.compile(rf"{indent}(['\"]?){re.escape(key)}\1[ \t]*:")
+    return next((at for at in range(first, last) if head.match(lines[at])), None)
+
+
+def _end_of(lines: list[str], at: int, last: int, indent: str) -> int:
+    """The line behind a key and all that stands below it. A list may stand as far left as its key."""
+    end = at + 1
+    for n in range(at + 1, last):
+        inside = re.match(rf"{indent}([ \t]+[^ \t\n#]|- )", lines[n])
+        if inside is None and lines[n].strip() and not lines[n].lstrip().startswith("#"):
+            break
+        if inside is not None:
+            end = n + 1
+    return end
+
+
+def _block(lines: list[str], sections: list[str], make: bool) -> tuple[int, int, str] | None:
+    """The lines of a section, and what its keys stand behind. Where there is none it is made at the end, or None."""
     first, last, indent = 0, len(lines), ""
     for section in sections:
-        at = next((n for n in range(first, last) if re.match(rf"{indent}{re.escape(section)}:", lines[n])), None)
+        at = _line_of(lines, section, first, last, indent)
         if at is None:
-            lines.insert(last, f"{indent}{section}:\n")
+            if not make:
+                return None
+            lines.insert(last, f"{indent}{_quoted(section)}:\n")
             at, last = last, last + 1
-        following = (
-            n
-            for n in range(at + 1, last)
-            if re.match(rf"{indent}\S", lines[n]) and not lines[n].lstrip().startswith("#")
-        )
-        first, last = at + 1, next(following, last)
-        inner = next((re.match(r"\s*", line) for line in lines[first:last] if line.strip()), None)
+        elif make:  # a value that stands there gives way to the section
+            lines[at] = re.sub(r"^([^:#]*:)[ \t]*[^\s#&][^#\n]*?([ \t]*(?:#.*)?\n)$", r"\1\2", lines[at])
+        first, last = at + 1, _end_of(lines, at, last, indent)
+        inner = next((re.match(r"\s*", line) for line in lines[first:last] if line.strip() and line[0] != "#"), None)
         indent = inner[0] if inner is not None and len(inner[0]) > len(indent) else indent + "  "
     return first, last, indent

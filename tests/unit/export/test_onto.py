@@ -1,15 +1,17 @@
 """A plan written into an existing configuration keeps what no plan says."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
-from planner.export.description import ExportError
+from planner.api.advising import _GROUPS
+from planner.export.description import Description, ExportError
 from planner.export.files.yaml_files import parse_yaml
 from planner.export.onto import written_onto
 from planner.export.target import Facts, Job
 from planner.export.targets import TARGETS
+from planner.plan.layout.kept import Kept
 from tests.unit.export.descriptions import architecture
 
 PUBLISHED = Path(__file__).parents[2] / "data" / "published"
@@ -51,6 +53,46 @@ def test_what_a_plan_changes_is_changed_and_the_rest_stays() -> None:
     assert {"  model_parallel: 4", "  data_parallel: 2", "  use_seq_parallel: false"} <= lines
     assert target.read(again, LLAMA).description == changed
     assert "strategy_ckpt_save_file: ./ckpt_strategy.ckpt" in again
+
+
+QWEN = """parallel_config:  # of 8
+  data_parallel: 4
+  pipeline_stage: 2
+  micro_batch_num: 16
+# what is computed again
+recompute_config:
+  recompute: [7, 7]
+  select_recompute:
+    'feed_forward\\.mul': [14, 14]
+    'feed_forward\\.w1\\.activation\\.silu': [14, 14]
+
+    'feed_forward\\.w2\\.reshape': [14, 14]  # ours
+  parallel_optimizer_comm_recompute: False  # stays
+runner_config:
+  batch_size: 1
+"""
+
+
+def test_keys_in_quotes_and_whole_sections_of_yaml_are_changed() -> None:
+    target, facts = TARGETS["mindformers"], Facts(layers=28, devices=8, architecture=None, sequence_length=8192)
+    before = target.read(QWEN, facts).description
+    assert (before.full, before.selective) == ((7, 7), (7, 7))
+    job = Job(model="qwen2.5-7b", description=before, architecture=None, per_node=8)
+    plain = replace(before, selective=(0, 0), kept=Kept(), full=(3, 0))
+    text = written_onto(target, QWEN, facts, replace(job, description=plain))
+    assert "feed_forward" not in text
+    assert "  parallel_optimizer_comm_recompute: False  # stays" in text
+    assert target.read(text, facts).description == plain
+    off = text.replace("recompute_config:\n", "recompute_config:\n  select_recompute: False  # off\n")
+    back = written_onto(target, off, facts, job)
+    assert target.read(back, facts).description == before
+    assert {"  data_parallel: 4", "# what is computed again"} <= set(back.splitlines())
+
+
+def test_advice_names_every_field_in_which_a_better_plan_may_differ() -> None:
+    named = {name for _, names in _GROUPS for name in names}
+    of_the_training = {"precision", "optimizer", "sequence_length", "imbalance", "fp8"}
+    assert {field.name for field in fields(Description)} == named | of_the_training
 
 
 def test_scripts_are_not_rewritten() -> None:
