@@ -81,11 +81,12 @@ def step_bounds(
     multipliers: Sequence[Multipliers],
     setting: Setting,
     among: NDArray[np.bool_] | None = None,
+    limit: float = math.inf,
 ) -> Array:
     """Least seconds of a step for every state of the boundary, from what the multipliers of every kind prove; of those
-    that are not `among` some, less may be proved."""
+    that are not `among` some, or take as long as the `limit`, less may be proved."""
     if len(multipliers) == 1:
-        return multipliers[0].bounds(setting, among)
+        return multipliers[0].bounds(setting, among, limit)
     return _Mixed(pipeline_of_kinds, multipliers, setting).bounds()
 
 

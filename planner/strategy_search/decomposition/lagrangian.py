@@ -112,6 +112,11 @@ class Lines:
         least: Array = np.where(units >= self.most, NEVER, units).min(axis=-1 - self.room.ndim)
         return least
 
+    def among(self, some: NDArray[np.bool_]) -> "Lines":
+        """The same of some states."""
+        picked = {name: getattr(self, name)[..., some] for name in ("ends", "slopes", "wholes", "most", "room")}
+        return replace(self, **picked)
+
     def busy(self, share: float) -> Array:
         """Least busy seconds with such a share of all blocks, the same of every kind."""
         best: Array = (self.ends + share * self.wholes).max(axis=0)
@@ -285,8 +290,9 @@ class Multipliers:
             values=(self._least_value(head), self._least_values(inner), self._least_value(tail)),
         )
 
-    def bounds(self, setting: Setting, among: NDArray[np.bool_] | None = None) -> Array:
-        """Least seconds of a step for every state of the boundary; of those that are not `among` some, less is proved.
+    def bounds(self, setting: Setting, among: NDArray[np.bool_] | None = None, limit: float = math.inf) -> Array:
+        """Least seconds of a step for every state of the boundary; of those that are not `among` some less is proved,
+        and of those that take as long as the `limit` no more than that.
 
         `setting` has the micro-batches that are bounded, but flights counted in those of the chain.
 
@@ -298,6 +304,9 @@ class Multipliers:
         if some is not None and (not some.ndim or 2 * some.sum() > some.size):
             some = None  # nearly all
         possible = everywhere.copy() if some is None else np.ones(int(some.sum()), dtype=np.bool_)
+        # the slowest rank takes as long as the average one; what of its weight the prices have not counts so
+        own_weight = 1 / setting.chunks + (setting.weight - self.weight) / setting.ranks
+        lone = self._sum_of_parts(setting) * own_weight if setting.ranks > 1 else np.zeros(everywhere.shape)
         slowest = np.zeros(possible.shape)
         for units in self.units(possible, some):
             total = self.whole(units)
@@ -309,7 +318,7 @@ class Multipliers:
                 possible &= np.min([line.room for line in lines], axis=0) >= 0
                 room = sum(np.maximum(line.room, 0.0) * line.ranks for line in lines)
                 possible &= room >= total * (1 - _ROUNDING)
-                busy = self.pace(lines, busy, total)
+                busy = self.pace(lines, busy, total, limit - _picked(lone, some))
             slowest = np.maximum(slowest, busy)
         if some is not None:
             least = self._unpriced(setting)
@@ -317,10 +326,12 @@ class Multipliers:
             possible, slowest = everywhere, least
         if setting.ranks == 1:
             return np.where(possible, slowest, math.inf)
-        # the slowest rank takes as long as the average one; what of its weight the prices have not counts so
-        lone = self._sum_of_parts(setting) * (1 / setting.chunks + (setting.weight - self.weight) / setting.ranks)
         bound = np.maximum(slowest + lone, self._averaged.get(setting.chunks, 0.0))
         return np.where(possible, bound, math.inf)
+
+    def averages(self, setting: Setting) -> bool:
+        """Whether it is known what the average rank takes, or there is but one."""
+        return setting.ranks == 1 or setting.chunks in self._averaged
 
     def promising(self, setting: Setting, limit: float) -> NDArray[np.bool_] | None:
         """States of which nothing is proved to take as long as that where memory is free; None if that was not
@@ -468,24 +479,33 @@ class Multipliers:
         held = [pieces for pieces, here in sides if here and pieces]
         return max((min(piece.least_transient for piece in pieces) for pieces in held), default=0.0) / self.parts
 
-    def pace(self, lines: Sequence["Lines"], high: Array, total: Array) -> Array:
-        """The least time, for every state, in which the ranks have room for all units; found by bisection from below.
+    def pace(self, lines: Sequence["Lines"], high: Array, total: Array, limit: Array | None = None) -> Array:
+        """The least time, for every state, in which the ranks have room for all units, or the limit where that is not
+        enough; found by bisection from below.
 
         `high` is the time that the slowest takes if all hold as many.
         """
+        if limit is not None and (limit < math.inf).all():
+            found: Array = np.maximum(limit, 0.0)
+            less = self._room(lines, found) >= total
+            if less.any():
+                found[less] = self.pace([line.among(less) for line in lines], high[less], total[less])
+            return found
         low = np.zeros(high.shape)
         high = (high + np.max([line.slopes.max(axis=0) for line in lines], axis=0)) * 2
         for _ in range(_HALVINGS if self.columns else _HALVINGS // 2):
             middle = (low + high) / 2
-            room = np.zeros(high.shape)
-            for line in lines:
-                most = line.within(middle)
-                room += np.where(
-                    most < 0, -math.inf, np.minimum(self.whole_blocks(most + 1e-9), line.room) * line.ranks
-                )
-            enough = room >= total
+            enough = self._room(lines, middle) >= total
             low, high = np.where(enough, low, middle), np.where(enough, middle, high)
         return low
+
+    def _room(self, lines: Sequence["Lines"], time: Array) -> Array:
+        """Units for which all ranks together have room in a time, of every state; none where a rank has too little."""
+        room = np.zeros(time.shape)
+        for line in lines:
+            most = line.within(time)
+            room += np.where(most < 0, -math.inf, np.minimum(self.whole_blocks(most + 1e-9), line.room) * line.ranks)
+        return room
 
     def crossing_seconds(self, setting: Setting, rank: int) -> Array:
         """Seconds of a micro-batch of the chain to receive and to send back, of every state."""

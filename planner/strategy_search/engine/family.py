@@ -131,11 +131,18 @@ class _Bounds:
         proved = np.zeros(self.pipeline_of_kinds.chain.shape)
         for tries in ([(0.0, 0.0, NEITHER)], [*shares, *priced], [(math.inf, flights[-1], NEITHER)]):
             known = {(multipliers[0].parts, multipliers[0].weight, *one): one for one in tries}
-            for each in multipliers:
-                each.solve_all([one for key, one in known.items() if key not in self._known])
+            asked = [one for key, one in known.items() if key not in self._known]
+            if len(multipliers) == 1 and asked and not multipliers[0].averages(setting):
+                multipliers[0].solve_all(asked, average=setting)
+            else:
+                for each in multipliers:
+                    each.solve_all(asked)
             self._known |= known.keys()
             if tries:
-                found = step_bounds(self.pipeline_of_kinds, multipliers, setting, proved < cutoff)
+                among = proved < cutoff
+                if len(multipliers) == 1 and (promising := multipliers[0].promising(setting, cutoff)) is not None:
+                    among &= promising
+                found = step_bounds(self.pipeline_of_kinds, multipliers, setting, among, cutoff)
                 proved = np.maximum(proved, found)
             if proved.min() >= cutoff:
                 break
