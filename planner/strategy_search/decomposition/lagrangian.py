@@ -318,7 +318,8 @@ class Multipliers:
                 possible &= np.min([line.room for line in lines], axis=0) >= 0
                 room = sum(np.maximum(line.room, 0.0) * line.ranks for line in lines)
                 possible &= room >= total * (1 - _ROUNDING)
-                busy = self.pace(lines, busy, total, limit - _picked(lone, some))
+                within = None if limit == math.inf else limit - _picked(lone, some)
+                busy = self.pace(lines, busy, total, within)
             slowest = np.maximum(slowest, busy)
         if some is not None:
             least = self._unpriced(setting)
@@ -485,7 +486,7 @@ class Multipliers:
 
         `high` is the time that the slowest takes if all hold as many.
         """
-        if limit is not None and (limit < math.inf).all():
+        if limit is not None:
             found: Array = np.maximum(limit, 0.0)
             less = self._room(lines, found) >= total
             if less.any():
