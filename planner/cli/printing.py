@@ -105,7 +105,7 @@ def _print_proof(console: "PlainConsole", answer: Answer) -> None:
     if (simpler := answer.result.simpler) is not None:
         counts = len(simpler.decisions), len(simpler.fastest_decisions)
         console.print(simpler_text(answer.result.slower, *counts), soft_wrap=True)
-    if about := sum_text(best.seconds, best.bounded):
+    if about := sum_text(best.seconds, best.bounded, best.plan.pipeline):
         console.print(about, soft_wrap=True)
     here = (answer.request.global_batch, answer.request.cluster.devices)
     for near in answer.result.neighbours:

@@ -40,15 +40,17 @@ def offload_text() -> str:
     return "Nothing fits on the devices alone: the host holds what costs the step least; --offload none excludes that"
 
 
-def sum_text(step: float, bounded: float) -> str:
-    """What the proof is about, where a step takes less than the sum that was bounded; else nothing."""
+def sum_text(step: float, bounded: float, pipeline: int) -> str:
+    """What the proof is about, where a step takes less than the sum that was bounded; else nothing. `pipeline`: the
+    ranks."""
     change = 1 - step / bounded
     if change < _LEAST_SHOWN / 100:
         return ""
+    stages = "1F1B at the pace of the slowest stage, " if pipeline > 1 else ""
     return (
-        f"The proof is about a sum, {seconds_text(bounded)} here: 1F1B at the pace of the slowest stage, one"
-        f" micro-batch after the other. The simulated step takes {percent_text(change)} less; of the plans with the"
-        " least sums this one is the fastest"
+        f"The proof is about a sum, {seconds_text(bounded)} here: {stages}one micro-batch after the other, then the"
+        f" reduction of gradients in buckets. The simulated step takes {percent_text(change)} less; of the plans with"
+        " the least sums this one is the fastest"
     )
 
 

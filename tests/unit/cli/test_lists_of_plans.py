@@ -149,6 +149,6 @@ def test_what_is_proved(status: str, gap: float, words: str) -> None:
 
 
 def test_a_proof_says_what_it_is_about_where_that_is_not_the_step() -> None:
-    assert sum_text(1.0, 1.0 + 1e-12) == sum_text(10.1, 10.0) == ""
-    assert "10 s here" in (text := sum_text(9.9, 10.0))
+    assert sum_text(1.0, 1.0 + 1e-12, 1) == sum_text(10.1, 10.0, 1) == ""
+    assert "10 s here" in (text := sum_text(9.9, 10.0, 2))
     assert "takes 1.0% less" in text
