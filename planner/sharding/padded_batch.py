@@ -16,9 +16,9 @@ w over the micro-batch is c = n P / (s N):
     loss of the graph    loss c                             the mean over micro-batches is that over samples
 
 So every value that has no samples is what the model computes of n samples alone, and gradients are those of the loss
-that is the mean over all samples. What else looks at several samples at once (batch norm) is refused, by the name of
-the operator. Added samples are copies of the last one, so that they are numbers that the model is made for; they take
-their share of time and memory, and are priced and executed like any others.
+that is the mean over all samples. What else looks at several samples at once (batch norm, a cross entropy whose classes
+are samples) is refused, by the name of the operator. Added samples are copies of the last one, so that they are numbers
+that the model is made for; they take their share of time and memory, and are priced and executed like any others.
 
 Source: batches are filled up as in PyTorch's `DistributedSampler` (`drop_last=False`), whose copies count, though.
 """
@@ -98,8 +98,9 @@ class _Weighted:
 
     def _wide(self) -> TensorType:
         """Of the loss times a number in fp32."""
-        dtype = self.graph.types[self.graph.loss].dtype
-        return TensorType(shape=(), dtype=dtype if dtype == "float64" else _DTYPE)
+        loss = self.graph.types[self.graph.loss]  # of one element, in any number of dims
+        wider = loss.dtype == "float64" or bool(loss.shape)
+        return TensorType(shape=loss.shape, dtype=loss.dtype if wider else _DTYPE)
 
     def _weigh(self, op: Operator) -> None:
         """Add an operator, behind those that tell it which samples count."""
@@ -138,6 +139,8 @@ class _Weighted:
         ignored = _argument(op, place, "ignore_index", _IGNORED)
         if kind.floating or not isinstance(arguments[1], ValueRef) or not isinstance(ignored, int):
             raise _refusal(op, "has a probability for each class as its target, none of which can be ignored")
+        if self.growths[op.operands[0]][1] != Growth():  # in-batch negatives
+            raise _refusal(op, "has samples for its classes")
         mask = self._shaped(op, target, "left_out")
         filled = (ValueRef(target), ValueRef(mask), ignored)
         arguments[1] = ValueRef(self._call(f"{op.name}_targets", "aten.masked_fill.Scalar", filled, kind, op.module))

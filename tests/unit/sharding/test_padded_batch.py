@@ -33,6 +33,11 @@ class Losses(nn.Module):
             x = x * x.amax(dim=0, keepdim=True)
         if self.kind == "turned":
             return nn.functional.cross_entropy(self.head(x.transpose(0, 1)).flatten(0, 1), tokens.t().flatten())
+        if self.kind == "negatives":  # every sample is a class of the others
+            pairs = x.mean(1) @ self.head(x).mean(1)[:, :4].t()
+            return nn.functional.cross_entropy(pairs, tokens[:, 0])
+        if self.kind == "shaped":
+            return x.square().mean().reshape(1)
         logits = self.head(x)
         words = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
         odds = nn.functional.nll_loss(logits.log_softmax(-1).flatten(0, 1), tokens.flatten())
@@ -62,6 +67,14 @@ def test_a_padded_batch_has_the_loss_and_gradients_of_its_samples() -> None:
     torch.testing.assert_close(found, wanted)
 
 
+def test_a_loss_of_one_element_keeps_its_shape() -> None:
+    module = Losses("shaped")
+    graph = rescale_batch(with_sample_weights(trace(module, example(2)), 2), 2, 8)
+    padded = [torch.cat([one, one[-1:].expand(3, 3)]) for one in example(5)]
+    loss = computed(graph, module, [*padded, torch.tensor(sample_weights(5, 3))])
+    torch.testing.assert_close(loss, module(*example(5)))
+
+
 def test_micro_batches_with_fewer_samples_count_as_much_less() -> None:
     module = Losses()
     graph = rescale_batch(with_sample_weights(trace(module, example(2)), 2), 2, 4)
@@ -74,7 +87,12 @@ def test_micro_batches_with_fewer_samples_count_as_much_less() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "word"), [("norm", "norm/_native_batch_norm_legit_functional"), ("turned", "inside of another loop")]
+    ("kind", "word"),
+    [
+        ("norm", "norm/_native_batch_norm_legit_functional"),
+        ("turned", "inside of another loop"),
+        ("negatives", "has samples for its classes"),
+    ],
 )
 def test_what_looks_at_several_samples_is_refused(kind: str, word: str) -> None:
     with refused(RequestError, "pad batch", word):
