@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner.errors import RequestError
+from planner.errors import ModelError, RequestError
 from planner.graph.constant_batch import check_numbers
 from planner.graph.forward_only import without_updates
 from planner.graph.on_meta import on_meta
@@ -30,6 +30,7 @@ from planner.plan.file import load_plan
 from planner.plan.layout.parameter_owners import check_owners
 from planner.plan.plan import Plan
 from planner.sharding.discover import prove, with_rules
+from planner.sharding.fixed_batch import batch_fault
 from planner.sharding.padded_batch import SAMPLE_WEIGHTS
 from runtime.comm.device_mesh import Communicators, RankMesh, current_device, join_processes, local_rank, rank_mesh
 from runtime.comm.groups import Groups, set_last
@@ -205,9 +206,18 @@ class TrainingStep:
         check_owners(bound)
         prove(with_rules(graph, self.plan.rules))
         batched = graph.batched_inputs(batch)
-        if known is None and self.plan.training.part != batch:
-            again = given.samples(self.plan.training.part)
-            traced = trace(on_meta(self._module), again.args, again.kwargs)
+        training, module = self.plan.training, self._module
+
+        def retrace(samples: int) -> OperatorGraph:
+            again = given.samples(samples)
+            return trace(on_meta(module), again.args, again.kwargs)
+
+        if known is None and training.update.padding_samples:  # a micro-batch has fewer samples than the graph says
+            fault = batch_fault(graph, batch, retrace)
+            if fault is not None:
+                raise ModelError(f"training.padding_samples: no sample can be added; {fault}")
+        if known is None and training.part != batch:
+            traced = retrace(training.part)
             check_numbers(bound.whole, traced if self.plan.schedule_kind.trains else without_updates(traced))
         settings = self.optimizer.settings.of_parameters((p.name, *p.aliases) for p in graph.parameters)
         check_values(self._module, bound, self.place.device)
