@@ -209,8 +209,8 @@ class BestFirst:
     def _evaluate_interleaved(self) -> bool:
         """Of configurations with virtual stages evaluate those that are promising by what was found with one stage on
         each rank, as far as a shorter bubble may help, and those that nothing proves to be slower than the best;
-        whether it was stopped before its end (see `least_share`). No order of their turns takes less than what bounds
-        them, so those that are bounded by the step of the best plan do not contend."""
+        whether it was stopped before its end (see `least_share`). Those that are bounded by what the best plan is
+        compared with do not contend: other orders of turns than theirs are of whole stages."""
         self.interleaved.sort(key=lambda one: (one[0], _order(one[1])), reverse=True)
         step, asked = self._step_of_best() if self.interleaved else math.inf, set[Configuration]()
         while self.interleaved:
@@ -236,13 +236,15 @@ class BestFirst:
         return False
 
     def _step_of_best(self) -> float:
-        """Seconds of the plan of the best contender; infinite where there is none, where it does not fit, or where that
-        decides nothing."""
-        if not self.contenders.found or not self.request.prune or self.request.top > 1 or seconds_left() < math.inf:
+        """Seconds of the plan of the best contender, as a bound is compared with them; infinite where there is none,
+        where it does not fit, or where sums say less than that of other plans: their software hides a share."""
+        hides = self.request.cluster.software.hidden != Hidden()
+        decides = self.request.prune and self.request.top == 1 and not hides
+        if not self.contenders.found or not decides or seconds_left() < math.inf:
             return math.inf
         self.finalists = self._finalists(self.contenders.found[:1])
         with contextlib.suppress(OverfullError, InfeasibleError, RequestError):
-            return self.finalists.plans()[0].seconds
+            return self.finalists.plans()[0].bounded
         return math.inf
 
     def _search_on(self, finalists: Finalists, plans: tuple[Ranked, ...]) -> tuple[Ranked, ...]:

@@ -26,7 +26,7 @@ from planner.strategy_search.engine.block_times import BlockTimes, ExpertTimes
 from planner.strategy_search.engine.evaluation import NO_HINT, Evaluation, Hint, check_virtual_stages
 from planner.strategy_search.engine.exchange_overlap import may_exchange_under_work
 from planner.strategy_search.engine.family import Family, Ways, scaling_of
-from planner.strategy_search.engine.outcome import Outcome, best_of, ruled_out
+from planner.strategy_search.engine.outcome import Outcome, best_of, best_try, ruled_out
 from planner.strategy_search.engine.product_overlap import may_overlap
 from planner.strategy_search.engine.propagation import fixed_of, propagated
 from planner.strategy_search.engine.recursive import RecursivePlan, Task, plan_recursively, refine
@@ -40,6 +40,10 @@ from planner.strategy_search.tables.cost_table import CostTables, TableBuilder
 
 KEPT = 4
 """Pieces made of cost tables that are kept: of the configurations that were asked for last."""
+
+_OTHER_HINTS: tuple[Hint, ...] = ((0.0, (0.5, 0.5)), (0.0, (0.5, 0.0)))
+"""Shares of what travels under work that are tried where plans with virtual stages are far from what is proved of them,
+and memory is free: each of their columns is the best by itself, and prices of memory suggest no others."""
 
 _TABLES = 2**27
 """Bytes of cost tables that are kept: of the configurations that were asked for last."""
@@ -247,6 +251,9 @@ class Engine:
                 outcomes.append(ruled_out(gathers, least))
                 continue
             outcomes.append(self.evaluate_as(gathers, configuration, cutoff=cutoff, enough=enough, hint=hint))
+            if configuration.virtual_stages > 1 and outcomes[-1].coarse:
+                others = (self.evaluate_as(gathers, configuration, cutoff=cutoff, hint=one) for one in _OTHER_HINTS)
+                outcomes[-1] = best_try([outcomes[-1], *others])
             cutoff = min(cutoff, outcomes[-1].seconds)
             if outcomes[-1].ranks and not outcomes[-1].price and gathers == AHEAD:
                 break

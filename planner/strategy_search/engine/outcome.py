@@ -22,6 +22,10 @@ class RankFilling:
     beside: float
 
 
+COARSE = 0.02
+"""Share of its seconds by which a result may be above its bound before others are tried, where memory is free."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outcome:
     """What is known about a configuration.
@@ -49,6 +53,18 @@ class Outcome:
     solved: int
     under: Passes = NEITHER
     gathers: str = "each"
+
+    @property
+    def coarse(self) -> bool:
+        """Whether what was found is far from what is proved, and memory does not matter."""
+        return bool(self.ranks) and not self.price and self.seconds > self.bound * (1 + COARSE)
+
+
+def best_try(outcomes: Sequence[Outcome]) -> Outcome:
+    """The fastest of what was found for one way to gather weights, in several tries, with all that they prove."""
+    best = min(outcomes, key=lambda outcome: outcome.seconds)
+    solved = sum(outcome.solved for outcome in outcomes)
+    return replace(best, bound=max(outcome.bound for outcome in outcomes), solved=solved)
 
 
 def best_of(outcomes: Sequence[Outcome]) -> Outcome:
