@@ -103,7 +103,8 @@ def test_the_alternatives_of_an_operator(file: Path, tmp_path: Path) -> None:
     assert set(choices) == {"b", "s", "i", "o", "-"}
     (chosen,) = [one for one in choices.values() if one["chosen"]]
     assert chosen["step_seconds"] == found["step_seconds"]
-    assert chosen["around"]["step_seconds"] == pytest.approx(found["step_seconds"])
+    # searches minimise sums, in which buckets are waited for, and take the simplest plan within a hundredth
+    assert chosen["around"]["step_seconds"] == pytest.approx(found["step_seconds"], rel=0.01)
     content = json.loads(file.read_text())
     for group in content["groups"]:
         if UP_PROJ in group["operators"]:
