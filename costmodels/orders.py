@@ -54,6 +54,7 @@ from costmodels.schedules import (
     TurnKind,
     in_flight,
     in_flight_of_chunks,
+    in_turn,
     order_1f1b,
     order_interleaved_1f1b,
 )
@@ -76,12 +77,7 @@ def _gpipe(stage: int, stages: int, micro_batches: int) -> tuple[Turn, ...]:
 def _eager(stage: int, stages: int, micro_batches: int) -> tuple[Turn, ...]:
     """1F1B whose stages warm up with a forward for each transfer to the last stage and back."""
     in_flight(stage, stages, micro_batches)  # checks the numbers
-    warm_up = min(2 * (stages - stage - 1), micro_batches)
-    turns = [Turn("forward", index) for index in range(warm_up)]
-    for index in range(micro_batches - warm_up):
-        turns += [Turn("forward", warm_up + index), Turn("backward", index)]
-    turns += [Turn("backward", index) for index in range(micro_batches - warm_up, micro_batches)]
-    return tuple(turns)
+    return in_turn(min(2 * (stages - stage - 1), micro_batches), micro_batches)
 
 
 def _zb_h1(stage: int, stages: int, micro_batches: int) -> tuple[Turn, ...]:

@@ -118,7 +118,11 @@ class Turn:
 def order_1f1b(stage: int, stages: int, micro_batches: int) -> tuple[Turn, ...]:
     """What a stage does in which order: p-s-1 forwards to warm up, then one forward and one backward in turn, then the
     backwards that are left. Never more than `in_flight` forwards without their backward."""
-    warm_up = in_flight(stage, stages, micro_batches) - 1
+    return in_turn(in_flight(stage, stages, micro_batches) - 1, micro_batches)
+
+
+def in_turn(warm_up: int, micro_batches: int) -> tuple[Turn, ...]:
+    """So many forwards to warm up, then one forward and one backward in turn, then the backwards that are left."""
     turns = [Turn("forward", index) for index in range(warm_up)]
     for index in range(micro_batches - warm_up):
         turns += [Turn("forward", warm_up + index), Turn("backward", index)]

@@ -514,7 +514,7 @@ class BestFirst:
         """The best contenders as plans; of a search that was stopped the incumbent, which is one, where nothing better
         was found, or where there is no time to make plans of others."""
         if self.ready and stopped and (self.best < self.contenders.best or seconds_left() < self.pricing):
-            return tuple(with_proof(ranked, bound, covered=self.covered) for ranked in self.ready)
+            return self._proved(self.ready, bound)
         self._take_incumbent()
         try:
             finalists = self.finalists or self._finalists(())
@@ -523,12 +523,16 @@ class BestFirst:
             if not stopped and self.request.algorithm != "recursive_programming":
                 with contextlib.suppress(LimitError):
                     plans = self._search_on(finalists, plans)
-            self.priced = tuple(with_proof(ranked, bound, covered=self.covered) for ranked in finalists.priced)
-            return tuple(with_proof(ranked, bound, covered=self.covered) for ranked in plans)
+            self.priced = self._proved(finalists.priced, bound)
+            return self._proved(plans, bound)
         except LimitError:
             if not self.ready:
                 raise
-            return tuple(with_proof(ranked, bound, covered=self.covered) for ranked in self.ready)
+            return self._proved(self.ready, bound)
+
+    def _proved(self, plans: Sequence[Ranked], bound: float) -> tuple[Ranked, ...]:
+        """Plans with what is known by now: none takes less than the bound."""
+        return tuple(with_proof(ranked, bound, covered=self.covered) for ranked in plans)
 
     def _finalists(self, found: Sequence[Contender]) -> Finalists:
         return Finalists(

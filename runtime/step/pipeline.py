@@ -244,9 +244,7 @@ class Pipeline:
     def _arrived(self, at: int) -> Sequence[Values]:
         """What a forward turn of a chunk has received, for each of the micro-batches that it takes."""
         chunk, line = self.chunks[at], self._lines[at].values
-        came = (
-            self._turned.values if line is None else deque(line.take())
-        )  # of the other chunk of this rank, or of others
+        came = self._turned.values if line is None else deque(line.take())  # of this rank's other chunk, or of others
         found = []
         for _ in range(self._together_now):
             values = {arrival.name: came.popleft() for arrival in chunk.arrivals}

@@ -337,7 +337,7 @@ class Multipliers:
     def promising(self, setting: Setting, limit: float) -> NDArray[np.bool_] | None:
         """States of which nothing is proved to take as long as that where memory is free; None if that was not
         asked."""
-        if limit == math.inf or not (setting.chunks in self._averaged or (setting.ranks == 1 and self.priced)):
+        if limit == math.inf or not self.priced or not self.averages(setting):
             return None
         return np.maximum(self._unpriced(setting), self._averaged.get(setting.chunks, 0.0)) < limit
 
