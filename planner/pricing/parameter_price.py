@@ -115,6 +115,7 @@ def price_parameter(
     per = parameter_bytes(precision, optimizer, software, update.variant)
     pieces = np.array([_pieces(s, sizes) for s in stored]) if software.flat else np.ones(len(stored))
     weight = _weight_bytes(tensor, stored, sizes, per.weight, copied=trainable and per.weight > tensor.element_bytes)
+    weight += np.array([local_fraction(s.weight, sizes) for s in stored]) * tensor.numel * software.stored.beside
     weight = weight / (pieces if software.flat > 2 else 1.0)
     cluster, zeros = pricers.parameters.cluster, np.zeros(len(stored))
     apart = np.array([one.weight_offloaded for one in stored])

@@ -61,6 +61,10 @@ pairs of runs of Megatron Bridge on Blackwell that differ in nothing else (3.7 t
 _BUCKET = 5e8
 """Elements of gradients that DeepSpeed reduces at once (runtime/pipe/engine.py: MEMORY_OPT_ALLREDUCE_SIZE)."""
 
+_FUSED_ACCUMULATION = "2022-03"
+_COPIED_LOGITS = ("2022-10", "2024-07")
+"""Months from which on Megatron-LM did as `_of_its_time` says, and until which."""
+
 _FUSED_EXPERTS = "26.06"
 """Container from which on recipes with experts in MXFP8 run as one CUDA graph, with fused kernels (Megatron Bridge)."""
 
@@ -131,7 +135,7 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
     stack = replace(load_software(_stack(row, zero)), flat=zero)  # all frameworks pad what they share out
     if stack.gathers_narrow and not re.search(_NARROW_GRADIENTS, row.text("source").lower()):
         stack = replace(stack, gathers_narrow=False)  # Transformer Engine, but none of the recipes that ask for it
-    stack = _memory_of(row, stack, notes)
+    stack = _of_its_time(row, _memory_of(row, stack, notes))
     flags = row.text("other_flags").lower()
     named = {part for part, word in _FLAGS.items() if mentions(flags, word)}
     if named:
@@ -164,11 +168,18 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
         stack = replace(stack, has_sinks=True, sinks=slow)
         notes.append(f"attention with learned sinks takes {slow:g} times as long")
     if products_of(row) == "fp8" and stack.name in _TRANSFORMER_ENGINE:
-        wide = 2.0 * (not stack.gathers_narrow and stack.name != "llm-foundry")  # which has them of one block at a time
-        stack = replace(stack, keeps_fp8=True, stored=replace(stack.stored, weight=stack.stored.weight + wide))
+        stack = replace(stack, keeps_fp8=True)
+        if not stack.gathers_narrow and stack.name != "llm-foundry":  # which has them of one block at a time
+            stack = replace(stack, stored=replace(stack.stored, beside=2.0 * _share_of_blocks(row)))
     detail = row.text("precision_detail").lower()
     gained = ROWWISE if "rowwise" in detail else _MXFP8 if re.search(r"mxfp8|fp8[-_ ]mx", detail) else 1.0
     return replace(stack, attention=attention, products=products_of(row), gained=gained)
+
+
+def _share_of_blocks(row: Row) -> float:
+    """Share of the parameters that are in blocks: embedding and head stay in 16 bits."""
+    tables = 2 * (row.integer("vocab") or 0) * (row.integer("hidden") or 0)
+    return 1.0 if row.parameters is None else max(0.0, 1 - tables / row.parameters)
 
 
 def _experts_of(row: Row, stack: Software, flags: str, notes: list[str]) -> Software:
@@ -205,6 +216,18 @@ def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
     if "liger" in words:
         notes.append("the loss is computed a piece at a time, gated activations are made again, in place (Liger)")
         stack = replace(stack, loss="pieces", fused=True, gates_in_place=True)
+    return stack
+
+
+def _of_its_time(row: Row, stack: Software) -> Software:
+    """Megatron-LM as it was when a row was measured. Until February 2022 gradients were added up by a pass of their own
+    (commit 83b1e42f30: gradient accumulation fusion). From September 2022 (55817ec9b9) to June 2024 (9634c0e4a3) the
+    loss left the fp32 copy of the logits in memory while it made the softmax in another."""
+    date = row.text("date")[:7]
+    if stack.name == "megatron-2021" and date < _FUSED_ACCUMULATION:
+        return replace(stack, accumulates=True)
+    if stack.name in ("megatron", "nemo") and _COPIED_LOGITS[0] <= date < _COPIED_LOGITS[1]:
+        return replace(stack, loss="whole")
     return stack
 
 

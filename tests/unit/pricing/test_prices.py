@@ -216,6 +216,15 @@ def test_parameters_by_hand() -> None:
     assert prices.update[0] > prices.update[1] == prices.update[2] > 0
 
 
+def test_copies_beside_a_weight_are_sharded_as_it_is() -> None:
+    """Two bytes of fp8 copies beside two of the weight, whole under ZeRO-1, whatever becomes of the state."""
+    tensor, stack = TensorType(shape=(64, 32), dtype="bfloat16"), CLUSTER.software
+    cluster = CLUSTER.with_software(replace(stack, stored=replace(stack.stored, beside=2.0)))
+    rows = [stored("R", "P", "R"), stored("R", "P", "S0"), stored("S0", "S0", "S0")]
+    prices = price_parameter(tensor, True, rows, "bf16", "adamw", Pricers.of(build_mesh(cluster, (8,)), cluster))
+    assert list(prices.weight) == [4 * 64 * 32, 4 * 64 * 32, 4 * 64 * 32 / 8]
+
+
 def test_a_frozen_parameter_costs_its_weight() -> None:
     tensor = TensorType(shape=(64, 32), dtype="float32")
     pricer = RedistributionPricer(mesh=MESH, cluster=CLUSTER)

@@ -223,14 +223,31 @@ def test_links_inside_a_node(tmp_path: Path) -> None:
 
 
 def test_products_in_fp8_of_transformer_engine_keep_their_operands_so(tmp_path: Path) -> None:
-    engine, _ = machine(tmp_path, 1, notes="TE", precision="fp8", flash_attention="True")
+    llama = {"vocab": "128256", "hidden": "4096", "n_params_B": "8.03"}
+    engine, _ = machine(tmp_path, 1, notes="TE", precision="fp8", flash_attention="True", **llama)
     assert engine.software.keeps_fp8
-    assert engine.software.stored.weight == 4.0  # beside the weight it, and it transposed, in fp8
+    blocks = 1 - 2 * 128256 * 4096 / 8.03e9  # embedding and head stay in 16 bits
+    assert engine.software.stored.beside == pytest.approx(2 * blocks)  # as it is and transposed, in fp8
     recipe, _ = machine(tmp_path, 1, source=BRIDGE.format("26.04"), precision="fp8", precision_detail="mxfp8")
-    assert recipe.software.stored.weight == 2.0
+    assert recipe.software.stored.beside == 0.0
     assert 0 < recipe.software.gained < 1
     wide, _ = machine(tmp_path, 1, source=BRIDGE.format("26.04"))
     assert not wide.software.keeps_fp8
+
+
+@pytest.mark.parametrize(
+    ("date", "stack", "accumulates", "loss"),
+    [
+        ("2021-04", "megatron-2021", True, "in place"),
+        ("2022-05", "megatron-2021", False, "in place"),
+        ("2023-11", "megatron", False, "whole"),
+        ("2024-06", "nemo", False, "whole"),
+        ("2024-07", "megatron", False, "in place"),
+    ],
+)
+def test_megatron_is_that_of_its_time(tmp_path: Path, date: str, stack: str, accumulates: bool, loss: str) -> None:
+    software = machine(tmp_path, 1, date=date, stack=stack, flash_attention="True")[0].software
+    assert (software.name, software.accumulates, software.loss) == (stack, accumulates, loss)
 
 
 def test_torchtitan_says_what_it_hides_and_gathers(tmp_path: Path) -> None:
