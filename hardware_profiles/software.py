@@ -47,8 +47,8 @@ class Stored:
     `weight` 2, or 4 where the fp32 master weight is what is stored and a 16-bit copy is made for its use. `fp16` and
     `bf16`: the gradient, of each dtype, 6 where it is kept in 16 bits and added up in fp32 beside that. `master`: the
     fp32 weight, 0 where that is the stored one. `update`: gradients in fp16 that the optimizer copies together or casts
-    while it steps, for each parameter that a device updates. `moment`: each moment of the optimizer. `beside`: copies of
-    the weight that stay beside it, sharded as it is (Transformer Engine's weights in fp8, and these transposed).
+    while it steps, for each parameter that a device updates. `moment`: each moment of the optimizer. `beside`:
+    copies of the weight that stay beside it, sharded as it is (Transformer Engine's fp8 weights, also transposed).
     """
 
     weight: Bytes = 2
