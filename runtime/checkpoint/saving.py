@@ -160,9 +160,11 @@ class Checkpoints:
         made, with the folder that the checkpoint will be; waits for the save before this one. Where writing fails on a
         rank, its next step raises.
 
-        Raises CheckpointError where the save before this one has failed on this rank.
+        Raises CheckpointError where the save before this one has failed on this rank, RunError after a step that was
+        aborted.
         """
         own = self._writable()
+        step.check_whole()
         self._join()
         self.check()
         step.before_step = self.check

@@ -12,14 +12,15 @@ import gc
 import os
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from planner.errors import ModelError, RequestError
+from planner.errors import LossSpikeError, ModelError, NonFiniteError, RequestError, RunError
 from planner.graph.constant_batch import check_numbers
 from planner.graph.forward_only import without_updates
 from planner.graph.on_meta import on_meta
@@ -54,6 +55,11 @@ class TrainingStep:
 
     `optimizer` has the hyperparameters, `steps` how many steps were made, `loss` the mean loss of the last batch, and
     `trouble` why no step was made with it, where that is so.
+
+    An exception inside a step aborts it, but for a loss that is not finite or leaps, which all ranks agree on. Messages
+    of that step may then be on their way, and a receive that was posted for one would take the first message of the
+    next step; gradients and weights may be those of half a step. So what comes after it raises RunError: the processes
+    must be started again.
     """
 
     def __init__(
@@ -84,6 +90,7 @@ class TrainingStep:
         self.optimizer = RunningOptimizer(settings)
         self.loss: float | None = None
         self.before_step: Callable[[], None] = _nothing  # raises what went wrong beside training
+        self._aborted: str | None = None  # the error by which a step was left in the middle
         self._compared = False  # whether all ranks were given the same first batch
         self._module: nn.Module | None = module  # until its weights have been taken over
         self._forward = forward_of(module)
@@ -97,12 +104,14 @@ class TrainingStep:
 
         A batch is what the model takes: its arguments, or one tuple or mapping of them, with the samples of the whole
         global batch, the same on every rank; or what a `runtime.loader` gives. Raises RequestError for another
-        structure or other shapes, and where the ranks were given different batches in the first step.
+        structure or other shapes, and where the ranks were given different batches in the first step; RunError after a
+        step that was aborted.
         """
-        self.before_step()
+        self._begin()
         self._check_trains()
         inputs = self.inputs_of(*args, **kwargs)
-        self.loss = self.rank(inputs, self.optimizer.rate(self.steps))
+        with self._whole():
+            self.loss = self.rank(inputs, self.optimizer.rate(self.steps))
         if self.trouble is not None and self.trouble.action == "rollback":
             assert self._rollback is not None, "parallelize has asked for it"
             self._rollback(self)
@@ -114,11 +123,12 @@ class TrainingStep:
         Under a schedule without a flush ("pipedream", "pipedream_2bw") they follow each other without a break, and the
         pipeline drains behind the last; under others this is one step after the other.
         """
-        self.before_step()
+        self._begin()
         self._check_trains()
         inputs = [self.inputs_of(batch) for batch in batches]
         rates = [self.optimizer.rate(self.steps + number) for number in range(len(inputs))]
-        losses = self.rank.window(inputs, rates) if inputs else []
+        with self._whole():
+            losses = self.rank.window(inputs, rates) if inputs else []
         self.loss = losses[-1] if losses else self.loss
         return losses
 
@@ -152,9 +162,11 @@ class TrainingStep:
 
     def accumulate(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Forward and backward of a global batch: adds to the gradients, changes no weight. Returns the mean loss."""
+        self.check_whole()
         self._check_trains()
         inputs = self.inputs_of(*args, **kwargs)
-        return self.rank.accumulate(inputs)
+        with self._whole():
+            return self.rank.accumulate(inputs)
 
     @property
     def groups(self) -> Groups:
@@ -274,9 +286,36 @@ class TrainingStep:
         return pieces
 
     def _evaluated(self, outputs: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Evaluation:
-        self.before_step()
+        self._begin()
         inputs = self.inputs_of(*args, **kwargs)  # traces the model, where that was not done
-        return self.rank.evaluate(inputs, outputs)
+        forward = self.rank.forward_pass(outputs)
+        with self._whole():
+            return forward(inputs)
+
+    def check_whole(self) -> None:
+        """Raise RunError where a step before was aborted: nothing that ranks do together is sound any more."""
+        if self._aborted is not None:
+            raise RunError(
+                f"a step before this one was aborted by {self._aborted}. What ranks sent each other for it may still be"
+                " on its way, and gradients and weights may be those of half a step: start the processes again, and go"
+                " on from the last checkpoint (plan run --continue; in a program Checkpoints.restore)"
+            )
+
+    def _begin(self) -> None:
+        """Before any batch: what went wrong beside training, or in a step before, is raised."""
+        self.before_step()
+        self.check_whole()
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """A step is made, or all ranks agree that its loss is none; whatever else ends it aborts it."""
+        try:
+            yield
+        except (NonFiniteError, LossSpikeError):
+            raise
+        except BaseException as error:
+            self._aborted = f"{type(error).__name__}: {error}".rstrip(": ").rstrip(".")
+            raise
 
     def _check_trains(self) -> None:
         """Raise RequestError where the plan has no backward pass."""
