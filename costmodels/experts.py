@@ -71,6 +71,7 @@ class ExpertsShape:
         sorted_again: 1 where rows are sorted by expert once more behind their exchange, and back before it, else 0.
         fused: whether activations and casts are in the kernels of products.
         by_element: whether rows are brought and added up element by element, with an index for each.
+        converted: whether products in fp8 include the cast of their rows.
     """
 
     tokens: Quantity
@@ -84,6 +85,7 @@ class ExpertsShape:
     sorted_again: Quantity = 0.0
     fused: bool = False
     by_element: bool = False
+    converted: bool = True
 
 
 def once_share(chosen: int, parts: int, groups: int = 1, chosen_groups: int = 1) -> float:
@@ -120,8 +122,9 @@ def experts_time(shape: ExpertsShape, dtype: str, device: Device) -> Quantity:
     rows, each, groups = _rows(shape)
     h, f = shape.hidden, shape.width
     cast = 0.0 if shape.fused else 1.0
-    products = matmul_time(each, 2 * f, h, groups, dtype, device, converted=cast)
-    products = products + matmul_time(each, h, f, groups, dtype, device, converted=cast)
+    converted = cast * shape.converted
+    products = matmul_time(each, 2 * f, h, groups, dtype, device, converted=converted)
+    products = products + matmul_time(each, h, f, groups, dtype, device, converted=converted)
     copied = (3 + 4 * shape.sorted_again) * rows * h + shape.tokens * h
     activated = 3 * rows * f * cast + _indexed(shape, rows, dtype)
     return products + 2 * shape.each * groups + _moved(copied, activated, _SORTING + 2, dtype, device)
@@ -137,8 +140,9 @@ def experts_backward_time(shape: ExpertsShape, dtype: str, device: Device, *, ro
     time = _moved(copied, 6 * count * f * cast + _indexed(shape, count, dtype), 2, dtype, device)
     if rows:
         time = time + 2 * shape.each * groups
-        time = time + matmul_time(each, f, h, groups, dtype, device, converted=cast)
-        time = time + matmul_time(each, h, 2 * f, groups, dtype, device, converted=cast)
+        converted = cast * shape.converted
+        time = time + matmul_time(each, f, h, groups, dtype, device, converted=converted)
+        time = time + matmul_time(each, h, 2 * f, groups, dtype, device, converted=converted)
     if weights:
         time = time + 2 * shape.each * groups
         for m, n in ((h, f), (2 * f, h)):

@@ -139,6 +139,8 @@ def search(
     precision: str | None = None,
     fp8: str | None = None,
     fp8_left_out: Sequence[str] = (),
+    fp8_experts: bool = False,
+    fp8_dispatch: bool = False,
     optimizer: str = "adamw",
     pinned: Pinned | Mapping[str, Any] | None = None,
     shard: Shards = (),
@@ -179,9 +181,11 @@ def search(
         tokens_once: devices of a node, to which a token is sent once and copied there for its experts; 1 sends it once
             to each device. Once for each expert where not given.
         precision: "bf16", "fp16", "fp32", or "fp8", which is a recipe of `fp8`; bf16 where not given, on CPUs fp32.
-        fp8: a recipe by which linear layers are computed in fp8 where that pays: "tensorwise", "rowwise" or
-            "rowwise_with_gw_hp"; all else is in bf16.
+        fp8: a recipe by which linear layers are computed in fp8 where that pays: "tensorwise", "rowwise",
+            "rowwise_with_gw_hp" or "blockwise"; all else is in bf16.
         fp8_left_out: patterns of weights whose linear layers stay out of fp8.
+        fp8_experts: experts compute by that recipe, too.
+        fp8_dispatch: tokens are sent to experts in 8 bits, and so are gradients of their results.
         optimizer: "adamw", "sgd" or "lamb".
         pinned: what is decided, as a `planner.Pinned` or a dict of its fields: {"tensor": 8, "pipeline": 4, "zero": 1}.
         shard: strategies of operators, {"*q_proj*": "b,o"}, or records of `planner.shard`.
@@ -232,7 +236,7 @@ def search(
         word("precision", precision, (*PRECISIONS, WORD))
     if fp8 is not None:
         word("fp8", fp8, tuple(RECIPES))
-    precision, in_fp8 = chosen(precision, fp8, fp8_left_out)
+    precision, in_fp8 = chosen(precision, fp8, fp8_left_out, experts=fp8_experts, dispatch=fp8_dispatch)
     space, stack = space_and_stack(engine, software)
     machine = machine_given(hardware, cluster=cluster, software=stack, devices=devices)
     if memory_margin is not None:

@@ -157,8 +157,8 @@ class Options:
             JOB,
             "RECIPE",
             "Recipe of linear layers in fp8. Recipes of torchao: tensorwise, which --precision fp8 means, rowwise, or"
-            " rowwise_with_gw_hp, whose weight gradients are as without fp8. Layers that would get slower are left"
-            " out.",
+            " rowwise_with_gw_hp, whose weight gradients are as without fp8; or blockwise, a scale for each 128"
+            " elements, as DeepSeek-V3. Layers that would get slower are left out.",
             "",
             known=completion.recipes,
         ),
@@ -167,6 +167,19 @@ class Options:
         list[str] | None,
         word(JOB, "PATTERN", "Linear layers that stay out of fp8, as in '*.o_proj.weight'. Repeatable."),
     ] = None
+    fp8_experts: Annotated[
+        bool,
+        typer.Option("--fp8-experts", help="Experts compute by the recipe of --fp8, too.", rich_help_panel=JOB),
+    ] = False
+    fp8_dispatch: Annotated[
+        bool,
+        typer.Option(
+            "--fp8-dispatch",
+            help="Tokens are sent to experts in 8 bits, and so are gradients of their results. A scale stands for 128"
+            " elements of a token (DeepSeek-V3); what comes back from experts is not cast.",
+            rich_help_panel=JOB,
+        ),
+    ] = False
     optimizer: Annotated[
         str | None,
         word(JOB, "WORD", "Optimizer: adamw, sgd (with momentum) or lamb.", "adamw", known=completion.optimizers),

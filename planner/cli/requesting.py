@@ -120,7 +120,13 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
     limit = None if options.memory_limit is None else parse_memory(options.memory_limit)
     sources = _sources(options.shard_from or ())
     update = update_of(options)
-    precision, fp8 = chosen(options.precision, options.fp8, options.fp8_left_out or ())
+    precision, fp8 = chosen(
+        options.precision,
+        options.fp8,
+        options.fp8_left_out or (),
+        experts=options.fp8_experts,
+        dispatch=options.fp8_dispatch,
+    )
     pinned, shards = _with_mesh(pinned_of(options), sources), parse_shards(options.shard or ())
 
     def trace(model: "BuiltModel") -> "OperatorGraph":

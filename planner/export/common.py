@@ -75,6 +75,10 @@ def give_up_fp8(giving: Giving, recipes: tuple[str, ...] = (), *, leaves_out: bo
         giving.up("linear layers in fp8", fp8.text(), "none", fp8=NO_FP8)
     elif fp8.left_out and not leaves_out:
         giving.up("linear layers in fp8", fp8.text(), f"{fp8.recipe}, all", fp8=replace(fp8, left_out=()))
+    fp8 = giving.description.fp8
+    if fp8.experts or fp8.dispatch:
+        kept = replace(fp8, experts=False, dispatch=False)
+        giving.up("experts and tokens sent to them", fp8.text(), kept.text(), fp8=kept)
 
 
 def give_up_cut_hidden(giving: Giving) -> None:

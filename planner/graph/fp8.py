@@ -11,14 +11,21 @@ those of torchao:
     tensorwise           a scale for each tensor           gradients in e5m2    all three products in fp8
     rowwise              a scale for each row or column    gradients in e4m3    all three products in fp8
     rowwise_with_gw_hp   a scale for each row or column    gradients in e4m3    weight gradients as without fp8
+    blockwise            a scale for 128 of a row, and     gradients in e4m3    all three products in fp8; those of
+                         for 128 x 128 of a weight                              weight gradients as rowwise
 
-Scales are those of the tensors as they are now ("current" or "dynamic" scaling); delayed scaling, blocks and mxfp8 are
-not there. A scale is that of the whole tensor, row or column, however a plan cuts it: devices that have pieces of it
-agree on the largest element, so that a plan computes what the unsharded model computes under the same recipe.
+Blocks are those of DeepSeek-V3 (`blockwise` in Transformer Engine), which has one for 128 tokens in its weight
+gradients, too: which tokens come together depends on the plan there, so a column has one scale here. Scales are those
+of the tensors as they are now ("current" or "dynamic" scaling); delayed scaling and mxfp8 are not there. A scale is
+that of the whole tensor, row, column or block, however a plan cuts it: devices that have pieces of it agree on the
+largest element, so that a plan computes what the unsharded model computes under the same recipe.
 
 What is in fp8 are linear layers with trainable weights inside the repeated blocks (all but the last one where nothing
-repeats), unless their names match a pattern of those that are left out. Embeddings, heads, routers of experts,
-attention and experts are not.
+repeats), unless their names match a pattern of those that are left out, and experts where that is asked for (`experts`:
+a scale for a tensor is then one for the rows, or the matrix, of each expert). Embeddings, heads, routers of experts and
+attention are not. Tokens may be sent to experts in fp8 (`dispatch`), whatever the experts compute in: e4m3 with a scale
+for 128 elements of a token; so are the gradients of what becomes of them, and what comes back is not (DeepSeek-AI 2024,
+arXiv 2412.19437, section 3.3.3).
 
 Source: Micikevicius et al., "FP8 formats for deep learning", 2022, arXiv 2209.05433 (e4m3 forward, e5m2 for gradients,
 one scale for each tensor); torchao 0.14, `torchao.float8.config` (the names of recipes).
@@ -36,6 +43,8 @@ from planner.matching import matches
 
 _LINEAR = "aten.linear.default"
 _PREFIX = "planner.fp8_linear."
+_TENSORS, _SETTINGS = 6, (0, 1.0, False, 1, 1)
+"""Of an operator with experts: its tensors, and its settings where they are as usual (`planner.models.experts`)."""
 _WORDS = 16
 """Extents of products in fp8 are multiples of so many elements, as the kernels of devices demand."""
 
@@ -45,7 +54,7 @@ class Recipe:
     """How products are computed in fp8: what one scale is for, the dtype that gradients are cast to (the others are
     e4m3), and whether weight gradients are products in fp8."""
 
-    scales: Literal["tensor", "row"]
+    scales: Literal["tensor", "row", "block"]
     gradients: str
     weight_gradients: bool
 
@@ -64,8 +73,12 @@ RECIPES = {
     "tensorwise": Recipe(scales="tensor", gradients="float8_e5m2", weight_gradients=True),
     "rowwise": Recipe(scales="row", gradients="float8_e4m3fn", weight_gradients=True),
     "rowwise_with_gw_hp": Recipe(scales="row", gradients="float8_e4m3fn", weight_gradients=False),
+    "blockwise": Recipe(scales="block", gradients="float8_e4m3fn", weight_gradients=True),
 }
-"""By their names in torchao."""
+"""By their names in torchao, and of blocks in Transformer Engine."""
+
+BLOCK = 128
+"""Elements of a row for which there is one scale, and of both dims of a weight (arXiv 2412.19437, section 3.3.2)."""
 
 WORD = "fp8"
 """Among precisions: the usual recipe."""
@@ -81,10 +94,13 @@ USUAL = "tensorwise"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8:
     """Which linear layers are computed in fp8, and how: the name of a recipe, none without one; patterns of the names
-    of operators, modules or weights that are `left_out`."""
+    of operators, modules or weights that are `left_out`; whether `experts` are, too, and tokens on their way to them
+    (`dispatch`)."""
 
     recipe: str = ""
     left_out: tuple[str, ...] = ()
+    experts: bool = False
+    dispatch: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.recipe)
@@ -92,7 +108,8 @@ class Fp8:
     def text(self) -> str:
         """As people read it."""
         left = f" but for {', '.join(self.left_out)}" if self.left_out else ""
-        return f"{self.recipe}{left}" if self.recipe else "none"
+        more = (", experts" if self.experts else "") + (", dispatch" if self.dispatch else "")
+        return f"{self.recipe}{left}{more}" if self.recipe else "none"
 
 
 NO_FP8 = Fp8()
@@ -106,18 +123,30 @@ def fp8_fault(fp8: Fp8) -> Fault | None:
     if fp8.left_out and not fp8.recipe:
         reason = "leaves out linear layers of none that are in fp8; name a recipe (fp8), or leave it out"
         return Fault(option="fp8_left_out", value=", ".join(fp8.left_out), reason=reason)
+    for option, asked in (("fp8_experts", fp8.experts), ("fp8_dispatch", fp8.dispatch)):
+        if asked and not fp8.recipe:
+            return Fault(option=option, value="true", reason="goes with a recipe of linear layers; name one (fp8)")
     return None
 
 
-def chosen(precision: str | None, recipe: str | None, left_out: Sequence[str] = ()) -> tuple[str | None, Fp8]:
+def chosen(
+    precision: str | None,
+    recipe: str | None,
+    left_out: Sequence[str] = (),
+    *,
+    experts: bool = False,
+    dispatch: bool = False,
+) -> tuple[str | None, Fp8]:
     """The precision of everything else, None where that is left to the machine, and what is in fp8: "fp8" is no
     precision of its own, but stands for the usual recipe."""
     known = recipe or (USUAL if precision == WORD else "")
-    return None if precision == WORD else precision, Fp8(recipe=known, left_out=tuple(left_out))
+    return None if precision == WORD else precision, Fp8(
+        recipe=known, left_out=tuple(left_out), experts=experts, dispatch=dispatch
+    )
 
 
 def recipe_of(op: Operator) -> Recipe | None:
-    """The recipe of an operator that computes in fp8; None for every other."""
+    """The recipe of a linear layer in fp8; None for every other operator."""
     return RECIPES.get(op.op.removeprefix(_PREFIX)) if op.op.startswith(_PREFIX) else None
 
 
@@ -150,8 +179,40 @@ def with_fp8(graph: OperatorGraph, inside: Sequence[int], fp8: Fp8) -> OperatorG
     if not taken:
         raise RequestError(f"fp8_left_out: {', '.join(fp8.left_out)} leaves no linear layer in fp8; leave fp8 out")
     name = fp8_operator(fp8.recipe)
-    operators = (replace(op, op=name) if at in taken else op for at, op in enumerate(graph.operators))
+    operators = [replace(op, op=name) if at in taken else op for at, op in enumerate(graph.operators)]
+    if fp8.experts or fp8.dispatch:
+        operators = _with_experts(graph, operators, fp8)
     return replace(graph, operators=tuple(operators))
+
+
+def _with_experts(graph: OperatorGraph, operators: Sequence[Operator], fp8: Fp8) -> list[Operator]:
+    """The operators, with what is said of experts in their settings. Raises RequestError without experts, for those
+    whose weights are frozen or whose extents no product in fp8 takes, and for those with a capacity."""
+    option = "fp8_experts" if fp8.experts else "fp8_dispatch"
+    if not any(op.op == EXPERTS_OPERATOR for op in operators):
+        raise RequestError(f"{option}: no operator of this model routes to experts; leave it out")
+    found = []
+    for op in operators:
+        if op.op == EXPERTS_OPERATOR:
+            extents = graph.types[op.operands[3]].shape[1:]
+            settings = (*op.arguments[_TENSORS:], *_SETTINGS[len(op.arguments) - _TENSORS :])
+            if any(extent % _WORDS for extent in extents):
+                raise RequestError(
+                    f"{option}: '{op.name}' has experts of {extents[0]} x {extents[1]}, and products in fp8 take"
+                    f" multiples of {_WORDS}; leave it out"
+                )
+            trained = {parameter.name for parameter in graph.parameters if parameter.trainable}
+            if not trained >= {*op.operands[3:6]}:
+                raise RequestError(f"{option}: '{op.name}' has experts that are frozen; leave it out")
+            if settings[0]:
+                raise RequestError(
+                    f"{option}: '{op.name}' has experts with a capacity, {settings[0]} rows of a sample, and scales of"
+                    " rows that are empty; leave it out"
+                )
+            own = (fp8.recipe if fp8.experts else "", fp8.dispatch)
+            op = replace(op, arguments=(*op.arguments[:_TENSORS], *settings, *own))
+        found.append(op)
+    return found
 
 
 def eligible(graph: OperatorGraph, inside: Sequence[int]) -> tuple[int, ...]:

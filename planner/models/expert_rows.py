@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 import torch.nn.functional as F
 
-from planner.models.grouped import grouped_outer, grouped_product
+from planner.models.fp8_experts import PLAIN, Fp8Products, PlainProducts
 
 
 class Rows(NamedTuple):
@@ -87,66 +87,82 @@ class Gradients(NamedTuple):
 Matrices = Sequence[torch.Tensor]
 """gate and up, E F H, and down, E H F."""
 
+Products: TypeAlias = PlainProducts | Fp8Products
+
 
 def run_experts(
-    rows_RH: torch.Tensor, weights_R: torch.Tensor, counts_E: torch.Tensor, matrices: Matrices
+    rows_RH: torch.Tensor,
+    weights_R: torch.Tensor,
+    counts_E: torch.Tensor,
+    matrices: Matrices,
+    by: Products = PLAIN,
 ) -> tuple[torch.Tensor, Kept]:
-    """What the experts make of their rows, each times its weight, R H, and what is kept."""
+    """What the experts make of their rows, each times its weight, R H, and what is kept; `by` are their products."""
     gate, up, down = matrices
-    gate_RF = grouped_product(rows_RH, gate.transpose(1, 2), counts_E)
-    up_RF = grouped_product(rows_RH, up.transpose(1, 2), counts_E)
+    gate_RF = by.product(rows_RH, gate.transpose(1, 2), counts_E, "hidden", back=False)
+    up_RF = by.product(rows_RH, up.transpose(1, 2), counts_E, "hidden", back=False)
     product_RF = F.silu(gate_RF).mul_(up_RF).mul_(weights_R.unsqueeze(-1))
-    result_RH = grouped_product(product_RF, down.transpose(1, 2), counts_E)
+    result_RH = by.product(product_RF, down.transpose(1, 2), counts_E, "width", back=False)
     return result_RH, Kept(rows_RH, gate_RF, up_RF, product_RF, weights_R)
 
 
 def differentiate_experts(
-    gradient_RH: torch.Tensor, kept: Kept, counts_E: torch.Tensor, matrices: Matrices, needed: Sequence[bool]
+    gradient_RH: torch.Tensor,
+    kept: Kept,
+    counts_E: torch.Tensor,
+    matrices: Matrices,
+    needed: Sequence[bool],
+    by: Products = PLAIN,
 ) -> Gradients:
     """The gradients that are `needed`, of rows, weights, gate, up and down in this order, from that of the result."""
     gate, up, down = matrices
-    of_down = grouped_outer(gradient_RH, kept.product, counts_E) if needed[4] else None
+    of_down = by.outer(gradient_RH, kept.product, counts_E, "hidden") if needed[4] else None
     if not any(needed[:4]):
         return Gradients(None, None, (None, None, of_down))
-    of_gate_RF, of_up_RF, of_weights = _inside(gradient_RH, kept, counts_E, down, weights=needed[1])
+    of_gate_RF, of_up_RF, of_weights = _inside(gradient_RH, kept, counts_E, down, by, weights=needed[1])
     del gradient_RH  # nothing that is as large as all rows lives longer than it must
-    of_gate = grouped_outer(of_gate_RF, kept.rows, counts_E) if needed[2] else None
-    of_up = grouped_outer(of_up_RF, kept.rows, counts_E) if needed[3] else None
+    of_gate = by.outer(of_gate_RF, kept.rows, counts_E, "width") if needed[2] else None
+    of_up = by.outer(of_up_RF, kept.rows, counts_E, "width") if needed[3] else None
     of_rows = None
     if needed[0]:
-        of_rows = grouped_product(of_gate_RF, gate, counts_E)
+        of_rows = by.product(of_gate_RF, gate, counts_E, "width", back=True)
         del of_gate_RF
-        of_rows += grouped_product(of_up_RF, up, counts_E)
+        of_rows += by.product(of_up_RF, up, counts_E, "width", back=True)
     return Gradients(of_rows, of_weights, (of_gate, of_up, of_down))
 
 
 def differentiate_rows(
-    gradient_RH: torch.Tensor, kept: Kept, counts_E: torch.Tensor, matrices: Matrices, needed: Sequence[bool]
+    gradient_RH: torch.Tensor,
+    kept: Kept,
+    counts_E: torch.Tensor,
+    matrices: Matrices,
+    needed: Sequence[bool],
+    by: Products = PLAIN,
 ) -> tuple[Gradients, Callable[[], MatrixGradients]]:
     """The same in two parts: those of rows and weights, which others wait for, and a call for those of the matrices. It
     keeps what they are made of: the gradient of the result, R H, and those of g and u, R F."""
     gate, up, down = matrices
-    of_gate_RF, of_up_RF, of_weights = _inside(gradient_RH, kept, counts_E, down, weights=needed[1])
+    of_gate_RF, of_up_RF, of_weights = _inside(gradient_RH, kept, counts_E, down, by, weights=needed[1])
     of_rows = None
     if needed[0]:
-        of_rows = grouped_product(of_gate_RF, gate, counts_E)
-        of_rows += grouped_product(of_up_RF, up, counts_E)
+        of_rows = by.product(of_gate_RF, gate, counts_E, "width", back=True)
+        of_rows += by.product(of_up_RF, up, counts_E, "width", back=True)
 
     def of_matrices() -> MatrixGradients:
         return (
-            grouped_outer(of_gate_RF, kept.rows, counts_E) if needed[2] else None,
-            grouped_outer(of_up_RF, kept.rows, counts_E) if needed[3] else None,
-            grouped_outer(gradient_RH, kept.product, counts_E) if needed[4] else None,
+            by.outer(of_gate_RF, kept.rows, counts_E, "width") if needed[2] else None,
+            by.outer(of_up_RF, kept.rows, counts_E, "width") if needed[3] else None,
+            by.outer(gradient_RH, kept.product, counts_E, "hidden") if needed[4] else None,
         )
 
     return Gradients(of_rows, of_weights, (None, None, None)), of_matrices
 
 
 def _inside(
-    gradient_RH: torch.Tensor, kept: Kept, counts_E: torch.Tensor, down: torch.Tensor, *, weights: bool
+    gradient_RH: torch.Tensor, kept: Kept, counts_E: torch.Tensor, down: torch.Tensor, by: Products, *, weights: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """The gradients of g and u, R F, and of the weights of rows, R, where they are asked for."""
-    of_product_RF = grouped_product(gradient_RH, down, counts_E)
+    of_product_RF = by.product(gradient_RH, down, counts_E, "hidden", back=True)
     active_RF = F.silu(kept.gate)
     of_weights = (active_RF * kept.up).mul_(of_product_RF).sum(-1) if weights else None
     of_wide_RF = of_product_RF.mul_(kept.weights.unsqueeze(-1))

@@ -16,7 +16,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner.models.expert_rows import Rows, capacity_of, capped_rows, differentiate_experts, run_experts, sorted_rows
+from planner.graph.fp8 import RECIPES
+from planner.models.expert_rows import (
+    Products,
+    Rows,
+    capacity_of,
+    capped_rows,
+    differentiate_experts,
+    run_experts,
+    sorted_rows,
+)
+from planner.models.fp8_experts import ALONE, PLAIN, Agreement, Fp8Products, packed_tokens, unpacked_tokens
 from planner.models.router import Router, Routing
 
 
@@ -82,6 +92,8 @@ def experts(
     once: bool = False,
     groups: int = 1,
     chosen_groups: int = 1,
+    fp8: str = "",
+    dispatch: bool = False,
 ) -> torch.Tensor:
     """Sum over the chosen experts of weight * down(silu(gate(x)) * up(x)), for every token.
 
@@ -97,15 +109,27 @@ def experts(
         once: whether a token is sent once to each part of the outermost axis over which experts are exchanged.
         groups, chosen_groups: into how many groups of experts, one after the other, the router divides them, and of how
             many of these it chooses any; for planning and auditing, too.
+        fp8: the recipe of products (`planner.graph.fp8`); none where it is empty.
+        dispatch: whether tokens, and gradients of what becomes of them, are sent to experts in 8 bits.
 
     Returns:
         The result of every token, B S H.
     """
     rows, counts_E = _rows(chosen, gate.shape[0], capacity)
     row_weights_R = rows.of_weights(weights)
-    rows_RH = rows.of_tokens(x.flatten(0, 1), chosen.shape[2])
-    result_RH, _ = run_experts(rows_RH, row_weights_R, counts_E, (gate, up, down))
+    rows_RH = rows.of_tokens(_sent(x.flatten(0, 1), dispatch), chosen.shape[2])
+    result_RH, _ = run_experts(rows_RH, row_weights_R, counts_E, (gate, up, down), products_of(fp8))
     return rows.to_tokens(result_RH, chosen.shape[2]).view(x.shape)
+
+
+def products_of(fp8: str, agreement: Agreement = ALONE) -> Products:
+    """How products of experts are computed under a recipe, or without one."""
+    return Fp8Products(recipe=RECIPES[fp8], agreement=agreement) if fp8 else PLAIN
+
+
+def _sent(x_NH: torch.Tensor, dispatch: bool) -> torch.Tensor:
+    """Tokens as experts get them."""
+    return unpacked_tokens(packed_tokens(x_NH), x_NH.shape[1], x_NH) if dispatch else x_NH
 
 
 def _rows(chosen: torch.Tensor, count: int, capacity: int) -> tuple[Rows, torch.Tensor]:
@@ -123,7 +147,7 @@ def _(x: torch.Tensor, *_others: Any) -> torch.Tensor:
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.save_for_backward(*inputs[:6])
-    ctx.capacity = inputs[6]
+    ctx.capacity, ctx.fp8, ctx.dispatch = inputs[6], *inputs[11:13]
 
 
 def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -131,15 +155,15 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ..
     x, weights, chosen, *matrices = ctx.saved_tensors
     chosen_each = chosen.shape[2]
     rows, counts_E = _rows(chosen, matrices[0].shape[0], ctx.capacity)
-    rows_RH = rows.of_tokens(x.flatten(0, 1), chosen_each)
-    _, kept = run_experts(rows_RH, rows.of_weights(weights), counts_E, matrices)
+    rows_RH, by = rows.of_tokens(_sent(x.flatten(0, 1), ctx.dispatch), chosen_each), products_of(ctx.fp8)
+    _, kept = run_experts(rows_RH, rows.of_weights(weights), counts_E, matrices, by)
     wanted = ctx.needs_input_grad
     needed = [wanted[0], wanted[1], *wanted[3:6]]
-    gradient_RH = rows.of_tokens(gradient.flatten(0, 1), chosen_each)
-    found = differentiate_experts(gradient_RH, kept, counts_E, matrices, needed)
+    gradient_RH = rows.of_tokens(_sent(gradient.flatten(0, 1), ctx.dispatch), chosen_each)
+    found = differentiate_experts(gradient_RH, kept, counts_E, matrices, needed, by)
     of_x = None if found.rows is None else rows.to_tokens(found.rows, chosen_each).view(x.shape)
     of_weights = None if found.weights is None else rows.to_choices(found.weights).view(weights.shape)
-    return of_x, of_weights, None, *found.matrices, None, None
+    return of_x, of_weights, None, *found.matrices, *(None,) * 7
 
 
 experts.register_autograd(_backward, setup_context=_keep)

@@ -138,6 +138,9 @@ def training_content(training: Training) -> dict[str, Any]:
         own["fp8"] = training.fp8.recipe
     if training.fp8.left_out:
         own["fp8_left_out"] = list(training.fp8.left_out)
+    for word in ("experts", "dispatch"):
+        if getattr(training.fp8, word):
+            own[f"fp8_{word}"] = True
     return {**own, **update_words(training.update)}
 
 
@@ -332,7 +335,12 @@ def _training(training: TrainingSection) -> Training:
     )
     own["expert_overlap"] = tuple(sorted(content.pop("expert_overlap").items()))
     refuse_plan(imbalance_fault(training.imbalance))
-    fp8 = Fp8(recipe=content.pop("fp8"), left_out=tuple(content.pop("fp8_left_out")))
+    fp8 = Fp8(
+        recipe=content.pop("fp8"),
+        left_out=tuple(content.pop("fp8_left_out")),
+        experts=content.pop("fp8_experts"),
+        dispatch=content.pop("fp8_dispatch"),
+    )
     refuse_plan(fp8_fault(fp8))
     buckets, local = content.pop("buckets"), tuple(content.pop("local_parameters"))
     placed, padded = (tuple(content.pop(name).items()) for name in ("placed", "padded"))

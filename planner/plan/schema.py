@@ -70,6 +70,8 @@ class TrainingSection(_Strict):
     tokens_once: bool = False
     fp8: str = ""
     fp8_left_out: list[str] = []
+    fp8_experts: bool = False
+    fp8_dispatch: bool = False
     tensor_overlap: dict[str, tuple[Chunks, Chunks] | tuple[Chunks, Chunks, Count]] = {}
     expert_overlap: dict[str, Index] = {}
 

@@ -41,7 +41,7 @@ def keeping_fault(rule: Rule) -> Fault | None:
     if rule.op_class == "view" or rule.local_form == "reshape":  # whether a reshape copies depends on the device
         return Fault(reason=f"{rule.op} computes nothing, its result is a view of its operand or a copy")
     kinds = {rule.factors[message.factor].kind for message in rule.inner}
-    together = rule.casts or kinds <= {FactorKind.RING, FactorKind.HALO}
+    together = (rule.casts and rule.op_class != "experts") or kinds <= {FactorKind.RING, FactorKind.HALO}
     if not together:  # what is kept as a whole is kept with what it sends (`runtime.ops.kept_results`)
         return Fault(reason=f"{rule.op} communicates inside, and is computed again as a whole")
     return None

@@ -97,7 +97,7 @@ def _launched(call: KernelCall) -> int:
     experts, graphs = call.rule.op_class == "experts", call.software.graphs
     if call.rule.op_class == FREE_OP_CLASS or graphs == "step" or (graphs == "attention" and not experts):
         return 0
-    if call.rule.casts:
+    if call.rule.casts and not experts:
         return CAST_KERNELS
     if experts:
         if not call.software.counts_rows:
@@ -295,10 +295,48 @@ def _experts(call: KernelCall) -> tuple[Array, Array]:
     )
     forward = np.asarray(experts_time(shape, dtype, call.device))
     if not call.graded:
-        return forward, np.zeros(len(call.extents))
-    rows, weights = not {0, 1}.isdisjoint(call.graded), not {3, 4, 5}.isdisjoint(call.graded)
-    backward = experts_backward_time(shape, dtype, call.device, rows=rows, weights=weights)
-    return forward, np.asarray(backward)
+        backward = np.zeros(len(call.extents))
+    else:
+        rows, weights = not {0, 1}.isdisjoint(call.graded), not {3, 4, 5}.isdisjoint(call.graded)
+        backward = np.asarray(experts_backward_time(shape, dtype, call.device, rows=rows, weights=weights))
+    return _cast_experts(call, shape, (forward, backward)) if call.rule.casts else (forward, backward)
+
+
+def _cast_experts(call: KernelCall, shape: ExpertsShape, wide: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Experts whose products are in fp8, from what they take without that: products at another rate, of which what a
+    recipe leaves is gained, and casts of what each of them multiplies. A device without such products casts there and
+    back, and multiplies as it does without."""
+    rows = np.asarray(shape.tokens * shape.choices * shape.imbalance)
+    inputs, products = rows * (shape.hidden + shape.width), np.asarray(shape.experts * shape.hidden * shape.width)
+    share, (of_results, _, of_weights) = call.software.casts, call.rule.computed
+    forward_casts = share * (inputs + rows * shape.hidden + 3 * products)  # gate, up, down; each its matrix
+    backward_casts = rows * (shape.hidden + 2 * shape.width) + share * 3 * products
+    if of_weights:
+        backward_casts = backward_casts + share * rows * 3 * (shape.hidden + shape.width)
+    if not call.device.multiplies(of_results):
+        there_and_back = 3 * element_bytes(call.dtype) + 2 * element_bytes(of_results)
+        more = [np.asarray(passed(call, there_and_back * cast)) for cast in (forward_casts, backward_casts)]
+        return wide[0] + more[0], wide[1] + (more[1] if call.graded else 0.0)
+    bare = replace(shape, converted=False)
+    narrow = np.asarray(experts_time(bare, of_results, call.device)) + _cast(call, of_results, forward_casts)
+    forward = _gained(call, wide[0], narrow)
+    if not call.graded:
+        return forward, wide[1]
+    wanted = not {0, 1}.isdisjoint(call.graded), not {3, 4, 5}.isdisjoint(call.graded)
+
+    def seconds(dtype: str, *, rows: bool, weights: bool) -> Array:
+        return np.asarray(experts_backward_time(bare, dtype, call.device, rows=rows, weights=weights))
+
+    narrow = seconds(of_results, rows=wanted[0], weights=wanted[1] and bool(of_weights))
+    if wanted[1] and not of_weights:
+        narrow = narrow + seconds(call.dtype, rows=False, weights=True) - seconds(call.dtype, rows=False, weights=False)
+    return forward, _gained(call, wide[1], narrow + _cast(call, of_results, backward_casts))
+
+
+def _gained(call: KernelCall, wide: Array, narrow: Array) -> Array:
+    """What is left of what products in fp8 save."""
+    gained = call.rule.gained
+    return np.asarray(narrow if gained == 1.0 else gained * narrow + (1 - gained) * np.maximum(narrow, wide))
 
 
 def _exchanged(call: KernelCall, most: Array) -> Array:

@@ -141,7 +141,7 @@ def price_operator(
     over = saved if rule.op_class == "elementwise" and cluster.software.gates_in_place else ()
     fresh = sum((operand_bytes[i] for i in graded if i not in over), np.zeros(len(extents)))
     scratch = _sum_work(rule.scratch, extents) + _inner_scratch(rule, strategies, held, mesh) + 2 * come
-    if rule.casts and not cluster.device.multiplies(rule.computed[0]):
+    if rule.casts and rule.op_class != "experts" and not cluster.device.multiplies(rule.computed[0]):
         scratch = scratch * _EMULATED
     return OperatorPrices(
         forward=forward + late[0],
@@ -318,13 +318,14 @@ def inner_messages(
 ) -> tuple[InnerMessage, ...]:
     """What the operator's own implementation sends, on every axis that splits the factor of an inner collective, where
     gradients of the operands `graded` are asked for; of all, where nothing is said."""
-    exchanged = {inner.factor for inner in rule.inner}
+    exchanged = {inner.factor for inner in rule.inner if inner.kind == "all_to_all"}
     outermost = next((at for at, choice in enumerate(strategy) if choice in exchanged and mesh.sizes[at] > 1), -1)
     return tuple(
         _message(rule, strategy, mesh, inner, axis, graded, outermost=axis == outermost)
         for inner in rule.inner
         for axis, choice in enumerate(strategy)
         if choice == inner.factor and mesh.sizes[axis] > 1 and (axis == outermost or not inner.outermost)
+        if not inner.blocks or local_extents(rule, strategy, mesh)[inner.factor] % inner.blocks
     )
 
 

@@ -118,7 +118,8 @@ class InnerCollective:
     there are devices for each `forward` and `backward`, and once more where it comes `home` to the device it is for. At
     a halo it is an edge, which each device sends to a neighbour. What goes `backward` goes for the gradient of operand
     `gradient_of`, if one is named. Of a message of rows, those of a token that go to the same part of the outermost
-    axis of an exchange are sent `once`. What is `outermost` is sent on that axis alone.
+    axis of an exchange are sent `once`. What is `outermost` is sent on that axis alone. What has `blocks` is sent only
+    where a device's piece of the factor is none of whole blocks of so many.
     """
 
     kind: str
@@ -131,6 +132,7 @@ class InnerCollective:
     gradient_of: int | None = None
     once: "Once | None" = None
     outermost: bool = False
+    blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,6 +84,9 @@ def _check(space: EngineSpace, request: SearchRequest) -> None:
         raise RequestError(f"{where}: {space.title} computes experts in fp8, too, which plans do not; leave out fp8")
     if request.fp8.left_out and not space.leaves_out:
         raise RequestError(f"{where}: {space.title} leaves no linear layer out of fp8; leave out fp8_left_out")
+    if request.fp8.experts or request.fp8.dispatch:
+        option = "fp8_experts" if request.fp8.experts else "fp8_dispatch"
+        raise RequestError(f"{where}: {option}: no engine is told of that here; leave it out, or --for")
     if request.tokens_once:
         raise RequestError(f"{where}: tokens_once is what {space.title} makes of it; leave it out")
     if not space.experts and _expert_degrees(request):

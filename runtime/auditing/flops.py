@@ -69,6 +69,11 @@ def _grouped(given: Arguments, _: Any) -> Flops:
     return 2.0 * math.prod(rows.shape) * float(given[1].shape[-1])
 
 
+def _fp8_grouped(given: Arguments, _: Any) -> Flops:
+    """The same of operands that stand beside their largest elements."""
+    return _grouped((given[0], given[2]), _)
+
+
 FLOPS: Mapping[str, Formula] = {
     "aten.mm.default": lambda given, _: _product(given[0], given[1]),
     "aten._scaled_mm.default": lambda given, _: _product(given[0], given[1]),
@@ -87,6 +92,9 @@ FLOPS: Mapping[str, Formula] = {
     "planner.biased_attention.default": _biased_forward,
     "planner.grouped_outer.default": _grouped,
     "planner.grouped_product.default": _grouped,
+    "planner.fp8_blocks_product.default": lambda given, _: 2.0 * math.prod(given[0].shape) * given[2].shape[0],
+    "planner.fp8_grouped_outer.default": _fp8_grouped,
+    "planner.fp8_grouped_product.default": _fp8_grouped,
     "planner.biased_attention_backward.default": _biased_backward,
 }
 """Formulas by the name of the kernel."""

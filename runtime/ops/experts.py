@@ -25,6 +25,7 @@ from costmodels import once_share
 from planner.models.expert_rows import (
     Gradients,
     Kept,
+    Products,
     Rows,
     capped_rows,
     differentiate_experts,
@@ -32,7 +33,8 @@ from planner.models.expert_rows import (
     run_experts,
     sorted_rows,
 )
-from runtime.ops.row_exchange import Going, Journey, kept_rows, once, plan_journey
+from planner.models.fp8_experts import PLAIN, packed_tokens
+from runtime.ops.row_exchange import Going, Journey, Unpacking, kept_rows, once, plan_journey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +51,16 @@ class Cut:
 class SplitExperts:
     """How the experts of an operator are cut, the outermost cut first, and its settings (see
     `planner.models.experts.experts`). `once`: the groups of its router and how many of them it chooses, where a token
-    is sent once over the first cut."""
+    is sent once over the first cut. `products` are those of its experts, and with `dispatch` tokens, and gradients of
+    what becomes of them, go to experts in 8 bits."""
 
     experts: int
     cuts: Sequence[Cut]
     capacity: int = 0
     imbalance: float = 1.0
     once: tuple[int, int] | None = None
+    products: Products = PLAIN
+    dispatch: bool = False
 
     @property
     def groups(self) -> list[dist.ProcessGroup]:
@@ -172,7 +177,7 @@ class _Depart(torch.autograd.Function):
         call.begin(rows, journey, x_BSH.shape, chosen_BSK.shape[2])
         call.wanted = ctx.needs_input_grad[1:3]
         weights = journey.there(rows.of_weights(weights_BSK))
-        call.send(_there(x_BSH.flatten(0, 1), rows, journey, call.chosen), weights)
+        call.send(_there(x_BSH.flatten(0, 1), rows, journey, call), weights)
         ctx.call, ctx.once, ctx.journey = call, journey.once, journey.ways
         ctx.save_for_backward(*rows, *journey.tensors)
         return x_BSH.new_empty(0)
@@ -196,7 +201,7 @@ class _Compute(torch.autograd.Function):
     ) -> torch.Tensor:
         (rows, journey), matrices = call.route, (gate, up, down)
         moved_RH, moved_R = call.landed()
-        made_RH, kept = run_experts(moved_RH, moved_R, journey.counts, matrices)
+        made_RH, kept = run_experts(moved_RH, moved_R, journey.counts, matrices, call.split.products)
         ctx.tokens = len(rows.places) // call.chosen
         call.send(_back(made_RH, journey, ctx.tokens))
         ctx.call, ctx.once, ctx.journey = call, journey.once, journey.ways
@@ -215,12 +220,14 @@ class _Compute(torch.autograd.Function):
             rows = None if found.rows is None else _back(found.rows, journey, ctx.tokens)
             call.send(rows, None if found.weights is None else journey.back(found.weights))
 
-        (gradient_RH,) = call.landed()
+        (gradient_RH,), by = call.landed(), call.split.products
         if call.beside and any(needed[:2]):
-            found, further = differentiate_rows(gradient_RH, kept, journey.counts, matrices, needed)
+            found, further = differentiate_rows(
+                gradient_RH, kept, journey.counts, matrices, needed, call.split.products
+            )
             leave(found)
             return None, gradients[0], *further()
-        found = differentiate_experts(gradient_RH, kept, journey.counts, matrices, needed)
+        found = differentiate_experts(gradient_RH, kept, journey.counts, matrices, needed, by)
         del gradient_RH
         leave(found)
         return None, gradients[0], *found.matrices
@@ -241,13 +248,15 @@ class _Arrive(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         saved, call = ctx.saved_tensors, ctx.call
         journey = Journey(ways=ctx.journey, tensors=saved[4:], once=ctx.once)
-        call.send(_there(gradients[0].flatten(0, 1), Rows(*saved[:4]), journey, call.chosen))
+        call.send(_there(gradients[0].flatten(0, 1), Rows(*saved[:4]), journey, call))
         return None, gradients[0].new_empty(0)
 
 
-def _there(x_NH: torch.Tensor, rows: Rows, journey: Journey, chosen: int) -> Going:
+def _there(x_NH: torch.Tensor, rows: Rows, journey: Journey, call: ExpertsCall) -> Going:
     """Tokens that set out to be rows of this device's experts."""
-    return journey.there(rows.of_tokens(x_NH, chosen)) if journey.once is None else journey.tokens_there(x_NH)
+    sent = packed_tokens(x_NH) if call.split.dispatch else x_NH
+    going = journey.there(rows.of_tokens(sent, call.chosen)) if journey.once is None else journey.tokens_there(sent)
+    return Unpacking(going, x_NH.shape[1], x_NH.new_empty(0)) if call.split.dispatch else going
 
 
 def _back(rows_RH: torch.Tensor, journey: Journey, tokens: int) -> Going:

@@ -4,10 +4,12 @@
     backward    dx = q(g) q(w)       s = largest element of what the scale is for / largest number of the dtype
                 dw = q(g)' q(x)
 
-What a scale is for is a tensor, or a row of a product's left operand and a column of its right one; where axes cut it,
-their devices agree on the largest element (see `planner.sharding.rules.fp8`). Products are torch's scaled ones where
+What a scale is for is a tensor, or a row of a product's left operand and a column of its right one, or 128 elements of
+such a row and 128 x 128 of the weight; where axes cut it, their devices agree on the largest element (see
+`planner.sharding.rules.fp8`). Products are torch's scaled ones where
 the device has them, accumulated in fp32; elsewhere the same operands are multiplied in fp32 (those of a model in
-float64 in that), which differs by the order of sums alone.
+float64 in that), which differs by the order of sums alone; so are blocks of 128, whose scaled products torch has on
+Hopper alone.
 
 Source: Micikevicius et al. 2022, arXiv 2209.05433; recipes of torchao (`planner.graph.fp8`).
 
@@ -15,13 +17,14 @@ Shape legend: T local tokens, I local inputs, O local outputs.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from planner.graph.fp8 import Recipe, recipe_of
+from planner.graph.fp8 import BLOCK, Recipe, recipe_of
+from planner.models.fp8_experts import blocks_of, fp8_blocks_product, largest
 from runtime.comm import collectives
 from runtime.ops.kept_results import whole_call
 from runtime.ops.shard import Shard
@@ -39,11 +42,14 @@ Groups = Sequence[dist.ProcessGroup]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """The groups of devices that hold pieces of the tokens, of the inputs and of the outputs of a layer."""
+    """The groups of devices that hold pieces of the tokens, of the inputs and of the outputs of a layer; of inputs and
+    outputs the first that this device has, and how many there are in all (0: it has all)."""
 
     tokens: Groups = ()
     inputs: Groups = ()
     outputs: Groups = ()
+    input_from: tuple[int, int] = (0, 0)
+    output_from: tuple[int, int] = (0, 0)
 
 
 WHOLE = Cut()
@@ -62,8 +68,16 @@ def local_fp8_linear(
         axes = [axis for factor in factors for axis in shard.axes(rule.factors[factor].name)]
         return [shard.place.group(axis) for axis in axes]
 
+    def begins(factors: Sequence[int]) -> tuple[int, int]:
+        (name,) = (rule.factors[factor].name for factor in factors)
+        return (shard.offset(name), shard.extent(name)) if shard.axes(name) else (0, 0)
+
     cut = Cut(
-        tokens=groups([factor for dim in given[:-1] for factor in dim]), inputs=groups(inputs), outputs=groups(outputs)
+        tokens=groups([factor for dim in given[:-1] for factor in dim]),
+        inputs=groups(inputs),
+        outputs=groups(outputs),
+        input_from=begins(inputs),
+        output_from=begins(outputs),
     )
     return fp8_linear(x, weight_OI, bias_O, recipe, cut)
 
@@ -88,6 +102,9 @@ class _Fp8Linear(torch.autograd.Function):
         ctx.save_for_backward(x_TI, weight_OI)
 
         def compute() -> tuple[torch.Tensor, ...]:
+            if recipe.scales == "block":
+                y_TO = _blocks_product(x_TI, weight_OI, _WEIGHTS, cut)
+                return (y_TO if bias_O is None else y_TO + bias_O,)
             left, right = _Side(x_TI, _WEIGHTS), _Side(weight_OI, _WEIGHTS)
             if recipe.scales == "tensor":
                 scales = left.scale((*cut.tokens, *cut.inputs)), right.scale((*cut.outputs, *cut.inputs))
@@ -107,6 +124,14 @@ class _Fp8Linear(torch.autograd.Function):
         cut: Cut = ctx.cut
         gradient_TO, low = gradients[0].reshape(-1, weight_OI.shape[0]), getattr(torch, recipe.gradients)
         bias = gradient_TO.sum(0) if ctx.needs_input_grad[2] else None
+        if recipe.scales == "block":
+            turned = replace(
+                cut, inputs=cut.outputs, outputs=cut.inputs, input_from=cut.output_from, output_from=cut.input_from
+            )
+            gradient_TI = _blocks_product(gradient_TO, weight_OI.t(), low, turned)
+            left, right = _Side(gradient_TO.t(), low), _Side(x_TI.t(), _WEIGHTS)
+            scales = left.scales(cut.tokens), right.scales(cut.tokens)
+            return gradient_TI, _product(left, right, scales, weight_OI.dtype), bias, None, None
         left = _Side(gradient_TO, low)
         whole = left.scale((*cut.tokens, *cut.outputs)) if recipe.scales == "tensor" else None
         right = _Side(weight_OI.t(), _WEIGHTS)
@@ -144,6 +169,29 @@ class _Side:
         """In 8 bits, (R, K), row after row in memory."""
         most = torch.finfo(self.dtype).max
         return (_wide(self.rows) / scale).clamp_(-most, most).to(self.dtype).contiguous()
+
+
+def _blocks_product(rows_TI: torch.Tensor, weight_OI: torch.Tensor, low: torch.dtype, cut: Cut) -> torch.Tensor:
+    """The product of rows with a weight, turned: a scale for 128 elements of a row, and for 128 x 128 of the weight."""
+    spread = any(whole and extent % BLOCK for extent, (_, whole) in _cuts(rows_TI, weight_OI, cut))
+    inside = blocks_of(rows_TI.shape[1], *cut.input_from, rows_TI.device, spread=spread)
+    outside = blocks_of(weight_OI.shape[0], *cut.output_from, rows_TI.device, spread=spread)
+    of_rows = largest(rows_TI, None, 0, inside.at, inside.cells)
+    of_weight = largest(weight_OI, outside.at, outside.cells, inside.at, inside.cells)
+    for group in cut.inputs if inside.shared else ():
+        of_rows = collectives.all_reduce_max(of_rows, group)
+        of_weight = collectives.all_reduce_max(of_weight, group)
+    for group in cut.outputs if outside.shared else ():
+        of_weight = collectives.all_reduce_max(of_weight, group)
+    assert inside.at is not None, "blocks have more than one element"
+    assert outside.at is not None, "blocks have more than one element"
+    name = str(low).removeprefix("torch.")
+    made_TO: torch.Tensor = fp8_blocks_product(rows_TI, of_rows, weight_OI, of_weight, inside.at, outside.at, name)
+    return made_TO
+
+
+def _cuts(rows_TI: torch.Tensor, weight_OI: torch.Tensor, cut: Cut) -> tuple[tuple[int, tuple[int, int]], ...]:
+    return (rows_TI.shape[1], cut.input_from), (weight_OI.shape[0], cut.output_from)
 
 
 def _product(left: _Side, right: _Side, scales: tuple[torch.Tensor, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:

@@ -1,13 +1,16 @@
 """Local forms of what language models are made of beside products and attention."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from planner.errors import ModelError
+from planner.models.experts import products_of
+from planner.models.fp8_experts import PLAIN, Agreement
+from runtime.comm import collectives
 from runtime.ops.cross_entropy import SplitLoss, split_cross_entropy
 from runtime.ops.experts import Cut, SplitExperts, split_experts
 from runtime.ops.index_check import expect_within
@@ -78,6 +81,8 @@ def splitting_experts(
     once: bool = False,
     groups: int = 1,
     chosen_groups: int = 1,
+    fp8: str = "",
+    dispatch: bool = False,
 ) -> SplitExperts:
     """How the experts of an operator are cut, and its settings, which stand behind its tensors."""
     cuts = [
@@ -94,6 +99,30 @@ def splitting_experts(
         capacity=capacity,
         imbalance=imbalance,
         once=(groups, chosen_groups) if once else None,
+        products=products_of(fp8, _agreement(shard)) if fp8 else PLAIN,
+        dispatch=dispatch,
+    )
+
+
+def _agreement(shard: Shard) -> Agreement:
+    """With whom a rank shares the rows of its experts, and parts of them."""
+
+    def among(axes: Sequence[int]) -> Callable[[torch.Tensor], torch.Tensor]:
+        groups = [shard.place.group(axis) for axis in axes]
+
+        def agree(largest: torch.Tensor) -> torch.Tensor:
+            for group in groups:
+                largest = collectives.all_reduce_max(largest, group)
+            return largest
+
+        return agree
+
+    width = shard.axes("f")
+    return Agreement(
+        tokens=among([axis for factor in ("b", "s") for axis in shard.axes(factor)]),
+        width=among(width),
+        first=shard.offset("f"),
+        whole=shard.extent("f") if width else 0,
     )
 
 

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 
+from planner.models.fp8_experts import unpacked_tokens
 from runtime.comm.collectives import Pending
 from runtime.waiting import waiting_for
 
@@ -75,7 +76,19 @@ class Stayed:
         return self._rows
 
 
-Going: TypeAlias = UnderWay | Stayed
+class Unpacking:
+    """Tokens on their way in 8 bits, with so many elements in the dtype of `like`."""
+
+    def __init__(self, going: UnderWay | Stayed, hidden: int, like: torch.Tensor) -> None:
+        self._going, self._hidden, self._like = going, hidden, like
+
+    def land(self) -> torch.Tensor:
+        """The rows as they are multiplied."""
+        rows: torch.Tensor = unpacked_tokens(self._going.land(), self._hidden, self._like)
+        return rows
+
+
+Going: TypeAlias = UnderWay | Stayed | Unpacking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +106,7 @@ class Journey:
     def counts(self) -> torch.Tensor:
         return self.tensors[0]
 
-    def there(self, rows: torch.Tensor) -> Going:
+    def there(self, rows: torch.Tensor) -> UnderWay | Stayed:
         """Rows of this device's tokens, sorted by expert, set out to be rows of this device's experts, sorted by
         expert. The first way is under way; others follow when that has landed."""
         if not self.ways:
@@ -117,7 +130,7 @@ class Journey:
         rows = self._later().back(rows).land().index_select(0, places)
         return UnderWay(_started(rows, way.sent, way.received, way.group))
 
-    def tokens_there(self, x_NH: torch.Tensor) -> Going:
+    def tokens_there(self, x_NH: torch.Tensor) -> UnderWay | Stayed:
         """Tokens of this device, which go once to each process of the first way, to rows of this device's experts."""
         once = self.once
         assert once is not None, "rows go by themselves"

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner.graph.fp8 import Recipe
 from planner.graph.operator_graph import Operator
 from planner.graph.placed import place_of
 from planner.graph.returned import loss_in
@@ -31,13 +30,14 @@ from runtime.parameters.after_step import step_ends
 from runtime.reference.plain_tables import sparse_tables, start_sparse
 from runtime.reference.same_choices import SameChoices
 from runtime.step.same_dropout import SameDropout
-from runtime.step.same_fp8 import SameFp8
+from runtime.step.same_fp8 import Recipes, SameFp8
 
 
 class UnshardedStep:
     """One training step of the plain module per call; `batched` has the positions of the inputs that have a sample
     dim, `pieces` says into how many parts the plan cuts them (see `planner.sharding.update`), `dropping` the operators
-    of its graph that drop elements, which `seed` decides, `recipes` those of linear layers in fp8, by their weights."""
+    of its graph that drop elements, which `seed` decides, `recipes` those of linear layers and experts in fp8, by their
+    weights."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class UnshardedStep:
         pieces: int = 1,
         *,
         dropping: Sequence[Operator] = (),
-        recipes: Mapping[str, Recipe] | None = None,
+        recipes: Recipes | None = None,
         seed: int = 0,
     ) -> None:
         self._module, self._update = module, training.update

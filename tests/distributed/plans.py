@@ -341,6 +341,7 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "mixture": lambda: Llama(MIXTURE),
     "mixture4": lambda: Llama(replace(MIXTURE, num_layers=4)),
     "mixture64": lambda: Llama(MIXTURE).double(),
+    "wide64": lambda: Llama(replace(MIXTURE, num_layers=2, expert_size=144, shared_size=32)).double(),
     "mixture-frozen": frozen_experts,
     "capped": lambda: Llama(replace(MIXTURE, capacity_factor=0.75)),
     "balanced": lambda: Llama(replace(MIXTURE, balance_loss=0.1, balance_speed=0.5)),

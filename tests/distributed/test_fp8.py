@@ -40,6 +40,33 @@ def test_layers_with_a_bias(pool, recipe: str) -> None:
         assert max(errors) < TOLERANCE
 
 
+BOTH = {"experts": True, "dispatch": True}
+EXPERTS = [
+    ((2, 2), ["samples", "tensor inside", "folded", "alone and exchanged"], {}, BOTH, False),
+    ((2, 2), ["zero3", "folded samples", "alone"], {"recomputation": "full"}, {"experts": True}, False),
+    ((2, 2), ["samples", "folded"], {"recomputation": "selective"}, {"dispatch": True}, True),
+    ((1, 2), ["tensor inside", "samples"], {"stages": (1, 1), "micro_batches": 2}, BOTH, False),
+]
+"""Mesh, ways to divide experts, settings, what is in fp8, and whether tokens are sent once: 11 plans for each recipe on
+four processes. Experts are 144 wide: devices have parts of blocks."""
+
+
+@pytest.mark.cases(0, 1)
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(("sizes", "ways", "settings", "fp8", "once"), EXPERTS, ids=lambda value: str(value)[:40])
+def test_experts_on_four_processes(
+    pool,
+    recipe: str,
+    sizes: tuple[int, ...],
+    ways: list[str],
+    settings: Mapping[str, object],
+    fp8: Mapping[str, bool],
+    once: bool,
+) -> None:
+    for errors in pool.run("tasks_fp8", "experts", recipe, sizes, ways, dict(settings), dict(fp8), once):
+        assert max(errors) < TOLERANCE, dict(zip(ways, errors, strict=True))
+
+
 @pytest.mark.parametrize("recipe", ["tensorwise", pytest.param("rowwise", marks=pytest.mark.thorough)])
 def test_devices_that_do_not_agree_on_scales_are_noticed(pool, recipe: str) -> None:
     assert pool.run("tasks_fp8", "without_agreement", "llama64", recipe, (2, 2))[0] > 100 * TOLERANCE

@@ -30,11 +30,14 @@ MATRICES = (3, 4, 5)
 
 
 class Ways(NamedTuple):
-    """Seconds of rows on the outermost axis, and of rows with their weights: rows alone come back forward, and set out
-    backward."""
+    """Seconds on the outermost axis: forward of rows with their weights that go `there`, and of `rows` that come back;
+    backward of gradients that are `sent` there, and of those of rows with their weights (`weighted`) that come back.
+    What goes there may be in 8 bits."""
 
     rows: Seconds
     weighted: Seconds
+    there: Seconds
+    sent: Seconds
 
 
 class Saved(NamedTuple):
@@ -45,9 +48,9 @@ class Saved(NamedTuple):
 
 
 def rows_of(rule: Rule, strategy: Strategy, mesh: Mesh) -> list[InnerMessage]:
-    """Messages of rows, and of their weights, on the outermost axis; what is sent forward alone says how many rows
-    come."""
-    found = inner_messages(rule, strategy, mesh)
+    """Messages of rows, there and back, and last of their weights, on the outermost axis; what is sent forward alone
+    says how many rows come."""
+    found = [one for one in inner_messages(rule, strategy, mesh) if one.message.kind == "all_to_all"]
     axes = [one.message.axis for one in found if one.message.axis is not None]
     return [one for one in found if one.message.axis == min(axes) and one.backward]
 
@@ -55,13 +58,11 @@ def rows_of(rule: Rule, strategy: Strategy, mesh: Mesh) -> list[InnerMessage]:
 def ways_of(rule: Rule, strategy: Strategy, mesh: Mesh, cluster: Cluster) -> Ways:
     """What the rows of experts take on the outermost of their axes that the software does not hide by itself."""
     waits = 1 - inner_hidden(rule, cluster)
-    sent = [
-        (waits * inner_seconds(rule, one.message, mesh, cluster), one.forward) for one in rows_of(rule, strategy, mesh)
-    ]
-    return Ways(
-        rows=sum(seconds for seconds, times in sent if times > 1),  # there and back
-        weighted=sum(seconds for seconds, _ in sent),
-    )
+    sent = [waits * inner_seconds(rule, one.message, mesh, cluster) for one in rows_of(rule, strategy, mesh)]
+    if not sent:
+        return Ways(rows=0.0, weighted=0.0, there=0.0, sent=0.0)
+    there, back, weights = sent[0], sent[-2], sent[-1]  # one of rows stands for both ways, where these are alike
+    return Ways(rows=back, weighted=back + weights, there=there + weights, sent=there)
 
 
 def sent_rows(operator: BoundOperator, mesh: Mesh) -> Bytes:
@@ -96,26 +97,26 @@ class ExchangeOverlap:
         ways = self.ways(one.at)
         own = self._backward((one.at,)) - self._backward((one.at,), without=MATRICES)
         return Saved(
-            forward=min(ways.weighted, self._forward(one.there)) + min(ways.rows, self._forward(one.back)),
-            backward=min(ways.rows, self._backward(one.back)) + min(ways.weighted, self._backward(one.there) + own),
+            forward=min(ways.there, self._forward(one.there)) + min(ways.rows, self._forward(one.back)),
+            backward=min(ways.sent, self._backward(one.back)) + min(ways.weighted, self._backward(one.there) + own),
         )
 
     def saves_again(self, one: ExpertOverlap) -> Seconds:
         """Seconds that it saves where the block is computed again, under what is not kept of it."""
         there, back = ([at for at in some if not self.walk.bound.is_kept(at)] for some in (one.there, one.back))
         ways = self.ways(one.at)
-        return min(ways.weighted, self._forward(there)) + min(ways.rows, self._forward(back))
+        return min(ways.there, self._forward(there)) + min(ways.rows, self._forward(back))
 
     def left(self, one: ExpertOverlap) -> Left:
         """Seconds that nothing beside the experts covers, in which another pass may compute."""
         ways, forward, backward = self.ways(one.at), self._forward, self._backward
         own = backward((one.at,)) - backward((one.at,), without=MATRICES)
-        there, back = _rest(ways.weighted, forward(one.there)), _rest(ways.rows, forward(one.back))
+        there, back = _rest(ways.there, forward(one.there)), _rest(ways.rows, forward(one.back))
         returned = _rest(ways.weighted, backward(one.there) + own)
-        sent = _rest(ways.rows, backward(one.back))
+        sent = _rest(ways.sent, backward(one.back))
         if self._again(one.at):
             left = [[at for at in some if not self.walk.bound.is_kept(at)] for some in (one.there, one.back)]
-            returned += _rest(ways.weighted, forward(left[0]))
+            returned += _rest(ways.there, forward(left[0]))
             sent += _rest(ways.rows, forward(left[1]))
         return Left((there, back), (returned, sent))
 

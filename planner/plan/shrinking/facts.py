@@ -199,6 +199,8 @@ def _settings(bound: BoundPlan) -> Iterator[str]:
         (bool(training.tensor_overlap), lambda: "tensor parallelism under its products"),
         (bool(training.expert_overlap), lambda: "experts exchanged under other work"),
         (bool(training.fp8), lambda: f"fp8 {training.fp8.recipe}"),
+        (training.fp8.experts, lambda: "experts in fp8"),
+        (training.fp8.dispatch, lambda: "tokens sent to experts in fp8"),
         (training.imbalance != EVEN, lambda: "experts priced for an uneven load"),
         (plan.virtual_stages > 1, lambda: "virtual stages"),
         (not plan.mesh.alltoall, lambda: "no all-to-all"),

@@ -22,12 +22,16 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from planner.graph.call import Call
+from planner.graph.fp8 import BLOCK, RECIPES, Recipe
 from planner.sharding.rule import FactorKind, InnerCollective, Once, Rule, Work
 from planner.sharding.rules.einsum import Einsum
 from planner.sharding.rules.spec import RuleSpec
 
 _CAPACITY, _IMBALANCE, _ONCE = (6, "capacity"), (7, "imbalance"), (8, "once")
 _GROUPS, _CHOSEN_GROUPS = (9, "groups"), (10, "chosen_groups")
+_FP8, _DISPATCH = (11, "fp8"), (12, "dispatch")
+_SCALE = 4.0
+"""Bytes of the largest element of what a scale is for: fp32."""
 _INDEX = 8
 """Bytes of an index of a row, or of a count of rows."""
 
@@ -58,7 +62,12 @@ class Experts(RuleSpec):
         capacity, imbalance = call.argument(*_CAPACITY, 0), call.argument(*_IMBALANCE, 1.0)
         assert isinstance(capacity, int), call  # as the operator's schema has it
         assert isinstance(imbalance, float), call
-        once = self._once(call, element := call.operands[0].element_bytes)
+        element, hidden = call.operands[0].element_bytes, call.operands[0].shape[2]
+        fp8, dispatch = call.argument(*_FP8, ""), call.argument(*_DISPATCH, False)
+        recipe = RECIPES[fp8] if isinstance(fp8, str) and fp8 else None
+        # of a token on its way: in 8 bits with a scale for each block, or as it is
+        token = hidden + _SCALE * -(-hidden // BLOCK) if dispatch else float(hidden * element)
+        once = self._once(call, token), self._once(call, hidden * element)
         # A capacity is one of every sample, whose tokens are counted in their order.
         blocked = f"{_PLAIN.blocked} s" if capacity else _PLAIN.blocked
         exchanges = (("e", "b"),) if capacity else (("e", "b"), ("e", "s"))
@@ -75,22 +84,32 @@ class Experts(RuleSpec):
             saved_extra=(  # rows; gate, up, and their weighted product; weights and indices
                 rows.work(element, "h"),
                 rows.work(3.0 * element, "f"),
-                rows.work(element + (_INDICES + _INDICES_ONCE * (once is not None)) * _INDEX, ""),
+                rows.work(element + (_INDICES + _INDICES_ONCE * (once[0] is not None)) * _INDEX, ""),
             ),
             scratch=(rows.work(1.0 * element, "h"), rows.work(2.0 * element, "f")),  # gradients of those
-            inner=tuple(rows.messages(element, counted=not capacity, once=once)),
+            inner=(
+                *rows.messages(element, token, counted=not capacity, once=once),
+                *(() if recipe is None else rows.agreed(recipe)),
+            ),
+            computed=_computed(recipe),
+            gained=1.0 if recipe is None else recipe.gained,
         )
 
     @staticmethod
-    def _once(call: Call, element: int) -> Once | None:
+    def _once(call: Call, row: float) -> Once | None:
         """What is sent once of a token, if anything is."""
         groups, chosen_groups = call.argument(*_GROUPS, 1), call.argument(*_CHOSEN_GROUPS, 1)
         assert isinstance(groups, int), call
         assert isinstance(chosen_groups, int), call
         if not call.argument(*_ONCE, False):
             return None
-        chosen, row = call.operands[1].shape[2], call.operands[0].shape[2] * element
-        return Once(chosen=chosen, groups=groups, chosen_groups=chosen_groups, row=row)
+        chosen = call.operands[1].shape[2]
+        return Once(chosen=chosen, groups=groups, chosen_groups=chosen_groups, row=int(row))
+
+
+def _computed(recipe: Recipe | None) -> tuple[str, str, str]:
+    """The dtypes of products: of results, of gradients of rows, and of those of matrices."""
+    return ("", "", "") if recipe is None else ("fp8", "fp8", "fp8" if recipe.weight_gradients else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,22 +125,28 @@ class _Rows:
         each = float(self.capacity) if self.capacity else 1.0 / self._experts
         return Work(coefficient=coefficient * each, factors=self._factors(others))
 
-    def messages(self, element: int, *, counted: bool, once: Once | None) -> Iterator[InnerCollective]:
-        """What is sent on each axis that is given an exchange."""
+    def messages(
+        self, element: int, token: float, *, counted: bool, once: tuple[Once | None, Once | None]
+    ) -> Iterator[InnerCollective]:
+        """What is sent on each axis that is given an exchange: rows of `token` bytes there, and of `element` bytes for
+        each of their elements back; `once` says what of a token is sent so there and back."""
+        row = float(element * self.call.operands[0].shape[2])
         exchanges = [at for at, factor in enumerate(self.rule.factors) if factor.kind is FactorKind.EXCHANGE]
         for exchange in exchanges:
             if counted:
                 yield InnerCollective(
                     kind="all_to_all", factor=exchange, factors=(), element_bytes=_INDEX * self._experts, forward=1
                 )
-            if once is not None:  # for each row the place of its token among those that are sent
+            if once[0] is not None:  # for each row the place of its token among those that are sent
                 places = self.work(_INDEX, "")
                 yield InnerCollective(
                     kind="all_to_all", factor=exchange, factors=places.factors, element_bytes=places.coefficient,
                     forward=1, outermost=True,
                 )  # fmt: skip
-            for others, times in (("h", 2), ("", 1)):
-                sent = self.work(element, others)
+            ways: tuple[tuple[float, int, Once | None], ...] = ((token, 1, once[0]), (row, 1, once[1]))
+            ways = ((row, 2, once[1]),) if token == row else ways
+            for nbytes, times, one in (*ways, (float(element), 1, None)):  # and the weight of each row
+                sent = self.work(nbytes, "")
                 yield InnerCollective(
                     kind="all_to_all",
                     factor=exchange,
@@ -129,8 +154,40 @@ class _Rows:
                     element_bytes=sent.coefficient,
                     forward=times,
                     backward=times,
-                    once=once if others else None,
+                    once=one,
                 )
+
+    def agreed(self, recipe: Recipe) -> Iterator[InnerCollective]:
+        """What devices say of the largest elements of rows and matrices of which each has pieces: those with other
+        tokens of the same experts, and those with another part of each of them (`planner.models.fp8_experts`)."""
+        index = self.rule.index  # without dims of one element
+        tokens, width, e = [index[name] for name in ("b", "s") if name in index], index["f"], index["e"]
+        wide, hidden = self.call.operands[3].shape[1:]
+
+        def said(factor: int, each: Work, forward: int, backward: int, blocks: int = 0) -> InnerCollective:
+            return InnerCollective(
+                kind="all_reduce", factor=factor, factors=each.factors, element_bytes=_SCALE * each.coefficient,
+                forward=forward, backward=backward, blocks=blocks,
+            )  # fmt: skip
+
+        of_experts, of_rows = Work(coefficient=1.0, factors=(e,)), self.work(1.0, "")
+        if recipe.scales == "tensor":
+            # forward rows (twice), p and its result; backward those of rows (3), and of both sides of matrices (6)
+            yield from (said(factor, of_experts, 3, 9) for factor in tokens)
+            # forward p, gate, up, down; backward of g and u (2), gate, up, down, and one side of each matrix (3)
+            yield said(width, of_experts, 4, 8)
+            return
+        if recipe.weight_gradients:  # both sides of gate, up and down
+            for factor in tokens:
+                yield said(factor, Work(coefficient=float(hidden), factors=(e,)), 0, 3)
+                yield said(factor, Work(coefficient=1.0, factors=(e, width)), 0, 3)
+        if recipe.scales == "row":  # down forward, gate and up backward: of their rows, and of their columns
+            yield said(width, of_rows, 1, 2)
+            yield said(width, Work(coefficient=float(hidden), factors=(e,)), 1, 2)
+            return
+        across, along = -(-wide // BLOCK), -(-hidden // BLOCK)
+        yield said(width, self.work(float(across), ""), 1, 2, BLOCK)
+        yield said(width, Work(coefficient=float(across * along), factors=(e,)), 3, 3, BLOCK)
 
     @property
     def _experts(self) -> int:

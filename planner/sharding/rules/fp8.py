@@ -2,18 +2,20 @@
 
     y[t o] = sum_i x[t i] w[o i]      scales of a tensor   x  of all t i      w  of all o i     g = dy  of all t o
                                       scales of a row      x  of t, over i    w  of o, over i
+                                      blocks of 128        x  of t, 128 of i  w  128 of o and of i
       dx = g w        over o                               g  of t, over o    w  of i, over o
       dw = g' x       over t                               g  of o, over t    x  of i, over t
 
 A scale is that of the largest element: where an axis cuts what it is over, the devices of the axis take the maximum of
-theirs, four bytes for each scale.
+theirs, four bytes for each scale. Of blocks of which no device has parts nothing is said; where devices have parts of a
+block, they say what they know of each block of the whole dim.
 """
 
 from dataclasses import dataclass, replace
 from typing import final
 
 from planner.graph.call import Call
-from planner.graph.fp8 import Recipe
+from planner.graph.fp8 import BLOCK, Recipe
 from planner.sharding.rule import InnerCollective, Rule, Work
 from planner.sharding.rules.spec import RuleSpec
 
@@ -46,14 +48,44 @@ class Fp8Linear(RuleSpec):
                 InnerCollective(
                     kind="all_reduce",
                     factor=factor,
-                    factors=scales if self.recipe.scales == "row" else (),
+                    factors=scales if self.recipe.scales != "tensor" else (),
                     element_bytes=_SCALE,
                     forward=int(not backward),
                     backward=int(backward),
                 )
                 for over, scales, backward in self._maxima(tokens, columns, depth)
                 for factor in over
-            ),
+            )
+            + self._of_blocks(rule, tokens, columns, depth),
+        )
+
+    def _of_blocks(
+        self, rule: Rule, tokens: tuple[int, ...], columns: tuple[int, ...], depth: tuple[int, ...]
+    ) -> tuple[InnerCollective, ...]:
+        """What is said of blocks of which devices have parts: of those of operands forward, of the gradient and of the
+        weight backward."""
+        if self.recipe.scales != "block":
+            return ()
+        across, along = (-(-rule.whole_extent(factors) // BLOCK) for factors in (columns, depth))
+        both, all_blocks = (*columns, *depth), across * along
+        said: tuple[tuple[tuple[int, ...], tuple[int, ...], int, bool], ...] = (
+            (depth, tokens, along, False),
+            (columns, tokens, across, True),
+            (both, (), all_blocks, False),
+            (both, (), all_blocks, True),
+        )
+        return tuple(
+            InnerCollective(
+                kind="all_reduce",
+                factor=factor,
+                factors=scales,
+                element_bytes=_SCALE * blocks,
+                forward=int(not backward),
+                backward=int(backward),
+                blocks=BLOCK,
+            )
+            for over, scales, blocks, backward in said
+            for factor in over
         )
 
     def _maxima(
@@ -65,6 +97,8 @@ class Fp8Linear(RuleSpec):
         found = [
             (depth, tokens, False), (depth, columns, False), (columns, tokens, True), (columns, depth, True)
         ]  # fmt: skip
+        if self.recipe.scales == "block":
+            found = []
         if self.recipe.weight_gradients:
             found += [(tokens, columns, True), (tokens, depth, True)]
         return found

@@ -73,4 +73,5 @@ def beside_experts(template: Template, index: int) -> tuple[int, ...]:
 
 
 def _sent(ways: Ways) -> float:
-    return ways.rows + ways.weighted
+    """The same forward and backward."""
+    return ways.there + ways.rows

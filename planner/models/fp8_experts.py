@@ -1,0 +1,326 @@
+"""Products of experts in fp8, group by group, and tokens on their way to experts in fp8.
+
+    product    rows R I, matrices E I O      scales of a tensor   rows of an expert     matrix of an expert
+                                             scales of a row      row, over I           column of a matrix, over I
+                                             blocks               128 of I in a row     128 x 128 of a matrix
+    outer      rows R I, rows R O            scales of a tensor   rows of an expert     rows of an expert
+                                             all others           column of the rows of an expert, on both sides
+
+A scale is that of all rows of an expert, and of its whole matrix, wherever pieces of them are: devices agree on the
+largest element (`Agreement`). Operands are rounded to 8 bits and multiplied in fp32, in float64 those of a model in
+that: no kernel of torch multiplies groups so on all devices.
+
+A token on its way is packed: a byte for each element, in e4m3, and four for the scale of each 128 of them, which is
+what it takes to be multiplied by blocks (DeepSeek-AI 2024, arXiv 2412.19437, section 3.3). What comes back from experts
+is not.
+
+Shape legend: N tokens, H hidden, R rows, E experts, I and O the dims of a matrix that are summed over and left.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+
+from planner.graph.fp8 import BLOCK, Recipe
+from planner.models.grouped import grouped_outer, grouped_product
+
+Side = Literal["hidden", "width"]
+"""A dim of experts: that of tokens, which is never cut, or that of an expert."""
+
+_LOW = torch.float8_e4m3fn
+_LEAST = 1e-12
+"""Of a scale's largest element: a tensor of zeros has a scale, too."""
+
+
+def _alone(largest: torch.Tensor) -> torch.Tensor:
+    return largest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """How devices find the largest elements of what they have pieces of: `tokens` are those that have other rows of the
+    same experts, `width` those that have another part of each expert, of which this one begins at `first` of `whole`
+    (0: it has all)."""
+
+    tokens: Callable[[torch.Tensor], torch.Tensor] = _alone
+    width: Callable[[torch.Tensor], torch.Tensor] = _alone
+    first: int = 0
+    whole: int = 0
+
+
+ALONE = Agreement()
+
+
+class PlainProducts:
+    """Those of experts as they are."""
+
+    def product(
+        self, rows_RI: torch.Tensor, matrices_EIO: torch.Tensor, counts_E: torch.Tensor, over: Side, *, back: bool
+    ) -> torch.Tensor:
+        """Each row times the matrix of its expert, R O, summed `over` that dim; `back` says that rows are gradients."""
+        made_RO: torch.Tensor = grouped_product(rows_RI, matrices_EIO, counts_E)
+        return made_RO
+
+    def outer(self, rows_RI: torch.Tensor, rows_RO: torch.Tensor, counts_E: torch.Tensor, first: Side) -> torch.Tensor:
+        """The gradient of matrices, E I O, from gradients, whose dim is `first`, and from what was multiplied."""
+        made_EIO: torch.Tensor = grouped_outer(rows_RI, rows_RO, counts_E)
+        return made_EIO
+
+
+PLAIN = PlainProducts()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8Products:
+    """The same by a recipe."""
+
+    recipe: Recipe
+    agreement: Agreement = ALONE
+
+    def product(
+        self, rows_RI: torch.Tensor, matrices_EIO: torch.Tensor, counts_E: torch.Tensor, over: Side, *, back: bool
+    ) -> torch.Tensor:
+        low = self.recipe.gradients if back else "float8_e4m3fn"
+        inside = self._cells(rows_RI, rows_RI.shape[1], over, each=False)
+        outside = self._cells(rows_RI, matrices_EIO.shape[2], _other(over), each=self.recipe.scales == "row")
+        if self.recipe.scales == "tensor":
+            of_experts = self._of_experts(rows_RI, counts_E, over)
+            of_rows = of_experts[:, 0].index_select(0, _experts_of(counts_E, len(rows_RI)))
+        else:
+            of_rows = largest(rows_RI, None, 0, inside.at, inside.cells)
+            of_rows = self.agreement.width(of_rows) if inside.shared else of_rows
+        of_matrices = largest(matrices_EIO, inside.at, inside.cells, outside.at, outside.cells)
+        if inside.shared or outside.shared:
+            of_matrices = self.agreement.width(of_matrices)
+        made_RO: torch.Tensor = fp8_grouped_product(
+            rows_RI, of_rows, matrices_EIO, of_matrices, inside.at, outside.at, counts_E, low
+        )
+        return made_RO
+
+    def outer(self, rows_RI: torch.Tensor, rows_RO: torch.Tensor, counts_E: torch.Tensor, first: Side) -> torch.Tensor:
+        if not self.recipe.weight_gradients:
+            return PLAIN.outer(rows_RI, rows_RO, counts_E, first)
+        if self.recipe.scales == "tensor":
+            scales = [
+                self._of_experts(rows, counts_E, side) for rows, side in ((rows_RI, first), (rows_RO, _other(first)))
+            ]
+        else:
+            experts_R = _experts_of(counts_E, len(rows_RI))
+            scales = [
+                self.agreement.tokens(largest(rows, experts_R, len(counts_E), None, 0)) for rows in (rows_RI, rows_RO)
+            ]
+        made_EIO: torch.Tensor = fp8_grouped_outer(
+            rows_RI, scales[0], rows_RO, scales[1], counts_E, self.recipe.gradients
+        )
+        return made_EIO
+
+    def _of_experts(self, rows: torch.Tensor, counts_E: torch.Tensor, side: Side) -> torch.Tensor:
+        """The largest element of all rows of each expert, E 1 1."""
+        agreement = self.agreement
+        zeros = torch.zeros(rows.shape[1], dtype=torch.long, device=rows.device)
+        found = largest(rows, _experts_of(counts_E, len(rows)), len(counts_E), zeros, 1)
+        found = agreement.tokens(found)
+        return (agreement.width(found) if side == "width" and agreement.whole else found).unsqueeze(-1)
+
+    def _cells(self, like: torch.Tensor, extent: int, side: Side, *, each: bool) -> "_Cells":
+        """The cells of a dim that have a scale of their own; `each` index is one, where that is said."""
+        whole, first = (self.agreement.whole, self.agreement.first) if side == "width" else (0, 0)
+        if each:
+            return _Cells(None, 0, shared=False)
+        if self.recipe.scales != "block":
+            return _Cells(torch.zeros(extent, dtype=torch.long, device=like.device), 1, shared=whole > 0)
+        return blocks_of(extent, first, whole, like.device)
+
+
+def _other(side: Side) -> Side:
+    return "width" if side == "hidden" else "hidden"
+
+
+class _Cells(NamedTuple):
+    """`at`: which of `cells` cells each index of a dim is in, None where each is one. `shared`: whether other devices
+    have parts of the same cells."""
+
+    at: torch.Tensor | None
+    cells: int
+    shared: bool
+
+
+def blocks_of(extent: int, first: int, whole: int, device: torch.device, *, spread: bool = False) -> _Cells:
+    """The blocks of 128 of a dim of which this device has `extent` from `first` on, of `whole` (0: all of it). Where
+    pieces are of whole blocks these are its own, else, or `spread`, there is a cell for each block of the whole dim."""
+    shared = whole > 0 and extent % BLOCK > 0
+    if not shared and not (spread and whole):
+        return _Cells(torch.arange(extent, device=device) // BLOCK, -(-extent // BLOCK), shared=False)
+    return _Cells(torch.arange(first, first + extent, device=device) // BLOCK, -(-whole // BLOCK), shared=shared)
+
+
+def _experts_of(counts_E: torch.Tensor, rows: int) -> torch.Tensor:
+    """The expert of each row, R."""
+    numbers = torch.arange(len(counts_E), device=counts_E.device)
+    return torch.repeat_interleave(numbers, counts_E, output_size=rows)
+
+
+def wide(values: torch.Tensor) -> torch.Tensor:
+    """In float32 at least."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
+@torch.library.custom_op("planner::largest", mutates_args=())
+def largest(
+    values: torch.Tensor, rows: torch.Tensor | None, row_cells: int, columns: torch.Tensor | None, column_cells: int
+) -> torch.Tensor:
+    """The largest magnitude of each cell of ... A B, in float32 at least: `rows` and `columns` say in which of so many
+    cells each index of A and of B is; None, that each is one. 0 for an empty cell."""
+    found = values.abs()
+    for dim, at, cells in ((-1, columns, column_cells), (-2, rows, row_cells)):
+        if at is not None:
+            shape = list(found.shape)
+            shape[dim] = cells
+            index = at.view(-1, *(1,) * (-1 - dim)).expand(found.shape)
+            found = found.new_zeros(shape).scatter_reduce_(dim, index, found, "amax")
+    return wide(found).clone()
+
+
+@largest.register_fake
+def _(
+    values: torch.Tensor, rows: torch.Tensor | None, row_cells: int, columns: torch.Tensor | None, column_cells: int
+) -> torch.Tensor:
+    shape = list(values.shape)
+    shape[-1] = shape[-1] if columns is None else column_cells
+    shape[-2] = shape[-2] if rows is None else row_cells
+    return values.new_empty(shape, dtype=torch.promote_types(values.dtype, torch.float32))
+
+
+def rounded(values: torch.Tensor, most: torch.Tensor, low: torch.dtype) -> torch.Tensor:
+    """What 8 bits leave of values, in float32 at least, where the largest are `most`."""
+    top = torch.finfo(low).max
+    scale = most.clamp(min=_LEAST) / top
+    return (wide(values) / scale).clamp_(-top, top).to(low).to(scale.dtype).mul_(scale)
+
+
+def _cell(most: torch.Tensor, at: torch.Tensor | None, dim: int) -> torch.Tensor:
+    """The largest element of the cell of every index."""
+    return most if at is None else most.index_select(dim, at)
+
+
+@torch.library.custom_op("planner::fp8_grouped_product", mutates_args=())
+def fp8_grouped_product(
+    rows_RI: torch.Tensor,
+    of_rows: torch.Tensor,
+    matrices_EIO: torch.Tensor,
+    of_matrices: torch.Tensor,
+    inside: torch.Tensor,
+    outside: torch.Tensor | None,
+    counts_E: torch.Tensor,
+    low: str,
+) -> torch.Tensor:
+    """Each row times the matrix of its group, R O, both rounded to 8 bits, the rows to `low`, by their largest elements
+    in cells of I and of O."""
+    made_RO = rows_RI.new_empty((rows_RI.shape[0], matrices_EIO.shape[2]))
+    start = 0
+    for group, count in enumerate(counts_E.tolist()):
+        if count:
+            part = slice(start, start + count)
+            rows = rounded(rows_RI[part], _cell(of_rows[part], inside, 1), getattr(torch, low))
+            most_IO = _cell(_cell(of_matrices[group], inside, 0), outside, 1)
+            made_RO[part] = (rows @ rounded(matrices_EIO[group], most_IO, _LOW)).to(made_RO.dtype)
+        start += count
+    return made_RO
+
+
+@fp8_grouped_product.register_fake
+def _(rows_RI: torch.Tensor, of_rows: torch.Tensor, matrices_EIO: torch.Tensor, *_others: object) -> torch.Tensor:
+    return rows_RI.new_empty((rows_RI.shape[0], matrices_EIO.shape[2]))
+
+
+@torch.library.custom_op("planner::fp8_blocks_product", mutates_args=())
+def fp8_blocks_product(
+    rows_TI: torch.Tensor,
+    of_rows: torch.Tensor,
+    weight_OI: torch.Tensor,
+    of_weight: torch.Tensor,
+    inside: torch.Tensor,
+    outside: torch.Tensor,
+    low: str,
+) -> torch.Tensor:
+    """The product of rows with a weight, turned, T O: rows rounded to `low`, the weight to e4m3, by their largest
+    elements in blocks of I and of O."""
+    rows = rounded(rows_TI, _cell(of_rows, inside, 1), getattr(torch, low))
+    weight = rounded(weight_OI, _cell(_cell(of_weight, outside, 0), inside, 1), _LOW)
+    return (rows @ weight.t()).to(rows_TI.dtype)
+
+
+@fp8_blocks_product.register_fake
+def _(rows_TI: torch.Tensor, of_rows: torch.Tensor, weight_OI: torch.Tensor, *_others: object) -> torch.Tensor:
+    return rows_TI.new_empty((rows_TI.shape[0], weight_OI.shape[0]))
+
+
+@torch.library.custom_op("planner::fp8_grouped_outer", mutates_args=())
+def fp8_grouped_outer(
+    rows_RI: torch.Tensor,
+    of_rows_EI: torch.Tensor,
+    others_RO: torch.Tensor,
+    of_others_EO: torch.Tensor,
+    counts_E: torch.Tensor,
+    low: str,
+) -> torch.Tensor:
+    """The sum over the rows of each group of their outer products, E I O, of rows rounded to `low` and others to e4m3;
+    zeros for a group without rows."""
+    made_EIO = rows_RI.new_empty((counts_E.shape[0], rows_RI.shape[1], others_RO.shape[1]))
+    start = 0
+    for group, count in enumerate(counts_E.tolist()):
+        part = slice(start, start + count)
+        rows = rounded(rows_RI[part], of_rows_EI[group], getattr(torch, low))
+        others = rounded(others_RO[part], of_others_EO[group], _LOW)
+        made_EIO[group] = (rows.t() @ others).to(made_EIO.dtype)
+        start += count
+    return made_EIO
+
+
+@fp8_grouped_outer.register_fake
+def _(
+    rows_RI: torch.Tensor,
+    of_rows_EI: torch.Tensor,
+    others_RO: torch.Tensor,
+    of_others_EO: torch.Tensor,
+    counts_E: torch.Tensor,
+    low: str,
+) -> torch.Tensor:
+    return rows_RI.new_empty((counts_E.shape[0], rows_RI.shape[1], others_RO.shape[1]))
+
+
+@torch.library.custom_op("planner::packed_tokens", mutates_args=())
+def packed_tokens(x_NH: torch.Tensor) -> torch.Tensor:
+    """Tokens as bytes: H of elements in e4m3, and four for the scale of each 128 of them, in float32."""
+    blocks = blocks_of(x_NH.shape[1], 0, 0, x_NH.device)
+    top = torch.finfo(_LOW).max
+    scale = largest(x_NH, None, 0, blocks.at, blocks.cells).float().clamp(min=_LEAST) / top
+    low = (wide(x_NH) / _cell(scale, blocks.at, 1)).clamp_(-top, top).to(_LOW)
+    return torch.cat((low.view(torch.uint8), scale.view(torch.uint8)), dim=1)
+
+
+@packed_tokens.register_fake
+def _(x_NH: torch.Tensor) -> torch.Tensor:
+    return x_NH.new_empty((x_NH.shape[0], packed_bytes(x_NH.shape[1])), dtype=torch.uint8)
+
+
+@torch.library.custom_op("planner::unpacked_tokens", mutates_args=())
+def unpacked_tokens(packed: torch.Tensor, hidden: int, like: torch.Tensor) -> torch.Tensor:
+    """The tokens again, N H, in the dtype of `like`."""
+    scale = packed[:, hidden:].contiguous().view(torch.float32)
+    low = packed[:, :hidden].contiguous().view(_LOW)
+    blocks = blocks_of(hidden, 0, 0, packed.device)
+    at_least = torch.promote_types(like.dtype, torch.float32)
+    return (low.to(at_least) * _cell(scale, blocks.at, 1).to(at_least)).to(like.dtype)
+
+
+@unpacked_tokens.register_fake
+def _(packed: torch.Tensor, hidden: int, like: torch.Tensor) -> torch.Tensor:
+    return like.new_empty((packed.shape[0], hidden))
+
+
+def packed_bytes(hidden: int) -> int:
+    """Bytes of a packed token."""
+    return hidden + 4 * -(-hidden // BLOCK)
