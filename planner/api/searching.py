@@ -21,8 +21,9 @@ from planner.api.checks import callback, file_path, kind_of, number, public, rec
 from planner.api.exporting import check_told
 from planner.engines.spaces import space_and_stack
 from planner.errors import RequestError
+from planner.fp8_recipes import RECIPES
 from planner.graph.expert_load import EVEN
-from planner.graph.fp8 import RECIPES, WORD, chosen
+from planner.graph.fp8 import WORD, chosen
 from planner.graph.operator_graph import OperatorGraph
 from planner.limits import default_memory, limited
 from planner.models.nicknames import full_model

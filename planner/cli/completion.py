@@ -88,7 +88,7 @@ def precisions() -> Iterable[str]:
 
 def recipes() -> Iterable[str]:
     """Of --fp8."""
-    from planner.graph.fp8 import RECIPES
+    from planner.fp8_recipes import RECIPES
 
     return RECIPES
 

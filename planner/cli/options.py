@@ -175,8 +175,8 @@ class Options:
         bool,
         typer.Option(
             "--fp8-dispatch",
-            help="Tokens are sent to experts in 8 bits, and so are gradients of their results. A scale stands for 128"
-            " elements of a token (DeepSeek-V3); what comes back from experts is not cast.",
+            help="Tokens are sent to experts in 8 bits, gradients likewise. A scale stands for 128 elements of a token"
+            " (DeepSeek-V3); what comes back from experts is not cast.",
             rich_help_panel=JOB,
         ),
     ] = False

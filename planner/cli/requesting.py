@@ -52,7 +52,8 @@ _MANUAL = ("tensor", "data", "context", "expert", "zero", "replicas", "sequence_
 
 def check(options: Options) -> None:
     """Raise RequestError for words that are not known and for options that contradict each other."""
-    from planner.graph.fp8 import RECIPES, WORD
+    from planner.fp8_recipes import RECIPES
+    from planner.graph.fp8 import WORD
     from planner.plan.plan import OPTIMIZERS, PRECISIONS, RECOMPUTATION
     from planner.sharding.update import GRADIENT_DTYPES, GRADIENTS
     from planner.strategy_search.request.request import ALGORITHMS, DEFAULTS, OBJECTIVES

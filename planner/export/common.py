@@ -78,7 +78,7 @@ def give_up_fp8(giving: Giving, recipes: tuple[str, ...] = (), *, leaves_out: bo
     fp8 = giving.description.fp8
     if fp8.experts or fp8.dispatch:
         kept = replace(fp8, experts=False, dispatch=False)
-        giving.up("experts and tokens sent to them", fp8.text(), kept.text(), fp8=kept)
+        giving.up("experts in fp8", fp8.text(), kept.text(), fp8=kept)
 
 
 def give_up_cut_hidden(giving: Giving) -> None:

@@ -33,10 +33,10 @@ one scale for each tensor); torchao 0.14, `torchao.float8.config` (the names of 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from planner.errors import RequestError, nearest_names
 from planner.faults import Fault
+from planner.fp8_recipes import RECIPES, Recipe
 from planner.graph.expert_load import EXPERTS_OPERATOR
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.matching import matches
@@ -49,43 +49,8 @@ _WORDS = 16
 """Extents of products in fp8 are multiples of so many elements, as the kernels of devices demand."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """How products are computed in fp8: what one scale is for, the dtype that gradients are cast to (the others are
-    e4m3), and whether weight gradients are products in fp8."""
-
-    scales: Literal["tensor", "row", "block"]
-    gradients: str
-    weight_gradients: bool
-
-    @property
-    def gained(self) -> float:
-        """What is left of the time that products in fp8 save."""
-        return ROWWISE if self.scales == "row" else 1.0
-
-    @property
-    def of_rows_alone(self) -> bool:
-        """Whether what becomes of a token does not depend on the other tokens."""
-        return self.scales == "row" and not self.weight_gradients
-
-
-RECIPES = {
-    "tensorwise": Recipe(scales="tensor", gradients="float8_e5m2", weight_gradients=True),
-    "rowwise": Recipe(scales="row", gradients="float8_e4m3fn", weight_gradients=True),
-    "rowwise_with_gw_hp": Recipe(scales="row", gradients="float8_e4m3fn", weight_gradients=False),
-    "blockwise": Recipe(scales="block", gradients="float8_e4m3fn", weight_gradients=True),
-}
-"""By their names in torchao, and of blocks in Transformer Engine."""
-
-BLOCK = 128
-"""Elements of a row for which there is one scale, and of both dims of a weight (arXiv 2412.19437, section 3.3.2)."""
-
 WORD = "fp8"
 """Among precisions: the usual recipe."""
-
-ROWWISE = 0.52
-"""What is left of the time that products in fp8 save where rows have scales of their own: torchtitan at 7a04053a, 8
-H100, makes 5,760 tokens/s of a device in bf16, 6,418 so, 7,186 with one scale for a tensor."""
 
 USUAL = "tensorwise"
 """What `--precision fp8` means: the fastest one, and what torchao and Transformer Engine do unless told otherwise."""

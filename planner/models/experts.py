@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner.graph.fp8 import RECIPES
+from planner.fp8_recipes import RECIPES
 from planner.models.expert_rows import (
     Products,
     Rows,

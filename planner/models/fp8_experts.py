@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from planner.graph.fp8 import BLOCK, Recipe
+from planner.fp8_recipes import BLOCK, Recipe
 from planner.models.grouped import grouped_outer, grouped_product
 
 Side = Literal["hidden", "width"]

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from costmodels import SCHEDULES, Schedule
 from planner.faults import Fault
-from planner.graph.fp8 import RECIPES, Fp8
+from planner.fp8_recipes import RECIPES
+from planner.graph.fp8 import Fp8
 from planner.nearest import divisors, nearest_words
 from planner.plan.plan import INTERLEAVED, SLICED, Plan
 from planner.plan.refusing import refuse_plan

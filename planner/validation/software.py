@@ -37,7 +37,7 @@ from hardware_profiles import (
     load_software,
     with_network,
 )
-from planner.graph.fp8 import ROWWISE
+from planner.fp8_recipes import ROWWISE
 from planner.validation.recipes import recipe_of, release_of
 from planner.validation.rows import Row
 

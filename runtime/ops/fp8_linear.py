@@ -23,7 +23,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from planner.graph.fp8 import BLOCK, Recipe, recipe_of
+from planner.fp8_recipes import BLOCK, Recipe
+from planner.graph.fp8 import recipe_of
 from planner.models.fp8_experts import blocks_of, fp8_blocks_product, largest
 from runtime.comm import collectives
 from runtime.ops.kept_results import whole_call

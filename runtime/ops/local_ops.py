@@ -13,9 +13,10 @@ from typing import Any, Protocol
 
 import torch
 
+from planner.fp8_recipes import RECIPES
 from planner.graph.bags import BAG
 from planner.graph.blocks import IDENTITY
-from planner.graph.fp8 import RECIPES, fp8_operator
+from planner.graph.fp8 import fp8_operator
 from planner.graph.masks import MASKED_ATTENTION
 from planner.graph.operator_graph import Argument, OperatorGraph, TorchConstant, ValueRef
 from planner.graph.recurrent import GATES

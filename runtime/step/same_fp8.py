@@ -16,8 +16,9 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from planner.errors import ModelError
+from planner.fp8_recipes import Recipe
 from planner.graph.expert_load import EXPERTS_OPERATOR
-from planner.graph.fp8 import Recipe, recipe_of
+from planner.graph.fp8 import recipe_of
 from planner.graph.operator_graph import Operator
 from runtime.ops.fp8_linear import fp8_linear
 

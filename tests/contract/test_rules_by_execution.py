@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
-from planner.graph.fp8 import RECIPES, fp8_operator
+from planner.fp8_recipes import RECIPES
+from planner.graph.fp8 import fp8_operator
 from planner.graph.masks import MASKED_ATTENTION
 from planner.sharding.layout import REPLICATE, Layout, format_layout, local_shape, shard
 from planner.sharding.mesh import Mesh, MeshAxis

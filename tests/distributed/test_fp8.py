@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from planner.graph.fp8 import RECIPES
+from planner.fp8_recipes import RECIPES
 
 TOLERANCE = 1e-5
 

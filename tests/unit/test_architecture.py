@@ -36,7 +36,7 @@ LAYERS = (
     ("planner.graph", "planner.models"),
     ("planner.limits",),
     ("planner.faults",),
-    ("planner.errors", "planner.matching", "planner.nearest", "planner.old_words"),
+    ("planner.errors", "planner.fp8_recipes", "planner.matching", "planner.nearest", "planner.old_words"),
     ("costmodels",),
     ("hardware_profiles",),
 )

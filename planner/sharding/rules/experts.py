@@ -21,8 +21,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
+from planner.fp8_recipes import BLOCK, RECIPES, Recipe
 from planner.graph.call import Call
-from planner.graph.fp8 import BLOCK, RECIPES, Recipe
 from planner.sharding.rule import FactorKind, InnerCollective, Once, Rule, Work
 from planner.sharding.rules.einsum import Einsum
 from planner.sharding.rules.spec import RuleSpec

@@ -14,8 +14,8 @@ block, they say what they know of each block of the whole dim.
 from dataclasses import dataclass, replace
 from typing import final
 
+from planner.fp8_recipes import BLOCK, Recipe
 from planner.graph.call import Call
-from planner.graph.fp8 import BLOCK, Recipe
 from planner.sharding.rule import InnerCollective, Rule, Work
 from planner.sharding.rules.spec import RuleSpec
 

@@ -8,7 +8,8 @@ that drops probabilities is run unfused: scores in memory, nothing done twice, n
 from collections.abc import Mapping
 from dataclasses import replace
 
-from planner.graph.fp8 import RECIPES, fp8_operator
+from planner.fp8_recipes import RECIPES
+from planner.graph.fp8 import fp8_operator
 from planner.graph.masks import MASKED_ATTENTION
 from planner.graph.random_ops import CHANCES
 from planner.graph.recurrent import GATES, LSTM

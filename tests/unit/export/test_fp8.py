@@ -6,7 +6,8 @@ import pytest
 
 from planner.export.description import Description
 from planner.export.targets import TARGETS
-from planner.graph.fp8 import NO_FP8, RECIPES, Fp8
+from planner.fp8_recipes import RECIPES
+from planner.graph.fp8 import NO_FP8, Fp8
 from tests.unit.export.descriptions import facts_of, job_of
 
 KEPT = "model.layers.*.self_attn.k_proj.weight"
@@ -16,7 +17,7 @@ PLAIN = Description(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "blockwise"])
 @pytest.mark.parametrize("left_out", [(), (KEPT,)])
 def test_torchtitan_is_told_the_recipe_and_what_is_left_out(recipe: str, left_out: tuple[str, ...]) -> None:
     target, fp8 = TARGETS["torchtitan"], Fp8(recipe=recipe, left_out=left_out)
@@ -45,6 +46,15 @@ def test_megatron_has_scales_of_tensors_for_all_layers() -> None:
     assert any("fp8-format" in what for what in blocks.unmodelled)
     less = target.nearest(replace(description, fp8=Fp8(recipe="tensorwise", left_out=(KEPT,))))
     assert [loss.description.fp8 for loss in less if "fp8" in loss.what] == [Fp8(recipe="tensorwise")]
+
+
+def test_torchtitan_is_told_nothing_of_blocks_and_of_experts() -> None:
+    nearest = TARGETS["torchtitan"].nearest
+    for fp8, kept in (
+        (Fp8(recipe="blockwise", experts=True), NO_FP8),
+        (Fp8(recipe="rowwise", experts=True, dispatch=True), Fp8(recipe="rowwise")),
+    ):
+        assert [loss.description.fp8 for loss in nearest(replace(PLAIN, fp8=fp8)) if "fp8" in loss.what] == [kept]
 
 
 @pytest.mark.parametrize("name", [name for name in TARGETS if name not in ("torchtitan", "mindspore")])

@@ -1,0 +1,40 @@
+"""Recipes of products in fp8, by name: what one scale is for, and what is cast to which dtype (`planner.graph.fp8`)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+ROWWISE = 0.52
+"""What is left of the time that products in fp8 save where rows have scales of their own: torchtitan at 7a04053a, 8
+H100, makes 5,760 tokens/s of a device in bf16, 6,418 so, 7,186 with one scale for a tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How products are computed in fp8: what one scale is for, the dtype that gradients are cast to (the others are
+    e4m3), and whether weight gradients are products in fp8."""
+
+    scales: Literal["tensor", "row", "block"]
+    gradients: str
+    weight_gradients: bool
+
+    @property
+    def gained(self) -> float:
+        """What is left of the time that products in fp8 save."""
+        return ROWWISE if self.scales == "row" else 1.0
+
+    @property
+    def of_rows_alone(self) -> bool:
+        """Whether what becomes of a token does not depend on the other tokens."""
+        return self.scales == "row" and not self.weight_gradients
+
+
+RECIPES = {
+    "tensorwise": Recipe(scales="tensor", gradients="float8_e5m2", weight_gradients=True),
+    "rowwise": Recipe(scales="row", gradients="float8_e4m3fn", weight_gradients=True),
+    "rowwise_with_gw_hp": Recipe(scales="row", gradients="float8_e4m3fn", weight_gradients=False),
+    "blockwise": Recipe(scales="block", gradients="float8_e4m3fn", weight_gradients=True),
+}
+"""By their names in torchao, and of blocks in Transformer Engine."""
+
+BLOCK = 128
+"""Elements of a row for which there is one scale, and of both dims of a weight (arXiv 2412.19437, section 3.3.2)."""
