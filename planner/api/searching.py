@@ -41,12 +41,15 @@ from planner.strategy_search.job import (
 )
 from planner.strategy_search.objectives import plan_for
 from planner.strategy_search.request.offload import NOTHING, parse_offload
+from planner.strategy_search.request.padded_batch import padding_samples, with_padded_batch
 from planner.strategy_search.request.request import (
     ALGORITHMS,
     OBJECTIVES,
     SIMPLICITY,
+    Alltoall,
     Default,
     Objective,
+    Padding,
     Placing,
     Shard,
 )
@@ -147,13 +150,14 @@ def search(
     shard: Shards = (),
     default: Default = "search",
     place: Mapping[str, str] | str | None = None,
+    pad: Mapping[str, int] | str | None = None,
     update: Update | Mapping[str, Any] | None = None,
     search: str = "dynamic_programming",
     forward_only: bool = False,
     objective: Objective = "time",
     top: int = 1,
     simplicity: float = SIMPLICITY,
-    alltoall: bool = True,
+    alltoall: Alltoall = True,
     time_limit: float | None = None,
     memory_limit: float | None = None,
     memory_margin: float | None = None,
@@ -193,6 +197,9 @@ def search(
         default: what all others do: "search", or "data_parallel", which splits the batch.
         place: where tables of embeddings are, {"tables.*": "host"}; "auto" where that is faster, "none" on the devices;
             on the host where nothing fits otherwise if not given.
+        pad: weights and the multiple to which their rows are padded, {"lm_head.weight": 4}; "batch" is the global
+            batch, padded with samples of weight zero: {"batch": 4}. "auto" pads what devices do not divide, where that
+            is faster. Where pinned["data"] does not divide the global batch, it is padded unless "batch" is here.
         update: what becomes of gradients, as a `planner.Update` or a dict of its fields: {"clip_norm": 1.0}.
         search: the algorithm, as for `--search`.
         forward_only: the forward pass alone, for evaluation: without backward pass, gradients and states.
@@ -201,6 +208,7 @@ def search(
         simplicity: how much longer than the fastest, as a share of its step, a simpler plan may take that is preferred
             to it; 0 takes the fastest. `SearchResult.simpler` says what was done.
         alltoall: False for links or backends that lack that collective: an all-gather and a slice in its place.
+            "node": only links inside a node have it. "auto": the best of all, "node" and False, each searched.
         time_limit: seconds, tracing included, after which the best plan so far is returned.
         memory_limit: bytes of a device that may be used.
         memory_margin: share of the predicted peak that is left free for its error.
@@ -243,6 +251,7 @@ def search(
     if memory_margin is not None:
         machine = with_memory_margin(machine, memory_margin)
     decided, placing, changed = _decided(pinned), *_placed(place, record("update", update, Update, DEFAULT))
+    padding, multiple, changed = _padded(pad, changed)
     if tokens_once is not None:
         decided = replace(decided, node=tokens_once)
     with limited(time_limit, default_memory() if planner_memory is None else planner_memory):
@@ -251,10 +260,12 @@ def search(
             precision=precision, global_batch=global_batch, rule_cache=rule_cache,
         )  # fmt: skip
         check_told(engine, job.model)
+        samples = changed.padding_samples or padding_samples(job.global_batch, multiple)
         request = job.request(
             optimizer=optimizer,
-            update=changed,
+            update=replace(changed, padding_samples=samples),
             placing=placing,
+            padding=padding,
             imbalance=imbalance,
             tokens_once=tokens_once is not None,
             fp8=in_fp8,
@@ -270,6 +281,10 @@ def search(
             alltoall=alltoall,
             certify=certify,
             space=space,
+        )
+        told = multiple is not None or changed.padding_samples > 0
+        request = with_padded_batch(
+            request, given=told, noted=_warned, data_option="pinned data = ", refusing="pad={'batch': 1}"
         )
         return plan_for(request, on_progress or _heard, cancelled or _never)
 
@@ -401,6 +416,26 @@ def _placed(place: object, update: Update) -> tuple[Placing, Update]:
         return "given", replace(update, placed=(*update.placed, *tables))
     word("place", place, ("auto", "none"))
     return ("auto" if place == "auto" else "given"), update
+
+
+def _padded(pad: object, update: Update) -> tuple[Padding, int | None, Update]:
+    """Whether the search pads, the number of which the global batch becomes a multiple, and the update with the weights
+    that are padded."""
+    if pad is None:
+        return "given", None, update
+    if not isinstance(pad, Mapping):
+        word("pad", pad, ("auto",))
+        return "auto", None, update
+    for pattern, multiple in pad.items():
+        number(f"pad[{str(pattern)[:80]!r}]", multiple)
+    weights = tuple((str(pattern), multiple) for pattern, multiple in pad.items() if pattern != "batch")
+    if "batch" in pad and update.padding_samples:
+        raise RequestError("pad['batch'] and update['padding_samples'] both pad the global batch; give one of them")
+    return "given", pad.get("batch"), replace(update, padded=(*update.padded, *weights))
+
+
+def _warned(note: str) -> None:
+    warnings.warn(note, stacklevel=5)
 
 
 def _shards(given: object) -> tuple[Shard, ...]:

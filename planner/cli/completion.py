@@ -114,6 +114,13 @@ def offload() -> Iterable[str]:
     return WORDS
 
 
+def alltoall() -> Iterable[str]:
+    """Of --alltoall-on."""
+    from planner.cli.requesting import ALLTOALL
+
+    return ALLTOALL
+
+
 def contexts() -> Iterable[str]:
     """Of --context-by."""
     from typing import get_args

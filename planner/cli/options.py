@@ -240,6 +240,17 @@ class Options:
             "Allow the all-to-all (else all-gather and slice). For links or backends that lack it.",
         ),
     ] = None
+    alltoall_on: Annotated[
+        str | None,
+        word(
+            HAND,
+            "LINKS",
+            "Links that have the all-to-all: all, node, none or auto. node: those inside a node; none: as"
+            " --no-alltoall; auto searches with each of them and takes the best plan.",
+            "all",
+            known=completion.alltoall,
+        ),
+    ] = None
     expert: Annotated[int | None, number(HAND, "Expert-parallel degree (divides data x context).")] = None
     zero: Annotated[
         int | None,

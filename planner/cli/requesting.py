@@ -31,7 +31,7 @@ from planner.graph.expert_load import EVEN
 from planner.graph.fp8 import chosen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from rich.console import Console
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from planner.models.zoo import BuiltModel
     from planner.plan.plan import Plan
     from planner.sharding.update import Update
-    from planner.strategy_search.request.request import Default, Objective, SearchRequest, Shard
+    from planner.strategy_search.request.request import Alltoall, Default, Objective, SearchRequest, Shard
     from planner.strategy_search.request.space import ContextBy, Pinned, Running
 
 SEARCHED_AXES = 2
@@ -47,6 +47,8 @@ SEARCHED_AXES = 2
 
 DEGREES = ("tensor", "pipeline", "data", "context")
 """Degrees that multiply to the devices; experts are cut over some of those."""
+ALLTOALL: "Mapping[str, Alltoall]" = {"all": True, "node": "node", "none": False, "auto": "auto"}
+"""Links that have the all-to-all, by the words of the command line."""
 _MANUAL = ("tensor", "data", "context", "expert", "zero", "replicas", "sequence_parallel", "micro_batch")
 
 
@@ -68,6 +70,7 @@ def check(options: Options) -> None:
         ("recompute", RECOMPUTATION),
         ("context_by", get_args(ContextBy)),
         ("default", DEFAULTS),
+        ("alltoall_on", tuple(ALLTOALL)),
         ("gradients", GRADIENTS),
         ("gradient_dtype", GRADIENT_DTYPES),
     )
@@ -94,6 +97,8 @@ def _check_contradictions(options: Options) -> None:
         ("forward_only", "engine", "contradict each other: engines train"),
         ("forward_only", "optimizer", "contradict each other: no weights are updated"),
     )
+    if options.alltoall_on is not None and options.alltoall is not None:
+        raise RequestError("--alltoall-on and --[no-]alltoall both say where the all-to-all is; give one of them")
     for one, other, what in pairs:
         if other is not None and getattr(options, one) and getattr(options, other) not in (None, False):
             raise RequestError(f"{flag(one)} and {flag(other)} {what}; give one of them")
@@ -112,6 +117,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
     from planner.cli.tracing import traced
     from planner.engines.spaces import space_and_stack
     from planner.strategy_search.job import machine_from, named_job, with_memory_margin
+    from planner.strategy_search.request.padded_batch import padding_samples
 
     reference = options.reference
     space, software = space_and_stack(options.engine, options.software)
@@ -147,7 +153,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         noted=_noted if options.speaks else lambda _: None,
     )
     check_told(options.engine, job.model)
-    padding = -job.global_batch % (batch_multiple_of(options.pad or ()) or 1)
+    padding = padding_samples(job.global_batch, batch_multiple_of(options.pad or ()))
     return job.request(
         optimizer=options.optimizer or "adamw",
         update=replace(update, padding_samples=padding) if padding else update,
@@ -165,7 +171,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         time_limit=options.time_limit,
         memory_limit=limit,
         simplicity=simplicity_of(options),
-        alltoall=options.alltoall is not False,
+        alltoall=False if options.alltoall is False else ALLTOALL[options.alltoall_on or "all"],
         certify=options.certify,
         space=space,
     )
@@ -174,17 +180,15 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
 def with_padded_batch(request: "SearchRequest", options: Options) -> "SearchRequest":
     """A request whose global batch is padded where --data does not divide it, unless --pad says of what it becomes a
     multiple: by the fewest samples that every micro-batch has a sample of the batch beside."""
-    data, parts, batch = options.data or 1, options.micro_batches or 1, request.global_batch
-    added = -batch % (data * (options.micro_batch or 1) * parts)
-    given = options.engine is not None or batch_multiple_of(options.pad or ()) is not None
-    if given or batch % data == 0 or added * parts >= batch + added:
-        return request
-    if options.speaks:
-        _noted(
-            f"--data {data} does not divide the global batch {batch}, which gets {added} samples of weight zero;"
-            " --pad batch=1 refuses it"
-        )
-    return replace(request, update=replace(request.update, padding_samples=added))
+    from planner.strategy_search.request import padded_batch
+
+    return padded_batch.with_padded_batch(
+        request,
+        given=batch_multiple_of(options.pad or ()) is not None,
+        noted=_noted if options.speaks else lambda _: None,
+        data_option="--data ",
+        refusing="--pad batch=1",
+    )
 
 
 def simplicity_of(options: Options) -> float:

@@ -25,7 +25,7 @@ def command_of(plan: Plan) -> str:
     words += ["--fp8-dispatch"] if training.fp8.dispatch else []
     words += ["--imbalance", f"{training.imbalance:g}"] if training.imbalance != EVEN else []
     words += ["--tokens-once", "1"] if training.tokens_once else []
-    words += [] if plan.mesh.alltoall else ["--no-alltoall"]
+    words += _alltoall_words(plan)
     words += [word for pattern, place in training.update.placed for word in ("--place", f"{pattern}={place}")]
     words += [word for pattern, number in training.update.padded for word in ("--pad", f"{pattern}={number}")]
     if training.update.padding_samples:
@@ -34,3 +34,11 @@ def command_of(plan: Plan) -> str:
     clip = training.update.clip_norm
     words += ["--clip-norm", f"{clip:g}"] if clip is not None else []
     return shlex.join(words)
+
+
+def _alltoall_words(plan: Plan) -> list[str]:
+    """Which links have the all-to-all: where only some axes lack it, those inside a node have it."""
+    if plan.mesh.alltoall:
+        return []
+    some = any(axis.alltoall for axis in plan.mesh.axes if axis.size > 1)
+    return ["--alltoall-on", "node"] if some else ["--no-alltoall"]

@@ -27,6 +27,10 @@ Order = Literal["contiguous", "zigzag"]
 ORDERS: tuple[Order, ...] = ("contiguous", "zigzag")
 """How an axis cuts a sequence."""
 
+NODE: Literal["node"] = "node"
+Alltoall = bool | Literal["node"]
+"""Which axes have the all-to-all: every one, none, or those inside a node."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshAxis:
@@ -86,12 +90,12 @@ def build_mesh(
     innermost: int = 1,
     zigzag: Collection[int] = (),
     *,
-    alltoall: bool = True,
+    alltoall: Alltoall | Sequence[bool] = True,
 ) -> Mesh:
     """The mesh with axes of these sizes over the first prod(sizes) devices of a cluster, or over every `innermost`-th
     where each point of it stands for that many devices. Axes are named axis0, axis1, ...; those of `zigzag` cut
-    sequences in that order; without `alltoall` none has that collective. Of several kinds of devices each group has
-    it; an axis is as slow as on the slowest."""
+    sequences in that order. `alltoall` says which of them have that collective: each, none, those inside a node, or so
+    for each axis. Of several kinds of devices each group has the mesh; an axis is as slow as on the slowest."""
     if any(size < 1 for size in sizes):
         raise RequestError(f"mesh {'x'.join(map(str, sizes))}: every axis needs a size of 1 or more")
     stride = math.prod(sizes) * innermost
@@ -104,8 +108,17 @@ def build_mesh(
         bandwidth = min(_all_gather_bandwidth(part.group(size, stride)) for part in parts_of(cluster))
         order: Order = "zigzag" if index in zigzag else "contiguous"
         name = f"axis{index}"
-        axes.append(MeshAxis(name=name, size=size, stride=stride, bandwidth=bandwidth, order=order, alltoall=alltoall))
+        has = _has_alltoall(cluster, size, stride) if alltoall == NODE else alltoall
+        has = has if isinstance(has, bool) else has[index]
+        axes.append(MeshAxis(name=name, size=size, stride=stride, bandwidth=bandwidth, order=order, alltoall=has))
     return Mesh(axes=tuple(axes))
+
+
+def _has_alltoall(cluster: Machine, size: int, stride: int) -> bool:
+    """Whether an axis lies inside a node, the innermost level of the network, on every kind of devices."""
+    return size == 1 or all(
+        [span.level for span in part.group(size, stride).spans] == [part.levels[0]] for part in parts_of(cluster)
+    )
 
 
 def _all_gather_bandwidth(group: Group) -> float:

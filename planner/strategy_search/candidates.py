@@ -29,7 +29,9 @@ def _undecided(request: SearchRequest) -> bool:
     free = replace(request.pinned, offload=None) == FREE and not request.shards and not request.stores
     usual = request.objective == "time" and request.algorithm == "dynamic_programming" and request.memory_limit is None
     update = request.update
-    usual = usual and (update.buckets, update.gathers) == (DEFAULT.buckets, DEFAULT.gathers) and request.alltoall
+    usual = (
+        usual and (update.buckets, update.gathers) == (DEFAULT.buckets, DEFAULT.gathers) and request.alltoall is True
+    )
     return free and usual and request.space is None and request.default == "search"
 
 

@@ -14,13 +14,14 @@ from hardware_profiles import of_one_kind
 from planner.errors import InfeasibleError, LimitError, PlannerError, RequestError
 from planner.limits import limited, reached, reading, seconds_after, seconds_left, sharing
 from planner.nearest import divisors
+from planner.sharding.mesh import NODE
 from planner.sharding.update import AUTO_ZERO_BY
 from planner.strategy_search.candidates import with_candidates
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.neighbours import with_neighbours
 from planner.strategy_search.offloading import decided_as, with_offload
 from planner.strategy_search.placing import with_placing
-from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.request import AUTO, SearchRequest
 from planner.strategy_search.result import Progress, SearchResult
 from planner.strategy_search.simplicity import with_simplicity
 from planner.strategy_search.variants import best_of_variants
@@ -43,7 +44,7 @@ def plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> 
 
     Raises RequestError where servers were asked for, and the best plan has nothing for them.
     """
-    score = {"memory": _peak, "cost": _cost}.get(request.objective, _time)
+    score = {"memory": _peak, "cost": _cost}.get(request.objective, _step)
     with limited(request.time_limit):
         found = best_of_variants(request, lambda one: _plan_for(one, on_progress, cancelled), score)
     if request.update.served and not found.plan.training.update.served:
@@ -85,7 +86,10 @@ def settled(request: SearchRequest, result: SearchResult) -> SearchRequest:
         update = replace(update, zero_by=plan.zero_by)
     if request.padding == "auto":
         update = replace(update, padded=plan.padded, padding_samples=plan.padding_samples)
-    return replace(given, placing="given", padding="given", update=replace(update, placed=plan.placed))
+    axes = [axis.alltoall for axis in result.plan.mesh.axes if axis.size > 1]
+    alltoall = request.alltoall if request.alltoall != AUTO else all(axes) or (NODE if any(axes) else False)
+    placed = replace(update, placed=plan.placed)
+    return replace(given, placing="given", padding="given", alltoall=alltoall, update=placed)
 
 
 def _peak(result: SearchResult) -> float:
@@ -94,6 +98,10 @@ def _peak(result: SearchResult) -> float:
 
 def _cost(result: SearchResult) -> float:
     return result.plans[0].bounded * result.plan.cluster.devices
+
+
+def _step(result: SearchResult) -> float:
+    return result.plan.prediction.step_seconds
 
 
 def _time(result: SearchResult) -> float:
@@ -184,7 +192,8 @@ def front(
 
 
 def _front(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> tuple[SearchResult, ...]:
-    if request.placing != "given" or request.padding != "given" or request.update.zero_by == AUTO_ZERO_BY:
+    open_words = (request.padding, request.update.zero_by, request.alltoall)
+    if request.placing != "given" or AUTO in open_words:
         alone = replace(request, objective="time", top=1, simplicity=0.0)
         with sharing(2):  # with the points
             request = settled(request, plan_for(alone, on_progress, cancelled))

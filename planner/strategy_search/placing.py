@@ -65,7 +65,7 @@ def with_placing(
     Raises what `solve` raises for the tables that are given, where nothing else fits either.
     """
     given = replace(request, placing="given")
-    tables = () if request.placing == "given" or not request.alltoall else movable(request)
+    tables = () if request.placing == "given" or request.alltoall is not True else movable(request)
     if request.placing == "fit" and not _mostly_tables(request.graph, tables):
         tables = ()
     if not tables:

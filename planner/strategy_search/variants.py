@@ -2,6 +2,10 @@
 
     zero_by = auto      slices | whole parameters                       the better by the objective of the request
     padding = auto      nothing padded | what 2, 4, 8 .. do not divide, of weights and of the global batch
+    alltoall = auto     everywhere | inside a node, where there are several | nowhere
+
+Without the all-to-all is no part of the space with it: redistributions take the way that moves the fewest bytes, and on
+slow or many links an all-gather of more bytes can be the faster one.
 
 What is proved is about the choices that were taken. Parameters on servers are taken where they are asked for.
 
@@ -10,21 +14,23 @@ divide the heads of an attention (`rows / heads` each), single rows else. A weig
 an operator looks at all of its rows, or something that depends on them cannot grow (`planner.sharding.padding`).
 """
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 
-from hardware_profiles import PYTORCH
+from hardware_profiles import PYTORCH, parts_of
 from planner.errors import InfeasibleError, PlannerError, RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.limits import sharing
 from planner.nearest import divisors
+from planner.sharding.mesh import NODE
 from planner.sharding.padding import Padded, with_padding
 from planner.sharding.rules import rule_of
 from planner.sharding.update import AUTO_ZERO_BY, PARAMETERS, SLICES
 from planner.strategy_search.request.attention_degrees import heads_of, key_heads_of
-from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.request import AUTO, SearchRequest
 from planner.strategy_search.result import SearchResult
 
 _MOST = 8
@@ -63,7 +69,20 @@ def variants_of(request: SearchRequest) -> Iterator[SearchRequest]:
     for zero_by in owners:
         for padded, samples in product(_paddings(request), _batches(request)):
             changed = replace(update, zero_by=zero_by, padded=padded, padding_samples=samples)
-            yield request if changed == update else replace(request, update=changed, padding="given")
+            decided = request if changed == update else replace(request, update=changed, padding="given")
+            yield from _with_alltoall(decided)
+
+
+def _with_alltoall(request: SearchRequest) -> Iterator[SearchRequest]:
+    """The request with every choice of where the all-to-all is that can be had, where that is left to the search."""
+    if request.alltoall != AUTO:
+        yield request
+        return
+    yield replace(request, alltoall=True)
+    several = any(len(part.group(part.devices, 1).spans) > 1 for part in parts_of(request.cluster))
+    for alltoall in (NODE, False) if several else (False,):
+        with contextlib.suppress(RequestError):  # what is decided is made of it
+            yield replace(request, alltoall=alltoall)
 
 
 def _paddings(request: SearchRequest) -> list[Padded]:

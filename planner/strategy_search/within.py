@@ -29,6 +29,7 @@ from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.engine.proofs import Ranked, with_proof
 from planner.strategy_search.fixed.megatron_layout import Usual, usual_plan
 from planner.strategy_search.request.offload import NOTHING
+from planner.strategy_search.request.padded_batch import nearest_batches
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import FREE, Configuration, Pattern, Pinned
 from planner.strategy_search.result import Progress, SearchResult
@@ -73,6 +74,14 @@ def _check(space: EngineSpace, request: SearchRequest) -> None:
     asked, pinned, where = request.update, request.pinned, f"--for {space.name}"
     if not isinstance(request.cluster, Cluster):
         raise RequestError(f"{where}: plans for an engine are searched on one kind of devices; leave out --for")
+    if asked.padding_samples:
+        raise RequestError(
+            f"{where}: {space.title} trains no samples of weight zero, and {asked.padding_samples} were to pad the"
+            f" global batch {request.global_batch}: {nearest_batches(request)}; take one of them and leave out the"
+            " padding, or the engine"
+        )
+    if request.padding == "auto":
+        raise RequestError(f"{where}: pad auto: {space.title} is told of no padding; leave it out, or the engine")
     words = (("optimizer", space.optimizers), ("precision", space.precisions), ("algorithm", ("dynamic_programming",)))
     for name, known in words:
         if getattr(request, name) not in known:
@@ -113,7 +122,6 @@ def _check(space: EngineSpace, request: SearchRequest) -> None:
         "local_parameters",
         "placed",
         "padded",
-        "padding_samples",
     ):
         if getattr(asked, name) != getattr(DEFAULT, name):
             raise RequestError(f"{where}: {name} is what {space.title} makes of it; leave it out")

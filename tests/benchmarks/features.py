@@ -252,6 +252,9 @@ ROWS = (
              " -o batch.json", "global batch 97 padded to 100"),
         plan("audit batch.json", "rows equal"),
         run("run batch.json --steps 1", AGREES),
+        plan("--model llama-tiny --hardware h100-80gb --devices 4 --data 4 --global-batch 97 --pad batch=4"
+             " --for megatron", code=2),
+        test("unit/search/test_padded_requests.py::test_a_batch_is_padded_from_python"),
         test("distributed/test_padding.py::test_padded_weights_train_as_the_unsharded_model"),
         test("distributed/test_padding.py::test_a_padded_batch_trains_as_the_unsharded_model_on_its_samples")),
     row(52, "the optimizer shared out by whole parameters, with broadcasts",
@@ -263,6 +266,8 @@ ROWS = (
     row(53, "all-to-all replaced where a link or backend has none",
         plan("--model mixtral-tiny --hardware cpu --devices 4 --no-alltoall --data 2 --tensor 2 -o gathered.json",
              "degrees +data 2 x tensor 2"),
+        plan("--model llama-tiny --hardware cpu --devices 4 --context 2 --alltoall-on auto"),
+        test("unit/search/test_alltoall_choice.py::*"),
         test("distributed/test_alltoall.py::*"),
         plan("audit gathered.json", r"\A(?![\s\S]*all_to_all)[\s\S]*rows equal"),
         run("run gathered.json --steps 1", AGREES)),

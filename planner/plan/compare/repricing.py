@@ -28,7 +28,7 @@ def repriced(plan: Plan, traced: OperatorGraph, batch: int, cluster: Machine) ->
     """
     sizes = _sizes(plan, traced, batch, cluster.devices)
     known = cluster_reference(cluster)
-    mesh = build_mesh(cluster, sizes, zigzag=plan.mesh.zigzag, alltoall=plan.mesh.alltoall)
+    mesh = build_mesh(cluster, sizes, zigzag=plan.mesh.zigzag, alltoall=[axis.alltoall for axis in plan.mesh.axes])
     moved = replace(plan, cluster=known, mesh=mesh, stages=placed(plan.stages, plan.pipeline, cluster, plan.schedule))
     if moved.cluster != plan.cluster:  # nothing is proved about it there
         moved = replace(moved, provenance=replace(plan.provenance, status="feasible", gap=1.0))

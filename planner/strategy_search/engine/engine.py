@@ -203,7 +203,7 @@ class Engine:
             decided=decided,
             given=decided is not None or request.pinned.mesh is not None,
             sweeps=sweeps,
-            alltoall=request.alltoall,
+            alltoall=request.decided_alltoall,
             gathers=gathers,
         )
 
@@ -374,7 +374,7 @@ class Engine:
         key = (group, configuration.mesh, configuration.zigzag_axes, update, request.alltoall)
         if key not in self.built.builders:
             mesh = build_mesh(
-                request.cluster, configuration.mesh, zigzag=configuration.zigzag_axes, alltoall=request.alltoall
+                request.cluster, configuration.mesh, zigzag=configuration.zigzag_axes, alltoall=request.decided_alltoall
             )
             sizes = [sized(update, mesh, one) for one in self.groups]
             self.built.builders[key] = TableBuilder(

@@ -38,7 +38,7 @@ from typing import Any
 from hardware_profiles import Cluster
 from planner.limits import checked
 from planner.sharding.layout import REPLICATE, Layout
-from planner.sharding.mesh import Mesh, build_mesh
+from planner.sharding.mesh import Alltoall, Mesh, build_mesh
 from planner.sharding.stored import StoredParameter
 from planner.sharding.update import EACH, PLAIN, Update
 from planner.strategy_search.decomposition.cutting import cut
@@ -72,7 +72,7 @@ class Task:
         recomputation: ways to run a block.
         decided: what the user has decided about operators.
         sweeps: how often at most all axes are decided once more at the end.
-        alltoall: whether there is that collective.
+        alltoall: on which axes there is that collective.
         gathers: how weights are gathered (`planner.sharding.update.GATHERS`).
     """
 
@@ -87,7 +87,7 @@ class Task:
     decided: Decided | None = None
     given: bool = False
     sweeps: int = 3
-    alltoall: bool = True
+    alltoall: Alltoall = True
     gathers: str = EACH
 
     def starts(self) -> tuple[tuple[int, ...], ...]:

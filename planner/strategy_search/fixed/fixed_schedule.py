@@ -58,7 +58,9 @@ def arranged(request: SearchRequest, plan: Plan, order: Order, groups: tuple[Gro
     changed = replace(
         plan,
         cluster=cluster_reference(machine),
-        mesh=build_mesh(machine, plan.mesh.sizes, zigzag=plan.mesh.zigzag, alltoall=plan.mesh.alltoall),
+        mesh=build_mesh(
+            machine, plan.mesh.sizes, zigzag=plan.mesh.zigzag, alltoall=[axis.alltoall for axis in plan.mesh.axes]
+        ),
         stages=placed(stages, len(stages) // order.virtual_stages, machine, order.schedule),
         virtual_stages=order.virtual_stages,
         schedule=order.schedule,

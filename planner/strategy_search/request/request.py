@@ -15,6 +15,8 @@ from planner.plan.offload_checks import offload_fault, owners_fault, saved_fault
 from planner.plan.plan import INTERLEAVED, PRECISIONS, SLICED, ModelReference
 from planner.plan.schedule_checks import gathers_fault, sliced_fp8_fault
 from planner.sharding.layout import Layout
+from planner.sharding.mesh import NODE
+from planner.sharding.mesh import Alltoall as Decided
 from planner.sharding.update import DEFAULT, NO_BUCKETS, Update, local_fault, update_fault
 from planner.strategy_search.request.default_strategy import default_fault
 from planner.strategy_search.request.offload import NOTHING, Offload
@@ -37,6 +39,10 @@ PADDINGS = ("given", "auto")
 """Padded weights: those that are given, more where that is better."""
 
 Padding = Literal["given", "auto"]
+
+AUTO: Literal["auto"] = "auto"
+Alltoall = Decided | Literal["auto"]
+"""Which axes have the all-to-all: every one, none, those inside a node, or the best of these."""
 
 DEFAULTS = ("search", "data_parallel")
 """What operators do whose strategy nobody has decided: whatever is best, or split the batch on every axis."""
@@ -99,7 +105,8 @@ class SearchRequest:
 
     `simplicity` is how much longer than the fastest, relatively, the step of a simpler plan may take that is preferred
     to it (see `planner.strategy_search.simplicity`); 0 prefers none.
-    Without `alltoall` redistributions take an all-gather and a slice, and experts exchange no rows.
+    Where `alltoall` is missing, redistributions take an all-gather and a slice, and experts exchange no rows;
+    `planner.strategy_search.variants` decides "auto".
     `tolerance`: plans that are faster by a smaller share than that, relatively, than what was found are of no interest.
     `prune` is for tests: without it every configuration is evaluated in full. `imbalance` is that of routers (see
     `planner.graph.expert_load`), `fp8` says which linear layers are in fp8 (see `planner.graph.fp8`). `certify` asks an
@@ -132,7 +139,7 @@ class SearchRequest:
     memory_limit: float | None = None
     simplicity: float = 0.0
     tolerance: float = 0.0
-    alltoall: bool = True
+    alltoall: Alltoall = True
     prune: bool = True
     certify: bool = False
 
@@ -182,6 +189,12 @@ class SearchRequest:
         return self.global_batch + self.update.padding_samples
 
     @property
+    def decided_alltoall(self) -> Decided:
+        """Which axes have the all-to-all, in a request that leaves it to nobody."""
+        assert self.alltoall != AUTO, "planner.strategy_search.variants decides it"
+        return self.alltoall
+
+    @property
     def offload(self) -> Offload:
         """What may be offloaded: what was asked for, but for saved tensors where slices of the sequence or gathers by
         block exclude them, and for what only training has."""
@@ -206,19 +219,25 @@ class SearchRequest:
 
     def _check_alltoall(self) -> None:
         """Without the all-to-all nothing may be asked for that is made of it."""
-        if self.alltoall:
+        if self.alltoall is True:
             return
-        if self.pinned.expert is not None and self.pinned.expert > 1:
+        if self.space is not None:
+            raise RequestError(
+                f"alltoall = {self.alltoall}: an engine has collectives of its own; leave the engine out"
+            )
+        if self.alltoall not in (False, NODE, AUTO):
+            raise RequestError(f"alltoall = {self.alltoall!r}: it is True, False, 'node' or 'auto'")
+        if self.alltoall == AUTO:
+            return
+        if not self.alltoall and self.pinned.expert is not None and self.pinned.expert > 1:
             raise RequestError(
                 f"expert = {self.pinned.expert}: counts the parts between which rows are exchanged by an all-to-all;"
                 " leave it out: without alltoall experts are cut where tokens are gathered"
             )
-        if self.space is not None:
-            raise RequestError("alltoall = False: an engine has collectives of its own; leave the engine out")
         if self.update.placed or self.placing == "auto":
             raise RequestError(
-                "alltoall = False: rows of tables outside of the devices are exchanged by an all-to-all; leave the"
-                " tables on the devices (place none)"
+                f"alltoall = {self.alltoall}: rows of tables outside of the devices are exchanged by an all-to-all;"
+                " leave the tables on the devices (place none)"
             )
 
     def _check_owners(self) -> None:

@@ -1,0 +1,40 @@
+"""A global batch that devices do not divide gets samples of weight zero (see `planner.sharding.padded_batch`)."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from planner.nearest import multiples, nearest_words
+from planner.strategy_search.request.request import SearchRequest
+
+
+def padding_samples(global_batch: int, multiple: int | None) -> int:
+    """Samples that make a global batch a multiple of a number; none where nobody says it."""
+    return -global_batch % (multiple or 1)
+
+
+def with_padded_batch(
+    request: SearchRequest, *, given: bool, noted: Callable[[str], None], data_option: str, refusing: str
+) -> SearchRequest:
+    """A request whose global batch is padded where the data-parallel degree does not divide it, by the fewest samples
+    that leave every micro-batch a sample of the batch; as it is where somebody has said of what it becomes a multiple
+    (`given`), and for an engine, which trains no samples of weight zero. `noted` hears of it, in the words of the
+    caller for the degree and for what refuses it."""
+    pinned, batch = request.pinned, request.global_batch
+    data, parts = pinned.data or 1, pinned.micro_batches or 1
+    added = -batch % (data * (pinned.micro_batch or 1) * parts)
+    if given or request.space is not None or batch % data == 0 or added * parts >= batch + added:
+        return request
+    noted(
+        f"{data_option}{data} does not divide the global batch {batch}, which gets {added} samples of weight zero;"
+        f" {refusing} refuses it"
+    )
+    return replace(request, update=replace(request.update, padding_samples=added))
+
+
+def nearest_batches(request: SearchRequest) -> str:
+    """In words, the numbers of samples next to the global batch that need no padding."""
+    pinned = request.pinned
+    step = (pinned.data or request.cluster.devices) * (pinned.micro_batch or 1) * (pinned.micro_batches or 1)
+    return nearest_words(request.global_batch, multiples(request.global_batch, step)).replace(
+        "values", "global batches"
+    )

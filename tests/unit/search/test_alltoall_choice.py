@@ -1,0 +1,67 @@
+"""Which links have the all-to-all: inside a node, and the best of all ways by search."""
+
+import pytest
+
+import planner
+from hardware_profiles import Cluster
+from planner.errors import RequestError
+from planner.plan.compare.repricing import repriced
+from planner.report.command import command_of
+from planner.sharding.mesh import NODE, build_mesh
+from planner.strategy_search.request.space import Pinned
+from planner.strategy_search.variants import variants_of
+from tests.refusals import refused
+from tests.traced_once import traced_once
+from tests.unit.search.cases import cluster_of, request_of
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quickly():
+    with traced_once():
+        yield
+
+
+def has(cluster: Cluster, *sizes: int) -> list[bool]:
+    return [axis.alltoall for axis in build_mesh(cluster, sizes, alltoall=NODE).axes]
+
+
+def test_axes_inside_a_node_have_it() -> None:
+    cluster = cluster_of("h100-80gb", 32)  # nodes of 8
+    assert has(cluster, 4, 8) == [False, True]
+    assert has(cluster, 2, 2, 8) == [False, False, True]
+    assert has(cluster, 8, 2, 2) == [False, True, True]
+    assert has(cluster, 16) == [False]
+    assert has(cluster, 8) == [True]
+
+
+def test_auto_is_every_way_that_can_be_had() -> None:
+    asked = {"alltoall": "auto"}
+    many, one = cluster_of("h100-80gb", 16), cluster_of("h100-80gb", 8)
+    assert [r.alltoall for r in variants_of(request_of("llama-4", many, 64, **asked))] == [True, NODE, False]
+    assert [r.alltoall for r in variants_of(request_of("llama-4", one, 64, **asked))] == [True, False]
+    experts = request_of("mixture", one, 64, pinned=Pinned(expert=2), **asked)
+    assert [r.alltoall for r in variants_of(experts)] == [True]
+
+
+def test_another_word_is_refused() -> None:
+    with refused(RequestError, "alltoall", "pod", "node", "auto"):
+        request_of("llama-4", cluster_of("h100-80gb", 8), 64, alltoall="pod")
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_the_best_of_all_is_taken_and_kept() -> None:
+    job = {"devices": 8, "cluster": "node=4,cluster@5", "global_batch": 32, "seq_len": 128}
+    job["pinned"] = {"tensor": 1, "pipeline": 1, "context": 2, "zero": 0, "micro_batches": 1}
+    found = {
+        way: planner.search("mixtral-tiny", "h100", alltoall=way, **job).plan for way in (True, "node", False, "auto")
+    }
+    times = {way: plan.prediction.step_seconds for way, plan in found.items()}
+    assert times.pop("auto") == min(times.values())
+    plan = found["node"]
+    assert {axis.alltoall for axis in plan.mesh.axes} == {True, False}
+    graph, batch = planner.api.searching.planned_graph(plan)
+    machine = planner.api.searching.machine_given("h100", cluster=job["cluster"], devices=8)
+    assert repriced(plan, graph, batch, machine).plan.mesh == plan.mesh
+    assert "--alltoall-on node" in command_of(plan)
+    assert "--no-alltoall" in command_of(found[False])

@@ -1,0 +1,51 @@
+"""Padding that is asked for from Python, and what engines say to it."""
+
+import pytest
+
+import planner
+from planner.errors import RequestError
+from tests.refusals import refused
+from tests.traced_once import traced_once
+
+JOB = {"devices": 4, "global_batch": 97, "seq_len": 32, "time_limit": 60}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quickly():
+    with traced_once():
+        yield
+
+
+@pytest.mark.slow
+def test_a_batch_is_padded_from_python() -> None:
+    degrees = {"data": 4, "tensor": 1, "pipeline": 1, "micro_batches": 1, "zero": 0}
+    plan = planner.search("llama-tiny", "cpu", pinned=degrees, pad={"batch": 4}, **JOB).plan
+    assert (plan.training.global_batch, plan.training.padded_batch) == (97, 100)
+    with pytest.warns(UserWarning, match=r"data = 4 does not divide the global batch 97, which gets 3 samples"):
+        same = planner.search("llama-tiny", "cpu", pinned=degrees, **JOB).plan
+    assert same.training == plan.training
+    with refused(RequestError, "data", 4, 97, "--pad batch=4"):
+        planner.search("llama-tiny", "cpu", pinned=degrees, pad={"batch": 1}, **JOB)
+
+
+@pytest.mark.parametrize(
+    ("pad", "facts"),
+    [({"batch": 0}, ("batch", 0)), ({"lm_head.weight": "4"}, ("lm_head.weight", "4")), ("all", ("pad", "all", "auto"))],
+)
+def test_what_is_no_padding_is_refused_by_name(pad: object, facts: tuple[object, ...]) -> None:
+    with refused(RequestError, *facts):
+        planner.search("llama-tiny", "cpu", pad=pad, **JOB)
+
+
+def test_one_of_two_ways_to_pad_the_batch() -> None:
+    with refused(RequestError, "pad", "batch", "update", "padding_samples"):
+        planner.search("llama-tiny", "cpu", pad={"batch": 4}, update={"padding_samples": 3}, **JOB)
+
+
+@pytest.mark.parametrize("engine", ["megatron", "deepspeed", "torchtitan"])
+def test_engines_are_given_the_nearest_batches(engine: str) -> None:
+    degrees = {"data": 4, "micro_batches": 2}
+    with refused(RequestError, engine, 97, 96, 104):
+        planner.search("llama-tiny", "h100", pinned=degrees, engine=engine, pad={"batch": 8}, **JOB)
+    with refused(RequestError, engine, "pad auto"):
+        planner.search("llama-tiny", "h100", engine=engine, pad="auto", **JOB)
