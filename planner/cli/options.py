@@ -245,8 +245,8 @@ class Options:
         word(
             HAND,
             "LINKS",
-            "Links that have the all-to-all: all, node, none or auto. node: those inside a node; none: as"
-            " --no-alltoall; auto searches with each of them and takes the best plan.",
+            "Where the all-to-all is: all, node, none or auto. node: links inside a node; none: as --no-alltoall; auto"
+            " searches with each of them and takes the best plan.",
             "all",
             known=completion.alltoall,
         ),
