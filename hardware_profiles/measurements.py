@@ -117,7 +117,9 @@ def parse_measurements(text: str | bytes, where: str) -> Measurements:
         content = parse_json(decoded(text) if isinstance(text, bytes) else text)
         found = TypeAdapter(Measurements).validate_python(content)
     except ForeignTextError as error:
-        raise MeasurementsError(f"{where}: {error}") from error
+        raise MeasurementsError(
+            f"{where}: {error}; give what plan calibrate or plan run --measure writes (plan compare --log reads logs)"
+        ) from error
     except ValidationError as error:
         raise MeasurementsError(f"{where}: {form_fault(error)}") from error
     for number, row in enumerate(found.kernels):
