@@ -55,6 +55,7 @@ from functools import cached_property
 from planner.errors import StrategyError
 from planner.faults import Fault
 from planner.limits import check, checked
+from planner.nearest import divisors
 from planner.sharding.layout import PARTIAL, REPLICATE, Layout, Placement, shard
 from planner.sharding.mesh import Mesh
 from planner.sharding.window import Window
@@ -450,9 +451,12 @@ def _halo_reason(rule: Rule, strategy: Strategy, mesh: Mesh) -> str | None:
         read = rule.factors[halo.parts[0]]
         piece = local_extents(rule, strategy, mesh)[halo.parts[0]]
         if piece < halo.least:
+            whole = math.gcd(*(rule.factors[part].extent for part in halo.parts))
+            most = max((count for count in divisors(whole) if read.extent // count >= halo.least), default=1)
+            do = f"split it into {most} at most" if most > 1 else "leave it whole"
             return (
                 f"{line.name} of size {line.size} leaves pieces of {piece} of factor '{read.name}', and {halo.least}"
-                f" are read of a neighbour; split it into {read.extent // halo.least} at most"
+                f" are read of a neighbour; {do}"
             )
     return None
 

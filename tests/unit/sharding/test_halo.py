@@ -90,7 +90,7 @@ def test_patches_and_pooling_without_overlap_send_nothing() -> None:
 @pytest.mark.parametrize(
     ("sizes", "names", "said"),
     [
-        ((16,), ("h@ph",), "leaves pieces of 2 of factor 'h', and 3 are read of a neighbour; split it into 10 at most"),
+        ((16,), ("h@ph",), "leaves pieces of 2 of factor 'h', and 3 are read of a neighbour; split it into 8 at most"),
         ((2, 2), ("h@ph", "w@pw"), "axis0 and axis1 both split a dim whose pieces are read with their neighbours'"),
         ((3,), ("h@ph",), "axis0 of size 3 does not divide factor 'h' of extent 32"),
         ((4,), ("h",), "axis0 splits factor 'h', which cannot be split; splittable factors: n, o, i, h@ph, w@pw"),
