@@ -26,9 +26,8 @@ Indices = NDArray[np.intp]
 Layouts = tuple[Layout, ...]
 
 LONG: Bytes = 2.0**50
-"""A message so long that nothing of it is latency on any group. Of it every weight of a block takes its share where a
-plan gathers them together, and every gradient where somebody composed the buckets: the least that it can take, as
-nobody knows what goes together before all layouts are chosen."""
+"""A message so long that nothing of it is latency on any group. Of it every gradient takes its share where somebody
+composed the buckets: the least that it can take, as nobody knows what goes together before all layouts are chosen."""
 
 
 _NARROW = 0.5
@@ -61,8 +60,10 @@ class Pricers:
     updated: "RedistributionPricer"
 
     @classmethod
-    def of(cls, mesh: Mesh, cluster: Cluster, update: Update = PLAIN) -> "Pricers":
-        """Those of the software of a cluster. Buckets of a plan's update take the place of the software's."""
+    def of(cls, mesh: Mesh, cluster: Cluster, update: Update = PLAIN, longest: Bytes = LONG) -> "Pricers":
+        """Those of the software of a cluster. Buckets of a plan's update take the place of the software's. Weights that
+        a block gathers together take their shares of a message of the `longest` size, in bytes
+        (`planner.plan.layout.block_gathers.longest_gather`), the least that they can take."""
         software = cluster.software
         paths: dict[tuple[int, ...], Routes] = {}
         known: dict[tuple[float, Bytes, bool, float], RedistributionPricer] = {}
@@ -85,7 +86,7 @@ class Pricers:
 
         narrow = _NARROW if software.gathers_narrow and software.products == "fp8" else 1.0
 
-        used = LONG if update.by_block else software.bucket
+        used = longest if update.by_block else software.bucket
         once = update.bucket_size or (LONG if update.composed else software.bucket)
         return cls(
             activations=pricer(software.hidden.tensor, 0.0, copied=False),

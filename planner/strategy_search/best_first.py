@@ -43,7 +43,7 @@ _SWEPT = 3  # configurations that recursive programming decides once more, with 
 
 _SLOWER = 2  # numbers of pipeline ranks in turn, after which it tries no more of them
 
-_NOT_ASKED: Hint = (-1.0, (-1.0, -1.0))
+_NOT_ASKED: Hint = (-1.0, (-1.0, -1.0, -1.0))
 
 _LOOKED_AT = 4
 """Configurations that are evaluated where nothing fits, the leanest by their bounds, to say how much is missing."""

@@ -14,19 +14,23 @@ go together that take the same collectives on the same axes, in the same dtype, 
 that several operators read, or an operator that hands on their memory, and those whose gradients wait for a turn of
 their own. What is gathered is there until the block is done, and again until its backward pass is.
 
-The sum that the search minimises charges every weight its share of a long message (`LONG` in
-`planner.pricing.redistribution_price`), the least that it can take; who adds what the messages really take
-finds them in the segments of a stage (`planner.plan.layout.segments`).
+The sum that the search minimises charges every weight its share of the longest message that there may be, all weights
+of a block, uncut (`longest_gather`): the least that it can take, as a byte of a longer message takes no longer. Who
+adds what the messages really take finds them in the segments of a stage (`planner.plan.layout.segments`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from hardware_profiles import Bytes
+from planner.graph.blocks import Blocks
+from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundOperator, BoundPlan
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
 from planner.pricing.parameter_price import reduced
 from planner.sharding.buckets import Bucket, Traveller, traveller
+from planner.sharding.update import Update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +80,23 @@ def block_gathers(bound: BoundPlan, operators: Sequence[int], known: Known) -> t
         for members in together.values()
         if len(members) >= fewest
     )
+
+
+def longest_gather(graph: OperatorGraph, runs: Iterable[Iterable[int]], update: Update) -> Bytes:
+    """The most bytes that the weights of any of these runs of operators may send as one, or their gradients."""
+    parameters = {parameter.name for parameter in graph.parameters}
+    longest = 0
+    for run in runs:
+        names = {name for at in run for name in graph.operators[at].operands if name in parameters}
+        tensors = [graph.types[name] for name in names]
+        longest = max(longest, sum(max(one.nbytes, reduced(one, update).nbytes) for one in tensors))
+    return float(longest)
+
+
+def runs_of(blocks: Blocks, operators: int) -> list[range]:
+    """The runs of a graph with so many operators where those of a block are gathered together."""
+    held = [blocks.operators(block) for block in range(blocks.count)]
+    return [range(blocks.start), *held, range(blocks.stop, operators)]
 
 
 def _goes_along(bound: BoundPlan, at: int, place: int) -> bool:

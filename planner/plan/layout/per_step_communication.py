@@ -106,6 +106,11 @@ def shares_buckets(bound: BoundPlan) -> bool:
     return any(len(bucket.members) > 1 for bucket in buckets)
 
 
+def reduces_in_buckets(bound: BoundPlan) -> bool:
+    """Whether any gradients are reduced once a step."""
+    return bool(_buckets(bound, bound.parameters, gradients=True))
+
+
 def _buckets(bound: BoundPlan, held: Collection[str], *, gradients: bool) -> tuple[Bucket, ...]:
     update = bound.plan.training.update
     if update.buckets == NO_BUCKETS:

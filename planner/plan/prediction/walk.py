@@ -18,6 +18,7 @@ from planner.graph.blocks import Blocks
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.binding.slices import work_of_slices
+from planner.plan.layout.block_gathers import longest_gather, runs_of
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
 from planner.plan.layout.expert_overlap import ExpertOverlap, expert_overlaps_of
 from planner.plan.layout.offloaded import tables_on_hosts, visiting_order
@@ -84,12 +85,13 @@ class Walk:
         graph, plan = self.bound.graph, self.bound.plan
         self._machine = self.cluster if self.machine is None else self.machine
         self.update = plan.training.update
-        self.pricers = Pricers.of(plan.mesh, self.cluster, self.update)
+        longest = longest_gather(graph, runs_of(self.bound.blocks, len(graph.operators)), self.update)
+        self.pricers = Pricers.of(plan.mesh, self.cluster, self.update, longest)
         software = self.cluster.software
         self.whole: Pricers | None = None  # with the seconds that are hidden
         if hides(self.cluster):
             bare = replace(software, hidden=Hidden())
-            self.whole = Pricers.of(plan.mesh, self.cluster.with_software(bare), self.update)
+            self.whole = Pricers.of(plan.mesh, self.cluster.with_software(bare), self.update, longest)
         self.alive = liveness(graph, software.fused, software.loss)
         self.otherwise = other_saves(graph, self.alive.saved, software)
         blocks = self.bound.blocks

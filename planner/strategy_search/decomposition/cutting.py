@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from hardware_profiles import Cluster, Group, Home, Machine, MixedCluster, links_of_ranks
+from hardware_profiles import PYTORCH, Cluster, Group, Home, Machine, MixedCluster, links_of_ranks
 from planner.limits import room
 from planner.plan.layout.kept import Kept, block_words, kept_places, replayed_places
 from planner.plan.prediction.stage_cost import tied_seconds, transfer_seconds
@@ -161,6 +161,14 @@ class Cutter:
         elif "full" in self.recomputation:
             ways += [("full", home) for home in homes]
         return ways
+
+    @property
+    def reduces(self) -> bool:
+        """Whether gradients are reduced while the last backward pass runs: in buckets, by our runtime, and without a
+        pipeline, of which a sum is bounded in which they are waited for."""
+        update = self.tables.update
+        ours = self.cluster.software.name == PYTORCH.name and not update.served
+        return ours and update.bucketed and self.stages == 1
 
     @property
     def _recomputes_modules(self) -> bool:

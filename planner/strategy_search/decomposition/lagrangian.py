@@ -182,7 +182,8 @@ class Multipliers:
     ) -> None:
         """Solve the pieces at a price of memory, for so many micro-batches in flight; an infinite price asks for the
         least memory. `under`, from 0 to 1, is the share that counts of what travels under the work of each pass,
-        beyond that work: max(0, excess) is no less than any share of it. With a cap on the bytes that an operator needs
+        beyond that work: max(0, excess) is no less than any share of it. So it is with what of the reductions R of
+        gradients is left beyond the last backward pass B: max(0, R - B). With a cap on the bytes that an operator needs
         for a moment nothing is proved, but found. The largest interior of a recomputed block is no smaller than the
         average, or than what the tail replays, and the most that an operator needs for a moment is no less than that of
         one in the tail: so they count `at_tail`, where that is asked for."""
@@ -223,7 +224,8 @@ class Multipliers:
         return replace(question, asked=asked, at_tail=True)
 
     def _weights(self, price: float, flights: float, under: Passes) -> Weights:
-        rest = self.weight * (1 - 1 / self.parts)
+        last = under[2] if self.chain.reduces else 0.0
+        rest = (self.weight - last) * (1 - 1 / self.parts)
         if math.isinf(price):
             return Weights(
                 part=self.weight * _LEAN,
@@ -235,9 +237,11 @@ class Multipliers:
         return Weights(
             part=self.weight / self.parts,
             steady=rest,
-            excess=(under[0] * self.weight / self.parts, under[1] * self.weight / self.parts),
+            excess=(under[0] * self.weight / self.parts, under[1] * (self.weight - last) / self.parts),
             under=(under[0] * rest, under[1] * rest),
             step=1.0,
+            backward=last / self.parts,
+            reduction=1.0 - last,
             fixed=price,
             live=price * flights,
             replay=price / (self.most + _ENDS) / self.parts,

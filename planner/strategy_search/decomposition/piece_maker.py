@@ -38,7 +38,7 @@ its own does not add. What is found so is a bound on all of them."""
 
 _COLUMNS = (
     "part", "steady", "step", "fixed", "live", "replay", "k_part", "k_live", "k_replay", "transient", "under",
-    "under_again", "work", "work_again",
+    "under_again", "work", "work_again", "reduction", "backward",
 )  # fmt: skip
 
 
@@ -60,6 +60,7 @@ class PieceMaker:
         update = replace(self.tables.update, gathers=self.gathers if self.gathers in GATHERS else EACH)
         self.at_once = gathered_at_once(self.cutter.cluster.software, update)
         self.travels = self.gathers == AHEAD and self.template.blocks.count > 1
+        self.reduces = self.cutter.reduces
         self.alias = self.cutter.alias
         self.modules = self.cutter.run_again if self.way == "selective" else None
         inside = set(self.operators)
@@ -83,7 +84,8 @@ class PieceMaker:
             else:  # whatever is chosen, no more work may cover what travels
                 prices = self.tables.operators[index].prices
                 once, key = np.full(prices.forward.size, prices.forward.max()), self._key(index)
-                self._add(key, work=once, work_again=once * self._again(index) + prices.backward.max())
+                again = once * self._again(index) + prices.backward.max()
+                self._add(key, work=once, work_again=again, backward=again)
         self._checkpoints(inside)
         for table in edges:
             check()
@@ -180,7 +182,8 @@ class PieceMaker:
         again = self._again(index)
         works = self._works(index)
         forward = prices.forward + prices.inner_forward
-        self._add(key, part=forward * (1 + works) + prices.backward + prices.inner_backward)
+        backward = forward * works + prices.backward + prices.inner_backward
+        self._add(key, part=forward + backward, backward=backward)
         self._add(key, work=prices.forward, work_again=prices.forward * works + prices.backward)
         if self.modules is None or not again:
             self._add(key, **{self._held(index): table.kept})
@@ -208,7 +211,7 @@ class PieceMaker:
                 elif index in decided:
                     self.always.add(index)
                     self._add(key, part=-change.seconds, live=change.kept, replay=-change.interior)
-                    self._add(key, work_again=-prices.forward)
+                    self._add(key, work_again=-prices.forward, backward=-change.seconds)
         for name in self.template.graph.operators[index].results:
             if name is not None and name in self.template.kept_for_next and self.template.in_block(index):
                 self._add(key, **{"replay" if again else "live": self.tables.result_bytes[name]})
@@ -266,15 +269,17 @@ class PieceMaker:
     def _edge(self, table: EdgeTable) -> None:
         edge = table.edge
         again = table.again if self.way == "selective" else table.forward  # where all of it is made again
-        part = table.forward + table.backward + (again if self._brings(table) else 0.0) + self._lost(table)
+        backward = table.backward + (again if self._brings(table) else 0.0) + self._lost(table)
+        part = table.forward + backward
         where = self._held(edge.consumer)
         keys = self._key(edge.producer), self._key(edge.consumer)
         if self._offloaded(edge.consumer):
-            part = part + self._away(table.own)
+            away = self._away(table.own)
+            part, backward = part + away, backward + away
             self._join(*keys, replay=offloaded_bytes(table.own))
-            self._join(*keys, part=part, **{where: table.kept - table.own})
+            self._join(*keys, part=part, backward=backward, **{where: table.kept - table.own})
         else:
-            self._join(*keys, part=part, **{where: table.kept})
+            self._join(*keys, part=part, backward=backward, **{where: table.kept})
 
     def _lost(self, table: EdgeTable) -> Array | float:
         """Seconds that an edge does not save under the product whose result it takes, where that is kept. Whether it is
@@ -299,6 +304,7 @@ class PieceMaker:
         twice = self._moves(use.consumer) if again else use.needed
         way = use if self.gathers == EACH or use.together is None else use.together
         seconds = way.gather * (2 if twice else 1) + way.reduce
+        backward = way.gather * twice + way.reduce
         held = self.at_once or int(again and use.needed)
         kept = held * (way if self.at_once else use).gathered
         if self.gathers == LEAST_WAITING and use.together is not None:
@@ -309,12 +315,14 @@ class PieceMaker:
             self.begins |= bool(ends)
             there = np.zeros_like(way.first_gather) if ends else way.first_gather
             back = way.first_gather * twice + (0.0 if ends else way.first_reduce)
-            seconds = seconds - there - back  # what follows a first message is waited for
+            seconds, backward = seconds - there - back, backward - back  # what follows a first message is waited for
             self._join(*keys, under=there, under_again=back)
-        self._join(*keys, part=seconds, steady=seconds, replay=kept)
+        self._join(*keys, part=seconds, steady=seconds, replay=kept, backward=backward)
 
     def _join(self, one: Key, other: Key, /, **amounts: Array) -> None:
         first, second = self.place[one], self.place[other]
+        if not self.reduces:
+            amounts.pop("backward", None)
         if first == second:  # reads its own result of the block before
             self._add(one, **{name: np.diagonal(values) for name, values in amounts.items()})
             return
@@ -333,6 +341,7 @@ class PieceMaker:
             part=prices.accumulation + prices.fetches,
             steady=prices.accumulation + prices.fetches,
             work_again=prices.accumulation,
+            backward=prices.accumulation + prices.fetches,
             step=prices.synchronisation
             + prices.update
             + prices.gather
@@ -342,14 +351,25 @@ class PieceMaker:
             fixed=prices.weight + prices.gradient + prices.state,
             replay=prices.visiting,
         )
+        if self._goes_early(parameter):
+            self._add(parameter.name, reduction=prices.synchronisation)
         self._most(parameter.name, prices.transient)
+
+    def _goes_early(self, parameter: ParameterTable) -> bool:
+        """Whether its gradient may be reduced under the last backward pass: not where that of what stands before the
+        blocks is in it, which comes last."""
+        before = self.template.start if self.template.blocks.count else 0
+        return self.reduces and all(use.consumer >= before for use in parameter.uses)
 
     def _assembled(self, keys: list[Key], sizes: tuple[int, ...]) -> Piece:
         boundary = tuple(key for key in self.cutter.boundary if key in self.place)
         count = len(keys)
         plan = schedule(sizes, tuple(self.pairs), tuple(range(count - len(boundary), count)), EXACT)
         order = [(pair, flip) for (pair, flip) in plan.edge_pairs]
-        flat = {name: [self.columns[name]] for name in ("part", "steady", "live", "replay", "under", "under_again")}
+        wanted = ["part", "steady", "live", "replay"]
+        wanted += ["under", "under_again"] if self.travels else []
+        wanted += ["backward"] if self.reduces else []
+        flat = {name: [self.columns[name]] for name in wanted}
         turned: list[tuple[int, dict[str, Array], bool]] = [
             (pair, tables, flip) for tables, (pair, flip) in zip(self.pairs.values(), order, strict=True)
         ]
@@ -389,6 +409,8 @@ class PieceMaker:
             transient=tuple(nodes["transient"][cells] for cells in self.cells),
             under=under,
             excess=excess,
+            reduction=nodes["reduction"] if self.reduces else None,
+            backward=joined["backward"] if self.reduces else None,
             begins=self.begins,
             always=frozenset(self.always),
         )

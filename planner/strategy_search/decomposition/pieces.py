@@ -32,10 +32,10 @@ from planner.strategy_search.tables.cost_table import CostTables
 Array = NDArray[np.float64]
 _KEPT = 2**26  # bytes of tables and messages up to which problems are solved together, and their tables kept
 
-Passes: TypeAlias = tuple[float, float]
-"""Of the forward and of the backward pass."""
+Passes: TypeAlias = tuple[float, float, float]
+"""Of the forward and of the backward pass of a micro-batch, and of the last backward pass of a step."""
 
-NEITHER: Passes = (0.0, 0.0)
+NEITHER: Passes = (0.0, 0.0, 0.0)
 
 Key = int | str  # position of an operator in the template, or name of a parameter
 
@@ -45,14 +45,17 @@ class Weights:
     """What a second per micro-batch, a second per step and a byte of each kind cost.
 
     `steady` is a surcharge on seconds per micro-batch that do not depend on its size; `excess` and `under` price
-    messages that travel under the work of the forward and of the backward pass (see `Amounts`).
+    messages that travel under the work of the forward and of the backward pass (see `Amounts`). What a second less of
+    the backward pass saves is `backward`, and of reductions, which are in those per step, `reduction`.
     """
 
     part: float
     steady: float = 0.0
-    excess: Passes = NEITHER
-    under: Passes = NEITHER
+    excess: tuple[float, float] = (0.0, 0.0)
+    under: tuple[float, float] = (0.0, 0.0)
     step: float = 0.0
+    backward: float = 0.0
+    reduction: float = 0.0
     fixed: float = 0.0
     live: float = 0.0
     replay: float = 0.0
@@ -63,7 +66,8 @@ class Weights:
 class Amounts:
     """What a choice of a piece comes to: seconds per micro-batch and per step, bytes; `transient` is the largest. Of a
     micro-batch `under` travels while other blocks run, beside `part`: each `excess` has what it takes in a pass more
-    than the work that may cover it, less than nothing where it is covered."""
+    than the work that may cover it, less than nothing where it is covered. Of `step` so much `reduction` of gradients
+    may travel under the last backward pass, whose seconds in `part` are `backward`."""
 
     part: float = 0.0
     step: float = 0.0
@@ -74,6 +78,8 @@ class Amounts:
     under: float = 0.0
     excess_forward: float = 0.0
     excess_backward: float = 0.0
+    reduction: float = 0.0
+    backward: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -95,8 +101,9 @@ class Piece:
 
     `steady` is what of `part` does not depend on the size of the micro-batch. `step` and `fixed` end with the nodes.
     `keeping_*` is what changes at a node where an operator of a recomputed block keeps its results; zero where it may
-    not. `under` and `excess` are those of `Amounts`, of both passes; None where nothing travels under work. `begins`:
-    whether weights of it may go together, and are waited for in the place of those of the first block.
+    not. `under` and `excess` are those of `Amounts`, of both passes; None where nothing travels under work. So are
+    `reduction`, of the nodes, and `backward`; what keeping results changes at a node is all of the backward pass.
+    `begins`: whether weights of it may go together, and are waited for in the place of those of the first block.
     """
 
     keys: tuple[Key, ...]
@@ -118,6 +125,8 @@ class Piece:
     home: Home = "device"  # of what flows into its recomputed block
     under: tuple[Array, Array] | None = None
     excess: tuple[Array, Array] | None = None
+    reduction: Array | None = None
+    backward: Array | None = None
     begins: bool = False
     always: frozenset[int] = frozenset()  # operators that keep their results, whatever is chosen
 
@@ -162,9 +171,13 @@ class Piece:
             cost += weights.replay * self.replay
         nodes = self.nodes
         cost[:nodes] += weights.step * self.step + weights.fixed * self.fixed
-        change = (
-            weights.part * self.keeping_part + weights.live * self.keeping_live + weights.replay * self.keeping_replay
-        )
+        again = weights.part
+        if weights.reduction and self.reduction is not None:
+            cost[:nodes] -= weights.reduction * self.reduction
+        if weights.backward and self.backward is not None:
+            cost -= weights.backward * self.backward
+            again -= weights.backward
+        change = again * self.keeping_part + weights.live * self.keeping_live + weights.replay * self.keeping_replay
         keeps = change < 0
         cost[:nodes] += np.minimum(change, 0.0)
         if weights.transient and self.transient:
@@ -240,6 +253,10 @@ class Piece:
             under=sum(float(values[cells].sum()) for values in self.under or ()),
             excess_forward=0.0 if self.excess is None else float(self.excess[0][cells].sum()),
             excess_backward=0.0 if self.excess is None else float(self.excess[1][cells].sum()),
+            reduction=0.0 if self.reduction is None else float(self.reduction[nodes].sum()),
+            backward=0.0
+            if self.backward is None
+            else float(self.backward[cells].sum() + self.keeping_part[keeping_at].sum()),
         )
         return found, kept | self.always
 
@@ -362,6 +379,17 @@ class Chain:
     def travels(self) -> bool:
         """Whether weights or their gradients may travel while other blocks run."""
         return any(bool(values.any()) for piece in self.inner for values in piece.under or ())
+
+    @cached_property
+    def reduces(self) -> bool:
+        """Whether gradients may be reduced while the last backward pass runs."""
+        return any(piece.reduction is not None for piece in (*self.head, *self.inner, *self.tail))
+
+    def shares(self, under: Passes) -> Passes:
+        """Shares that count of what travels under work, where anything does."""
+        forward, backward, last = under
+        travels = (forward, backward) if self.travels else (0.0, 0.0)
+        return (*travels, last if self.reduces else 0.0)
 
     @cached_property
     def kinds(self) -> tuple[tuple[Piece, ...], ...]:

@@ -155,7 +155,8 @@ def fill(
     """Price every range of blocks of inner blocks on every rank, or `some` of them and infinity for the others, with
     the ways of the pool, at most two at a time.
 
-    A rank is busy for `weight` (the number of micro-batches) times its seconds for one, and once those per step.
+    A rank is busy for `weight` (the number of micro-batches) times its seconds for one, and once those per step, but
+    for reductions of gradients that the last backward pass covers.
 
     Where it is given, just `recomputed` blocks of every chunk are, or all of a shorter one.
 
@@ -203,6 +204,14 @@ def _filled(
         alone = np.array([0.0 if rank.begins else 1.0 for rank in ranks])[:, None, None] * mixed.waited_for()
         waits = np.maximum(waits, alone)  # of a block that the excess counts, too
         busy = busy + weight * waits
+    covered = np.zeros(1)
+    if mixed.reduces:
+        sums = [
+            own + mixed.total(name) + mixed.change(name, lean)
+            for name, own in (("reduction", outer.reduction), ("backward", outer.backward))
+        ]
+        covered = np.minimum(*sums)
+        busy = busy - covered
     busy = np.where(fits, busy, math.inf)
     best = busy.argmin(axis=1)
 
@@ -214,9 +223,12 @@ def _filled(
     def total(field: str, base: Array) -> Array:
         return np.where(np.isfinite(quickest), base + mixed.mixture(field, best, chosen), math.inf)
 
-    waits = of_best(np.broadcast_to(waits, busy.shape))
-    part, step = total("part", outer.part[:, 0] + waits), total("step", outer.step[:, 0])
-    busy, peak = total("busy", outer.busy[:, 0] + weight * waits), total("memory", np.zeros(1)) + of_best(held)
+    waits, covered = (of_best(np.broadcast_to(each, busy.shape)) for each in (waits, covered))
+    part, step = total("part", outer.part[:, 0] + waits), total("step", outer.step[:, 0] - covered)
+    busy, peak = (
+        total("busy", outer.busy[:, 0] + weight * waits - covered),
+        total("memory", np.zeros(1)) + of_best(held),
+    )
     handed, least = of_best(beside), np.where(same, held + all_fast, math.inf).min(axis=1)
     pairs = tuple(zip(mixed.fast.tolist(), mixed.lean.tolist(), strict=True))
     return [
@@ -248,7 +260,7 @@ class _Mixed:
         amounts = np.array(
             [[[getattr(column.amounts, name) for name in _AMOUNTS] for column in way] for way in pool], dtype=np.float64
         ).reshape(1, len(pool), kinds, len(_AMOUNTS))
-        part, step, fixed, live, replay, transient, under, *excess = np.moveaxis(amounts, -1, 0)
+        part, step, fixed, live, replay, transient, under, *excess, reduction, backward = np.moveaxis(amounts, -1, 0)
         chunks, in_flight = (
             np.array([getattr(rank, name) for rank in ranks])[:, None, None] for name in ("chunks", "in_flight")
         )
@@ -262,8 +274,11 @@ class _Mixed:
             "under": chunks * under,
             "excess_forward": chunks * excess[0],
             "excess_backward": chunks * excess[1],
+            "reduction": chunks * reduction,
+            "backward": chunks * backward,
         }
         self.travels = bool(under.any())
+        self.reduces = bool(reduction.any()) or any(a.reduction for rank in ranks for a, _ in rank.ends)
         self.recompute = np.array([[column.recompute for column in way] for way in pool], dtype=np.bool_)
         self.recompute = self.recompute.reshape(len(pool), kinds)
         self.fast, self.lean, self.pays = self._pairs()
@@ -382,7 +397,10 @@ class _Mixed:
         return found
 
 
-_AMOUNTS = ("part", "step", "fixed", "live", "replay", "transient", "under", "excess_forward", "excess_backward")
+_AMOUNTS = (
+    "part", "step", "fixed", "live", "replay", "transient", "under", "excess_forward", "excess_backward", "reduction",
+    "backward",
+)  # fmt: skip
 
 FITS = 1e-9
 """A peak this much above the capacity, relatively, still fits: sums in another order differ by less."""
@@ -403,6 +421,8 @@ class _Ends:
         self.step = each(lambda rank: math.fsum(a.step for a, _ in rank.ends))
         self.excess_forward = each(lambda rank: math.fsum(a.excess_forward for a, _ in rank.ends))
         self.excess_backward = each(lambda rank: math.fsum(a.excess_backward for a, _ in rank.ends))
+        self.reduction = each(lambda rank: math.fsum(a.reduction for a, _ in rank.ends))
+        self.backward = each(lambda rank: math.fsum(a.backward for a, _ in rank.ends))
         self.busy = weight * self.part + self.step
         self.memory = each(lambda rank: math.fsum(a.fixed + a.live * flights for a, flights in rank.ends))
         self.replay = each(lambda rank: max((a.replay for a, _ in rank.ends), default=0.0))

@@ -41,7 +41,7 @@ from planner.strategy_search.tables.cost_table import CostTables, TableBuilder
 KEPT = 4
 """Pieces made of cost tables that are kept: of the configurations that were asked for last."""
 
-_OTHER_HINTS: tuple[Hint, ...] = ((0.0, (0.5, 0.5)), (0.0, (0.5, 0.0)))
+_OTHER_HINTS: tuple[Hint, ...] = ((0.0, (0.5, 0.5, 0.0)), (0.0, (0.5, 0.0, 0.0)))
 """Shares of what travels under work that are tried where plans with virtual stages are far from what is proved of them,
 and memory is free: each of their columns is the best by itself, and prices of memory suggest no others."""
 

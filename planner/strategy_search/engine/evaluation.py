@@ -186,7 +186,7 @@ class Evaluation:
     def _hinted(self) -> list[tuple[float, float, Passes]]:
         """Prices, flights and shares that the hint asks for."""
         price, under = self.hint
-        under = under if self.chain.travels else NEITHER
+        under = self.chain.shares(under)
         if not price:
             return [(0.0, 0.0, under)] if any(under) else []
         return [

@@ -17,7 +17,6 @@ from planner.limits import reached, reading, seconds_left
 from planner.plan.binding.bind import BoundPlan, bind_prepared
 from planner.plan.binding.machine import cluster_reference, placed
 from planner.plan.layout.offloaded import offloaded_fault
-from planner.plan.layout.per_step_communication import shares_buckets
 from planner.plan.plan import PLANNER_VERSION, Plan, Prediction, Provenance, Training
 from planner.plan.prediction.predict import predict
 from planner.plan.words import applied_update
@@ -26,6 +25,7 @@ from planner.sharding.discover import written_rules
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.update import AUTO_BUCKETS, EACH, NO_BUCKETS, Update
 from planner.strategy_search.engine.assemble import assembly, groups_of, input_layouts, stages_of
+from planner.strategy_search.engine.bucket_sizes import in_faster_buckets, without_needless_buckets
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.exchange_overlap import in_parts, with_expert_overlap
@@ -298,14 +298,6 @@ class Finalists:
             return ranked
         return replace(ranked, bound=bound, configuration=replace(ranked.configuration, schedule=bound.plan.schedule))
 
-    def _plain_if_nothing_goes_together(self, bound: BoundPlan) -> BoundPlan:
-        """A plan without buckets where these were left to the search, and would have one member each."""
-        update = bound.plan.training.update
-        if self.request.update.buckets != AUTO_BUCKETS or not update.bucketed or shares_buckets(bound):
-            return bound
-        plain = replace(bound.plan.training, update=replace(update, buckets=NO_BUCKETS))
-        return replace(bound, plan=replace(bound.plan, training=plain))
-
     def _limits(self, configuration: Configuration) -> tuple[float, ...]:
         """The most bytes that a device of each pipeline rank may be predicted to need."""
         return tuple(self.limits[self.engine.group_of(configuration, rank)] for rank in range(configuration.pipeline))
@@ -372,6 +364,9 @@ class Finalists:
                 certificate = None if certificate is None else replace(certificate, busy_seconds=busy)
         if priced is None:
             priced = plain or self._priced(found, found.outcome.ranks)
+        if request.update.buckets == AUTO_BUCKETS:
+            machine = self.engine.machine(configuration)
+            priced = in_faster_buckets(priced, lambda other: self._predicted(other, machine))
         return Ranked(
             bound=priced,
             configuration=configuration,
@@ -412,8 +407,9 @@ class Finalists:
             provenance=Provenance(planner=PLANNER_VERSION, search=request.algorithm, status="feasible", gap=0.0),
         )
         plan = replace(plan, training=replace(plan.training, update=applied_update(plan)))
-        bound = self._plain_if_nothing_goes_together(bind_prepared(plan, self._whole(plan.training.part), blocks))
-        return self._predicted(bound, machine)
+        bound = bind_prepared(plan, self._whole(plan.training.part), blocks)
+        sized = self.request.update.buckets == AUTO_BUCKETS
+        return self._predicted(without_needless_buckets(bound) if sized else bound, machine)
 
     def _update(self, update: Update, found: Contender, ranks: tuple[RankFilling, ...]) -> Update:
         """What becomes of gradients, in buckets for which the fullest rank has room where their size was left to the

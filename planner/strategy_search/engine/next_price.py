@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from planner.strategy_search.decomposition.division import Division
-from planner.strategy_search.decomposition.pieces import NEITHER, Passes
+from planner.strategy_search.decomposition.pieces import NEITHER, Amounts, Passes
 from planner.strategy_search.decomposition.stage_filling import Filled, Way
 from planner.strategy_search.engine.composition import Composition
 
@@ -59,7 +59,9 @@ class NextPrice:
         busy = [float(filled.busy[block_range]) for filled, block_range in zip(ranks, held, strict=True)]
         slowest = max(range(setting.ranks), key=lambda rank: busy[rank])
         self.price = self._crossing_price(slowest, ranks[slowest], held[slowest]) or 0.0
-        if self.chain.travels and (under := self._covering_shares(slowest, held[slowest])) is not None:
+        if (self.chain.travels or self.chain.reduces) and (
+            under := self._covering_shares(slowest, held[slowest])
+        ) is not None:
             flights = self.setting.flights(slowest) if self.price else 0.0
             if self.new(kinds[slowest], self.price, flights, under):
                 self.under = under
@@ -83,17 +85,28 @@ class NextPrice:
         than work and one that has less cost the same; 1 where all ways to run its blocks have more. None where none
         has."""
         counts, flights = self.block_ranges.counts[:, block_range].tolist(), self.setting.flights(rank)
-        ways = []
-        for way in self.composition.pool(rank):
-            pairs = [(number, column.amounts) for number, column in zip(counts, way, strict=True)]
+        points: tuple[list[tuple[float, float]], ...] = ([], [], [])
+        m = self.setting.micro_batches
+        for pairs in self._amounts(rank, counts):
             part = math.fsum(number * (a.part + self.price * (a.fixed + flights * a.live)) for number, a in pairs)
-            there = math.fsum(number * a.excess_forward for number, a in pairs)
-            ways.append((part, there, math.fsum(number * a.excess_backward for number, a in pairs)))
-        shares = [_crossing_share([(way[0], way[1 + place]) for way in ways]) for place in (0, 1)]
-        if shares == [None, None]:
+            step = math.fsum(number * (a.step - a.reduction + (m - 1) * a.part) for number, a in pairs)
+            points[0].append((part, math.fsum(number * a.excess_forward for number, a in pairs)))
+            points[1].append((part, math.fsum(number * a.excess_backward for number, a in pairs)))
+            points[2].append((part + step, math.fsum(number * (a.reduction - a.backward) for number, a in pairs)))
+        shares = [_crossing_share(each) for each in points]
+        if shares == [None, None, None]:
             return None
-        forward, backward = (known if one is None else one for one, known in zip(shares, self.under, strict=True))
-        return forward, backward
+        there, back, last = (known if one is None else one for one, known in zip(shares, self.under, strict=True))
+        return there, back, last
+
+    def _amounts(self, rank: int, counts: Sequence[int]) -> list[list[tuple[int, Amounts]]]:
+        """What each known way to run the blocks of a rank comes to, or the whole model, where nothing repeats."""
+        pool = self.composition.pool(rank)
+        if pool:
+            return [[(number, c.amounts) for number, c in zip(counts, way, strict=True)] for way in pool]
+        if self.setting.ranks > 1 or self.block_ranges.blocks:
+            return []
+        return [[(1, priced.columns(priced.head, (), self.chain)[0].amounts)] for priced in self.multipliers[0].priced]
 
     def new(self, kind: int, price: float, flights: float, under: Passes = NEITHER) -> bool:
         key = (kind, float(f"{price:.6g}"), flights, under)

@@ -37,7 +37,7 @@ _BELOW = 1 - 1e-12
 
 _ASKED: dict[str, Weights] = {
     "part": Weights(part=1.0),
-    "step": Weights(part=_TIE, step=1.0),
+    "step": Weights(part=_TIE, step=1.0, reduction=1.0),
     "fixed": Weights(part=_TIE, fixed=1.0),
     "live": Weights(part=_TIE, live=1.0),
     "replay": Weights(part=_TIE, replay=1.0),

@@ -16,6 +16,7 @@ from hardware_profiles import Cluster
 from planner.graph.blocks import IDENTITY
 from planner.graph.operator_graph import TensorType
 from planner.limits import check, room
+from planner.plan.layout.block_gathers import longest_gather
 from planner.plan.layout.expert_overlap import OP_CLASS
 from planner.pricing import (
     OperatorPrices,
@@ -155,7 +156,7 @@ class TableBuilder:
         self._lists = CandidateLists(mesh=self.mesh)
         self.update = sized(self.update, self.mesh, self.cluster)
         self._pricers = Pricers.of(self.mesh, self.cluster, replace(self.update, gathers="each"))
-        self._together = Pricers.of(self.mesh, self.cluster, replace(self.update, gathers="block"))
+        self._together: Pricers | None = None
         self._under = UnderProducts(mesh=self.mesh, cluster=self.cluster, pricer=self._pricers.activations)
         self._prices: dict[tuple[int, tuple[bool, ...], int], tuple[Rule, Candidates, OperatorPrices]] = {}
         self._parameters: dict[object, tuple[tuple[StoredParameter, ...], ParameterPrices, DuplexColumn]] = {}
@@ -419,8 +420,16 @@ class TableBuilder:
         if not self.together:
             return use
         goes = _goes_along(template, name, at)
+        if self._together is None:  # whatever the batch, weights are as large
+            self._together = self._prices_together(template)
         other = self._use(self._together, at, *moving, needed=needed, reduces=reduces, goes=goes)
         return replace(use, together=other)
+
+    def _prices_together(self, template: Template) -> Pricers:
+        """Of weights that go together in blocks of a template."""
+        runs = (range(template.start), *template.held, range(template.stop, len(template.graph.operators)))
+        longest = longest_gather(template.graph, runs, self.update)
+        return Pricers.of(self.mesh, self.cluster, replace(self.update, gathers="block"), longest)
 
     def _use(
         self,

@@ -1,0 +1,61 @@
+"""The size of the buckets of gradients of a plan, where that is left to the search.
+
+    large     few messages, hardly any of it latency; but a bucket starts when its last gradient is there, and what is
+              in the last one is waited for
+    small     starts early, under the rest of the backward pass; every message begins with a latency
+
+A search assumes the size at which latency is a small share of a message (`planner.pricing.bucket_size`). Which is the
+fastest depends on how long the backward pass is, that is on the plan: so it is halved as long as steps become shorter.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from hardware_profiles import Seconds
+from planner.limits import reached
+from planner.plan.binding.bind import BoundPlan
+from planner.plan.layout.per_step_communication import reduces_in_buckets, shares_buckets
+from planner.plan.prediction.step import REDUCED_AHEAD
+from planner.pricing.bucket_size import smaller
+from planner.sharding.update import NO_BUCKETS, Update
+
+_WORTH = 2e-3
+"""Share of a step that reductions take, from which on sizes are tried."""
+
+_TRIES = 2
+"""Sizes in turn that are slower, after which no smaller one is tried."""
+
+
+def in_faster_buckets(bound: BoundPlan, predicted: Callable[[BoundPlan], BoundPlan]) -> BoundPlan:
+    """A plan, priced, with its gradients in smaller buckets where its step is shorter so. `predicted` prices one."""
+    best, tried, slower = bound, bound.plan.training.update, 0
+    if _bucketed(bound) <= _WORTH * bound.plan.prediction.step_seconds:
+        return bound
+    while slower < _TRIES and tried.bucket_size and not reached():
+        tried = smaller(tried)
+        if not tried.bucketed:
+            break
+        other = predicted(_with_update(bound, tried))
+        if other.plan.prediction.step_seconds < best.plan.prediction.step_seconds:
+            best, slower = other, 0
+        else:
+            slower += 1
+    return best
+
+
+def without_needless_buckets(bound: BoundPlan) -> BoundPlan:
+    """A plan without buckets where each would have one member, and no gradient would set out earlier in one."""
+    update = bound.plan.training.update
+    if not update.bucketed or shares_buckets(bound) or reduces_in_buckets(bound):
+        return bound
+    return _with_update(bound, replace(update, buckets=NO_BUCKETS))
+
+
+def _bucketed(bound: BoundPlan) -> Seconds:
+    """Seconds of the buckets that start in the backward pass, on the busiest rank."""
+    return -dict(bound.plan.prediction.time).get(REDUCED_AHEAD, 0.0)
+
+
+def _with_update(bound: BoundPlan, update: Update) -> BoundPlan:
+    training = replace(bound.plan.training, update=update)
+    return replace(bound, plan=replace(bound.plan, training=training))
