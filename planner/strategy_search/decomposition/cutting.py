@@ -46,6 +46,7 @@ def cut(
     gathers: str = "each",
     kept: Kept | None = None,
     machine: Machine | None = None,
+    early: bool = True,
 ) -> Chain:
     """Cut a template into pieces, with blocks run in the given ways, by the prices of a cluster, which may be one group
     of a `machine`.
@@ -54,7 +55,8 @@ def cut(
     `free` and their edges cost nothing: what comes out is a bound on templates in which only these differ.
     `activations` are homes of what flows into recomputed blocks, `saved` of what other blocks save. `gathers` is how
     weights are gathered for use (`planner.sharding.update.GATHERS`), or `LEAST_WAITING`. `kept` says what recomputed
-    blocks keep; None leaves it to the weights of the search.
+    blocks keep; None leaves it to the weights of the search. `early`: whether gradients that are reduced once a step
+    may set out under the last backward pass.
     """
     return Cutter(
         tables=tables,
@@ -67,6 +69,7 @@ def cut(
         saved=tuple(saved),
         gathers=gathers,
         kept=kept,
+        early=early,
     ).cut()
 
 
@@ -84,6 +87,7 @@ class Cutter:
     saved: tuple[Home, ...]
     gathers: str
     kept: Kept | None = None
+    early: bool = True
 
     def cut(self) -> Chain:
         template = self.tables.template
@@ -168,7 +172,7 @@ class Cutter:
         pipeline, of which a sum is bounded in which they are waited for."""
         update = self.tables.update
         ours = self.cluster.software.name == PYTORCH.name and not update.served
-        return ours and update.bucketed and self.stages == 1
+        return self.early and ours and update.bucketed and self.stages == 1
 
     @property
     def _recomputes_modules(self) -> bool:

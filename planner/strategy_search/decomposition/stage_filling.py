@@ -206,11 +206,10 @@ def _filled(
         busy = busy + weight * waits
     covered = np.zeros(1)
     if mixed.reduces:
-        sums = [
-            own + mixed.total(name) + mixed.change(name, lean)
-            for name, own in (("reduction", outer.reduction), ("backward", outer.backward))
-        ]
-        covered = np.minimum(*sums)
+        sent = outer.reduction + mixed.total("reduction") + mixed.change("reduction", lean) - mixed.reduced_last()
+        works = outer.backward + mixed.total("backward") + mixed.change("backward", lean)
+        first = np.where(some, 1 / (1 + block_ranges.lengths), 0.0)  # part of the pass, which makes the first of them
+        covered = np.minimum(sent, works * (1 - first))
         busy = busy - covered
     busy = np.where(fits, busy, math.inf)
     best = busy.argmin(axis=1)
@@ -355,6 +354,16 @@ class _Mixed:
         for kind, number in enumerate(self.block_ranges.numbers):
             np.minimum(found, np.where(number > 0, under[:, :, kind, None], math.inf), out=found)
         return np.where(np.isfinite(found), found, 0.0)
+
+    def reduced_last(self) -> Array:
+        """Seconds to reduce the gradients of the block whose backward pass is the last, (ranks or 1, pairs, ranges of
+        blocks), at least: no pass covers them. None of a block that stands in the head."""
+        reduction = np.minimum(self.costs["reduction"][:, self.fast], self.costs["reduction"][:, self.lean])
+        found = np.full((*reduction.shape[:2], len(self.block_ranges.lengths)), math.inf)
+        for kind, number in enumerate(self.block_ranges.numbers):
+            np.minimum(found, np.where(number > 0, reduction[:, :, kind, None], math.inf), out=found)
+        inner = np.array([rank.before is None for rank in self.ranks])[:, None, None]
+        return np.where(inner & np.isfinite(found), found, 0.0)
 
     def beside(self) -> Array:
         """Bytes that blocks hold of what others hand to them, at most, however many are run in the second way; with

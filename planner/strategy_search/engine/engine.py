@@ -89,12 +89,14 @@ class Built:
 @dataclass(kw_only=True)
 class Engine:
     """Evaluates configurations; keeps what they share. Use it in `search`. Engines of requests that differ in their
-    memory and global batch alone may share what is `built`."""
+    memory and global batch alone may share what is `built`. `waits`: for gradients that are reduced once a step, as if
+    no backward pass covered them."""
 
     request: SearchRequest
     template: Template
     limits: tuple[Bounds, ...]  # of every group of devices
     built: Built = field(default_factory=Built)
+    waits: bool = False
 
     def __post_init__(self) -> None:
         self._kept: OrderedDict[object, _Kept] = OrderedDict()
@@ -107,6 +109,11 @@ class Engine:
         """The same without buckets of gradients."""
         update = replace(self.request.update, buckets=NO_BUCKETS)
         return Engine(request=replace(self.request, update=update), template=self.template, limits=self.limits)
+
+    @cached_property
+    def waiting(self) -> "Engine":
+        """The same in which all that is reduced once a step is waited for."""
+        return replace(self, waits=True)
 
     def _capacity(self, group: Cluster) -> float:
         """Bytes that the tensors of a plan may fill on a device."""
@@ -319,6 +326,7 @@ class Engine:
                 gathers=gathers,
                 kept=configuration.under(self.request.pinned).kept,
                 machine=machine,
+                early=not self.waits,
             )
             for own, group in zip(tables, parts_of(machine), strict=True)
         )

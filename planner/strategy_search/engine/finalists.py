@@ -331,6 +331,8 @@ class Finalists:
             if ranked.plan.training.update.bucketed and ranked.plan.training.update.buckets != assumed.buckets:
                 others += [(engine, way, room_of(assumed.bucket_size)) for way in engine.gathers]
             others += [(engine.without_buckets, way, 0.0) for way in engine.gathers]
+        if found.pipeline_of_kinds.chain.reduces:  # of which a backward pass may cover less than all
+            others.append((engine.waiting, found.outcome.gathers, 0.0))
         for engine, gathers, room in others:
             outcome = engine.evaluate_as(gathers, found.configuration, cutoff=ranked.seconds, room=room)
             if outcome.seconds < ranked.seconds:
