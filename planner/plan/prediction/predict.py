@@ -43,6 +43,7 @@ from planner.plan.prediction.step import (
     UNDER_EXCHANGE,
     UNDER_PRODUCTS,
     bucketed,
+    covered_reductions,
     step_of,
 )
 from planner.plan.prediction.walk import hides, walks_of
@@ -128,7 +129,7 @@ def _assemble(
     m = plan.training.micro_batches * plan.slices
     virtual = 1 if plan.schedule_kind.v_shaped else plan.virtual_stages  # turns that come in rounds
     per_part = [_part_seconds(cost) for cost in costs]
-    per_step = [sum(cost.once.values()) for cost in costs]
+    per_step = [sum(cost.once.values()) - covered_reductions(cost.chunks) for cost in costs]
     step = step_of([cost.chunks for cost in costs], [cost.all_once for cost in costs], m // plan.slices, plan.schedule)
     busiest = costs[step.busiest]
     time = [(name, m * seconds) for name, seconds in busiest.all_micro_batch.items()]

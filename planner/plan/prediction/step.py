@@ -392,6 +392,18 @@ def bucketed(chunks: Sequence[ChunkCost]) -> float:
     return sum(sum(chunk.buckets) for chunk in chunks)
 
 
+def covered_reductions(chunks: Sequence[ChunkCost]) -> float:
+    """Seconds of the buckets of a rank that its last backward passes cover, each the buckets of its own chunk."""
+    found = 0.0
+    for chunk in chunks:
+        (turn, *_) = chunk.backward.turns(1, 1, backward=True, ahead=chunk.receives_ahead)
+        length, queue = turn.blocking + max(turn.computation, turn.overlapped), 0.0
+        for number, seconds in enumerate(chunk.buckets, start=1):
+            queue = max(queue, length * number / len(chunk.buckets)) + seconds
+        found += sum(chunk.buckets) - max(0.0, queue - length)
+    return found
+
+
 def _saved_in_pairs(chunks: Sequence[ChunkCost], number: int) -> float:
     """Seconds that the forward turn of a chunk and the backward turn of the other take less together: no more than the
     work that covers no other communication."""

@@ -168,11 +168,10 @@ class Cutter:
 
     @property
     def reduces(self) -> bool:
-        """Whether gradients are reduced while the last backward pass runs: in buckets, by our runtime, and without a
-        pipeline, of which a sum is bounded in which they are waited for."""
+        """Whether gradients are reduced while the last backward pass runs: in buckets, by our runtime."""
         update = self.tables.update
         ours = self.cluster.software.name == PYTORCH.name and not update.served
-        return self.early and ours and update.bucketed and self.stages == 1
+        return self.early and ours and update.bucketed
 
     @property
     def _recomputes_modules(self) -> bool:

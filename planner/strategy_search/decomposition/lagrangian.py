@@ -547,7 +547,12 @@ class Multipliers:
     def _average(self, setting: Setting) -> "_Question":
         """For ranks that are all as quick as the average one: best where micro-batches are few."""
         weight = self._average_weight(setting)
-        weights = Weights(part=weight / self.parts, steady=weight * (1 - 1 / self.parts), step=1 / setting.ranks)
+        weights = Weights(
+            part=weight / self.parts,
+            steady=weight * (1 - 1 / self.parts),
+            step=1 / setting.ranks,
+            reduction=1 / setting.ranks,
+        )
         return self._question(weights, 0.0, 0.0, proves=False)
 
     def _note_average(self, setting: Setting) -> None:

@@ -385,11 +385,12 @@ class Chain:
         """Whether gradients may be reduced while the last backward pass runs."""
         return any(piece.reduction is not None for piece in (*self.head, *self.inner, *self.tail))
 
-    def shares(self, under: Passes) -> Passes:
-        """Shares that count of what travels under work, where anything does."""
+    def shares(self, under: Passes, ranks: int) -> Passes:
+        """Shares that count of what travels under work, where anything does. What is left of reductions beyond the last
+        backward pass counts without a pipeline alone: there a step has no less than that pass for every micro-batch."""
         forward, backward, last = under
         travels = (forward, backward) if self.travels else (0.0, 0.0)
-        return (*travels, last if self.reduces else 0.0)
+        return (*travels, last if self.reduces and ranks == 1 else 0.0)
 
     @cached_property
     def kinds(self) -> tuple[tuple[Piece, ...], ...]:

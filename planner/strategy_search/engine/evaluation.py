@@ -186,7 +186,7 @@ class Evaluation:
     def _hinted(self) -> list[tuple[float, float, Passes]]:
         """Prices, flights and shares that the hint asks for."""
         price, under = self.hint
-        under = self.chain.shares(under)
+        under = self.chain.shares(under, self.setting.ranks)
         if not price:
             return [(0.0, 0.0, under)] if any(under) else []
         return [

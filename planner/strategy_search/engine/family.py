@@ -125,7 +125,7 @@ class _Bounds:
             return alone
         flights = sorted({setting.flights(0), setting.flights(setting.ranks // 2)})
         price, under = hint
-        under = self.pipeline_of_kinds.chain.shares(under)
+        under = self.pipeline_of_kinds.chain.shares(under, setting.ranks)
         priced = [(float(f"{price:.3g}"), number, under) for number in flights if price]
         shares = [(0.0, 0.0, under)] if any(under) else []
         proved = np.zeros(self.pipeline_of_kinds.chain.shape)

@@ -59,9 +59,8 @@ class NextPrice:
         busy = [float(filled.busy[block_range]) for filled, block_range in zip(ranks, held, strict=True)]
         slowest = max(range(setting.ranks), key=lambda rank: busy[rank])
         self.price = self._crossing_price(slowest, ranks[slowest], held[slowest]) or 0.0
-        if (self.chain.travels or self.chain.reduces) and (
-            under := self._covering_shares(slowest, held[slowest])
-        ) is not None:
+        covers = self.chain.travels or (self.chain.reduces and setting.ranks == 1)
+        if covers and (under := self._covering_shares(slowest, held[slowest])) is not None:
             flights = self.setting.flights(slowest) if self.price else 0.0
             if self.new(kinds[slowest], self.price, flights, under):
                 self.under = under
@@ -97,7 +96,7 @@ class NextPrice:
         if shares == [None, None, None]:
             return None
         there, back, last = (known if one is None else one for one, known in zip(shares, self.under, strict=True))
-        return there, back, last
+        return self.chain.shares((there, back, last), self.setting.ranks)
 
     def _amounts(self, rank: int, counts: Sequence[int]) -> list[list[tuple[int, Amounts]]]:
         """What each known way to run the blocks of a rank comes to, or the whole model, where nothing repeats."""
