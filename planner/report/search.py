@@ -48,9 +48,9 @@ def sum_text(step: float, bounded: float, pipeline: int) -> str:
         return ""
     stages = "1F1B at the pace of the slowest stage, " if pipeline > 1 else ""
     return (
-        f"The proof is about a sum, {seconds_text(bounded)} here: {stages}one micro-batch after the other, then the"
-        f" reduction of gradients in buckets. The simulated step takes {percent_text(change)} less; of the plans with"
-        " the least sums this one is the fastest"
+        f"The proof is about a sum, {seconds_text(bounded)} here: {stages}one micro-batch after the other, gradients"
+        f" reduced under the last backward pass. The simulated step takes {percent_text(change)} less; of the plans"
+        " with the least sums this one is the fastest"
     )
 
 

@@ -8,7 +8,8 @@ The runtime starts a bucket when the last of its members has its gradient of the
 (`runtime.update.reduction`), so that is when `costmodels.simulate` lets it start: with the block that makes it. They
 travel one after the other. Those that have no room on the way, and gradients that share no bucket, follow the pass.
 
-The sums that a search minimises have all of them waited for, an upper bound; what a plan states is the step.
+The sums that a search minimises have what the pass covers of them (`planner.plan.prediction.step.covered_reductions`),
+as if ranks waited for nobody; what a plan states is the step.
 """
 
 from collections.abc import Iterable, Mapping

@@ -6,7 +6,7 @@ once more (`planner.plan.prediction.repeated_blocks`). So an error in the search
 Both use the prices of `planner.pricing`.
 
     rank r:   t_r  seconds of one micro-batch, forward and backward, with the transfers it waits for
-              u_r  seconds once a step: gradients, optimizer, weights
+              u_r  seconds once a step: optimizer, weights, and what of gradients no last backward pass covers
     step   =  what the schedule makes of them (see planner.plan.prediction.step)
     objective  =  m max t_r + (sum t_r - max t_r) / v + max u_r     (1F1B of v virtual stages, see costmodels.schedules)
     memory =  weights + gradients + states + in_flight * kept activations + largest transient, then allocator slack;
@@ -14,8 +14,8 @@ Both use the prices of `planner.pricing`.
 
 A pipeline rank holds v stages of the model (v = 1: its one stage), and is what `planner.plan.prediction.walk` sums up.
 
-The objective has everything wait, one operator after the other; of plans with a pipeline the search proves gaps about
-it (`planner.strategy_search.engine.proofs.bounded_seconds`). Both charge the share of communication that software
+The objective has everything else wait, one operator after the other; of plans with a pipeline the search proves gaps
+about it (`planner.strategy_search.engine.proofs.bounded_seconds`). Both charge the share of communication that software
 does not hide; the step also asks whether there is work enough to hide the rest under.
 """
 

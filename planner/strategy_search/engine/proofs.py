@@ -45,7 +45,8 @@ class Ranked:
 
     @property
     def objective(self) -> float:
-        """Of a step in which everything waits, one operator after the other."""
+        """Of a step in which everything waits, one operator after the other, but what of the reductions of gradients
+        the last backward passes cover."""
         return self.plan.prediction.objective_seconds
 
     @property
