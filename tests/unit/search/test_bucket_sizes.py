@@ -1,0 +1,52 @@
+"""Gradients that are reduced under the last backward pass: what the bound is about, and how large buckets become."""
+
+import pytest
+
+import planner
+from planner.plan.layout.block_gathers import longest_gather, runs_of
+from planner.plan.prediction.step import REDUCED_AHEAD
+from planner.strategy_search.engine.proofs import bounded_seconds
+from planner.strategy_search.result import SearchResult
+
+
+def found(buckets: int | str = "auto") -> SearchResult:
+    return planner.search(
+        model="gpt-tiny",
+        devices=4,
+        hardware="cpu",
+        global_batch=8,
+        pinned={"pipeline": 1, "micro_batches": 1, "mesh": (4,)},
+        update={"buckets": buckets},
+        simplicity=0.0,
+    )
+
+
+@pytest.fixture(scope="module")
+def free() -> SearchResult:
+    return found()
+
+
+def test_the_bound_is_about_the_step(free: SearchResult) -> None:
+    prediction = free.plan.prediction
+    assert dict(prediction.time)[REDUCED_AHEAD] < 0
+    assert bounded_seconds(free.plan) == prediction.step_seconds
+    assert free.bound_seconds <= prediction.step_seconds
+
+
+@pytest.mark.parametrize("buckets", [2**16, 2**28])
+def test_no_size_of_buckets_beats_the_one_that_is_found_or_the_bound(free: SearchResult, buckets: int) -> None:
+    """In the largest all gradients wait for the last."""
+    pinned = found(buckets).plan.prediction.step_seconds
+    assert free.bound_seconds <= pinned * (1 + 1e-9)
+    assert free.plan.prediction.step_seconds <= pinned * (1 + 1e-9)
+    assert buckets < 2**28 or free.plan.prediction.step_seconds < pinned
+
+
+def test_the_longest_message_is_all_weights_of_a_block(free: SearchResult) -> None:
+    bound = free.plans[0].bound
+    runs = runs_of(bound.blocks, len(bound.graph.operators))
+    sizes = {p.name: bound.graph.types[p.name].nbytes for p in bound.graph.parameters}
+    block = {name for at in runs[1] for name in bound.graph.operators[at].operands if name in sizes}
+    longest = longest_gather(bound.graph, runs[1:2], free.plan.training.update)
+    assert longest == sum(sizes[name] for name in block)
+    assert longest_gather(bound.graph, runs, free.plan.training.update) >= longest
