@@ -145,7 +145,7 @@ def arguments_in(script: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("version", ["0.16", "0.20"])
+@pytest.mark.parametrize("version", ["0.16", "0.19", "0.20"])
 @pytest.mark.parametrize("model", MODELS)
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
