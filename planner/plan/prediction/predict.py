@@ -129,7 +129,7 @@ def _assemble(
     m = plan.training.micro_batches * plan.slices
     virtual = 1 if plan.schedule_kind.v_shaped else plan.virtual_stages  # turns that come in rounds
     per_part = [_part_seconds(cost) for cost in costs]
-    per_step = [sum(cost.once.values()) - covered_reductions(cost.chunks) for cost in costs]
+    per_step = [sum(cost.once.values()) - _covered(cost) for cost in costs]
     step = step_of([cost.chunks for cost in costs], [cost.all_once for cost in costs], m // plan.slices, plan.schedule)
     busiest = costs[step.busiest]
     time = [(name, m * seconds) for name, seconds in busiest.all_micro_batch.items()]
@@ -186,6 +186,13 @@ def _assemble(
             for part, once, bytes_ in zip(per_part, per_step, peaks, strict=True)
         ),
     )
+
+
+def _covered(cost: StageCost) -> Seconds:
+    """What of reductions, as the search sums them, last backward passes cover: the same share as of what they take."""
+    taken = cost.all_once["gradient reduction"]
+    covered = covered_reductions(cost.chunks)
+    return cost.once["gradient reduction"] * min(1.0, covered / taken) if covered else 0.0
 
 
 def _part_seconds(cost: StageCost) -> Seconds:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from planner.strategy_search.decomposition.pieces import (
     NEITHER,
+    WAITED,
     Asked,
     Chain,
     Column,
@@ -212,7 +213,8 @@ class Multipliers:
         weights = self._weights(price, flights, under)
         if at_tail:
             weights = replace(weights, replay=0.0)
-        question = self._question(weights, price, flights, under=under, proves=cap == math.inf, cap=cap)
+        proves = cap == math.inf and under[2] != WAITED
+        question = self._question(weights, price, flights, under=under, proves=proves, cap=cap)
         if not at_tail:
             return question
         own = slice(question.numbers[0], question.numbers[0] + question.numbers[1])
@@ -224,7 +226,8 @@ class Multipliers:
         return replace(question, asked=asked, at_tail=True)
 
     def _weights(self, price: float, flights: float, under: Passes) -> Weights:
-        last = under[2] if self.chain.reduces else 0.0
+        waited = under[2] == WAITED
+        last = under[2] if self.chain.reduces and not waited else 0.0
         rest = (self.weight - last) * (1 - 1 / self.parts)
         if math.isinf(price):
             return Weights(
@@ -241,7 +244,7 @@ class Multipliers:
             under=(under[0] * rest, under[1] * rest),
             step=1.0,
             backward=last / self.parts,
-            reduction=1.0 - last,
+            reduction=0.0 if waited else 1.0 - last,
             fixed=price,
             live=price * flights,
             replay=price / (self.most + _ENDS) / self.parts,

@@ -37,6 +37,9 @@ Passes: TypeAlias = tuple[float, float, float]
 
 NEITHER: Passes = (0.0, 0.0, 0.0)
 
+WAITED = -1.0
+"""For the last backward pass: as if it covered nothing, of which nothing is proved."""
+
 Key = int | str  # position of an operator in the template, or name of a parameter
 
 
@@ -390,7 +393,7 @@ class Chain:
         backward pass counts without a pipeline alone: there a step has no less than that pass for every micro-batch."""
         forward, backward, last = under
         travels = (forward, backward) if self.travels else (0.0, 0.0)
-        return (*travels, last if self.reduces and ranks == 1 else 0.0)
+        return (*travels, max(last, 0.0) if self.reduces and ranks == 1 else 0.0)
 
     @cached_property
     def kinds(self) -> tuple[tuple[Piece, ...], ...]:

@@ -54,6 +54,9 @@ from planner.strategy_search.request.space import Configuration
 _MESSAGES = 2e-3
 """Share of a step that messages may take beyond what the search knows of them, before others are tried."""
 
+_REDUCTIONS = 1e-2
+"""Share of a step that reductions of gradients take from which on plans that wait for them are priced, too."""
+
 _LEANER = 10
 """Times that a contender which does not fit is looked at with less memory, at most."""
 
@@ -320,18 +323,17 @@ class Finalists:
     def _ranked(self, found: Contender) -> Ranked:
         """A result as a plan. The sums of the search know the least that messages take: those of weights that go
         together, and those of buckets, for which a full device may have no room. Where that was much too little, other
-        ways to gather weights are priced, too, and plans that leave room for buckets, or have none."""
+        ways to gather weights are priced, too, and plans that leave room for buckets, or have none. They hope that a
+        backward pass covers all reductions but the last: where it does not, the best that waits for them is priced."""
         ranked = self._priced_as_found(found)
         overlapped = self.overlapped(ranked) if self.overlaps else ranked
-        if overlapped.seconds - (overlapped.waited if self.overlaps else 0.0) <= found.objective * (1 + _MESSAGES):
-            return ranked
-        assumed, engine = found.pipeline_of_kinds.chain.tables.update, self.engine
-        others = [(engine, way, 0.0) for way in engine.gathers if way != found.outcome.gathers]
-        if self.request.update.buckets == AUTO_BUCKETS and assumed.bucketed:
-            if ranked.plan.training.update.bucketed and ranked.plan.training.update.buckets != assumed.buckets:
-                others += [(engine, way, room_of(assumed.bucket_size)) for way in engine.gathers]
-            others += [(engine.without_buckets, way, 0.0) for way in engine.gathers]
-        if found.pipeline_of_kinds.chain.reduces:  # of which a backward pass may cover less than all
+        expected, engine = found.objective * (1 + _MESSAGES), self.engine
+        others = list[tuple[Engine, str, Bytes]]()
+        if overlapped.seconds - (overlapped.waited if self.overlaps else 0.0) > expected:
+            others += [(engine, way, 0.0) for way in engine.gathers if way != found.outcome.gathers]
+            others += self._other_buckets(found, ranked)
+        reduces = found.pipeline_of_kinds.chain.reduces and overlapped.reduced > _REDUCTIONS * overlapped.seconds
+        if reduces and overlapped.seconds > expected:
             others.append((engine.waiting, found.outcome.gathers, 0.0))
         for engine, gathers, room in others:
             outcome = engine.evaluate_as(gathers, found.configuration, cutoff=ranked.seconds, room=room)
@@ -339,8 +341,18 @@ class Finalists:
                 pieces = engine.pipeline_of_kinds(found.configuration, gathers)
                 other = self._priced_as_found(replace(found, outcome=outcome, pipeline_of_kinds=pieces))
                 if self._fits(other.configuration, other.plan.prediction):
-                    ranked = min(ranked, other, key=lambda one: one.seconds)
+                    ranked = min(ranked, other, key=lambda one: self.overlapped(one).seconds)
         return ranked
+
+    def _other_buckets(self, found: Contender, ranked: Ranked) -> list[tuple[Engine, str, Bytes]]:
+        """Where buckets are left to the search: leaving room for those of the size that it assumed, and without any."""
+        assumed, engine = found.pipeline_of_kinds.chain.tables.update, self.engine
+        if self.request.update.buckets != AUTO_BUCKETS or not assumed.bucketed:
+            return []
+        others = [(engine.without_buckets, way, 0.0) for way in engine.gathers]
+        if ranked.plan.training.update.bucketed and ranked.plan.training.update.buckets != assumed.buckets:
+            others += [(engine, way, room_of(assumed.bucket_size)) for way in engine.gathers]
+        return others
 
     def _priced_as_found(self, found: Contender) -> Ranked:
         """A result as a plan, bound to its graph and priced by the judge."""

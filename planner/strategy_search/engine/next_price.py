@@ -8,12 +8,16 @@ import math
 from collections.abc import Sequence
 
 from planner.strategy_search.decomposition.division import Division
-from planner.strategy_search.decomposition.pieces import NEITHER, Amounts, Passes
+from planner.strategy_search.decomposition.pieces import NEITHER, WAITED, Amounts, Passes
 from planner.strategy_search.decomposition.stage_filling import Filled, Way
 from planner.strategy_search.engine.composition import Composition
 
 _IDLE = 0.97
 """A rank that is busy for a smaller share of the time of the slowest could hold more blocks, if they were lean."""
+
+_REDUCTIONS = 1e-2
+"""Share of a step that reductions take from which on ways to run blocks are looked for that wait for them: a backward
+pass may cover less than is hoped for."""
 
 _PROBES = 4
 """Ranks, evenly spaced, beside the slowest, for whose micro-batches in flight prices are tried."""
@@ -65,6 +69,11 @@ class NextPrice:
             if self.new(kinds[slowest], self.price, flights, under):
                 self.under = under
                 return kinds[slowest], self.price, flights, under
+        if self.chain.reduces and self._reductions(slowest, held[slowest]) > _REDUCTIONS * division.seconds:
+            flights = self.setting.flights(slowest) if self.price else 0.0
+            under = (self.under[0], self.under[1], WAITED)
+            if self.new(kinds[slowest], self.price, flights, under):
+                return kinds[slowest], self.price, flights, under
         probes = dict.fromkeys((slowest, *(setting.ranks * part // _PROBES for part in range(_PROBES)), -1))
         for rank in sorted((probe % setting.ranks for probe in probes), key=lambda probe: -busy[probe]):
             start = sum(division.blocks[:rank])
@@ -97,6 +106,11 @@ class NextPrice:
             return None
         there, back, last = (known if one is None else one for one, known in zip(shares, self.under, strict=True))
         return self.chain.shares((there, back, last), self.setting.ranks)
+
+    def _reductions(self, rank: int, block_range: int) -> float:
+        """The most seconds of reductions that a way to run the blocks of a rank hopes to be covered."""
+        every = self._amounts(rank, self.block_ranges.counts[:, block_range].tolist())
+        return max((math.fsum(number * a.reduction for number, a in pairs) for pairs in every), default=0.0)
 
     def _amounts(self, rank: int, counts: Sequence[int]) -> list[list[tuple[int, Amounts]]]:
         """What each known way to run the blocks of a rank comes to, or the whole model, where nothing repeats."""

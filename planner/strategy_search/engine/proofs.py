@@ -11,6 +11,7 @@ from planner.plan.binding.bind import BoundPlan
 from planner.plan.plan import Plan
 from planner.plan.prediction.stage_cost import COMMUNICATION
 from planner.plan.prediction.step import AHEAD, UNDER_EXCHANGE, UNDER_PRODUCTS
+from planner.plan.prediction.timeline import REDUCTION
 from planner.strategy_search.engine.settle import Certificate
 from planner.strategy_search.request.space import Configuration
 
@@ -54,6 +55,11 @@ class Ranked:
         """For collectives of tensor parallelism, which its sum may have hoped to be under products."""
         time = dict(self.plan.prediction.time)
         return time[COMMUNICATION] + time.get(UNDER_PRODUCTS, 0.0)
+
+    @property
+    def reduced(self) -> float:
+        """Seconds of reductions of gradients once a step, whatever covers them."""
+        return dict(self.plan.prediction.time).get(REDUCTION, 0.0)
 
     @property
     def bounded(self) -> float:
