@@ -450,6 +450,8 @@ class BestFirst:
             self.contenders.add(
                 Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pipeline_of_kinds)
             )
+        elif outcome.ranks:  # it contends where the best plans take longer than their sums
+            self.contenders.left[configuration] = outcome
         self._tell()
 
     def _tell(self, phase: str = "searching") -> None:

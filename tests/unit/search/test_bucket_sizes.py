@@ -50,3 +50,22 @@ def test_the_longest_message_is_all_weights_of_a_block(free: SearchResult) -> No
     longest = longest_gather(bound.graph, runs[1:2], free.plan.training.update)
     assert longest == sum(sizes[name] for name in block)
     assert longest_gather(bound.graph, runs, free.plan.training.update) >= longest
+
+
+@pytest.mark.slow
+def test_what_sums_hope_too_little_of_contends_where_steps_are_longer() -> None:
+    """On slow links a backward pass covers less than its sum says, of one mesh more than of another."""
+
+    def best(**pinned: int) -> float:
+        found = planner.search(
+            "llama-tiny",
+            devices=8,
+            hardware="cpu",
+            cluster="node=2@50,cluster@1",
+            global_batch=8,
+            simplicity=0.0,
+            pinned=pinned,
+        )
+        return found.plan.prediction.step_seconds
+
+    assert best() <= best(pipeline=1, micro_batches=1) * (1 + 1e-9)
