@@ -108,6 +108,7 @@ def compare(
         plan compare --model llama8b --devices 32,64,128 --tokens 1T --failures 5e-4 --checkpoint-time 60
         plan compare --model llama70b --devices 64 --engines megatron,torchtitan,torch
         plan compare tiny.json tiny.run.json
+        plan compare next.json next.run.json --hardware mine.toml
         plan compare llama8b.json --log train.log --from torchtitan
         plan compare llama8b.json --trace trace.json.gz
     """
@@ -129,11 +130,12 @@ def compare(
                 restart_time, seq_len, global_batch, as_json=as_json, as_csv=as_csv,
             )  # fmt: skip
             return
-        if money or any(one is not None for one in (hardware, seq_len, global_batch)):
+        if money or any(one is not None for one in (seq_len, global_batch)):
             raise RequestError(f"{plan_file}: with a plan file give what was measured; --model compares without one")
         compare_measured(
-            plan_file, record=measured, log=log, engine=engine, trace=trace, clock=clock_of(clock), as_json=as_json
-        )
+            plan_file, record=measured, log=log, engine=engine, trace=trace, clock=clock_of(clock),
+            hardware=hardware_of(hardware), as_json=as_json,
+        )  # fmt: skip
 
 
 def _job(

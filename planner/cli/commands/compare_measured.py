@@ -41,9 +41,11 @@ def compare_measured(
     engine: str | None,
     trace: Path | None,
     clock: "Clock",
+    hardware: str | None,
     as_json: bool,
 ) -> None:
-    """Set a plan beside one of these. Raises RequestError where there is none of them, or more than one."""
+    """Set a plan beside one of these; `hardware` is the file of its profile, where that is none that is shipped. Raises
+    RequestError where there is none of them, or more than one."""
     from planner.plan.file import load_plan
 
     plan = load_plan(plan_file)
@@ -53,31 +55,31 @@ def compare_measured(
             " FILE"
         )
     if record is not None:
-        found = _recorded(plan_file, plan, record, clock)
+        found = _recorded(plan_file, plan, record, clock, hardware)
     elif trace is not None:
-        found = _traced(plan_file, plan, trace)
+        found = _traced(plan_file, plan, trace, hardware)
     else:
         assert log is not None
         assert engine is not None
-        found = _logged(plan, log, engine)
+        found = _logged(plan, log, engine, hardware)
     if as_json:
         write_json("plan compare", content(found))
     else:
         _show(found)
 
 
-def _recorded(plan_file: Path, plan: "Plan", record: Path, clock: "Clock") -> Found:
+def _recorded(plan_file: Path, plan: "Plan", record: Path, clock: "Clock", hardware: str | None) -> Found:
     from hardware_profiles.run_record import load_run_record
     from planner.plan.compare.classes import class_times
     from planner.plan.compare.measured import compare_run
 
     run = load_run_record(record)
     compared = compare_run(plan, run, clock)
-    said = _predicted_classes(plan_file, plan) if run.operators else {}
+    said = _predicted_classes(plan_file, plan, hardware) if run.operators else {}
     return Found(compared=compared, classes=class_times(said, run.operators))
 
 
-def _traced(plan_file: Path, plan: "Plan", trace: Path) -> Found:
+def _traced(plan_file: Path, plan: "Plan", trace: Path, hardware: str | None) -> Found:
     """A trace beside its plan."""
     from planner.plan.compare.classes import class_times
     from planner.plan.compare.kineto import read_trace
@@ -90,13 +92,13 @@ def _traced(plan_file: Path, plan: "Plan", trace: Path) -> Found:
     calls = {one.name: one.calls for one in run.kernels}
     return Found(
         compared=compare_trace(plan, run),
-        classes=class_times(_predicted_classes(plan_file, plan), seconds, calls),
+        classes=class_times(_predicted_classes(plan_file, plan, hardware), seconds, calls),
         collectives=run.collectives,
         steps=run.steps,
     )
 
 
-def _predicted_classes(plan_file: Path, plan: "Plan") -> dict[str, float]:
+def _predicted_classes(plan_file: Path, plan: "Plan", hardware: str | None) -> dict[str, float]:
     """Seconds of a step by class of operator, for which the model is needed; none of a model that is not there."""
     from planner.errors import ModelError
     from planner.plan.binding.bind import bind
@@ -109,10 +111,10 @@ def _predicted_classes(plan_file: Path, plan: "Plan") -> dict[str, float]:
             model = traced_again(plan, None)
         except ModelError:  # one of somebody's own, whose plan has no graph: the classes of the run stand by themselves
             return {}
-        return predicted_classes(bind(plan, model.graph, model.batch), machine_of(plan.cluster))
+        return predicted_classes(bind(plan, model.graph, model.batch), machine_of(plan.cluster, hardware))
 
 
-def _logged(plan: "Plan", log: Path, engine: str) -> Found:
+def _logged(plan: "Plan", log: Path, engine: str, hardware: str | None) -> Found:
     """A run that a log tells of beside its plan: the step and the peak, and TFLOP/s of a device."""
     from hardware_profiles import parts_of
     from planner.plan.binding.machine import machine_of
@@ -123,7 +125,7 @@ def _logged(plan: "Plan", log: Path, engine: str) -> Found:
     run, prediction = read_log(log, engine, plan), plan.prediction
     kind: PeakKind = "allocated" if run.peak_kind == "allocated" else "reserved"
     flops = prediction.model_flops / prediction.step_seconds / plan.cluster.devices / 1e12
-    machine = parts_of(machine_of(plan.cluster))[0]
+    machine = parts_of(machine_of(plan.cluster, hardware))[0]
     compared = RunComparison(
         clock="wall",
         predicted_seconds=prediction.step_seconds,

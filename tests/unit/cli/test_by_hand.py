@@ -80,6 +80,7 @@ def test_virtual_stages(plan: Any, here: Path) -> None:
     assert chosen["step_seconds"] <= alone["step_seconds"]
 
 
+@pytest.mark.slow
 def test_strategies_by_name(plan: Any, here: Path) -> None:
     plan.json(*TINY, "--mesh", "4", "--shard", "*q_proj/linear=o", "--shard", "*mlp.down*=-", "-o", "plan.json")
     found = strategies(here / "plan.json")

@@ -22,7 +22,7 @@ from planner.plan.file import load_plan
 from planner.plan.plan import Plan
 from tests.refusals import refused
 
-PLAN = Path(__file__).resolve().parents[2] / "golden" / "plans" / "llama-tiny-4-cpu.json"
+PLAN = Path(__file__).resolve().parents[2] / "distributed" / "llama-tiny-in-two.json"
 
 
 def plan() -> Plan:

@@ -52,7 +52,7 @@ def test_the_longest_message_is_all_weights_of_a_block(free: SearchResult) -> No
     assert longest_gather(bound.graph, runs, free.plan.training.update) >= longest
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_what_sums_hope_too_little_of_contends_where_steps_are_longer() -> None:
     """On slow links a backward pass covers less than its sum says, of one mesh more than of another."""
 
