@@ -62,9 +62,9 @@ def test_a_runtime_with_a_fault_is_found_out(pair: WorkerPool, fault: str) -> No
 
 @pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", [PAIR, "gpt2-16-ascend", "llama8b-8-h100"])
-def test_golden_plans(pool: WorkerPool, pair: WorkerPool, name: str) -> None:
-    small, missing = small_of(name)
+@pytest.mark.parametrize("path", [PAIR, FOUR.with_name("gpt2-16-ascend.json"), FOUR.with_name("llama8b-8-h100.json")])
+def test_golden_plans(pool: WorkerPool, pair: WorkerPool, path: Path) -> None:
+    small, missing = small_of(path)
     processes = {2: pair, 4: pool}[small.plan.cluster.devices]
     assert missing == []
     assert processes.run("tasks_proving", "proved", small.plan, small.traced, "")[0].agrees

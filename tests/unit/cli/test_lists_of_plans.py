@@ -82,7 +82,7 @@ def test_a_limit_on_memory(plan: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_an_explanation(plan: Any) -> None:
-    content = plan.json(*TINY, "--explain")
+    content = plan.json(*TINY, "--simplicity", "0", "--explain")
     why = content["explanation"]
     assert sum(why["seconds"].values()) == pytest.approx(content["step_seconds"])
     assert not why["memory_binds"]
