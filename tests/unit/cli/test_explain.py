@@ -118,7 +118,8 @@ def test_the_alternatives_of_an_operator(file: Path, tmp_path: Path) -> None:
         app, [*TINY, *same, "--simplicity", "0", "--shard", f"{UP_PROJ}=o", "-o", str(edited), "--json"]
     )
     assert by_hand.exit_code == 0, by_hand.stderr
-    assert json.loads(by_hand.stdout)["step_seconds"] == choices["o"]["around"]["step_seconds"]
+    fastest = json.loads(by_hand.stdout)["step_seconds"]
+    assert fastest <= choices["o"]["around"]["step_seconds"] <= 1.01 * fastest  # simple plans are preferred around it
 
 
 def test_the_alternatives_of_a_parameter(file: Path) -> None:
