@@ -35,7 +35,7 @@ from costmodels.optimizer import optimizer_time
 from costmodels.orders import FORWARD, SCHEDULES, Orders, Schedule, ends, most_in_flight, paired_turns, schedule_orders
 from costmodels.overlapped_products import arriving_time, leaving_time
 from costmodels.pipeline_times import ChunkSeconds, PassSeconds, RankSeconds
-from costmodels.rank_ends import RankEnd, rank_ends
+from costmodels.rank_ends import RankEnd, rank_ends, reductions_end
 from costmodels.rates import best_rate
 from costmodels.recurrent import RecurrentShape, recurrent_backward_time, recurrent_time
 from costmodels.schedules import (
@@ -131,6 +131,7 @@ __all__ = [
     "rank_ends",
     "recurrent_backward_time",
     "recurrent_time",
+    "reductions_end",
     "reserved_memory",
     "schedule_orders",
     "served_update_time",

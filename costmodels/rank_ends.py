@@ -122,11 +122,17 @@ def _end(rank: RankSeconds, ends: Array, backward: Array) -> RankEnd:
     """What comes behind the last passes, whose reductions run in the order in which the chunks are through."""
     queue = 0.0
     for chunk in reversed(range(len(rank.chunks))):
-        buckets, end, seconds = rank.chunks[chunk].reductions, float(ends[chunk]), float(backward[chunk])
-        for index, bucket in enumerate(buckets):
-            queue = max(queue, end - seconds * (1 - (index + 1) / len(buckets))) + bucket
+        queue = reductions_end(rank.chunks[chunk].reductions, float(ends[chunk]), float(backward[chunk]), queue)
     passes = float(ends[0])
     return RankEnd(passes=passes, step=max(passes, queue) + rank.optimizer + rank.weight_gather)
+
+
+def reductions_end(buckets: Sequence[Seconds], end: Seconds, seconds: Seconds, free: Seconds = 0.0) -> Seconds:
+    """When the last of some buckets has travelled, one after the other from when the link is `free`: each is full
+    behind its part, of equal ones, of a backward pass that takes so many `seconds` and is over at `end`."""
+    for number, bucket in enumerate(buckets, start=1):
+        free = max(free, end - seconds * (1 - number / len(buckets))) + bucket
+    return free
 
 
 def _pass_seconds(one: PassSeconds) -> Seconds:

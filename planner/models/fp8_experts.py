@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from planner.fp8_recipes import BLOCK, Recipe
-from planner.models.grouped import grouped_outer, grouped_product
+from planner.models.grouped import grouped_outer, grouped_product, rows_by_group
 
 Side = Literal["hidden", "width"]
 """A dim of experts: that of tokens, which is never cut, or that of an expert."""
@@ -195,9 +195,18 @@ def _(
 
 def rounded(values: torch.Tensor, most: torch.Tensor, low: torch.dtype) -> torch.Tensor:
     """What 8 bits leave of values, in float32 at least, where the largest are `most`."""
+    scale = _scale(most, low)
+    return _in_bytes(values, scale, low).to(scale.dtype).mul_(scale)
+
+
+def _scale(most: torch.Tensor, low: torch.dtype) -> torch.Tensor:
+    """By which elements of which the largest are `most` are divided."""
+    return most.clamp(min=_LEAST) / torch.finfo(low).max
+
+
+def _in_bytes(values: torch.Tensor, scale: torch.Tensor, low: torch.dtype) -> torch.Tensor:
     top = torch.finfo(low).max
-    scale = most.clamp(min=_LEAST) / top
-    return (wide(values) / scale).clamp_(-top, top).to(low).to(scale.dtype).mul_(scale)
+    return (wide(values) / scale).clamp_(-top, top).to(low)
 
 
 def _cell(most: torch.Tensor, at: torch.Tensor | None, dim: int) -> torch.Tensor:
@@ -219,14 +228,11 @@ def fp8_grouped_product(
     """Each row times the matrix of its group, R O, both rounded to 8 bits, the rows to `low`, by their largest elements
     in cells of I and of O."""
     made_RO = rows_RI.new_empty((rows_RI.shape[0], matrices_EIO.shape[2]))
-    start = 0
-    for group, count in enumerate(counts_E.tolist()):
-        if count:
-            part = slice(start, start + count)
+    for group, part in rows_by_group(counts_E):
+        if part.stop > part.start:
             rows = rounded(rows_RI[part], _cell(of_rows[part], inside, 1), getattr(torch, low))
             most_IO = _cell(_cell(of_matrices[group], inside, 0), outside, 1)
             made_RO[part] = (rows @ rounded(matrices_EIO[group], most_IO, _LOW)).to(made_RO.dtype)
-        start += count
     return made_RO
 
 
@@ -269,13 +275,10 @@ def fp8_grouped_outer(
     """The sum over the rows of each group of their outer products, E I O, of rows rounded to `low` and others to e4m3;
     zeros for a group without rows."""
     made_EIO = rows_RI.new_empty((counts_E.shape[0], rows_RI.shape[1], others_RO.shape[1]))
-    start = 0
-    for group, count in enumerate(counts_E.tolist()):
-        part = slice(start, start + count)
+    for group, part in rows_by_group(counts_E):
         rows = rounded(rows_RI[part], of_rows_EI[group], getattr(torch, low))
         others = rounded(others_RO[part], of_others_EO[group], _LOW)
         made_EIO[group] = (rows.t() @ others).to(made_EIO.dtype)
-        start += count
     return made_EIO
 
 
@@ -295,9 +298,8 @@ def _(
 def packed_tokens(x_NH: torch.Tensor) -> torch.Tensor:
     """Tokens as bytes: H of elements in e4m3, and four for the scale of each 128 of them, in float32."""
     blocks = blocks_of(x_NH.shape[1], 0, 0, x_NH.device)
-    top = torch.finfo(_LOW).max
-    scale = largest(x_NH, None, 0, blocks.at, blocks.cells).float().clamp(min=_LEAST) / top
-    low = (wide(x_NH) / _cell(scale, blocks.at, 1)).clamp_(-top, top).to(_LOW)
+    scale = _scale(largest(x_NH, None, 0, blocks.at, blocks.cells).float(), _LOW)
+    low = _in_bytes(x_NH, _cell(scale, blocks.at, 1), _LOW)
     return torch.cat((low.view(torch.uint8), scale.view(torch.uint8)), dim=1)
 
 

@@ -7,6 +7,8 @@ Devices that have grouped products run all groups in one kernel, which wants row
 there is one product for each group that has rows. Nothing is recorded for autograd.
 """
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 
@@ -16,17 +18,23 @@ _ALIGNED = 16
 _GROUPED = (torch.bfloat16, torch.float16, torch.float32)
 
 
+def rows_by_group(counts_E: torch.Tensor) -> Iterator[tuple[int, slice]]:
+    """Every group with its rows."""
+    start = 0
+    for group, count in enumerate(counts_E.tolist()):
+        yield group, slice(start, start + count)
+        start += count
+
+
 @torch.library.custom_op("planner::grouped_product", mutates_args=())
 def grouped_product(rows_RI: torch.Tensor, matrices_EIO: torch.Tensor, counts_E: torch.Tensor) -> torch.Tensor:
     """Each row times the matrix of its group, R O."""
     if _has_kernel(rows_RI, matrices_EIO):
         return F.grouped_mm(rows_RI, matrices_EIO, offs=counts_E.cumsum(0).to(torch.int32))
     made_RO = rows_RI.new_empty((rows_RI.shape[0], matrices_EIO.shape[2]))
-    start = 0
-    for group, count in enumerate(counts_E.tolist()):
-        if count:
-            torch.mm(rows_RI[start : start + count], matrices_EIO[group], out=made_RO[start : start + count])
-        start += count
+    for group, rows in rows_by_group(counts_E):
+        if rows.stop > rows.start:
+            torch.mm(rows_RI[rows], matrices_EIO[group], out=made_RO[rows])
     return made_RO
 
 
@@ -41,10 +49,8 @@ def grouped_outer(rows_RI: torch.Tensor, rows_RO: torch.Tensor, counts_E: torch.
     if _has_kernel(rows_RI, rows_RO):
         return F.grouped_mm(rows_RI.t(), rows_RO, offs=counts_E.cumsum(0).to(torch.int32))
     made_EIO = rows_RI.new_empty((counts_E.shape[0], rows_RI.shape[1], rows_RO.shape[1]))
-    start = 0
-    for group, count in enumerate(counts_E.tolist()):
-        torch.mm(rows_RI[start : start + count].t(), rows_RO[start : start + count], out=made_EIO[group])
-        start += count
+    for group, rows in rows_by_group(counts_E):
+        torch.mm(rows_RI[rows].t(), rows_RO[rows], out=made_EIO[group])
     return made_EIO
 
 

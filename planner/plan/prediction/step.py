@@ -44,6 +44,7 @@ from costmodels import (
     interleaved_time,
     paired_time,
     rank_ends,
+    reductions_end,
     simulate,
     slots_of,
 )
@@ -395,12 +396,10 @@ def bucketed(chunks: Sequence[ChunkCost]) -> float:
 def covered_reductions(chunks: Sequence[ChunkCost]) -> float:
     """Seconds of the buckets of a rank that its last backward passes cover, each the buckets of its own chunk."""
     found = 0.0
-    for chunk in chunks:
+    for chunk in [chunk for chunk in chunks if chunk.buckets]:
         (turn, *_) = chunk.backward.turns(1, 1, backward=True, ahead=chunk.receives_ahead)
-        length, queue = turn.blocking + max(turn.computation, turn.overlapped), 0.0
-        for number, seconds in enumerate(chunk.buckets, start=1):
-            queue = max(queue, length * number / len(chunk.buckets)) + seconds
-        found += sum(chunk.buckets) - max(0.0, queue - length)
+        seconds = turn.blocking + max(turn.computation, turn.overlapped)
+        found += sum(chunk.buckets) - max(0.0, reductions_end(chunk.buckets, seconds, seconds) - seconds)
     return found
 
 

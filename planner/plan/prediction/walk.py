@@ -85,7 +85,8 @@ class Walk:
         graph, plan = self.bound.graph, self.bound.plan
         self._machine = self.cluster if self.machine is None else self.machine
         self.update = plan.training.update
-        longest = longest_gather(graph, runs_of(self.bound.blocks, len(graph.operators)), self.update)
+        runs = runs_of(self.bound.blocks, len(graph.operators)) if self.update.by_block else ()
+        longest = longest_gather(graph, runs, self.update)
         self.pricers = Pricers.of(plan.mesh, self.cluster, self.update, longest)
         software = self.cluster.software
         self.whole: Pricers | None = None  # with the seconds that are hidden

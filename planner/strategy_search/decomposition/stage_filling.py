@@ -349,21 +349,21 @@ class _Mixed:
     def waited_for(self) -> Array:
         """Seconds of the messages of one block of each chunk, (ranks or 1, pairs, ranges of blocks): with nothing
         before it that they could travel under."""
-        under = self.costs["under"][:, self.fast]
-        found = np.full((*under.shape[:2], len(self.block_ranges.lengths)), math.inf)
-        for kind, number in enumerate(self.block_ranges.numbers):
-            np.minimum(found, np.where(number > 0, under[:, :, kind, None], math.inf), out=found)
-        return np.where(np.isfinite(found), found, 0.0)
+        return self._least_of_kinds(self.costs["under"][:, self.fast])
 
     def reduced_last(self) -> Array:
         """Seconds to reduce the gradients of the block whose backward pass is the last, (ranks or 1, pairs, ranges of
         blocks), at least: no pass covers them. None of a block that stands in the head."""
         reduction = np.minimum(self.costs["reduction"][:, self.fast], self.costs["reduction"][:, self.lean])
-        found = np.full((*reduction.shape[:2], len(self.block_ranges.lengths)), math.inf)
-        for kind, number in enumerate(self.block_ranges.numbers):
-            np.minimum(found, np.where(number > 0, reduction[:, :, kind, None], math.inf), out=found)
         inner = np.array([rank.before is None for rank in self.ranks])[:, None, None]
-        return np.where(inner & np.isfinite(found), found, 0.0)
+        return np.where(inner, self._least_of_kinds(reduction), 0.0)
+
+    def _least_of_kinds(self, values: Array) -> Array:
+        """Of (ranks or 1, pairs, kinds) the least of the kinds of blocks that a range has; 0 without blocks."""
+        found = np.full((*values.shape[:2], len(self.block_ranges.lengths)), math.inf)
+        for kind, number in enumerate(self.block_ranges.numbers):
+            np.minimum(found, np.where(number > 0, values[:, :, kind, None], math.inf), out=found)
+        return np.where(np.isfinite(found), found, 0.0)
 
     def beside(self) -> Array:
         """Bytes that blocks hold of what others hand to them, at most, however many are run in the second way; with

@@ -29,6 +29,7 @@ from planner.strategy_search.engine.bucket_sizes import in_faster_buckets, witho
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.exchange_overlap import in_parts, with_expert_overlap
+from planner.strategy_search.engine.next_price import REDUCTIONS
 from planner.strategy_search.engine.outcome import RankFilling
 from planner.strategy_search.engine.product_overlap import (
     ChunksError,
@@ -53,9 +54,6 @@ from planner.strategy_search.request.space import Configuration
 
 _MESSAGES = 2e-3
 """Share of a step that messages may take beyond what the search knows of them, before others are tried."""
-
-_REDUCTIONS = 1e-2
-"""Share of a step that reductions of gradients take from which on plans that wait for them are priced, too."""
 
 _LEANER = 10
 """Times that a contender which does not fit is looked at with less memory, at most."""
@@ -332,7 +330,7 @@ class Finalists:
         if overlapped.seconds - (overlapped.waited if self.overlaps else 0.0) > expected:
             others += [(engine, way, 0.0) for way in engine.gathers if way != found.outcome.gathers]
             others += self._other_buckets(found, ranked)
-        reduces = found.pipeline_of_kinds.chain.reduces and overlapped.reduced > _REDUCTIONS * overlapped.seconds
+        reduces = found.pipeline_of_kinds.chain.reduces and overlapped.reduced > REDUCTIONS * overlapped.seconds
         if reduces and overlapped.seconds > expected:
             others.append((engine.waiting, found.outcome.gathers, 0.0))
         for engine, gathers, room in others:

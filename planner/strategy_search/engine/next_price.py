@@ -15,7 +15,7 @@ from planner.strategy_search.engine.composition import Composition
 _IDLE = 0.97
 """A rank that is busy for a smaller share of the time of the slowest could hold more blocks, if they were lean."""
 
-_REDUCTIONS = 1e-2
+REDUCTIONS = 1e-2
 """Share of a step that reductions take from which on ways to run blocks are looked for that wait for them: a backward
 pass may cover less than is hoped for."""
 
@@ -69,7 +69,7 @@ class NextPrice:
             if self.new(kinds[slowest], self.price, flights, under):
                 self.under = under
                 return kinds[slowest], self.price, flights, under
-        if self.chain.reduces and self._reductions(slowest, held[slowest]) > _REDUCTIONS * division.seconds:
+        if self.chain.reduces and self._reductions(slowest, held[slowest]) > REDUCTIONS * division.seconds:
             flights = self.setting.flights(slowest) if self.price else 0.0
             under = (self.under[0], self.under[1], WAITED)
             if self.new(kinds[slowest], self.price, flights, under):

@@ -113,13 +113,12 @@ def test_the_alternatives_of_an_operator(file: Path, tmp_path: Path) -> None:
     again = json.loads(explain(str(edited), "--no-search", "--json"))
     assert choices["o"]["step_seconds"] == again["step_seconds"]
     assert choices["o"]["peak_bytes"] == again["peak_bytes"]
-    same = ["--mesh", "2", "--micro-batches", "1", "--gathers", content["training"].get("gathers", "each")]
-    by_hand = CliRunner().invoke(
-        app, [*TINY, *same, "--simplicity", "0", "--shard", f"{UP_PROJ}=o", "-o", str(edited), "--json"]
-    )
+    training = content["training"]
+    same = ["--mesh", "2", "--micro-batches", "1", "--gathers", training.get("gathers", "each")]
+    same += ["--buckets", f"{training['buckets'] // 2**20}MiB"]
+    by_hand = CliRunner().invoke(app, [*TINY, *same, "--shard", f"{UP_PROJ}=o", "-o", str(edited), "--json"])
     assert by_hand.exit_code == 0, by_hand.stderr
-    fastest = json.loads(by_hand.stdout)["step_seconds"]
-    assert fastest <= choices["o"]["around"]["step_seconds"] <= 1.01 * fastest  # simple plans are preferred around it
+    assert json.loads(by_hand.stdout)["step_seconds"] == choices["o"]["around"]["step_seconds"]
 
 
 def test_the_alternatives_of_a_parameter(file: Path) -> None:
