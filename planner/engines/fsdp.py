@@ -7,11 +7,23 @@ whole, keep weights after a backward pass, and reduce once a step (`backward_may
 
 Left out of the spaces, though the exporters write them: plain data parallelism, copies (HSDP) where a context alone
 shares out or beside ZeRO 1, recomputation of every nth layer, GPipe; for torchtitan configurations without FSDP, which
-compute on weights in bf16 alone, and models with experts.
+compute on weights in bf16 alone, and recomputation by operators beside experts, where it keeps what experts exchange
+and computes their products again, which no plan says.
+
+Experts of torchtitan are cut over the innermost devices of the mesh (distributed/parallel_dims.py, 0.2.2): over the
+context and data parallel devices of a copy, each expert cut by the tensor parallel ones, or over tensor parallel
+devices first. What cuts them over a part of a context alone is another mesh than that of a plan. Qwen3 has no
+pipeline there, and its DeepSeek models no context parallelism (FlexAttention).
 """
 
 from planner.engines.space import EngineSpace, Settings
 from planner.plan.layout.kept import EVERY_SECOND_PRODUCT, Kept
+
+_MODELS = (
+    ("qwen3-30b-a3b", (("pipeline", 1),)),
+    ("qwen3-235b-a22b", (("pipeline", 1),)),
+)
+"""Degrees that torchtitan's models lack."""
 
 _PRODUCTS = Kept(but=("elementwise", EVERY_SECOND_PRODUCT, "normalisation"))
 """Of torchtitan's selective recomputation by operators ("op")."""
@@ -23,16 +35,16 @@ TORCHTITAN = EngineSpace(
     settings=(
         Settings(
             zero=(2, 3), recomputed=("none", "all"), selective=(("all", _PRODUCTS),), context=("ring",),
-            fixed=(("pipeline", 1),), shards=2, replicated=True,
+            fixed=(("pipeline", 1),), over_context=True, selective_experts=False, shards=2, replicated=True,
         ),
         Settings(
-            zero=(1,), recomputed=("none", "all"), selective=(("all", _PRODUCTS),), context=("ring",), shards=2,
-            piped=True, filled=True,
+            zero=(1,), recomputed=("none", "all"), selective=(("all", _PRODUCTS),), context=("ring",),
+            over_context=True, selective_experts=False, shards=2, piped=True, filled=True,
         ),
     ),
     precisions=("bf16", "fp32"),
     wide=(2, 3),
-    experts=False,
+    models=_MODELS,
     fp8=("tensorwise", "rowwise", "rowwise_with_gw_hp"),
     leaves_out=True,
 )  # fmt: skip

@@ -41,6 +41,8 @@ class Settings:
             runs no expert parallelism.
         fixed: degrees that are as given: ("pipeline", 1).
         beside_experts: the same for a model with experts.
+        over_context: whether experts that are cut over more than tensor parallel devices are cut over all of a context.
+        selective_experts: whether `selective` is of models with experts, too.
         shards: data and context parallel devices that there are at least.
         interleaved: whether a pipeline rank may hold several stages.
         piped: whether there is a pipeline.
@@ -60,6 +62,8 @@ class Settings:
     whole_experts: tuple[bool, ...] = (False, True)
     fixed: tuple[tuple[str, int], ...] = ()
     beside_experts: tuple[tuple[str, int], ...] = ()
+    over_context: bool = False
+    selective_experts: bool = True
     shards: int = 1
     interleaved: bool = True
     piped: bool = False
@@ -80,6 +84,7 @@ class EngineSpace:
         wide: stages of ZeRO that reduce gradients in fp32 with every micro-batch; those of other stages are "mixed"
             (see `planner.sharding.update.Update`).
         experts: whether it trains models with experts.
+        models: models of the zoo with degrees that are as given for them: ("qwen3-30b-a3b", (("pipeline", 1),)).
         fp8: recipes by which it computes linear layers in fp8; `leaves_out` says whether it can leave out some.
     """
 
@@ -91,6 +96,7 @@ class EngineSpace:
     precisions: tuple[str, ...] = ("bf16",)
     wide: tuple[int, ...] = ()
     experts: bool = True
+    models: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = ()
     fp8: tuple[str, ...] = ()
     leaves_out: bool = False
 

@@ -20,6 +20,7 @@ from hardware_profiles import Cluster
 from planner.engines.space import EngineSpace, Recomputed, Settings
 from planner.errors import InfeasibleError, RequestError
 from planner.graph.expert_load import EXPERTS_OPERATOR
+from planner.models.overrides import split_reference
 from planner.nearest import divisors
 from planner.plan.binding.bind import BoundPlan, prepare
 from planner.plan.layout.kept import NOTHING_KEPT, Kept, block_words
@@ -52,10 +53,8 @@ def within(space: EngineSpace, request: SearchRequest) -> SearchRequest:
     """The request for plans that an engine can be told. Raises RequestError for what it has no setting for."""
     _check(space, request)
     experts, devices = _expert_degrees(request), request.cluster.devices
-    kinds = _kinds(request)
-    found = [
-        one for settings in space.settings for one in _alternatives(settings, request.pinned, experts, devices, kinds)
-    ]
+    kinds, asked = _kinds(request), _of_model(space, request)
+    found = [one for settings in space.settings for one in _alternatives(settings, asked, experts, devices, kinds)]
     if not found:
         raise RequestError(
             f"--for {space.name}: {space.title} has no settings with all that was decided by hand; leave out some of"
@@ -67,6 +66,19 @@ def within(space: EngineSpace, request: SearchRequest) -> SearchRequest:
     return replace(
         request, space=space, alternatives=tuple(dict.fromkeys(found)), pinned=pinned, update=update, placing="given"
     )
+
+
+def _of_model(space: EngineSpace, request: SearchRequest) -> Pinned:
+    """What was decided by hand, and by the engine for this model. Raises RequestError where they contradict."""
+    model, pinned = split_reference(request.model.reference)[0], request.pinned
+    for name, degree in dict(space.models).get(model, ()):
+        if getattr(pinned, name) not in (None, degree):
+            raise RequestError(
+                f"--for {space.name}: {name} = {getattr(pinned, name)}: {space.title} has no {name} parallelism for"
+                f" {model}; leave it out, or take another engine"
+            )
+        pinned = replace(pinned, **{name: degree})  # type: ignore[arg-type]  # a degree, by its name
+    return pinned
 
 
 def _check(space: EngineSpace, request: SearchRequest) -> None:
@@ -145,13 +157,15 @@ def _kinds(request: SearchRequest) -> tuple[frozenset[str], ...]:
     return tuple(frozenset(name for word in words for name in (*word.names, word.call)) for words in each)
 
 
-def _ways(settings: Settings, asked: Pinned, kinds: Sequence[frozenset[str]]) -> list[tuple[Recomputed, Kept | None]]:
+def _ways(
+    settings: Settings, asked: Pinned, kinds: Sequence[frozenset[str]], experts: bool
+) -> list[tuple[Recomputed, Kept | None]]:
     """How many blocks may be recomputed, and what they keep: nothing, or the results of some operators, where every
     kind of block has some of what is named."""
     found: list[tuple[Recomputed, Kept | None]] = []
     if asked.recompute != "selective":
         found += [(count, None) for count in settings.recomputed]
-    if asked.recompute in (None, "selective"):
+    if asked.recompute in (None, "selective") and (settings.selective_experts or not experts):
         for count, kept in settings.selective:
             calls, but = (
                 tuple(w for w in words if any(w in kind for kind in kinds)) for words in (kept.calls, kept.but)
@@ -173,7 +187,7 @@ def _alternatives(
     elif {"heads", "ring", "hybrid"} <= set(ways):
         ways = ("auto",)
     spread = [(None, None)] if not experts else [(1, None), *itertools.product(experts, settings.whole_experts)]
-    running = _ways(settings, asked, kinds)
+    running = _ways(settings, asked, kinds, bool(experts))
     each = itertools.product(settings.zero, running, ways, spread, _copies(settings, devices))
     for zero, (recomputed, kept), way, (expert, whole), replicas in each:
         wanted: dict[str, Any] = {
@@ -201,6 +215,7 @@ def _alternatives(
                 filled=settings.filled,
                 divided=settings.even,
                 kept=kept,
+                over_context=settings.over_context,
             ),
         }
         for name in (field.name for field in fields(Pinned) if field.name not in _OWN):

@@ -32,20 +32,20 @@ MODEL, DEVICES = "llama-tiny", 8
 
 
 @cache
-def request_for(engine: str) -> SearchRequest:
+def request_for(engine: str, model: str = MODEL) -> SearchRequest:
     """A request for a toy model on eight devices."""
     space = SPACES[engine]
     cluster = load_profile("h100-80gb").with_devices(DEVICES).with_software(load_software(space.software))
-    built = build_model(MODEL, dtype="bfloat16")
+    built = build_model(model, dtype="bfloat16")
     graph = trace(built.module, built.args, built.kwargs)
-    reference = model_reference(graph, name=MODEL, sequence_length=built.sequence_length, batch=built.batch)
+    reference = model_reference(graph, name=model, sequence_length=built.sequence_length, batch=built.batch)
     return SearchRequest(graph=graph, batch=built.batch, model=reference, cluster=cluster, global_batch=32, space=space)
 
 
 @cache
-def configurations(engine: str) -> tuple[Configuration, ...]:
+def configurations(engine: str, model: str = MODEL) -> tuple[Configuration, ...]:
     """All that the space of an engine has for that."""
-    request = request_for(engine)
+    request = request_for(engine, model)
     return tuple(all_configurations(engine_of(within(SPACES[engine], request))[0]))
 
 
@@ -94,6 +94,41 @@ def test_copies_of_what_is_shared_out_are_written_and_read_back(engine: str) -> 
     check_written_and_read(engine, found[-1], [4], (0,))
 
 
+@pytest.mark.cases(1, 2)
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.parametrize("engine", ["torchtitan"])
+@settings(max_examples=4, deadline=None)
+@given(data=st.data())
+def test_experts_are_written_and_read_back(engine: str, data: st.DataObject) -> None:
+    """The model has four blocks, each with eight experts."""
+    found = [one for one in configurations(engine, "mixtral-tiny") if one.decided and (one.decided.expert or 1) > 1]
+    configuration = data.draw(st.sampled_from(found))
+    count = configuration.pipeline * configuration.virtual_stages
+    stages = [4 // count] * count
+    full = data.draw(st.composite(lambda draw: recomputed(draw, SPACES[engine], configuration, stages))())
+    check_written_and_read(engine, configuration, stages, full, "mixtral-tiny")
+
+
+def test_torchtitan_cuts_experts_over_whole_contexts_within_copies() -> None:
+    """Its mesh has experts on the innermost devices (distributed/parallel_dims.py, 0.2.2)."""
+    cut = [one for one in configurations("torchtitan", "mixtral-tiny") if one.decided and (one.decided.expert or 1) > 1]
+    for one in cut:
+        degrees = dict(zip(one.roles, one.mesh, strict=True))
+        context, tensor = degrees.get("ring", 1), degrees.get("tensor", 1)
+        shards = DEVICES // one.pipeline // tensor // degrees.get("replica", 1)
+        whole = tensor if one.decided and one.decided.whole_experts else 1
+        assert one.decided is not None
+        assert one.decided.expert is not None
+        within, rest = divmod(one.decided.expert, whole)
+        assert not rest
+        assert within == 1 or within % context == 0
+        assert shards % within == 0
+    assert {one.decided.whole_experts for one in cut if one.decided} >= {False, True}
+    assert any("ring" in one.roles for one in cut)
+    assert any("replica" in one.roles for one in cut)
+
+
 SELECTIVE = [engine for engine, space in SPACES.items() if any(settings.selective for settings in space.settings)]
 
 
@@ -137,15 +172,17 @@ def test_the_best_is_that_of_all_numbers_of_copies(zero: int) -> None:
     assert found.bound_seconds <= found.plans[0].objective * (1 + 1e-9)
 
 
-def check_written_and_read(engine: str, configuration: Configuration, stages: list[int], full: tuple[int, ...]) -> None:
+def check_written_and_read(
+    engine: str, configuration: Configuration, stages: list[int], full: tuple[int, ...], model: str = MODEL
+) -> None:
     """A plan of a configuration is told to the engine without a loss, and read back as it was."""
-    request, space, target = request_for(engine), SPACES[engine], TARGETS[engine]
+    request, space, target = request_for(engine, model), SPACES[engine], TARGETS[engine]
     found = plan_within(space, request, configuration, tuple(stages), full)
     description = describe(found)
     assert target.nearest(description) == ()
-    architecture = architecture_of(MODEL, request.model.sequence_length)
+    architecture = architecture_of(model, request.model.sequence_length)
     job = Job(
-        model=MODEL,
+        model=model,
         description=description,
         architecture=architecture,
         per_node=8,
@@ -201,6 +238,15 @@ def test_decisions_that_an_engine_is_not_told_of_are_refused() -> None:
     request = request_for("torchtitan")
     with refused(Exception, "--for torchtitan"):
         within(SPACES["torchtitan"], replace(request, pinned=replace(request.pinned, zero=1, pipeline=1)))
+
+
+def test_degrees_that_models_of_an_engine_lack_are_left_out() -> None:
+    asked = request_for("torchtitan", "mixtral-tiny")
+    known = replace(asked, model=replace(asked.model, reference="qwen3-30b-a3b"))
+    found = within(SPACES["torchtitan"], known)
+    assert {one.pipeline for one in found.alternatives} == {1}
+    with refused(RequestError, "--for torchtitan", "pipeline = 2", "qwen3-30b-a3b"):
+        within(SPACES["torchtitan"], replace(known, pinned=Pinned(pipeline=2)))
 
 
 def test_an_engine_that_is_told_all_dimensions_is_searched_for_known_ones_alone() -> None:

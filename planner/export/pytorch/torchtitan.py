@@ -8,6 +8,8 @@ Python (`planner.export.pytorch.torchtitan_registry`).
     ZeRO 2                the same without a pipeline: gradients are scattered, in fp32, with every micro-batch
     ZeRO 3                with "always", without a pipeline
     tensor                with sequence parallel norms, the embedding and the loss along the vocabulary, always
+    experts               expert_parallel_degree, over context and data parallel devices of a copy; with an
+                          expert_tensor_parallel_degree of 1 over tensor parallel ones too, else these cut each
     context               a ring (rotate method "alltoall") in zigzag order ("headtail")
     stages                module_fqns_per_model_part, which names the layers of every one
     recomputation         mode "full"; "selective" by the number: every nth layer of a rank; by "op": products and
@@ -50,6 +52,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     common.give_up_interleave(giving)
     common.give_up_fp8(giving, tuple(FP8_RECIPES), leaves_out=says_left_out(giving.description.fp8))
     _give_up_splits(giving)
+    _give_up_experts(giving)
     _give_up_zero(giving)
     _give_up_recomputation(giving)
     plain = plainly_bf16(giving.description)
@@ -65,6 +68,33 @@ def _give_up_splits(giving: Giving) -> None:
     if d.tensor > 1 and not d.sequence_parallel:
         giving.up("norms", "whole", "along the sequence", sequence_parallel=True)
     common.give_up_cut_hidden(giving)
+
+
+def _give_up_experts(giving: Giving) -> None:
+    """Parts of the experts that are none of the mesh: they lie within a copy, and over all of a context."""
+    d = giving.description
+    if d.expert is None or _cut_evenly(d, d.expert, d.whole_experts):
+        return
+    ways = [
+        (expert, whole)
+        for whole in (d.whole_experts, not d.whole_experts)
+        for expert in range(d.expert, 0, -1)
+        if d.expert % expert == 0 and _cut_evenly(d, expert, whole)
+    ]
+    expert, whole = max(ways)
+    words = [
+        f"{n}, {'whole' if w else 'each cut'}" if d.tensor > 1 else n
+        for n, w in ((d.expert, d.whole_experts), (expert, whole))
+    ]
+    giving.up("expert parallelism", *words, expert=expert, whole_experts=whole and d.tensor > 1)
+
+
+def _cut_evenly(d: Description, expert: int, whole: bool) -> bool:
+    """Whether so many parts are of the mesh for experts. Without any, tensor parallel devices cut each expert."""
+    if expert == 1:
+        return not whole
+    within, rest = divmod(expert, d.tensor if whole else 1)
+    return not rest and (within == 1 or (within % d.context == 0 and d.shards % within == 0))
 
 
 def _give_up_zero(giving: Giving) -> None:

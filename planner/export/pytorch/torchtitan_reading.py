@@ -146,7 +146,7 @@ def _read(settings: Settings, facts: Facts) -> tuple[Description, list[str]]:
         ring=context,
         zigzag=context > 1 and settings.word("parallelism.context_parallel_load_balancer", "headtail") == "headtail",
         expert=expert if has_experts else None,
-        whole_experts=settings.degree("parallelism.expert_tensor_parallel_degree") == 1 and tensor > 1,
+        whole_experts=settings.degree("parallelism.expert_tensor_parallel_degree") == 1 and tensor > 1 and expert > 1,
         zero=0 if replicated else 1 if pipeline > 1 else 3 if after else 2,
         replicas=replicas,
         sequence_parallel=tensor > 1,

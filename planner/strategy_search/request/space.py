@@ -50,6 +50,7 @@ class Pattern:
         divided: whether the ranks divide the blocks.
         selective: whether recomputed blocks may keep the results of some operators.
         kept: of which operators recomputed blocks keep the results, all of them; None where they keep none.
+        over_context: whether experts that are cut over more than tensor parallel devices are cut over all of a context.
     """
 
     vocabulary: bool = True
@@ -61,6 +62,7 @@ class Pattern:
     divided: bool = False
     selective: bool = False
     kept: Kept | None = None
+    over_context: bool = False
 
     def runs(self, blocks: int, pipeline: int, micro_batches: int) -> bool:
         """Whether so many ranks go with so many blocks and micro-batches."""
@@ -467,12 +469,15 @@ def _meshes(devices: int, pinned: Pinned) -> Iterator[tuple[tuple[int, ...], tup
 
 
 def _rest(pinned: Pinned, tensor: int, context: int) -> int | None:
-    """Parts of the experts that are left to the data axis; None where they do not come out even."""
+    """Parts of the experts that are left to the data axis; None where they do not come out even, or an engine does not
+    cut them so."""
     parts = pinned.expert or 1
     if pinned.whole_experts:
         if parts % tensor:
             return None
         parts //= tensor
+    if pinned.pattern is not None and pinned.pattern.over_context and parts > 1 and parts % context:
+        return None
     return parts // context if parts % context == 0 else parts
 
 
