@@ -96,7 +96,6 @@ def export_of(plan: "Plan", to: str, machine: "Machine", graph: "OperatorGraph",
     Raises RequestError for an engine that is not known, or that cannot be told the plan and has no space to search,
     and for a plan that never trains.
     """
-    from planner.export.architecture import architecture_of
     from planner.export.description import ExportError
     from planner.export.target import Job
     from planner.plan.binding.bind import bind
@@ -128,7 +127,7 @@ def export_of(plan: "Plan", to: str, machine: "Machine", graph: "OperatorGraph",
     job = Job(
         model=plan.model.reference,
         description=description,
-        architecture=architecture_of(plan.model.reference, plan.model.sequence_length, every=target.writes_model),
+        architecture=target.architecture_of(plan.model.reference, plan.model.sequence_length),
         per_node=per_node_of(machine),
         overlapped=_overlapped(last.plan.cluster.software),
         gave_up=why.partition(";")[0],
@@ -150,12 +149,11 @@ def check_told(engine: str | None, model: "ModelReference") -> None:
     """Raise RequestError, before a search, for an engine that is told all dimensions of a model where they are not
     known."""
     from planner.engines.spaces import SPACES
-    from planner.export.architecture import architecture_of
     from planner.export.targets import TARGETS
 
     if engine is None or not (TARGETS[engine].needs_architecture or TARGETS[engine].writes_model):
         return
-    if architecture_of(model.reference, model.sequence_length, every=TARGETS[engine].writes_model) is None:
+    if TARGETS[engine].architecture_of(model.reference, model.sequence_length) is None:
         raise RequestError(
             f"--for {engine}: {SPACES[engine].title} is told all dimensions of a model, and those of {model.reference}"
             " are none that it is told here; take --for megatron, deepspeed or accelerate, which leave the model to you"

@@ -80,7 +80,7 @@ def imported(asked: Asked, traced: "Callable[[BuiltModel], OperatorGraph]", note
     """
     target, path, text, beside = _found(asked)
     model = _model(asked, target, path, text)
-    facts, traced_model = _traced(asked, beside, model, traced)
+    facts, traced_model = _traced(asked, target, beside, model, traced)
     reading = read_settings(asked.file, target, text, facts)
     devices = reading.description.devices
     if asked.devices is not None and asked.devices != devices:
@@ -141,7 +141,7 @@ def _model(asked: Asked, target: "Target", path: Path, text: str) -> str:
 
 
 def _traced(
-    asked: Asked, beside: str, model: str, traced: "Callable[[BuiltModel], OperatorGraph]"
+    asked: Asked, target: "Target", beside: str, model: str, traced: "Callable[[BuiltModel], OperatorGraph]"
 ) -> "tuple[Facts, tuple[BuiltModel, OperatorGraph]]":
     """What a reader has to know of the model, and the model as it was built and traced."""
     from planner.export.architecture import architecture_of
@@ -157,7 +157,7 @@ def _traced(
     facts = Facts(
         layers=prepare(graph)[1].count,
         devices=asked.devices,
-        architecture=architecture_of(model, built.sequence_length),
+        architecture=architecture_of(model, built.sequence_length, latent=target.latent),
         beside=beside,
         recipe=asked.recipe,
         model=model,

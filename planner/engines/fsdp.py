@@ -22,6 +22,8 @@ from planner.plan.layout.kept import EVERY_SECOND_PRODUCT, Kept
 _MODELS = (
     ("qwen3-30b-a3b", (("pipeline", 1),)),
     ("qwen3-235b-a22b", (("pipeline", 1),)),
+    ("deepseek-v2-lite", (("context", 1),)),
+    ("deepseek-v3", (("context", 1),)),
 )
 """Degrees that torchtitan's models lack."""
 

@@ -7,9 +7,34 @@ from planner.models.dimensions import ExpertDimensions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-AI 2024, arXiv 2405.04434, section 2.1): ranks of queries, 0 for none, and
+    of keys and values; sizes of a head without positions, with them, and of its values."""
+
+    q_rank: int
+    kv_rank: int
+    plain: int
+    rotary: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How routers of DeepSeek choose: scores by a sigmoid or a softmax, weights times `scale`, within `chosen` of
+    `groups` of experts; `bias_speed` is that of biases that even out loads, 0 for none."""
+
+    sigmoid: bool
+    scale: float
+    groups: int
+    chosen: int
+    bias_speed: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """A decoder: "llama" has RMS norms, rotary positions and gated MLPs without biases, "gpt" layer norms, learned
-    positions and MLPs with biases.
+    positions and MLPs with biases; "deepseek" is a Llama with `latent` attention and `routing`, whose loss that evens
+    out loads is over each sample.
 
     `normalised` says whether the weights of a token's experts sum to 1; `balance_loss` is the coefficient of the loss
     that evens out their loads, 0 for none. What comes after that is told to no engine but the script that writes out
@@ -36,6 +61,8 @@ class Architecture:
     qkv_bias: bool = False
     gelu: bool = False
     scaled_embeddings: bool = False
+    latent: Latent | None = None
+    routing: Routing | None = None
 
     @property
     def usual_heads(self) -> bool:
@@ -43,22 +70,76 @@ class Architecture:
         return self.heads * self.head_size == self.hidden
 
 
-def architecture_of(reference: str, sequence_length: int | None, *, every: bool = False) -> Architecture | None:
+def architecture_of(
+    reference: str, sequence_length: int | None, *, every: bool = False, latent: bool = False
+) -> Architecture | None:
     """The architecture of a model of the zoo, for sequences of so many tokens; None where it is none of the decoders
     above, or a model of the user's own. Dimensions that were changed by name (`--set`) count. `every` asks for those
-    that no engine is told, too."""
+    that no engine is told, too, and `latent` for those with latent attention."""
     from planner.models.overrides import split_reference
     from planner.models.zoo import ZOO, zoo_entry
 
     if ":" in reference or split_reference(reference)[0] not in ZOO:
         return None
     entry = zoo_entry(reference)
-    if entry.family not in ("llama", "gpt"):
+    if entry.family not in ("llama", "gpt", *(["deepseek"] if latent else [])):
         return None
     dimensions: dict[str, Any] = dict(entry.dimensions)
     if sequence_length is not None:
         dimensions["sequence_length"] = sequence_length
+    if entry.family == "deepseek":
+        return _deepseek(dimensions)
     return _gpt(dimensions) if entry.family == "gpt" else _llama(dimensions, every)
+
+
+def _deepseek(dimensions: dict[str, Any]) -> Architecture | None:
+    """None for what no engine is told here: tokens foretold beyond the next, positions of longer sequences, and groups
+    that are chosen by less or more than the scores of what a token takes of each (Megatron-LM, group_limited_topk)."""
+    from planner.models.deepseek import DeepseekConfig
+
+    config = DeepseekConfig(**dimensions)
+    stretched = config.rope_frequencies or (config.rope_magnitude, config.score_scale) != (1.0, 1.0)
+    by_others = config.expert_groups > 1 and config.groups_by * config.chosen_groups != config.experts_per_token
+    if config.predicted_tokens or stretched or by_others:
+        return None
+    return Architecture(
+        family="deepseek",
+        layers=config.num_layers,
+        hidden=config.hidden_size,
+        ffn=config.ffn_size,
+        heads=config.num_heads,
+        kv_heads=config.num_heads,
+        head_size=config.value_size,
+        vocabulary=config.vocab_size,
+        sequence=config.sequence_length,
+        rope_theta=config.rope_theta,
+        epsilon=config.norm_epsilon,
+        tied=False,
+        qk_norm=True,
+        experts=ExpertDimensions(
+            count=config.num_experts,
+            chosen=config.experts_per_token,
+            width=config.expert_size,
+            shared_width=config.shared_size,
+            dense_layers=config.dense_layers,
+        ),
+        normalised=config.normalised_weights,
+        balance_loss=config.balance_loss,
+        latent=Latent(
+            q_rank=config.q_rank,
+            kv_rank=config.kv_rank,
+            plain=config.plain_size,
+            rotary=config.rotary_size,
+            value=config.value_size,
+        ),
+        routing=Routing(
+            sigmoid=config.sigmoid_scores,
+            scale=config.weight_scale,
+            groups=config.expert_groups,
+            chosen=config.chosen_groups,
+            bias_speed=config.balance_speed,
+        ),
+    )
 
 
 def _gpt(dimensions: dict[str, Any]) -> Architecture:

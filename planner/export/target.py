@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hardware_profiles import PYTORCH as _PYTORCH
-from planner.export.architecture import Architecture
+from planner.export.architecture import Architecture, architecture_of
 from planner.export.description import Description
 from planner.graph.blocks import Blocks
 from planner.graph.operator_graph import OperatorGraph
@@ -123,6 +123,7 @@ class Target:
         beside: a file of the same folder that is read with it, where there is one.
         needs_architecture: whether nothing can be written for a model that is known by its graph alone.
         writes_model: whether it builds models itself, every decoder that has an `Architecture`.
+        latent: whether it is told of latent attention and how routers of DeepSeek choose.
         fill_in: what exported settings leave to whoever starts them.
     """
 
@@ -134,8 +135,13 @@ class Target:
     read: Callable[[str, Facts], Reading]
     needs_architecture: bool = False
     writes_model: bool = False
+    latent: bool = False
     beside: str | None = None
     fill_in: Callable[[Job], Asked] = _nothing
+
+    def architecture_of(self, reference: str, sequence_length: int | None) -> Architecture | None:
+        """The architecture of a model as the engine is told it; None where it is told none."""
+        return architecture_of(reference, sequence_length, every=self.writes_model, latent=self.latent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

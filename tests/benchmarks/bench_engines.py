@@ -17,7 +17,6 @@ from planner import SearchResult
 from planner.api.exporting import Way, export_of
 from planner.engines.spaces import SPACES
 from planner.errors import PlannerError
-from planner.export.architecture import architecture_of
 from planner.export.target import Facts
 from planner.plan.binding.machine import machine_of
 from planner.plan.layout.roles import roles
@@ -31,7 +30,10 @@ MODELS: dict[str, tuple[int, tuple[str, ...]]] = {
     "gpt3-175b": (128, ("megatron", "megatron-bridge", "nemo", "mindspeed", "deepspeed", "torch")),
     "llama70b": (64, tuple(SPACES)),
     "mixtral-8x7b": (64, EXPERTS),
-    "deepseek-v3": (2048, ("megatron", "mindspeed", "deepspeed", "accelerate")),
+    "deepseek-v3": (
+        2048,
+        ("megatron", "megatron-bridge", "nemo", "mindspeed", "deepspeed", "accelerate", "torchtitan"),
+    ),
 }
 """Devices, and the engines that know the model."""
 WITHIN = {"quick": ("llama8b",), "usual": ("llama8b", "gpt3-175b"), "full": tuple(MODELS)}
@@ -65,7 +67,7 @@ def read_back(result: SearchResult, engine: str, traced: planner.TracedModel) ->
     facts = Facts(
         layers=sum(description.layers),
         devices=description.devices,
-        architecture=architecture_of(plan.model.reference, plan.model.sequence_length, every=target.writes_model),
+        architecture=target.architecture_of(plan.model.reference, plan.model.sequence_length),
         beside=files.get(target.beside or "", ""),
         experts=description.expert is not None,
         sequence_length=plan.model.sequence_length,

@@ -250,9 +250,11 @@ def test_degrees_that_models_of_an_engine_lack_are_left_out() -> None:
 
 
 def test_an_engine_that_is_told_all_dimensions_is_searched_for_known_ones_alone() -> None:
-    reference = replace(request_for("nemo").model, reference="deepseek-tiny")
-    check_told("megatron", reference)
+    latent = replace(request_for("nemo").model, reference="deepseek-tiny")
+    grouped = replace(latent, reference="deepseek-v2")
     check_told("nemo", request_for("nemo").model)
-    for engine in ("nemo", "torch"):
-        with refused(RequestError, f"--for {engine}", "deepseek-tiny", "--for megatron"):
+    check_told("nemo", latent)
+    check_told("megatron", grouped)
+    for engine, reference in (("torch", latent), ("nemo", grouped)):
+        with refused(RequestError, f"--for {engine}", reference.reference, "--for megatron"):
             check_told(engine, reference)

@@ -72,4 +72,5 @@ MEGATRON = Target(
     write=write,
     read=read,
     fill_in=fill_in,
+    latent=True,
 )

@@ -87,19 +87,27 @@ def _recipe(job: Job, a: Architecture) -> str:
 `bash launch.sh` runs it. Data is made up (`cfg.dataset`) until you put in your own.
 """
 
-import torch
-from megatron.bridge.recipes.gpt.vanilla_gpt import vanilla_gpt_pretrain_config
+{"from functools import partial" + chr(10) * 2 if a.latent else ""}import torch
+{_LATENT_IMPORTS if a.latent else ""}from megatron.bridge.recipes.gpt.vanilla_gpt import vanilla_gpt_pretrain_config
 from megatron.bridge.training.gpt_step import forward_step
 from megatron.bridge.training.mixed_precision import MixedPrecisionConfig
 from megatron.bridge.training.pretrain import pretrain
-
+{_LATENT_LAYERS if a.latent else ""}
 cfg = vanilla_gpt_pretrain_config()
-{_precision(job.description)}
+{_LATENT_MODEL if a.latent else ""}{_precision(job.description)}
 {chr(10).join(lines)}
 
 if __name__ == "__main__":
     pretrain(config=cfg, forward_step_func=forward_step)
 '''
+
+
+_LATENT_IMPORTS = "from megatron.bridge.models.mla_provider import MLAModelProvider\n"
+_LATENT_LAYERS = "from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec\n"
+_LATENT_MODEL = """cfg.model = MLAModelProvider()
+cfg.model.transformer_layer_spec = partial(get_gpt_decoder_block_spec, use_transformer_engine=True)
+"""
+"""The model with latent attention, whose first layers have an MLP (models/deepseek/deepseek_v3_bridge.py)."""
 
 
 def _precision(d: Description) -> str:
@@ -143,7 +151,7 @@ def _assignments(job: Job, a: Architecture) -> dict[str, str]:
 
 def _shape(a: Architecture, d: Description) -> dict[str, str]:
     """Dimensions that are flags of Megatron-LM."""
-    llama, length = a.family == "llama", d.sequence_length or a.sequence
+    llama, length = a.family != "gpt", d.sequence_length or a.sequence
     found: dict[str, object] = {
         "model.add_bias_linear": not llama,
         "model.gated_linear_unit": llama,
@@ -156,6 +164,10 @@ def _shape(a: Architecture, d: Description) -> dict[str, str]:
         "model.seq_length": length,
         "train.train_iters": 100,
     }
+    if a.latent is not None:
+        found["model.multi_latent_attention"] = True
+        found["model.apply_rope_fusion"] = False
+        found["model.q_lora_rank"] = a.latent.q_rank or None
     written = {path: repr(value) for path, value in found.items()}
     return {**written, "model.activation_func": "torch.nn.functional.silu" if llama else "torch.nn.functional.gelu"}
 
@@ -169,5 +181,6 @@ MEGATRON_BRIDGE = Target(
     write=write,
     read=read,
     needs_architecture=True,
+    latent=True,
     fill_in=fill_in,
 )

@@ -70,7 +70,7 @@ _SHAPE = ("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads",
           "moe-router-pre-softmax", "moe-router-score-function", "moe-router-num-groups", "moe-router-group-topk",
           "swiglu", "normalization", "disable-bias-linear", "position-embedding-type", "rotary-base", "norm-epsilon",
           "untie-embeddings-and-output-weights", "padded-vocab-size", "add-qkv-bias", "overlap-param-gather",
-          "tp-comm-overlap", "noop-layers")  # fmt: skip
+          "tp-comm-overlap", "noop-layers", "rope-type")  # fmt: skip
 _KEPT_MODULES = ("moe_act",)  # inside of the operator of experts, which keeps what its backward pass needs
 _TWO = 2  # sizes of a context that is split in two ways
 _STAGES = (0, 1, 2, 3)  # of ZeRO
@@ -441,6 +441,9 @@ def check_model(options: Options, a: Architecture | None) -> None:
         "num-query-groups": a.kv_heads,
         "kv-channels": a.head_size,
     }
+    if a.latent is not None:  # where heads have sizes of their own
+        del known["num-query-groups"], known["kv-channels"]
+        known |= {"kv-lora-rank": a.latent.kv_rank, "qk-head-dim": a.latent.plain, "v-head-dim": a.latent.value}
     if a.experts is not None:
         known |= {"num-experts": a.experts.count, "moe-router-topk": a.experts.chosen}
         known |= {"moe-ffn-hidden-size": a.experts.width}

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from planner.export.architecture import Architecture
+from planner.export.architecture import Architecture, Latent, Routing
 from planner.export.description import Description, gradient_bytes
 from planner.export.files.arguments import Option, option
 from planner.export.shell import torchrun_script
@@ -48,18 +48,50 @@ def model_options(a: Architecture, d: Description) -> list[Option]:
         option("attention-dropout", 0),
         option("hidden-dropout", 0),
     ]
+    if a.latent is not None:
+        found += _latent(a.latent)
     if a.kv_heads != a.heads:
         found += [option("group-query-attention"), option("num-query-groups", a.kv_heads)]
     if not a.usual_heads:
         found.append(option("kv-channels", a.head_size))
     if not a.tied:
         found.append(option("untie-embeddings-and-output-weights"))
-    if a.family == "llama":
+    if a.family != "gpt":
         found += [option("swiglu"), option("normalization", "RMSNorm"), option("disable-bias-linear")]
         found += [option("position-embedding-type", "rope"), option("rotary-base", round(a.rope_theta))]
     if a.qk_norm:
         found.append(option("qk-layernorm"))
     return [*found, *_words(a, d.tensor), *_experts(a)]
+
+
+def _latent(latent: Latent) -> list[Option]:
+    """Latent attention, with positions as they are for the length of a sample."""
+    ranks = [option("q-lora-rank", latent.q_rank)] if latent.q_rank else []
+    return [
+        option("multi-latent-attention"),
+        *ranks,
+        option("kv-lora-rank", latent.kv_rank),
+        option("qk-head-dim", latent.plain),
+        option("qk-pos-emb-head-dim", latent.rotary),
+        option("v-head-dim", latent.value),
+        option("rope-type", "rope"),
+        option("no-rope-fusion"),  # which is for YaRN alone there
+    ]
+
+
+def _routing(routing: Routing) -> list[Option]:
+    found = [
+        option("moe-router-score-function", "sigmoid" if routing.sigmoid else "softmax"),
+        option("moe-router-topk-scaling-factor", routing.scale),
+    ]
+    if routing.groups > 1:
+        found += [option("moe-router-num-groups", routing.groups), option("moe-router-group-topk", routing.chosen)]
+    if routing.bias_speed:
+        found += [
+            option("moe-router-enable-expert-bias"),
+            option("moe-router-bias-update-rate", routing.bias_speed),
+        ]
+    return found
 
 
 def _words(a: Architecture, tensor: int) -> list[Option]:
@@ -76,14 +108,17 @@ def _experts(a: Architecture) -> list[Option]:
     experts = a.experts
     if experts is None:
         return []
+    balanced = "aux_loss" if a.routing is None else "seq_aux_loss"
     found = [
         option("num-experts", experts.count),
         option("moe-router-topk", experts.chosen),
         option("moe-ffn-hidden-size", experts.width),
         option("moe-token-dispatcher-type", "alltoall"),
         option("moe-grouped-gemm"),
-        option("moe-router-load-balancing-type", "aux_loss" if a.balance_loss else "none"),
+        option("moe-router-load-balancing-type", balanced if a.balance_loss else "none"),
     ]
+    if a.routing is not None:
+        found += _routing(a.routing)
     if a.balance_loss:
         found.append(option("moe-aux-loss-coeff", a.balance_loss))
     if experts.shared_width:
@@ -91,7 +126,7 @@ def _experts(a: Architecture) -> list[Option]:
     if experts.dense_layers:
         sparse = a.layers - experts.dense_layers
         found.append(option("moe-layer-freq", f"([0]*{experts.dense_layers}+[1]*{sparse})"))
-    if not a.normalised:
+    if not a.normalised or a.routing is not None:
         found.append(option("moe-router-pre-softmax"))
     return found
 

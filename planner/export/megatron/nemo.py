@@ -13,6 +13,7 @@ megatron_strategy.py, plugins/mixed_precision.py, nemo/collections/llm/recipes; 
 transformer_config.py, distributed/distributed_data_parallel_config.py, optimizer/optimizer_config.py.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -58,8 +59,24 @@ _BASES: Mapping[str, Mapping[str, int]] = {
     "dense": {"llama3_8b": 4096, "llama3_70b": 8192, "llama31_405b": 16384},
     "experts": {"mixtral_8x7b": 4096, "mixtral_8x22b": 6144},
     "gpt": {"gpt3_175b": 12288},
+    "latent": {"deepseek_v2_lite": 2048, "deepseek_v3": 7168},
 }
 """Recipes of each family, with the widths of their models, in their order."""
+
+_DEEPSEEK: Mapping[str, object] = {
+    f"{STRATEGY}num_layers_in_first_pipeline_stage": None,
+    f"{STRATEGY}num_layers_in_last_pipeline_stage": None,
+    f"{STRATEGY}pipeline_model_parallel_layout": None,
+    f"{MODEL}mtp_num_layers": None,
+    f"{MODEL}apply_rope_fusion": False,
+    f"{MODEL}moe_enable_deepep": False,
+    f"{MODEL}moe_shared_expert_overlap": False,
+    f"{MODEL}q_lora_rank": None,
+    f"{MODEL}moe_router_enable_expert_bias": False,
+    f"{MODEL}moe_router_num_groups": None,
+    f"{MODEL}moe_router_group_topk": None,
+}
+"""What the recipes of DeepSeek decide that others leave alone."""
 
 _PRECISIONS = engine_words("nemo")
 _DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.half", "fp32": "torch.float32"}
@@ -133,7 +150,8 @@ if __name__ == "__main__":
 
 def _base(a: Architecture) -> str:
     """The recipe of the family whose model is as wide, or the widest of those that are less wide."""
-    recipes = _BASES["gpt" if a.family == "gpt" else "dense" if a.experts is None else "experts"]
+    family = "gpt" if a.family == "gpt" else "latent" if a.latent else "dense" if a.experts is None else "experts"
+    recipes = _BASES[family]
     narrow = [name for name, width in recipes.items() if width <= a.hidden]
     return narrow[-1] if narrow else next(iter(recipes))
 
@@ -141,7 +159,7 @@ def _base(a: Architecture) -> str:
 def _assignments(job: Job, a: Architecture) -> dict[str, object]:
     """Every setting by its path."""
     d = job.description
-    found: dict[str, object] = dict(_GRANTED)
+    found: dict[str, object] = {**_GRANTED, **(_DEEPSEEK if a.latent else {})}
     options: list[Option] = [
         *model_options(a, d),
         *degree_options(d),
@@ -176,6 +194,9 @@ def value_of(name: str, values: Any) -> object:
     """The values of an argument as Python has them."""
     if name in ("--recompute-modules",):
         return [str(value) for value in values]
+    if name == "--moe-layer-freq":  # `([0]*3+[1]*58)`, which Megatron-LM evaluates, and its configuration does not
+        dense, sparse = map(int, re.findall(r"\*(\d+)", values[0]))
+        return [0] * dense + [1] * sparse
     if not values:
         return True
     return values[0]
@@ -190,4 +211,5 @@ NEMO = Target(
     read=read,
     fill_in=fill_in,
     needs_architecture=True,
+    latent=True,
 )

@@ -56,6 +56,18 @@ PATHS: Mapping[str, str] = {
     "moe-shared-expert-intermediate-size": f"{MODEL}moe_shared_expert_intermediate_size",
     "moe-layer-freq": f"{MODEL}moe_layer_freq",
     "moe-router-pre-softmax": f"{MODEL}moe_router_pre_softmax",
+    "moe-router-score-function": f"{MODEL}moe_router_score_function",
+    "moe-router-topk-scaling-factor": f"{MODEL}moe_router_topk_scaling_factor",
+    "moe-router-num-groups": f"{MODEL}moe_router_num_groups",
+    "moe-router-group-topk": f"{MODEL}moe_router_group_topk",
+    "moe-router-enable-expert-bias": f"{MODEL}moe_router_enable_expert_bias",
+    "moe-router-bias-update-rate": f"{MODEL}moe_router_bias_update_rate",
+    "q-lora-rank": f"{MODEL}q_lora_rank",
+    "kv-lora-rank": f"{MODEL}kv_lora_rank",
+    "qk-head-dim": f"{MODEL}qk_head_dim",
+    "qk-pos-emb-head-dim": f"{MODEL}qk_pos_emb_head_dim",
+    "v-head-dim": f"{MODEL}v_head_dim",
+    "rope-type": f"{MODEL}rope_type",
 }
 """Where the arguments of Megatron-LM stand in a recipe."""
 

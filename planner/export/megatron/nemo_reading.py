@@ -61,7 +61,8 @@ _PASSED_OVER = frozenset(
     {"use_distributed_optimizer", "fsdp", "average_in_collective", "overlap_param_gather", "max_steps", "precision",
      "grad_reduce_in_fp32", "vocab_size", "share_embeddings_and_output_weights", "gradient_accumulation_fusion", "name",
      "dir", "seq_length", "num_nodes", "autocast_enabled", "gated_linear_unit", "add_bias_linear", "normalization",
-     "position_embedding_type", "should_pad_vocab", "ckpt_format", "train_iters", "eval_iters", "bf16", "fp16", "fp32"}
+     "position_embedding_type", "should_pad_vocab", "multi_latent_attention",
+     "use_transformer_engine", "apply_rope_fusion", "ckpt_format", "train_iters", "eval_iters", "bf16", "fp16", "fp32"}
 )  # fmt: skip
 
 
@@ -86,7 +87,9 @@ def _read_recipe(recipe: Recipe, facts: Facts) -> Reading:
     reading = reading_of(Options(options), facts, "nemo")
     fp8 = any(("fp8" in name and "mixed" in name) or ("fp8" in name and "precision" in name) for name in recipe.names)
     mattering = [*given.items(), ("fp8", fp8)]
+    off = {path for path, value in given.items() if not value and path.rpartition(".")[2] in _OFF}
     unread = [path for path in given if path not in ARGUMENTS and path.rpartition(".")[2] not in _KNOWN]
+    unread = [path for path in unread if path not in off]
     said = "num-virtual-stages-per-pipeline-rank"  # by the layout, too, where there is one
     unread += [PATHS[name[2:]] for name in reading.unread if name[2:] in PATHS and name[2:] != said]
     return Reading(
@@ -100,6 +103,7 @@ def _read_recipe(recipe: Recipe, facts: Facts) -> Reading:
 
 _PLAIN = "vanilla_gpt_pretrain"
 """The recipe of Megatron Bridge that has what Megatron-LM takes for granted."""
+_OFF = ("moe_enable_deepep", "moe_shared_expert_overlap", "mtp_num_layers")  # without which plans are priced
 _KNOWN = _PASSED_OVER | _ALSO_CALLED.keys() | _LAST.keys()
 
 

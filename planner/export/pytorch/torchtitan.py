@@ -132,4 +132,5 @@ TORCHTITAN = Target(
     write=write,
     read=read,
     fill_in=fill_in,
+    latent=True,
 )

@@ -188,7 +188,7 @@ def _check_model(settings: Settings, a: Architecture | None) -> None:
     if known is not None and a is not None:
         from planner.export.architecture import architecture_of
 
-        wanted = architecture_of(known, a.sequence)
+        wanted = architecture_of(known, a.sequence, latent=True)
         if wanted != a:
             raise ExportError(f"model.flavor: the file is for {name} {flavor}; give --model {known}")
 

@@ -6,7 +6,7 @@ The function takes the configuration of the same model from torchtitan's own reg
 says. 0.3.0 counts batches in samples, as 0.2.2 does, later ones in tokens: the function asks which it is.
 Source: pytorch/torchtitan, 0.3.0 and main of 21 August 2026 (b5bcd76c), torchtitan/config/{manager,configs}.py,
 distributed/{activation_checkpoint,pipeline_parallel}.py, trainer.py, models/llama3/config_registry.py,
-models/qwen3/config_registry.py.
+models/{qwen3,deepseek_v3}/config_registry.py.
 """
 
 import math
@@ -21,7 +21,8 @@ FILE = "plan_config.py"
 LAUNCH = "launch_registry.sh"
 _REGISTRY = {
     "llama8b": ("llama3", "llama3_8b"), "llama70b": ("llama3", "llama3_70b"), "llama405b": ("llama3", "llama3_405b"),
-    "qwen3-30b-a3b": ("qwen3", "qwen3_30b_a3b"),
+    "qwen3-30b-a3b": ("qwen3", "qwen3_30b_a3b"), "deepseek-v3": ("deepseek_v3", "deepseek_v3_671b"),
+    "deepseek-v2-lite": ("deepseek_v3", "deepseek_v3_16b"),
 }  # fmt: skip
 """Modules and functions of the registry that make our models."""
 _RENAMED = {"output": "lm_head"}  # modules of stages

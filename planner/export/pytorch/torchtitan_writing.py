@@ -19,7 +19,8 @@ SCHEDULES = {
 }  # fmt: skip
 DTYPES = engine_words("torchtitan")
 FLAVORS = {"llama8b": ("llama3", "8B"), "llama70b": ("llama3", "70B"), "llama405b": ("llama3", "405B"),
-           "qwen3-30b-a3b": ("qwen3", "30B-A3B"), "qwen3-235b-a22b": ("qwen3", "235B-A22B")}  # fmt: skip
+           "qwen3-30b-a3b": ("qwen3", "30B-A3B"), "qwen3-235b-a22b": ("qwen3", "235B-A22B"),
+           "deepseek-v3": ("deepseek_v3", "671B"), "deepseek-v2-lite": ("deepseek_v3", "16B")}  # fmt: skip
 FP8 = "quantize.linear.float8"
 """The converter of linear layers, and the section that it reads."""
 FP8_RECIPES = {"tensorwise": None, "rowwise": "rowwise", "rowwise_with_gw_hp": "rowwise_with_gw_hp"}
@@ -83,6 +84,11 @@ def _sections(job: Job) -> Sections:
     if flavor is not None and flavor[0] == "qwen3" and d.pipeline > 1:
         raise ExportError(
             f"torchtitan 0.2 has no pipeline for {job.model}; plan again with --pipeline 1, or take another engine"
+        )
+    if flavor is not None and flavor[0] == "deepseek_v3" and d.context > 1:
+        raise ExportError(
+            f"torchtitan has no context parallelism for {job.model}, whose attention is FlexAttention there; plan again"
+            " with --context 1, or take another engine"
         )
     model: dict[str, object] = {} if flavor is None else {"name": flavor[0], "flavor": flavor[1]}
     if d.fp8:

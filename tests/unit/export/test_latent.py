@@ -1,0 +1,115 @@
+"""DeepSeek with engines that are told of latent attention: what is written is known there, and is read back."""
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import fields, replace
+
+import pytest
+
+from planner.export.architecture import Architecture, architecture_of
+from planner.export.description import Description, ExportError
+from planner.export.target import Facts, Job
+from planner.export.targets import TARGETS
+from planner.models.deepseek import DeepseekConfig
+from tests.refusals import refused
+from tests.unit.export.descriptions import recorded
+from tests.unit.export.test_targets import arguments_in, parser_of
+
+STAGES = (1, *(2,) * 29, 1, 1)
+PIPED = Description(
+    layers=STAGES, data=8, tensor=2, sequence_parallel=True, expert=16, whole_experts=True, zero=1, micro_batches=64,
+    full=(0,) * 32, selective=(0,) * 32, sequence_length=4096,
+)  # fmt: skip
+LITE = replace(PIPED, layers=(27,), full=(27,), selective=(0,))
+LATENT = [engine for engine, target in TARGETS.items() if getattr(target, "latent", False)]
+
+
+def architecture(model: str) -> Architecture:
+    found = architecture_of(model, None, latent=True)
+    assert found is not None
+    return found
+
+
+def written(engine: str, model: str, description: Description) -> tuple[Description, Mapping[str, str]]:
+    losses = TARGETS[engine].nearest(description)
+    nearest = losses[-1].description if losses else description
+    job = Job(model=model, description=nearest, architecture=architecture(model), per_node=8)
+    return nearest, TARGETS[engine].write(job)
+
+
+@pytest.mark.parametrize("engine", LATENT)
+@pytest.mark.parametrize(("model", "description"), [("deepseek-v3", PIPED), ("deepseek-v2-lite", LITE)])
+def test_it_is_read_back(engine: str, model: str, description: Description) -> None:
+    nearest, files = written(engine, model, description)
+    target = TARGETS[engine]
+    facts = Facts(
+        layers=sum(nearest.layers), devices=nearest.devices, architecture=architecture(model), model=model,
+        beside=files.get(target.beside or "", ""),
+    )  # fmt: skip
+    reading = target.read(files[target.main], facts)
+    assert reading.description == nearest
+    assert reading.unread == ()
+    assert reading.unmodelled == ()
+    other = replace(facts, architecture=architecture("deepseek-v2-lite" if model == "deepseek-v3" else "deepseek-v3"))
+    with refused(ExportError, "--model"):
+        target.read(files[target.main], other)
+
+
+@pytest.mark.parametrize("version", ["0.16", "0.19", "0.20"])
+@pytest.mark.parametrize(("model", "description"), [("deepseek-v3", PIPED), ("deepseek-v2-lite", LITE)])
+def test_megatron_knows_every_argument(model: str, description: Description, version: str) -> None:
+    _, files = written("megatron", model, description)
+    parsed = parser_of("megatron", version).parse_args(arguments_in(files["launch.sh"]))
+    a = architecture(model)
+    assert a.latent is not None
+    assert (parsed.num_layers, parsed.kv_lora_rank, parsed.q_lora_rank or 0) == (a.layers, 512, a.latent.q_rank)
+    assert parsed.multi_latent_attention
+    assert parsed.moe_router_score_function == ("sigmoid" if model == "deepseek-v3" else "softmax")
+
+
+@pytest.mark.parametrize("engine", ["nemo", "megatron-bridge"])
+@pytest.mark.parametrize(("model", "description"), [("deepseek-v3", PIPED), ("deepseek-v2-lite", LITE)])
+def test_recipes_know_every_path(engine: str, model: str, description: Description) -> None:
+    _, files = written(engine, model, description)
+    known = {key for keys in recorded(engine)["sections"].values() for key in keys}
+    known |= {*recorded(engine)["latent"]["keys"]}
+    assigned = re.findall(r"^(?:recipe|cfg)\.\S+\.(\w+) = ", files["recipe.py"], re.MULTILINE)
+    assert "q_lora_rank" in assigned
+    assert {*assigned} <= known
+    ast.parse(files["recipe.py"])
+
+
+def test_recipes_have_a_list_of_layers_with_experts() -> None:
+    """Megatron-LM evaluates its argument; the configuration takes a list."""
+    for engine in ("nemo", "megatron-bridge"):
+        _, files = written(engine, "deepseek-v3", PIPED)
+        assert f"moe_layer_freq = {[0] * 3 + [1] * 58}\n" in files["recipe.py"]
+
+
+def test_torchtitan_has_a_flavor_without_contexts() -> None:
+    _, files = written("torchtitan", "deepseek-v3", PIPED)
+    assert 'flavor = "671B"' in files["train.toml"]
+    assert "deepseek_v3_671b()" in files["plan_config.py"]
+    ring = replace(PIPED, ring=2, zigzag=True)
+    with refused(ExportError, "deepseek-v3", "--context 1"):
+        written("torchtitan", "deepseek-v3", ring)
+
+
+SAID = {
+    "num_layers", "hidden_size", "ffn_size", "num_heads", "q_rank", "kv_rank", "plain_size", "rotary_size",
+    "value_size", "vocab_size", "sequence_length", "num_experts", "experts_per_token", "expert_size", "shared_size",
+    "dense_layers",
+    "normalised_weights", "sigmoid_scores", "weight_scale", "expert_groups", "chosen_groups", "groups_by",
+    "balance_loss", "balance_speed", "rope_theta", "norm_epsilon",
+}  # fmt: skip
+REFUSED = {"rope_frequencies", "rope_magnitude=2.0", "score_scale=2.0", "predicted_tokens=1", "predicted_weight"}
+
+
+def test_every_dimension_is_said_or_refused() -> None:
+    assert {field.name for field in fields(DeepseekConfig)} == SAID | {name.partition("=")[0] for name in REFUSED}
+    for change in REFUSED:
+        if "=" in change:
+            assert architecture_of(f"deepseek-v3+{change}", None, latent=True) is None
+    assert architecture_of("deepseek-v3", None) is None
+    assert architecture_of("deepseek-v2", None, latent=True) is None, "groups by their best expert"
