@@ -56,6 +56,13 @@ PROBLEMS: Known = {
         "mixtral-8x7b",
         _plain((16, 16), 32768, data=4, heads=8, zero=1, micro_batches=64, expert=8),
     ),
+    "mixtral on 64, experts over tensor": (
+        "mixtral-8x7b",
+        _plain(
+            (32,), 32768, data=8, tensor=2, ring=4, zigzag=True, sequence_parallel=True, zero=3, replicas=2,
+            micro_batches=32, expert=8, whole_experts=True, full=(32,),
+        ),
+    ),
     "mixtral on 64, shared out": ("mixtral-8x7b", _plain((32,), 32768, data=64, zero=3, micro_batch=4, expert=1)),
 }  # fmt: skip
 """As they are found for engines, in kind: models, degrees, stages, recomputation."""

@@ -250,8 +250,8 @@ def test_degrees_that_models_of_an_engine_lack_are_left_out() -> None:
 
 
 def test_an_engine_that_is_told_all_dimensions_is_searched_for_known_ones_alone() -> None:
-    latent = replace(request_for("nemo").model, reference="deepseek-tiny")
-    grouped = replace(latent, reference="deepseek-v2")
+    latent = replace(request_for("nemo").model, reference="deepseek-v3")
+    grouped = replace(latent, reference="deepseek-tiny")
     check_told("nemo", request_for("nemo").model)
     check_told("nemo", latent)
     check_told("megatron", grouped)
