@@ -186,13 +186,17 @@ def _alternatives(
         ways = tuple(way for way in ways if way == asked.context_by)
     elif {"heads", "ring", "hybrid"} <= set(ways):
         ways = ("auto",)
-    spread = [(None, None)] if not experts else [(1, None), *itertools.product(experts, settings.whole_experts)]
+    beside = dict(settings.beside_experts) if experts else {}
+    if beside.get("context") == 1:
+        ways = (None,)
+    cut = [] if settings.whole_experts == (True,) else [(1, None)]
+    spread = [(None, None)] if not experts else [*cut, *itertools.product(experts, settings.whole_experts)]
     running = _ways(settings, asked, kinds, bool(experts))
     each = itertools.product(settings.zero, running, ways, spread, _copies(settings, devices))
     for zero, (recomputed, kept), way, (expert, whole), replicas in each:
         wanted: dict[str, Any] = {
             **dict(settings.fixed),
-            **(dict(settings.beside_experts) if experts else {}),
+            **beside,
             **({} if way else {"context": 1}),
             "zero": zero,
             "replicas": replicas,

@@ -24,7 +24,17 @@ from planner.plan.words import plan_words
 from planner.report.units import bytes_text, percent_text, seconds_text
 
 PROFILE = "h100-80gb"
-EXPERTS = ("megatron", "megatron-bridge", "nemo", "mindspeed", "deepspeed", "accelerate", "torch", "torchtitan")
+EXPERTS = (
+    "megatron",
+    "megatron-bridge",
+    "nemo",
+    "mindspeed",
+    "deepspeed",
+    "accelerate",
+    "torch",
+    "torchtitan",
+    "mindformers",
+)
 MODELS: dict[str, tuple[int, tuple[str, ...]]] = {
     "llama8b": (8, tuple(SPACES)),
     "gpt3-175b": (128, ("megatron", "megatron-bridge", "nemo", "mindspeed", "deepspeed", "torch")),

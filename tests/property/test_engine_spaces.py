@@ -97,7 +97,7 @@ def test_copies_of_what_is_shared_out_are_written_and_read_back(engine: str) -> 
 @pytest.mark.cases(1, 2)
 @pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.parametrize("engine", ["torchtitan"])
+@pytest.mark.parametrize("engine", ["mindformers", "torchtitan"])
 @settings(max_examples=4, deadline=None)
 @given(data=st.data())
 def test_experts_are_written_and_read_back(engine: str, data: st.DataObject) -> None:

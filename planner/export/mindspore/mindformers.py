@@ -4,7 +4,8 @@
     norms, vocabulary              use_seq_parallel; vocab_emb_dp, which leaves the vocabulary whole
     context                        context_parallel with context_parallel_algo ulysses_cp (heads), hybrid_cp with
                                    ulysses_degree_in_cp, or model_config.use_ring_attention, contiguous
-    experts                        expert_parallel; moe_config.ep_extend_tp: over tensor parallel devices too
+    experts                        expert_parallel; with moe_config.use_gmm over tensor parallel devices first, whole;
+                                   else over data parallel ones, each cut by the tensor parallel ones
     ZeRO 1, 2, 3                   parallel.enable_parallel_optimizer; with gradient_accumulation_shard; and with
                                    parallel_optimizer_comm_recompute, which gathers again where blocks are recomputed
     HSDP                           parallel_optimizer_config.optimizer_weight_shard_size: devices that share out
@@ -22,6 +23,8 @@ core/config_args.py, parallel_core/training_graph/transformer/utils.py (LayerSet
 MindSpore Transformers, "Distributed Parallelism Training".
 """
 
+import math
+
 from planner.export import common
 from planner.export.description import Description, default_gradient_dtype
 from planner.export.mindspore.mindformers_reading import read
@@ -37,6 +40,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     common.give_up_schedules(giving, SCHEDULES)
     common.give_up_fp8(giving)
     _give_up_splits(giving)
+    _give_up_experts(giving)
     _give_up_recomputation(giving)
     d = giving.description
     if d.zero == 3 and d.full != d.layers:
@@ -52,6 +56,22 @@ def _give_up_splits(giving: Giving) -> None:
     if d.interleave > 1 and not (d.tensor > 1 and d.sequence_parallel):
         giving.up("interleaved micro-batches without sequence parallelism", d.interleave, 1, interleave=1)
     common.give_up_cut_hidden(giving)
+
+
+def _give_up_experts(giving: Giving) -> None:
+    """Whole experts beside a context, and parts that do not lie on the innermost devices."""
+    d = giving.description
+    if d.expert is None:
+        return
+    if d.whole_experts and d.context > 1:
+        within = max(1, d.expert // d.tensor)
+        giving.up("experts beside a context", "whole", "each cut", whole_experts=False, expert=within)
+    d = giving.description
+    assert d.expert is not None
+    inner = d.tensor if d.whole_experts else 1
+    most = math.gcd(d.expert // inner, d.data if d.context == 1 else d.data * d.context)
+    if most * inner != d.expert:
+        giving.up("expert parallelism", d.expert, most * inner, expert=most * inner)
 
 
 def _give_up_recomputation(giving: Giving) -> None:

@@ -54,7 +54,10 @@ def _read(settings: Settings, facts: Facts, notes: list[str]) -> Description:
     micro_batch, micro_batches, interleave = _read_batches(settings, pipeline, notes)
     expert = settings.degree(f"{of}.expert_parallel")
     has_experts = expert > 1 or facts.has_experts
-    extended = settings.truth("moe_config.ep_extend_tp", True) and expert > 1 and expert % tensor == 0
+    grouped = settings.truth("moe_config.use_gmm") or settings.integer("moe_config.expert_model_parallel", 0) == 1
+    extended = grouped and expert > 1 and expert % tensor == 0
+    if grouped and tensor > 1 and not extended and has_experts:
+        notes.append(f"experts are whole on {tensor} tensor parallel devices there; priced as cut by them")
     settings.value(f"{of}.gradient_aggregation_group")
     whole = settings.truth(f"{of}.vocab_emb_dp", True) and tensor > 1
     if whole:

@@ -162,10 +162,16 @@ def _rows(d: Description, counts: Sequence[int]) -> list[Any]:
     return rows if d.virtual_stages > 1 else rows[0]
 
 
+def grouped(d: Description) -> bool:
+    """Whether experts are computed by grouped products, which hold each whole on the innermost devices, and no tokens
+    are dropped (modules/transformer/moev3.py). Others are cut by the tensor parallel devices."""
+    return d.context == 1 and (d.whole_experts or d.tensor == 1)
+
+
 def _moe(d: Description, a: Architecture | None) -> dict[str, object]:
     if d.expert is None:
         return {}
-    found: dict[str, object] = {"ep_extend_tp": d.whole_experts}
+    found: dict[str, object] = {"use_gmm": grouped(d)}
     if a is not None and a.experts is not None:
         found |= {"expert_num": a.experts.count, "num_experts_chosen": a.experts.chosen}
         found |= {"moe_intermediate_size": a.experts.width, "norm_topk_prob": a.normalised}
