@@ -35,6 +35,7 @@ class _Stored(Strict):
     bf16: Number
     master: Number
     update: Number
+    moment: Number | None = None
 
 
 class _StackFile(Strict):
@@ -63,6 +64,8 @@ class _StackFile(Strict):
     copies_out: bool = False
     modules: bool = False
     gathers_narrow: bool = False
+    keeps_fp8: bool = False
+    remakes: tuple[Literal["normalisation", "experts"], ...] = ()
     sinks: Positive | None = None
     softmax_heads: Number | None = None
     communicators: Portion | None = None
@@ -93,6 +96,8 @@ class _StackFile(Strict):
             copies_out=self.copies_out,
             modules=self.modules,
             gathers_narrow=self.gathers_narrow,
+            keeps_fp8=self.keeps_fp8,
+            remakes=self.remakes,
             sinks=1.0 if self.sinks is None else self.sinks.value,
             softmax_heads=1 if self.softmax_heads is None else int(self.softmax_heads.value),
             communicators=1.0 if self.communicators is None else self.communicators.value,
