@@ -64,8 +64,7 @@ class _StackFile(Strict):
     copies_out: bool = False
     modules: bool = False
     gathers_narrow: bool = False
-    keeps_fp8: bool = False
-    remakes: tuple[Literal["normalisation", "experts"], ...] = ()
+    remakes: tuple[Literal["experts"], ...] = ()
     sinks: Positive | None = None
     softmax_heads: Number | None = None
     communicators: Portion | None = None
@@ -96,7 +95,6 @@ class _StackFile(Strict):
             copies_out=self.copies_out,
             modules=self.modules,
             gathers_narrow=self.gathers_narrow,
-            keeps_fp8=self.keeps_fp8,
             remakes=self.remakes,
             sinks=1.0 if self.sinks is None else self.sinks.value,
             softmax_heads=1 if self.softmax_heads is None else int(self.softmax_heads.value),

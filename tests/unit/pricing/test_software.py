@@ -323,11 +323,11 @@ def test_attention_takes_what_the_trace_of_deepseek_v3_says() -> None:
     assert attention_backward_time(shape, "bf16", device) == pytest.approx(4.254e-3, rel=0.2)
 
 
-def test_a_stack_file_says_what_is_kept_and_made_again() -> None:
+def test_a_stack_file_says_what_is_made_again() -> None:
     stack = load_software("hai-llm")
-    assert (stack.keeps_fp8, stack.remakes, stack.stored.moment) == (True, ("normalisation", "experts"), 2)
+    assert (stack.remakes, stack.stored.moment) == (("experts",), 2)
     others = [load_software(name) for name in software_names() if name != "hai-llm"]
-    assert {(one.keeps_fp8, one.remakes, one.stored.moment) for one in others} == {(False, (), 4)}
+    assert {(one.remakes, one.stored.moment) for one in others} == {((), 4)}
     text = (Path(stacks.__file__).parent / "stacks" / "hai-llm.toml").read_text(encoding="utf-8")
     with pytest.raises(InvalidProfileError, match="remakes"):
         stacks.parse_stack(text.replace('"experts"', '"routers"').encode(), "mine.toml")
