@@ -4,7 +4,8 @@
     update     rates of the optimizer
     messages   bandwidth of every level up, and latencies down
 
-A share of a peak that would pass 1 raises the peak instead. Every number that changes says so in its source.
+A share of a peak that would pass 1 raises the peak instead. Every number that changes says so in its source,
+behind which stands what it was; a profile that was corrected before has all of its rounds there.
 """
 
 import re
@@ -101,5 +102,4 @@ def _scale(facts: Mapping[str, dict[str, Any]], patterns: tuple[str, ...], by: f
 
 
 def _set(fact: dict[str, Any], value: float, source: str) -> None:
-    before = fact["source"].partition(" [was: ")[0]
-    fact.update(value=float(f"{value:.6g}"), source=f"{source} [was: {before}]", kind="fitted")
+    fact.update(value=float(f"{value:.6g}"), source=f"{source} [was: {fact['source']}]", kind="fitted")

@@ -35,7 +35,8 @@ _STRICT = ConfigDict(extra="forbid")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
     """The plan that was run, as far as it must be the one that a record is held against; `predicted` has the seconds
-    that it said for a step, by `TERMS`."""
+    that it said for a step, by `TERMS`. `profile_digest` is that of the machine by which it said so, with the levels
+    that `composition` makes; records of before November 2026 have neither."""
 
     __pydantic_config__ = _STRICT
 
@@ -53,6 +54,8 @@ class RunPlan:
     optimizer: str
     sequence_length: _Count | None
     predicted: dict[str, _Finite]
+    profile_digest: str = ""
+    composition: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

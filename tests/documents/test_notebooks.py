@@ -56,8 +56,8 @@ def listed(module: str, name: str) -> bool:
     return name in getattr(found, "__all__", ())
 
 
-def test_there_are_seven() -> None:
-    assert [path.stem.partition("_")[0] for path in NOTEBOOKS] == list("1234567")
+def test_there_are_eight() -> None:
+    assert [path.stem.partition("_")[0] for path in NOTEBOOKS] == list("12345678")
 
 
 @each

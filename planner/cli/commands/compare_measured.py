@@ -12,6 +12,7 @@ from planner.cli.waiting import waiting
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
+    from hardware_profiles import Machine
     from planner.plan.compare.classes import ClassTime
     from planner.plan.compare.kineto import TracedClass
     from planner.plan.compare.measured import Clock, RunComparison, Term
@@ -102,7 +103,6 @@ def _predicted_classes(plan_file: Path, plan: "Plan", hardware: str | None) -> d
     """Seconds of a step by class of operator, for which the model is needed; none of a model that is not there."""
     from planner.errors import ModelError
     from planner.plan.binding.bind import bind
-    from planner.plan.binding.machine import machine_of
     from planner.plan.compare.classes import predicted_classes
 
     with waiting() as wait, naming(plan_file):
@@ -111,13 +111,26 @@ def _predicted_classes(plan_file: Path, plan: "Plan", hardware: str | None) -> d
             model = traced_again(plan, None)
         except ModelError:  # one of somebody's own, whose plan has no graph: the classes of the run stand by themselves
             return {}
-        return predicted_classes(bind(plan, model.graph, model.batch), machine_of(plan.cluster, hardware))
+        return predicted_classes(bind(plan, model.graph, model.batch), _machine(plan, hardware))
+
+
+def _machine(plan: "Plan", hardware: str | None) -> "Machine":
+    """That of the plan, from the file of its profile where one is given. Raises RequestError where that is another one:
+    terms would be predicted by the plan's, and classes of operators by this."""
+    from planner.plan.binding.machine import machine_of
+
+    machine = machine_of(plan.cluster, hardware)
+    if hardware is not None and (machine.name, machine.digest()) != (plan.cluster.profile, plan.cluster.digest):
+        raise RequestError(
+            f"--hardware {hardware} is not the profile that the plan was made for, '{plan.cluster.profile}' as it was"
+            f" then; give that one, or compare what plan replan PLAN --hardware {hardware} -o FILE writes"
+        )
+    return machine
 
 
 def _logged(plan: "Plan", log: Path, engine: str, hardware: str | None) -> Found:
     """A run that a log tells of beside its plan: the step and the peak, and TFLOP/s of a device."""
     from hardware_profiles import parts_of
-    from planner.plan.binding.machine import machine_of
     from planner.plan.compare.measured import RunComparison
     from planner.plan.compare.training_log import read_log
     from planner.validation.peak import peak_of
@@ -125,7 +138,7 @@ def _logged(plan: "Plan", log: Path, engine: str, hardware: str | None) -> Found
     run, prediction = read_log(log, engine, plan), plan.prediction
     kind: PeakKind = "allocated" if run.peak_kind == "allocated" else "reserved"
     flops = prediction.model_flops / prediction.step_seconds / plan.cluster.devices / 1e12
-    machine = parts_of(machine_of(plan.cluster, hardware))[0]
+    machine = parts_of(_machine(plan, hardware))[0]
     compared = RunComparison(
         clock="wall",
         predicted_seconds=prediction.step_seconds,

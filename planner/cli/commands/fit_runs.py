@@ -28,12 +28,13 @@ def fit_runs(files: list[Path], output: Path, hardware: str | None, clock: "Cloc
     """Write the profile of the runs, corrected, and say by how much and by how many runs."""
     from hardware_profiles.corrections import corrected_profile
     from hardware_profiles.run_record import load_run_record
-    from planner.plan.compare.corrections import corrections_of, factors_of
+    from planner.plan.compare.corrections import check_profile, corrections_of, factors_of
     from planner.plan.writing import write_atomically
 
     runs = [load_run_record(file) for file in files]
     factors = factors_of(runs, clock)
     profile = hardware or runs[0].plan.profile
+    check_profile(runs, profile)
     corrections = corrections_of(runs, factors, clock)
     comment = f"{profile}, corrected by {corrections.source}."
     write_atomically(output, corrected_profile(profile, corrections, output.stem, comment))

@@ -8,12 +8,16 @@
 A factor is predicted over measured seconds, the geometric mean over the runs in which it counts: `COUNTS` of the step
 at least on one side. One factor for all kernels and one for all links is all that terms of steps can tell apart; it
 says nothing of kernels and collectives that were not run.
+
+A factor is about the profile by which its run was predicted, and multiplies the numbers of that one alone: the factors
+of a second round, of plans for a corrected profile, multiply the corrected numbers.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from hardware_profiles import UnknownProfileError, compose, load_profile
 from hardware_profiles.corrections import FACTORS, Corrections
 from hardware_profiles.run_record import MeasuredRun
 from planner.errors import RequestError
@@ -40,6 +44,24 @@ def factors_of(runs: Sequence[MeasuredRun], clock: Clock = "wall") -> tuple[Fact
     _check_alike(runs, "profile", lambda run: run.plan.profile)
     _check_alike(runs, "machine", lambda run: run.machine.name)
     return tuple(_factor(name, runs, clock) for name in FACTORS)
+
+
+def check_profile(runs: Sequence[MeasuredRun], profile: str) -> None:
+    """Raise RequestError where runs were predicted by another profile than the one that is to be corrected, given by
+    its name or file: what an earlier round has corrected would be corrected again."""
+    try:
+        cluster = load_profile(profile)
+    except UnknownProfileError as error:
+        raise RequestError(f"{error}; give --hardware the file of the profile that was measured") from error
+    for plan in (run.plan for run in runs):
+        machine = compose(cluster, plan.composition) if plan.composition else cluster
+        if machine.name != plan.profile or plan.profile_digest not in ("", machine.digest()):
+            other = f"'{machine.name}'" if machine.name != plan.profile else "another one of that name"
+            raise RequestError(
+                f"the run was predicted by profile '{plan.profile}', and {profile} is {other}, of which the run says"
+                " nothing: give --hardware the profile as it was when the plan was made, or plan replan PLAN --hardware"
+                f" {profile}, and measure what that writes"
+            )
 
 
 def corrections_of(runs: Sequence[MeasuredRun], factors: Sequence[Factor], clock: Clock = "wall") -> Corrections:

@@ -164,10 +164,18 @@ def run_plan(plan: Plan) -> RunPlan:
         optimizer=plan.training.optimizer,
         sequence_length=plan.model.sequence_length,
         predicted=predicted_terms(plan.prediction),
+        profile_digest=plan.cluster.digest,
+        composition=plan.cluster.composition,
     )
 
 
-_MACHINE = ("profile", "software", "predicted")  # of which a plan may say something else than when it was run
+_MACHINE = (
+    "profile",
+    "software",
+    "predicted",
+    "profile_digest",
+    "composition",
+)  # of which a plan may say something else than when it was run
 
 
 def check_same_plan(plan: Plan, ran: RunPlan) -> None:
