@@ -1,6 +1,7 @@
 """How far off predicted peaks of memory are, by training stack and by source, and how often their intervals hold.
 
-    rows     published runs without a blocking flag that say what their peak counts, and fill a quarter of a device
+    rows     published runs without a blocking flag that say what their peak counts, and fill a quarter of a device;
+             and those that ran out of memory though predicted to fit, with the capacity for their peak
     ends     of the rows of a stack, or of all where there are few (`hardware_profiles.memory_intervals`)
     held     of the rows of each source, by ends that the other sources make
 
@@ -27,6 +28,10 @@ FILLED = 0.25
 """Share of a device below which a peak is not looked at."""
 
 
+OUT = "OOM"
+"""Tier, and flag, of a row that ran out of memory."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--extent", choices=("quick", "usual", "full"), default="usual")
@@ -37,7 +42,7 @@ def main() -> None:
     found = [
         (row["source"], stack_of(row["notes"]), ratio)
         for row in rows
-        if (row["flag"] or "") in BLOCKING and (ratio := ratio_of(row)) is not None
+        if (row["flag"] or "") in (*BLOCKING, OUT) and (ratio := ratio_of(row)) is not None
     ]
     report(found)
     if asked.write:
@@ -45,15 +50,18 @@ def main() -> None:
 
 
 def evaluated() -> list[dict[str, Any]]:
-    """Rows with a peak, as `plan validate --json` prints them."""
-    rows = [row for row in published() if row.measured_peak_bytes is not None]
+    """Rows with a peak, or that ran out of memory, as `plan validate --json` prints them."""
+    rows = [row for row in published() if row.measured_peak_bytes is not None or row.out_of_memory]
     results = evaluate_rows(rows, 2)
     return list(content(results, summarise(results), 0.0)["rows"])
 
 
 def ratio_of(row: Mapping[str, Any]) -> float | None:
-    """Measured over predicted peak of a row that counts; None of others."""
+    """Measured over predicted peak of a row that counts; None of others. Of a row that ran out of memory the least that
+    it can have been, where it was predicted to fit; where it was not, that says nothing."""
     measured, predicted, capacity = row["measured_peak_bytes"], row["predicted_peak_bytes"], row["capacity_bytes"]
+    if row["tier"] == OUT:
+        return None if predicted is None or predicted >= capacity else float(capacity / predicted)
     if row["peak_kind"] is None or measured is None or predicted is None or capacity is None:
         return None
     return float(measured / predicted) if measured >= FILLED * capacity else None
