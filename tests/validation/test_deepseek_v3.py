@@ -165,8 +165,7 @@ def test_the_exchange_is_all_rows_of_a_device_over_its_port() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("in_a_v", "fewer"), [(True, False), (False, False), (True, True), (False, True)])
 def test_their_stack_takes_what_was_published(in_a_v: bool, fewer: bool) -> None:
-    """Within 15%; within 20% where multiprocessors that communicate do not compute, though those that do are no faster
-    in our prices than in their trace, where 20 of 132 communicate."""
+    """Within 15%, also where the multiprocessors that communicate do not compute."""
     graph, batch = traced()
     cluster = load_profile("h800-80gb").with_devices(DEVICES).with_software(load_software("hai-llm"))
     if fewer:
@@ -182,5 +181,5 @@ def test_their_stack_takes_what_was_published(in_a_v: bool, fewer: bool) -> None
         fp8=paying(graph, Fp8(recipe="blockwise", experts=True, dispatch=True), cluster),
     )
     prediction = search(request).plan.prediction
-    assert abs(prediction.step_seconds / PUBLISHED - 1) < (0.20 if fewer else 0.15)
+    assert abs(prediction.step_seconds / PUBLISHED - 1) < 0.15
     assert dict(prediction.time)["communication"] < 0.05 * prediction.step_seconds
