@@ -180,8 +180,9 @@ class Rule:
     leaves for each of those that are counted without it. `passes` says that the gradient of an operand of the same
     type is that of the result itself, and of a copy that none is made where nothing would change. `outside` is what
     it gets of a table that is not on the devices. `computed` are the dtypes that the result, the gradient of the
-    first operand and that of the second are computed in, where these are not those of the tensors, and `gained` the
-    share that is left of what that saves.
+    first operand and that of the second are computed in, where these are not those of the tensors, `gained` the share
+    that is left of what that saves, and `scaled_in_blocks` says that the operands of the first two have scales of
+    blocks, which a kernel finds and casts with in one pass.
     """
 
     op: str
@@ -212,6 +213,7 @@ class Rule:
     unfused: bool = False
     computed: tuple[str, str, str] = ("", "", "")
     gained: float = 1.0
+    scaled_in_blocks: bool = False
     outside: Outside | None = None
 
     @cached_property

@@ -93,6 +93,7 @@ class Experts(RuleSpec):
             ),
             computed=_computed(recipe),
             gained=1.0 if recipe is None else recipe.gained,
+            scaled_in_blocks=recipe is not None and recipe.scales == "block",
         )
 
     @staticmethod

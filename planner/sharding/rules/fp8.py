@@ -42,6 +42,7 @@ class Fp8Linear(RuleSpec):
             rule,
             computed=("fp8", "fp8", of_weights),
             gained=self.recipe.gained,
+            scaled_in_blocks=self.recipe.scales == "block",
             deferred_weight_gradients=(),
             scratch=tuple(Work(coefficient=1.0, factors=factors) for factors in cast),
             inner=tuple(
