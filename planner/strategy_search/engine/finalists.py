@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from costmodels import SCHEDULES
-from hardware_profiles import Bytes, Machine, Seconds
+from hardware_profiles import Bytes, Hidden, Machine, Seconds
 from planner.errors import InfeasibleError, LimitError
 from planner.graph.operator_graph import OperatorGraph
 from planner.limits import reached, reading, seconds_left
@@ -49,6 +49,7 @@ from planner.strategy_search.engine.scheduling import (
 )
 from planner.strategy_search.engine.settle import settle_and_certify
 from planner.strategy_search.engine.v_stages import spread_out, v_stages
+from planner.strategy_search.request.offload import NOTHING
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
 
@@ -112,8 +113,8 @@ class Finalists:
         """The fastest of the contenders, fastest first; those that cannot be among them are not priced."""
         top, plans, fitting = self.request.top, list[Ranked](), list[Ranked]()
         longest = 0.0  # seconds to make a plan of one
-        any_order, refusal = reorders(self.request.pinned), None
-        bounded = [(found.least_step(any_order=any_order), found.objective, found.order, found) for found in self.found]
+        refusal = None
+        bounded = [(self._least_step(found), found.objective, found.order, found) for found in self.found]
         for least, _, _, found in sorted(bounded, key=lambda one: one[:3]):
             slowest = fitting[top - 1].seconds if len(fitting) >= top else math.inf
             if least >= slowest * (1 - OPTIMAL):
@@ -143,6 +144,15 @@ class Finalists:
         best, *others = [ranked for ranked, fault in zip(fitting, faults, strict=True) if fault is None]
         best = best if seconds_left() < longest else self._with_turns(best)
         return tuple(sorted([best, *others[: top - 1]], key=lambda ranked: ranked.seconds))
+
+    def _least_step(self, found: Contender) -> Seconds:
+        """No plan of a contender takes less. What is proved of its configuration is about steps, too, where all
+        operators come in order: in one stage, without turns, offload, or software that hides a share."""
+        least, pinned = found.least_step(any_order=reorders(self.request.pinned)), self.request.pinned
+        hides = self.request.cluster.software.hidden != Hidden()
+        if found.configuration.pipeline > 1 or hides or asks(pinned) or self.request.offload != NOTHING:
+            return least
+        return max(least, found.outcome.bound)
 
     @property
     def overlaps(self) -> bool:
@@ -348,7 +358,9 @@ class Finalists:
         if self.request.update.buckets != AUTO_BUCKETS or not assumed.bucketed:
             return []
         others = [(engine.without_buckets, way, 0.0) for way in engine.gathers]
-        if ranked.plan.training.update.bucketed and ranked.plan.training.update.buckets != assumed.buckets:
+        own = ranked.plan.training.update
+        lacking = self._overfull_by(ranked) + room_of(assumed.bucket_size) - room_of(own.bucket_size)
+        if own.bucketed and lacking > 0:  # its buckets are no smaller for their own sake alone
             others += [(engine, way, room_of(assumed.bucket_size)) for way in engine.gathers]
         return others
 
