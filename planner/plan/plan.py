@@ -187,13 +187,13 @@ class Prediction:
     `offloaded` has the bytes that a device keeps outside of itself, by where, on the rank with the most of them.
 
     `step_seconds` is the time of the step as its schedule runs it (`planner.plan.prediction.step`), `objective_seconds`
-    a sum in which everything waits, one operator after the other, but gradients under the last backward pass; files
-    older than that have one number for both. Time is that of the busiest pipeline rank and how long it waits for
-    others; memory that of the fullest one, per device. `stages` has every pipeline rank; a file of version 1 says
-    nothing of them. Four of five steps like this should be measured between `low_seconds` and `high_seconds`
-    (`hardware_profiles.spread_of`); None in files that are older than that. So is `high_peak_bytes`, the end of the
-    interval of the peak: what it has over `peak_bytes` is the margin that a plan keeps for the error of its prediction
-    (`hardware_profiles.Software.peak_high`).
+    a sum in which everything waits, one operator after the other, but gradients under the last backward pass, and what
+    of weights, of tensor parallelism and of experts travels under work; files older than that have one number for both.
+    Time is that of the busiest pipeline rank and how long it waits for others; memory that of the fullest one, per
+    device. `stages` has every pipeline rank; a file of version 1 says nothing of them. Four of five steps like this
+    should be measured between `low_seconds` and `high_seconds` (`hardware_profiles.spread_of`); None in files that
+    are older than that. So is `high_peak_bytes`, the end of the interval of the peak: what it has over `peak_bytes`
+    is the margin that a plan keeps for the error of its prediction (`hardware_profiles.Software.peak_high`).
     """
 
     step_seconds: float

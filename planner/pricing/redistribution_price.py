@@ -60,9 +60,11 @@ class Pricers:
     updated: "RedistributionPricer"
 
     @classmethod
-    def of(cls, mesh: Mesh, cluster: Cluster, update: Update = PLAIN, longest: Bytes = LONG) -> "Pricers":
+    def of(
+        cls, mesh: Mesh, cluster: Cluster, update: Update = PLAIN, longest: tuple[Bytes, Bytes] = (LONG, LONG)
+    ) -> "Pricers":
         """Those of the software of a cluster. Buckets of a plan's update take the place of the software's. Weights that
-        a block gathers together take their shares of a message of the `longest` size, in bytes
+        a block gathers together, and their gradients, take their shares of messages of the `longest` size, in bytes
         (`planner.plan.layout.block_gathers.longest_gather`), the least that they can take."""
         software = cluster.software
         paths: dict[tuple[int, ...], Routes] = {}
@@ -86,12 +88,12 @@ class Pricers:
 
         narrow = _NARROW if software.gathers_narrow and software.products == "fp8" else 1.0
 
-        used = longest if update.by_block else software.bucket
+        there, back = longest if update.by_block else (software.bucket, software.bucket)
         once = update.bucket_size or (LONG if update.composed else software.bucket)
         return cls(
             activations=pricer(software.hidden.tensor, 0.0, copied=False),
-            parameters=pricer(software.hidden.gathers, used, width=narrow),
-            gradients=pricer(software.hidden.reductions, used),
+            parameters=pricer(software.hidden.gathers, there, width=narrow),
+            gradients=pricer(software.hidden.reductions, back),
             sums=pricer(software.hidden.reductions, once),
             updated=pricer(software.hidden.gathers, once, width=narrow),
         )

@@ -14,8 +14,8 @@ go together that take the same collectives on the same axes, in the same dtype, 
 that several operators read, or an operator that hands on their memory, and those whose gradients wait for a turn of
 their own. What is gathered is there until the block is done, and again until its backward pass is.
 
-The sum that the search minimises charges every weight its share of the longest message that there may be, all weights
-of a block, uncut (`longest_gather`): the least that it can take, as a byte of a longer message takes no longer. Who
+The sum that the search minimises charges every weight its share of the longest message that it may be in, all weights
+of its run, uncut (`longest_gather`): the least that it can take, as a byte of a longer message takes no longer. Who
 adds what the messages really take finds them in the segments of a stage (`planner.plan.layout.segments`).
 """
 
@@ -82,21 +82,24 @@ def block_gathers(bound: BoundPlan, operators: Sequence[int], known: Known) -> t
     )
 
 
-def longest_gather(graph: OperatorGraph, runs: Iterable[Iterable[int]], update: Update) -> Bytes:
-    """The most bytes that the weights of any of these runs of operators may send as one, or their gradients."""
+def longest_gather(graph: OperatorGraph, run: Iterable[int], update: Update) -> tuple[Bytes, Bytes]:
+    """The most bytes that the weights of a run of operators may send as one, and their gradients."""
     parameters = {parameter.name for parameter in graph.parameters}
-    longest = 0
-    for run in runs:
-        names = {name for at in run for name in graph.operators[at].operands if name in parameters}
-        tensors = [graph.types[name] for name in names]
-        longest = max(longest, sum(max(one.nbytes, reduced(one, update).nbytes) for one in tensors))
-    return float(longest)
+    names = {name for at in run for name in graph.operators[at].operands if name in parameters}
+    tensors = [graph.types[name] for name in names]
+    return float(sum(one.nbytes for one in tensors)), float(sum(reduced(one, update).nbytes for one in tensors))
 
 
-def runs_of(blocks: Blocks, operators: int) -> list[range]:
-    """The runs of a graph with so many operators where those of a block are gathered together."""
-    held = [blocks.operators(block) for block in range(blocks.count)]
-    return [range(blocks.start), *held, range(blocks.stop, operators)]
+def kinds_of_runs(blocks: Blocks, operators: int) -> list[range]:
+    """The runs of a graph with so many operators where those of a block are gathered together: what comes before the
+    blocks, the first block of each kind, and what follows them."""
+    return [range(blocks.start), *map(blocks.operators, blocks.firsts), range(blocks.stop, operators)]
+
+
+def run_of(blocks: Blocks, at: int) -> int:
+    """Where the run that an operator is in, or one like it, stands in `kinds_of_runs`."""
+    block = blocks.block_of(at)
+    return blocks.kinds[block] + 1 if block is not None else 0 if at < blocks.start else -1
 
 
 def _goes_along(bound: BoundPlan, at: int, place: int) -> bool:

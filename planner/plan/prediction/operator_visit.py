@@ -286,13 +286,13 @@ class OperatorVisit:
         once_more = self.again and (self.run_again is None or self.moves)
         again: Times = {"recomputation": int(self.moves)} if once_more else {"backward": int(needed)}
         tensor, stored = self.bound.graph.types[name], self.bound.parameters[name]
-        there = (stored.weight, wanted.forward)
-        walk.gather(*sums, name, "parameters", tensor, *there, {"forward": 1, **again})
-        gathered = bool(walk.route("parameters", tensor, *there)[0].messages)
+        there, run = (stored.weight, wanted.forward), walk.run_of(self.at)
+        walk.gather(*sums, name, "parameters", tensor, *there, {"forward": 1, **again}, run=run)
+        gathered = bool(walk.route("parameters", tensor, *there, run)[0].messages)
         if name in self.bound.graph.differentiable and not update.is_local(name):
             moved, back = walk.reduced(tensor), (wanted.gradient, stored.gradient)
-            walk.gather(*sums, name, "gradients", moved, *back, {"backward": 1}, place in self.later)
-            gathered |= update.by_block and bool(walk.route("gradients", moved, *back)[0].messages)
+            walk.gather(*sums, name, "gradients", moved, *back, {"backward": 1}, place in self.later, run)
+            gathered |= update.by_block and bool(walk.route("gradients", moved, *back, run)[0].messages)
         return gathered
 
     # memory

@@ -14,9 +14,10 @@ Both use the prices of `planner.pricing`.
 
 A pipeline rank holds v stages of the model (v = 1: its one stage), and is what `planner.plan.prediction.walk` sums up.
 
-The objective has everything else wait, one operator after the other; of plans with a pipeline the search proves gaps
-about it (`planner.strategy_search.engine.proofs.bounded_seconds`). Both charge the share of communication that software
-does not hide; the step also asks whether there is work enough to hide the rest under.
+The objective has everything else wait, one operator after the other, but what of weights, of tensor parallelism and of
+experts travels under work; of plans with a pipeline the search proves gaps about it
+(`planner.strategy_search.engine.proofs.bounded_seconds`). Both charge the share of communication that software does not
+hide; the step also asks whether there is work enough to hide the rest under.
 """
 
 import math
@@ -197,11 +198,13 @@ def _covered(cost: StageCost) -> Seconds:
 
 def _part_seconds(cost: StageCost) -> Seconds:
     """What a micro-batch takes on a rank, as the search sums it: weights and gradients that travel while other blocks
-    compute take what there is of them beyond the work of their pass."""
+    compute take what there is of them beyond the work of their pass, and so do collectives under products and the rows
+    of experts."""
     passes = [one for chunk in cost.chunks for one in chunk.passes]
     gathered = sum(one.gathered for one in passes)
     uncovered = sum(max(0.0, one.gathered - one.work) for one in passes)
-    return sum(cost.all_micro_batch.values()) - gathered + uncovered
+    saved = sum(one.under_products + one.exchanged for one in passes)
+    return sum(cost.all_micro_batch.values()) - gathered + uncovered - saved
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -18,7 +18,7 @@ from planner.graph.blocks import Blocks
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.binding.slices import work_of_slices
-from planner.plan.layout.block_gathers import longest_gather, runs_of
+from planner.plan.layout.block_gathers import kinds_of_runs, longest_gather, run_of
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
 from planner.plan.layout.expert_overlap import ExpertOverlap, expert_overlaps_of
 from planner.plan.layout.offloaded import tables_on_hosts, visiting_order
@@ -85,17 +85,16 @@ class Walk:
         graph, plan = self.bound.graph, self.bound.plan
         self._machine = self.cluster if self.machine is None else self.machine
         self.update = plan.training.update
-        runs = runs_of(self.bound.blocks, len(graph.operators)) if self.update.by_block else ()
-        longest = longest_gather(graph, runs, self.update)
-        self.pricers = Pricers.of(plan.mesh, self.cluster, self.update, longest)
-        software = self.cluster.software
-        self.whole: Pricers | None = None  # with the seconds that are hidden
-        if hides(self.cluster):
-            bare = replace(software, hidden=Hidden())
-            self.whole = Pricers.of(plan.mesh, self.cluster.with_software(bare), self.update, longest)
+        software, blocks = self.cluster.software, self.bound.blocks
+        bare = self.cluster.with_software(replace(software, hidden=Hidden()))
+        self._priced: list[tuple[Pricers, Pricers | None]] = []  # by kind of run; with the seconds that are hidden
+        for run in kinds_of_runs(blocks, len(graph.operators)) if self.update.by_block else (range(0),):
+            longest = longest_gather(graph, run, self.update)
+            whole = Pricers.of(plan.mesh, bare, self.update, longest) if hides(self.cluster) else None
+            self._priced.append((Pricers.of(plan.mesh, self.cluster, self.update, longest), whole))
+        self.pricers = self._priced[0][0]
         self.alive = liveness(graph, software.fused, software.loss)
         self.otherwise = other_saves(graph, self.alive.saved, software)
-        blocks = self.bound.blocks
         self.replays = replays(graph, blocks, software.whole_blocks)
         self.ending = blocks.stop if _handed_alone(graph, blocks) else len(graph.operators)
         self.stage_of = stage_of_operators(self.bound)
@@ -109,7 +108,7 @@ class Walk:
         self._alone: dict[tuple[int, tuple[bool, ...]], float] = {}
         self._stored: dict[tuple[int, bool, int, bool, float | None], ParameterPrices] = {}
         self.owners: Mapping[str, Owner] = {}  # of states of the rank that are shared out whole
-        self._routes: dict[tuple[str, int, int, int], _Routed] = {}
+        self._routes: dict[tuple[str, int, int, int, int], _Routed] = {}
         self._made: dict[str, Duplex] = {}
         self._gradients: dict[tuple[int, str], TensorType] = {}
         self.products, self.exchanges = ProductOverlap(walk=self), ExchangeOverlap(walk=self)
@@ -292,11 +291,13 @@ class Walk:
         times: Times,
         later: bool = False,
         beyond: Seconds | None = 0.0,
+        run: int = 0,
     ) -> None:
         """Charge a redistribution of what is `moved`, a field of `Pricers`, in a part of the micro-batch's time, as
         often as each pass does it for its `owner`; `later` in a backward pass says that it is deferred. Its messages
-        take so much `beyond` the additive sums, each time; None for those that are somebody else's."""
-        route, hidden = self.route(moved, tensor, source, target)
+        take so much `beyond` the additive sums, each time; None for those that are somebody else's. What goes with
+        others is of this kind of `run`."""
+        route, hidden = self.route(moved, tensor, source, target, run)
         if not (route.messages or route.seconds or hidden or beyond):
             return
         cost.micro_batch[part] += sum(times.values()) * route.seconds
@@ -311,15 +312,22 @@ class Walk:
         for message in route.messages if beyond is not None else ():
             charge(cost.messages, part, owner, message, times)
 
-    def route(self, moved: str, tensor: TensorType, source: Layout, target: Layout) -> tuple[PricedRoute, float]:
+    def run_of(self, at: int) -> int:
+        """The kind of run that an operator is in whose weights go together; 0 where they do not."""
+        return run_of(self.bound.blocks, at) if self.update.by_block else 0
+
+    def route(
+        self, moved: str, tensor: TensorType, source: Layout, target: Layout, run: int = 0
+    ) -> tuple[PricedRoute, float]:
         """A redistribution as it is charged, and the seconds of it that are hidden. Blocks share types and layouts, by
         whose identity it is found again."""
-        key = (moved, id(tensor), id(source), id(target))
+        key = (moved, id(tensor), id(source), id(target), run)
         if key not in self._routes:
-            pricer: RedistributionPricer = getattr(self.pricers, moved)
+            own, bare = self._priced[run]
+            pricer: RedistributionPricer = getattr(own, moved)
             route, hidden = pricer.route(tensor, source, target), 0.0
-            if self.whole is not None:
-                whole: RedistributionPricer = getattr(self.whole, moved)
+            if bare is not None:
+                whole: RedistributionPricer = getattr(bare, moved)
                 hidden = max(0.0, whole.route(tensor, source, target).seconds - route.seconds)
             self._routes[key] = _Routed((route, hidden), (tensor, source, target))
         return self._routes[key].found
@@ -350,12 +358,14 @@ class Walk:
         target: Layout,
         times: Times,
         later: bool = False,
+        run: int = 0,
     ) -> None:
-        """Charge a weight, or its gradient, that moves for one use; messages of those that go together are nobody's."""
-        pricer: RedistributionPricer = getattr(self.pricers, moved)
+        """Charge a weight, or its gradient, that moves for one use in a kind of run; messages of those that go together
+        are nobody's."""
+        pricer: RedistributionPricer = getattr(self._priced[run][0], moved)
         part = REDUCING if moved == "gradients" else GATHERING
-        beyond = self.together.use(pricer, part, name, self.route(moved, tensor, source, target)[0], times)
-        self.move(cost, chunk, owner, part, moved, tensor, source, target, times, later, beyond)
+        beyond = self.together.use(pricer, part, name, self.route(moved, tensor, source, target, run)[0], times)
+        self.move(cost, chunk, owner, part, moved, tensor, source, target, times, later, beyond, run)
 
     def _parameter(self, cost: StageCost, name: str, chunk: ChunkCost, block: int | None) -> float:
         """A parameter of a rank, whose weight is offloaded where its `block` is given; returns the bytes of what visits

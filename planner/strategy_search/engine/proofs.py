@@ -10,7 +10,7 @@ from hardware_profiles import Seconds
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.plan import Plan
 from planner.plan.prediction.stage_cost import COMMUNICATION
-from planner.plan.prediction.step import AHEAD, UNDER_EXCHANGE, UNDER_PRODUCTS
+from planner.plan.prediction.step import AHEAD, UNDER_PRODUCTS
 from planner.plan.prediction.timeline import REDUCTION
 from planner.strategy_search.engine.settle import Certificate
 from planner.strategy_search.request.space import Configuration
@@ -87,15 +87,14 @@ def proved(plan: Plan, bound: float, *, covered: bool) -> Plan:
 def bounded_seconds(plan: Plan) -> Seconds:
     """What of a plan a bound is compared with: its step. In pipelines, with offload, and where micro-batches or slices
     take turns, steps may be shorter than the sums that are bounded, and those of other plans, too: then the longer of
-    its step and its sum, with what the busiest rank saves by launching ahead, under products, and where experts are
-    exchanged under other work. Of stages in a V the work alone is bounded."""
+    its step and its sum, with what the busiest rank saves by launching ahead. Of stages in a V the work alone is
+    bounded."""
     prediction, turns = plan.prediction, plan.training.interleave > 1 or plan.slices > 1
     time = dict(prediction.time)
     in_order = plan.pipeline == 1 and not turns and not prediction.offloaded
     if in_order or plan.schedule_kind.v_shaped:
         return prediction.step_seconds
-    saved = time.get(AHEAD, 0.0) + time.get(UNDER_PRODUCTS, 0.0) + time.get(UNDER_EXCHANGE, 0.0)
-    return max(prediction.step_seconds, prediction.objective_seconds + saved)
+    return max(prediction.step_seconds, prediction.objective_seconds + time.get(AHEAD, 0.0))
 
 
 def gap_of(plan: Plan, bound: Seconds) -> float:

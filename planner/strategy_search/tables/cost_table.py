@@ -156,7 +156,7 @@ class TableBuilder:
         self._lists = CandidateLists(mesh=self.mesh)
         self.update = sized(self.update, self.mesh, self.cluster)
         self._pricers = Pricers.of(self.mesh, self.cluster, replace(self.update, gathers="each"))
-        self._together: Pricers | None = None
+        self._together: dict[int, Pricers] = {}  # by run of the template
         self._under = UnderProducts(mesh=self.mesh, cluster=self.cluster, pricer=self._pricers.activations)
         self._prices: dict[tuple[int, tuple[bool, ...], int], tuple[Rule, Candidates, OperatorPrices]] = {}
         self._parameters: dict[object, tuple[tuple[StoredParameter, ...], ParameterPrices, DuplexColumn]] = {}
@@ -420,16 +420,17 @@ class TableBuilder:
         if not self.together:
             return use
         goes = _goes_along(template, name, at)
-        if self._together is None:  # whatever the batch, weights are as large
-            self._together = self._prices_together(template)
-        other = self._use(self._together, at, *moving, needed=needed, reduces=reduces, goes=goes)
+        other = self._use(self._prices_together(template, at), at, *moving, needed=needed, reduces=reduces, goes=goes)
         return replace(use, together=other)
 
-    def _prices_together(self, template: Template) -> Pricers:
-        """Of weights that go together in blocks of a template."""
+    def _prices_together(self, template: Template, at: int) -> Pricers:
+        """Of weights that go together in the run of a template that an operator is in."""
         runs = (range(template.start), *template.held, range(template.stop, len(template.graph.operators)))
-        longest = longest_gather(template.graph, runs, self.update)
-        return Pricers.of(self.mesh, self.cluster, replace(self.update, gathers="block"), longest)
+        run = next(number for number, run in enumerate(runs) if at in run)
+        if run not in self._together:  # whatever the batch, weights are as large
+            longest = longest_gather(template.graph, runs[run], self.update)
+            self._together[run] = Pricers.of(self.mesh, self.cluster, replace(self.update, gathers="block"), longest)
+        return self._together[run]
 
     def _use(
         self,

@@ -3,7 +3,7 @@
 import pytest
 
 import planner
-from planner.plan.layout.block_gathers import longest_gather, runs_of
+from planner.plan.layout.block_gathers import kinds_of_runs, longest_gather, run_of
 from planner.plan.prediction.step import REDUCED_AHEAD
 from planner.strategy_search.engine.proofs import bounded_seconds
 from planner.strategy_search.result import SearchResult
@@ -44,12 +44,12 @@ def test_no_size_of_buckets_beats_the_one_that_is_found_or_the_bound(free: Searc
 
 def test_the_longest_message_is_all_weights_of_a_block(free: SearchResult) -> None:
     bound = free.plans[0].bound
-    runs = runs_of(bound.blocks, len(bound.graph.operators))
+    runs = kinds_of_runs(bound.blocks, len(bound.graph.operators))
+    assert [run_of(bound.blocks, run[0]) % len(runs) for run in runs] == [0, 1, 2]
     sizes = {p.name: bound.graph.types[p.name].nbytes for p in bound.graph.parameters}
     block = {name for at in runs[1] for name in bound.graph.operators[at].operands if name in sizes}
-    longest = longest_gather(bound.graph, runs[1:2], free.plan.training.update)
-    assert longest == sum(sizes[name] for name in block)
-    assert longest_gather(bound.graph, runs, free.plan.training.update) >= longest
+    longest = longest_gather(bound.graph, runs[1], free.plan.training.update)
+    assert longest == (sum(sizes[name] for name in block),) * 2
 
 
 @pytest.mark.thorough
