@@ -1,7 +1,7 @@
 """What a run of a plan took, term by term, and the file that keeps it (`plan run PLAN --measure FILE`).
 
     step    |- forward -|- backward -|- transfer -|- update -|- rest -|
-                 communication in it      waits        reduction in it
+                 communication in it      waits        reduction in it        waiting for ranks that come later in both
 
 A file is JSON with exact keys, a `kind` and a `schema_version`. Seconds are those of the host. On a CPU that is all
 there is to a step; an accelerator is waited for at the ends of passes, so that work counts where it was asked for.
@@ -18,11 +18,14 @@ from hardware_profiles.device import DeviceType
 from hardware_profiles.errors import MeasurementsError
 from hardware_profiles.foreign import ForeignTextError, decoded, form_fault, parse_json, read_bytes
 
-TERMS = ("forward", "backward", "communication", "transfer", "update", "reduction", "rest")
+TERMS = ("forward", "backward", "communication", "transfer", "update", "reduction", "waiting", "rest")
 """Parts of a step. `forward` and `backward` (with what is computed again, and gradients that are added up) without the
 collectives in them, which are `communication`; `transfer`: values and gradients between stages, and waiting for them;
-`update`: the optimizer without the collectives in it, which are `reduction`; `rest`: whatever else, the host
-between."""
+`update`: the optimizer without the collectives in it, which are `reduction`; `waiting`: what collectives took on a rank
+beyond the least that they took on a rank of their group, which is the one that came last; `rest`: whatever else, the
+host between."""
+
+VERSION: Literal[2] = 2
 
 KIND: Literal["measured run"] = "measured run"
 _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -89,12 +92,12 @@ class MeasuredRun:
     """A run. `step_seconds` are those of every step behind the warm-up, of which the middle half makes the terms;
     `profiled_seconds` what a step took under the profiler, which is not among them. `operators` has seconds by class of
     operator of all ranks in the mean, of that step; `collectives` by phase and function: calls, seconds and bytes of a
-    step of rank 0. `peak_kind` says what peaks count."""
+    step of rank 0, with its waiting. `peak_kind` says what peaks count."""
 
     __pydantic_config__ = _STRICT
 
     kind: Literal["measured run"]
-    schema_version: Literal[1]
+    schema_version: Literal[2]
     date: str
     plan: RunPlan
     machine: RunMachine
@@ -146,6 +149,10 @@ def parse_run_record(text: str) -> MeasuredRun:
     if not is_run_record(value):
         raise MeasurementsError("it is no measured run; plan run PLAN --measure FILE writes one")
     try:
+        if value.get("schema_version") == 1:
+            raise MeasurementsError(
+                "schema_version 1 does not tell waiting for later ranks from communication; measure the plan again"
+            )
         found = _ADAPTER.validate_python(value)
     except ValidationError as error:
         raise MeasurementsError(form_fault(error)) from error

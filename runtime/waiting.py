@@ -6,6 +6,10 @@
 
 Where nobody asks, a call costs one look at a variable. Seconds are those of the host: they are what a rank waits where
 calls return when their work is done, as on CPUs. On an accelerator they return at once, and say nothing.
+
+A collective returns on all ranks of its group when the last one has come, so the rank that comes last waits least. All
+ranks of a group make the same calls on it in the same order: `Waits.by_group` keeps the seconds of each, so that ranks
+can find the least of every call, beyond which they wait for a rank that comes later.
 """
 
 import time
@@ -14,12 +18,20 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
+
+import torch.distributed as dist
 
 from hardware_profiles import Seconds
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+
+
+class Pending(Protocol):
+    """A collective that has been started."""
+
+    def wait(self) -> object: ...
 
 
 @dataclass(slots=True)
@@ -34,23 +46,29 @@ class Calls:
 @dataclass(slots=True)
 class Waits:
     """Seconds of waiting so far; of every phase (`phase`) the seconds, and those of the CPU that this thread took
-    (others of the process move bytes for collectives); and the calls in it by the names of their functions. `settle` is
-    called at the ends of phases: it waits for work that was only asked for."""
+    (others of the process move bytes for collectives); and the calls in it by the names of their functions. `by_group`
+    has the phase and the seconds of every call on a group, in their order. `settle` is called at the ends of phases: it
+    waits for work that was only asked for."""
 
     seconds: Seconds = 0.0
     current: str = ""
     phases: dict[str, tuple[Seconds, Seconds]] = field(default_factory=dict)
     calls: dict[tuple[str, str], Calls] = field(default_factory=dict)
+    by_group: dict[dist.ProcessGroup, list[tuple[str, Seconds]]] = field(default_factory=dict)
     settle: Callable[[], None] = lambda: None
 
-    def waited(self, call: Callable[..., object], seconds: Seconds, sent: object) -> None:
-        """Count a call."""
+    def waited(
+        self, call: Callable[..., object], seconds: Seconds, sent: object, group: dist.ProcessGroup | None
+    ) -> None:
+        """Count a call, on a group or on none."""
         self.seconds += seconds
         named = call.func if isinstance(call, partial) else call
         one = self.calls.setdefault((self.current, getattr(named, "__name__", "call")), Calls())
         one.count += 1
         one.seconds += seconds
         one.nbytes += int(getattr(sent, "nbytes", 0))
+        if group is not None:
+            self.by_group.setdefault(group, []).append((self.current, seconds))
 
 
 _ASKED: ContextVar[Waits | None] = ContextVar("who asks for the seconds of waiting", default=None)
@@ -94,10 +112,29 @@ def waiting_for(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> 
     try:
         return call(*args, **kwargs)
     finally:
-        waits.waited(call, time.perf_counter() - started, _sent(call, args))
+        seconds = time.perf_counter() - started
+        given = (*call.args, *call.keywords.values(), *args) if isinstance(call, partial) else args
+        waits.waited(call, seconds, _sent(given), _group((*given, *kwargs.values())))
 
 
-def _sent(call: Callable[..., object], args: tuple[object, ...]) -> object:
+def waiting_for_work(work: Pending, group: dist.ProcessGroup) -> None:
+    """Return when a collective that was started on a group is through; its seconds are counted as by `waiting_for`."""
+    waits = _ASKED.get()
+    if waits is None:
+        work.wait()
+        return
+    started = time.perf_counter()
+    try:
+        work.wait()
+    finally:
+        waits.waited(work.wait, time.perf_counter() - started, None, group)
+
+
+def _sent(given: tuple[object, ...]) -> object:
     """The tensor of a call: the last of its arguments that is one, which is the input where there is an output too."""
-    given = (*call.args, *args) if isinstance(call, partial) else args
     return next((one for one in reversed(given) if hasattr(one, "nbytes")), None)
+
+
+def _group(given: tuple[object, ...]) -> dist.ProcessGroup | None:
+    """The group of a call among its arguments."""
+    return next((one for one in given if isinstance(one, dist.ProcessGroup)), None)

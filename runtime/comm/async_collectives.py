@@ -12,7 +12,6 @@ import torch.distributed as dist
 from planner.sharding.redistribute import COLLECTIVES, Step
 from runtime.comm.collectives import (
     Collective,
-    Pending,
     Pieces,
     coalesced_all_gather,
     coalesced_all_reduce,
@@ -22,7 +21,7 @@ from runtime.comm.collectives import (
 )
 from runtime.comm.device_mesh import RankMesh
 from runtime.comm.redistribute import apply_steps
-from runtime.waiting import waiting_for
+from runtime.waiting import Pending, waiting_for_work
 
 Groups = Sequence[dist.ProcessGroup | None]
 """Processes to talk to on each axis."""
@@ -62,7 +61,7 @@ class Flight:
         self._steps = [
             [step for step in one if step.kind not in COLLECTIVES or place.mesh.sizes[step.axis] > 1] for one in steps
         ]
-        self._started: tuple[Pending, torch.Tensor | None, Callable[[], Pieces]] | None = None
+        self._started: tuple[Pending, dist.ProcessGroup, torch.Tensor | None, Callable[[], Pieces]] | None = None
         self.under_way: Step | None = None  # the collective that was started last
         self._go()
 
@@ -70,8 +69,8 @@ class Flight:
         """Wait, and take the collectives that are left; the pieces at the end of their way."""
         with torch.no_grad():
             while self._started is not None:
-                work, _, landed = self._started
-                waiting_for(work.wait)
+                work, group, _, landed = self._started
+                waiting_for_work(work, group)
                 self._started = _ = None
                 self._pieces = landed()
                 self._go()
@@ -92,4 +91,4 @@ class Flight:
             assert group is not None, "nothing moves along an axis of one device"
             call, sent, landed = _COALESCED[self.under_way.kind](self._pieces, following, group)
             self._pieces = []
-            self._started = call(async_op=True), sent if self._holds else None, landed
+            self._started = call(async_op=True), group, sent if self._holds else None, landed

@@ -18,8 +18,7 @@ import torch
 import torch.distributed as dist
 
 from planner.sharding.redistribute import Step
-from runtime.comm.collectives import Pending
-from runtime.waiting import waiting_for
+from runtime.waiting import Pending, waiting_for_work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +94,7 @@ class Arriving:
         chunks, coming = self._chunks, self._first or self._start(0)
         for number in range(chunks.count):
             work, _, arrived = coming
-            waiting_for(work.wait)
+            waiting_for_work(work, self._group)
             if number + 1 < chunks.count:
                 coming = self._start(number + 1)
             chunks.whole(self.whole, number).copy_(arrived)
@@ -129,7 +128,7 @@ class Leaving:
         """Wait for all chunks, and put them into the piece."""
         for number in range(self._chunks.count):
             work, _, own = self._sent[number]
-            waiting_for(work.wait)
+            waiting_for_work(work, self._group)
             self._chunks.piece(piece, number).copy_(own)
         self._sent.clear()
         return piece

@@ -13,20 +13,14 @@ elements as if each went by itself. The blocking forms are of one tensor, with w
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from runtime.waiting import waiting_for
+from runtime.waiting import Pending, waiting_for
 
 Pieces = list[torch.Tensor]
-
-
-class Pending(Protocol):
-    """A collective that has been started."""
-
-    def wait(self) -> object: ...
 
 
 class Collective(NamedTuple):

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from planner.sharding.halo import Halo
-from runtime.waiting import waiting_for
+from runtime.waiting import waiting_for_work
 
 Sides = tuple[torch.Tensor | None, torch.Tensor | None]
 """What lies before a piece and what behind it; None where the halo has none."""
@@ -82,5 +82,5 @@ class Neighbours:
                 calls.append(dist.P2POp(dist.isend, sent, group=self.group, group_peer=to))
                 calls.append(dist.P2POp(dist.irecv, coming, group=self.group, group_peer=origin))
         for work in dist.batch_isend_irecv(calls):
-            waiting_for(work.wait)
+            waiting_for_work(work, self.group)
         return come[0], come[1]

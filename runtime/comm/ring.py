@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runtime.waiting import waiting_for
+from runtime.waiting import waiting_for_work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +20,12 @@ class Round:
     sent: tuple[torch.Tensor, ...]
     coming: list[torch.Tensor]
     works: tuple[Any, ...]
+    group: dist.ProcessGroup
 
     def wait(self) -> list[torch.Tensor]:
         """What has come, once all of it is there and all that was sent has gone."""
         for work in self.works:
-            waiting_for(work.wait)
+            waiting_for_work(work, self.group)
         return self.coming
 
 
@@ -35,4 +36,4 @@ def around(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, place: int
     coming = [torch.empty_like(tensor) for tensor in tensors]
     calls = [dist.P2POp(dist.isend, tensor, group=group, group_peer=(place + 1) % size) for tensor in tensors]
     calls += [dist.P2POp(dist.irecv, tensor, group=group, group_peer=(place - 1) % size) for tensor in coming]
-    return Round(sent=tuple(tensors), coming=coming, works=tuple(dist.batch_isend_irecv(calls)))
+    return Round(sent=tuple(tensors), coming=coming, works=tuple(dist.batch_isend_irecv(calls)), group=group)

@@ -25,8 +25,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 
 from planner.models.fp8_experts import unpacked_tokens
-from runtime.comm.collectives import Pending
-from runtime.waiting import waiting_for
+from runtime.waiting import Pending, waiting_for, waiting_for_work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +40,12 @@ class Way:
 class _Leg:
     """One all-to-all under way. What is sent is held until it has arrived."""
 
-    def __init__(self, work: Pending, sent: torch.Tensor, incoming: torch.Tensor) -> None:
-        self._work, self._sent, self._incoming = work, sent, incoming
+    def __init__(self, work: Pending, group: dist.ProcessGroup, sent: torch.Tensor, incoming: torch.Tensor) -> None:
+        self._work, self._group, self._sent, self._incoming = work, group, sent, incoming
 
     def land(self) -> torch.Tensor:
         """What has come."""
-        waiting_for(self._work.wait)
+        waiting_for_work(self._work, self._group)
         incoming = self._incoming
         del self._sent, self._incoming
         return incoming
@@ -264,4 +263,4 @@ def _exchanged(rows: torch.Tensor, to: list[int], of: list[int], group: dist.Pro
 def _started(rows: torch.Tensor, to: list[int], of: list[int], group: dist.ProcessGroup) -> _Leg:
     sent, incoming = rows.contiguous(), rows.new_empty((sum(to), *rows.shape[1:]))
     work = dist.all_to_all_single(incoming, sent, to, of, group=group, async_op=True)
-    return _Leg(work, sent, incoming)
+    return _Leg(work, group, sent, incoming)

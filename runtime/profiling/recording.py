@@ -6,14 +6,17 @@ PyTorch for one step more.
 
 Clocks cost a few microseconds for each pass, collective and update. On an accelerator every end of a pass waits for its
 work as well, so that launches of the next one are not ahead of it: what that costs is in the terms that it measures.
+
+    rank 0   | forward |== all_reduce ==|        a collective ends on all ranks when the last one has come: the least
+    rank 1   | forward      |= all_red. |        of its seconds over ranks is the link's, and rank 0 waits for the rest
 """
 
 import contextlib
 import datetime
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 import torch.distributed as dist
@@ -23,6 +26,7 @@ from hardware_profiles.device import DeviceType
 from hardware_profiles.run_record import (
     KIND,
     TERMS,
+    VERSION,
     CollectiveCalls,
     MeasuredRun,
     RankTerms,
@@ -54,6 +58,7 @@ class Recorder:
     terms: list[dict[str, Seconds]] = field(default_factory=list)
     cpu: list[dict[str, Seconds]] = field(default_factory=list)
     calls: list[Mapping[tuple[str, str], tuple[int, Seconds, int]]] = field(default_factory=list)
+    by_group: list[Mapping[dist.ProcessGroup, list[tuple[str, Seconds]]]] = field(default_factory=list)
     profiled: Seconds | None = None
     operators: dict[str, Seconds] = field(default_factory=dict)
 
@@ -62,6 +67,7 @@ class Recorder:
         self.seconds.append(seconds)
         self.terms.append(terms_of(seconds, waits))
         self.cpu.append({name: cpu for name, (_, cpu) in waits.phases.items() if name in TERMS})
+        self.by_group.append(waits.by_group)
         self.calls.append({key: (one.count, one.seconds, one.nbytes) for key, one in waits.calls.items()})
 
     @contextlib.contextmanager
@@ -91,7 +97,9 @@ class Recorder:
         plan, device = self.plan, self.step.place.device
         counted = self.seconds[WARM_UP:] or self.seconds
         places = [at + len(self.seconds) - len(counted) for at in _middle(counted)]
-        mine = {name: statistics.fmean(self.terms[at][name] for at in places) for name in TERMS}
+        late = waiting_of(self.by_group, least_seconds(self.by_group, device))
+        terms = [without_waiting(said, waited) for said, waited in zip(self.terms, late, strict=True)]
+        mine = {name: statistics.fmean(terms[at][name] for at in places) for name in TERMS}
         busy = {name: statistics.fmean(self.cpu[at].get(name, 0.0) for at in places) for name in _BUSY}
         kind, peak = peak_memory(device)
         held = _held(self.step)
@@ -111,7 +119,7 @@ class Recorder:
         first = 1 + len(TERMS) + len(_BUSY)
         return MeasuredRun(
             kind=KIND,
-            schema_version=1,
+            schema_version=VERSION,
             date=datetime.datetime.now(datetime.UTC).date().isoformat(),
             plan=run_plan(plan),
             machine=RunMachine(
@@ -151,13 +159,61 @@ def terms_of(seconds: Seconds, waits: Waits) -> dict[str, Seconds]:
     for (phase, _), one in waits.calls.items():
         inside[phase] = inside.get(phase, 0.0) + one.seconds
     own = {name: max(0.0, waits.phases.get(name, (0.0, 0.0))[0] - inside.get(name, 0.0)) for name in _BUSY}
-    found = {
-        **own,
-        "communication": inside.get("forward", 0.0) + inside.get("backward", 0.0),
-        "transfer": inside.get("", 0.0),
-        "reduction": inside.get("update", 0.0),
-    }
+    found = {**own, "communication": 0.0, "transfer": 0.0, "reduction": 0.0, "waiting": 0.0}
+    for phase, took in inside.items():
+        found[_CALLED_IN[phase]] += took
     return {name: {**found, "rest": seconds - sum(found.values())}[name] for name in TERMS}
+
+
+_GroupCalls: TypeAlias = Sequence[Mapping[dist.ProcessGroup, Sequence[tuple[str, Seconds]]]]
+"""Calls on each group with their phases and seconds, in their order, step by step."""
+
+
+def least_seconds(steps: _GroupCalls, device: torch.device) -> dict[dist.ProcessGroup, list[Seconds]]:
+    """The least seconds of each call over the ranks of its group, of all steps one after the other. Collective: all
+    ranks take groups in the order of their members, so that none waits in another group than the one before it."""
+    found = {}
+    groups = {group: None for step in steps for group in step}
+    for group in sorted(groups, key=lambda one: (dist.get_process_group_ranks(one), one.group_name)):
+        own = [seconds for step in steps for _, seconds in step.get(group, ())]
+        counts = torch.tensor([len(own), -len(own)], device=device)
+        dist.all_reduce(counts, dist.ReduceOp.MIN, group)
+        assert counts[0] == -counts[1], "the ranks of a group make the same calls on it"
+        least = torch.tensor(own, dtype=torch.float64, device=device)
+        dist.all_reduce(least, dist.ReduceOp.MIN, group)
+        found[group] = [float(seconds) for seconds in least.tolist()]
+    return found
+
+
+def waiting_of(steps: _GroupCalls, least: Mapping[dist.ProcessGroup, Sequence[Seconds]]) -> list[dict[str, Seconds]]:
+    """Seconds of each step, by phase, in which calls took longer than the least that they took in their group."""
+    left = {group: iter(seconds) for group, seconds in least.items()}
+    found = []
+    for step in steps:
+        waited: dict[str, Seconds] = {}
+        for group, calls in step.items():
+            for phase, seconds in calls:
+                waited[phase] = waited.get(phase, 0.0) + seconds - next(left[group])
+        found.append(waited)
+    return found
+
+
+_CALLED_IN: Mapping[str, str] = {
+    "forward": "communication",
+    "backward": "communication",
+    "update": "reduction",
+    "": "transfer",
+}
+"""The terms that the calls of phases are in."""
+
+
+def without_waiting(terms: Mapping[str, Seconds], waited: Mapping[str, Seconds]) -> dict[str, Seconds]:
+    """Terms of a step with the waiting, by phase, as a term of its own; they sum to the step as before."""
+    found = dict(terms)
+    for phase, seconds in waited.items():
+        found[_CALLED_IN[phase]] -= seconds
+        found["waiting"] += seconds
+    return found
 
 
 def _middle(seconds: list[Seconds]) -> list[int]:

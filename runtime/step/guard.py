@@ -104,7 +104,7 @@ class LossGuard:
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return verdict
         worst = torch.tensor(verdict, dtype=torch.int32, device=self._device)
-        waiting_for(dist.all_reduce, worst, dist.ReduceOp.MAX, None)
+        waiting_for(dist.all_reduce, worst, dist.ReduceOp.MAX, dist.group.WORLD)
         return int(worst)
 
     def _why(self, verdict: int, loss: float) -> str:

@@ -3,9 +3,10 @@
     plan 0 ─ run --measure ─▶ record ─ fit ─▶ corrected profile
     plans 1 ...  each another way to use two processes: predicted by both profiles, then run and measured
 
-`wall` is the step by the clock. `CPU` is what processes compute in a step, forward, backward and update, in CPU
-seconds: on a machine that others use the clock says how long they stood in line. Both come from the same runs. The
-corrected profile is made of plan 0 alone, once by each clock, and of nothing that is measured afterwards.
+`wall` is the step by the clock, of which `waiting` is the share in which ranks wait in a collective for one that comes
+later. `CPU` is the step with CPU seconds where processes compute, and without waiting for one that stood in line: what
+it takes on a machine that nobody else uses, as far as this one can say. Both come from the same runs. The corrected
+profile is made of plan 0 alone, once by each clock, and of nothing that is measured afterwards.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from hardware_profiles.run_record import MeasuredRun, load_run_record
 from planner.api.searching import search
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.compare.corrections import corrections_of, factors_of
-from planner.plan.compare.measured import Clock, measured_terms, predicted_terms
+from planner.plan.compare.measured import Clock, measured_terms
 from planner.plan.compare.repricing import repriced
 from planner.plan.file import save_plan
 from planner.plan.plan import Plan
@@ -32,7 +33,6 @@ from planner.strategy_search.job import named_job
 from planner.strategy_search.request.space import Pinned
 
 MODEL = "llama-tiny"
-BUSY = ("forward", "backward", "update")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,22 +78,26 @@ def loop(folder: Path, cases: Sequence[Case], steps: int, hardware: str) -> None
         plan = search(MODEL, before, devices=2, global_batch=case.batch, pinned=case.pinned, simplicity=0.0).plan
         plans.append(plan)
         runs.append(measured(plan, folder, number, steps))
-    print("error of the step by the clock, and of what processes compute by CPU seconds")
-    print(f"{'plan':24s} {'measured':>10s} {'before':>8s} {'after':>8s}   {'CPU':>10s} {'before':>8s} {'after':>8s}")
+    print("error of the step by the clock, and by CPU seconds where processes compute")
     machines = {clock: corrected(runs[0], clock, hardware, folder) for clock in ("wall", "cpu")}
+    heads = ("measured", "waiting", "before", "after", "CPU", "before", "after")
+    print(f"{'plan':24s} " + " ".join(f"{head:>8s}" for head in heads))
     errors: dict[tuple[str, str], list[float]] = {}
     for case, plan, run in zip(cases, plans, runs, strict=True):
         cells = []
         for clock, machine in machines.items():
-            found = seconds_of(measured_terms(run, clock), clock)
-            cells.append(f"{found * 1e3:7.0f} ms")
+            terms = measured_terms(run, clock)
+            found = sum(terms.values())
+            cells.append(f"{found * 1e3:5.0f} ms")
+            if clock == "wall":
+                cells.append(f"{terms['waiting'] / found:8.1%}")
             later = repriced(plan, graph, batch, machine).plan
             for when, priced in (("before", plan), ("after", later)):
-                error = seconds_of(predicted_terms(priced.prediction), clock) / found - 1
+                error = priced.prediction.step_seconds / found - 1
                 cells.append(f"{error:+8.1%}")
                 if run is not runs[0]:
                     errors.setdefault((clock, when), []).append(abs(error))
-        print(f"{case.name:24s} {cells[0]:>10s} {cells[1]} {cells[2]}   {cells[3]:>10s} {cells[4]} {cells[5]}")
+        print(f"{case.name:24s} " + " ".join(cells))
     means = {key: statistics.fmean(found) for key, found in errors.items()}
     print(
         f"mean error of the {len(cases) - 1} other plans: "
@@ -129,11 +133,6 @@ def corrected(run: MeasuredRun, clock: Clock, hardware: str, folder: Path) -> Ma
         corrected_profile(hardware, corrections_of([run], factors, clock), clock, "a loop"), encoding="utf-8"
     )
     return load_profile(path).with_software(load_software("pytorch")).with_devices(2)
-
-
-def seconds_of(terms: dict[str, float], clock: Clock) -> float:
-    """The whole step, or what is computed in it."""
-    return sum(terms.values()) if clock == "wall" else sum(terms[name] for name in BUSY)
 
 
 def noise(run: MeasuredRun) -> float:

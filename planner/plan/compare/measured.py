@@ -7,6 +7,8 @@
 Measured terms are those of the pipeline stage that is busy longest, in the mean of its ranks, as the prediction has the
 busiest stage. By the clock of the CPU (`clock="cpu"`) the terms in which a rank computes are the CPU seconds of
 the thread that computes: on a machine that others use they say what the work takes, and not how long it stood in line.
+Waiting is then what the rank that computes most takes more than the mean: by the wall ranks also wait for one that
+stood in line.
 """
 
 import statistics
@@ -19,7 +21,7 @@ from hardware_profiles.run_record import TERMS, MeasuredRun, RankTerms, RunPlan
 from planner.errors import RequestError
 from planner.plan.plan import Plan, Prediction
 from planner.plan.prediction.stage_cost import GATHERING, REDUCING
-from planner.plan.prediction.step import BETWEEN_STAGES, REDUCED_AHEAD, UNCOVERED
+from planner.plan.prediction.step import BETWEEN_STAGES, COVERED, REDUCED_AHEAD, UNCOVERED
 
 Clock: TypeAlias = Literal["wall", "cpu"]
 
@@ -30,6 +32,7 @@ _PARTS: Mapping[str, str] = {
     "gradient accumulation": "backward",
     "communication": "communication",
     GATHERING: "communication",
+    COVERED: "communication",
     REDUCING: "communication",
     "stage transfer": "transfer",
     BETWEEN_STAGES: "transfer",
@@ -112,13 +115,13 @@ def measured_terms(run: MeasuredRun, clock: Clock = "wall") -> dict[str, Seconds
         stages.setdefault(rank.stage, []).append(rank)
 
     def terms(ranks: Sequence[RankTerms]) -> dict[str, Seconds]:
-        return {
-            name: statistics.fmean(
-                one.cpu_seconds[name] if clock == "cpu" and name in one.cpu_seconds else one.seconds[name]
-                for one in ranks
-            )
-            for name in TERMS
-        }
+        found = {name: statistics.fmean(one.seconds[name] for one in ranks) for name in TERMS}
+        if clock == "cpu":
+            computed = [sum(one.cpu_seconds.values()) for one in ranks]
+            names = set().union(*(one.cpu_seconds for one in ranks))
+            found |= {name: statistics.fmean(one.cpu_seconds.get(name, 0.0) for one in ranks) for name in names}
+            found["waiting"] = max(computed) - statistics.fmean(computed)
+        return found
 
     busy = ("forward", "backward", "update")
     return max((terms(ranks) for ranks in stages.values()), key=lambda found: sum(found[name] for name in busy))

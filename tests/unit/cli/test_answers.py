@@ -62,7 +62,7 @@ def record_of(plan: Plan) -> MeasuredRun:
     )
     return MeasuredRun(
         kind="measured run",
-        schema_version=1,
+        schema_version=2,
         date="2026-01-01",
         plan=known,
         machine=RunMachine(name="a processor", device_type="cpu", torch="2.9", threads=1),

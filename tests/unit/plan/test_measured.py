@@ -20,6 +20,7 @@ from planner.errors import RequestError
 from planner.plan.compare.measured import compare_run, predicted_terms, run_plan
 from planner.plan.file import load_plan
 from planner.plan.plan import Plan
+from planner.plan.prediction.step import COVERED
 from tests.refusals import refused
 
 PLAN = Path(__file__).resolve().parents[2] / "distributed" / "llama-tiny-in-two.json"
@@ -42,7 +43,7 @@ def rank(stage: int = 0, **seconds: float) -> RankTerms:
 def run(*ranks: RankTerms) -> MeasuredRun:
     return MeasuredRun(
         kind="measured run",
-        schema_version=1,
+        schema_version=2,
         date="2026-01-01",
         plan=run_plan(plan()),
         machine=RunMachine(name="a processor", device_type="cpu", torch="2.9", threads=1),
@@ -75,6 +76,21 @@ def test_the_stage_that_is_busy_longest_counts_in_the_mean_of_its_ranks() -> Non
     assert {one.name: one.measured for one in clock.terms}["forward"] == 0.05
 
 
+def test_by_cpu_seconds_waiting_is_for_the_rank_that_computes_most() -> None:
+    busier = replace(rank(waiting=0.01), cpu_seconds={"forward": 0.09, "backward": 0.1, "update": 0.01})
+    ranks = run(rank(waiting=0.05), busier)
+    assert {one.name: one.measured for one in compare_run(plan(), ranks).terms}["waiting"] == pytest.approx(0.03)
+    by_cpu = {one.name: one.measured for one in compare_run(plan(), ranks, "cpu").terms}
+    assert by_cpu["waiting"] == pytest.approx(0.02)
+    assert by_cpu["forward"] == pytest.approx(0.07)
+
+
+def test_communication_that_other_micro_batches_cover_is_predicted_to_take_no_time() -> None:
+    prediction = replace(plan().prediction, time=(("communication", 0.03), (COVERED, -0.02), ("forward", 0.1)))
+    assert predicted_terms(prediction)["communication"] == pytest.approx(0.01)
+    assert predicted_terms(prediction)["rest"] == 0.0
+
+
 def test_a_run_of_another_plan_is_refused() -> None:
     other = replace(run(rank()), plan=replace(run_plan(plan()), mesh=(4, 2)))
     with refused(RequestError, "mesh", "4x2"):
@@ -92,7 +108,8 @@ def test_a_record_reads_back_and_what_is_none_is_named(tmp_path: Path) -> None:
     for change, place in (
         ({"extra": 1}, "extra"),
         ({"step_seconds": []}, "step_seconds"),
-        ({"schema_version": 2}, "schema_version"),
+        ({"schema_version": 3}, "schema_version"),
+        ({"schema_version": 1}, "measure the plan again"),
         ({"ranks": [{**content["ranks"][0], "seconds": {"forward": 1.0}}]}, "ranks.0.seconds"),
     ):
         with refused(MeasurementsError, place):

@@ -17,7 +17,7 @@ from tests.distributed import plans
 RUNTIME = Path(runtime.__file__).parent
 OUTSIDE = {
     "agreement", "checking", "checkpoint", "exchange", "finiteness", "initial_values", "integrations", "launch",
-    "measuring", "proving", "recording", "recovery", "same_batch", "training",
+    "measuring", "proving", "recording", "recovery", "same_batch", "training", "waiting",
 }  # fmt: skip
 """Modules of what is done beside steps, or in the first one only."""
 WAITING = {
