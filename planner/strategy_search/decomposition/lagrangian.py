@@ -50,7 +50,7 @@ _SUGGESTING = 4
 _ROUNDING = 1e-12
 """Of sums of the same numbers in another order, relatively."""
 
-_ENDS = 2
+ENDS = 2
 """Head and tail, which may stand on a rank beside inner blocks."""
 
 NEVER = 1e15
@@ -68,7 +68,7 @@ class Priced:
     flights: float
     under: Passes
     proves: bool  # whether the values bound the busy time of a rank
-    at_tail: bool  # whether what is there for a moment counts as the tail has it
+    at_tail: float  # share of what is there for a moment that counts as the tail has it
     head: tuple[Solved, ...]
     inner: tuple[tuple[Solved, ...], ...]  # of every kind of block
     tail: tuple[Solved, ...]
@@ -133,7 +133,7 @@ class _Question:
     flights: float
     under: Passes
     proves: bool
-    at_tail: bool
+    at_tail: float
     asked: list[Asked]
     numbers: list[int]
 
@@ -179,15 +179,15 @@ class Multipliers:
         under: Passes = NEITHER,
         cap: float = math.inf,
         *,
-        at_tail: bool = False,
+        at_tail: float = 0.0,
     ) -> None:
         """Solve the pieces at a price of memory, for so many micro-batches in flight; an infinite price asks for the
         least memory. `under`, from 0 to 1, is the share that counts of what travels under the work of each pass,
         beyond that work: max(0, excess) is no less than any share of it. So it is with what of the reductions R of
         gradients is left beyond the last backward pass B: max(0, R - B). With a cap on the bytes that an operator needs
         for a moment nothing is proved, but found. The largest interior of a recomputed block is no smaller than the
-        average, or than what the tail replays, and the most that an operator needs for a moment is no less than that of
-        one in the tail: so they count `at_tail`, where that is asked for."""
+        average, nor than what the tail replays, and the most that an operator needs for a moment is no less than the
+        least, nor than that of one in the tail: both count so by a share, the latter by the share `at_tail`."""
         self._add([self._priced(price, flights, under, cap, at_tail)])
 
     def solve_all(self, prices: Sequence[tuple[float, float, Passes]], average: Setting | None = None) -> None:
@@ -197,9 +197,10 @@ class Multipliers:
         if average is not None:
             self._note_average(average)
 
-    def knows(self, price: float, flights: float, under: Passes) -> bool:
+    def knows(self, price: float, flights: float, under: Passes, at_tail: float = 0.0) -> bool:
         """Whether the pieces were solved at that price, without a cap."""
-        return any((one.price, one.flights, one.under) == (price, flights, under) and one.proves for one in self.priced)
+        asked = (price, flights, under, at_tail)
+        return any((one.price, one.flights, one.under, one.at_tail) == asked and one.proves for one in self.priced)
 
     def begin(self, setting: Setting) -> None:
         """Solve the pieces with memory for free, first of all, and for what the average rank takes."""
@@ -208,22 +209,23 @@ class Multipliers:
             self.solve_all(free, average=setting if setting.ranks > 1 else None)
 
     def _priced(
-        self, price: float, flights: float, under: Passes = NEITHER, cap: float = math.inf, at_tail: bool = False
+        self, price: float, flights: float, under: Passes = NEITHER, cap: float = math.inf, at_tail: float = 0.0
     ) -> "_Question":
         weights = self._weights(price, flights, under)
         if at_tail:
-            weights = replace(weights, replay=0.0)
+            weights = replace(weights, replay=weights.replay * (1 - at_tail))
         proves = cap == math.inf and under[2] != WAITED
         question = self._question(weights, price, flights, under=under, proves=proves, cap=cap)
         if not at_tail:
             return question
         own = slice(question.numbers[0], question.numbers[0] + question.numbers[1])
+        there = price * at_tail / self.parts
         counted = [
-            replace(one, weights=replace(one.weights, replay=price / self.parts, transient=price / self.parts))
+            replace(one, weights=replace(one.weights, replay=one.weights.replay + there, transient=there))
             for one in question.asked[own]
         ]
         asked = [*question.asked[: own.start], *counted, *question.asked[own.stop :]]
-        return replace(question, asked=asked, at_tail=True)
+        return replace(question, asked=asked, at_tail=at_tail)
 
     def _weights(self, price: float, flights: float, under: Passes) -> Weights:
         waited = under[2] == WAITED
@@ -235,7 +237,7 @@ class Multipliers:
                 step=_LEAN,
                 fixed=1.0,
                 live=flights,
-                replay=1.0 / (self.blocks + _ENDS) / self.parts,
+                replay=1.0 / (self.blocks + ENDS) / self.parts,
             )
         return Weights(
             part=self.weight / self.parts,
@@ -247,7 +249,7 @@ class Multipliers:
             reduction=0.0 if waited else 1.0 - last,
             fixed=price,
             live=price * flights,
-            replay=price / (self.most + _ENDS) / self.parts,
+            replay=price / (self.most + ENDS) / self.parts,
         )
 
     def _add(self, questions: Sequence["_Question"]) -> None:
@@ -277,7 +279,7 @@ class Multipliers:
             flights=flights,
             under=under,
             proves=proves,
-            at_tail=False,
+            at_tail=0.0,
             asked=[Asked(piece=one, weights=own, banned=banned(one)) for pieces, own in worth for one in pieces],
             numbers=[len(pieces) for pieces, _ in worth],
         )
@@ -446,14 +448,14 @@ class Multipliers:
         """What the prices that are `usable` prove for a rank and others like it, `ranks` in all."""
         first, last = rank == 0, rank == setting.ranks - 1
         crossing = _picked(self.crossing_seconds(setting, rank), some) * (self.weight / self.parts)
-        at_once = self._least_transient(first, last)
+        at_once = self.least_transient(first, last)
         own = last and self.blocks and not self.chain.blocks_in_tail  # the last block is an inner one and may hold less
         ending = np.minimum(_picked(self.chain.ending, some), 0.0)
         less = ending * setting.in_flight[-1][-1] if own else np.zeros(possible.shape)
         ends, slopes, wholes, room = [], [], [], np.full(possible.shape, math.inf)
         for at in usable:
             priced = self.priced[at]
-            capacity = setting.capacity - (0.0 if priced.at_tail and last else at_once)
+            capacity = setting.capacity - at_once * (1 - priced.at_tail if last else 1.0)
             head, inner, tail = (_picked(values, some) for values in priced.values)
             value = (head if first else 0.0) + (tail if last else 0.0)
             value = value + less * (1.0 if math.isinf(priced.price) else priced.price)
@@ -481,7 +483,7 @@ class Multipliers:
         """Whole blocks, where every block is a unit."""
         return np.floor(units) if len(self.counts) < 2 else units
 
-    def _least_transient(self, first: bool, last: bool) -> float:
+    def least_transient(self, first: bool, last: bool) -> float:
         """Bytes that live for a moment on a rank, whatever is chosen."""
         sides = ((self.chain.head, first), (self.chain.inner, self.blocks > 0), (self.chain.tail, last))
         held = [pieces for pieces, here in sides if here and pieces]

@@ -7,6 +7,7 @@ rank is as fast as it can be (`division`).
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -14,16 +15,36 @@ import numpy as np
 from planner.strategy_search.decomposition.division import Division, divide
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
 from planner.strategy_search.decomposition.lagrangian import Multipliers, Priced, State
+from planner.strategy_search.decomposition.mixture import Mixture, best_mixture
 from planner.strategy_search.decomposition.pieces import Chain, Column
 from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.decomposition.stage_filling import Filled, Filling, Rank, Way, fill_best
+from planner.strategy_search.engine.master import Master, master_of
 from planner.strategy_search.engine.outcome import RankFilling
 
 _WORSE = 2
 """Numbers of recomputed blocks that only take longer, after which no more are tried."""
 
+_QUICKER = 1e-3
+"""Share of the time of the slowest rank that another mixture of ways to run its blocks must save."""
+
 Composed: TypeAlias = tuple[float, State, tuple[RankFilling, ...]]
 """Seconds of a step, candidates at the boundary, and what each rank runs."""
+
+Ends: TypeAlias = tuple[Column | None, Column | None]
+"""What a rank has before its inner blocks and after them."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tried:
+    """What the columns known at a state make: the best division, if any fits, and what is `found` with it; what every
+    rank comes to, how it is `described`, and its `ends`, in each variant."""
+
+    found: Composed | None
+    division: Division | None
+    ranks: Sequence[Filled]
+    described: Sequence[tuple[Rank, ...]]
+    ends: Sequence[Sequence[Ends]]
 
 
 class Composition:
@@ -45,8 +66,8 @@ class Composition:
         self.pools: list[list[Way]] = [[] for _ in multipliers]
         self.least, self.fullest = math.inf, 0
 
-    def compose(self, state: State) -> tuple[Composed | None, list[Filled], Division | None]:
-        """The best division with the columns known at a state, if any fits; what every rank comes to."""
+    def compose(self, state: State) -> Tried:
+        """The best division with the columns known at a state."""
         setting = self.setting
         last = setting.ranks - 1
         self.pools = [
@@ -77,14 +98,71 @@ class Composition:
             known = self.least - self.capacity(self.fullest)
             if wanted[fullest] - self.capacity(fullest) < known:
                 self.least, self.fullest = wanted[fullest], fullest
-            return None, ranks, None
+            return Tried(found=None, division=None, ranks=ranks, described=described, ends=variants)
         fillings = tuple(
             self.filling(rank, filled, chosen, block_range)
             for rank, (filled, chosen, block_range) in enumerate(
                 zip(ranks, variants, division.block_ranges, strict=True)
             )
         )
-        return (division.seconds, state, fillings), ranks, division
+        found = (division.seconds, state, fillings)
+        return Tried(found=found, division=division, ranks=ranks, described=described, ends=variants)
+
+    def mixed(self, tried: Tried) -> Composed | None:
+        """The same division, where the slowest rank, and then the next, is quicker with more ways to run its blocks, or
+        with other numbers of them than memory alone asks for; None where it is not."""
+        if tried.found is None or tried.division is None or self.setting.counts != "any" or not self.blocks:
+            return None
+        (_, state, fillings), held, m = tried.found, tried.division.block_ranges, self.setting.micro_batches
+        ranks, mixed = list(fillings), list[Mixture | None]([None] * len(held))
+        parts = [float(filled.part[n]) for filled, n in zip(tried.ranks, held, strict=True)]
+        steps = [float(filled.step[n]) for filled, n in zip(tried.ranks, held, strict=True)]
+        while True:
+            slowest = max(range(len(held)), key=lambda rank: m * parts[rank] + steps[rank])
+            found = (
+                None if mixed[slowest] else self._mixture(state, tried, slowest, m * parts[slowest] + steps[slowest])
+            )
+            if found is None:
+                break
+            mixed[slowest], parts[slowest], steps[slowest] = found, found.part, found.step
+            ranks[slowest] = replace(ranks[slowest], inner=found.inner, peak=found.peak, beside=found.beside)
+        if not any(mixed):
+            return None
+        chunks = self.setting.chunks
+        return (m - 1 / chunks) * max(parts) + math.fsum(parts) / chunks + max(steps), state, tuple(ranks)
+
+    def _mixture(self, state: State, tried: Tried, rank: int, busy: float) -> Mixture | None:
+        """The blocks that a rank has in a division in the cheapest mixture of ways, where it is quicker than `busy`."""
+        assert tried.division is not None
+        block_range = tried.division.block_ranges[rank]
+        filled = tried.ranks[rank]
+        taken = filled.filling(block_range)
+        head, tail = tried.ends[rank][taken.variant]
+        held = [column.amounts for column in (head, tail, *self._run(rank, taken)) if column is not None]
+        at_once = max(a.replay for a in held) + max(a.transient for a in held) + float(filled.beside[block_range])
+        master = self.master(state, rank, block_range, at_once)
+        if master is None:
+            return None
+        start, count = int(self.block_ranges.starts[block_range]), int(self.block_ranges.lengths[block_range])
+        found = best_mixture(
+            tried.described[rank][taken.variant],
+            master.shares,
+            self.block_ranges.kinds[start : start + count],
+            self.setting.micro_batches,
+            self.capacity(rank),
+        )
+        return found if found is not None and found.busy < busy * (1 - _QUICKER) else None
+
+    def master(self, state: State, rank: int, block_range: int, at_once: float | None = None) -> Master | None:
+        """What is best for a rank with a range of blocks by all that is known at a state (see `master_of`)."""
+        kind, counts = self.pipeline_of_kinds.kinds[rank], self.block_ranges.counts[:, block_range].tolist()
+        setting = replace(self.setting, capacity=self.capacity(rank))
+        return master_of(self.multipliers[kind], setting, state, rank, counts, at_once)
+
+    def _run(self, rank: int, taken: Filling) -> tuple[Column, ...]:
+        """The ways that blocks of a filling are run."""
+        pool = self.pool(rank)
+        return (*pool[taken.first], *(pool[taken.second] if taken.lean else ()))
 
     @property
     def equal(self) -> int | None:
@@ -181,7 +259,7 @@ class Composition:
         self,
         rank: int,
         filled: Filled,
-        ends: Sequence[tuple[Column | None, Column | None]],
+        ends: Sequence[Ends],
         block_range: int,
     ) -> RankFilling:
         taken: Filling = filled.filling(block_range)
@@ -259,7 +337,5 @@ def _distinct(ways: Sequence[Way]) -> list[Way]:
     return list({tuple((c.recompute, c.amounts) for c in way): way for way in ways}.values())
 
 
-def _distinct_ends(
-    ends: Sequence[tuple[Column | None, Column | None]],
-) -> list[tuple[Column | None, Column | None]]:
+def _distinct_ends(ends: Sequence[Ends]) -> list[Ends]:
     return list({tuple(None if c is None else (c.recompute, c.amounts) for c in pair): pair for pair in ends}.values())

@@ -31,7 +31,7 @@ from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.decomposition.stage_filling import fill_best
 from planner.strategy_search.decomposition.stage_problem import Part, parts_problem
 from planner.strategy_search.engine.composition import Composed, Composition
-from planner.strategy_search.engine.next_price import CAPS, NextPrice
+from planner.strategy_search.engine.next_price import CAPS, Asked, NextPrice
 from planner.strategy_search.engine.outcome import Outcome, RankFilling
 from planner.strategy_search.engine.whole_blocks import WholeBlocks
 from planner.strategy_search.request.constraints import NothingAgreesError
@@ -43,9 +43,6 @@ Array = NDArray[np.float64]
 ROUNDS = 16
 """Prices of memory tried for one configuration, at most; four are the rule."""
 
-
-_STEPS = (1.5, 1 / 1.5, 1.15, 1 / 1.15)
-"""Factors between prices that are tried for what they prove."""
 
 _SETTLED = 1e-3
 """How close to the best the exact solver goes, relatively."""
@@ -66,8 +63,8 @@ class Evaluation:
 
     `cutoff`: plans as slow as that are of no interest; `enough`: one as fast as that will do; `hint`: a price of memory
     and shares of what travels under work to try early; `rounds`: prices to try at most; `multipliers`: what others have
-    asked of the same pieces, or an empty list for those who come after; `proving`: whether prices are tried for no more
-    than what they prove; `patterned`: whether operators have one pattern, so that whole blocks prove more than prices.
+    asked of the same pieces, or an empty list for those who come after; `patterned`: whether operators have one
+    pattern, so that whole blocks prove more than prices.
     """
 
     def __init__(
@@ -80,7 +77,6 @@ class Evaluation:
         hint: Hint = NO_HINT,
         rounds: int = ROUNDS,
         multipliers: list[Multipliers] | None = None,
-        proving: bool = True,
         patterned: bool = False,
     ) -> None:
         self.rounds = rounds
@@ -102,8 +98,7 @@ class Evaluation:
         self.known = 0  # prices that others have asked for
         for kind, one in enumerate(self.multipliers):
             for priced in one.priced:
-                self.next_price.new(kind, priced.price, priced.flights, priced.under)
-        self.sharpened = not proving
+                self.next_price.new(Asked(kind, priced.price, priced.flights, priced.under, priced.at_tail))
         self.whole_blocks = WholeBlocks(self.composition) if patterned and len(self.multipliers) == 1 else None
 
     def run(self) -> Outcome:
@@ -115,7 +110,7 @@ class Evaluation:
         hinted = self._hinted() if proved.min() < self.cutoff else []
         if hinted and (any(hinted[0][2]) or not self._roomy(proved)):
             for kind, multipliers in enumerate(self.multipliers):
-                multipliers.solve_all([one for one in hinted if self.next_price.new(kind, *one)])
+                multipliers.solve_all([one for one in hinted if self.next_price.new(Asked(kind, *one)) is not None])
             proved = np.maximum(proved, self._bounds(proved < self.cutoff))
         closed, ruled_out = np.zeros(self.chain.shape, dtype=bool), False
         counted = np.full(self.chain.shape, self.whole_blocks is None)
@@ -130,7 +125,8 @@ class Evaluation:
                     proved[state] = max(proved[state], self.whole_blocks.step_seconds(state, limit))
                     counted[state] = True
                     continue
-                found, ranks, division = self.composition.compose(state)
+                tried = self.composition.compose(state)
+                found = tried.found
                 if found is not None and (best is None or found[0] < best[0]):
                     best = found
                 if best is not None and best[0] <= self.enough:
@@ -138,22 +134,22 @@ class Evaluation:
                 if found is not None and found[0] <= proved[state] * (1 + TOLERANCE):
                     closed[state] = True
                     continue
-                asked = self.next_price.next(ranks, division)
-                if asked is None or len(self.multipliers[asked[0]].priced) - begun[asked[0]] >= self.rounds:
+                asked = self.next_price.next(state, tried.ranks, tried.division)
+                if asked is None or len(self.multipliers[asked.kind].priced) - begun[asked.kind] >= self.rounds:
+                    mixed = self.composition.mixed(tried)
+                    if mixed is not None and (best is None or mixed[0] < best[0]):
+                        best = mixed
+                        limit = min(limit, best[0])
                     if found is None and not ruled_out:
                         proved, ruled_out = np.where(self._impossible(), math.inf, proved), True
-                    if proved[state] < limit and self._sharpened(state, limit):
-                        proved = np.maximum(proved, self._bounds(proved < limit))
                     closed[state] = True
                     continue
-                kind, price, flights, under = asked
-                if not self.multipliers[kind].knows(price, flights, under):
-                    self.multipliers[kind].solve(price, flights, under)
-                share = max(self.next_price.share, CAPS[1]) if price == math.inf else self.next_price.share
+                multipliers, prices = self.multipliers[asked.kind], (asked.price, asked.flights, asked.under)
+                if not multipliers.knows(*prices, asked.at_tail):
+                    multipliers.solve(*prices, at_tail=asked.at_tail)
+                share = max(self.next_price.share, CAPS[1]) if asked.price == math.inf else self.next_price.share
                 if share:
-                    self.multipliers[kind].solve(
-                        price, flights, under, cap=self.pipeline_of_kinds.capacities[kind] / share
-                    )
+                    multipliers.solve(*prices, cap=self.pipeline_of_kinds.capacities[asked.kind] / share)
                 proved = np.maximum(proved, self._bounds(proved < limit))
         except (LimitError, MemoryError):
             if best is None:
@@ -194,28 +190,6 @@ class Evaluation:
             for one in sorted({self.setting.flights(0), self.setting.flights(self.setting.ranks // 2)})
         ]
 
-    def _sharpened(self, state: State, limit: float) -> bool:
-        """Ask for prices only for what they prove of a state in which no more is found: whether any was new. The bound
-        is concave in the price, which is followed upwards, until it rules the state out; what is there for a moment
-        counts as the average, and as the tail has it."""
-        multipliers, flights = self.multipliers[0], self.setting.flights(0)
-        price = next((one.price for one in reversed(multipliers.priced) if one.proves and 0 < one.price < math.inf), 0)
-        if self.sharpened or len(self.multipliers) > 1 or not price:
-            return False
-        self.sharpened = True
-        for at_tail in (False, True) if self.chain.tail else (False,):
-            alone = np.zeros(self.chain.shape, dtype=np.bool_)
-            alone[state] = True
-            best = float(self._bounds(alone)[state])
-            for factor in _STEPS:
-                better = True
-                while better and best < limit:
-                    multipliers.solve(price * factor, flights, self.next_price.under, at_tail=at_tail)
-                    found = float(self._bounds(alone)[state])
-                    better = found > best * (1 + _SETTLED)
-                    best, price = (found, price * factor) if better else (best, price)
-        return True
-
     def _impossible(self) -> NDArray[np.bool_]:
         """States of the boundary in which provably nothing fits; asked where nothing was found in one."""
         if len(self.multipliers) > 1:
@@ -230,7 +204,7 @@ class Evaluation:
         """Compose where the boundary takes the least memory, to know how much is missing."""
         flights = self.setting.flights(0)
         for kind, multipliers in enumerate(self.multipliers):
-            if self.next_price.new(kind, math.inf, flights):
+            if self.next_price.new(Asked(kind, math.inf, flights)) is not None:
                 multipliers.solve(math.inf, flights)
         for multipliers in self.multipliers:
             for known in [known for known in multipliers.priced if math.isinf(known.price)]:

@@ -330,7 +330,7 @@ class _Descent:
         )
         setting = setting_of(task.configuration, limit)
         check_virtual_stages(chain, setting)
-        outcome = Evaluation(chain, setting, cutoff=bar, rounds=_ROUNDS, proving=False).run()
+        outcome = Evaluation(chain, setting, cutoff=bar, rounds=_ROUNDS).run()
         if not outcome.ranks or outcome.seconds >= bar:
             return math.inf if outcome.ranks or bar < math.inf else outcome.least * (1 + _ROUNDING)
         return fixed_of(assembly(chain, outcome.ranks, setting.chunks)), outcome.seconds

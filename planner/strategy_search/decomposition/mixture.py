@@ -1,0 +1,146 @@
+"""A range of blocks run in more than two ways: whole numbers of each, about the shares that a mixture has of them.
+
+Where memory and what travels in both passes bind, the cheapest mixture of ways has up to four of them, one more than
+rows that bind (`planner.strategy_search.engine.master`). Its shares are fractions of blocks. All whole numbers within
+`_AROUND` of them are looked at here, and priced as `stage_filling` prices pairs; that is exact for what is looked at,
+and a few hundred rows of a matrix.
+
+Of the blocks of a kind those that are recomputed come first, or last, whichever holds less of what blocks hand over.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.strategy_search.decomposition.pieces import Column
+from planner.strategy_search.decomposition.stage_filling import FITS, Rank
+
+Array = NDArray[np.float64]
+
+Shares = Sequence[Sequence[tuple[Column, float]]]
+"""The ways to run the blocks of each kind, and how many blocks of it are run so, not whole ones."""
+
+_AROUND = 2
+"""Blocks by which a whole number may differ from a share."""
+
+_MOST = 4096
+"""Combinations that are looked at; of more, which many kinds of blocks have, none."""
+
+_FIELDS = (
+    "part", "step", "fixed", "live", "under", "excess_forward", "excess_backward", "reduction", "backward",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """Seconds per micro-batch and per step, bytes at the peak and, of them, `beside` the columns; the columns of all
+    blocks in their order."""
+
+    part: float
+    step: float
+    busy: float
+    peak: float
+    beside: float
+    inner: tuple[Column, ...]
+
+
+def best_mixture(rank: Rank, shares: Shares, kinds: Sequence[int], weight: float, capacity: float) -> Mixture | None:
+    """The quickest whole numbers about some shares of the blocks of a rank, whose `kinds` are given in their order,
+    that fit; None if none does. `weight`: micro-batches."""
+    ways = [(kind, column) for kind, own in enumerate(shares) for column, _ in own]
+    counts = _whole_numbers(shares, [list(kinds).count(kind) for kind in range(len(shares))])
+    if not len(counts):
+        return None
+    amounts = np.array([[getattr(column.amounts, name) for name in _FIELDS] for _, column in ways])
+    sums = dict(zip(_FIELDS, rank.chunks * (counts @ amounts).T, strict=True))
+    part, step = _seconds(rank, [column for _, column in ways], counts, sums)
+    beside, at_once, order = _beside(rank, ways, kinds, counts)
+    held = sums["fixed"] + rank.in_flight / rank.chunks * sums["live"] + beside + at_once
+    held += math.fsum(a.fixed + a.live * flights for a, flights in rank.ends)
+    busy = np.where(held <= capacity * (1 + FITS), weight * part + step, math.inf)
+    best = int(busy.argmin())
+    if math.isinf(busy[best]):
+        return None
+    return Mixture(
+        part=float(part[best]),
+        step=float(step[best]),
+        busy=float(busy[best]),
+        peak=float(held[best]),
+        beside=float(beside[best]),
+        inner=_in_order(ways, kinds, counts[best].tolist(), recomputed_first=order[best]),
+    )
+
+
+def _seconds(rank: Rank, columns: Sequence[Column], counts: Array, sums: dict[str, Array]) -> tuple[Array, Array]:
+    """Per micro-batch, with what is waited for, and per step, of every row of counts."""
+
+    def ends(name: str) -> float:
+        return math.fsum(getattr(amounts, name) for amounts, _ in rank.ends)
+
+    def least(name: str, *, sent: bool = False) -> Array:
+        """The least of the ways that are used, or of those that send anything."""
+        values = np.array([getattr(column.amounts, name) for column in columns])
+        found = np.where((counts > 0) & ((values > 0) | (not sent)), values, math.inf).min(axis=1)
+        return rank.chunks * np.where(np.isfinite(found), found, 0.0)
+
+    excess = sum(np.maximum(ends(name) + sums[name], 0.0) for name in ("excess_forward", "excess_backward"))
+    waits = np.maximum(excess, 0.0 if rank.begins else least("under", sent=True))
+    sent, works = ends("reduction") + sums["reduction"], ends("backward") + sums["backward"]
+    if rank.before is None:  # the block whose backward pass is the last
+        sent = sent - least("reduction")
+    covered = np.minimum(sent, works * (1 - 1 / (1 + counts.sum(axis=1))))
+    return rank.seconds + ends("part") + sums["part"] + waits, ends("step") + sums["step"] - covered
+
+
+def _beside(
+    rank: Rank, ways: Sequence[tuple[int, Column]], kinds: Sequence[int], counts: Array
+) -> tuple[Array, Array, list[bool]]:
+    """Bytes held of what others hand over, and for a moment, of every row of counts; whether blocks that are recomputed
+    come first there."""
+    handed: dict[tuple[bool, ...], tuple[float, bool]] = {}
+    beside, at_once, order = np.zeros(len(counts)), np.zeros(len(counts)), list[bool]()
+    for row, own in enumerate(counts.tolist()):
+        used = tuple(number > 0 for number in own)
+        if used not in handed:
+            both = [(_in_order(ways, kinds, own, recomputed_first=first), first) for first in (True, False)]
+            handed[used] = min(
+                ((rank.handing_over([column.recompute for column in run]), first) for run, first in both),
+                key=lambda one: one[0],
+            )
+        held = [column.amounts for (_, column), some in zip(ways, used, strict=True) if some]
+        held += [amounts for amounts, _ in rank.ends]
+        at_once[row] = max(a.replay for a in held) + max(a.transient for a in held)
+        beside[row] = handed[used][0]
+        order.append(handed[used][1])
+    return beside, at_once, order
+
+
+def _in_order(
+    ways: Sequence[tuple[int, Column]], kinds: Sequence[int], counts: Sequence[float], *, recomputed_first: bool
+) -> tuple[Column, ...]:
+    """The columns of all blocks, those that are recomputed first of each kind, or last."""
+    every = sorted(zip(ways, counts, strict=True), key=lambda one: one[0][1].recompute != recomputed_first)
+    left = {
+        kind: iter([column for (own, column), number in every if own == kind for _ in range(round(number))])
+        for kind in dict.fromkeys(kinds)
+    }
+    return tuple(next(left[kind]) for kind in kinds)
+
+
+def _whole_numbers(shares: Shares, totals: Sequence[int]) -> Array:
+    """Whole numbers of blocks of each way about its share that come to the blocks of each kind, (rows, ways)."""
+    every = []
+    for own, total in zip(shares, totals, strict=True):
+        ranges = [
+            range(max(0, math.floor(share) - _AROUND), min(total, math.ceil(share) + _AROUND) + 1) for _, share in own
+        ]
+        if math.prod(map(len, ranges)) > _MOST:
+            return np.zeros((0, 0))
+        every.append([row for row in itertools.product(*ranges) if sum(row) == total])
+    if math.prod(map(len, every)) > _MOST:
+        return np.zeros((0, 0))
+    return np.array([list(itertools.chain(*rows)) for rows in itertools.product(*every)], dtype=np.float64)

@@ -1,0 +1,173 @@
+"""Prices of memory and shares of what travels, all at once, from the columns that are known: the master of the pieces.
+
+A rank with n_k inner blocks of kind k runs columns j, x_j blocks in each, not whole ones (Dantzig and Wolfe 1960):
+
+    min   sum x_j (w part_j + step_j - reduction_j) + w (f + b) + l
+    with  sum over the columns of a piece x_j = its number on the rank           (head and tail: 1)
+          sum x_j bytes_j + interior <= capacity                                 price of memory, two rows
+          sum x_j forward excess_j  <= f                                         share of the forward pass
+          sum x_j backward excess_j <= b                                         share of the backward pass
+          sum x_j (reduction_j - backward_j) <= l                                share of the last backward pass
+
+The interior, what is there for a moment, is a maximum. It is no less than the average of the recomputed blocks with the
+least that an operator needs, nor than what the tail has of both: a row for each.
+
+Its dual values are where the bound by all that is known is highest (`lagrangian`), so the pieces are solved for them
+next. What they find is either a new column, or the proof that no bound is higher. If memory alone binds, the price is
+the one at which two columns cost the same; up to four numbers are not found that way, one after the other.
+
+GLOP solves it, some rows and at most a hundred columns, in a millisecond. Not good for: nothing that fits, of which it
+says nothing; the leanest columns come first then.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.strategy_search.decomposition.lagrangian import ENDS, Multipliers, State
+from planner.strategy_search.decomposition.mixture import Shares
+from planner.strategy_search.decomposition.pieces import Column, Passes
+from planner.strategy_search.decomposition.setting import Setting
+from planner.strategy_search.solvers.linear_program import LinearSolution, minimized
+
+_TRAVELS = 3
+"""Rows of what travels under the work of a pass."""
+
+_NONE = 1e-9
+"""Blocks: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Master:
+    """What is best by all known columns: seconds of a step that a byte less costs, shares of what travels under work,
+    the share of the interior as the tail has it, the seconds of the rank, and the columns of each kind of blocks with
+    how many run so."""
+
+    price: float
+    under: Passes
+    at_tail: float
+    seconds: float
+    shares: Shares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """Columns of which a rank takes so many, with micro-batches in flight."""
+
+    count: int
+    flights: float
+    columns: tuple[Column, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Memory:
+    """A row of memory: the capacity for what stays; of the interior of every column such a share, or all that the
+    columns of one group have for a moment."""
+
+    capacity: float
+    interior: float = 0.0
+    interior_of: int | None = None
+
+
+def master_of(
+    multipliers: Multipliers,
+    setting: Setting,
+    state: State,
+    rank: int,
+    counts: Sequence[int],
+    at_once: float | None = None,
+) -> Master | None:
+    """The master of a rank with so many inner blocks of each kind in every chunk; None where no mixture of the known
+    columns fits. `setting` has the capacity of its devices. What lives for a moment counts as the bound has it, or as
+    so many bytes `at_once`."""
+    first, last, chain = rank == 0, rank == setting.ranks - 1, multipliers.chain
+    flights, priced = setting.flights(rank), multipliers.priced
+
+    def group(count: int, flights: float, columns: Iterable[Column]) -> _Group:
+        return _Group(count=count, flights=flights, columns=tuple({c.amounts: c for c in columns}.values()))
+
+    groups = [
+        group(
+            count * setting.chunks, flights, (c for one in priced for c in one.columns(one.inner[kind], state, chain))
+        )
+        for kind, count in enumerate(counts)
+    ]
+    if first:
+        groups.append(group(1, flights, (c for one in priced for c in one.columns(one.head, state, chain))))
+    if last and chain.tail:
+        ending = min(flights, 1.0)
+        groups.append(group(1, ending, (c for one in priced for c in one.columns(one.tail, state, chain))))
+    if at_once is None:
+        memory = [
+            _Memory(
+                capacity=setting.capacity - multipliers.least_transient(first, last),
+                interior=1 / (multipliers.most + ENDS),
+            )
+        ]
+        if last and chain.tail:
+            memory.append(_Memory(capacity=setting.capacity, interior_of=len(groups) - 1))
+    else:
+        memory = [_Memory(capacity=setting.capacity - at_once)]
+    found = _solved(groups, memory, multipliers.weight) if min(row.capacity for row in memory) > 0 else None
+    if found is None:
+        return None
+    solution, taken = found
+    price, *rest = (dual / row.capacity for dual, row in zip(_duals(solution), memory, strict=False))
+    total = price + sum(rest)
+    waits = _duals(solution)[len(memory) : len(memory) + _TRAVELS]
+    costs = (multipliers.weight, multipliers.weight, 1.0)
+    there, back, late = (
+        _rounded(min(1.0, dual / cost)) if cost else 0.0 for dual, cost in zip(waits, costs, strict=True)
+    )
+    return Master(
+        price=_rounded(total),
+        under=(there, back, late),
+        at_tail=_rounded(sum(rest) / total) if total else 0.0,
+        seconds=solution.value,
+        shares=[
+            [(column, blocks / setting.chunks) for column, blocks in own if blocks > _NONE]
+            for own in taken[: len(counts)]
+        ],
+    )
+
+
+def _duals(solution: LinearSolution) -> list[float]:
+    """What every row costs; memory and what travels are limits from above."""
+    found: list[float] = np.maximum(-solution.duals, 0.0).tolist()
+    return found
+
+
+def _solved(
+    groups: Sequence[_Group], memory: Sequence[_Memory], weight: float
+) -> tuple[LinearSolution, list[list[tuple[Column, float]]]] | None:
+    """The program, whose rows are those of memory, of what travels, and the numbers of columns; and how often each
+    column of every group is taken. None where none fits."""
+    columns = [(number, group.flights, c) for number, group in enumerate(groups) for c in group.columns]
+    limits = len(memory) + _TRAVELS
+    rows = np.zeros((limits + len(groups), _TRAVELS + len(columns)))
+    costs = np.zeros(rows.shape[1])
+    costs[:_TRAVELS] = weight, weight, 1.0
+    rows[len(memory) : limits, :_TRAVELS] = -np.eye(_TRAVELS)
+    for at, (number, flights, column) in enumerate(columns, _TRAVELS):
+        a = column.amounts
+        costs[at] = weight * a.part + a.step - a.reduction
+        for row, own in enumerate(memory):
+            held = a.replay + a.transient if number == own.interior_of else own.interior * a.replay
+            rows[row, at] = (a.fixed + flights * a.live + held) / own.capacity
+        rows[len(memory) : limits, at] = a.excess_forward, a.excess_backward, a.reduction - a.backward
+        rows[limits + number, at] = 1.0
+    numbers = [float(group.count) for group in groups]
+    lower = np.array([-np.inf] * limits + numbers)
+    solution = minimized(costs, rows, lower, np.array([1.0] * len(memory) + [0.0] * _TRAVELS + numbers))
+    if solution is None:
+        return None
+    taken = list[list[tuple[Column, float]]]([] for _ in groups)
+    for (number, _, column), blocks in zip(columns, solution.columns[_TRAVELS:].tolist(), strict=True):
+        taken[number].append((column, blocks))
+    return solution, taken
+
+
+def _rounded(dual: float) -> float:
+    """A dual value as it is asked for: nothing hangs on the last digits of a linear program."""
+    return float(f"{dual:.4g}")
