@@ -12,7 +12,7 @@ What a reader of the results keeps of them is counted with the reader, in the on
 is the same memory, so the sum is an upper bound.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,15 +47,15 @@ def keeping_fault(rule: Rule) -> Fault | None:
     return None
 
 
-def keeping(prices: OperatorPrices, works: bool | NDArray[np.bool_], own: Sequence[int]) -> Keeping:
+def keeping(prices: OperatorPrices, works: bool | NDArray[np.bool_], own: Mapping[int, float]) -> Keeping:
     """What it changes to keep an operator for which `keeping_fault` has nothing to say.
 
     `works` says whether recomputing the block would run the operator again (see `liveness.Replay`), for all strategies
     or each; `own` has the positions, among the results that are tensors, of those in `Liveness.kept`: they are counted
-    in the block already.
+    in the block already, with these shares (`Liveness.shares`).
     """
     return Keeping(
         seconds=(prices.forward + prices.inner_forward) * works,
         kept=sum(prices.results, prices.saved_extra),
-        interior=sum((prices.results[place] for place in own), prices.saved_extra),
+        interior=sum((share * prices.results[place] for place, share in own.items()), prices.saved_extra),
     )

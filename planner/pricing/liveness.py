@@ -17,17 +17,16 @@ where it keeps nothing but operands. Other software runs the whole block again (
     └────── done again ─────────┘└────────── left out ──────────┘
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import cast
 
-from hardware_profiles import Bytes, LossMemory, Software
+from hardware_profiles import PYTORCH, Bytes, Software
 from planner.graph.blocks import IDENTITY, Blocks
-from planner.graph.operator_graph import DTYPE_BYTES, Operator, OperatorGraph
+from planner.graph.operator_graph import Operator, OperatorGraph
+from planner.pricing.kept_shares import FP8_OF_16_BITS, kept_by, kept_shares, products_of
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
-
-_FP8 = 1  # bytes of an element
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +38,8 @@ class Liveness:
     loss, after the projection, whose results and gradients stand where the cross entropy keeps its probabilities.
     Of a graph that never `trains` nothing is kept for a backward pass: `kept` are the values that outlive an operator
     which does not read them, each until its last use.
+    `shares` are of values that are kept otherwise than as they are (`planner.pricing.kept_shares`), of their bytes;
+    the `products` among operators keep the share `copies` of what is moved for them.
     """
 
     saved: tuple[frozenset[int], ...]
@@ -47,6 +48,17 @@ class Liveness:
     piecewise: frozenset[int] = frozenset()
     overwritten: frozenset[int] = frozenset()
     trains: bool = True
+    shares: Mapping[str, float] = field(default_factory=dict)
+    products: frozenset[int] = frozenset()
+    copies: float = 1.0
+
+    def share(self, name: str) -> float:
+        """Of the bytes of a value those that are kept of it."""
+        return self.shares.get(name, 1.0)
+
+    def copied(self, at: int) -> float:
+        """Of the bytes of what is moved for an operator those that it keeps."""
+        return self.copies if at in self.products else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,19 +75,23 @@ class Replay:
         return place < (self.moves if joined else self.works)
 
 
-def liveness(graph: OperatorGraph, fused: bool = False, loss: LossMemory = "whole") -> Liveness:
-    """What autograd keeps of a graph whose shared values have identities. It does not depend on the batch.
+def liveness(graph: OperatorGraph, software: Software = PYTORCH) -> Liveness:
+    """What autograd keeps of a graph whose shared values have identities, run by some software. It does not depend on
+    the batch.
 
-    `fused`: what an elementwise operator makes of operands that are kept anyway is made again in the backward pass.
-    `loss`: what of logits stands in memory.
+    `Software.fused`: what an elementwise operator makes of operands that are kept anyway is made again in the backward
+    pass. `Software.loss`: what of logits stands in memory. `Software.keeps_fp8` and norms among `Software.remakes`:
+    what is kept of values otherwise than as they are.
     """
-    key = ("liveness", fused, loss)
+    remakes = "normalisation" in software.remakes
+    key = ("liveness", software.fused, software.loss, software.keeps_fp8, remakes)
     if key not in graph.derived:
-        graph.derived[key] = _liveness(graph, fused, loss)
+        graph.derived[key] = _liveness(graph, software)
     return cast("Liveness", graph.derived[key])
 
 
-def _liveness(graph: OperatorGraph, fused: bool, loss: LossMemory) -> Liveness:
+def _liveness(graph: OperatorGraph, software: Software) -> Liveness:
+    fused, loss = software.fused, software.loss
     needed = tuple(_needed_operands(graph, op, rule_of(graph, op)) for op in graph.operators)
     saved = tuple(
         frozenset(index for index in positions if _is_activation(graph, op.operands[index]))
@@ -107,6 +123,9 @@ def _liveness(graph: OperatorGraph, fused: bool, loss: LossMemory) -> Liveness:
         piecewise=of_loss if loss == "pieces" else frozenset(),
         overwritten=after if loss == "in place" else frozenset(),
         trains=graph.trains,
+        shares=kept_shares(graph, kept_by(graph, saved), software),
+        products=products_of(graph) if software.keeps_fp8 else frozenset(),
+        copies=FP8_OF_16_BITS if software.keeps_fp8 else 1.0,
     )
 
 
@@ -143,59 +162,6 @@ def replays(graph: OperatorGraph, blocks: Blocks, whole: bool = False) -> tuple[
     if key not in graph.derived:
         graph.derived[key] = tuple(replay(graph, first.start, first.stop, whole) for first in firsts)
     return cast("tuple[Replay, ...]", graph.derived[key])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OtherSaves:
-    """What is kept of values otherwise than as they are, in shares of their bytes. `shares` of each value that its
-    operator or another keeps; `copies` of what products with a weight keep of an operand that was moved for them."""
-
-    shares: Mapping[str, float]
-    products: frozenset[int]
-    copies: float
-
-
-def other_saves(graph: OperatorGraph, saved: Sequence[frozenset[int]], software: Software) -> OtherSaves | None:
-    """Of a graph whose operators keep these operands (`Liveness.saved`); None where all are kept as they are.
-
-    products in fp8 that keep the fp8 copies which they have multiplied     1/2 of a value in 16 bits, beside the
-                                                                            value where something else keeps it
-    results of norms that are made again                                    0
-    """
-    if not (software.keeps_fp8 or "normalisation" in software.remakes):
-        return None
-    products = frozenset(
-        at
-        for at, op in enumerate(graph.operators if software.keeps_fp8 else ())
-        if rule_of(graph, op).op_class == "matmul" and not graph.parameter_names.isdisjoint(op.operands)
-    )
-    kept_by: dict[str, list[int]] = {}
-    for at, positions in enumerate(saved):
-        for index in positions:
-            kept_by.setdefault(graph.operators[at].operands[index], []).append(at)
-    shares = {}
-    for name, users in kept_by.items():
-        if "normalisation" in software.remakes and _made_by_norm(graph, name):
-            shares[name] = 0.0
-        elif not products.isdisjoint(users):
-            whole = _makers_own(graph, name) or any(at not in products for at in users)
-            shares[name] = whole + _FP8 / DTYPE_BYTES[graph.types[name].dtype]
-    return OtherSaves(shares=shares, products=products, copies=0.5 if software.keeps_fp8 else 1.0)
-
-
-def _made_by_norm(graph: OperatorGraph, name: str) -> bool:
-    """Whether a value is what a norm has made, shared or not."""
-    op = graph.operators[graph.producer[name]]
-    if op.op == IDENTITY and op.operands[0] in graph.producer:
-        op = graph.operators[graph.producer[op.operands[0]]]
-    return rule_of(graph, op).op_class == "normalisation"
-
-
-def _makers_own(graph: OperatorGraph, name: str) -> bool:
-    """Whether the operator that makes a value keeps it for its own backward pass."""
-    op = graph.operators[graph.producer[name]]
-    results = [result for result in op.results if result is not None]
-    return name in {results[index] for index in rule_of(graph, op).saved_results}
 
 
 def _loss_operators(graph: OperatorGraph) -> frozenset[int]:

@@ -155,7 +155,7 @@ class OperatorVisit:
         if self.apart:  # as in a block that is not recomputed, but for what it hands on
             named = [(i, self.results[i]) for i in self.own]
             handed_on = [i for i, name in named if self._is_handed_on(name) and not self._outlives(name)]
-            handed = sum(float(prices.results[i][0]) for i in handed_on)
+            handed = sum(self._share(self.results[i]) * float(prices.results[i][0]) for i in handed_on)
             memory["activations"] += (kept - handed) * self.live
             kept = handed
         if self.again or passing or self.at >= self.walk.ending:  # what follows the blocks frees first what it kept
@@ -175,7 +175,7 @@ class OperatorVisit:
         prices = self.prices
         forward = float(prices.forward[0] + prices.inner_forward[0])
         if self.kept_again:
-            forward -= float(keeping(prices, self.works, self.own).seconds[0])
+            forward -= float(keeping(prices, self.works, self._shares(self.own)).seconds[0])
         return forward
 
     def _work_on_earlier_slices(self, prices: OperatorPrices) -> None:
@@ -309,12 +309,12 @@ class OperatorVisit:
             others = (i for i in own if stays and read_elsewhere(self.bound, results[i], self.block))
             away.append(kept - sum(self._share(results[i]) * float(prices.results[i][0]) for i in others))
         if self.kept_again and not self.apart:
-            changes = keeping(prices, self.works, own)
+            changes = keeping(prices, self.works, self._shares(own))
             self.cost.memory["activations"] += self.live * float(changes.kept[0])
             kept -= float(changes.interior[0])
         elif self.again:
             longer = [i for i in own if self._outlives(results[i]) or self._is_saved_apart(results[i])]
-            outlives = sum(float(prices.results[i][0]) for i in longer)
+            outlives = sum(self._share(results[i]) * float(prices.results[i][0]) for i in longer)
             self.cost.memory["activations"] += self.live * outlives
             kept -= outlives
         return kept, away
@@ -336,9 +336,7 @@ class OperatorVisit:
         graph, blocks, away = self.bound.graph, self.bound.blocks, list[Bytes]()
         made, wanted = self.walk.made(name), self.operator.layouts.operands[place]
         copied = self._kept_copy(name, made, wanted, nbytes) if place in self.walk.alive.saved[self.at] else 0.0
-        otherwise = self.walk.otherwise
-        if otherwise is not None and self.at in otherwise.products:
-            copied *= otherwise.copies
+        copied *= self.walk.alive.copied(self.at)
         pieces = min(nbytes, self._local_bytes(name, made.forward)) if self.in_pieces else 0.0
         kept = copied + pieces * self._share(self.results[0] if self.in_pieces else name)
         inside = blocks.block_of(graph.producer[name]) == self.block
@@ -353,7 +351,10 @@ class OperatorVisit:
 
     def _share(self, name: str) -> float:
         """Of the bytes of a value those that are kept of it."""
-        return 1.0 if self.walk.otherwise is None else self.walk.otherwise.shares.get(name, 1.0)
+        return self.walk.alive.share(name)
+
+    def _shares(self, own: Sequence[int]) -> dict[int, float]:
+        return {i: self._share(self.results[i]) for i in own}
 
     def _enters_a_module(self, name: str) -> bool:
         """Whether a value of the block comes to what runs again from what does not, and nobody keeps it anyway."""

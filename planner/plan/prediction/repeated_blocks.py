@@ -110,6 +110,7 @@ def _told(graph: OperatorGraph, blocks: Blocks, alive: Liveness, block: int) -> 
                 return None
             found.append(tuple(use - inside.start if use < blocks.stop else -use for use in uses))
             found += (graph.types[result], result in graph.differentiable, result in alive.kept)
+            found.append(alive.share(result))
     return found
 
 

@@ -47,7 +47,7 @@ from planner.pricing import (
     price_operator,
     price_parameter,
 )
-from planner.pricing.liveness import liveness, other_saves, replays
+from planner.pricing.liveness import liveness, replays
 from planner.pricing.message import Message
 from planner.pricing.model_flops import whole_flops
 from planner.pricing.parameter_price import reduced, summed
@@ -93,8 +93,7 @@ class Walk:
             whole = Pricers.of(plan.mesh, bare, self.update, longest) if hides(self.cluster) else None
             self._priced.append((Pricers.of(plan.mesh, self.cluster, self.update, longest), whole))
         self.pricers = self._priced[0][0]
-        self.alive = liveness(graph, software.fused, software.loss)
-        self.otherwise = other_saves(graph, self.alive.saved, software)
+        self.alive = liveness(graph, software)
         self.replays = replays(graph, blocks, software.whole_blocks)
         self.ending = blocks.stop if _handed_alone(graph, blocks) else len(graph.operators)
         self.stage_of = stage_of_operators(self.bound)

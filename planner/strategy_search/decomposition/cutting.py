@@ -352,17 +352,17 @@ class Cutter:
         template = self.tables.template
         found = np.zeros([self._size(key) for key in self.boundary])
         for name in template.carried:
-            if name in template.alive.kept or name in template.kept_for_next:
-                found = found + self._spread(template.graph.producer[name], self.tables.result_bytes[name])
+            if share := template.kept_of(name, by_rest=False):
+                found = found + share * self._spread(template.graph.producer[name], self.tables.result_bytes[name])
         return found
 
     def _ending(self) -> Array:
         template = self.tables.template
         found = np.zeros([self._size(key) for key in self.boundary])
         for name in template.carried:
-            sign = int(name in template.kept_for_rest) - int(name in template.kept_for_next)
-            if sign:
-                found = found + sign * self._spread(template.graph.producer[name], self.tables.result_bytes[name])
+            more = template.kept_of(name, by_rest=True) - template.kept_of(name, by_rest=False)
+            if more:
+                found = found + more * self._spread(template.graph.producer[name], self.tables.result_bytes[name])
         return found
 
     def _spread(self, maker: int, values: Array) -> Array:

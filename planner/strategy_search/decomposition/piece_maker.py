@@ -202,7 +202,8 @@ class PieceMaker:
             rule = rule_of(graph, op)
             if not self.template.never_keeps(index) and keeping_fault(rule) is None and prices.forward.any():
                 results = [name for name in op.results if name is not None]
-                own = [place for place, name in enumerate(results) if name in self.template.alive.kept]
+                alive = self.template.alive
+                own = {place: alive.share(name) for place, name in enumerate(results) if name in alive.kept}
                 change = keeping(prices, works, own)
                 decided = self.cutter.always_kept
                 if decided is None:
@@ -212,9 +213,21 @@ class PieceMaker:
                     self.always.add(index)
                     self._add(key, part=-change.seconds, live=change.kept, replay=-change.interior)
                     self._add(key, work_again=-prices.forward, backward=-change.seconds)
-        for name in self.template.graph.operators[index].results:
-            if name is not None and name in self.template.kept_for_next and self.template.in_block(index):
-                self._add(key, **{"replay" if again else "live": self.tables.result_bytes[name]})
+        if self.template.in_block(index):
+            self._hand_on(index, again=again)
+
+    def _hand_on(self, index: int, *, again: bool) -> None:
+        """What is kept of what it hands on, beside what its own block keeps: as the next one does, or in the interior
+        of a recomputed block as what follows the last, where that is more."""
+        template = self.template
+        for name in template.graph.operators[index].results:
+            if name is None or name not in template.outliving:
+                continue
+            by_next, by_rest = (template.kept_of(name, by_rest=rest) for rest in (False, True))
+            more = by_next if name in template.kept_for_next else 0.0
+            more += max(by_rest - by_next, 0.0) if again and name in template.alive.kept else 0.0
+            if more:
+                self._add(self._key(index), **{"replay" if again else "live": more * self.tables.result_bytes[name]})
 
     def _saved_apart(self, index: int) -> Array:
         """Bytes of what it makes in a module that an operator of the block keeps which is in none, and nobody else
@@ -230,7 +243,7 @@ class PieceMaker:
             ]
             apart = any(self._apart(e.consumer) and e.operand in template.alive.saved[e.consumer] for e in uses)
             if name in template.alive.kept and name not in template.outliving and apart:
-                found = found + prices.results[place]
+                found = found + template.alive.share(name) * prices.results[place]
         return found
 
     def _entering(self) -> None:

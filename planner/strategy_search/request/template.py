@@ -16,7 +16,7 @@ is its own template.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -25,6 +25,7 @@ from planner.graph.blocks import IDENTITY, NO_BLOCKS, Blocks, block_parameters, 
 from planner.graph.kinds import lanes
 from planner.graph.operator_graph import Operator, OperatorGraph, substitute
 from planner.plan.layout.kept import EVERY_SECOND_PRODUCT
+from planner.pricing.kept_shares import kept_shares
 from planner.pricing.liveness import Liveness, Replay, liveness, replay
 from planner.sharding.rule import FactorKind
 from planner.sharding.rules import rule_of
@@ -70,6 +71,8 @@ class Template:
         whole_blocks: recomputation runs a block to its end.
         never_kept: classes of operators whose results no recomputed block keeps.
         kept_for_rest: shared values that only what follows keeps: those of the last block.
+        shares_for_rest: of values that blocks hand on, the shares that are kept of those of the last block, where it is
+            not what `alive` says of those of all others.
     """
 
     graph: OperatorGraph
@@ -83,6 +86,7 @@ class Template:
     whole_blocks: bool = False
     never_kept: frozenset[str] = frozenset()
     kept_for_rest: frozenset[str] = frozenset()
+    shares_for_rest: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def start(self) -> int:
@@ -105,6 +109,14 @@ class Template:
         """How often an operator stands in the model."""
         kind = self.kind_of(index)
         return 1 if kind is None else self.blocks.kinds.count(kind)
+
+    def kept_of(self, name: str, *, by_rest: bool) -> float:
+        """The share of its bytes that is kept of a value which blocks hand on, of that of the last block or of others;
+        0 where nobody keeps it."""
+        if by_rest:
+            kept = name in self.alive.kept or name in self.kept_for_rest
+            return kept * self.shares_for_rest.get(name, self.alive.share(name))
+        return (name in self.alive.kept or name in self.kept_for_next) * self.alive.share(name)
 
     def never_keeps(self, index: int) -> bool:
         """Whether no recomputed block keeps the results of an operator."""
@@ -230,12 +242,14 @@ def fold(
         held=folding.held,
         edges=folding.edges(folded),
         own_parameters=tuple(frozenset(block_parameters(graph, blocks, first)) for first in blocks.firsts),
-        alive=liveness(folded, software.fused, software.loss),
+        alive=liveness(folded, software),
         twins=folding.twins,
         whole_blocks=software.whole_blocks,
         never_kept=never_kept,
     )
-    return _with_liveness(template, folding.names) if template.alive.trains else _with_passing(template, folding.names)
+    if not template.alive.trains:
+        return _with_passing(template, folding.names)
+    return _with_shares(_with_liveness(template, folding.names), folding.names, software)
 
 
 class _Folding:
@@ -384,6 +398,29 @@ def _with_liveness(template: Template, names: Mapping[str, str]) -> Template:
     )
 
 
+def _with_shares(template: Template, names: Mapping[str, str], software: Software) -> Template:
+    """What is kept of values in the shares of software that keeps them otherwise; a value that leaves a block has the
+    readers of the next one, of whatever kind, or of what follows the last. `names` as for `_with_liveness`."""
+    lanes = {*template.carried, *names, *names.values()}
+    inside: dict[str, set[int]] = {}
+    leaving: dict[EdgeKind, dict[str, set[int]]] = {"loop": {}, "leave": {}}
+    for edge in template.edges:
+        if edge.operand in template.alive.saved[edge.consumer]:
+            handed = leaving.get(edge.kind)
+            name = edge.name if handed is None else names.get(edge.name, edge.name)
+            (inside if handed is None else handed).setdefault(name, set()).add(edge.consumer)
+
+    def users(kind: EdgeKind) -> dict[str, set[int]]:
+        handed = {lane: leaving[kind].get(names.get(lane, lane), set()) for lane in lanes}
+        found = {lane: inside.get(lane, set()) | readers for lane, readers in handed.items()}
+        return {lane: readers for lane, readers in found.items() if readers}
+
+    shares = kept_shares(template.graph, {**inside, **users("loop")}, software)
+    for_rest = kept_shares(template.graph, users("leave"), software)
+    alive = replace(template.alive, shares=shares)
+    return replace(template, alive=alive, shares_for_rest={lane: for_rest.get(lane, 1.0) for lane in lanes})
+
+
 def _with_passing(template: Template, names: Mapping[str, str]) -> Template:
     """Of a graph that never trains: values that every block reads are there through all of them, and what a block hands
     on is where operators of it, or of the next one, run that do not read it; the folded graph has no next one."""
@@ -420,6 +457,6 @@ def _unfolded(graph: OperatorGraph, software: Software) -> Template:
         held=(),
         edges=tuple(edges),
         own_parameters=(),
-        alive=liveness(graph, software.fused, software.loss),
+        alive=liveness(graph, software),
         twins={},
     )

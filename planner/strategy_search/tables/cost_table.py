@@ -274,11 +274,12 @@ class TableBuilder:
         kept = np.zeros_like(prices.saved_extra) if index in alive.piecewise else prices.saved_extra
         others = [place for place in made if results[place] in template.outliving]
         gathered = [prices.operands[place] for place, name in enumerate(op.operands) if name in graph.parameter_names]
+        held = {place: alive.share(results[place]) * prices.results[place] for place in made}
         return OperatorTable(
             candidates=candidates,
             prices=prices,
-            kept=sum((prices.results[place] for place in made), kept),
-            own=sum((prices.results[place] for place in made if place not in others), kept),
+            kept=sum(held.values(), kept),
+            own=sum((nbytes for place, nbytes in held.items() if place not in others), kept),
             transient=transient_bytes(alive, graph, index, rule, prices),
             weights=sum(gathered, np.zeros(len(candidates.strategies))),
         )
@@ -299,7 +300,8 @@ class TableBuilder:
             backward = np.zeros_like(forward)
         bytes_kept, own, shared = np.zeros_like(forward), np.zeros_like(forward), False
         if edge.operand in alive.saved[edge.consumer]:
-            bytes_kept = bytes_kept + operators[edge.consumer].prices.operands[edge.operand][None, :]
+            share = alive.copied(edge.consumer)
+            bytes_kept = bytes_kept + share * operators[edge.consumer].prices.operands[edge.operand][None, :]
             if any(edge.name in kept for kept in (alive.kept, template.kept_for_next, template.kept_for_rest)):
                 bytes_kept = np.where(_same(made.forward, wanted.forward), 0.0, bytes_kept)
                 shared = True
@@ -307,11 +309,12 @@ class TableBuilder:
             if self.cluster.software.regathers:  # see walk._kept_copy
                 pieces = operators[edge.producer].prices.results[place][:, None]
                 whole = operators[edge.consumer].prices.operands[edge.operand][None, :]
-                bytes_kept = np.where(pieces < whole, 0.0 if shared else pieces, bytes_kept)
+                bytes_kept = np.where(pieces < whole, 0.0 if shared else share * pieces, bytes_kept)
                 own = np.where(pieces < whole, 0.0, own)
         if self._kept_in_pieces(template, edge.consumer):
             made_bytes = operators[edge.producer].prices.results[place][:, None]
-            bytes_kept = bytes_kept + np.minimum(made_bytes, operators[edge.consumer].prices.operands[0][None, :])
+            kept_pieces = np.minimum(made_bytes, operators[edge.consumer].prices.operands[0][None, :])
+            bytes_kept = bytes_kept + alive.share(graph.operators[edge.consumer].results[0] or "") * kept_pieces
         own = bytes_kept if edge.kind == "inside" else own
         return EdgeTable(edge=edge, forward=forward, again=forward, backward=backward, kept=bytes_kept, own=own)
 

@@ -109,7 +109,7 @@ def test_a_kept_operator_is_neither_computed_again_nor_dropped(mesh: tuple[int, 
     # In each of four blocks the result and the log-sum-exp; in the block that is recomputed they were counted before.
     kept = float(prices.results[0][0] + prices.saved_extra[0])
     assert some.memory["activations"] - full.memory["activations"] == pytest.approx((4 - 1) * kept)
-    changes = keeping(prices, True, (0,))
+    changes = keeping(prices, True, {0: 1.0})
     assert [float(array[0]) for array in (changes.seconds, changes.kept, changes.interior)] == [
         float(prices.forward[0]),
         kept,

@@ -46,15 +46,15 @@ def test_fused_gates_are_made_again() -> None:
     at = {op.name: index for index, op in enumerate(graph.operators)}
     gate = at["model.layers.1.mlp/mul"]
     assert liveness(graph).saved[gate] == {0, 1}
-    assert liveness(graph, fused=True).saved[gate] == {1}  # silu keeps what it was made of
-    assert liveness(graph, fused=True).saved[at["model.layers.1.mlp.down_proj/linear"]] == {0}
+    assert liveness(graph, replace(PYTORCH, fused=True)).saved[gate] == {1}  # silu keeps what it was made of
+    assert liveness(graph, replace(PYTORCH, fused=True)).saved[at["model.layers.1.mlp.down_proj/linear"]] == {0}
 
 
 @pytest.mark.parametrize(("loss", "copies"), [("whole", 2), ("in place", 1), ("pieces", 0)])
 def test_copies_of_logits(loss: LossMemory, copies: int) -> None:
     """What lives while the cast to fp32 runs, here from fp32: both, the operand alone, or nothing."""
     graph = prepare(traced("llama-4"))[0]
-    alive = liveness(graph, loss=loss)
+    alive = liveness(graph, replace(PYTORCH, loss=loss))
     at = next(i for i, op in enumerate(graph.operators) if op.op == "aten.cross_entropy_loss.default")
     logits = graph.operators[at].operands[0]
     while graph.operators[at].op != "aten.linear.default":

@@ -563,7 +563,8 @@ def bytes_of(case: Case, state: State, ranks: Sequence[RankFilling], rank: int) 
     """Bytes of a rank by the words of the pieces, block for block, and how much of it may be counted in vain.
 
     In vain is what a recomputed block hands to one that is not, where this one wants it in another layout and keeps
-    that; and in the interior of the last block, if it is recomputed, what only a next one would keep.
+    that; and in the interior of the last block, if it is recomputed, what only a next one would keep, or in that of
+    another one what only those after the last would.
     """
     chain, held, setting = case.chain, ranks[rank], case.setting
     counted = doubtful = 0.0
@@ -586,6 +587,7 @@ def bytes_of(case: Case, state: State, ranks: Sequence[RankFilling], rank: int) 
             counted += flights * float(chain.ending[state])
         if last:
             doubtful += (1 if blocks[-1].recompute else flights) * handed
+        doubtful += any(one.recompute for one in blocks) * max(float(chain.ending[state]), 0.0)
     columns = columns_of(case, ranks, rank)
     counted += max(c.amounts.replay for c in columns) + max(c.amounts.transient for c in columns)
     return counted, doubtful

@@ -9,6 +9,7 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -207,6 +208,38 @@ def test_stacks_are_priced_alike(stack: str, model: str, mesh: tuple[int, ...], 
         for rank, cost in enumerate(costs):
             cost.memory["transient"] -= software.buffers
             check_bytes(case, state, ranks, rank, cost, f"rank {rank} with {stack}")
+
+
+SAVES = (
+    ("fsdp", {"keeps_fp8": True}),
+    ("fsdp", {"remakes": ("normalisation", "experts")}),
+    ("hai-llm", {"keeps_fp8": True, "remakes": ("normalisation", "experts")}),
+    ("megatron", {"keeps_fp8": True, "modules": True, "fused": True}),
+    ("pytorch", {"keeps_fp8": True}),
+    ("pytorch", {"remakes": ("normalisation",)}),
+)
+"""Stacks that keep values otherwise than as they are (`planner.pricing.kept_shares`)."""
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize(("stack", "keeps"), SAVES, ids=str)
+@pytest.mark.parametrize("model", ["llama-4", "post-norm", "kinds-one-after", "mixture", "gpt-4-tied"])
+def test_what_stacks_keep_otherwise_is_priced_alike(model: str, stack: str, keeps: dict[str, Any]) -> None:
+    """Blocks of kinds that read otherwise what the one before hands on count the most that any keeps."""
+    draw = random.Random(f"{model} {stack}")
+    software = replace(load_software(stack), **keeps)
+    for pipeline, mesh in ((1, (2, 2)), (2, (4,))):
+        configuration = Configuration(pipeline=pipeline, mesh=mesh, micro_batches=4)
+        cluster = load_profile("h100-80gb").with_devices(pipeline * math.prod(mesh)).with_software(software)
+        case = make_case(model, cluster, configuration, 16, "bf16")
+        for _ in range(4):
+            state = random_state(case, draw)
+            ranks = random_ranks(case, draw, state)
+            costs = stage_costs(bind(plan_of(case, ranks), traced(model), BATCH), case.cluster)
+            for rank, cost in enumerate(costs):
+                cost.memory["transient"] -= software.buffers
+                where = f"rank {rank} with {stack} that has {keeps}"
+                check_bytes(case, state, ranks, rank, cost, where, exact=model != "kinds-one-after")
 
 
 UPDATES = (

@@ -1,0 +1,68 @@
+"""What software keeps of values otherwise than as they are, in shares of their bytes.
+
+    norm ──> identity ──> q, k, v        products in fp8 keep the fp8 copies which they have multiplied: 1/2 of a value
+                     └──> gate           in 16 bits, beside the value where something else keeps it;
+                                         what a norm has made is made again in the backward pass: 0
+
+Whoever counts memory of a plan takes these shares: the judge of the values of the whole graph, the search of those of
+the template, where a value that leaves a block has the readers of the next block, or of what follows the last.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from hardware_profiles import Software
+from planner.graph.blocks import IDENTITY
+from planner.graph.operator_graph import DTYPE_BYTES, OperatorGraph
+from planner.sharding.rules import rule_of
+
+FP8_OF_16_BITS = 0.5
+_FP8 = 1  # bytes of an element
+
+
+def kept_by(graph: OperatorGraph, saved: Sequence[frozenset[int]]) -> dict[str, list[int]]:
+    """For each value that operators keep these operands of (`Liveness.saved`), the operators that do."""
+    found: dict[str, list[int]] = {}
+    for at, positions in enumerate(saved):
+        for index in positions:
+            found.setdefault(graph.operators[at].operands[index], []).append(at)
+    return found
+
+
+def products_of(graph: OperatorGraph) -> frozenset[int]:
+    """Products with a weight, which software that computes in fp8 casts the operands of."""
+    return frozenset(
+        at
+        for at, op in enumerate(graph.operators)
+        if rule_of(graph, op).op_class == "matmul" and not graph.parameter_names.isdisjoint(op.operands)
+    )
+
+
+def kept_shares(graph: OperatorGraph, users: Mapping[str, Collection[int]], software: Software) -> dict[str, float]:
+    """Of each value that these operators keep the share of its bytes; those that are left out are kept as they are."""
+    remakes = "normalisation" in software.remakes
+    if not (software.keeps_fp8 or remakes):
+        return {}
+    products = products_of(graph) if software.keeps_fp8 else frozenset()
+    shares = {}
+    for name, found in users.items():
+        if remakes and _made_by_norm(graph, name):
+            shares[name] = 0.0
+        elif not products.isdisjoint(found):
+            whole = _makers_own(graph, name) or any(at not in products for at in found)
+            shares[name] = whole + _FP8 / DTYPE_BYTES[graph.types[name].dtype]
+    return shares
+
+
+def _made_by_norm(graph: OperatorGraph, name: str) -> bool:
+    """Whether a value is what a norm has made, shared or not."""
+    op = graph.operators[graph.producer[name]]
+    if op.op == IDENTITY and op.operands[0] in graph.producer:
+        op = graph.operators[graph.producer[op.operands[0]]]
+    return rule_of(graph, op).op_class == "normalisation"
+
+
+def _makers_own(graph: OperatorGraph, name: str) -> bool:
+    """Whether the operator that makes a value keeps it for its own backward pass."""
+    op = graph.operators[graph.producer[name]]
+    results = [result for result in op.results if result is not None]
+    return name in {results[index] for index in rule_of(graph, op).saved_results}
