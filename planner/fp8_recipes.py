@@ -7,20 +7,45 @@ ROWWISE = 0.52
 """What is left of the time that products in fp8 save where rows have scales of their own: torchtitan at 7a04053a, 8
 H100, makes 5,760 tokens/s of a device in bf16, 6,418 so, 7,186 with one scale for a tensor."""
 
+MXFP8 = 0.90
+"""What is left of it with scales for each 32 elements: fitted to the ratio of step times of five pairs of runs of
+Megatron Bridge on Blackwell that differ in nothing else (3.7 to 11.8% longer): docs/validate.md."""
+
+BLOCK = 128
+"""Elements of a row for which there is one scale, and of both dims of a weight (arXiv 2412.19437, section 3.3.2)."""
+
+LINE = 32
+"""Elements of a row of either operand for which there is one scale, a power of two (OCP Microscaling Formats, 1.0)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """How products are computed in fp8: what one scale is for, the dtype that gradients are cast to (the others are
     e4m3), and whether weight gradients are products in fp8."""
 
-    scales: Literal["tensor", "row", "block"]
+    scales: Literal["tensor", "row", "block", "line"]
     gradients: str
     weight_gradients: bool
 
     @property
     def gained(self) -> float:
         """What is left of the time that products in fp8 save."""
-        return ROWWISE if self.scales == "row" else 1.0
+        return {"row": ROWWISE, "line": MXFP8}.get(self.scales, 1.0)
+
+    @property
+    def rate(self) -> str:
+        """The dtype of products, by the names of rates in profiles."""
+        return "mxfp8" if self.scales == "line" else "fp8"
+
+    @property
+    def block(self) -> int:
+        """Elements of a row that have a scale together; 0 where those of a whole row, or more, have."""
+        return {"block": BLOCK, "line": LINE}.get(self.scales, 0)
+
+    @property
+    def powers(self) -> bool:
+        """Whether scales are powers of two."""
+        return self.scales == "line"
 
     @property
     def of_rows_alone(self) -> bool:
@@ -33,8 +58,6 @@ RECIPES = {
     "rowwise": Recipe(scales="row", gradients="float8_e4m3fn", weight_gradients=True),
     "rowwise_with_gw_hp": Recipe(scales="row", gradients="float8_e4m3fn", weight_gradients=False),
     "blockwise": Recipe(scales="block", gradients="float8_e4m3fn", weight_gradients=True),
+    "mxfp8": Recipe(scales="line", gradients="float8_e4m3fn", weight_gradients=True),
 }
 """By their names in torchao, and of blocks in Transformer Engine."""
-
-BLOCK = 128
-"""Elements of a row for which there is one scale, and of both dims of a weight (arXiv 2412.19437, section 3.3.2)."""

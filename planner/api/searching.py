@@ -187,7 +187,7 @@ def search(
             to each device. Once for each expert where not given.
         precision: "bf16", "fp16", "fp32", or "fp8", which is a recipe of `fp8`; bf16 where not given, on CPUs fp32.
         fp8: a recipe by which linear layers are computed in fp8 where that pays: "tensorwise", "rowwise",
-            "rowwise_with_gw_hp" or "blockwise"; all else is in bf16.
+            "rowwise_with_gw_hp", "blockwise" or "mxfp8"; all else is in bf16.
         fp8_left_out: patterns of weights whose linear layers stay out of fp8.
         fp8_experts: experts compute by that recipe, too.
         fp8_dispatch: tokens are sent to experts in 8 bits, and so are gradients of their results.

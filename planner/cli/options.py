@@ -157,8 +157,8 @@ class Options:
             JOB,
             "RECIPE",
             "Recipe of linear layers in fp8. Recipes of torchao: tensorwise, which --precision fp8 means, rowwise, or"
-            " rowwise_with_gw_hp, whose weight gradients are as without fp8; or blockwise, a scale for each 128"
-            " elements, as DeepSeek-V3. Layers that would get slower are left out.",
+            " rowwise_with_gw_hp, whose weight gradients are as without fp8; blockwise, a scale for each 128 elements,"
+            " as DeepSeek-V3; or mxfp8, one for each 32, on Blackwell. Layers that would get slower are left out.",
             "",
             known=completion.recipes,
         ),

@@ -47,7 +47,7 @@ TORCHTITAN = EngineSpace(
     precisions=("bf16", "fp32"),
     wide=(2, 3),
     models=_MODELS,
-    fp8=("tensorwise", "rowwise", "rowwise_with_gw_hp"),
+    fp8=("tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8"),
     leaves_out=True,
 )  # fmt: skip
 

@@ -35,7 +35,7 @@ MEGATRON = EngineSpace(
     optimizers=_OPTIMIZERS,
     precisions=_PRECISIONS,
     wide=(2, 3),
-    fp8=("tensorwise",),
+    fp8=("tensorwise", "mxfp8"),
 )
 
 MEGATRON_BRIDGE = EngineSpace(

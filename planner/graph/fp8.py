@@ -13,12 +13,15 @@ those of torchao:
     rowwise_with_gw_hp   a scale for each row or column    gradients in e4m3    weight gradients as without fp8
     blockwise            a scale for 128 of a row, and     gradients in e4m3    all three products in fp8; those of
                          for 128 x 128 of a weight                              weight gradients as rowwise
+    mxfp8                a power of two for 32 of a    gradients in e4m3    all three products in fp8
+                         row, of either operand
 
 Blocks are those of DeepSeek-V3 (`blockwise` in Transformer Engine), which has one for 128 tokens in its weight
 gradients, too: which tokens come together depends on the plan there, so a column has one scale here. Scales are those
-of the tensors as they are now ("current" or "dynamic" scaling); delayed scaling and mxfp8 are not there. A scale is
-that of the whole tensor, row, column or block, however a plan cuts it: devices that have pieces of it agree on the
-largest element, so that a plan computes what the unsharded model computes under the same recipe.
+of the tensors as they are now ("current" or "dynamic" scaling); delayed scaling is not there. Lines of 32 are those of
+the OCP Microscaling Formats; those of weight gradients are of 32 tokens of a sample. A scale is that of the whole
+tensor, row, column or block, however a plan cuts it: devices that have pieces of it agree on the largest element, so
+that a plan computes what the unsharded model computes under the same recipe.
 
 What is in fp8 are linear layers with trainable weights inside the repeated blocks (all but the last one where nothing
 repeats), unless their names match a pattern of those that are left out, and experts where that is asked for (`experts`:

@@ -32,6 +32,8 @@ Side = Literal["hidden", "width"]
 _LOW = torch.float8_e4m3fn
 _LEAST = 1e-12
 """Of a scale's largest element: a tensor of zeros has a scale, too."""
+_EXPONENTS = 127
+"""Of scales in e8m0, both ways."""
 
 
 def _alone(largest: torch.Tensor) -> torch.Tensor:
@@ -84,7 +86,8 @@ class Fp8Products:
     ) -> torch.Tensor:
         low = self.recipe.gradients if back else "float8_e4m3fn"
         inside = self._cells(rows_RI, rows_RI.shape[1], over, each=False)
-        outside = self._cells(rows_RI, matrices_EIO.shape[2], _other(over), each=self.recipe.scales == "row")
+        each = self.recipe.scales in ("row", "line")
+        outside = self._cells(rows_RI, matrices_EIO.shape[2], _other(over), each=each)
         if self.recipe.scales == "tensor":
             of_experts = self._of_experts(rows_RI, counts_E, over)
             of_rows = of_experts[:, 0].index_select(0, _experts_of(counts_E, len(rows_RI)))
@@ -94,6 +97,8 @@ class Fp8Products:
         of_matrices = largest(matrices_EIO, inside.at, inside.cells, outside.at, outside.cells)
         if inside.shared or outside.shared:
             of_matrices = self.agreement.width(of_matrices)
+        if self.recipe.powers:
+            of_rows, of_matrices = in_powers(of_rows, getattr(torch, low)), in_powers(of_matrices, _LOW)
         made_RO: torch.Tensor = fp8_grouped_product(
             rows_RI, of_rows, matrices_EIO, of_matrices, inside.at, outside.at, counts_E, low
         )
@@ -111,6 +116,9 @@ class Fp8Products:
             scales = [
                 self.agreement.tokens(largest(rows, experts_R, len(counts_E), None, 0)) for rows in (rows_RI, rows_RO)
             ]
+            if self.recipe.powers:
+                lows = getattr(torch, self.recipe.gradients), _LOW
+                scales = [in_powers(most, low) for most, low in zip(scales, lows, strict=True)]
         made_EIO: torch.Tensor = fp8_grouped_outer(
             rows_RI, scales[0], rows_RO, scales[1], counts_E, self.recipe.gradients
         )
@@ -124,21 +132,21 @@ class Fp8Products:
         found = agreement.tokens(found)
         return (agreement.width(found) if side == "width" and agreement.whole else found).unsqueeze(-1)
 
-    def _cells(self, like: torch.Tensor, extent: int, side: Side, *, each: bool) -> "_Cells":
+    def _cells(self, like: torch.Tensor, extent: int, side: Side, *, each: bool) -> "Cells":
         """The cells of a dim that have a scale of their own; `each` index is one, where that is said."""
         whole, first = (self.agreement.whole, self.agreement.first) if side == "width" else (0, 0)
         if each:
-            return _Cells(None, 0, shared=False)
-        if self.recipe.scales != "block":
-            return _Cells(torch.zeros(extent, dtype=torch.long, device=like.device), 1, shared=whole > 0)
-        return blocks_of(extent, first, whole, like.device)
+            return Cells(None, 0, shared=False)
+        if not self.recipe.block:
+            return Cells(torch.zeros(extent, dtype=torch.long, device=like.device), 1, shared=whole > 0)
+        return blocks_of(extent, first, whole, like.device, self.recipe.block)
 
 
 def _other(side: Side) -> Side:
     return "width" if side == "hidden" else "hidden"
 
 
-class _Cells(NamedTuple):
+class Cells(NamedTuple):
     """`at`: which of `cells` cells each index of a dim is in, None where each is one. `shared`: whether other devices
     have parts of the same cells."""
 
@@ -147,13 +155,15 @@ class _Cells(NamedTuple):
     shared: bool
 
 
-def blocks_of(extent: int, first: int, whole: int, device: torch.device, *, spread: bool = False) -> _Cells:
-    """The blocks of 128 of a dim of which this device has `extent` from `first` on, of `whole` (0: all of it). Where
-    pieces are of whole blocks these are its own, else, or `spread`, there is a cell for each block of the whole dim."""
-    shared = whole > 0 and extent % BLOCK > 0
+def blocks_of(
+    extent: int, first: int, whole: int, device: torch.device, block: int = BLOCK, *, spread: bool = False
+) -> Cells:
+    """The blocks of a dim of which this device has `extent` from `first` on, of `whole` (0: all of it). Where pieces
+    are of whole blocks these are its own, else, or `spread`, there is a cell for each block of the whole dim."""
+    shared = whole > 0 and extent % block > 0
     if not shared and not (spread and whole):
-        return _Cells(torch.arange(extent, device=device) // BLOCK, -(-extent // BLOCK), shared=False)
-    return _Cells(torch.arange(first, first + extent, device=device) // BLOCK, -(-whole // BLOCK), shared=shared)
+        return Cells(torch.arange(extent, device=device) // block, -(-extent // block), shared=False)
+    return Cells(torch.arange(first, first + extent, device=device) // block, -(-whole // block), shared=shared)
 
 
 def _experts_of(counts_E: torch.Tensor, rows: int) -> torch.Tensor:
@@ -197,6 +207,14 @@ def rounded(values: torch.Tensor, most: torch.Tensor, low: torch.dtype) -> torch
     """What 8 bits leave of values, in float32 at least, where the largest are `most`."""
     scale = _scale(most, low)
     return _in_bytes(values, scale, low).to(scale.dtype).mul_(scale)
+
+
+def in_powers(most: torch.Tensor, low: torch.dtype) -> torch.Tensor:
+    """The largest elements for which scales are the next powers of two, so that nothing is cut off (the scales of
+    NVIDIA's recipe, Mishra et al. 2025, arXiv 2506.08027; e8m0 has the exponents -127 to 127)."""
+    mantissa, exponent = torch.frexp(_scale(most, low))
+    exponent = (exponent - (mantissa == 0.5).to(exponent.dtype)).clamp(-_EXPONENTS, _EXPONENTS)
+    return torch.ldexp(torch.full_like(most, torch.finfo(low).max), exponent)
 
 
 def _scale(most: torch.Tensor, low: torch.dtype) -> torch.Tensor:
@@ -248,11 +266,11 @@ def fp8_blocks_product(
     weight_OI: torch.Tensor,
     of_weight: torch.Tensor,
     inside: torch.Tensor,
-    outside: torch.Tensor,
+    outside: torch.Tensor | None,
     low: str,
 ) -> torch.Tensor:
     """The product of rows with a weight, turned, T O: rows rounded to `low`, the weight to e4m3, by their largest
-    elements in blocks of I and of O."""
+    elements in blocks of I and of O, or of I alone."""
     rows = rounded(rows_TI, _cell(of_rows, inside, 1), getattr(torch, low))
     weight = rounded(weight_OI, _cell(_cell(of_weight, outside, 0), inside, 1), _LOW)
     return (rows @ weight.t()).to(rows_TI.dtype)

@@ -191,7 +191,7 @@ def _cast_product(
     in_columns: bool = False,
 ) -> Array:
     """Seconds of products C (m x n) = A B, and of casting so many elements for them: `in_columns` where scales are
-    those of columns under any recipe but of tensors. A device without products of the
+    those of columns under any recipe but of tensors and of lines of 32. A device without products of the
     dtype computes in that of the tensors, on operands that are cast there and back."""
     m, n, k, batch = extents
     device, width = call.device, element_bytes(call.dtype)
@@ -199,7 +199,7 @@ def _cast_product(
         there_and_back = 3 * width + 2 * element_bytes(dtype)  # for the largest, and to be cast; and written again
         product = np.asarray(matmul_time(m, n, k, batch, call.dtype, device))
         return product + passed(call, there_and_back * cast)
-    blocks = call.rule.scaled_in_blocks and not in_columns
+    blocks = call.rule.scaled_in_blocks and (dtype == "mxfp8" or not in_columns)
     casting = _cast_in_blocks(call, dtype, cast) if blocks else _cast(call, dtype, cast)
     time = np.asarray(matmul_time(m, n, k, batch, dtype, device, converted=0.0)) + casting
     gained = call.rule.gained

@@ -325,8 +325,16 @@ def inner_messages(
         for inner in rule.inner
         for axis, choice in enumerate(strategy)
         if choice == inner.factor and mesh.sizes[axis] > 1 and (axis == outermost or not inner.outermost)
-        if not inner.blocks or local_extents(rule, strategy, mesh)[inner.factor] % inner.blocks
+        if not inner.blocks or _has_parts(rule, strategy, mesh, inner)
     )
+
+
+def _has_parts(rule: Rule, strategy: Strategy, mesh: Mesh, inner: InnerCollective) -> bool:
+    """Whether devices have parts of blocks of a factor."""
+    chunks = 1
+    for axis in mesh.zigzag:
+        chunks *= 2 if inner.ordered and strategy[axis] == inner.factor else 1
+    return bool(local_extents(rule, strategy, mesh)[inner.factor] % (chunks * inner.blocks))
 
 
 def joined_bytes(rule: Rule, strategy: Strategy, mesh: Mesh) -> Bytes:

@@ -120,7 +120,8 @@ class InnerCollective:
     a halo it is an edge, which each device sends to a neighbour. What goes `backward` goes for the gradient of operand
     `gradient_of`, if one is named. Of a message of rows, those of a token that go to the same part of the outermost
     axis of an exchange are sent `once`. What is `outermost` is sent on that axis alone. What has `blocks` is sent only
-    where a device's piece of the factor is none of whole blocks of so many.
+    where a device's piece of the factor is none of whole blocks of so many; of an `ordered` factor, which zigzag axes
+    cut into two chunks, where a chunk is none.
     """
 
     kind: str
@@ -134,6 +135,7 @@ class InnerCollective:
     once: "Once | None" = None
     outermost: bool = False
     blocks: int = 0
+    ordered: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

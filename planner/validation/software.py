@@ -37,7 +37,7 @@ from hardware_profiles import (
     load_software,
     with_network,
 )
-from planner.fp8_recipes import ROWWISE
+from planner.fp8_recipes import MXFP8, ROWWISE
 from planner.validation.recipes import recipe_of, release_of
 from planner.validation.rows import Row
 
@@ -53,10 +53,6 @@ does as ever."""
 _GATHERS_FLOAT8 = r"enable_fsdp_float8_all_gather|\bfloat8\b"
 """Words for weights that torchtitan gathers in fp8; its recipes with float8 ask for it (train_configs/llama3_405b.toml
 of December 2024)."""
-
-_MXFP8 = 0.90
-"""Share of what products in fp8 save that scales for each 32 elements leave: fitted to the ratio of step times of five
-pairs of runs of Megatron Bridge on Blackwell that differ in nothing else (3.7 to 11.8% longer): docs/validate.md."""
 
 _BUCKET = 5e8
 """Elements of gradients that DeepSpeed reduces at once (runtime/pipe/engine.py: MEMORY_OPT_ALLREDUCE_SIZE)."""
@@ -172,7 +168,7 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
         if not stack.gathers_narrow and stack.name != "llm-foundry":  # which has them of one block at a time
             stack = replace(stack, stored=replace(stack.stored, beside=2.0 * _share_of_blocks(row)))
     detail = row.text("precision_detail").lower()
-    gained = ROWWISE if "rowwise" in detail else _MXFP8 if re.search(r"mxfp8|fp8[-_ ]mx", detail) else 1.0
+    gained = ROWWISE if "rowwise" in detail else MXFP8 if re.search(r"mxfp8|fp8[-_ ]mx", detail) else 1.0
     return replace(stack, attention=attention, products=products_of(row), gained=gained)
 
 

@@ -5,11 +5,11 @@
                 dw = q(g)' q(x)
 
 What a scale is for is a tensor, or a row of a product's left operand and a column of its right one, or 128 elements of
-such a row and 128 x 128 of the weight; where axes cut it, their devices agree on the largest element (see
-`planner.sharding.rules.fp8`). Products are torch's scaled ones where
-the device has them, accumulated in fp32; elsewhere the same operands are multiplied in fp32 (those of a model in
+such a row and 128 x 128 of the weight, or 32 elements of a row of either operand, with a power of two; where axes cut
+it, their devices agree on the largest element (see `planner.sharding.rules.fp8`). Products are torch's scaled ones
+where the device has them, accumulated in fp32; elsewhere the same operands are multiplied in fp32 (those of a model in
 float64 in that), which differs by the order of sums alone; so are blocks of 128, whose scaled products torch has on
-Hopper alone.
+Hopper alone, and lines of 32, which it has on Blackwell.
 
 Source: Micikevicius et al. 2022, arXiv 2209.05433; recipes of torchao (`planner.graph.fp8`).
 
@@ -23,9 +23,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from planner.fp8_recipes import BLOCK, Recipe
+from planner.fp8_recipes import BLOCK, LINE, Recipe
 from planner.graph.fp8 import recipe_of
-from planner.models.fp8_experts import blocks_of, fp8_blocks_product, largest
+from planner.models.fp8_experts import Cells, blocks_of, fp8_blocks_product, in_powers, largest
+from planner.sharding.rule import Dims
 from runtime.comm import collectives
 from runtime.ops.kept_results import whole_call
 from runtime.ops.shard import Shard
@@ -44,13 +45,17 @@ Groups = Sequence[dist.ProcessGroup]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
     """The groups of devices that hold pieces of the tokens, of the inputs and of the outputs of a layer; of inputs and
-    outputs the first that this device has, and how many there are in all (0: it has all)."""
+    outputs the first that this device has, and how many there are in all (0: it has all). Of the last dim of the
+    tokens, which `along` cut, the `runs` (start, length) that it has of `length` (0: it has all)."""
 
     tokens: Groups = ()
     inputs: Groups = ()
     outputs: Groups = ()
     input_from: tuple[int, int] = (0, 0)
     output_from: tuple[int, int] = (0, 0)
+    along: Groups = ()
+    runs: tuple[tuple[int, int], ...] = ()
+    length: int = 0
 
 
 WHOLE = Cut()
@@ -79,8 +84,21 @@ def local_fp8_linear(
         outputs=groups(outputs),
         input_from=begins(inputs),
         output_from=begins(outputs),
+        **(_along(shard, given) if recipe.scales == "line" else {}),
     )
     return fp8_linear(x, weight_OI, bias_O, recipe, cut)
+
+
+def _along(shard: Shard, given: Dims) -> dict[str, Any]:
+    """What a cut says of the last dim of the tokens, which lines of weight gradients are along."""
+    names = [shard.bound.rule.factors[factor].name for dim in given[-2:-1] for factor in dim]
+    axes = [axis for name in names for axis in shard.axes(name)]
+    if not axes:
+        return {}
+    region, dim = shard.region, len(given) - 2
+    runs = dict(region.runs).get(dim, ((region.start[dim], region.shape[dim]),))
+    length = shard.bound.rule.whole_extent([shard.bound.rule.index[name] for name in names])
+    return {"along": [shard.place.group(axis) for axis in axes], "runs": runs, "length": length}
 
 
 def fp8_linear(
@@ -88,7 +106,8 @@ def fp8_linear(
 ) -> torch.Tensor:
     """`torch.nn.functional.linear` with products in fp8."""
     x_TI = x.reshape(-1, x.shape[-1])
-    y_TO: torch.Tensor = _Fp8Linear.apply(x_TI, weight_OI, bias_O, recipe, cut)  # type: ignore[no-untyped-call]
+    along = x.shape[-2] if x.ndim > 1 else 1
+    y_TO: torch.Tensor = _Fp8Linear.apply(x_TI, weight_OI, bias_O, recipe, cut, along)  # type: ignore[no-untyped-call]
     return y_TO.reshape(*x.shape[:-1], weight_OI.shape[0])
 
 
@@ -97,14 +116,23 @@ class _Fp8Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, recipe: Recipe, cut: Cut
+        ctx: Any,
+        x_TI: torch.Tensor,
+        weight_OI: torch.Tensor,
+        bias_O: torch.Tensor | None,
+        recipe: Recipe,
+        cut: Cut,
+        along: int,
     ) -> torch.Tensor:
-        ctx.recipe, ctx.cut = recipe, cut
+        ctx.recipe, ctx.cut, ctx.along = recipe, cut, along
         ctx.save_for_backward(x_TI, weight_OI)
 
         def compute() -> tuple[torch.Tensor, ...]:
             if recipe.scales == "block":
                 y_TO = _blocks_product(x_TI, weight_OI, _WEIGHTS, cut)
+                return (y_TO if bias_O is None else y_TO + bias_O,)
+            if recipe.scales == "line":
+                y_TO = _lines_product(x_TI, weight_OI, _WEIGHTS, cut.input_from, cut.inputs)
                 return (y_TO if bias_O is None else y_TO + bias_O,)
             left, right = _Side(x_TI, _WEIGHTS), _Side(weight_OI, _WEIGHTS)
             if recipe.scales == "tensor":
@@ -132,17 +160,19 @@ class _Fp8Linear(torch.autograd.Function):
             gradient_TI = _blocks_product(gradient_TO, weight_OI.t(), low, turned)
             left, right = _Side(gradient_TO.t(), low), _Side(x_TI.t(), _WEIGHTS)
             scales = left.scales(cut.tokens), right.scales(cut.tokens)
-            return gradient_TI, _product(left, right, scales, weight_OI.dtype), bias, None, None
+            return gradient_TI, _product(left, right, scales, weight_OI.dtype), bias, None, None, None
+        if recipe.scales == "line":
+            return *_gradients_in_lines(x_TI, weight_OI, gradient_TO, low, cut, ctx.along), bias, None, None, None
         left = _Side(gradient_TO, low)
         whole = left.scale((*cut.tokens, *cut.outputs)) if recipe.scales == "tensor" else None
         right = _Side(weight_OI.t(), _WEIGHTS)
         scales = (left.scales(cut.outputs), right.scales(cut.outputs)) if whole is None else (whole, ctx.scales[1])
         gradient_TI = _product(left, right, scales, x_TI.dtype)
         if not recipe.weight_gradients:
-            return gradient_TI, gradient_TO.t().mm(x_TI), bias, None, None
+            return gradient_TI, gradient_TO.t().mm(x_TI), bias, None, None, None
         left, right = _Side(gradient_TO.t(), low), _Side(x_TI.t(), _WEIGHTS)
         scales = (left.scales(cut.tokens), right.scales(cut.tokens)) if whole is None else (whole, ctx.scales[0])
-        return gradient_TI, _product(left, right, scales, weight_OI.dtype), bias, None, None
+        return gradient_TI, _product(left, right, scales, weight_OI.dtype), bias, None, None, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +219,57 @@ def _blocks_product(rows_TI: torch.Tensor, weight_OI: torch.Tensor, low: torch.d
     name = str(low).removeprefix("torch.")
     made_TO: torch.Tensor = fp8_blocks_product(rows_TI, of_rows, weight_OI, of_weight, inside.at, outside.at, name)
     return made_TO
+
+
+def _gradients_in_lines(
+    x_TI: torch.Tensor, weight_OI: torch.Tensor, gradient_TO: torch.Tensor, low: torch.dtype, cut: Cut, along: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Those of the inputs and of the weight, of lines of 32 outputs and of 32 tokens that follow each other."""
+    of_inputs = _lines_product(gradient_TO, weight_OI.t(), low, cut.output_from, cut.outputs)
+    lines = _lines_of_tokens(along, cut, x_TI.device)
+    (of_gradient, inside), (of_x, _) = (_of_tokens(one, along, lines, cut.along) for one in (gradient_TO, x_TI))
+    maxima = in_powers(of_gradient, low), in_powers(of_x, _WEIGHTS)
+    of_weight = fp8_blocks_product(
+        gradient_TO.t(), maxima[0], x_TI.t(), maxima[1], inside, None, str(low).removeprefix("torch.")
+    )
+    return of_inputs, of_weight
+
+
+def _lines_product(
+    rows_RK: torch.Tensor, others_CK: torch.Tensor, low: torch.dtype, begins: tuple[int, int], groups: Groups
+) -> torch.Tensor:
+    """The product of rows with others, turned: scales that are powers of two for 32 elements of either, of which
+    `begins` says what is here."""
+    lines = blocks_of(rows_RK.shape[1], *begins, rows_RK.device, LINE)
+    assert lines.at is not None, "lines have more than one element"
+    maxima = []
+    for values, dtype in ((rows_RK, low), (others_CK, _WEIGHTS)):
+        most = largest(values, None, 0, lines.at, lines.cells)
+        for group in groups if lines.shared else ():
+            most = collectives.all_reduce_max(most, group)
+        maxima.append(in_powers(most, dtype))
+    name = str(low).removeprefix("torch.")
+    made_RC: torch.Tensor = fp8_blocks_product(rows_RK, maxima[0], others_CK, maxima[1], lines.at, None, name)
+    return made_RC
+
+
+def _lines_of_tokens(held: int, cut: Cut, device: torch.device) -> Cells:
+    """The lines of 32 that tokens are in which follow each other, of each sample; `shared` where devices have parts."""
+    if all(start % LINE == 0 and length % LINE == 0 for start, length in cut.runs):
+        return Cells(torch.arange(held, device=device) // LINE, -(-held // LINE), shared=False)
+    places = [torch.arange(start, start + length, device=device) for start, length in cut.runs]
+    return Cells(torch.cat(places) // LINE, -(-cut.length // LINE), shared=True)
+
+
+def _of_tokens(values_TC: torch.Tensor, along: int, lines: Cells, groups: Groups) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest elements of lines of tokens in each column, C L for the lines of all samples, and the line of each
+    token."""
+    most = largest(values_TC.reshape(-1, along, values_TC.shape[1]), lines.at, lines.cells, None, 0)
+    for group in groups if lines.shared else ():
+        most = collectives.all_reduce_max(most, group)
+    samples = torch.arange(most.shape[0], device=values_TC.device)
+    inside = (samples[:, None] * lines.cells + lines.at).flatten()
+    return most.flatten(0, 1).t(), inside
 
 
 def _cuts(rows_TI: torch.Tensor, weight_OI: torch.Tensor, cut: Cut) -> tuple[tuple[int, tuple[int, int]], ...]:

@@ -48,7 +48,7 @@ EXPERTS = [
     ((1, 2), ["tensor inside", "samples"], {"stages": (1, 1), "micro_batches": 2}, BOTH, False),
 ]
 """Mesh, ways to divide experts, settings, what is in fp8, and whether tokens are sent once: 11 plans for each recipe on
-four processes. Experts are 144 wide: devices have parts of blocks."""
+four processes. Experts are 144 wide, sequences of 8 tokens: devices have parts of blocks and of lines."""
 
 
 @pytest.mark.cases(0, 1)

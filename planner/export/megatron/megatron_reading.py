@@ -34,6 +34,7 @@ from planner.plan.layout.kept import Kept
 from planner.sharding.update import PLAIN, Update
 
 _DELAYED = "delayed"
+_GRADIENTS = {"hybrid": "e5m2", "e4m3": "e4m3"}
 """What Megatron takes where no recipe is said: scales of the steps before."""
 
 _LAUNCHER = ("nnodes", "nproc-per-node", "nproc_per_node", "node-rank", "node_rank", "master-addr", "master_addr",
@@ -200,15 +201,18 @@ def read_options(options: Options, facts: Facts) -> tuple[Description, list[str]
 
 
 def _read_fp8(options: Options, notes: list[str]) -> Fp8:
-    """Linear layers in fp8: scales of tensors, where delayed ones are priced as those of the tensors as they are."""
+    """Linear layers in fp8: scales of tensors, where delayed ones are priced as those of the tensors as they are, or of
+    lines of 32 elements."""
     recipe, layout = options.word("fp8-recipe", _DELAYED), options.word("fp8-format", "")
-    if not layout or recipe not in (_DELAYED, *(theirs for _, theirs in FP8_RECIPES.values())):
+    ours = next((name for name, (_, theirs) in FP8_RECIPES.items() if theirs == recipe), None)
+    if not layout or (ours is None and recipe != _DELAYED):
         return NO_FP8
-    if layout != "hybrid":
-        notes.append(f"--fp8-format {layout}: priced as hybrid, with gradients in e5m2")
-    if recipe == _DELAYED:
+    usual = "hybrid" if ours is None else FP8_RECIPES[ours][0]
+    if layout != usual:
+        notes.append(f"--fp8-format {layout}: priced as {usual}, with gradients in {_GRADIENTS[usual]}")
+    if ours is None:
         notes.append("--fp8-recipe delayed: priced with scales of the tensors as they are")
-    return Fp8(recipe="tensorwise")
+    return Fp8(recipe=ours or "tensorwise")
 
 
 def _devices(options: Options) -> int | None:

@@ -10,8 +10,9 @@ from planner.export.shell import torchrun_script
 from planner.export.target import Asked, Job
 from planner.plan.layout.parts import PARTS
 
-FP8_RECIPES = {"tensorwise": ("hybrid", "tensorwise")}
-"""Arguments of --fp8-format and --fp8-recipe: e4m3 forward and e5m2 for gradients, scales of tensors as they are."""
+FP8_RECIPES = {"tensorwise": ("hybrid", "tensorwise"), "mxfp8": ("e4m3", "mxfp8")}
+"""Arguments of --fp8-format and --fp8-recipe: e4m3 forward and e5m2 for gradients with scales of tensors, and e4m3 for
+all with those of lines of 32."""
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}
 SHARDING = {0: "no_shard", 1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 MODULES = {"attention": "core_attn", "normalisation": "layernorm", **{name: name for name in PARTS}}

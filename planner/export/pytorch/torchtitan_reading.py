@@ -18,6 +18,7 @@ from planner.export.pytorch.torchtitan_writing import (
     FP8,
     FP8_RECIPES,
     HEAD,
+    MX,
     OPERATORS,
     SCHEDULES,
     gradient_dtype,
@@ -167,12 +168,14 @@ def _read_fp8(settings: Settings, notes: list[str]) -> Fp8:
     """Linear layers in fp8, where the file has them by a recipe and leaves out what plans can leave out, too."""
     converters = settings.value("model.converters")
     known = set(map(str, converters)) if isinstance(converters, list) else set[str]()
-    old = _OLD_FP8 in known and FP8 not in known
-    where = _OLD_FP8 if old and any(path.startswith(f"{_OLD_FP8}.") for path, _ in settings.all) else FP8
-    names, name = settings.value(f"{where}.filter_fqns"), settings.word(f"{where}.recipe_name", "")
-    recipe = next((ours for ours, theirs in FP8_RECIPES.items() if (theirs or "") == name), None)
+    old = _OLD_FP8 in known and known.isdisjoint((FP8, MX))
+    converter = MX if MX in known and FP8 not in known else FP8
+    where = _OLD_FP8 if old and any(path.startswith(f"{_OLD_FP8}.") for path, _ in settings.all) else converter
+    names = settings.value(f"{where}.filter_fqns")
+    name = settings.word(f"{where}.recipe_name", "mxfp8_cublas" if converter == MX else "")
+    recipe = next((ours for ours, theirs in FP8_RECIPES.items() if theirs == (converter, name)), None)
     left_out = read_left_out([str(one) for one in names]) if isinstance(names, list) else ()
-    if known.isdisjoint((FP8, _OLD_FP8)) or recipe is None or left_out is None:
+    if known.isdisjoint((FP8, MX, _OLD_FP8)) or {FP8, MX} <= known or recipe is None or left_out is None:
         return NO_FP8
     if not isinstance(names, list) or HEAD not in names:
         notes.append("filter_fqns: the head is priced as left out of fp8")

@@ -22,9 +22,13 @@ FLAVORS = {"llama8b": ("llama3", "8B"), "llama70b": ("llama3", "70B"), "llama405
            "qwen3-30b-a3b": ("qwen3", "30B-A3B"), "qwen3-235b-a22b": ("qwen3", "235B-A22B"),
            "deepseek-v3": ("deepseek_v3", "671B"), "deepseek-v2-lite": ("deepseek_v3", "16B")}  # fmt: skip
 FP8 = "quantize.linear.float8"
-"""The converter of linear layers, and the section that it reads."""
-FP8_RECIPES = {"tensorwise": None, "rowwise": "rowwise", "rowwise_with_gw_hp": "rowwise_with_gw_hp"}
-"""What `recipe_name` says: nothing of scales of tensors."""
+MX = "quantize.linear.mx"
+"""The converters of linear layers, and the sections that they read."""
+FP8_RECIPES = {
+    "tensorwise": (FP8, ""), "rowwise": (FP8, "rowwise"), "rowwise_with_gw_hp": (FP8, "rowwise_with_gw_hp"),
+    "mxfp8": (MX, "mxfp8_cublas"),
+}  # fmt: skip
+"""The converter, and what `recipe_name` says: nothing of scales of tensors."""
 HEAD = "output"
 """What is never in fp8 here, as a part of the names of modules."""
 MODULES = {
@@ -92,8 +96,8 @@ def _sections(job: Job) -> Sections:
         )
     model: dict[str, object] = {} if flavor is None else {"name": flavor[0], "flavor": flavor[1]}
     if d.fp8:
-        model["converters"] = [FP8]
-    fp8: Sections = {} if not d.fp8 else {"quantize": {"linear": {"float8": _fp8(d.fp8)}}}
+        model["converters"] = [FP8_RECIPES[d.fp8.recipe][0]]
+    fp8: Sections = {"quantize": {"linear": _fp8(d.fp8)}} if d.fp8 else {}
     return {
         "job": {"description": f"{one_line(job.model)} on {d.devices} devices"},
         "model": model,
@@ -111,10 +115,10 @@ def says_left_out(fp8: Fp8) -> bool:
 
 
 def _fp8(fp8: Fp8) -> dict[str, object]:
-    name = FP8_RECIPES[fp8.recipe]
-    found: dict[str, object] = {} if name is None else {"recipe_name": name}
+    converter, name = FP8_RECIPES[fp8.recipe]
+    found: dict[str, object] = {"recipe_name": name} if name else {}
     left_out = [theirs for ours, theirs in MODULES.items() if _EVERY.format(ours) in fp8.left_out]
-    return {**found, "filter_fqns": [HEAD, *left_out]}
+    return {converter.rpartition(".")[2]: {**found, "filter_fqns": [HEAD, *left_out]}}
 
 
 def read_left_out(names: Sequence[str]) -> tuple[str, ...] | None:

@@ -93,7 +93,7 @@ class Experts(RuleSpec):
             ),
             computed=_computed(recipe),
             gained=1.0 if recipe is None else recipe.gained,
-            scaled_in_blocks=recipe is not None and recipe.scales == "block",
+            scaled_in_blocks=recipe is not None and recipe.block > 0,
         )
 
     @staticmethod
@@ -110,7 +110,9 @@ class Experts(RuleSpec):
 
 def _computed(recipe: Recipe | None) -> tuple[str, str, str]:
     """The dtypes of products: of results, of gradients of rows, and of those of matrices."""
-    return ("", "", "") if recipe is None else ("fp8", "fp8", "fp8" if recipe.weight_gradients else "")
+    if recipe is None:
+        return "", "", ""
+    return recipe.rate, recipe.rate, recipe.rate if recipe.weight_gradients else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +188,13 @@ class _Rows:
             yield said(width, of_rows, 1, 2)
             yield said(width, Work(coefficient=float(hidden), factors=(e,)), 1, 2)
             return
-        across, along = -(-wide // BLOCK), -(-hidden // BLOCK)
-        yield said(width, self.work(float(across), ""), 1, 2, BLOCK)
-        yield said(width, Work(coefficient=float(across * along), factors=(e,)), 3, 3, BLOCK)
+        block = recipe.block
+        across, along = -(-wide // block), -(-hidden // block)
+        yield said(width, self.work(float(across), ""), 1, 2, block)
+        if recipe.scales == "line":  # of their rows alone, of which each column has one
+            yield said(width, Work(coefficient=float(across * hidden), factors=(e,)), 1, 2, block)
+            return
+        yield said(width, Work(coefficient=float(across * along), factors=(e,)), 3, 3, block)
 
     @property
     def _experts(self) -> int:

@@ -3,18 +3,20 @@
     y[t o] = sum_i x[t i] w[o i]      scales of a tensor   x  of all t i      w  of all o i     g = dy  of all t o
                                       scales of a row      x  of t, over i    w  of o, over i
                                       blocks of 128        x  of t, 128 of i  w  128 of o and of i
+                                      lines of 32          x  of t, 32 of i   w  of o, 32 of i
       dx = g w        over o                               g  of t, over o    w  of i, over o
       dw = g' x       over t                               g  of o, over t    x  of i, over t
 
 A scale is that of the largest element: where an axis cuts what it is over, the devices of the axis take the maximum of
 theirs, four bytes for each scale. Of blocks of which no device has parts nothing is said; where devices have parts of a
-block, they say what they know of each block of the whole dim.
+block, they say what they know of each block of the whole dim. Lines of 32 tokens are those of a sample: tokens that
+follow each other along the last of their dims.
 """
 
 from dataclasses import dataclass, replace
 from typing import final
 
-from planner.fp8_recipes import BLOCK, Recipe
+from planner.fp8_recipes import BLOCK, LINE, Recipe
 from planner.graph.call import Call
 from planner.sharding.rule import InnerCollective, Rule, Work
 from planner.sharding.rules.spec import RuleSpec
@@ -36,28 +38,62 @@ class Fp8Linear(RuleSpec):
         given, weight = rule.operands[:2]
         tokens = tuple(factor for dim in given[:-1] for factor in dim)
         columns, depth = weight
-        of_weights = "fp8" if self.recipe.weight_gradients else ""
+        rate = self.recipe.rate
+        of_weights = rate if self.recipe.weight_gradients else ""
         cast = ((*tokens, *depth), (*columns, *depth))
         return replace(
             rule,
-            computed=("fp8", "fp8", of_weights),
+            computed=(rate, rate, of_weights),
             gained=self.recipe.gained,
-            scaled_in_blocks=self.recipe.scales == "block",
+            scaled_in_blocks=self.recipe.block > 0,
             deferred_weight_gradients=(),
             scratch=tuple(Work(coefficient=1.0, factors=factors) for factors in cast),
-            inner=tuple(
-                InnerCollective(
-                    kind="all_reduce",
-                    factor=factor,
-                    factors=scales if self.recipe.scales != "tensor" else (),
-                    element_bytes=_SCALE,
-                    forward=int(not backward),
-                    backward=int(backward),
-                )
-                for over, scales, backward in self._maxima(tokens, columns, depth)
-                for factor in over
+            inner=(
+                *self._of_wholes(tokens, columns, depth),
+                *self._of_blocks(rule, tokens, columns, depth),
+                *self._of_lines(rule, tokens, columns, depth),
+            ),
+        )
+
+    def _of_wholes(
+        self, tokens: tuple[int, ...], columns: tuple[int, ...], depth: tuple[int, ...]
+    ) -> tuple[InnerCollective, ...]:
+        """What is said of scales that are those of tensors, or of rows."""
+        return tuple(
+            InnerCollective(
+                kind="all_reduce",
+                factor=factor,
+                factors=scales if self.recipe.scales != "tensor" else (),
+                element_bytes=_SCALE,
+                forward=int(not backward),
+                backward=int(backward),
             )
-            + self._of_blocks(rule, tokens, columns, depth),
+            for over, scales, backward in self._maxima(tokens, columns, depth)
+            for factor in over
+        )
+
+    def _of_lines(
+        self, rule: Rule, tokens: tuple[int, ...], columns: tuple[int, ...], depth: tuple[int, ...]
+    ) -> tuple[InnerCollective, ...]:
+        """What is said of lines of which devices have parts: of both operands of each product, along what it sums."""
+        if self.recipe.scales != "line":
+            return ()
+        last, others = tokens[-1:], tokens[:-1]
+        said = [(depth, tokens, 0), (depth, columns, 0), (columns, tokens, 1), (columns, depth, 1)]
+        said += [(last, (*others, *columns), 1), (last, (*others, *depth), 1)]
+        return tuple(
+            InnerCollective(
+                kind="all_reduce",
+                factor=factor,
+                factors=scales,
+                element_bytes=_SCALE * -(-rule.whole_extent(over) // LINE),
+                forward=1 - backward,
+                backward=backward,
+                blocks=LINE,
+                ordered=over == last,
+            )
+            for over, scales, backward in said
+            for factor in over
         )
 
     def _of_blocks(
@@ -98,8 +134,8 @@ class Fp8Linear(RuleSpec):
         found = [
             (depth, tokens, False), (depth, columns, False), (columns, tokens, True), (columns, depth, True)
         ]  # fmt: skip
-        if self.recipe.scales == "block":
+        if self.recipe.block:
             found = []
-        if self.recipe.weight_gradients:
+        if self.recipe.weight_gradients and self.recipe.scales != "line":
             found += [(tokens, columns, True), (tokens, depth, True)]
         return found

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from hardware_profiles import Cluster, Machine, MixedCluster
 from planner.errors import RequestError
+from planner.fp8_recipes import LINE, RECIPES
 from planner.graph.fp8 import Fp8, eligible, fp8_operator, is_left_out
 from planner.graph.kinds import find_blocks
 from planner.graph.operator_graph import Operator, OperatorGraph
@@ -28,6 +29,13 @@ def paying(graph: OperatorGraph, fp8: Fp8, machine: Machine) -> Fp8:
     cluster = machine.groups[0] if isinstance(machine, MixedCluster) else machine
     if not fp8 or not cluster.device.multiplies("fp8"):
         return fp8
+    rate = RECIPES[fp8.recipe].rate
+    if not cluster.device.multiplies(rate):
+        others = ", ".join(name for name, recipe in RECIPES.items() if cluster.device.multiplies(recipe.rate))
+        raise RequestError(
+            f"fp8 = {fp8.recipe}: {cluster.device.name} multiplies in fp8, but has no products in {rate}, with a scale"
+            f" for each {LINE} elements (devices of Blackwell do); take {others}, or leave fp8 out"
+        )
     layers: dict[str, dict[str, bool]] = {}  # by pattern and weight, whether it pays
     known: dict[tuple[object, ...], bool] = {}
     for at in eligible(graph, tuple(find_blocks(graph).numbers)):

@@ -41,11 +41,24 @@ def test_megatron_has_scales_of_tensors_for_all_layers() -> None:
     delayed = target.read(text.replace("tensorwise", "delayed"), facts_of(description, "llama-tiny"))
     assert delayed.description.fp8 == Fp8(recipe="tensorwise")
     assert any("delayed" in note for note in delayed.notes)
-    blocks = target.read(text.replace("tensorwise", "mxfp8"), facts_of(description, "llama-tiny"))
+    blocks = target.read(text.replace("tensorwise", "blockwise"), facts_of(description, "llama-tiny"))
     assert blocks.description.fp8 == NO_FP8
     assert any("fp8-format" in what for what in blocks.unmodelled)
     less = target.nearest(replace(description, fp8=Fp8(recipe="tensorwise", left_out=(KEPT,))))
     assert [loss.description.fp8 for loss in less if "fp8" in loss.what] == [Fp8(recipe="tensorwise")]
+
+
+def test_megatron_is_told_of_lines_of_32_elements() -> None:
+    target, description = TARGETS["megatron"], replace(PLAIN, fp8=Fp8(recipe="mxfp8"), zero=1)
+    losses = target.nearest(description)
+    assert not [loss for loss in losses if "fp8" in loss.what]
+    description = losses[-1].description if losses else description
+    text = target.write(job_of(description, "llama-tiny"))[target.main]
+    assert "--fp8-format e4m3" in text
+    assert "--fp8-recipe mxfp8" in text
+    assert target.read(text, facts_of(description, "llama-tiny")).description.fp8 == Fp8(recipe="mxfp8")
+    hybrid = target.read(text.replace("format e4m3", "format hybrid"), facts_of(description, "llama-tiny"))
+    assert any("priced as e4m3, with gradients in e4m3" in note for note in hybrid.notes)
 
 
 def test_torchtitan_is_told_nothing_of_blocks_and_of_experts() -> None:

@@ -84,9 +84,11 @@ filter_fqns = ["output"]
 """
     found = read_back(text, "llama8b", ONE).fp8
     assert found == Fp8(recipe="rowwise", left_out=("model.layers.*.self_attn.k_proj.weight",))
+    lines = text.replace(section, "quantize.linear.mx").replace('recipe_name = "rowwise"\n', "")
+    assert read_back(lines, "llama8b", ONE).fp8 == replace(found, recipe="mxfp8")
 
 
-@pytest.mark.parametrize("converter", ["mx", "quantize.linear.mx", "quantize.grouped_mm.float8"])
+@pytest.mark.parametrize("converter", ["mx", "quantize.grouped_mm.mx", "quantize.grouped_mm.float8"])
 def test_fp8_that_no_plan_has_comes_first(converter: str) -> None:
     text = f'[model]\nconverters = ["{converter}"]\n[parallelism]\ndata_parallel_shard_degree = 8\n'
     reading = TORCHTITAN.read(text, Facts(layers=32, devices=8, architecture=architecture_of("llama8b", 8192)))

@@ -346,3 +346,15 @@ def test_experts_in_blocks_of_fp8_take_what_the_trace_of_deepseek_v3_says() -> N
 
     assert forward("blockwise") == pytest.approx(3.55e-3, rel=0.1)
     assert forward("tensorwise") > 1.3 * forward("blockwise")
+
+
+@pytest.mark.parametrize(("profile", "faster"), [("b200-180gb", True), ("gb300-288gb", True), ("h100-80gb", False)])
+def test_lines_of_32_are_faster_where_devices_multiply_them(profile: str, faster: bool) -> None:
+    """Elsewhere operands are cast there and back, and multiplied as without fp8."""
+    cluster, shapes = load_profile(profile).with_devices(16), [(1, 8192, 8192), (28672, 8192), (1, 8192, 28672)]
+    lines = priced("planner.fp8_linear.mxfp8", shapes, cluster)
+    wide = priced("aten.linear.default", shapes, cluster)
+    assert bool(lines.forward[0] < wide.forward[0]) is faster
+    assert bool(lines.backward[0] < wide.backward[0]) is faster
+    rows = priced("planner.fp8_linear.rowwise", shapes, cluster)
+    assert rows.forward[0] < wide.forward[0]

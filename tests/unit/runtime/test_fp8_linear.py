@@ -1,10 +1,13 @@
 """Linear layers in fp8 on one device: what is computed, how exact that is, and that torch's products are ours."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from planner.fp8_recipes import RECIPES, Recipe
+from planner.models.fp8_experts import in_powers
 from runtime.ops import fp8_linear as module
 from runtime.ops.fp8_linear import fp8_linear
 
@@ -26,7 +29,16 @@ def cast(values: torch.Tensor, dtype: torch.dtype, dim: int | None) -> torch.Ten
     return (values / scale).to(dtype).to(values.dtype) * scale
 
 
-@pytest.mark.parametrize("name", RECIPES)
+def in_lines(values: torch.Tensor, dim: int) -> torch.Tensor:
+    """Rounded to e4m3 and back, with a power of two for each 32 elements along a dim."""
+    found = []
+    for piece in values.split(32, dim):
+        scale = torch.exp2(torch.ceil(torch.log2(piece.abs().amax(dim, keepdim=True) / torch.finfo(E4M3).max)))
+        found.append((piece / scale).to(E4M3).to(values.dtype) * scale)
+    return torch.cat(found, dim)
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "mxfp8"])
 def test_results_and_gradients_are_those_of_rounded_operands(name: str) -> None:
     recipe, (x, weight, bias) = RECIPES[name], operands(torch.float64)
     y = fp8_linear(x, weight, bias, recipe)
@@ -45,6 +57,25 @@ def test_results_and_gradients_are_those_of_rounded_operands(name: str) -> None:
     rounded = cast(gradient, low, along(0)).t() @ cast(rows, E4M3, along(0))
     torch.testing.assert_close(weight.grad, rounded if recipe.weight_gradients else gradient.t() @ rows)
     torch.testing.assert_close(bias.grad, gradient.sum(0))
+
+
+def test_lines_of_32_have_powers_of_two() -> None:
+    """Of both operands of each product along what it sums, of tokens in each sample by itself."""
+    x, weight, _ = operands(torch.float64)
+    y = fp8_linear(x, weight, None, RECIPES["mxfp8"])
+    given = torch.randn_like(y)
+    y.backward(given)
+    rows, w = x.detach(), weight.detach()
+    torch.testing.assert_close(y.detach(), in_lines(rows, -1) @ in_lines(w, 1).t())
+    torch.testing.assert_close(x.grad, in_lines(given, -1) @ in_lines(w, 0))
+    expected = in_lines(given, 1).flatten(0, 1).t() @ in_lines(rows, 1).flatten(0, 1)
+    torch.testing.assert_close(weight.grad, expected)
+
+
+@pytest.mark.parametrize("largest", [448.0, 448.0 * 2**-7, 449.0, 3e-9, 1e-44])
+def test_scales_are_the_next_powers_of_two(largest: float) -> None:
+    found = in_powers(torch.tensor([largest], dtype=torch.float64), E4M3) / 448.0
+    assert float(found) == 2.0 ** max(math.ceil(math.log2(max(largest, 1e-12) / 448.0)), -127)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
