@@ -21,11 +21,14 @@ LINE = 32
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """How products are computed in fp8: what one scale is for, the dtype that gradients are cast to (the others are
-    e4m3), and whether weight gradients are products in fp8."""
+    e4m3), and whether weight gradients are products in fp8. Scales that are `delayed` are those of the largest elements
+    of steps before (`runtime.ops.delayed_scales`)."""
 
     scales: Literal["tensor", "row", "block", "line"]
     gradients: str
     weight_gradients: bool
+    delayed: bool = False
+    forward: str = "float8_e4m3fn"
 
     @property
     def gained(self) -> float:
@@ -49,8 +52,8 @@ class Recipe:
 
     @property
     def of_rows_alone(self) -> bool:
-        """Whether what becomes of a token does not depend on the other tokens."""
-        return self.scales == "row" and not self.weight_gradients
+        """Whether what becomes of a token does not depend on the other tokens of its step."""
+        return self.delayed or (self.scales == "row" and not self.weight_gradients)
 
 
 RECIPES = {
@@ -58,6 +61,10 @@ RECIPES = {
     "rowwise": Recipe(scales="row", gradients="float8_e4m3fn", weight_gradients=True),
     "rowwise_with_gw_hp": Recipe(scales="row", gradients="float8_e4m3fn", weight_gradients=False),
     "blockwise": Recipe(scales="block", gradients="float8_e4m3fn", weight_gradients=True),
+    "delayed": Recipe(scales="tensor", gradients="float8_e5m2", weight_gradients=True, delayed=True),
     "mxfp8": Recipe(scales="line", gradients="float8_e4m3fn", weight_gradients=True),
 }
-"""By their names in torchao, and of blocks in Transformer Engine."""
+"""By their names in torchao, and of blocks, lines and delayed scales in Transformer Engine."""
+
+HISTORY = 1024
+"""Steps of whose largest elements delayed scales are (Transformer Engine, `amax_history_len`)."""

@@ -145,6 +145,8 @@ def search(
     fp8_left_out: Sequence[str] = (),
     fp8_experts: bool = False,
     fp8_dispatch: bool = False,
+    fp8_history: int | None = None,
+    fp8_margin: int | None = None,
     optimizer: str = "adamw",
     pinned: Pinned | Mapping[str, Any] | None = None,
     shard: Shards = (),
@@ -187,9 +189,11 @@ def search(
             to each device. Once for each expert where not given.
         precision: "bf16", "fp16", "fp32", or "fp8", which is a recipe of `fp8`; bf16 where not given, on CPUs fp32.
         fp8: a recipe by which linear layers are computed in fp8 where that pays: "tensorwise", "rowwise",
-            "rowwise_with_gw_hp", "blockwise" or "mxfp8"; all else is in bf16.
+            "rowwise_with_gw_hp", "blockwise", "delayed" or "mxfp8"; all else is in bf16.
         fp8_left_out: patterns of weights whose linear layers stay out of fp8.
         fp8_experts: experts compute by that recipe, too.
+        fp8_history: with "delayed", steps of whose largest elements scales are; 1,024 where not given.
+        fp8_margin: with "delayed", powers of two that scales leave free; 0 where not given.
         fp8_dispatch: tokens are sent to experts in 8 bits, and so are gradients of their results.
         optimizer: "adamw", "sgd" or "lamb".
         pinned: what is decided, as a `planner.Pinned` or a dict of its fields: {"tensor": 8, "pipeline": 4, "zero": 1}.
@@ -245,7 +249,15 @@ def search(
         word("precision", precision, (*PRECISIONS, WORD))
     if fp8 is not None:
         word("fp8", fp8, tuple(RECIPES))
-    precision, in_fp8 = chosen(precision, fp8, fp8_left_out, experts=fp8_experts, dispatch=fp8_dispatch)
+    precision, in_fp8 = chosen(
+        precision,
+        fp8,
+        fp8_left_out,
+        experts=fp8_experts,
+        dispatch=fp8_dispatch,
+        history=fp8_history,
+        margin=fp8_margin,
+    )
     space, stack = space_and_stack(engine, software)
     machine = machine_given(hardware, cluster=cluster, software=stack, devices=devices)
     if memory_margin is not None:

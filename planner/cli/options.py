@@ -158,7 +158,8 @@ class Options:
             "RECIPE",
             "Recipe of linear layers in fp8. Recipes of torchao: tensorwise, which --precision fp8 means, rowwise, or"
             " rowwise_with_gw_hp, whose weight gradients are as without fp8; blockwise, a scale for each 128 elements,"
-            " as DeepSeek-V3; or mxfp8, one for each 32, on Blackwell. Layers that would get slower are left out.",
+            " as DeepSeek-V3; delayed, with scales of steps before, as Transformer Engine; or mxfp8, one for each 32,"
+            " on Blackwell. Layers that would get slower are left out.",
             "",
             known=completion.recipes,
         ),
@@ -180,6 +181,14 @@ class Options:
             rich_help_panel=JOB,
         ),
     ] = False
+    fp8_history: Annotated[
+        int | None,
+        number(JOB, "With --fp8 delayed, steps that a scale is made from (1024)."),
+    ] = None
+    fp8_margin: Annotated[
+        int | None,
+        number(JOB, "With --fp8 delayed, powers of two that scales leave free (0).", least=-64, most=64),
+    ] = None
     optimizer: Annotated[
         str | None,
         word(JOB, "WORD", "Optimizer: adamw, sgd (with momentum) or lamb.", "adamw", known=completion.optimizers),

@@ -133,6 +133,8 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         options.fp8_left_out or (),
         experts=options.fp8_experts,
         dispatch=options.fp8_dispatch,
+        history=options.fp8_history,
+        margin=options.fp8_margin,
     )
     pinned, shards = _with_mesh(pinned_of(options), sources), parse_shards(options.shard or ())
 

@@ -27,6 +27,8 @@ _SETTINGS = (
 )  # fmt: skip
 """The distributed optimizer, with everything; Megatron-FSDP without a pipeline."""
 
+_FP8 = ("tensorwise", "delayed", "mxfp8")
+
 MEGATRON = EngineSpace(
     name="megatron",
     title="Megatron-LM",
@@ -35,7 +37,7 @@ MEGATRON = EngineSpace(
     optimizers=_OPTIMIZERS,
     precisions=_PRECISIONS,
     wide=(2, 3),
-    fp8=("tensorwise", "mxfp8"),
+    fp8=_FP8,
 )
 
 MEGATRON_BRIDGE = EngineSpace(
@@ -46,6 +48,7 @@ MEGATRON_BRIDGE = EngineSpace(
     optimizers=_OPTIMIZERS,
     precisions=_PRECISIONS,
     wide=(2, 3),
+    fp8=_FP8,
 )
 
 NEMO = EngineSpace(
@@ -56,4 +59,5 @@ NEMO = EngineSpace(
     optimizers=_OPTIMIZERS,
     precisions=_PRECISIONS,
     wide=(2, 3),
+    fp8=_FP8,
 )

@@ -9,6 +9,7 @@ what one scale is for, what gradients are cast to, and whether weight gradients 
 those of torchao:
 
     tensorwise           a scale for each tensor           gradients in e5m2    all three products in fp8
+    delayed              the same, of steps before         gradients in e5m2    all three products in fp8
     rowwise              a scale for each row or column    gradients in e4m3    all three products in fp8
     rowwise_with_gw_hp   a scale for each row or column    gradients in e4m3    weight gradients as without fp8
     blockwise            a scale for 128 of a row, and     gradients in e4m3    all three products in fp8; those of
@@ -18,7 +19,7 @@ those of torchao:
 
 Blocks are those of DeepSeek-V3 (`blockwise` in Transformer Engine), which has one for 128 tokens in its weight
 gradients, too: which tokens come together depends on the plan there, so a column has one scale here. Scales are those
-of the tensors as they are now ("current" or "dynamic" scaling); delayed scaling is not there. Lines of 32 are those of
+of the tensors as they are now ("current" or "dynamic" scaling), but for `delayed`. Lines of 32 are those of
 the OCP Microscaling Formats; those of weight gradients are of 32 tokens of a sample. A scale is that of the whole
 tensor, row, column or block, however a plan cuts it: devices that have pieces of it agree on the largest element, so
 that a plan computes what the unsharded model computes under the same recipe.
@@ -34,12 +35,12 @@ Source: Micikevicius et al., "FP8 formats for deep learning", 2022, arXiv 2209.0
 one scale for each tensor); torchao 0.14, `torchao.float8.config` (the names of recipes).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.errors import RequestError, nearest_names
 from planner.faults import Fault
-from planner.fp8_recipes import RECIPES, Recipe
+from planner.fp8_recipes import HISTORY, RECIPES, Recipe
 from planner.graph.expert_load import EXPERTS_OPERATOR
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.matching import matches
@@ -50,6 +51,8 @@ _TENSORS, _SETTINGS = 6, (0, 1.0, False, 1, 1)
 """Of an operator with experts: its tensors, and its settings where they are as usual (`planner.models.experts`)."""
 _WORDS = 16
 """Extents of products in fp8 are multiples of so many elements, as the kernels of devices demand."""
+_LONGEST, _WIDEST = 2**16, 64
+"""Most steps of a history, and the largest margin."""
 
 
 WORD = "fp8"
@@ -63,12 +66,14 @@ USUAL = "tensorwise"
 class Fp8:
     """Which linear layers are computed in fp8, and how: the name of a recipe, none without one; patterns of the names
     of operators, modules or weights that are `left_out`; whether `experts` are, too, and tokens on their way to them
-    (`dispatch`)."""
+    (`dispatch`). Delayed scales are those of the largest elements of `history` steps, times 2 to the `margin`."""
 
     recipe: str = ""
     left_out: tuple[str, ...] = ()
     experts: bool = False
     dispatch: bool = False
+    history: int = HISTORY
+    margin: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.recipe)
@@ -77,7 +82,15 @@ class Fp8:
         """As people read it."""
         left = f" but for {', '.join(self.left_out)}" if self.left_out else ""
         more = (", experts" if self.experts else "") + (", dispatch" if self.dispatch else "")
+        if self.delayed and (self.history, self.margin) != (HISTORY, 0):
+            more += f", history {self.history}" + (f", margin {self.margin}" if self.margin else "")
         return f"{self.recipe}{left}{more}" if self.recipe else "none"
+
+    @property
+    def delayed(self) -> bool:
+        """Whether scales are those of steps before."""
+        recipe = RECIPES.get(self.recipe)
+        return recipe is not None and recipe.delayed
 
 
 NO_FP8 = Fp8()
@@ -94,6 +107,23 @@ def fp8_fault(fp8: Fp8) -> Fault | None:
     for option, asked in (("fp8_experts", fp8.experts), ("fp8_dispatch", fp8.dispatch)):
         if asked and not fp8.recipe:
             return Fault(option=option, value="true", reason="goes with a recipe of linear layers; name one (fp8)")
+    if fp8.delayed and fp8.experts:
+        others = ", ".join(name for name, recipe in RECIPES.items() if not recipe.delayed)
+        reason = f"goes with scales of tensors as they are, and fp8 = {fp8.recipe} has those of steps before"
+        return Fault(option="fp8_experts", value="true", reason=reason, hint=f"take fp8 = {others}, or leave it out")
+    return _history_fault(fp8)
+
+
+def _history_fault(fp8: Fp8) -> Fault | None:
+    """Why scales cannot be delayed so."""
+    for option, value, usual, low, high in (
+        ("fp8_history", fp8.history, HISTORY, 1, _LONGEST),
+        ("fp8_margin", fp8.margin, 0, -_WIDEST, _WIDEST),
+    ):
+        if value != usual and not fp8.delayed:
+            return Fault(option=option, value=f"{value}", reason="is one of delayed scales; take fp8 = delayed with it")
+        if not low <= value <= high:
+            return Fault(option=option, value=f"{value}", reason=f"is none of {low} to {high}")
     return None
 
 
@@ -104,18 +134,31 @@ def chosen(
     *,
     experts: bool = False,
     dispatch: bool = False,
+    history: int | None = None,
+    margin: int | None = None,
 ) -> tuple[str | None, Fp8]:
     """The precision of everything else, None where that is left to the machine, and what is in fp8: "fp8" is no
     precision of its own, but stands for the usual recipe."""
     known = recipe or (USUAL if precision == WORD else "")
     return None if precision == WORD else precision, Fp8(
-        recipe=known, left_out=tuple(left_out), experts=experts, dispatch=dispatch
+        recipe=known,
+        left_out=tuple(left_out),
+        experts=experts,
+        dispatch=dispatch,
+        history=HISTORY if history is None else history,
+        margin=margin or 0,
     )
 
 
 def recipe_of(op: Operator) -> Recipe | None:
     """The recipe of a linear layer in fp8; None for every other operator."""
     return RECIPES.get(op.op.removeprefix(_PREFIX)) if op.op.startswith(_PREFIX) else None
+
+
+def delayed_layers(operators: Iterable[Operator]) -> tuple[str, ...]:
+    """The weights of the linear layers whose scales are those of steps before."""
+    recipes = ((op, recipe_of(op)) for op in operators)
+    return tuple(op.operands[1] for op, recipe in recipes if recipe is not None and recipe.delayed)
 
 
 def fp8_operator(recipe: str) -> str:
@@ -146,6 +189,13 @@ def with_fp8(graph: OperatorGraph, inside: Sequence[int], fp8: Fp8) -> OperatorG
     taken = {at for at in could if not is_left_out(graph.operators[at], fp8)}
     if not taken:
         raise RequestError(f"fp8_left_out: {', '.join(fp8.left_out)} leaves no linear layer in fp8; leave fp8 out")
+    for at in taken if fp8.delayed else ():
+        weight = graph.operators[at].operands[1]
+        if len(graph.consumers[weight]) > 1:
+            raise RequestError(
+                f"fp8 = {fp8.recipe}: '{weight}' is the weight of several operators, which have one history of largest"
+                " elements; leave it out (fp8_left_out), or take another recipe"
+            )
     name = fp8_operator(fp8.recipe)
     operators = [replace(op, op=name) if at in taken else op for at, op in enumerate(graph.operators)]
     if fp8.experts or fp8.dispatch:

@@ -141,6 +141,8 @@ def training_content(training: Training) -> dict[str, Any]:
     for word in ("experts", "dispatch"):
         if getattr(training.fp8, word):
             own[f"fp8_{word}"] = True
+    if training.fp8.delayed:
+        own |= {"fp8_history": training.fp8.history, "fp8_margin": training.fp8.margin}
     return {**own, **update_words(training.update)}
 
 
@@ -340,6 +342,8 @@ def _training(training: TrainingSection) -> Training:
         left_out=tuple(content.pop("fp8_left_out")),
         experts=content.pop("fp8_experts"),
         dispatch=content.pop("fp8_dispatch"),
+        history=content.pop("fp8_history"),
+        margin=content.pop("fp8_margin"),
     )
     refuse_plan(fp8_fault(fp8))
     buckets, local = content.pop("buckets"), tuple(content.pop("local_parameters"))

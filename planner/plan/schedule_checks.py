@@ -267,8 +267,17 @@ def check_schedule(plan: Plan) -> None:
     )
     refuse_plan(schedule_fault(turns))
     refuse_plan(sliced_fp8_fault(training.fp8, plan.slices))
+    refuse_plan(stale_fp8_fault(training.fp8, plan.schedule_kind, plan.schedule))
     overlaps = bool(training.tensor_overlap)
     refuse_plan(tensor_overlap_fault(overlaps, plan.schedule, training.interleave, plan.slices))
+
+
+def stale_fp8_fault(fp8: Fp8, schedule: Schedule, name: str) -> Fault | None:
+    """Why scales cannot be those of steps before under a schedule; None where they can."""
+    if schedule.flushes or not fp8.delayed:
+        return None
+    reason = f"has scales of the step before, and schedule = {name} begins steps before others have ended"
+    return Fault(option="fp8", value=fp8.recipe, reason=reason, hint="take a schedule with a flush, as 1f1b")
 
 
 def sliced_fp8_fault(fp8: Fp8, slices: int | None) -> Fault | None:

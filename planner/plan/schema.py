@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from costmodels import SCHEDULES
 from hardware_profiles.foreign import form_fault
 from planner.errors import PlanFileError
+from planner.fp8_recipes import HISTORY
 from planner.graph.expert_load import EVEN
 from planner.nearest import divisors, nearest_words
 from planner.plan.binding.machine import groups_of_ranks
@@ -72,6 +73,8 @@ class TrainingSection(_Strict):
     fp8_left_out: list[str] = []
     fp8_experts: bool = False
     fp8_dispatch: bool = False
+    fp8_history: Count = HISTORY
+    fp8_margin: int = 0
     tensor_overlap: dict[str, tuple[Chunks, Chunks] | tuple[Chunks, Chunks, Count]] = {}
     expert_overlap: dict[str, Index] = {}
 

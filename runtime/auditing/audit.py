@@ -162,7 +162,7 @@ def _written(step: RankStep, inputs: Inputs) -> Ledger:
     ledger = Ledger()
     parts = range(step.bound.plan.training.micro_batches * step.bound.plan.slices)
     ledger.live.leave_out([*step.buffers.values(), *(piece for part in parts for piece in inputs(part).values())])
-    ledger.live.leave_out((*step.optimizer.rows, *step.weights.rows))
+    ledger.live.leave_out((*step.optimizer.rows, *step.weights.rows, *step.scales.kept()))
     for parameter in step.parameters.values():
         ledger.live.add(parameter.piece, WEIGHTS)
         if parameter.trainable:
@@ -182,6 +182,7 @@ def _written(step: RankStep, inputs: Inputs) -> Ledger:
     with ledger:
         step.accumulate(inputs)
         with ledger.updating():
+            step.end_scales()
             step.optimizer.step()
     return ledger
 

@@ -4,6 +4,7 @@
     optimizer/exp_avg/model.norm.weight      what the optimizer keeps of it, in the layout of its state
     optimizer/master/model.norm.weight       its wide weight, where the model's is narrow; the same layout
     previous/model.norm.weight               the weight of one update ago ("pipedream_2bw"), as the weight
+    fp8/model.up.weight                      largest elements of steps before, for delayed scales, on all that have it
     own.weight@3                             of a parameter that each device has for itself: that of place 3 of a stage
     model.mean                               any other name: a buffer, whole on all ranks
     tables.0.weight                          a table outside of the devices: rows in their order, as many on each rank
@@ -18,16 +19,27 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
+from planner.graph.fp8 import delayed_layers
 from planner.graph.placed import tables_outside
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.parameter_owners import Owner, owners_of
+from planner.plan.layout.per_step_communication import SCALED_TENSORS
 from planner.plan.layout.stage_cut import cut_stage
 from planner.sharding.even_cut import piece_length
 from planner.sharding.layout import Layout, cuts, replicated
 from planner.sharding.mesh import Mesh
 from runtime.checkpoint.manifest import SavedTensor
 from runtime.checkpoint.regions import Region, cell_number, cell_region, most_cells
-from runtime.checkpoint.state_names import MASTER, kept_name, own_name, previous_name, read_name, saved_name
+from runtime.checkpoint.state_names import (
+    MASTER,
+    SCALES,
+    kept_name,
+    own_name,
+    previous_name,
+    read_name,
+    saved_name,
+    scales_name,
+)
 from runtime.checkpoint.tensor_files import dtype_name, dtype_of
 from runtime.optimizers.optimizers import wide_dtype
 
@@ -135,7 +147,17 @@ class StateOfPlan:
             if self.bound.plan.schedule == STALE:
                 found += [replace(spread, name=previous_name(spread.name)) for spread in self._weights()]
         found += [self._of(saved_name(name), *buffer) for name, buffer in buffers.items()]
+        found += self._scales()
         return found + list(self._tables(moments, updates))
+
+    def _scales(self) -> Iterator[Spread]:
+        """What delayed scales are made of."""
+        graph, whole = self.bound.graph, replicated(len(self.bound.plan.mesh.axes))
+        for name in delayed_layers(graph.operators):
+            dtype = "float64" if graph.types[name].dtype == "float64" else "float32"
+            shape = (SCALED_TENSORS, self.bound.plan.training.fp8.history)
+            stages = self.homes[name]
+            yield Spread(name=scales_name(saved_name(name)), shape=shape, dtype=dtype, layout=whole, stages=stages)
 
     def _tables(self, moments: Sequence[str], updates: int) -> Iterator[Spread]:
         """Those outside of the devices, and what their optimizers keep. A narrow model's table is wide where it is."""
@@ -226,6 +248,8 @@ def between_places(name: str, here: Collection[str], there: Collection[str]) -> 
     """Whether a tensor is one of those that a table has on the devices or outside of them, but not in both places: what
     dense SGD remembers, or a wide weight; `here` and `there` are the tables outside under two plans."""
     kept = read_name(name)
+    if kept.kind == SCALES:
+        return True
     return kept.of_optimizer and kept.kind not in TABLE_PARTS and (kept.tensor in here) != (kept.tensor in there)
 
 

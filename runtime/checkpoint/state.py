@@ -17,7 +17,7 @@ import torch
 
 from runtime.checkpoint.manifest import Progress
 from runtime.checkpoint.spread import Spread, StateOfPlan
-from runtime.checkpoint.state_names import kept_name, own_name, previous_name, saved_name
+from runtime.checkpoint.state_names import kept_name, own_name, previous_name, saved_name, scales_name
 from runtime.checkpoint.tensor_files import dtype_name
 from runtime.parameters.padding import clear
 from runtime.step.step import RankStep
@@ -38,6 +38,7 @@ def live_tensors(rank: RankStep) -> dict[str, torch.Tensor]:
     if rank.asynchronous is not None:
         for name, version in rank.asynchronous.earlier().items():
             found[previous_name(_own(rank, name))] = own(name, version.piece.detach())
+    found.update((scales_name(saved_name(name)), rank.scales.history_of(name)) for name in rank.scales.names)
     found.update((saved_name(name), rank.kept_buffers.content(name, rank.buffers)) for name in rank.kept_buffers.homes)
     return found
 
@@ -98,6 +99,7 @@ def settle(rank: RankStep, *, every_master: bool = False) -> None:
     for name, version in rank.asynchronous.earlier().items() if rank.asynchronous is not None else ():
         if rank.parameters[name].padded:
             _clear(rank, name, version.piece, state=False)
+    rank.scales.settle()
     rank.optimizer.settle(every_master)
 
 

@@ -3,6 +3,7 @@
     model.norm.weight                        a tensor of the model
     optimizer/exp_avg/model.norm.weight      what the optimizer keeps of it
     previous/model.norm.weight               the weight of one update ago
+    fp8/model.layers.0.mlp.up_proj.weight    the largest elements of the tensors of its layer in steps before
     own.weight@3                             of a parameter that each device has for itself: that of place 3 of a stage
     quoted/optimizer%2Fx.weight              a tensor of the model whose name would be read as one of these
 
@@ -16,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
-OPTIMIZER, PREVIOUS, MASTER = "optimizer", "previous", "master"
-BESIDE = (f"{OPTIMIZER}/", f"{PREVIOUS}/")
+OPTIMIZER, PREVIOUS, MASTER, SCALES = "optimizer", "previous", "master", "fp8"
+BESIDE = (f"{OPTIMIZER}/", f"{PREVIOUS}/", f"{SCALES}/")
 """How the names of tensors begin that are kept beside the model."""
 
 _QUOTED = "quoted/"
@@ -29,7 +30,7 @@ _PLACE = re.compile(r"(.*)@([0-9]+)", re.DOTALL)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
     """What a name in a checkpoint says: the tensor of the model, the place of its device where each has its own, and
-    what is kept of it: None for itself, "previous", or a kind of the optimizer's."""
+    what is kept of it: None for itself, "previous", "fp8", or a kind of the optimizer's."""
 
     tensor: str
     place: int | None
@@ -38,7 +39,7 @@ class Kept:
     @property
     def of_optimizer(self) -> bool:
         """Whether the optimizer keeps it."""
-        return self.kind not in (None, PREVIOUS)
+        return self.kind not in (None, PREVIOUS, SCALES)
 
 
 def saved_name(name: str) -> str:
@@ -67,13 +68,18 @@ def previous_name(saved: str) -> str:
     return f"{PREVIOUS}/{saved}"
 
 
+def scales_name(saved: str) -> str:
+    """The name of the largest elements in steps before of the tensors of a layer, by its weight."""
+    return f"{SCALES}/{saved}"
+
+
 def read_name(saved: str) -> Kept:
     """What a name in a checkpoint says."""
     kind, rest = None, saved
     if saved.startswith(f"{OPTIMIZER}/"):
         _, kind, rest = (*saved.split("/", 2), "", "")[:3]
-    elif saved.startswith(f"{PREVIOUS}/"):
-        kind, rest = PREVIOUS, saved.removeprefix(f"{PREVIOUS}/")
+    elif saved.startswith((f"{PREVIOUS}/", f"{SCALES}/")):
+        kind, _, rest = saved.partition("/")
     found = _PLACE.fullmatch(rest)
     base, place = (found[1], int(found[2])) if found else (rest, None)
     tensor = unquote(base.removeprefix(_QUOTED)) if base.startswith(_QUOTED) else base

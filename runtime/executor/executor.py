@@ -54,6 +54,7 @@ from runtime.observer import Observer, Told, teller
 from runtime.offload.activations import OffloadedActivations, Trail, alone
 from runtime.offload.saved_tensors import SavedMemory
 from runtime.offload.weights import OffloadedWeights, Visits
+from runtime.ops.delayed_scales import DelayedScales
 from runtime.ops.kept_results import KeptResults
 from runtime.ops.local_ops import local_call
 from runtime.ops.randomness import FIRST, Draw
@@ -287,10 +288,11 @@ def build_executor(
     lanes: Groups | None = None,
     outputs: Collection[str] = (),
     alternation: Alternation | None = None,
+    scales: DelayedScales | None = None,
 ) -> Executor:
     """The program of this rank for its stage of a plan, with room for what it offloads, the `tables` that are not on
     the devices, the offloaded `weights` of the rank, the process groups on which weights come ahead, where they do, and
-    the `alternation` of passes that take turns.
+    the `alternation` of passes that take turns, and the `scales` of layers in fp8 that come from steps before.
     It also returns those of the values `outputs` that the stage makes, whole on every rank of it. Raises ModelError for
     an operator that cannot run yet."""
     graph, mesh = bound.graph, place.mesh
@@ -324,7 +326,7 @@ def build_executor(
             index=index,
             bound=op,
             operands=operands,
-            call=local_call(graph, op, place, bound.sequences, tables),
+            call=local_call(graph, op, place, bound.sequences, tables, scales),
             results=tuple(None if name is None else (name, shapes[name]) for name in op.operator.results),
             last=tuple(sorted(ended - outlive)),
             kept=bound.is_kept(index),

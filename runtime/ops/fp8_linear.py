@@ -18,7 +18,7 @@ Shape legend: T local tokens, I local inputs, O local outputs.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,7 @@ from planner.graph.fp8 import recipe_of
 from planner.models.fp8_experts import Cells, blocks_of, fp8_blocks_product, in_powers, largest
 from planner.sharding.rule import Dims
 from runtime.comm import collectives
+from runtime.ops.delayed_scales import GRADIENT, INPUT, WEIGHT, LayerScales
 from runtime.ops.kept_results import whole_call
 from runtime.ops.shard import Shard
 
@@ -86,7 +87,18 @@ def local_fp8_linear(
         output_from=begins(outputs),
         **(_along(shard, given) if recipe.scales == "line" else {}),
     )
-    return fp8_linear(x, weight_OI, bias_O, recipe, cut)
+    return fp8_linear(x, weight_OI, bias_O, recipe, cut, shard.scales)
+
+
+class _How(NamedTuple):
+    """How a layer is computed: `along` are the tokens that follow each other in a sample, on this device; whether a
+    backward pass follows (`trains`), so that delayed scales take notice."""
+
+    recipe: Recipe
+    cut: Cut
+    along: int
+    delayed: LayerScales | None
+    trains: bool
 
 
 def _along(shard: Shard, given: Dims) -> dict[str, Any]:
@@ -102,12 +114,20 @@ def _along(shard: Shard, given: Dims) -> dict[str, Any]:
 
 
 def fp8_linear(
-    x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, recipe: Recipe, cut: Cut = WHOLE
+    x: torch.Tensor,
+    weight_OI: torch.Tensor,
+    bias_O: torch.Tensor | None,
+    recipe: Recipe,
+    cut: Cut = WHOLE,
+    delayed: LayerScales | None = None,
 ) -> torch.Tensor:
-    """`torch.nn.functional.linear` with products in fp8."""
+    """`torch.nn.functional.linear` with products in fp8, by the `delayed` scales of the layer where the recipe has
+    such."""
+    assert (delayed is not None) == recipe.delayed, recipe
     x_TI = x.reshape(-1, x.shape[-1])
     along = x.shape[-2] if x.ndim > 1 else 1
-    y_TO: torch.Tensor = _Fp8Linear.apply(x_TI, weight_OI, bias_O, recipe, cut, along)  # type: ignore[no-untyped-call]
+    how = _How(recipe, cut, along, delayed, torch.is_grad_enabled())
+    y_TO: torch.Tensor = _Fp8Linear.apply(x_TI, weight_OI, bias_O, how)  # type: ignore[no-untyped-call]
     return y_TO.reshape(*x.shape[:-1], weight_OI.shape[0])
 
 
@@ -120,11 +140,9 @@ class _Fp8Linear(torch.autograd.Function):
         x_TI: torch.Tensor,
         weight_OI: torch.Tensor,
         bias_O: torch.Tensor | None,
-        recipe: Recipe,
-        cut: Cut,
-        along: int,
+        how: _How,
     ) -> torch.Tensor:
-        ctx.recipe, ctx.cut, ctx.along = recipe, cut, along
+        recipe, cut, _, delayed, trains = ctx.how = how
         ctx.save_for_backward(x_TI, weight_OI)
 
         def compute() -> tuple[torch.Tensor, ...]:
@@ -135,7 +153,9 @@ class _Fp8Linear(torch.autograd.Function):
                 y_TO = _lines_product(x_TI, weight_OI, _WEIGHTS, cut.input_from, cut.inputs)
                 return (y_TO if bias_O is None else y_TO + bias_O,)
             left, right = _Side(x_TI, _WEIGHTS), _Side(weight_OI, _WEIGHTS)
-            if recipe.scales == "tensor":
+            if delayed is not None:
+                scales = delayed.scale(INPUT), delayed.scale(WEIGHT)
+            elif recipe.scales == "tensor":
                 scales = left.scale((*cut.tokens, *cut.inputs)), right.scale((*cut.outputs, *cut.inputs))
             else:
                 scales = left.scales(cut.inputs), right.scales(cut.inputs)
@@ -143,14 +163,16 @@ class _Fp8Linear(torch.autograd.Function):
             y_TO = y_TO if bias_O is None else y_TO + bias_O
             return y_TO, *(scales if recipe.scales == "tensor" else ())
 
+        if delayed is not None and trains:
+            delayed.see(INPUT, x_TI)
+            delayed.see(WEIGHT, weight_OI)
         y_TO, *ctx.scales = whole_call(compute)
         return y_TO
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x_TI, weight_OI = ctx.saved_tensors
-        recipe: Recipe = ctx.recipe
-        cut: Cut = ctx.cut
+        recipe, cut, along, delayed, _ = ctx.how
         gradient_TO, low = gradients[0].reshape(-1, weight_OI.shape[0]), getattr(torch, recipe.gradients)
         bias = gradient_TO.sum(0) if ctx.needs_input_grad[2] else None
         if recipe.scales == "block":
@@ -160,19 +182,22 @@ class _Fp8Linear(torch.autograd.Function):
             gradient_TI = _blocks_product(gradient_TO, weight_OI.t(), low, turned)
             left, right = _Side(gradient_TO.t(), low), _Side(x_TI.t(), _WEIGHTS)
             scales = left.scales(cut.tokens), right.scales(cut.tokens)
-            return gradient_TI, _product(left, right, scales, weight_OI.dtype), bias, None, None, None
+            return gradient_TI, _product(left, right, scales, weight_OI.dtype), bias, None
         if recipe.scales == "line":
-            return *_gradients_in_lines(x_TI, weight_OI, gradient_TO, low, cut, ctx.along), bias, None, None, None
+            return *_gradients_in_lines(x_TI, weight_OI, gradient_TO, low, cut, along), bias, None
         left = _Side(gradient_TO, low)
-        whole = left.scale((*cut.tokens, *cut.outputs)) if recipe.scales == "tensor" else None
+        whole = left.scale((*cut.tokens, *cut.outputs)) if recipe.scales == "tensor" and delayed is None else None
+        if delayed is not None:
+            delayed.see(GRADIENT, gradient_TO)
+            whole = delayed.scale(GRADIENT)
         right = _Side(weight_OI.t(), _WEIGHTS)
         scales = (left.scales(cut.outputs), right.scales(cut.outputs)) if whole is None else (whole, ctx.scales[1])
         gradient_TI = _product(left, right, scales, x_TI.dtype)
         if not recipe.weight_gradients:
-            return gradient_TI, gradient_TO.t().mm(x_TI), bias, None, None, None
+            return gradient_TI, gradient_TO.t().mm(x_TI), bias, None
         left, right = _Side(gradient_TO.t(), low), _Side(x_TI.t(), _WEIGHTS)
         scales = (left.scales(cut.tokens), right.scales(cut.tokens)) if whole is None else (whole, ctx.scales[0])
-        return gradient_TI, _product(left, right, scales, weight_OI.dtype), bias, None, None, None
+        return gradient_TI, _product(left, right, scales, weight_OI.dtype), bias, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +293,7 @@ def _of_tokens(values_TC: torch.Tensor, along: int, lines: Cells, groups: Groups
     for group in groups if lines.shared else ():
         most = collectives.all_reduce_max(most, group)
     samples = torch.arange(most.shape[0], device=values_TC.device)
+    assert lines.at is not None, "lines have more than one element"
     inside = (samples[:, None] * lines.cells + lines.at).flatten()
     return most.flatten(0, 1).t(), inside
 

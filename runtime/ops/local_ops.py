@@ -16,7 +16,7 @@ import torch
 from planner.fp8_recipes import RECIPES
 from planner.graph.bags import BAG
 from planner.graph.blocks import IDENTITY
-from planner.graph.fp8 import fp8_operator
+from planner.graph.fp8 import fp8_operator, recipe_of
 from planner.graph.masks import MASKED_ATTENTION
 from planner.graph.operator_graph import Argument, OperatorGraph, TorchConstant, ValueRef
 from planner.graph.recurrent import GATES
@@ -36,6 +36,7 @@ from runtime.ops import (
     local_recurrent,
     local_shapes,
 )
+from runtime.ops.delayed_scales import DelayedScales
 from runtime.ops.fp8_linear import local_fp8_linear
 from runtime.ops.randomness import FIRST, Draw, drop_probability, operator_code, region_of
 from runtime.ops.shard import Form, Shard
@@ -76,9 +77,11 @@ def local_call(
     place: RankMesh,
     sequences: Sequences | None = None,
     tables: PlacedTables | None = None,
+    scales: DelayedScales | None = None,
 ) -> LocalCall:
     """The call of one operator on this rank. `sequences` are the dims that axes with an order of their own cut in it,
-    `tables` those that are not on the devices. Raises ModelError for what cannot be executed yet."""
+    `tables` those that are not on the devices, `scales` those of layers in fp8 that come from steps before. Raises
+    ModelError for what cannot be executed yet."""
     op = bound.operator
     if bound.rule.outside is not None:
         assert tables is not None, op.name
@@ -89,7 +92,9 @@ def local_call(
     sizes = place.mesh.sizes
     shapes = tuple(local_shape(t.shape, layout, sizes) for t, layout in zip(types, layouts, strict=True))
     region = region_of(types[0].shape, layouts[0], place, (sequences or {}).get(made[0], ()))
-    shard = Shard(bound=bound, place=place, shapes=shapes, region=region)
+    recipe = recipe_of(op)
+    own = scales.of(op.operands[1]) if scales is not None and recipe is not None and recipe.delayed else None
+    shard = Shard(bound=bound, place=place, shapes=shapes, region=region, scales=own)
     sliced = SLICED.get(op.op)
     drops = drop_probability(op) > 0
     return FormCall(

@@ -11,6 +11,7 @@ from planner.plan.binding.bind import BoundOperator
 from planner.sharding.rule import FactorKind, ring_axis
 from planner.sharding.rules.einsum import FEW
 from runtime.comm.device_mesh import RankMesh
+from runtime.ops.delayed_scales import LayerScales
 from runtime.ops.randomness import Region
 
 _ALL = slice(None)
@@ -19,12 +20,14 @@ _ALL = slice(None)
 @dataclass(frozen=True, kw_only=True)
 class Shard:
     """What a local form may know: the operator under its strategy, this rank, the local shapes of the results, and
-    which piece of the first result that is. What attention asks for every time is found once."""
+    which piece of the first result that is; `scales` are those of a layer in fp8 that come from steps before. What
+    attention asks for every time is found once."""
 
     bound: BoundOperator
     place: RankMesh
     shapes: tuple[tuple[int, ...], ...]
     region: Region
+    scales: LayerScales | None = None
 
     def axes(self, factor: str) -> tuple[int, ...]:
         """Axes of size 2 or more that split a factor, outer cut first."""

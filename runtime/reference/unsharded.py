@@ -16,7 +16,7 @@ from planner.graph.operator_graph import Operator
 from planner.graph.placed import place_of
 from planner.graph.returned import loss_in
 from planner.plan.plan import Training
-from runtime.checkpoint.state_names import MASTER, kept_name, saved_name
+from runtime.checkpoint.state_names import MASTER, kept_name, saved_name, scales_name
 from runtime.ops.randomness import Draw
 from runtime.optimizers.optimizers import (
     OptimizerSettings,
@@ -30,7 +30,7 @@ from runtime.parameters.after_step import step_ends
 from runtime.reference.plain_tables import sparse_tables, start_sparse
 from runtime.reference.same_choices import SameChoices
 from runtime.step.same_dropout import SameDropout
-from runtime.step.same_fp8 import Recipes, SameFp8
+from runtime.step.same_fp8 import Recipes, SameFp8, delayed_scales
 
 
 class UnshardedStep:
@@ -54,6 +54,7 @@ class UnshardedStep:
         self._module, self._update = module, training.update
         self._dropping = dropping
         self._recipes = recipes or {}
+        self._scales = delayed_scales(module, self._recipes, training.fp8)
         self._seed = seed
         self._steps = 0
         self._parts = training.parts
@@ -86,6 +87,11 @@ class UnshardedStep:
             found = read(saved_name(name))
             if found is not None:
                 tensor.copy_(found)
+        for name in self._scales.names:
+            found = read(scales_name(saved_name(name)))
+            if found is not None:
+                self._scales.history_of(name).copy_(found)
+        self._scales.settle()
         masters = dict(zip(self._names, self._masters, strict=True))
         for name, weight, master in zip(self._names, self._weights, self._masters, strict=True):
             found = read(kept_name(MASTER, saved_name(name)))
@@ -110,6 +116,7 @@ class UnshardedStep:
             found[kept_name(MASTER, saved_name(name))] = master
         for name, kept in zip(self._dense, kept_of(self._optimizer), strict=True):
             found.update((kept_name(kind, saved_name(name)), kept[kind]) for kind in self._moments if kind in kept)
+        found.update((scales_name(saved_name(name)), self._scales.history_of(name)) for name in self._scales.names)
         return {name: tensor.detach().clone() for name, tensor in found.items()}
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], update: bool = True) -> float:
@@ -142,6 +149,7 @@ class UnshardedStep:
     def _forget(self, buffers: Mapping[str, torch.Tensor]) -> None:
         """Drop the gradients, and bring buffers back to what they were."""
         self._gradients = [None] * len(self._weights)
+        self._scales.forget()
         for name, buffer in self._module.named_buffers():
             buffer.copy_(buffers[name])
 
@@ -154,7 +162,7 @@ class UnshardedStep:
             part_args, part_kwargs = self._part((args, dict(kwargs)), part)
             draw = Draw(seed=self._seed, step=self._steps, micro_batch=part)
             chosen = SameChoices([None if one is None else self._rows(one, part) for one in choices])
-            with SameDropout(self._dropping, draw), SameFp8(self._module, self._recipes), chosen:
+            with SameDropout(self._dropping, draw), SameFp8(self._module, self._recipes, self._scales), chosen:
                 loss = loss_in(self._module(*part_args, **part_kwargs))
             torch.autograd.backward(loss, torch.full_like(loss, self._seeds[part]))
             self._accumulate()
@@ -169,7 +177,7 @@ class UnshardedStep:
         total = 0.0
         for part, samples in enumerate(self._parts):
             part_args, part_kwargs = self._part((args, dict(kwargs)), part)
-            with SameFp8(self._module, self._recipes):
+            with SameFp8(self._module, self._recipes, self._scales):
                 total += float(loss_in(self._module(*part_args, **part_kwargs))) * samples / self._samples
         for module in trained:
             module.training = True
@@ -213,6 +221,7 @@ class UnshardedStep:
         self._optimizer.step()
         if self._sparse is not None:
             self._sparse.step()
+        self._scales.end_step()
         held = dict(self._module.named_buffers())
         for end in step_ends(self._module):
             after = dict(held)

@@ -33,6 +33,7 @@ from runtime.executor.lowering.programs import Programs
 from runtime.executor.slices import Slices
 from runtime.observer import Observer, teller
 from runtime.offload.weights import OffloadedWeights
+from runtime.ops.delayed_scales import DelayedScales
 from runtime.step.inputs import Inputs
 from runtime.step.pipeline import Pipeline, Values
 from runtime.tables.placed import PlacedTables
@@ -59,6 +60,7 @@ class _Rank(Protocol):
     slices: Slices | None
     tables: PlacedTables
     weights: OffloadedWeights
+    scales: DelayedScales
     lanes: tuple[dist.ProcessGroup | None, ...] | None
     observer: Observer | None
 
@@ -103,7 +105,9 @@ class ForwardPass:
             for cut in (rank.cuts[stage] for stage in bound.plan.stages_of(rank.place.stage))
         )
         return tuple(
-            build_executor(bound, rank.place, cut, None, rank.tables, programs, rank.weights, rank.lanes, names)
+            build_executor(
+                bound, rank.place, cut, None, rank.tables, programs, rank.weights, rank.lanes, names, scales=rank.scales
+            )
             for cut in cuts
         )
 

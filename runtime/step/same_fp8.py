@@ -18,8 +18,9 @@ from torch.overrides import TorchFunctionMode
 from planner.errors import ModelError
 from planner.fp8_recipes import Recipe
 from planner.graph.expert_load import EXPERTS_OPERATOR
-from planner.graph.fp8 import recipe_of
+from planner.graph.fp8 import Fp8, recipe_of
 from planner.graph.operator_graph import Operator
+from runtime.ops.delayed_scales import DelayedScales
 from runtime.ops.fp8_linear import fp8_linear
 
 _GATE, _FP8 = 3, 11
@@ -51,13 +52,23 @@ def recipes_of(operators: Iterable[Operator]) -> dict[str, Recipe | ExpertsIn]:
     return found
 
 
-class SameFp8(TorchFunctionMode):
-    """A context in which what has `recipes`, by the names of its weights in a module, is computed in fp8."""
+def delayed_scales(module: nn.Module, recipes: Recipes, fp8: Fp8) -> DelayedScales:
+    """Those of what has `recipes`, as a plan on one device has them."""
+    weights = dict(module.named_parameters())
+    names = [name for name, recipe in recipes.items() if isinstance(recipe, Recipe) and recipe.delayed]
+    wide = {weights[name].dtype for name in names} == {torch.float64}
+    return DelayedScales(names, fp8, next(iter(weights.values())).device, wide=wide)
 
-    def __init__(self, module: nn.Module, recipes: Recipes) -> None:
+
+class SameFp8(TorchFunctionMode):
+    """A context in which what has `recipes`, by the names of its weights in a module, is computed in fp8, with these
+    `scales` where they are those of steps before."""
+
+    def __init__(self, module: nn.Module, recipes: Recipes, scales: DelayedScales | None = None) -> None:
         super().__init__()
         weights = dict(module.named_parameters()) if recipes else {}
         self._recipes = {id(weights[name]): recipe for name, recipe in recipes.items()}
+        self._scales = {} if scales is None else {id(weights[name]): scales.of(name) for name in scales.names}
         self._left = {id(weights[name]): name for name in recipes}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -73,7 +84,9 @@ class SameFp8(TorchFunctionMode):
         if not isinstance(recipe, Recipe):
             return func(*args, **(kwargs or {}))
         self._left.pop(id(given["weight"]), None)
-        return fp8_linear(given["input"], given["weight"], given.get("bias"), recipe)
+        return fp8_linear(
+            given["input"], given["weight"], given.get("bias"), recipe, delayed=self._scales.get(id(given["weight"]))
+        )
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]

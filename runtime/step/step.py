@@ -36,6 +36,7 @@ from runtime.observer import Observer, teller
 from runtime.offload.activations import OffloadedActivations
 from runtime.offload.storage import Outside
 from runtime.offload.weights import OffloadedWeights
+from runtime.ops.delayed_scales import scales_of_rank
 from runtime.ops.randomness import Draw
 from runtime.optimizers.optimizers import OptimizerSettings
 from runtime.parameters.after_step import step_ends
@@ -105,6 +106,7 @@ class RankStep:
         self.programs = Programs(bound=bound, place=place, compiled=chains) if lowered else None
         self.lanes = axis_lines(place, "gathers") if bound.plan.training.update.ahead else None
         self.alternation = Alternation(place.device)
+        self.scales = scales_of_rank(bound, own, place)
         self.executors: tuple[Executor, ...] = tuple(
             build_executor(
                 bound,
@@ -116,6 +118,7 @@ class RankStep:
                 self.weights,
                 self.lanes,
                 alternation=self.alternation,
+                scales=self.scales,
             )
             for cut in own
         )
@@ -201,14 +204,20 @@ class RankStep:
         if not made:
             self.buffers.update(buffers)
             self.tables.forget()
+            self.scales.forget()
             steps, samples = self._start  # the batch is gone all the same
             self._start = (steps, samples + self.bound.plan.training.global_batch)
             return loss
+        self.end_scales()
         self.tables.step(learning_rate)
         for end in self.ends:
             end.apply(self.buffers)
         self.steps += 1
         return loss
+
+    def end_scales(self) -> None:
+        """Make the delayed scales of the next step. Collective."""
+        self.scales.end_step([group for group in self.place.groups if group is not None] if self.scales else ())
 
     def _accepts(self, loss: float, gradients: Iterable[torch.Tensor]) -> bool:
         self.trouble = self.guard.judge(self.steps + 1, loss, gradients)

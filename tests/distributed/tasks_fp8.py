@@ -3,9 +3,18 @@
 from dataclasses import replace
 
 from planner.graph.fp8 import Fp8
+from planner.plan.binding.bind import prepare
+from planner.plan.plan import Plan
+from runtime.checkpoint.saving import Checkpoints
+from runtime.ops.randomness import dropping
+from runtime.optimizers.optimizers import OptimizerSettings
+from runtime.reference.unsharded import UnshardedStep
+from runtime.step.same_fp8 import recipes_of
 from tests.distributed import plans
 from tests.distributed.dividing import by_hand
-from tests.distributed.tasks import KEPT, build_step, plan_of, worst_error
+from tests.distributed.tasks import KEPT, SEED, build_step, plan_of, relative, worst_error
+
+SETTINGS = OptimizerSettings(learning_rate=1e-2, epsilon=1e-6)  # Adam divides rounding by epsilon
 
 
 def parity(
@@ -55,3 +64,55 @@ def without_agreement(model: str, recipe: str, sizes: tuple[int, ...]) -> float:
 
 class _Alone:
     all_reduce_max = staticmethod(lambda term, group: term)
+
+
+def delayed(
+    model: str, sizes: tuple[int, ...], seeds: list[int | str], settings: dict[str, object], steps: int = 4
+) -> list[tuple[float, float]]:
+    """Under each plan the worst error of losses and weights over some steps beside the plain model with delayed scales,
+    of histories of two steps and a margin; and by how much scales change the loss of the last step."""
+    mesh, found = plans.mesh_of(*sizes), []
+    for seed in seeds:
+        fp8 = Fp8(recipe="delayed", history=2, margin=1)
+        plan = plan_of(model, mesh, seed, kept=KEPT, fp8=fp8, **settings)
+        step, plain, wide = build_step(model, plan, SETTINGS), plain_of(model, plan), plain_of(model, plan, bare=True)
+        errors, far = [], 0.0
+        for number in range(steps):
+            batch = plans.inputs(model, samples=plan.training.global_batch, seed=number)
+            loss, expected, other = step(*batch), plain(batch, {}), wide(batch, {})
+            errors.append(abs(loss - expected) / abs(expected))
+            far = abs(expected - other) / abs(expected)
+        kept = plain.kept()
+        errors += [relative(whole, kept[name]) for name, whole in step.full_parameters().items() if name in kept]
+        for name in step.rank.scales.names:
+            errors.append(relative(step.rank.scales.history_of(name), kept[f"fp8/{name}"]))
+        found.append((max(errors), far))
+    return found
+
+
+def plain_of(model: str, plan: Plan, *, bare: bool = False) -> UnshardedStep:
+    """The plain model, `bare` without fp8."""
+    graph = prepare(plans.traced(model), fp8=plan.training.fp8)[0]
+    recipes = {} if bare else recipes_of(graph.operators)
+    batched = frozenset(range(len(plans.inputs(model))))
+    return UnshardedStep(
+        plans.build(model), plan.training, SETTINGS, batched, dropping=dropping(graph), recipes=recipes, seed=SEED
+    )
+
+
+def handed_on(model: str, folder: str, first: str, then: str) -> float:
+    """The error of the next loss of a plan that goes on where another one has saved, beside that one going on."""
+    fp8 = Fp8(recipe="delayed", history=3)
+    mesh = plans.mesh_of(2, 2)
+    steps = [build_step(model, plan_of(model, mesh, seed, fp8=fp8), SETTINGS) for seed in (first, then)]
+    batches = [plans.inputs(model, seed=number) for number in range(3)]
+    for step in steps:
+        step.prepare(*batches[0])
+    for batch in batches[:2]:
+        steps[0](*batch)
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(steps[0])
+    checkpoints.wait()
+    Checkpoints(folder, read_only=True).restore(steps[1])
+    own, other = (step(*batches[2]) for step in steps)
+    return abs(own - other) / abs(own)

@@ -12,6 +12,8 @@ import pytest
 from planner.fp8_recipes import RECIPES
 
 TOLERANCE = 1e-5
+NOW = [name for name, recipe in RECIPES.items() if not recipe.delayed]
+"""Recipes whose scales are those of the tensors as they are."""
 
 SQUARE = [
     ((2, 2), ["megatron", "zero1", "zero3", 0, 1], {}),
@@ -24,7 +26,7 @@ SQUARE = [
 
 
 @pytest.mark.cases(0, 1)
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", NOW)
 @pytest.mark.parametrize(("sizes", "seeds", "settings"), SQUARE, ids=lambda value: str(value)[:40])
 def test_plans_on_four_processes(
     pool, recipe: str, sizes: tuple[int, ...], seeds: list[int | str], settings: Mapping[str, object]
@@ -34,7 +36,7 @@ def test_plans_on_four_processes(
 
 
 @pytest.mark.cases(0, 1)
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", NOW)
 def test_layers_with_a_bias(pool, recipe: str) -> None:
     for errors in pool.run("tasks_fp8", "parity", "gpt64", recipe, (2, 2), [0, 1, 2, "zero3"], {}):
         assert max(errors) < TOLERANCE
@@ -52,7 +54,7 @@ four processes. Experts are 144 wide, sequences of 8 tokens: devices have parts 
 
 
 @pytest.mark.cases(0, 1)
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", NOW)
 @pytest.mark.parametrize(("sizes", "ways", "settings", "fp8", "once"), EXPERTS, ids=lambda value: str(value)[:40])
 def test_experts_on_four_processes(
     pool,
@@ -70,3 +72,30 @@ def test_experts_on_four_processes(
 @pytest.mark.parametrize("recipe", ["tensorwise", pytest.param("rowwise", marks=pytest.mark.thorough)])
 def test_devices_that_do_not_agree_on_scales_are_noticed(pool, recipe: str) -> None:
     assert pool.run("tasks_fp8", "without_agreement", "llama64", recipe, (2, 2))[0] > 100 * TOLERANCE
+
+
+STEPS = [
+    ("gpt64", (2, 2), ["zero3", 1], {}),
+    ("llama64", (2, 2), ["megatron", "zero3", 0], {}),
+    ("llama64", (4,), ["zero2", 2], {"recomputation": "full", "micro_batches": 2}),
+    ("llama64", (2, 2), [4, 5], {"recomputation": "selective"}),
+    ("llama64", (2,), [6, 7], {"stages": (1, 1), "micro_batches": 2}),
+    ("llama64", (2,), [8], {"stages": (1, 1), "micro_batches": 4, "schedule": "zb_h1"}),
+]
+"""Model, mesh, plans and settings: 12 plans over four steps each, by the scales of the two steps before."""
+
+
+@pytest.mark.cases(1)
+@pytest.mark.parametrize(("model", "sizes", "seeds", "settings"), STEPS, ids=lambda value: str(value)[:40])
+def test_delayed_scales_are_those_of_the_plain_model_step_by_step(
+    pool, model: str, sizes: tuple[int, ...], seeds: list[int | str], settings: Mapping[str, object]
+) -> None:
+    for found in pool.run("tasks_fp8", "delayed", model, sizes, seeds, dict(settings)):
+        for seed, (error, far) in zip(seeds, found, strict=True):
+            assert error < TOLERANCE < far, seed  # and fp8 tells
+
+
+def test_delayed_scales_go_on_under_another_plan(pool, tmp_path) -> None:
+    """With the histories of a checkpoint; without them the first step of the other plan would have scales of 1."""
+    for error in pool.run("tasks_fp8", "handed_on", "llama64", str(tmp_path), "megatron", "zero3"):
+        assert error < TOLERANCE

@@ -29,6 +29,7 @@ from planner.export.megatron.megatron_writing import (
 )
 from planner.export.megatron.nemo import nearest, recipe_files, value_of
 from planner.export.megatron.nemo_paths import PATHS as NEMO_PATHS
+from planner.export.megatron.nemo_paths import PLUGIN
 from planner.export.megatron.nemo_reading import read
 from planner.export.target import Asked, Job, Target
 
@@ -60,7 +61,8 @@ _DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.flo
 def _place(name: str, nemo: str) -> str:
     if name in _OWN:
         return _OWN[name]
-    for theirs, ours in ((_DDP, "ddp."), (_STRATEGY, "model."), (_MODEL, "model."), (_OPTIMIZER, "optimizer.")):
+    places = ((_DDP, "ddp."), (_STRATEGY, "model."), (_MODEL, "model."), (_OPTIMIZER, "optimizer."))
+    for theirs, ours in (*places, (PLUGIN, "mixed_precision.")):
         if nemo.startswith(theirs):
             return ours + nemo.removeprefix(theirs)
     raise AssertionError(name)

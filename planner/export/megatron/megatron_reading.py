@@ -29,11 +29,11 @@ from planner.export.megatron.megatron_writing import (
 )
 from planner.export.target import Facts, Reading
 from planner.export.unmodelled import unmodelled
+from planner.fp8_recipes import RECIPES
 from planner.graph.fp8 import NO_FP8, Fp8
 from planner.plan.layout.kept import Kept
 from planner.sharding.update import PLAIN, Update
 
-_DELAYED = "delayed"
 _GRADIENTS = {"hybrid": "e5m2", "e4m3": "e4m3"}
 """What Megatron takes where no recipe is said: scales of the steps before."""
 
@@ -201,18 +201,19 @@ def read_options(options: Options, facts: Facts) -> tuple[Description, list[str]
 
 
 def _read_fp8(options: Options, notes: list[str]) -> Fp8:
-    """Linear layers in fp8: scales of tensors, where delayed ones are priced as those of the tensors as they are, or of
-    lines of 32 elements."""
-    recipe, layout = options.word("fp8-recipe", _DELAYED), options.word("fp8-format", "")
+    """Linear layers in fp8. Delayed scales of the last step alone ("most_recent") are those of a history of one."""
+    recipe, layout = options.word("fp8-recipe", "delayed"), options.word("fp8-format", "")
     ours = next((name for name, (_, theirs) in FP8_RECIPES.items() if theirs == recipe), None)
-    if not layout or (ours is None and recipe != _DELAYED):
+    if not layout or ours is None:
         return NO_FP8
-    usual = "hybrid" if ours is None else FP8_RECIPES[ours][0]
+    usual = FP8_RECIPES[ours][0]
     if layout != usual:
         notes.append(f"--fp8-format {layout}: priced as {usual}, with gradients in {_GRADIENTS[usual]}")
-    if ours is None:
-        notes.append("--fp8-recipe delayed: priced with scales of the tensors as they are")
-    return Fp8(recipe=ours or "tensorwise")
+    if not RECIPES[ours].delayed:
+        return Fp8(recipe=ours)
+    length, newest = options.degree("fp8-amax-history-len"), options.word("fp8-amax-compute-algo", "most_recent")
+    history = 1 if newest == "most_recent" else length
+    return Fp8(recipe=ours, history=history, margin=options.integer("fp8-margin") or 0)
 
 
 def _devices(options: Options) -> int | None:

@@ -10,7 +10,7 @@ from planner.export.shell import torchrun_script
 from planner.export.target import Asked, Job
 from planner.plan.layout.parts import PARTS
 
-FP8_RECIPES = {"tensorwise": ("hybrid", "tensorwise"), "mxfp8": ("e4m3", "mxfp8")}
+FP8_RECIPES = {"tensorwise": ("hybrid", "tensorwise"), "delayed": ("hybrid", "delayed"), "mxfp8": ("e4m3", "mxfp8")}
 """Arguments of --fp8-format and --fp8-recipe: e4m3 forward and e5m2 for gradients with scales of tensors, and e4m3 for
 all with those of lines of 32."""
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}
@@ -230,6 +230,9 @@ def training_options(d: Description) -> list[Option]:
     if d.fp8:
         layout, recipe = FP8_RECIPES[d.fp8.recipe]
         found += [option("fp8-format", layout), option("fp8-recipe", recipe)]
+    if d.fp8.delayed:
+        found += [option("fp8-amax-history-len", d.fp8.history), option("fp8-amax-compute-algo", "max")]
+        found += [option("fp8-margin", d.fp8.margin)] if d.fp8.margin else []
     found.append(option("optimizer", OPTIMIZERS[d.optimizer]))
     found.append(option("clip-grad", 0 if d.update.clip_norm is None else d.update.clip_norm))
     narrow = d.update.gradient_dtype == "parameter"

@@ -89,7 +89,6 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     common.give_up_offload(giving)
     if description.ring > 1 and description.heads > 1:
         common.give_up_other_rings(giving)
-    common.give_up_fp8(giving)
     return (*giving.losses, *megatron.nearest(giving.description))
 
 

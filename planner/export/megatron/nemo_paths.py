@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 STRATEGY, DDP, MODEL = "trainer.strategy.", "trainer.strategy.ddp.", "model.config."
+PLUGIN = "trainer.plugins."
 
 PATHS: Mapping[str, str] = {
     "nnodes": "trainer.num_nodes",
@@ -68,6 +69,11 @@ PATHS: Mapping[str, str] = {
     "qk-pos-emb-head-dim": f"{MODEL}qk_pos_emb_head_dim",
     "v-head-dim": f"{MODEL}v_head_dim",
     "rope-type": f"{MODEL}rope_type",
+    "fp8-format": f"{PLUGIN}fp8",
+    "fp8-recipe": f"{PLUGIN}fp8_recipe",
+    "fp8-margin": f"{PLUGIN}fp8_margin",
+    "fp8-amax-history-len": f"{PLUGIN}fp8_amax_history_len",
+    "fp8-amax-compute-algo": f"{PLUGIN}fp8_amax_compute_algo",
 }
 """Where the arguments of Megatron-LM stand in a recipe."""
 

@@ -86,7 +86,9 @@ def _read_recipe(recipe: Recipe, facts: Facts) -> Reading:
         )
     reading = reading_of(Options(options), facts, "nemo")
     fp8 = any(("fp8" in name and "mixed" in name) or ("fp8" in name and "precision" in name) for name in recipe.names)
-    mattering = [*given.items(), ("fp8", fp8)]
+    priced = bool(reading.description.fp8)  # by settings of their own
+    mattering = [(path, value) for path, value in given.items() if not (priced and path.endswith(".fp8"))]
+    mattering.append(("fp8", fp8 and not priced))
     off = {path for path, value in given.items() if not value and path.rpartition(".")[2] in _OFF}
     unread = [path for path in given if path not in ARGUMENTS and path.rpartition(".")[2] not in _KNOWN]
     unread = [path for path in unread if path not in off]

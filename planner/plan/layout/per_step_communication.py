@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from costmodels import collective_time
 from hardware_profiles import Cluster, Machine, links_of_all
+from planner.graph.fp8 import delayed_layers
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.parameter_owners import Owner, broadcasts_of, owners_of, pushes_of, weight_bytes
 from planner.plan.layout.shared_parameters import shared_parameters
@@ -38,6 +39,9 @@ from planner.sharding.update import NO_BUCKETS
 
 NORM_BYTES = 4.0
 """Of a sum of squares: one fp32 number."""
+
+SCALED_TENSORS = 3
+"""Of a linear layer in fp8: what flows in, the weight, and the gradient of what flows out."""
 
 
 @dataclass(kw_only=True)
@@ -83,7 +87,7 @@ def once_of(bound: BoundPlan, held: Collection[str], cluster: Cluster, pricers: 
             alone = (weight_bytes(bound, name) for name in broadcast.names)
             shares = (pricers.updated.message_seconds(message.kind, message.axis, nbytes) for nbytes in alone)
             cost.add("weight gathering", message, whole - sum(shares))
-    for message in (*norm_messages(bound), *trust_messages(bound, held)):
+    for message in (*norm_messages(bound), *trust_messages(bound, held), *scale_messages(bound, held)):
         cost.add("optimizer", message, _norm_seconds(bound, message, cluster, machine))
     return cost
 
@@ -152,6 +156,14 @@ def norm_messages(bound: BoundPlan) -> tuple[Message, ...]:
     axes = [axis for axis, size in enumerate(bound.plan.mesh.sizes) if size > 1]
     stages = [None] if bound.plan.pipeline > 1 else []
     return tuple(Message(kind="all_reduce", axis=axis, nbytes=NORM_BYTES) for axis in (*axes, *stages))
+
+
+def scale_messages(bound: BoundPlan, held: Collection[str]) -> tuple[Message, ...]:
+    """Those of delayed scales: over each axis the largest elements of the three tensors of every layer."""
+    layers = [name for name in delayed_layers(bound.graph.operators) if name in held]
+    nbytes = SCALED_TENSORS * sum(max(4, bound.graph.types[name].element_bytes) for name in layers)
+    axes = [axis for axis, size in enumerate(bound.plan.mesh.sizes) if size > 1]
+    return tuple(Message(kind="all_reduce", axis=axis, nbytes=float(nbytes)) for axis in axes if layers)
 
 
 def trust_messages(bound: BoundPlan, held: Collection[str]) -> tuple[Message, ...]:

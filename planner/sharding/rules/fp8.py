@@ -10,7 +10,8 @@
 A scale is that of the largest element: where an axis cuts what it is over, the devices of the axis take the maximum of
 theirs, four bytes for each scale. Of blocks of which no device has parts nothing is said; where devices have parts of a
 block, they say what they know of each block of the whole dim. Lines of 32 tokens are those of a sample: tokens that
-follow each other along the last of their dims.
+follow each other along the last of their dims. Delayed scales are known before: devices agree once a step
+(`planner.plan.layout.per_step_communication`).
 """
 
 from dataclasses import dataclass, replace
@@ -129,6 +130,8 @@ class Fp8Linear(RuleSpec):
         self, tokens: tuple[int, ...], columns: tuple[int, ...], depth: tuple[int, ...]
     ) -> list[tuple[tuple[int, ...], tuple[int, ...], bool]]:
         """The factors that maxima are over, those of which each scale is one point, and whether it is backward."""
+        if self.recipe.delayed:
+            return []
         if self.recipe.scales == "tensor":
             return [((*tokens, *depth), (), False), ((*columns, *depth), (), False), ((*tokens, *columns), (), True)]
         found = [

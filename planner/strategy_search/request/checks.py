@@ -9,7 +9,7 @@ from planner.faults import Fault
 from planner.nearest import divisors, nearest_words
 from planner.plan.layout.kept import EVERY_SECOND_PRODUCT
 from planner.plan.plan import INTERLEAVED
-from planner.plan.schedule_checks import Turns, ring_fault, schedule_fault, tensor_overlap_fault
+from planner.plan.schedule_checks import Turns, ring_fault, schedule_fault, stale_fp8_fault, tensor_overlap_fault
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import ContextBy, Pinned, Running, context_splits
 
@@ -40,6 +40,8 @@ def turns_fault(request: SearchRequest) -> Fault | None:
             hint=f"leave it out, or set software to {PYTORCH.name}",
         )
     clash = None if schedule not in SCHEDULES else tensor_overlap_fault(asked, schedule, interleave, slices)
+    if schedule in SCHEDULES:
+        clash = clash or stale_fp8_fault(request.fp8, SCHEDULES[schedule], schedule)
     return clash or schedule_fault(
         Turns(
             schedule=pinned.schedule,

@@ -123,7 +123,10 @@ def _form(text: Text, bound: BoundPlan, instruction: Instruction, call: FormCall
         return text.constant(op, SHORT.get(op, call.form))
     shard: Shard = call.form.args[0]
     alike = bound.blocks.template(instruction.index)
-    return text.constant((alike, instruction.bound.strategy, shard.shapes, shard.region), call.form)
+    own = (
+        None if shard.scales is None else shard.scales.name
+    )  # of one layer, so that its block has a program of its own
+    return text.constant((alike, instruction.bound.strategy, shard.shapes, shard.region, own), call.form)
 
 
 def _argument(text: Text, value: Any, operands: Iterator[str]) -> str:

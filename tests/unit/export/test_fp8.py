@@ -17,7 +17,7 @@ PLAIN = Description(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "blockwise"])
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if name not in ("blockwise", "delayed")])
 @pytest.mark.parametrize("left_out", [(), (KEPT,)])
 def test_torchtitan_is_told_the_recipe_and_what_is_left_out(recipe: str, left_out: tuple[str, ...]) -> None:
     target, fp8 = TARGETS["torchtitan"], Fp8(recipe=recipe, left_out=left_out)
@@ -38,14 +38,36 @@ def test_megatron_has_scales_of_tensors_for_all_layers() -> None:
     assert "--fp8-format hybrid" in text
     assert "--fp8-recipe tensorwise" in text
     assert target.read(text, facts_of(description, "llama-tiny")).description.fp8 == Fp8(recipe="tensorwise")
-    delayed = target.read(text.replace("tensorwise", "delayed"), facts_of(description, "llama-tiny"))
-    assert delayed.description.fp8 == Fp8(recipe="tensorwise")
-    assert any("delayed" in note for note in delayed.notes)
     blocks = target.read(text.replace("tensorwise", "blockwise"), facts_of(description, "llama-tiny"))
     assert blocks.description.fp8 == NO_FP8
     assert any("fp8-format" in what for what in blocks.unmodelled)
     less = target.nearest(replace(description, fp8=Fp8(recipe="tensorwise", left_out=(KEPT,))))
     assert [loss.description.fp8 for loss in less if "fp8" in loss.what] == [Fp8(recipe="tensorwise")]
+
+
+@pytest.mark.parametrize("name", ["megatron", "nemo", "megatron-bridge"])
+@pytest.mark.parametrize(
+    "fp8", [Fp8(recipe="delayed"), Fp8(recipe="delayed", history=64, margin=2), Fp8(recipe="mxfp8")]
+)
+def test_engines_on_transformer_engine_have_its_recipes(name: str, fp8: Fp8) -> None:
+    target, description = TARGETS[name], replace(PLAIN, fp8=fp8, zero=1)
+    losses = target.nearest(description)
+    assert not [loss for loss in losses if "fp8" in loss.what]
+    description = losses[-1].description if losses else description
+    text = target.write(job_of(description, "llama8b"))[target.main]
+    reading = target.read(text, facts_of(description, "llama8b"))
+    assert (reading.description.fp8, reading.unmodelled) == (fp8, ())
+    assert not [word for word in reading.unread if "fp8" in word]
+
+
+def test_delayed_scales_of_the_last_step_alone_are_a_history_of_one() -> None:
+    """What Megatron-LM does unless told otherwise, whatever the length of its history."""
+    target, description = TARGETS["megatron"], replace(PLAIN, fp8=Fp8(recipe="delayed", history=64), zero=1)
+    text = target.write(job_of(description, "llama-tiny"))[target.main]
+    newest = text.replace("--fp8-amax-compute-algo max", "--fp8-amax-compute-algo most_recent")
+    assert newest != text
+    read = target.read(newest, facts_of(description, "llama-tiny"))
+    assert read.description.fp8 == Fp8(recipe="delayed", history=1)
 
 
 def test_megatron_is_told_of_lines_of_32_elements() -> None:

@@ -12,12 +12,12 @@ from planner.export.model_names import zoo_name
 from planner.export.models_of import model_of
 from planner.export.target import Facts, Reading
 from planner.export.targets import TARGETS
+from planner.graph.fp8 import Fp8
 from planner.models.zoo import zoo_entry
 
 HERE = Path(__file__).parents[2] / "data" / "published"
 ROWS = list(csv.DictReader((HERE / "configurations.csv").read_text().splitlines()))
 SAID = {  # what is in no price, of some
-    "megatron/train_llama3_8b_h100_fp8.sh": "fp8-recipe delayed",
     "torchtitan/llama3_405b.toml": "enable_fsdp_float8_all_gather",
     "accelerate/axolotl_qlora-fsdp-70b.yaml": "adapter",
     "mindspeed/pretrain_deepseek3_671b_4k_ptd.sh": "moe-fb-overlap",
@@ -160,3 +160,8 @@ def test_an_mlp_of_gpt_is_as_wide_as_it_is_said() -> None:
     assert model_of("megatron", said.format(8192)) == "gpt3-1.3b"
     with pytest.raises(ExportError, match="its MLP of 5456 has no gates"):
         model_of("megatron", said.format(5456))
+
+
+def test_delayed_scales_of_a_published_script_are_read() -> None:
+    row = next(row for row in ROWS if row["file"] == "megatron/train_llama3_8b_h100_fp8.sh")
+    assert reading_of(row).description.fp8 == Fp8(recipe="delayed", history=1024)

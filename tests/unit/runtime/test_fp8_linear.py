@@ -11,6 +11,7 @@ from planner.models.fp8_experts import in_powers
 from runtime.ops import fp8_linear as module
 from runtime.ops.fp8_linear import fp8_linear
 
+NOW = [name for name, recipe in RECIPES.items() if not recipe.delayed]
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 TOKENS, INPUTS, OUTPUTS = 48, 64, 32
 
@@ -38,7 +39,7 @@ def in_lines(values: torch.Tensor, dim: int) -> torch.Tensor:
     return torch.cat(found, dim)
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if name != "mxfp8"])
+@pytest.mark.parametrize("name", [name for name in NOW if name != "mxfp8"])
 def test_results_and_gradients_are_those_of_rounded_operands(name: str) -> None:
     recipe, (x, weight, bias) = RECIPES[name], operands(torch.float64)
     y = fp8_linear(x, weight, bias, recipe)
@@ -79,7 +80,7 @@ def test_scales_are_the_next_powers_of_two(largest: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", NOW)
 def test_products_of_torch_are_those_in_fp32(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     def run() -> list[torch.Tensor]:
         x, weight, bias = operands(dtype)

@@ -1,0 +1,73 @@
+"""Scales of steps before, on one device: which elements they are of, and when they change."""
+
+import pytest
+import torch
+
+from planner.fp8_recipes import RECIPES
+from planner.graph.fp8 import Fp8
+from runtime.ops.delayed_scales import GRADIENT, INPUT, WEIGHT, DelayedScales
+from runtime.ops.fp8_linear import fp8_linear
+
+CPU = torch.device("cpu")
+E4M3, E5M2 = 448.0, 57344.0
+
+
+def scales(history: int = 2, margin: int = 0) -> DelayedScales:
+    return DelayedScales(["w", "v"], Fp8(recipe="delayed", history=history, margin=margin), CPU)
+
+
+def test_a_scale_is_of_the_largest_element_of_the_steps_before() -> None:
+    every = scales()
+    layer = every.of("v")
+    assert float(layer.scale(INPUT)) == 1.0  # nothing is known before the first step ends
+    for largest in (2.0, 8.0, 4.0):
+        layer.see(INPUT, torch.tensor([-largest, 1.0]))
+        layer.see(INPUT, torch.tensor([largest / 2]))  # of another micro-batch
+        every.end_step()
+    assert every.history_of("v")[INPUT].tolist() == [4.0, 8.0]
+    assert float(layer.scale(INPUT)) == pytest.approx(8.0 / E4M3)
+    every.end_step()
+    every.end_step()  # two steps later 8 is forgotten, and so is all else
+    assert float(layer.scale(INPUT)) == 1.0
+    assert float(every.of("w").scale(INPUT)) == 1.0
+
+
+def test_gradients_have_another_range_and_a_margin_leaves_powers_of_two_free() -> None:
+    every = scales(margin=3)
+    every.of("w").see(GRADIENT, torch.tensor([7.0]))
+    every.of("w").see(WEIGHT, torch.tensor([7.0]))
+    every.end_step()
+    assert float(every.of("w").scale(GRADIENT)) == pytest.approx(8 * 7.0 / E5M2)
+    assert float(every.of("w").scale(WEIGHT)) == pytest.approx(8 * 7.0 / E4M3)
+
+
+def test_a_step_that_is_not_made_and_what_is_not_finite_leave_scales_alone() -> None:
+    every = scales()
+    layer = every.of("w")
+    layer.see(INPUT, torch.tensor([3.0]))
+    every.forget()
+    every.end_step()
+    assert float(layer.scale(INPUT)) == 1.0
+    layer.see(INPUT, torch.tensor([5.0]))
+    every.end_step()
+    layer.see(INPUT, torch.tensor([float("inf")]))
+    every.end_step()
+    assert float(layer.scale(INPUT)) == pytest.approx(5.0 / E4M3)
+
+
+def test_evaluation_reads_scales_and_adds_nothing() -> None:
+    every = scales()
+    x, weight = torch.randn(4, 16), torch.randn(16, 16, requires_grad=True)
+    with torch.no_grad():
+        fp8_linear(x, weight, None, RECIPES["delayed"], delayed=every.of("w"))
+    every.end_step()
+    assert not every.history_of("w").any()
+    fp8_linear(x, weight, None, RECIPES["delayed"], delayed=every.of("w")).sum().backward()
+    every.end_step()
+    assert every.history_of("w")[:, 0].tolist() == [float(x.abs().max()), float(weight.detach().abs().max()), 1.0]
+
+
+def test_elements_beyond_the_scale_become_the_largest_number() -> None:
+    x, weight = torch.full((16, 16), 1000.0), torch.eye(16, requires_grad=True)
+    y = fp8_linear(x, weight, None, RECIPES["delayed"], delayed=scales().of("w"))
+    assert y.detach().max() == E4M3
