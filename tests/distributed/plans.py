@@ -324,6 +324,15 @@ def frozen_experts() -> nn.Module:
     return model
 
 
+def lonely_experts() -> nn.Module:
+    """Experts of which the router chooses the same two for every token: the others get none."""
+    model = Llama(replace(MIXTURE, num_layers=2, expert_size=144, shared_size=32)).double()
+    for name, parameter in model.named_parameters():
+        if ".router." in name or name.endswith("gate.weight"):
+            nn.init.zeros_(parameter)
+    return model
+
+
 MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "llama": lambda: Llama(LLAMA),
     "llama64": lambda: Llama(LLAMA).double(),
@@ -341,6 +350,7 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "mixture": lambda: Llama(MIXTURE),
     "mixture4": lambda: Llama(replace(MIXTURE, num_layers=4)),
     "mixture64": lambda: Llama(MIXTURE).double(),
+    "lonely64": lonely_experts,
     "wide64": lambda: Llama(replace(MIXTURE, num_layers=2, expert_size=144, shared_size=32)).double(),
     "mixture-frozen": frozen_experts,
     "capped": lambda: Llama(replace(MIXTURE, capacity_factor=0.75)),

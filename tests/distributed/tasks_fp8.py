@@ -39,14 +39,15 @@ def experts(
     settings: dict[str, object],
     fp8: dict[str, bool],
     once: bool = False,
+    model: str = "wide64",
 ) -> list[float]:
     """The same of experts that are divided in some ways."""
     mesh, errors = plans.mesh_of(*sizes), []
     for way in ways:
         own = Fp8(recipe=recipe, **fp8)
-        plan = by_hand(way, "wide64", mesh, kept=KEPT, fp8=own, **settings)
+        plan = by_hand(way, model, mesh, kept=KEPT, fp8=own, **settings)
         plan = replace(plan, training=replace(plan.training, tokens_once=once))
-        errors.append(worst_error(build_step("wide64", plan), "wide64", plan.training.micro_batches))
+        errors.append(worst_error(build_step(model, plan), model, plan.training.micro_batches))
     return errors
 
 

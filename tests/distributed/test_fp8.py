@@ -69,6 +69,19 @@ def test_experts_on_four_processes(
         assert max(errors) < TOLERANCE, dict(zip(ways, errors, strict=True))
 
 
+LONELY = ["alone and exchanged", "folded", "tensor inside"]
+"""Ways in which devices have no other experts than those that get no token."""
+
+
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("recipe", NOW)
+@pytest.mark.parametrize("once", [False, True])
+def test_experts_that_get_no_token(pool, recipe: str, once: bool) -> None:
+    arguments = (recipe, (2, 2), LONELY, {}, BOTH, once, "lonely64")
+    for errors in pool.run("tasks_fp8", "experts", *arguments):
+        assert max(errors) < TOLERANCE, dict(zip(LONELY, errors, strict=True))
+
+
 @pytest.mark.parametrize("recipe", ["tensorwise", pytest.param("rowwise", marks=pytest.mark.thorough)])
 def test_devices_that_do_not_agree_on_scales_are_noticed(pool, recipe: str) -> None:
     assert pool.run("tasks_fp8", "without_agreement", "llama64", recipe, (2, 2))[0] > 100 * TOLERANCE
