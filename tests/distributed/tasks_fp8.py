@@ -13,6 +13,7 @@ from runtime.step.same_fp8 import recipes_of
 from tests.distributed import plans
 from tests.distributed.dividing import by_hand
 from tests.distributed.tasks import KEPT, SEED, build_step, plan_of, relative, worst_error
+from tests.distributed.tasks_alltoall import without
 
 SETTINGS = OptimizerSettings(learning_rate=1e-2, epsilon=1e-6)  # Adam divides rounding by epsilon
 
@@ -40,9 +41,10 @@ def experts(
     fp8: dict[str, bool],
     once: bool = False,
     model: str = "wide64",
+    lacking: tuple[int, ...] = (),
 ) -> list[float]:
-    """The same of experts that are divided in some ways."""
-    mesh, errors = plans.mesh_of(*sizes), []
+    """The same of experts that are divided in some ways, where these axes are `lacking` the all-to-all."""
+    mesh, errors = without(plans.mesh_of(*sizes), lacking), []
     for way in ways:
         own = Fp8(recipe=recipe, **fp8)
         plan = by_hand(way, model, mesh, kept=KEPT, fp8=own, **settings)

@@ -69,6 +69,19 @@ def test_experts_on_four_processes(
         assert max(errors) < TOLERANCE, dict(zip(ways, errors, strict=True))
 
 
+WITHOUT = [((0,), ["alone and exchanged", "alone", "folded samples"]), ((1,), ["tensor inside", "alone", "zero3"])]
+"""Axes that lack the all-to-all, and ways that exchange rows on the other one alone."""
+
+
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("recipe", ["tensorwise", "blockwise", "mxfp8"])
+@pytest.mark.parametrize(("lacking", "ways"), WITHOUT)
+def test_axes_without_the_alltoall(pool, recipe: str, lacking: tuple[int, ...], ways: list[str]) -> None:
+    arguments = (recipe, (2, 2), ways, {}, BOTH, False, "wide64", lacking)
+    for errors in pool.run("tasks_fp8", "experts", *arguments):
+        assert max(errors) < TOLERANCE, dict(zip(ways, errors, strict=True))
+
+
 LONELY = ["alone and exchanged", "folded", "tensor inside"]
 """Ways in which devices have no other experts than those that get no token."""
 
