@@ -18,7 +18,7 @@ from runtime.checkpoint.naming import in_own_names
 from runtime.checkpoint.source import Readable, listed, located, open_checkpoint
 from runtime.checkpoint.spread import Spread, between_places
 from runtime.checkpoint.state import live_tensors, resume, settle, spreads, start
-from runtime.checkpoint.state_names import BESIDE, PREVIOUS, saved_ties
+from runtime.checkpoint.state_names import BESIDE, PREVIOUS, SCALES, saved_ties
 from runtime.checkpoint.tables import fill_tables
 from runtime.checkpoint.tensor_files import dtype_of
 from runtime.checkpoint.together import said_by_first, together
@@ -170,6 +170,7 @@ def check_same(
     """Raise CheckpointError with all that differs between what a plan wants, under the `names` under which it was
     saved, and what a checkpoint has; `lacking` is known to be missing."""
     missing, shapes, dtypes, used = list(lacking), [], [], set()
+    steps = set[int]()  # of histories of another length
     for spread in wanted:
         name = names[spread.name]
         tensor = found.get(name)
@@ -178,6 +179,7 @@ def check_same(
             missing.append(spread.name)
         elif tensor.shape != spread.shape:
             shapes.append(f"{spread.name} {list(tensor.shape)}, not {list(spread.shape)}")
+            steps |= {tensor.shape[-1]} if spread.name.startswith(f"{SCALES}/") else set()
         elif tensor.dtype != spread.dtype:
             dtypes.append(f"{spread.name} {tensor.dtype}, not {spread.dtype}")
     free = (name for name in found if not name.startswith(f"{PREVIOUS}/") and name not in tied)
@@ -186,6 +188,9 @@ def check_same(
     if any(kinds.values()):
         said = "; ".join(f"{kind}: {listed(names)}" for kind, names in kinds.items() if names)
         advice = "" if missing or unexpected or shapes else "; weights alone can be converted: --weights PATH --cast"
+        if len(steps) == 1 and not (missing or unexpected):
+            (length,) = steps
+            advice = f"; delayed scales were made from {length} steps: plan with --fp8-history {length}"
         raise CheckpointError(f"{path}: is not for this model: {said}{advice}")
 
 

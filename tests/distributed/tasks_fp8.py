@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from planner.graph.fp8 import Fp8
+from planner.errors import CheckpointError
+from planner.graph.fp8 import NO_FP8, Fp8
 from planner.plan.binding.bind import prepare
 from planner.plan.plan import Plan
 from runtime.checkpoint.saving import Checkpoints
@@ -14,6 +15,7 @@ from tests.distributed import plans
 from tests.distributed.dividing import by_hand
 from tests.distributed.tasks import KEPT, SEED, build_step, plan_of, relative, worst_error
 from tests.distributed.tasks_alltoall import without
+from tests.refusals import refused
 
 SETTINGS = OptimizerSettings(learning_rate=1e-2, epsilon=1e-6)  # Adam divides rounding by epsilon
 
@@ -118,4 +120,15 @@ def handed_on(model: str, folder: str, first: str, then: str) -> float:
     checkpoints.wait()
     Checkpoints(folder, read_only=True).restore(steps[1])
     own, other = (step(*batches[2]) for step in steps)
+    longer, bare = (
+        build_step(model, plan_of(model, mesh, then, **{"fp8": one} if one else {}), SETTINGS)
+        for one in (replace(fp8, history=5), NO_FP8)
+    )
+    for step in (longer, bare):
+        step.prepare(*batches[0])
+    with refused(CheckpointError, "other shape", "plan with --fp8-history 3"):
+        Checkpoints(folder, read_only=True).restore(longer)
+    found = Checkpoints(folder, read_only=True).restore(bare)  # has no use for histories
+    assert found is not None
+    assert found.step == bare.steps == 2
     return abs(own - other) / abs(own)
