@@ -11,6 +11,7 @@ only carries them out. Tensors are the local pieces; layouts are known beforehan
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -118,8 +119,19 @@ def convert(
 ) -> torch.Tensor:
     """The local piece in layout `target` of a tensor of global `shape`, from that in layout `source`; no gradient.
     `sequences` are the dims that axes with an order of their own cut in it."""
+    steps = (
+        redistribution(shape, place.mesh, source, target, sequences)
+        if sequences
+        else _known_steps(tuple(shape), place.mesh, source, target)
+    )
     with torch.no_grad():
-        return apply_steps(piece.detach(), redistribution(shape, place.mesh, source, target, sequences), place)
+        return apply_steps(piece.detach(), steps, place)
+
+
+@lru_cache(maxsize=2**16)
+def _known_steps(shape: tuple[int, ...], mesh: Mesh, source: Layout, target: Layout) -> tuple[Step, ...]:
+    """Steps of parameters and gradients, which go the same way in every step of training."""
+    return redistribution(shape, mesh, source, target)
 
 
 def local_piece(whole: torch.Tensor, layout: Layout, place: RankMesh, sequences: Collection[int] = ()) -> torch.Tensor:
