@@ -21,12 +21,14 @@ class Latent:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
     """How routers of DeepSeek choose: scores by a sigmoid or a softmax, weights times `scale`, within `chosen` of
-    `groups` of experts; `bias_speed` is that of biases that even out loads, 0 for none."""
+    `groups` of experts, which are compared by their best experts, so many of each (`groups_by`); `bias_speed` is that
+    of biases that even out loads, 0 for none."""
 
     sigmoid: bool
     scale: float
     groups: int
     chosen: int
+    groups_by: int
     bias_speed: float
 
 
@@ -88,19 +90,20 @@ def architecture_of(
     if sequence_length is not None:
         dimensions["sequence_length"] = sequence_length
     if entry.family == "deepseek":
-        return _deepseek(dimensions)
+        return _deepseek(dimensions, every)
     return _gpt(dimensions) if entry.family == "gpt" else _llama(dimensions, every)
 
 
-def _deepseek(dimensions: dict[str, Any]) -> Architecture | None:
+def _deepseek(dimensions: dict[str, Any], every: bool) -> Architecture | None:
     """None for what no engine is told here: tokens foretold beyond the next, positions of longer sequences, and groups
-    that are chosen by less or more than the scores of what a token takes of each (Megatron-LM, group_limited_topk)."""
+    that are chosen by less or more than the scores of what a token takes of each (Megatron-LM, group_limited_topk),
+    which the script alone has (`every`)."""
     from planner.models.deepseek import DeepseekConfig
 
     config = DeepseekConfig(**dimensions)
     stretched = config.rope_frequencies or (config.rope_magnitude, config.score_scale) != (1.0, 1.0)
     by_others = config.expert_groups > 1 and config.groups_by * config.chosen_groups != config.experts_per_token
-    if config.predicted_tokens or stretched or by_others:
+    if config.predicted_tokens or stretched or (by_others and not every):
         return None
     return Architecture(
         family="deepseek",
@@ -137,6 +140,7 @@ def _deepseek(dimensions: dict[str, Any]) -> Architecture | None:
             scale=config.weight_scale,
             groups=config.expert_groups,
             chosen=config.chosen_groups,
+            groups_by=config.groups_by,
             bias_speed=config.balance_speed,
         ),
     )

@@ -17,6 +17,7 @@ from planner.export.architecture import architecture_of
 from planner.export.description import Description
 from planner.export.target import Job
 from planner.export.targets import TARGETS
+from planner.models.router import Router
 from planner.models.zoo import build_model
 from planner.plan.layout.kept import Kept
 from planner.sharding.update import Update
@@ -29,7 +30,13 @@ ONE = Description(
 )  # fmt: skip
 TWO = replace(ONE, layers=(1, 3), full=(0, 2), selective=(0, 0))
 IN_A_V = replace(ONE, layers=(1,) * 4, full=(0,) * 4, selective=(0,) * 4, virtual_stages=2, schedule="zb_v")
+FIVE = replace(ONE, layers=(5,))
 LLAMA = "llama-tiny"
+LATENT = "deepseek-tiny+sequence_length=128+balance_loss=0.1+balance_speed=0.05"  # more than published: it shows
+LATENT_2 = (
+    "deepseek-tiny+sequence_length=128+q_rank=0+sigmoid_scores=False+normalised_weights=False+weight_scale=16.0"
+    "+groups_by=1+balance_loss=0.1+balance_speed=0.0"
+)
 CASES: dict[str, Description | tuple[str, Description]] = {
     "data": replace(ONE, data=4),
     "ZeRO 1": replace(ONE, data=4, zero=1),
@@ -79,6 +86,17 @@ CASES: dict[str, Description | tuple[str, Description]] = {
     "experts, pipeline": (
         "mixtral-tiny+dense_layers=1+shared_size=128", replace(TWO, data=2, zero=1, micro_batch=2, expert=1),
     ),
+    "latent attention": (LATENT, replace(FIVE, data=4, zero=3, expert=4, full=(3,))),
+    "latent attention, context": (LATENT, replace(FIVE, heads=2, data=2, zero=2, micro_batch=2, expert=2)),
+    "latent attention, ring and pipeline": (
+        LATENT, replace(FIVE, layers=(2, 3), full=(1, 2), selective=(0, 0), ring=2, zigzag=True, zero=1,
+            micro_batch=4, expert=2),
+    ),
+    "latent attention, copies": (LATENT, replace(FIVE, data=4, expert=2)),
+    "latent attention of V2": (
+        LATENT_2, replace(FIVE, layers=(1, 1, 1, 2), full=(0, 1, 0, 1), selective=(0,) * 4, virtual_stages=2,
+            schedule="interleaved_1f1b", data=2, zero=1, micro_batch=2, expert=2),
+    ),
 }  # fmt: skip
 NAMES = {
     "wte": "embed_tokens", "wpe": "embed_positions", "h": "layers", "ln_1": "input_layernorm", "ln_f": "norm",
@@ -98,7 +116,7 @@ def case(name: str) -> tuple[str, Description]:
 def losses_of_the_model(rate: float = RATE, model: str = LLAMA) -> tuple[float, ...]:
     """Of the zoo's model on the same weights and samples, 16 a step."""
     module = build_model(model, dtype="float32", device="cpu").module
-    architecture = architecture_of(model, None, every=True)
+    architecture = architecture_of(model, None, every=True, latent=True)
     assert architecture is not None
     vocabulary = architecture.vocabulary
     for theirs, parameter in module.named_parameters():
@@ -115,6 +133,9 @@ def losses_of_the_model(rate: float = RATE, model: str = LLAMA) -> tuple[float, 
         torch.nn.utils.clip_grad_norm_(module.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad()
+        for router in (one for one in module.modules() if isinstance(one, Router)):
+            after = router.after_step(dict(router.named_buffers()))
+            router.load_state_dict({**router.state_dict(), **after})
         losses.append(loss.item())
     return tuple(losses)
 
@@ -140,7 +161,7 @@ def write(name: str, folder: Path) -> None:
     model, description = case(name)
     assert description.devices == 4
     assert TARGETS["torch"].nearest(description) == ()
-    architecture = architecture_of(model, 128, every=True)
+    architecture = architecture_of(model, 128, every=True, latent=True)
     job = Job(model=model, description=description, architecture=architecture, per_node=4)
     for file, text in TARGETS["torch"].write(job).items():
         (folder / file).write_text(text)

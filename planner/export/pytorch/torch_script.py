@@ -8,7 +8,8 @@
     tensor           ColwiseParallel, RowwiseParallel, SequenceParallel; the loss along the vocabulary
     context          all_to_all_single between cuts of the sequence and of the heads, about attention; or PyTorch's
                      ring in zigzag order, with the kernels of the device
-    experts          Shard(0) of their stacked weights; all_to_all_single about F.grouped_mm
+    experts          Shard(0) of their stacked weights; all_to_all_single about F.grouped_mm; DeepSeek's routers
+                     even out loads by a loss over each sample, and by biases after each step
     pipeline         Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B, ScheduleZBVZeroBubble,
                      ScheduleDualPipeV, over any layers of each stage
     recomputation    torch.utils.checkpoint: whole layers, or all but attention
@@ -20,10 +21,8 @@ about a whole step, so the script calls the ring under it, `_templated_ring_atte
 """
 
 import ast
-import re
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.resources import files
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -33,6 +32,7 @@ from planner.export import common
 from planner.export.architecture import Architecture
 from planner.export.description import LARGEST, Description, ExportError
 from planner.export.files.quoting import in_docstring
+from planner.export.pytorch.torch_model import filled, model_of, routers_of
 from planner.export.shell import torchrun_script
 from planner.export.target import Asked, Facts, Giving, Job, Loss, Reading, Target
 from planner.plan.layout.kept import Kept
@@ -42,19 +42,9 @@ _Schedule = Literal["1f1b", "gpipe", "interleaved_1f1b", "zb_v", "dualpipe_v"]
 _SCHEDULES = get_args(_Schedule)
 _OPTIMIZERS = {"adamw": "torch.optim.AdamW", "sgd": "torch.optim.SGD"}
 _ATTENTION = Kept(calls=("attention",))
-_TANH = ', approximate="tanh"'
-_NORMED = "\n        query_BSND, key_BSKD = self.q_norm(query_BSND), self.k_norm(key_BSKD)"
 _REGATHERED = (
     "ZERO 3 beside a pipeline: gradients are whole until a step ends, as with 1; priced without gathering weights again"
 )
-_IMPORTS_EXPERTS = "\nfrom torch.distributed.tensor import DTensor"
-_IMPORTS_RINGS = "\nfrom torch.distributed.tensor.experimental._context_parallel import _attention as rings"
-_BY_RING = ", or keys and values go\n    round them"
-_RING = """
-    if context is not None:
-        copies = query_BNSD.size(1) // key_BKSD.size(1)
-        key_BNSD, value_BNSD = (x.repeat_interleave(copies, dim=1) for x in (key_BKSD, value_BKSD))
-        return Ring.apply(query_BNSD, key_BNSD, value_BNSD, context).transpose(1, 2)"""
 _WIDTH = 50  # of a setting, before what it means
 
 
@@ -97,8 +87,8 @@ def write(job: Job) -> Mapping[str, str]:
     a, d = job.architecture, job.description
     if a is None:
         raise ExportError(
-            f"the script is written for the decoders of the families llama and gpt, which {job.model} is not; export to"
-            " megatron"
+            "the script is written for the decoders of the families llama, gpt and deepseek that predict one token,"
+            f" which {job.model} is not; export to megatron"
         )
     _check(a, d)
     length = d.sequence_length or a.sequence
@@ -109,8 +99,8 @@ def write(job: Job) -> Mapping[str, str]:
     start = "bash launch.sh --steps 10"
     settings = _settings(d, a, length)
     return {
-        "train.py": _filled("train.py", TITLE=in_docstring(title), SETTINGS=settings, LAUNCH=start),
-        "model.py": _filled("model.py", **_model(job.model, a, d, length)),
+        "train.py": filled("train.py", TITLE=in_docstring(title), SETTINGS=settings, LAUNCH=start, **routers_of(a)),
+        "model.py": model_of(job.model, a, d, length),
         "launch.sh": launch,
     }
 
@@ -134,7 +124,12 @@ def _check(a: Architecture, d: Description) -> None:
             f"the script has no {d.schedule} for one weight of embedding and head, which stand on one rank there; plan"
             " again with --schedule interleaved_1f1b"
         )
-    if a.balance_loss:
+    if a.latent and d.tensor > 1:
+        raise ExportError(
+            f"the script cuts no latent attention, the plan has tensor {d.tensor}; plan again with --tensor 1, or"
+            " export to megatron"
+        )
+    if a.balance_loss and not a.routing:
         raise ExportError(f"the script has no balance loss, the model {a.balance_loss:g}; export to megatron")
     if a.experts is None:
         return
@@ -150,45 +145,6 @@ def _check(a: Architecture, d: Description) -> None:
 def fill_in(_: Job) -> Asked:
     """What the script leaves open."""
     return (("", "your samples in `train.py`, which draws them at random now, and the learning rate"),)
-
-
-def _model(name: str, a: Architecture, d: Description, length: int) -> dict[str, str]:
-    """What `model.py` is filled with."""
-    experts = a.experts is not None
-    sparse = f"MLP(WIDTH) if number < {a.experts.dense_layers} else SparseMLP()" if a.experts else "MLP(WIDTH)"
-    if a.experts and not a.experts.dense_layers:
-        sparse = "SparseMLP()"
-    norms = "nn.RMSNorm(HEAD_SIZE, eps=EPSILON)"
-    layers = _filled(
-        f"{a.family}_layers.py",
-        BIAS=repr(a.qkv_bias),
-        HEADNORMS=f"\n        self.q_norm, self.k_norm = {norms}, {norms}" if a.qk_norm else "",
-        NORMED=_NORMED if a.qk_norm else "",
-        ACTIVATION=f"F.{'gelu' if a.gelu else 'silu'}(self.gate_proj(x_BSH){_TANH if a.gelu else ''})",
-        EXPERTS=_filled("experts.py") if experts else "",
-        MLP=sparse,
-    )
-    return {
-        "TITLE": in_docstring(name),
-        "IMPORTS": ("\nfrom torch.distributed.tensor import DTensor" if experts else "")
-        + (
-            "\nfrom torch.distributed.tensor.experimental._context_parallel import _attention as rings"
-            if d.ring > 1
-            else ""
-        ),
-        "SCALED": " * HIDDEN**0.5" if a.scaled_embeddings else "",
-        "DIMENSIONS": _dimensions(a, d.tensor, length),
-        "BYRING": _BY_RING if d.ring > 1 else "",
-        "RING": _RING if d.ring > 1 else "",
-        "RINGS": f"{_filled('ring.py').rstrip()}\n" if d.ring > 1 else "",
-        "LAYERS": layers.rstrip(),
-    }
-
-
-def _filled(name: str, **texts: str) -> str:
-    """A template with its places filled at once, so that no text fills places of another."""
-    template = files("planner.export.pytorch").joinpath("templates", f"{name}.txt").read_text(encoding="utf-8")
-    return re.sub("@([A-Z]+)@", lambda place: texts[place[1]], template)
 
 
 def _settings(d: Description, a: Architecture, length: int) -> str:
@@ -222,30 +178,6 @@ def _settings(d: Description, a: Architecture, length: int) -> str:
 
 def _reduced_in(d: Description) -> str:
     return d.precision if d.zero > 1 and d.update.gradient_dtype == "mixed" else "fp32"
-
-
-def _dimensions(a: Architecture, tensor: int, length: int) -> str:
-    llama = a.family == "llama"
-    known: dict[str, object] = {
-        "HIDDEN": a.hidden, "WIDTH": a.ffn, "HEADS": a.heads, "KEY_HEADS": a.kv_heads, "HEAD_SIZE": a.head_size,
-        "VOCABULARY": a.vocabulary, "PADDED": -(-a.vocabulary // tensor) * tensor, "SEQUENCE": length,
-        "ROTARY": llama, "ROTARY_BASE": a.rope_theta, "EPSILON": a.epsilon, "TIED": a.tied,
-        "EXPERTS": a.experts.count if a.experts else 0,
-    }  # fmt: skip
-    if a.experts:
-        known |= {
-            "EXPERT_WIDTH": a.experts.width, "CHOSEN": a.experts.chosen, "SHARED_WIDTH": a.experts.shared_width,
-            "NORMALISED": a.normalised,
-        }  # fmt: skip
-    attention = ("q_proj", "k_proj", "v_proj") if llama else ("qkv_proj",)
-    into = ("gate_proj", "up_proj") if llama else ("up_proj",)
-    known |= {
-        "COLUMNS": (*(f"self_attn.{name}" for name in attention), *(f"mlp.{name}" for name in into)),
-        "ROWS": ("self_attn.o_proj", "mlp.down_proj"),
-        "HEAD_NORMS": ("self_attn.q_norm", "self_attn.k_norm") if a.qk_norm else (),
-    }
-    lines = [f"{name} = {value!r}" for name, value in known.items()]
-    return "\n".join([*lines, f"NORM = nn.{'RMSNorm' if llama else 'LayerNorm'}"])
 
 
 def read(text: str, facts: Facts) -> Reading:
@@ -363,4 +295,5 @@ TORCH = Target(
     read=read,
     fill_in=fill_in,
     writes_model=True,
+    latent=True,
 )

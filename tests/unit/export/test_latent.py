@@ -22,7 +22,7 @@ PIPED = Description(
     full=(0,) * 32, selective=(0,) * 32, sequence_length=4096,
 )  # fmt: skip
 LITE = replace(PIPED, layers=(27,), full=(27,), selective=(0,))
-LATENT = [engine for engine, target in TARGETS.items() if getattr(target, "latent", False)]
+LATENT = [engine for engine, target in TARGETS.items() if target.latent and not target.writes_model]
 
 
 def architecture(model: str) -> Architecture:
@@ -94,6 +94,39 @@ def test_torchtitan_has_a_flavor_without_contexts() -> None:
     ring = replace(PIPED, ring=2, zigzag=True)
     with refused(ExportError, "deepseek-v3", "--context 1"):
         written("torchtitan", "deepseek-v3", ring)
+
+
+@pytest.mark.parametrize("model", ["deepseek-v3", "deepseek-v2-lite", "deepseek-v2"])
+def test_the_script_has_attention_and_routers_of_its_own(model: str) -> None:
+    """`tests/distributed/test_torch_script.py` runs such scripts."""
+    target, alone = TARGETS["torch"], replace(PIPED, data=32, tensor=1, sequence_parallel=False, whole_experts=False)
+    alone = replace(
+        alone, layers=(1, 58, 1) if model == "deepseek-v2" else (1, 25, 1), full=(0,) * 3, selective=(0,) * 3
+    )
+    alone = replace(alone, layers=(3, 57, 1)) if model == "deepseek-v3" else alone
+    a = target.architecture_of(model, None)
+    assert a is not None
+    files = target.write(Job(model=model, description=alone, architecture=a, per_node=8))
+    facts = Facts(layers=a.layers, devices=96, architecture=a, model=model)
+    assert target.read(files["train.py"], facts).description == alone
+    told = {line.partition(" = ")[0] for line in files["model.py"].splitlines()}
+    assert told >= {"KEY_RANK", "QUERY_RANK", "PLAIN", "GROUPS", "GROUPS_BY", "BALANCE_LOSS", "BIAS_SPEED"}
+    assert "balance_of(stages, mesh)" in files["train.py"]
+    assert ("self.q_a_proj" in files["model.py"]) == (model != "deepseek-v2-lite")
+    assert ".sigmoid()" in files["model.py"] if model == "deepseek-v3" else "F.softmax(logits" in files["model.py"]
+    for file in ("train.py", "model.py"):
+        compile(files[file], file, "exec")
+
+
+def test_the_script_cuts_no_latent_attention_and_foretells_nothing() -> None:
+    for change, words in ((replace(LITE, expert=None), ("--tensor 1", 2)), (LITE, ("--tensor 1", 2))):
+        with refused(ExportError, *words):
+            written("torch", "deepseek-v2-lite", change)
+    none = Job(
+        model="deepseek-v3+predicted_tokens=1", description=replace(LITE, tensor=1), architecture=None, per_node=8
+    )
+    with refused(ExportError, "predicted_tokens=1", "one token"):
+        TARGETS["torch"].write(none)
 
 
 SAID = {
