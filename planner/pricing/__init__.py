@@ -7,12 +7,13 @@ price. Here they meet, once: the search prices whole tables with these functions
 from planner.pricing.keeping import Keeping, keeping, keeping_fault
 from planner.pricing.operator_price import OperatorPrices, price_operator
 from planner.pricing.parameter_price import ParameterPrices, price_parameter
-from planner.pricing.redistribution_price import Pricers, RedistributionPricer
+from planner.pricing.redistribution_price import Paths, Pricers, RedistributionPricer
 
 __all__ = [
     "Keeping",
     "OperatorPrices",
     "ParameterPrices",
+    "Paths",
     "Pricers",
     "RedistributionPricer",
     "keeping",

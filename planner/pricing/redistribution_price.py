@@ -24,6 +24,8 @@ from planner.sharding.update import PLAIN, Update
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 Layouts = tuple[Layout, ...]
+Paths = dict[tuple[int, ...], Routes]
+"""By how the dims of tensors divide; the same on all meshes with equal `Mesh.routing`."""
 
 LONG: Bytes = 2.0**50
 """A message so long that nothing of it is latency on any group. Of it every gradient takes its share where somebody
@@ -61,13 +63,19 @@ class Pricers:
 
     @classmethod
     def of(
-        cls, mesh: Mesh, cluster: Cluster, update: Update = PLAIN, longest: tuple[Bytes, Bytes] = (LONG, LONG)
+        cls,
+        mesh: Mesh,
+        cluster: Cluster,
+        update: Update = PLAIN,
+        longest: tuple[Bytes, Bytes] = (LONG, LONG),
+        paths: Paths | None = None,
     ) -> "Pricers":
         """Those of the software of a cluster. Buckets of a plan's update take the place of the software's. Weights that
         a block gathers together, and their gradients, take their shares of messages of the `longest` size, in bytes
-        (`planner.plan.layout.block_gathers.longest_gather`), the least that they can take."""
+        (`planner.plan.layout.block_gathers.longest_gather`), the least that they can take. `paths` are those that
+        are known on such a mesh; more are put there."""
         software = cluster.software
-        paths: dict[tuple[int, ...], Routes] = {}
+        paths = {} if paths is None else paths
         known: dict[tuple[float, Bytes, bool, float], RedistributionPricer] = {}
 
         def pricer(
@@ -150,7 +158,7 @@ class RedistributionPricer:
     bucket: Bytes = 0.0
     copied: bool = False
     width: float = 1.0
-    _paths: dict[tuple[int, ...], Routes] = field(default_factory=dict)
+    _paths: Paths = field(default_factory=dict)
     _places: dict[tuple[int, int], _Places] = field(default_factory=dict)
     _asked: dict[tuple[tuple[int, ...], bytes, bytes], _Asked] = field(default_factory=dict)
     _matrices: dict[tuple[tuple[int, ...], bytes, bytes, int], RedistributionMatrix] = field(default_factory=dict)

@@ -74,6 +74,11 @@ class Mesh:
         """Axes of two devices or more that cut sequences in zigzag order."""
         return frozenset(at for at, axis in enumerate(self.axes) if axis.order == "zigzag" and axis.size > 1)
 
+    @cached_property
+    def routing(self) -> tuple[tuple[int, float, bool], ...]:
+        """All of its axes that paths between layouts depend on (`planner.sharding.redistribute.Routes`)."""
+        return tuple((axis.size, axis.bandwidth, axis.alltoall) for axis in self.axes)
+
     @property
     def alltoall(self) -> bool:
         """Whether every axis has the all-to-all."""

@@ -192,8 +192,8 @@ class Routes:
             self._before[axis] = before
             self._move[axis] = (kind * axes + axis) * len(counts) + message
         self._row = np.full(count, -1)  # of a start in the tables of paths found
-        self._come = np.zeros((0, count), dtype=np.intp)
-        self._made = np.zeros((0, count), dtype=np.intp)
+        self._come = np.zeros((0, count), dtype=np.int32)
+        self._made = np.zeros((0, count), dtype=np.int32)
 
     def positions(self, layouts: Sequence[Layout]) -> Indices:
         """Positions of layouts in the grid; the same for all tensors with as many dims."""
@@ -241,7 +241,8 @@ class Routes:
                 part = missing[low : low + chunk]
                 before, move = self._search(part)
                 self._row[part] = np.arange(len(part)) + len(self._come)
-                self._come, self._made = np.concatenate([self._come, before]), np.concatenate([self._made, move])
+                self._come = np.concatenate([self._come, before], dtype=np.int32)
+                self._made = np.concatenate([self._made, move], dtype=np.int32)
         return self._row[starts]
 
     def _search(self, starts: Indices) -> tuple[Indices, Indices]:

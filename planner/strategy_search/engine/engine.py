@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 from costmodels import peak_memory, planned_memory, usable_memory
 from hardware_profiles import Cluster, Machine, MixedCluster, of_one_kind, parts_of
 from planner.plan.schedule_checks import tensor_overlap_fault
+from planner.pricing import Paths
 from planner.pricing.bucket_size import flat_bytes, sized
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rescale import rescale_batch
@@ -67,7 +68,7 @@ class Built:
     """What does not depend on how much memory there is, nor on how many micro-batches: builders by mesh, templates by
     samples of a micro-batch, and the cost tables of configurations, so many bytes of them. `alike` has of those that
     are kept one for each that computes alike: stages of ZeRO differ in parameters alone. `regions` and `experts` have
-    seconds by which many configurations are bounded."""
+    seconds by which many configurations are bounded, `paths` between layouts by what they depend on of a mesh."""
 
     builders: dict[object, TableBuilder] = field(default_factory=dict)
     scaled: dict[int, Template] = field(default_factory=dict)
@@ -76,6 +77,7 @@ class Built:
     nbytes: int = 0
     regions: dict[object, BlockTimes] = field(default_factory=dict)
     experts: dict[object, dict[int, ExpertTimes]] = field(default_factory=dict)
+    paths: dict[object, Paths] = field(default_factory=dict)
 
     def keep(self, key: object, tables: Tables) -> None:
         """Keep tables, and those asked for last beside them."""
@@ -396,6 +398,7 @@ class Engine:
                 ahead=True,
                 overlapped=self.overlapped,
                 exchanged=may_exchange_under_work(request.pinned, request.cluster),
+                paths=self.built.paths.setdefault(mesh.routing, {}),
             )
         return self.built.builders[key]
 

@@ -6,7 +6,7 @@ step, bytes per device.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,6 +21,7 @@ from planner.plan.layout.expert_overlap import OP_CLASS
 from planner.pricing import (
     OperatorPrices,
     ParameterPrices,
+    Paths,
     Pricers,
     RedistributionPricer,
     price_operator,
@@ -136,7 +137,8 @@ class TableBuilder:
     """Builds the tables for one mesh; what they share between micro-batch sizes is made once. `together` asks for what
     weights take that a block gathers together, beside what each takes by itself; `dominated` keeps stored layouts that
     another beats in everything. With `ahead` hosts launch ahead of the kernels, so that a block takes as long as its
-    kernels and messages, or as its launches: counted is a weighted mean of both. With `overlapped` collectives beside
+    kernels and messages, or as its launches: counted is a weighted mean of both. `paths` between layouts are shared by
+    builders of meshes on which they are the same. With `overlapped` collectives beside
     linear layers travel under their products, with `exchanged` the rows of experts under other work.
     """
 
@@ -151,11 +153,12 @@ class TableBuilder:
     ahead: bool = False
     overlapped: bool = False
     exchanged: bool = False
+    paths: Paths = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._lists = CandidateLists(mesh=self.mesh)
         self.update = sized(self.update, self.mesh, self.cluster)
-        self._pricers = Pricers.of(self.mesh, self.cluster, replace(self.update, gathers="each"))
+        self._pricers = Pricers.of(self.mesh, self.cluster, replace(self.update, gathers="each"), paths=self.paths)
         self._together: dict[int, Pricers] = {}  # by run of the template
         self._under = UnderProducts(mesh=self.mesh, cluster=self.cluster, pricer=self._pricers.activations)
         self._prices: dict[tuple[int, tuple[bool, ...], int], tuple[Rule, Candidates, OperatorPrices]] = {}
@@ -432,7 +435,8 @@ class TableBuilder:
         run = next(number for number, run in enumerate(runs) if at in run)
         if run not in self._together:  # whatever the batch, weights are as large
             longest = longest_gather(template.graph, runs[run], self.update)
-            self._together[run] = Pricers.of(self.mesh, self.cluster, replace(self.update, gathers="block"), longest)
+            update = replace(self.update, gathers="block")
+            self._together[run] = Pricers.of(self.mesh, self.cluster, update, longest, self.paths)
         return self._together[run]
 
     def _use(
