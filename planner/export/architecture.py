@@ -36,7 +36,8 @@ class Routing:
 class Architecture:
     """A decoder: "llama" has RMS norms, rotary positions and gated MLPs without biases, "gpt" layer norms, learned
     positions and MLPs with biases; "deepseek" is a Llama with `latent` attention and `routing`, whose loss that evens
-    out loads is over each sample.
+    out loads is over each sample, and with modules behind its blocks that predict so many tokens more (`predicted`),
+    whose losses count `predicted_weight` on average.
 
     `normalised` says whether the weights of a token's experts sum to 1; `balance_loss` is the coefficient of the loss
     that evens out their loads, 0 for none. What comes after that is told to no engine but the script that writes out
@@ -65,6 +66,8 @@ class Architecture:
     scaled_embeddings: bool = False
     latent: Latent | None = None
     routing: Routing | None = None
+    predicted: int = 0
+    predicted_weight: float = 0.0
 
     @property
     def usual_heads(self) -> bool:
@@ -95,15 +98,15 @@ def architecture_of(
 
 
 def _deepseek(dimensions: dict[str, Any], every: bool) -> Architecture | None:
-    """None for what no engine is told here: tokens foretold beyond the next, positions of longer sequences, and groups
-    that are chosen by less or more than the scores of what a token takes of each (Megatron-LM, group_limited_topk),
-    which the script alone has (`every`)."""
+    """None for what no engine is told here: positions of longer sequences, and groups that are chosen by less or more
+    than the scores of what a token takes of each (Megatron-LM, group_limited_topk), which the script alone has
+    (`every`); it predicts one token."""
     from planner.models.deepseek import DeepseekConfig
 
     config = DeepseekConfig(**dimensions)
     stretched = config.rope_frequencies or (config.rope_magnitude, config.score_scale) != (1.0, 1.0)
     by_others = config.expert_groups > 1 and config.groups_by * config.chosen_groups != config.experts_per_token
-    if config.predicted_tokens or stretched or (by_others and not every):
+    if stretched or (config.predicted_tokens if every else by_others):
         return None
     return Architecture(
         family="deepseek",
@@ -143,6 +146,8 @@ def _deepseek(dimensions: dict[str, Any], every: bool) -> Architecture | None:
             groups_by=config.groups_by,
             bias_speed=config.balance_speed,
         ),
+        predicted=config.predicted_tokens,
+        predicted_weight=config.predicted_weight if config.predicted_tokens else 0.0,
     )
 
 

@@ -14,7 +14,7 @@ from planner.export.files.arguments import Options
 from planner.export.files.recipes import recipe_in
 from planner.export.files.settings import Settings
 from planner.export.files.yaml_files import settings_of
-from planner.export.megatron.megatron_reading import options_of
+from planner.export.megatron.megatron_reading import experts_of, options_of
 from planner.export.model_names import model_among, zoo_name
 
 _FLAVORS: Mapping[str, str] = {
@@ -23,14 +23,16 @@ _FLAVORS: Mapping[str, str] = {
 _DEEPSEEK = {"16b": "deepseek-v2-lite", "236b": "deepseek-v2", "671b": "deepseek-v3"}
 _DIMENSIONS: Mapping[str, str] = {
     "num-layers": "num_layers", "hidden-size": "hidden_size", "ffn-hidden-size": "ffn_size",
-    "num-attention-heads": "num_heads", "num-query-groups": "num_kv_heads", "num-experts": "num_experts",
+    "num-attention-heads": "num_heads", "num-query-groups": "num_kv_heads", "num-key-value-heads": "num_kv_heads",
     "moe-router-topk": "experts_per_token", "moe-ffn-hidden-size": "expert_size", "kv-channels": "head_size",
     "moe-shared-expert-intermediate-size": "shared_size",
 }  # fmt: skip
 """Dimensions by the arguments of Megatron-LM, and as models of the zoo have them."""
 
 _HINTS = ("gated", "latent", "strange", "words")
-_MAY_BE_NONE = ("dense_layers", "num_experts", "predicted_tokens")
+_SWITCHES: Mapping[str, str] = {"qkv_bias": "add-qkv-bias", "qk_norm": "qk-layernorm"}
+"""What a gated decoder has or not, and the flags of Megatron-LM that say so."""
+_MAY_BE_NONE = ("dense_layers", "num_experts", "predicted_tokens", "tied_embeddings", *_SWITCHES)
 _PADDED = 0.05  # of a vocabulary
 _LLAMA_3 = (500_000, 128_256)  # base of its rotary embeddings, and words
 
@@ -72,7 +74,7 @@ def _of_nemo(text: str, recipe: str) -> str | None:
         return zoo_name("-".join(recipe.split()[1:3]))
     if re.search(r"^(trainer|model):", text, re.MULTILINE):
         given = {path.rpartition(".")[2]: value for path, value in settings_of(text).all if path.count(".") <= 2}
-        return _by_dimensions(_of_yaml(given))
+        return _by_dimensions(_of_yaml(given), zoo_name(str(settings_of(text).value("run.name"))))
     found = recipe_in(text, recipe)
     return model_among((*(name for name in found.names if "onfig" in name or "model" in name), *found.names, recipe))
 
@@ -91,6 +93,8 @@ def _of_yaml(given: Mapping[str, Any]) -> dict[str, int]:
 
 def _of_options(options: Options) -> dict[str, int]:
     found = {ours: value for name, ours in _DIMENSIONS.items() if (value := options.integer(name)) is not None}
+    if experts := experts_of(options):
+        found["num_experts"] = experts
     idle = len([word for word in options.word("noop-layers").split(",") if word])
     if "num_layers" in found:
         found["num_layers"] -= idle
@@ -108,6 +112,11 @@ def _of_options(options: Options) -> dict[str, int]:
         found.setdefault("words", _LLAMA_3[1])
     if options.word("glu-activation") == "swiglu":  # Megatron-DeepSpeed
         found["gated"] = 1
+    if found.get("gated") and not found.get("latent"):
+        found |= {ours: options.flag(theirs) for ours, theirs in _SWITCHES.items()}
+        if "num_heads" in found:
+            found.setdefault("num_kv_heads", found["num_heads"])
+        found["tied_embeddings"] = not options.flag("untie-embeddings-and-output-weights")
     if options.flag("squared-relu") or options.flag("quick-geglu"):
         found["strange"] = 1
     return found
@@ -129,11 +138,19 @@ def _of_mindformers(settings: Settings) -> str | None:
     experts = settings.value("moe_config.expert_num")
     if type(experts) is int and experts > 1:
         found["num_experts"] = experts
+        if "ffn_size" in found:
+            found["expert_size"] = found.pop("ffn_size")
+    if "num_heads" in found:
+        found.setdefault("num_kv_heads", found["num_heads"])
+    arch = " ".join(str(settings.value(f"{of}{key}")) for key in ("type", "model_type", "architectures")).lower()
+    arch += str(settings.value("model.arch.type")).lower()
+    found |= {"qk_norm": "qwen3" in arch, "qkv_bias": settings.value(f"{of}qkv_has_bias") is True or "qwen2" in arch}
     return _by_dimensions({**found, "gated": 1})
 
 
-def _by_dimensions(found: Mapping[str, int]) -> str | None:
-    """The model of the zoo that has all these dimensions; one that differs in some of them from the nearest one.
+def _by_dimensions(found: Mapping[str, int], named: str | None = None) -> str | None:
+    """The model of the zoo that has all these dimensions; one that differs in some of them from the nearest one. Of
+    models that are equally near it is the one that is named.
 
     Raises ExportError where no family of the zoo has them."""
     width = "ffn_size" in found or "num_experts" in found or not found.get("gated")
@@ -154,11 +171,11 @@ def _by_dimensions(found: Mapping[str, int]) -> str | None:
                 f"its MLP of {found_size} has no gates: such a one of GPT is 4 x the hidden size, {usual}; name a model"
                 " with --model"
             )
-    nearest = _nearest(family, wanted, found.get("words"))
+    nearest = _nearest(family, wanted, found.get("words"), named)
     return nearest if width or "+" not in nearest else None
 
 
-def _nearest(family: str, wanted: Mapping[str, int], words: int | None) -> str:
+def _nearest(family: str, wanted: Mapping[str, int], words: int | None, named: str | None) -> str:
     """`words` of the vocabulary, as it is padded, tell models apart; they change none."""
     from planner.models.overrides import changed_reference
     from planner.models.zoo import ZOO, zoo_entry
@@ -167,21 +184,26 @@ def _nearest(family: str, wanted: Mapping[str, int], words: int | None) -> str:
     for name, entry in ZOO.items():
         if entry.family != family:
             continue
-        known = {key: value for key, value in dict(entry.dimensions).items() if type(value) is int}
+        known = {key: value for key, value in dict(entry.dimensions).items() if isinstance(value, int)}
         if bool(wanted.get("num_experts")) != bool(known.get("num_experts")):
             continue
         if known.get("num_experts") and not known.get("dense_layers"):  # its blocks have no other MLP
             known["ffn_size"] = wanted.get("ffn_size", known.get("ffn_size", 0))
         known.setdefault("head_size", known["hidden_size"] // known["num_heads"])
-        known.setdefault("predicted_tokens", 0)
+        known = {"predicted_tokens": 0, "tied_embeddings": False, **dict.fromkeys(_SWITCHES, False), **known}
         known.setdefault("num_kv_heads", known["num_heads"])
         changes = {key: value for key, value in wanted.items() if known.get(key) != value}
         strange = words is not None and abs(known["vocab_size"] / words - 1) > _PADDED
-        weight = 10 * len(changes) + 50 * ("hidden_size" in changes) + 5 * ("tiny" in name) + 3 * strange
+        weight = (
+            10 * len(changes) + 50 * ("hidden_size" in changes) + 5 * ("tiny" in name) + 3 * strange - (name == named)
+        )
         if best is None or weight < best[0]:
             best = weight, name, changes
     if best is None:
-        raise ExportError(f"no {family} model with such dimensions can be planned; name a model with --model")
+        kind = (
+            f"{family} model with {wanted['num_experts']} experts" if wanted.get("num_experts") else f"{family} model"
+        )
+        raise ExportError(f"no {kind} can be planned with these dimensions; name a model with --model")
     try:
         reference = changed_reference(best[1], [f"{key}={value}" for key, value in sorted(best[2].items())])
         zoo_entry(reference)

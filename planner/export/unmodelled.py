@@ -6,14 +6,14 @@ from collections.abc import Iterable
 _OFF = frozenset({"0", "0.0", "none", "false", "null", "no", "off", "fp32", "torch.float32", "float32"})
 _FEWER_BITS = "states of the optimizer in fewer bits: priced in fp32, so memory is less than this"
 _MATTERS: tuple[tuple[str, str], ...] = (
-    (r"fp8|fp8-format|fp4|fp4-format|fp8-config\..*backend",
+    (r"fp8|mixed-precision: fp8|fp8-format|fp4|fp4-format|fp8-config\..*backend",
      "products in 8 bits or less: priced in 16 bits, so a step takes less than this"),
     (r"load-in-4bit|load-in-8bit|quantization-config|compression-training\..*",
      "weights in 8 bits or less: priced in full, so memory is less than this"),
     (r"adapter|peft|lora-r|lora-rank|lora-target.*",
      "an adapter is trained, not the model: priced as if all weights were, so memory is far less than this"),
     (r"(zero-optimization\.)?offload-(optimizer|param)\.?(device|-device)?|.*offload-(optimizer|param)-device"
-     r"|fsdp-offload-params|offload-params|optimizer-cpu-offload|swap-optimizer|optimizer\.swap|cpu-offloading",
+     r"|fsdp-offload-params|offload-params|enable-cpu-offload|optimizer-cpu-offload|swap-optimizer|optimizer\.swap|cpu-offloading",
      "states in the memory of the host: priced as on the device, so memory is less than this and a step takes longer"),
     (r"activation-offloading|activation-offload-layers|fine-grained-activation-offloading",
      "activations in the memory of the host: priced as on the device"),
@@ -23,10 +23,14 @@ _MATTERS: tuple[tuple[str, str], ...] = (
     (r"window-size|sliding-window|window-attn-skip-freq", "attention in a window: priced over the whole sequence"),
     (r"moe-fb-overlap|overlap-moe-expert-parallel-comm|moe-alltoall-overlap-comm|moe-shared-expert-overlap",
      "communication of experts hides behind computation: priced as waited for"),
-    (r"use-precision-aware-optimizer|main-grads-dtype|exp-avg-dtype|reuse-fp32-param|megatron-fsdp-main-grads-dtype",
+    (r"dtype: bfloat16|use-precision-aware-optimizer|main-grads-dtype|exp-avg-dtype|reuse-fp32-param"
+     r"|megatron-fsdp-main-grads-dtype",
      _FEWER_BITS),
     (r"enable-cuda-graph|external-cuda-graph|cuda-graph-impl|cuda-graphs",
      "CUDA graphs: priced with launches one by one, so a step takes less than this"),
+    (r"early-step-in-backward", "weights are updated in the backward pass: priced with all gradients until the step"),
+    (r"enable-zbh1-pipeline", "a zero-bubble pipeline: priced as 1F1B, so a step takes less than this"),
+    (r"ds-sequence-parallel-fpdt", "sequences go through blocks in chunks: priced whole, so memory is less than this"),
     (r"noop-layers", "layers that do nothing fill up the stages: priced without them"),
     (r"liger-fused-linear-cross-entropy|cut-cross-entropy|fused-linear-cross-entropy",
      "the loss is taken piece by piece: priced whole, so memory is less than this"),

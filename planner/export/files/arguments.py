@@ -70,6 +70,10 @@ class Options:
         values = self._values(name)
         if values is None:
             return default
+        if len(values) > 1 and values[0].startswith("$(("):
+            raise ExportError(
+                f"--{name} {' '.join(values):.80}: a sum of what the file does not set; write the number in the file"
+            )
         if len(values) != 1:
             raise ExportError(f"--{name} has {len(values)} values ({' '.join(values):.80}); it takes one")
         return values[0]
@@ -114,6 +118,8 @@ class Options:
 
 
 def _fault(text: str) -> str:
+    if re.match(r"\$\{?\d", text):
+        return "an argument that the script itself is given, and no"
     return "a variable that the file does not set, and no" if text.startswith("$") else "not a"
 
 

@@ -3,8 +3,8 @@
     text ─ tokens ─▶ words with their quotes ─ conditions ─▶ those of branches that may run ─ variables ─▶ words
 
 Nothing is run and no environment is read. Variables that the script sets are put in, with the defaults it gives to
-those that it does not (`${TP:-4}`), those that Slurm sets by what the script asks for (`#SBATCH --nodes=4`), and
-sums of whole numbers (`$((NODES * 8))`). A branch whose condition compares
+those that it does not (`${TP:-4}`, and `${TP:=4}`, which sets it), those that Slurm sets by what the script asks for
+(`#SBATCH --nodes=4`), and sums of whole numbers (`$((NODES * 8))`). A branch whose condition compares
 known words is read or left out; where a condition is not known all of its branches are read. Lists of options in
 quotes fall into words where they stand alone, as a shell does it with an unquoted variable.
 """
@@ -33,7 +33,7 @@ _TOKEN = re.compile(
 )
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _INNERMOST = re.compile(
-    r"\$\{(?P<braced>\w+)(?::?[-=](?P<default>[^${}]{0,256}))?\}|\$(?P<plain>[A-Za-z_]\w*|\d)|\$\(\((?P<sum>[^$]{0,200}?)\)\)"
+    r"\$\{(?P<braced>\w+)(?::?(?P<sign>[-=])(?P<default>[^${}]{0,256}))?\}|\$(?P<plain>[A-Za-z_]\w*|\d)|\$\(\((?P<sum>[^$]{0,200}?)\)\)"
 )
 _SUM = re.compile(r"[\d\s()*/+%-]+")
 _SBATCH = re.compile(r"^#SBATCH[ \t]+(--?[A-Za-z][\w-]*)[= \t]+(?:[\w-]+:){0,2}(\d{1,9})(?=\s|$)", re.MULTILINE)
@@ -104,6 +104,8 @@ class Variables:
         name = match["braced"] or match["plain"]
         default = match["default"]
         found = self.known.get(name, match[0] if default is None else default.strip("\"'"))
+        if match["sign"] == "=":
+            self.known[name] = found
         self.left -= len(found)
         if self.left < 0:
             raise ExportError(

@@ -50,11 +50,13 @@ _STRANGERS = {
     "encoder-num-layers": "models of an encoder and a decoder are not read; plan them with `plan --model t5-base`",
     "hybrid-layer-pattern": "state-space layers (Mamba) are in no model that can be planned",
     "hybrid-override-pattern": "state-space layers (Mamba) are in no model that can be planned",
+    "hybrid-attention-ratio": "state-space layers (Mamba) are in no model that can be planned",
     "is-hybrid-model": "state-space layers (Mamba) are in no model that can be planned",
     "retro-add-retriever": "blocks that read retrieved neighbours (RETRO) are in no model that can be planned",
     "language-model-type": _PICTURES,
     "vision-model-type": _PICTURES,
     "img-h": _PICTURES,
+    "mrope-section": _PICTURES,
     "model-provider": _PICTURES,
     "task": "a task that is evaluated or tuned for is no training that can be planned",
     "num-tokens-to-generate": _GENERATION,
@@ -157,20 +159,22 @@ def read_options(options: Options, facts: Facts) -> tuple[Description, list[str]
     devices = facts.devices or _devices(options)
     if devices is None:
         raise ExportError("the arguments do not say how many devices there are; give --devices")
-    data = data_of(devices, tensor=tensor, pipeline=pipeline, context=context)
+    ulysses = options.degree("ds-sequence-parallel-size")  # of Megatron-DeepSpeed
+    data = data_of(devices, tensor=tensor, pipeline=pipeline, context=context * ulysses)
     micro_batch = options.degree("micro-batch-size")
     global_batch = options.degree("global-batch-size", micro_batch * data)
     layers, virtual = _layers(options, facts.layers, pipeline)
     ring, heads, notes = _read_context(options, context)
+    heads *= ulysses
     full, selective, kept = _read_recomputation(options, layers)
     check_model(options, facts.architecture)
     precision = "bf16" if options.flag("bf16") else "fp16" if options.flag("fp16") else "fp32"
     whole = options.degree("expert-tensor-parallel-size", tensor) == 1 and tensor > 1
     expert = options.degree("expert-model-parallel-size")
     if facts.architecture is None:  # a model that the arguments do not describe
-        experts = options.flag("expert-model-parallel-size") or bool(options.integer("num-experts")) or facts.experts
+        experts = options.flag("expert-model-parallel-size") or experts_of(options) > 0 or facts.experts
     else:
-        experts = bool(options.integer("num-experts") or facts.architecture.experts)
+        experts = experts_of(options) > 0 or facts.architecture.experts is not None
     description = Description(
         layers=layers,
         virtual_stages=virtual,
@@ -232,6 +236,12 @@ def _layers(options: Options, layers: int, pipeline: int) -> tuple[tuple[int, ..
         found = (*found[:stage], count - inside, *found[stage + 1 :])
         before += count
     return found, virtual
+
+
+def experts_of(options: Options) -> int:
+    """Experts of a block; 0 where it has an MLP, which is one expert for Megatron-DeepSpeed."""
+    count = options.integer("num-experts") or 0
+    return 0 if count == 1 and options.flag("deepspeed") else count
 
 
 def _in_a_v(options: Options) -> bool:
@@ -296,7 +306,7 @@ def _with_ends(layers: int, pipeline: int, first: int | None, last: int | None) 
 
 def _read_layout(layout: str) -> tuple[int, ...]:
     """Decoder layers of every stage of a layout such as `Et*2|(tt|)*3tL`."""
-    text = layout.replace(",", "")
+    text = layout.replace(",", "").replace("\\", "")  # as it stands in a text that a shell reads twice
     _check_layout(layout, len(text))
     while match := re.search(r"(\([^()]*\)|[A-Za-z|])\*(\d+)", text):
         part, times = match[1].strip("()"), match[2]
@@ -351,6 +361,7 @@ def _read_zero(options: Options) -> int:
     strategy = options.word("data-parallel-sharding-strategy", "no_shard")
     options.word("ckpt-format")
     options.flag("no-gradient-accumulation-fusion")
+    options.flag("init-model-with-meta-device")
     if options.flag("use-torch-fsdp2"):
         return 3
     if options.flag("use-megatron-fsdp"):
@@ -444,16 +455,19 @@ def check_model(options: Options, a: Architecture | None) -> None:
         "ffn-hidden-size": a.ffn,
         "num-attention-heads": a.heads,
         "num-query-groups": a.kv_heads,
+        "num-key-value-heads": a.kv_heads,
         "kv-channels": a.head_size,
     }
     if a.latent is not None:  # where heads have sizes of their own
-        del known["num-query-groups"], known["kv-channels"]
+        del known["num-query-groups"], known["num-key-value-heads"], known["kv-channels"]
         known |= {"kv-lora-rank": a.latent.kv_rank, "qk-head-dim": a.latent.plain, "v-head-dim": a.latent.value}
     if a.experts is not None:
         known |= {"num-experts": a.experts.count, "moe-router-topk": a.experts.chosen}
         known |= {"moe-ffn-hidden-size": a.experts.width}
         if not a.experts.dense_layers:
             del known["ffn-hidden-size"]  # which is that of blocks without experts
+    if a.predicted:
+        known["mtp-num-layers"] = a.predicted
     for name, wanted in known.items():
         found = options.integer(name)
         if found is not None and found != wanted:

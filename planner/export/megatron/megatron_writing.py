@@ -16,6 +16,7 @@ all with those of lines of 32."""
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}
 SHARDING = {0: "no_shard", 1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 MODULES = {"attention": "core_attn", "normalisation": "layernorm", **{name: name for name in PARTS}}
+_WHOLE_SHARDED = 3  # the stage of ZeRO at which no device holds its part of a model whole
 _PADDING = 128  # --make-vocab-size-divisible-by, at most
 
 
@@ -25,7 +26,7 @@ def write(job: Job) -> Mapping[str, str]:
     fsdp = d.zero > 1
     exports = () if fsdp or d.tensor * d.context == 1 else ("CUDA_DEVICE_MAX_CONNECTIONS=1",)
     title = f"{job.model} with Megatron-LM core 0.16; MEGATRON is the folder of its pretrain_gpt.py."
-    options = [*_model(job), *degree_options(d), *_context(d), *stage_options(d), *zero_options(d)]
+    options = [*_model(job), *degree_options(d), *_context(d), *stage_options(d, job.architecture), *zero_options(d)]
     options += [*recompute_options(d), *training_options(d), *overlap_options(job), *run_options(job)]
     script = torchrun_script(job, title, '"${MEGATRON:-.}/pretrain_gpt.py"', options, exports=exports)
     return {"launch.sh": script}
@@ -62,6 +63,8 @@ def model_options(a: Architecture, d: Description) -> list[Option]:
         found += [option("position-embedding-type", "rope"), option("rotary-base", round(a.rope_theta))]
     if a.qk_norm:
         found.append(option("qk-layernorm"))
+    if a.predicted:
+        found += [option("mtp-num-layers", a.predicted), option("mtp-loss-scaling-factor", a.predicted_weight)]
     return [*found, *_words(a, d.tensor), *_experts(a)]
 
 
@@ -166,20 +169,20 @@ def _context(d: Description) -> list[Option]:
     return [option("cp-comm-type", "p2p" if d.ring > 1 else "a2a")]
 
 
-def stage_options(d: Description) -> list[Option]:
+def stage_options(d: Description, a: Architecture | None) -> list[Option]:
     """Layers of each stage, where they are not one equal part for each rank."""
     if not d.even:
-        return [option("pipeline-model-parallel-layout", _layout(d.layers))]
+        return [option("pipeline-model-parallel-layout", _layout(d.layers, a.predicted if a else 0))]
     if d.virtual_stages > 1:
         return [option("num-layers-per-virtual-pipeline-stage", d.layers[0])]
     return []
 
 
-def _layout(layers: tuple[int, ...]) -> str:
-    """`Et*2|t*3|t*2,L`: the embedding, layers and the loss."""
+def _layout(layers: tuple[int, ...], predicted: int) -> str:
+    """`Et*2|t*3|t*2mL`: the embedding, layers, modules that predict further tokens, and the loss."""
     stages = [f"t*{count}" if count else "" for count in layers]
     stages[0] = f"E{stages[0]}"
-    stages[-1] = f"{stages[-1]}L"
+    stages[-1] = f"{stages[-1]}{'m' * predicted}L"
     return "|".join(stages)
 
 
@@ -198,6 +201,7 @@ def zero_options(d: Description) -> list[Option]:
         option("data-parallel-sharding-strategy", SHARDING[d.zero]),
         option("ckpt-format", "fsdp_dtensor"),
         option("no-gradient-accumulation-fusion"),
+        *([option("init-model-with-meta-device")] if d.zero == _WHOLE_SHARDED else []),  # whole it may not fit
     ]
 
 

@@ -74,6 +74,9 @@ PATHS: Mapping[str, str] = {
     "fp8-margin": f"{PLUGIN}fp8_margin",
     "fp8-amax-history-len": f"{PLUGIN}fp8_amax_history_len",
     "fp8-amax-compute-algo": f"{PLUGIN}fp8_amax_compute_algo",
+    "mtp-num-layers": f"{MODEL}mtp_num_layers",
+    "mtp-loss-scaling-factor": f"{MODEL}mtp_loss_scaling_factor",
+    "init-model-with-meta-device": f"{MODEL}init_model_with_meta_device",
 }
 """Where the arguments of Megatron-LM stand in a recipe."""
 

@@ -87,7 +87,9 @@ def _read_recipe(recipe: Recipe, facts: Facts) -> Reading:
     reading = reading_of(Options(options), facts, "nemo")
     fp8 = any(("fp8" in name and "mixed" in name) or ("fp8" in name and "precision" in name) for name in recipe.names)
     priced = bool(reading.description.fp8)  # by settings of their own
-    mattering = [(path, value) for path, value in given.items() if not (priced and path.endswith(".fp8"))]
+    told = {".fp8"} if priced else set()
+    told |= {"mtp_num_layers"} if "predicted_tokens" in facts.model else set()
+    mattering = [(path, value) for path, value in given.items() if not path.endswith(tuple(told))]
     mattering.append(("fp8", fp8 and not priced))
     off = {path for path, value in given.items() if not value and path.rpartition(".")[2] in _OFF}
     unread = [path for path in given if path not in ARGUMENTS and path.rpartition(".")[2] not in _KNOWN]

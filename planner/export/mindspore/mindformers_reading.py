@@ -98,7 +98,7 @@ def _check_model(settings: Settings, a: Architecture | None) -> None:
         return
     known = {
         "num_layers": a.layers, "num_hidden_layers": a.layers, "hidden_size": a.hidden, "num_heads": a.heads,
-        "n_kv_heads": a.kv_heads, "intermediate_size": a.ffn,
+        "n_kv_heads": a.kv_heads, "intermediate_size": a.experts.width if a.experts else a.ffn,
     }  # fmt: skip
     for name, wanted in known.items():
         found = settings.value(f"model.model_config.{name}")

@@ -59,7 +59,7 @@ def _reading_of(settings: Settings, options: Options, facts: Facts, said: Settin
     _pass_over(settings)
     return Reading(
         description=replace(description, update=update),
-        unmodelled=unmodelled(said.all),
+        unmodelled=unmodelled((*said.all, ("mixed_precision: fp8", said.value("mixed_precision") == "fp8"))),
         notes=tuple(notes),
         unread=settings.unread("fsdp_config", "parallelism_config"),
         stack="fsdp",
@@ -165,6 +165,7 @@ def _read(settings: Settings, options: Options, facts: Facts) -> Description:
     again = settings.truth("fsdp_config.fsdp_activation_checkpointing") or options.flag("gradient_checkpointing")
     none = (0,)
     known = {theirs: ours for ours, theirs in PRECISIONS.items()}
+    known["fp8"] = "bf16"  # linear layers alone are in 8 bits, which is no price here (`unmodelled`)
     optimizers = {theirs: ours for ours, theirs in OPTIMIZERS.items()} | {"adamw_torch_fused": "adamw"}
     optim = options.word("optim", "adamw_torch")
     if optim not in optimizers:

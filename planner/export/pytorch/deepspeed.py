@@ -182,7 +182,7 @@ def fill_in(job: Job) -> Asked:
         asked.append("it recomputes every block (`model.gradient_checkpointing_enable()` of Hugging Face)")
     if d.context > 1:
         asked.append(
-            f"it gives every process its {d.context}. part of each sequence, and attends with `DistributedAttention`"
+            f"it gives every process one of {d.context} parts of each sequence, and attends with `DistributedAttention`"
         )
     if d.states_at != "device":
         asked.append("it leaves the optimizer to DeepSpeed, which updates offloaded states on the host's processors")

@@ -56,7 +56,7 @@ def read(text: str, facts: Facts) -> Reading:
         settings.value(path)
     return Reading(
         description=common.normalised(description),
-        unmodelled=unmodelled(_mattering(settings, names, description.fp8)),
+        unmodelled=unmodelled(_mattering(settings, names, description)),
         notes=tuple(notes),
         unread=settings.unread("parallelism", "activation_checkpoint", "training"),
         stack="fsdp-compiled" if _compiles(settings) else "fsdp",
@@ -98,9 +98,11 @@ def _of_registry(recipe: Recipe) -> tuple[Settings, tuple[str, ...]]:
     return Settings(sections, "Python"), recipe.names
 
 
-def _mattering(settings: Settings, names: tuple[str, ...], fp8: Fp8) -> Iterator[tuple[str, Any]]:
+def _mattering(settings: Settings, names: tuple[str, ...], d: Description) -> Iterator[tuple[str, Any]]:
     yield from ((path, value) for path, value in settings.all if not path.startswith(("quantize.", f"{_OLD_FP8}.")))
-    if fp8:
+    if settings.value("training.dtype") == "bfloat16" and not plainly_bf16(d):
+        yield "training.dtype: bfloat16", True
+    if d.fp8:
         return
     converters = [str(settings.value("model.converters") or ""), *names]
     words = ("float8", "mxfp8", "nvfp4", "mx'")  # as in ['quantize.linear.mx']

@@ -87,6 +87,40 @@ def test_recipes_have_a_list_of_layers_with_experts() -> None:
         assert f"moe_layer_freq = {[0] * 3 + [1] * 58}\n" in files["recipe.py"]
 
 
+def test_modules_that_predict_further_tokens_are_told() -> None:
+    """Where stages are uneven they stand in the layout, before the loss."""
+    model = "deepseek-v3+predicted_tokens=1"
+    _, files = written("megatron", model, PIPED)
+    arguments = parser_of("megatron", "0.20").parse_args(arguments_in(files["launch.sh"]))
+    assert (arguments.mtp_num_layers, arguments.mtp_loss_scaling_factor) == (1, 0.3)
+    assert arguments.pipeline_model_parallel_layout.endswith("|t*1mL")
+    for engine in ("megatron", "nemo", "megatron-bridge"):
+        nearest, files = written(engine, model, PIPED)
+        target = TARGETS[engine]
+        facts = Facts(
+            layers=61, devices=nearest.devices, architecture=architecture(model), model=model,
+            beside=files.get(target.beside or "", ""),
+        )  # fmt: skip
+        reading = target.read(files[target.main], facts)
+        assert reading.description == nearest
+        assert reading.unmodelled == ()
+        with refused(ExportError, "--model", 2):
+            other = replace(facts, architecture=replace(architecture(model), predicted=2))
+            target.read(files[target.main], other)
+    assert "mtp_num_layers = 1" in written("nemo", model, PIPED)[1]["recipe.py"]
+    assert "mtp_num_layers = None" in written("nemo", "deepseek-v3", PIPED)[1]["recipe.py"]
+    assert TARGETS["torch"].architecture_of(model, None) is None
+
+
+def test_weights_that_no_device_holds_whole_are_made_on_the_meta_device() -> None:
+    sharded = replace(LITE, zero=3, tensor=1, sequence_parallel=False, whole_experts=False)
+    for engine in ("megatron", "nemo", "megatron-bridge"):
+        for zero, there in ((3, True), (2, False), (1, False)):
+            _, files = written(engine, "deepseek-v2-lite", replace(sharded, zero=zero))
+            text = "\n".join(files.values())
+            assert ("init-model-with-meta-device" in text or "init_model_with_meta_device = True" in text) == there
+
+
 def test_torchtitan_has_a_flavor_without_contexts() -> None:
     _, files = written("torchtitan", "deepseek-v3", PIPED)
     assert 'flavor = "671B"' in files["train.toml"]
@@ -134,9 +168,9 @@ SAID = {
     "value_size", "vocab_size", "sequence_length", "num_experts", "experts_per_token", "expert_size", "shared_size",
     "dense_layers",
     "normalised_weights", "sigmoid_scores", "weight_scale", "expert_groups", "chosen_groups", "groups_by",
-    "balance_loss", "balance_speed", "rope_theta", "norm_epsilon",
+    "balance_loss", "balance_speed", "rope_theta", "norm_epsilon", "predicted_tokens", "predicted_weight",
 }  # fmt: skip
-REFUSED = {"rope_frequencies", "rope_magnitude=2.0", "score_scale=2.0", "predicted_tokens=1", "predicted_weight"}
+REFUSED = {"rope_frequencies", "rope_magnitude=2.0", "score_scale=2.0"}
 
 
 def test_every_dimension_is_said_or_refused() -> None:

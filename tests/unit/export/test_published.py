@@ -14,6 +14,7 @@ from planner.export.target import Facts, Reading
 from planner.export.targets import TARGETS
 from planner.graph.fp8 import Fp8
 from planner.models.zoo import zoo_entry
+from tests.refusals import refused
 
 HERE = Path(__file__).parents[2] / "data" / "published"
 ROWS = list(csv.DictReader((HERE / "configurations.csv").read_text().splitlines()))
@@ -107,7 +108,8 @@ def test_the_engine_of_a_file_is_guessed() -> None:
 
 
 def test_the_model_of_a_file_is_found() -> None:
-    named = [row for row in ROWS if row["read"] and row["engine"] in ("megatron", "mindspeed", "mindformers")]
+    engines = ("megatron", "mindspeed", "mindformers")
+    named = [row for row in ROWS if row["read"] and (row["engine"] in engines or row["file"].startswith("nemo/gcp"))]
     found = {row["file"]: model_of(row["engine"], (HERE / row["file"]).read_text(), row["recipe"]) for row in named}
     assert found == {row["file"]: row["model"] for row in named}
 
@@ -125,6 +127,60 @@ def test_devices_are_those_that_slurm_is_asked_for() -> None:
 def test_embedding_and_head_count_as_layers_where_megatron_deepspeed_is_told_so() -> None:
     (row,) = (row for row in ROWS if "tr11-176B" in row["file"])
     assert reading_of(row).description.layers == (5, *(6,) * 10, 5)
+
+
+@pytest.mark.parametrize(
+    ("engine", "setting", "said"),
+    [
+        ("torchtitan", "[training]\nenable_cpu_offload = true", "in the memory of the host"),
+        (
+            "torchtitan",
+            "[optimizer]\nearly_step_in_backward = true\n[training]\nseq_len = 2048",
+            "updated in the backward pass",
+        ),
+        ("torchtitan", '[training]\ndtype = "bfloat16"', "in fewer bits"),
+        ("accelerate", "distributed_type: FSDP\nmixed_precision: fp8", "in 8 bits"),
+    ],
+)
+def test_what_matters_is_said_of_single_settings(engine: str, setting: str, said: str) -> None:
+    facts = Facts(layers=32, devices=8, architecture=None)
+    (words,) = TARGETS[engine].read(f"{setting}\n", facts).unmodelled
+    assert said in words
+
+
+def test_sequences_that_megatron_deepspeed_splits_by_heads_are_read() -> None:
+    """--ds-sequence-parallel-size; and one expert is an MLP there."""
+    (row,) = (row for row in ROWS if "fpdt_32k" in row["file"])
+    reading = reading_of(row)
+    assert (reading.description.heads, reading.description.expert) == (4, None)
+    assert "in chunks" in " ".join(reading.unmodelled)
+    dense = "--deepspeed --zero-stage 1 --num-layers 24 --hidden-size 2048 --num-attention-heads 16 --num-experts 1"
+    assert model_of("megatron", dense) == "gpt3-1.3b"
+
+
+def test_biases_and_tied_embeddings_tell_models_apart() -> None:
+    said = "--num-layers 36 --hidden-size 2048 --num-attention-heads 16 --ffn-hidden-size 11008 --swiglu"
+    said += " --group-query-attention --num-query-groups 2"
+    assert model_of("megatron", f"{said} --add-qkv-bias") == "qwen2.5-3b"
+    assert "qkv_bias=False" in str(model_of("megatron", said))
+    llama = "--num-layers 80 --hidden-size 8192 --num-attention-heads 64 --num-key-value-heads 8"
+    llama += " --ffn-hidden-size 28672 --swiglu --untie-embeddings-and-output-weights"
+    assert model_of("megatron", f"{llama} --rotary-base 500000") == "llama70b"
+    with refused(ExportError, "--num-key-value-heads", 4, 8):
+        text = f"{llama.replace('heads 8', 'heads 4')} --micro-batch-size 1"
+        a = architecture_of("llama70b", None)
+        TARGETS["megatron"].read(text, Facts(layers=80, devices=8, architecture=a))
+
+
+def test_a_script_sets_what_it_only_asks_for() -> None:
+    """: "${NAME:=default}"; a layout that a shell reads twice; what it is itself given."""
+    text = ': "${LAYERS:=24}"\n--num-layers $LAYERS --hidden-size 2048 --num-attention-heads 16'
+    assert model_of("megatron", text) == "gpt3-1.3b"
+    layout = "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*3\\|tL'"
+    facts = Facts(layers=4, devices=2, architecture=None)
+    assert TARGETS["megatron"].read(layout, facts).description.layers == (3, 1)
+    with refused(ExportError, "the script itself is given", "${10}"):
+        TARGETS["megatron"].read("TP=${10}\n--tensor-model-parallel-size $TP", facts)
 
 
 def test_the_stage_of_zero_of_megatron_deepspeed_is_demanded() -> None:

@@ -1,0 +1,3 @@
+    --num-layers 48
+    --hidden-size 2048
+    --mrope-section 24 20 20
