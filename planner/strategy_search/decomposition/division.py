@@ -100,6 +100,8 @@ def least_seconds(
         finite = [rank.busy[np.isfinite(rank.busy)] for rank in ranks]
         pace = _least_pace(ranks, least, block_ranges, np.unique(np.concatenate(finite)))
         lone = _least_sum(parts, least, block_ranges)
+    if math.isinf(pace):  # of which one micro-batch in one stage would count nothing
+        return math.inf
     return pace * (1 - 1 / (micro_batches * chunks)) + lone / chunks
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from planner.strategy_search.decomposition.block_ranges import BlockRanges, block_ranges_of
-from planner.strategy_search.decomposition.division import divide, step_seconds
+from planner.strategy_search.decomposition.division import divide, least_seconds, step_seconds
 from planner.strategy_search.decomposition.pieces import Amounts, Column
 from planner.strategy_search.decomposition.stage_filling import Filled, Rank, Way, fill, fill_best
 
@@ -265,3 +265,15 @@ def test_any_number_of_blocks_is_divided_over_any_number_of_stages(blocks: int, 
     found = divide([rank] * stages, [1] * stages, block_ranges, micro_batches=32, chunks=1)
     assert found is not None
     assert (sum(found.blocks), max(found.blocks)) == (blocks, -(-blocks // stages))
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_where_nothing_fits_nothing_is_fast(micro_batches: int) -> None:
+    """One micro-batch in one stage has no pace, which may be infinite all the same: what it proves is no NaN."""
+    draw = random.Random(3)
+    rank = replace(random_rank(draw), chunks=1)
+    way = (column(random_amounts(draw, 0.5), recompute=False),)
+    for room, fits in ((math.inf, True), (1e-3, False)):
+        (filled,) = fill_best([(rank,)], [way], ALIKE, micro_batches, room, None, None)
+        seconds = least_seconds([filled], [filled.part], [0], ALIKE, micro_batches=micro_batches, chunks=1)
+        assert (0 < seconds < math.inf) if fits else seconds == math.inf
