@@ -22,7 +22,6 @@ from planner.export.megatron.megatron_reading import options_of, read_options, r
 from planner.export.megatron.megatron_writing import (
     OPTIMIZERS,
     degree_options,
-    fill_in,
     model_options,
     overlap_options,
     recompute_options,
@@ -31,12 +30,16 @@ from planner.export.megatron.megatron_writing import (
     training_options,
     zero_options,
 )
+from planner.export.megatron.megatron_writing import (
+    fill_in as fill_in_megatron,
+)
 from planner.export.shell import torchrun_script
-from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
+from planner.export.target import Asked, Facts, Giving, Job, Loss, Reading, Target
 from planner.plan.layout.kept import Kept
 
 _RING, _HEADS, _BOTH = "megatron_cp_algo", "ulysses_cp_algo", "hybrid_cp_algo"
 _ACTIVATIONS = Kept(but=("elementwise",))
+_FUSED = ("use-flash-attn", "use-fused-rmsnorm", "use-fused-swiglu", "use-fused-rotary-pos-emb")
 _SCHEDULES = (*megatron.SCHEDULES, "dualpipe_v")
 
 
@@ -93,7 +96,7 @@ def write(job: Job) -> Mapping[str, str]:
         )
     model = [] if job.architecture is None else model_options(job.architecture, d)
     shared = [*degree_options(d), *_context(d), *_stages(d), *zero_options(d), *_recompute(d)]
-    rest = [*training_options(d), *overlap_options(job), *run_options(job)]
+    rest = [*_kernels(job), *training_options(d), *overlap_options(job), *run_options(job)]
     script = torchrun_script(
         job,
         title,
@@ -102,6 +105,20 @@ def write(job: Job) -> Mapping[str, str]:
         exports=("CUDA_DEVICE_MAX_CONNECTIONS=1",),
     )
     return {"launch.sh": script}
+
+
+def _kernels(job: Job) -> list[Option]:
+    """Fused operators, which are priced, on; what needs a kernel of CUDA off."""
+    a = job.architecture
+    attention, *others = _FUSED
+    names = (attention, *others) if a is not None and a.family != "gpt" else (attention,)
+    return [*(option(name) for name in names), option("no-gradient-accumulation-fusion")]
+
+
+def fill_in(job: Job) -> Asked:
+    """What the arguments leave open, and the line that makes MindSpeed's known."""
+    imported = "`import mindspeed.megatron_adaptor` below `import torch` in `pretrain_gpt.py`"
+    return (*fill_in_megatron(job), ("", imported))
 
 
 def _context(d: Description) -> list[Option]:
@@ -140,6 +157,8 @@ def read(text: str, facts: Facts) -> Reading:
         else:
             description = replace(description, selective=description.layers, kept=_ACTIVATIONS)
     read_run(options)
+    for name in _FUSED:
+        options.flag(name)
     return Reading(
         description=description,
         unmodelled=said_of(options, facts),

@@ -113,18 +113,18 @@ def _dtypes(d: Description) -> tuple[str, ...]:
 
 def write(job: Job) -> Mapping[str, str]:
     """`ds_config.json`, and the script that starts a training program with it."""
-    content = json.dumps(_content(job.description), indent=2) + "\n"
+    content = json.dumps(_content(job.description, bool(job.overlapped)), indent=2) + "\n"
     return {"ds_config.json": content, "launch.sh": _script(job)}
 
 
-def _content(d: Description) -> dict[str, Any]:
+def _content(d: Description, overlapped: bool) -> dict[str, Any]:
     found: dict[str, Any] = {
         "train_batch_size": d.global_batch,
         "train_micro_batch_size_per_gpu": d.micro_batch,
         "gradient_accumulation_steps": d.micro_batches,
         "gradient_clipping": 0.0 if d.update.clip_norm is None else d.update.clip_norm,
         "optimizer": {"type": _OPTIMIZERS[d.optimizer], "params": {"lr": 1e-4}},
-        "zero_optimization": _zero(d),
+        "zero_optimization": _zero(d, overlapped),
     }
     if d.precision != "fp32":
         found[d.precision] = {"enabled": True}
@@ -150,8 +150,11 @@ def _words(d: Description) -> tuple[str, str]:
     return "fp32", d.precision if d.zero > 1 and d.update.gradient_dtype == "mixed" else "fp32"
 
 
-def _zero(d: Description) -> dict[str, Any]:
+def _zero(d: Description, overlapped: bool) -> dict[str, Any]:
+    """Stages below 3 hide no reduction under the backward pass unless they are told; a pipeline has none to hide."""
     found: dict[str, Any] = {"stage": d.zero}
+    if overlapped and d.zero and d.pipeline == 1:
+        found["overlap_comm"] = True
     for key, home in (("offload_optimizer", d.states_at), ("offload_param", d.weights_at)):
         if home != "device":
             path = {"nvme_path": _NVME} if home == "disk" else {"pin_memory": True}
@@ -211,6 +214,9 @@ def reading_of(settings: Settings, facts: Facts) -> Reading:
         notes.append("the file leaves batches to the program: priced as one micro-batch of one sample on each device")
     if description.states_at != "device":
         notes.append(common.UPDATED_ON_HOSTS)
+    overlaps = settings.value("zero_optimization.overlap_comm")
+    if description.zero in (1, 2) and description.pipeline == 1 and not overlaps:
+        notes.append("overlap_comm is off: reductions are priced as overlapped in part, so a step may take longer")
     settings.below("zero_optimization.offload_optimizer")
     settings.below("zero_optimization.offload_param")
     return Reading(

@@ -285,3 +285,29 @@ def test_a_model_without_a_flavor_is_asked_for() -> None:
     folder = TARGETS["torchtitan"].write(job)
     assert "model.flavor" in folder["launch.sh"]
     assert "[model]" not in folder["train.toml"]
+
+
+def test_mindspeed_has_fused_operators_and_none_of_cuda() -> None:
+    one = Description(layers=(32,), data=8, zero=1, full=(0,), selective=(0,), sequence_length=4096)
+    target = TARGETS["mindspeed"]
+    llama = options_in(target.write(job_of(one, "llama8b"))["launch.sh"])
+    assert all(llama.flag(name) for name in ("use-flash-attn", "use-fused-rmsnorm", "use-fused-swiglu"))
+    assert llama.flag("no-gradient-accumulation-fusion")
+    gpt = options_in(target.write(job_of(replace(one, layers=(96,)), "gpt3-175b"))["launch.sh"])
+    assert gpt.flag("use-flash-attn")
+    assert not gpt.flag("use-fused-swiglu")
+    assert any("mindspeed.megatron_adaptor" in what for _, what in target.fill_in(job_of(one, "llama8b")))
+
+
+@pytest.mark.parametrize(("zero", "pipeline", "there"), [(1, 1, True), (2, 1, True), (1, 2, False), (0, 1, False)])
+def test_deepspeed_overlaps_what_is_priced_as_overlapped(zero: int, pipeline: int, there: bool) -> None:
+    """Stages below 3 do not by themselves; a pipeline cannot."""
+    layers = (32 // pipeline,) * pipeline
+    none = (0,) * pipeline
+    one = Description(layers=layers, data=8, zero=zero, full=none, selective=none, micro_batches=4)
+    job = replace(job_of(one, "llama8b"), overlapped=("gathers", "reductions"))
+    files = TARGETS["deepspeed"].write(job)
+    assert json.loads(files["ds_config.json"])["zero_optimization"].get("overlap_comm", False) is there
+    plain = TARGETS["deepspeed"].write(replace(job, overlapped=()))
+    assert "overlap_comm" not in plain["ds_config.json"]
+    assert TARGETS["deepspeed"].read(files["ds_config.json"], facts_of(one, "llama8b")).unread == ()
