@@ -97,6 +97,17 @@ def architecture_of(
     return _gpt(dimensions) if entry.family == "gpt" else _llama(dimensions, every)
 
 
+def predicted_by(reference: str) -> int:
+    """Tokens beyond the next that a model of the zoo predicts, by modules behind its blocks."""
+    from planner.models.overrides import split_reference
+    from planner.models.zoo import ZOO, zoo_entry
+
+    if ":" in reference or split_reference(reference)[0] not in ZOO:
+        return 0
+    found = dict(zoo_entry(reference).dimensions).get("predicted_tokens", 0)
+    return found if isinstance(found, int) else 0
+
+
 def _deepseek(dimensions: dict[str, Any], every: bool) -> Architecture | None:
     """None for what no engine is told here: positions of longer sequences, and groups that are chosen by less or more
     than the scores of what a token takes of each (Megatron-LM, group_limited_topk), which the script alone has

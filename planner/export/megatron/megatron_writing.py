@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from planner.export.architecture import Architecture, Latent, Routing
+from planner.export.architecture import Architecture, Latent, Routing, predicted_by
 from planner.export.description import Description, gradient_bytes
 from planner.export.files.arguments import Option, option
 from planner.export.shell import torchrun_script
@@ -26,7 +26,13 @@ def write(job: Job) -> Mapping[str, str]:
     fsdp = d.zero > 1
     exports = () if fsdp or d.tensor * d.context == 1 else ("CUDA_DEVICE_MAX_CONNECTIONS=1",)
     title = f"{job.model} with Megatron-LM core 0.16; MEGATRON is the folder of its pretrain_gpt.py."
-    options = [*_model(job), *degree_options(d), *_context(d), *stage_options(d, job.architecture), *zero_options(d)]
+    options = [
+        *_model(job),
+        *degree_options(d),
+        *_context(d),
+        *stage_options(d, predicted_by(job.model)),
+        *zero_options(d),
+    ]
     options += [*recompute_options(d), *training_options(d), *overlap_options(job), *run_options(job)]
     script = torchrun_script(job, title, '"${MEGATRON:-.}/pretrain_gpt.py"', options, exports=exports)
     return {"launch.sh": script}
@@ -169,10 +175,11 @@ def _context(d: Description) -> list[Option]:
     return [option("cp-comm-type", "p2p" if d.ring > 1 else "a2a")]
 
 
-def stage_options(d: Description, a: Architecture | None) -> list[Option]:
-    """Layers of each stage, where they are not one equal part for each rank."""
+def stage_options(d: Description, predicted: int) -> list[Option]:
+    """Layers of each stage, where they are not one equal part for each rank; behind them `predicted` modules that
+    predict a token more."""
     if not d.even:
-        return [option("pipeline-model-parallel-layout", _layout(d.layers, a.predicted if a else 0))]
+        return [option("pipeline-model-parallel-layout", _layout(d.layers, predicted))]
     if d.virtual_stages > 1:
         return [option("num-layers-per-virtual-pipeline-stage", d.layers[0])]
     return []

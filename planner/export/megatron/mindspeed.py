@@ -133,7 +133,7 @@ def _stages(d: Description) -> list[Option]:
     if d.in_a_v:
         return [option("schedules-method", "dualpipev")]
     if d.even:
-        return stage_options(d, None)
+        return stage_options(d, 0)
     return [
         option("decoder-first-pipeline-num-layers", d.layers[0]),
         option("decoder-last-pipeline-num-layers", d.layers[-1]),

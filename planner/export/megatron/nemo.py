@@ -162,7 +162,7 @@ def _assignments(job: Job, a: Architecture) -> dict[str, object]:
     options: list[Option] = [
         *model_options(a, d),
         *degree_options(d),
-        *stage_options(d, a),
+        *stage_options(d, a.predicted),
         *zero_options(d),
         *recompute_options(d),
         *training_options(d),

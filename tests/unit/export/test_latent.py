@@ -94,6 +94,8 @@ def test_modules_that_predict_further_tokens_are_told() -> None:
     arguments = parser_of("megatron", "0.20").parse_args(arguments_in(files["launch.sh"]))
     assert (arguments.mtp_num_layers, arguments.mtp_loss_scaling_factor) == (1, 0.3)
     assert arguments.pipeline_model_parallel_layout.endswith("|t*1mL")
+    untold = Job(model="deepseek-tiny+predicted_tokens=1", description=PIPED, architecture=None, per_node=8)
+    assert "|t*1mL" in TARGETS["megatron"].write(untold)["launch.sh"], "its routers are told to no engine"
     for engine in ("megatron", "nemo", "megatron-bridge"):
         nearest, files = written(engine, model, PIPED)
         target = TARGETS[engine]
