@@ -241,7 +241,9 @@ def test_megatron_takes_its_arguments(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=st.data())
 def test_torchtitan_takes_whatever_is_written(model: str, data: st.DataObject, tmp_path: Path) -> None:
     package("torchtitan", "torchtitan.config")
