@@ -255,6 +255,10 @@ def test_an_engine_that_is_told_all_dimensions_is_searched_for_known_ones_alone(
     check_told("nemo", request_for("nemo").model)
     check_told("nemo", latent)
     check_told("megatron", grouped)
-    for engine, reference in (("torch", latent), ("nemo", grouped)):
+    check_told("torch", latent)
+    check_told("torch", grouped)
+    foretelling = replace(latent, reference="deepseek-v3+predicted_tokens=1")
+    check_told("nemo", foretelling)
+    for engine, reference in (("torch", foretelling), ("nemo", grouped)):
         with refused(RequestError, f"--for {engine}", reference.reference, "--for megatron"):
             check_told(engine, reference)
