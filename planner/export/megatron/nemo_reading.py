@@ -134,6 +134,8 @@ def _options(given: Mapping[str, Any], recipe: Recipe) -> Iterator[tuple[str, tu
     below = any(name.endswith(("pretrain_recipe", "pretrain_config")) for name in recipe.names)
     if ends.get("use_distributed_optimizer", cut or below):
         found.setdefault("use-distributed-optimizer", True)
+    if found.get("fp8-format") is True:  # a switch, in NeMo 1, whose configurations have "hybrid" beside it
+        found["fp8-format"] = "hybrid"
     for name, value in found.items():
         if value is not None and value is not False:
             values = value if isinstance(value, list) else [] if value is True else [value]
