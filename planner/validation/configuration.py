@@ -18,6 +18,7 @@ from planner.plan.schedule_checks import PASSES
 from planner.strategy_search.job import PRECISION
 from planner.strategy_search.request.space import ContextBy, Pattern, Pinned, Running
 from planner.validation.cells import unknown
+from planner.validation.otherwise import refuse_otherwise
 from planner.validation.recipes import spared_by_recipe, virtual_stages_by_recipe
 from planner.validation.rows import Row, readings_of
 from planner.validation.spared import NOTHING_SPARED, Spared
@@ -136,6 +137,9 @@ def _spared(row: Row, layers: int, notes: list[str]) -> Spared | None:
     if wanted == "selective" and "selective layer" in detail:
         notes.append("selective recomputation: of every second block (torchtitan's selective_ac_option = 2)")
         return Spared(recomputed=math.ceil(layers / _EVERY))
+    if wanted == "full" and (every := re.search(r"every ([2-9])(?:nd|rd|th)", detail)):
+        notes.append(f"full recomputation of one block in {every[1]}")
+        return Spared(recomputed=math.ceil(layers / int(every[1])))
     some = re.search(r"block n=(\d{1,9})", detail)
     return Spared(recomputed=int(some[1])) if wanted == "full" and some else None
 
@@ -228,6 +232,9 @@ def _candidates(row: Row, precision: str, notes: list[str]) -> list[Dimensions]:
     ]
 
 
+_BY_HEADS = r"ulysses|\bcp[-_ ]comm[-_ ]type\s*[=: ]\s*\W?a2a(?!\+)"
+"""Context parallelism by heads: DeepSpeed's name of it, and Megatron's --cp-comm-type a2a."""
+
 _LATENT = re.compile(r"latent.attention|deepseek[-_ ]?v?[2-9](?!\d)")
 """Multi-head latent attention: named as a flag, or that of the DeepSeek models since V2 (DeepSeek-AI 2024)."""
 
@@ -283,6 +290,8 @@ def _experts(row: Row, notes: list[str]) -> ExpertDimensions | None:
         width = _needed(row, "ffn_hidden")
         notes.append("moe_ffn_hidden unknown: ffn_hidden")
     shared = re.search(r"moe-shared-expert-intermediate-size=(\d{1,9})", words)
+    if shared is None and "shared expert" in words.replace("-", " ") and not _LATENT.search(words):
+        notes.append("an MLP for all tokens of unknown width: left out")
     frequency = re.search(r"moe-layer-freq=([^\s;]+)", words)
     first = re.fullmatch(r"\(\[0\]\*(\d{1,9})\+\[1\]\*(\d{1,9})\);?", frequency[1]) if frequency else None
     if frequency and (first is None or int(first[1]) + int(first[2]) != _needed(row, "n_layers")):
@@ -327,8 +336,7 @@ def _precision(row: Row, notes: list[str]) -> str:
 
 def _check_training(row: Row, notes: list[str]) -> None:
     words = _words(row)
-    if "lora" in words:
-        raise UnsupportedError("only adapters are trained (LoRA), which cannot be planned yet")
+    refuse_otherwise(row)
     if re.search(r"offload(?!\S* false)", words):
         notes.append("what offloading moves takes no time here")
 
@@ -346,7 +354,7 @@ def _pinned(row: Row, devices: int, model: Dimensions, spared: Spared | None, no
         raise UnsupportedError(
             f"tp {tensor} x pp {pipeline} x cp {context} x dp {data} = {data * rest} are not the {devices} devices"
         )
-    around: ContextBy = "heads" if "ulysses" in row.text("other_flags").lower() else "ring"
+    around: ContextBy = "heads" if re.search(_BY_HEADS, row.text("other_flags").lower()) else "ring"
     if context > 1:
         notes.append(f"context parallelism by {around}")
     sequence = row.truth("sp")
@@ -388,7 +396,7 @@ def _expert_degrees(row: Row, model: Dimensions, tensor: int, notes: list[str]) 
     expert = _degree(row, "ep", notes)
     if tensor == 1:
         return expert, None
-    given = re.search(r"(?:\betp|expert-tensor-parallel-size)=(\d{1,9})", _words(row))
+    given = re.search(r"(?:\betp|expert-tensor-parallel-size)\s*[=: ]\s*(\d{1,9})", _words(row))
     within = int(given[1]) if given else tensor
     notes += [] if given else ["tensor parallelism of experts unknown: that of all else"]
     if within not in (1, tensor):

@@ -40,6 +40,7 @@ from hardware_profiles import (
 from planner.fp8_recipes import MXFP8, ROWWISE
 from planner.validation.recipes import recipe_of, release_of
 from planner.validation.rows import Row
+from planner.validation.words import mentions
 
 _SECOND, _THIRD = "2024", "2024-07"  # dates from which runs are taken to use the next generation
 _FLAGS = {"reductions": "overlap-grad-reduce", "gathers": "overlap-param-gather", "tensor": r"use-(?:ascend-)?mc2"}
@@ -287,14 +288,6 @@ def _fuses_experts(row: Row) -> bool:
 
 def _has_sinks(row: Row) -> bool:
     return bool(re.search(r"gpt[-_ ]?oss", row.text("model").lower()))
-
-
-_NOT = re.compile(r"(?:\b(?:not|no|non|without|never|isn't|neither|nor|unlike)|instead of|rather than)\W+(?:\w+\W+)?$")
-
-
-def mentions(words: str, pattern: str) -> bool:
-    """Whether a text has a word, and not only to deny it ("not NeMo", "without the NeMo container")."""
-    return any(not _NOT.search(words[: found.start()]) for found in re.finditer(pattern, words))
 
 
 def _attention(row: Row, stack: Software) -> AttentionKernels:
