@@ -128,6 +128,10 @@ class Software:
             multiple for its fused softmax; of others PyTorch computes it in fp32, kernel by kernel.
         casts: share of the operands of products in fp8 that a kernel of its own brings there in the forward pass; the
             others are written so by the norm or the activation before. Gradients always take a kernel.
+        scatter_gather: whether a pipeline stage sends a part of its result from each device that holds all of it, and
+            the next one gathers it (Megatron-LM's --scatter-gather-tensors-in-pipeline, Narayanan et al. 2021, section
+            4.1; pipe_partitioned of DeepSpeed), instead of all from each.
+        waits_to_send: whether a stage computes no further before its result has arrived at the next one.
         adds: whether the kernels of weight gradients add to the gradient that is kept of a step (Megatron's main
             gradient).
     """
@@ -174,6 +178,8 @@ class Software:
     softmax_heads: int = 1
     graphs: Graphs = "none"
     sorts_elements: bool = False
+    scatter_gather: bool = False
+    waits_to_send: bool = False
 
     @property
     def counts_rows(self) -> bool:

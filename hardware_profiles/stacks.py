@@ -65,6 +65,8 @@ class _StackFile(Strict):
     modules: bool = False
     gathers_narrow: bool = False
     remakes: tuple[Literal["experts"], ...] = ()
+    scatter_gather: bool = False
+    waits_to_send: bool = False
     sinks: Positive | None = None
     softmax_heads: Number | None = None
     communicators: Portion | None = None
@@ -96,6 +98,8 @@ class _StackFile(Strict):
             modules=self.modules,
             gathers_narrow=self.gathers_narrow,
             remakes=self.remakes,
+            scatter_gather=self.scatter_gather,
+            waits_to_send=self.waits_to_send,
             sinks=1.0 if self.sinks is None else self.sinks.value,
             softmax_heads=1 if self.softmax_heads is None else int(self.softmax_heads.value),
             communicators=1.0 if self.communicators is None else self.communicators.value,

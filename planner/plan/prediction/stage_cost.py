@@ -5,12 +5,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from costmodels import Visit, collective_time, visits_time
-from hardware_profiles import Bytes, Group, Seconds
+from hardware_profiles import PYTORCH, Bytes, Cluster, Group, Seconds, Software
+from planner.graph.operator_graph import TensorType
 from planner.plan.layout.weight_offload import waited_for
 from planner.plan.prediction.charges import Charges
 from planner.plan.prediction.step import ChunkCost, Launches
 from planner.plan.schedule import NO_MOMENT, Moment
 from planner.pricing import ParameterPrices
+from planner.sharding.mesh import Mesh
 
 COMMUNICATION = "communication"
 """Messages between operators that are waited for, a micro-batch."""
@@ -138,10 +140,24 @@ class StageCost:
             self.beyond[OFFLOAD] = seconds - self.once["optimizer"] - self.once[OFFLOAD]
 
 
-def transfer_seconds(nbytes: float, links: Sequence[Group]) -> float:
+def transfer_seconds(
+    nbytes: float, links: Sequence[Group], software: Software = PYTORCH, holders: Group | None = None
+) -> float:
     """Sending one tensor of `nbytes` per device to its like on another pipeline rank, over the slowest of the links
-    between them (`hardware_profiles.links_of_ranks`)."""
-    return max(float(collective_time("send_recv", nbytes, group)) for group in links)
+    between them (`hardware_profiles.links_of_ranks`). Where n `holders` have the same, each sends its part, which the
+    receivers gather: t = send(nbytes / n) + all_gather(nbytes). A stage that waits for what it sends does so twice in
+    a micro-batch, as often as for what it receives: 2 send(nbytes / n) + all_gather(nbytes)."""
+    parts = 1 if holders is None else holders.size
+    sent = max(float(collective_time("send_recv", nbytes / parts, group)) for group in links)
+    gathered = 0.0 if holders is None else float(collective_time("all_gather", nbytes, holders))
+    return (2 if software.waits_to_send else 1) * sent + gathered
+
+
+def holders_of(nbytes: float, tensor: TensorType, mesh: Mesh, cluster: Cluster) -> Group | None:
+    """The devices that hold the same `nbytes` of a tensor, each of which sends its part of them to another pipeline
+    rank; None where each sends all. They are taken for neighbours, as those of tensor parallelism are."""
+    held = round(nbytes * mesh.size / tensor.nbytes)
+    return cluster.group(held, 1) if cluster.software.scatter_gather and held > 1 else None
 
 
 def tied_seconds(nbytes: float, links: Sequence[Group]) -> float:

@@ -36,7 +36,14 @@ from planner.plan.prediction.exchange_overlap import ExchangeOverlap
 from planner.plan.prediction.operator_visit import OperatorVisit
 from planner.plan.prediction.product_overlap import ProductOverlap
 from planner.plan.prediction.repeated_blocks import BlockSums
-from planner.plan.prediction.stage_cost import GATHERING, REDUCING, StageCost, tied_seconds, transfer_seconds
+from planner.plan.prediction.stage_cost import (
+    GATHERING,
+    REDUCING,
+    StageCost,
+    holders_of,
+    tied_seconds,
+    transfer_seconds,
+)
 from planner.plan.prediction.step import ChunkCost, PassCost, further_ahead
 from planner.plan.schedule import Moment, moments_of, runs_in_pairs, updates_of, weight_versions
 from planner.pricing import (
@@ -466,7 +473,8 @@ class Walk:
         source, target = plan.rank_of(stage - 1), plan.rank_of(stage)
         if source == target:
             return nbytes
-        seconds = transfer_seconds(nbytes, self._links(source, target))
+        holders = holders_of(nbytes, tensor, mesh, self.cluster)
+        seconds = transfer_seconds(nbytes, self._links(source, target), self.cluster.software, holders)
         cost.micro_batch["stage transfer"] += seconds
         into = chunk.forward if phase == "forward" else chunk.backward
         into.add(waits=seconds)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from hardware_profiles import PYTORCH, Cluster, Group, Home, Machine, MixedCluster, links_of_ranks
 from planner.limits import room
 from planner.plan.layout.kept import Kept, block_words, kept_places, replayed_places
-from planner.plan.prediction.stage_cost import tied_seconds, transfer_seconds
+from planner.plan.prediction.stage_cost import holders_of, tied_seconds, transfer_seconds
 from planner.pricing.parameter_price import summed
 from planner.sharding.layout import local_fraction
 from planner.strategy_search.decomposition.piece_maker import PieceMaker
@@ -342,7 +342,12 @@ class Cutter:
         graph, template = self.tables.template.graph, self.tables.template
         forward = backward = np.zeros([self._size(key) for key in self.boundary])
         for name in (*template.carried, *template.passing):
-            seconds = [transfer_seconds(n, links) for n in self.tables.result_bytes[name].tolist()]
+            tensor = graph.types[name]
+            tensor, software, mesh = graph.types[name], self.cluster.software, self.tables.mesh
+            seconds = [
+                transfer_seconds(n, links, software, holders_of(n, tensor, mesh, self.cluster))
+                for n in self.tables.result_bytes[name].tolist()
+            ]
             one = self._spread(graph.producer[name], np.array(seconds))
             forward = forward + one
             backward = backward + (one if name in graph.differentiable else 0.0)

@@ -5,13 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from costmodels import in_flight, in_flight_of_chunks, schedule_orders, simulate, step_time
-from hardware_profiles import Cluster, load_profile
+from costmodels import collective_time, in_flight, in_flight_of_chunks, schedule_orders, simulate, step_time
+from hardware_profiles import PYTORCH, Cluster, load_profile, load_software, software_names
+from planner.graph.operator_graph import TensorType
 from planner.plan.binding.bind import bind
 from planner.plan.plan import Plan
 from planner.plan.prediction.predict import predict, stage_costs
-from planner.plan.prediction.stage_cost import StageCost, tied_seconds, transfer_seconds
+from planner.plan.prediction.stage_cost import StageCost, holders_of, tied_seconds, transfer_seconds
 from planner.plan.prediction.step import ranks_seconds
+from planner.sharding.mesh import Mesh, MeshAxis
 from tests.distributed import plans
 
 PARTS = 2
@@ -141,3 +143,30 @@ def test_the_step_is_that_of_the_interleaved_schedule() -> None:
     assert dict(prediction.time)["pipeline bubble"] == pytest.approx(found.seconds - max(busy))
     assert math.fsum(value for _, value in prediction.time) == pytest.approx(prediction.step_seconds)
     assert prediction.peak_bytes == max(stage.peak_bytes for stage in prediction.stages)
+
+
+def test_what_several_hold_is_sent_in_parts() -> None:
+    """Narayanan et al. 2021, section 4.1: a t-th from each of t devices, gathered over the links of a node. What no two
+    hold is sent whole; software that waits for what it sends waits twice as often."""
+    software = replace(PYTORCH, scatter_gather=True)
+    cluster = load_profile("a100-80gb").with_devices(16).with_software(software)
+    links, tensor = (cluster.group(2, 8),), TensorType(shape=(32, 1024, 1024), dtype="bfloat16")
+    sizes = (("data", 2, 4), ("tensor", 4, 1))
+    mesh = Mesh(axes=tuple(MeshAxis(name=name, size=n, stride=stride, bandwidth=1e9) for name, n, stride in sizes))
+    held = tensor.nbytes / 2  # cut by data, whole on each of 4
+    holders = holders_of(held, tensor, mesh, cluster)
+    assert holders == cluster.group(4, 1)
+    assert holders_of(held / 4, tensor, mesh, cluster) is None
+    assert holders_of(held, tensor, mesh, cluster.with_software(PYTORCH)) is None
+    gathered = float(collective_time("all_gather", held, holders))
+    part = transfer_seconds(held / 4, links)
+    assert transfer_seconds(held, links, software, holders) == pytest.approx(part + gathered)
+    waits = replace(software, waits_to_send=True)
+    assert transfer_seconds(held, links, waits, holders) == pytest.approx(2 * part + gathered)
+    assert part + gathered < 0.5 * transfer_seconds(held, links)
+
+
+def test_which_stacks_send_parts() -> None:
+    parts = {name for name in software_names() if load_software(name).scatter_gather}
+    assert parts == {"deepspeed", "megatron-2021"}
+    assert {name for name in software_names() if load_software(name).waits_to_send} == {"deepspeed"}

@@ -242,6 +242,20 @@ def test_what_stacks_keep_otherwise_is_priced_alike(model: str, stack: str, keep
                 check_bytes(case, state, ranks, rank, cost, where, exact=model != "kinds-one-after")
 
 
+@pytest.mark.parametrize("wait", [False, True])
+def test_what_stages_send_in_parts_is_priced_alike(wait: bool) -> None:
+    """Each device sends a part of what others hold too, and the receivers gather it."""
+    draw = random.Random(int(wait))
+    software = replace(PYTORCH, scatter_gather=True, waits_to_send=wait)
+    cluster = load_profile("h100-80gb").with_devices(8).with_software(software)
+    case = make_case("llama-4", cluster, Configuration(pipeline=2, mesh=(2, 2), micro_batches=4), 16)
+    whole = make_case("llama-4", "h100-80gb", Configuration(pipeline=2, mesh=(2, 2), micro_batches=4), 16)
+    assert (case.chain.crossing.forward != whole.chain.crossing.forward).any()
+    for _ in range(8):
+        state = random_state(case, draw)
+        check(case, state, random_ranks(case, draw, state))
+
+
 UPDATES = (
     Update(buckets="none", gradient_dtype="fp32", clip_norm=1.0),
     Update(gradient_dtype="parameter", master_weights=False, buckets="auto"),
