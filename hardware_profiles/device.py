@@ -47,7 +47,8 @@ class Device:
     communication buffers), and `allocator_slack` is the share by which the allocator holds more than it hands out.
     `compute_units` is the number of parts that work on one tile of a kernel each (SMs of a GPU, cores of an NPU).
     `matmul_kernels` and `attention_kernels` name dtypes; None says that the class efficiency is all there is.
-    `generations` says how many times longer older attention kernels take than those; `misaligned` how many times longer
+    `generations` says how many times longer older attention kernels take than those, of heads of 64 elements under a
+    name that ends in _64, where these differ; `misaligned` how many times longer
     a 16-bit matrix product takes whose rows are no multiples of 16 bytes. `power_share` is the power limit that is set
     over that of the board whose kernels those are: it costs clock, not peak (see `clock`).
     """
@@ -66,7 +67,7 @@ class Device:
     attention_kernels: tuple[tuple[str, AttentionKernel | None], ...]
     host_latency: Seconds = field(default=0.0, metadata=OPTIONAL_IN_DIGEST)
     misaligned: float = field(default=1.0, metadata=OPTIONAL_IN_DIGEST)
-    generations: tuple[tuple[AttentionKernels, float], ...] = field(default=(), metadata=OPTIONAL_IN_DIGEST)
+    generations: tuple[tuple[str, float], ...] = field(default=(), metadata=OPTIONAL_IN_DIGEST)
     power_share: float = field(default=1.0, metadata=OPTIONAL_IN_DIGEST)
     installed: Bytes | None = field(default=None, metadata=OPTIONAL_IN_DIGEST)
 
@@ -114,16 +115,17 @@ class Device:
         known = ", ".join(name for name, _ in self.attention_kernels)
         raise UnknownKeyError(f"device {self.name} does not say how it computes attention in {dtype!r}; it has {known}")
 
-    def attention_slowdown(self, kernels: AttentionKernels) -> float:
-        """How many times longer than its best ones these kernels take; raises `UnknownKeyError` if unknown.
+    def attention_slowdown(self, kernels: AttentionKernels, *, narrow: bool = False) -> float:
+        """How many times longer than its best ones these kernels take, with heads of 128 elements, or `narrow` ones of
+        64; raises `UnknownKeyError` if unknown.
 
         A profile that says nothing of PyTorch's own ("sdpa") has its figures of them, as those of `plan calibrate` are.
         """
         if kernels == "best":
             return 1.0
-        for name, value in self.generations:
-            if name == kernels:
-                return value
+        known_times = dict(self.generations)
+        if kernels in known_times:
+            return known_times.get(f"{kernels}_64", known_times[kernels]) if narrow else known_times[kernels]
         if kernels == "sdpa":
             return 1.0
         known = ", ".join(("best", "unfused", *(name for name, _ in self.generations)))

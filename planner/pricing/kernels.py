@@ -75,6 +75,9 @@ each, the product."""
 _EXPERT_PRODUCTS = 6
 """Floating point operations of a row for each element of a matrix: three matrices, two operations each."""
 
+_NARROW, _WIDE = 64, 128
+"""Elements of the heads that `Device.generations` tells apart."""
+
 _MASK = 3
 """Where the mask stands among the operands of attention."""
 
@@ -245,7 +248,7 @@ def _attention(call: KernelCall) -> tuple[Array, Array]:
     if is_unfused(call):
         forward, backward = unfused_seconds(shape, call)
         return forward + read, backward + read_backward
-    slower = call.uneven * call.device.attention_slowdown(call.software.attention)
+    slower = call.uneven * _older(call, shape)
     if call.software.has_sinks:
         slower = slower * call.software.sinks
     slower = slower * call.rule.seen
@@ -258,6 +261,14 @@ def _attention(call: KernelCall) -> tuple[Array, Array]:
     work = call.rule.backward_work(call.worked)
     backward = np.asarray(attention_backward_time(shape, call.dtype, call.device, work)) * slower
     return forward, backward + added + read_backward
+
+
+def _older(call: KernelCall, shape: AttentionShape) -> Array:
+    """How many times longer the kernels of the software take than the best, (K,): measured with heads of 64 and of 128
+    elements, a line between them."""
+    wide, narrow = (call.device.attention_slowdown(call.software.attention, narrow=one) for one in (False, True))
+    share = np.clip((np.asarray(shape.head_dim, dtype=np.float64) - _NARROW) / (_WIDE - _NARROW), 0.0, 1.0)
+    return np.asarray(narrow + (wide - narrow) * share)
 
 
 def _joined(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:

@@ -18,8 +18,8 @@ Words are looked for in flags and source first, and in notes where those name no
 does not count.
 
 Attention kernels go by their name, or by the date: FlashAttention-2 came in July 2023, FlashAttention-3 and the kernels
-of cuDNN a year later, and frameworks followed within half a year. What hides communication is the stack's, or what the
-flags of a row name.
+of cuDNN a year later, and frameworks followed within half a year; in fp32 there are none of them. What hides
+communication is the stack's, or what the flags of a row name.
 """
 
 import math
@@ -292,6 +292,10 @@ def _has_sinks(row: Row) -> bool:
 
 def _attention(row: Row, stack: Software) -> AttentionKernels:
     named, date = row.attention(), row.text("date")
+    if row.text("precision").lower() == "fp32" and stack.attention != "sdpa":
+        return (
+            "unfused"  # FlashAttention takes 16 bits alone (flash_attn_interface.py); PyTorch has other fused kernels
+        )
     if named == "unfused" or (named is None and stack.attention == "unfused"):
         return "unfused"
     if named == "latest":

@@ -14,6 +14,7 @@ from costmodels import (
     collective_time,
     matmul_time,
 )
+from hardware_profiles import AttentionKernels
 from planner.errors import RuleError
 from planner.graph.call import Call
 from planner.graph.operator_graph import OperatorGraph, TensorType
@@ -115,6 +116,25 @@ def test_attention_is_priced_by_its_local_shape() -> None:
     slower = CLUSTER.device.attention_slowdown("sdpa")
     assert prices.forward[0] == pytest.approx(slower * attention_time(shape, "bf16", CLUSTER.device))
     assert prices.backward[0] == pytest.approx(slower * attention_backward_time(shape, "bf16", CLUSTER.device))
+
+
+@pytest.mark.parametrize(
+    ("head", "slower"), [(32, 2.43), (64, 2.43), (96, (2.43 + 3.76) / 2), (128, 3.76), (256, 3.76)]
+)
+def test_older_attention_goes_by_the_size_of_heads(head: int, slower: float) -> None:
+    """FlashAttention on H100 by its authors' figure, with heads of 64 and 128 elements; a line between."""
+    types = [TensorType(shape=(2, 8, 2048, head), dtype="bfloat16")] * 4
+    op = "aten.scaled_dot_product_attention.default"
+    rule = RULES[op].build(Call(op=op, arguments=(*types[:3], None, 0.0, True), keywords=(), results=(types[3],)))
+    strategies = [named_strategy(rule, (None, None), "attention")]
+
+    def seconds(kernels: AttentionKernels) -> tuple[float, float]:
+        cluster = CLUSTER.with_software(replace(CLUSTER.software, attention=kernels, host=0.0))
+        prices = price_operator(rule, strategies, types[:3], types[3:], [True] * 3, MESH, cluster)
+        return float(prices.forward[0]), float(prices.backward[0])
+
+    for older, best in zip(seconds("flash1"), seconds("best"), strict=True):
+        assert older == pytest.approx(slower * best)
 
 
 @pytest.mark.parametrize("name", [LINEAR, ATTENTION, "cross_entropy_loss"])

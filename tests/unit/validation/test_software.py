@@ -165,6 +165,7 @@ def test_what_models_and_dtypes_say_of_kernels(tmp_path: Path) -> None:
         ({"flash_attention": "False"}, "unfused"),
         ({"flash_attention": "True", "date": "2023-11"}, "flash1"),
         ({"flash_attention": "True", "date": "2024-03"}, "flash2"),
+        ({"flash_attention": "True", "date": "2024-03", "precision": "fp32"}, "unfused"),  # FlashAttention has 16 bits
         ({"flash_attention": "True", "date": "2025-03"}, "best"),
         ({"flash_attention": "SDPA FA2", "date": "2025-03"}, "flash2"),
         ({"flash_attention": "FA3", "date": "2024-03"}, "best"),
