@@ -134,8 +134,6 @@ def _options(given: Mapping[str, Any], recipe: Recipe) -> Iterator[tuple[str, tu
     below = any(name.endswith(("pretrain_recipe", "pretrain_config")) for name in recipe.names)
     if ends.get("use_distributed_optimizer", cut or below):
         found.setdefault("use-distributed-optimizer", True)
-    if found.get("fp8-format") is True:  # a switch, in NeMo 1, whose configurations have "hybrid" beside it
-        found["fp8-format"] = "hybrid"
     for name, value in found.items():
         if value is not None and value is not False:
             values = value if isinstance(value, list) else [] if value is True else [value]
@@ -260,6 +258,7 @@ def _read_yaml(text: str, facts: Facts) -> Reading:
         odd = value is None or value is False or isinstance(value, list | dict) or "$" in str(value) or value == 0
         if name is not None and not odd and path.partition(".")[0] in ("trainer", "model") and path.count(".") <= 2:
             options[name] = () if value is True else (str(value),)
+    options |= _fp8_of_yaml(given)
     if given.get("model.activations_checkpoint_granularity") is None:
         for name in ("recompute-method", "recompute-num-layers"):
             options.pop(name, None)
@@ -274,8 +273,19 @@ def _read_yaml(text: str, facts: Facts) -> Reading:
     unread = tuple(path for path in given if path.rpartition(".")[2] not in _KNOWN)
     return Reading(
         description=reading.description,
-        unmodelled=unmodelled(given.items()),
+        unmodelled=unmodelled((path, value) for path, value in given.items() if path != "model.fp8"),
         notes=reading.notes,
         unread=unread,
         stack="nemo",
     )
+
+
+def _fp8_of_yaml(given: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """In NeMo 1 fp8 is a switch, beside which its base configuration (megatron_gpt_config.yaml) has the hybrid format,
+    and scales delayed by the largest of 1024 steps."""
+    if given.get("model.fp8") is not True:
+        return {}
+    own = {"fp8-format": "e4m3" if given.get("model.fp8_e4m3") is True else "hybrid"}
+    own["fp8-amax-history-len"] = str(given.get("model.fp8_amax_history_len", 1024))
+    own["fp8-amax-compute-algo"] = str(given.get("model.fp8_amax_compute_algo", "max"))
+    return {name: (value,) for name, value in own.items()}

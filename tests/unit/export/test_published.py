@@ -221,3 +221,11 @@ def test_an_mlp_of_gpt_is_as_wide_as_it_is_said() -> None:
 def test_delayed_scales_of_a_published_script_are_read() -> None:
     row = next(row for row in ROWS if row["file"] == "megatron/train_llama3_8b_h100_fp8.sh")
     assert reading_of(row).description.fp8 == Fp8(recipe="delayed", history=1024)
+
+
+def test_fp8_of_nemo_1_is_a_switch() -> None:
+    (row,) = (row for row in ROWS if row["file"] == "nemo/gcp_llama3-70b-fp8.yaml")
+    reading = reading_of(row)
+    fp8 = reading.description.fp8
+    assert (fp8.recipe, fp8.history) == ("delayed", 1024)
+    assert not any("fp8" in words for words in reading.unmodelled)
