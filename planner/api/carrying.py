@@ -97,7 +97,7 @@ def asked_like(
     from planner.sharding.update import DEFAULT
     from planner.strategy_search.request.request import SearchRequest
 
-    kept = ("gradients", "clip_norm", "local_parameters", "placed")
+    kept = ("gradients", "clip_norm", "local_parameters", "placed", "per_replica", "replicas")
     opened = replace(DEFAULT, **{name: getattr(trained.update, name) for name in kept})
     return SearchRequest(
         graph=subject.graph,

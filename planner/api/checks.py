@@ -88,6 +88,12 @@ def text(name: str, value: object) -> None:
         raise RequestError(f"{name} is {kind_of(value)}: give text")
 
 
+def texts(name: str, value: object) -> None:
+    """Raise RequestError unless `value` is a list, or a tuple, of texts."""
+    if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
+        raise RequestError(f"{name} is {kind_of(value)}: give a list of texts")
+
+
 def file_path(name: str, value: object) -> Path:
     """A path, from text or a path. Raises RequestError."""
     if not isinstance(value, str | os.PathLike):

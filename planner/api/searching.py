@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hardware_profiles import Machine
 from hardware_profiles.nicknames import full_profile
-from planner.api.checks import callback, file_path, kind_of, number, public, record, text, word
+from planner.api.checks import callback, file_path, kind_of, number, public, record, text, texts, word
 from planner.api.exporting import check_told
 from planner.engines.spaces import space_and_stack
 from planner.errors import RequestError
@@ -42,6 +42,7 @@ from planner.strategy_search.job import (
 from planner.strategy_search.objectives import plan_for
 from planner.strategy_search.request.offload import NOTHING, parse_offload
 from planner.strategy_search.request.padded_batch import padding_samples, with_padded_batch
+from planner.strategy_search.request.per_replica import parse_per_replica
 from planner.strategy_search.request.request import (
     ALGORITHMS,
     OBJECTIVES,
@@ -153,6 +154,7 @@ def search(
     default: Default = "search",
     place: Mapping[str, str] | str | None = None,
     pad: Mapping[str, int] | str | None = None,
+    per_replica: Sequence[str] = (),
     update: Update | Mapping[str, Any] | None = None,
     search: str = "dynamic_programming",
     forward_only: bool = False,
@@ -204,6 +206,8 @@ def search(
         pad: weights and the multiple to which their rows are padded, {"lm_head.weight": 4}; "batch" is the global
             batch, padded with samples of weight zero: {"batch": 4}. "auto" pads what devices do not divide, where that
             is faster. Where pinned["data"] does not divide the global batch, it is padded unless "batch" is here.
+        per_replica: operators or modules that each data-parallel replica computes over its own samples, as batch norm
+            in DistributedDataParallel: ["*bn*"], or ["*bn*=4"] for 4 replicas (`planner.sharding.per_replica`).
         update: what becomes of gradients, as a `planner.Update` or a dict of its fields: {"clip_norm": 1.0}.
         search: the algorithm, as for `--search`.
         forward_only: the forward pass alone, for evaluation: without backward pass, gradients and states.
@@ -264,6 +268,7 @@ def search(
         machine = with_memory_margin(machine, memory_margin)
     decided, placing, changed = _decided(pinned), *_placed(place, record("update", update, Update, DEFAULT))
     padding, multiple, changed = _padded(pad, changed)
+    changed = _replicated(per_replica, changed)
     if tokens_once is not None:
         decided = replace(decided, node=tokens_once)
     with limited(time_limit, default_memory() if planner_memory is None else planner_memory):
@@ -444,6 +449,16 @@ def _padded(pad: object, update: Update) -> tuple[Padding, int | None, Update]:
     if "batch" in pad and update.padding_samples:
         raise RequestError("pad['batch'] and update['padding_samples'] both pad the global batch; give one of them")
     return "given", pad.get("batch"), replace(update, padded=(*update.padded, *weights))
+
+
+def _replicated(per_replica: Sequence[str], update: Update) -> Update:
+    """The update with the operators that replicas compute by themselves."""
+    texts("per_replica", per_replica)
+    patterns, count = parse_per_replica(per_replica)
+    if update.replicas and count not in (0, update.replicas):
+        raise RequestError(f"per_replica has {count} replicas, update['replicas'] {update.replicas}; give one of them")
+    both = tuple(dict.fromkeys((*update.per_replica, *patterns)))
+    return replace(update, per_replica=both, replicas=count or update.replicas)
 
 
 def _warned(note: str) -> None:

@@ -229,12 +229,14 @@ def retracing(options: Options, request: "SearchRequest") -> "Callable[[int], Se
 def update_of(options: Options) -> "Update":
     """What becomes of gradients; raises RequestError where that cannot be."""
     from planner.sharding.update import AUTO_GATHERS, Update, update_fault
+    from planner.strategy_search.request.per_replica import parse_per_replica
 
     buckets, gathers = options.buckets or "auto", options.gathers or AUTO_GATHERS
     if options.no_overlap:
         if options.buckets not in (None, "none") or options.gathers == "ahead":
             raise RequestError("--no-overlap sends nothing while something computes; leave out --buckets and --gathers")
         buckets, gathers = "none", options.gathers or "each"
+    patterns, count = parse_per_replica(options.per_replica or ())
     update = Update(
         gradients=options.gradients or "mean",
         gradient_dtype=options.gradient_dtype or "mixed",
@@ -247,6 +249,8 @@ def update_of(options: Options) -> "Update":
         local_parameters=tuple(options.local_parameters or ()),
         placed=parse_places(options.place or ()),
         padded=parse_pads(options.pad or ()),
+        per_replica=patterns,
+        replicas=count,
     )
     refuse(update_fault(update), RequestError, lambda option: f"{flag(option)}:")
     return update

@@ -6,7 +6,7 @@ from planner.export.description import Description, ExportError, schedule_of
 from planner.export.target import Giving
 from planner.graph.fp8 import NO_FP8
 from planner.plan.plan import SLICED
-from planner.plan.words import table_words
+from planner.plan.words import replica_words, table_words
 from planner.sharding.update import PLAIN, Update
 
 UPDATED_ON_HOSTS = (
@@ -38,6 +38,11 @@ def refuse_other_training(description: Description, engine: str, optimizers: tup
         raise ExportError(
             f"{engine} has no samples of weight zero, the plan adds {update.padding_samples} to the global batch"
             f" {description.global_batch - update.padding_samples}; plan again without --pad batch=N"
+        )
+    if update.per_replica:
+        raise ExportError(
+            f"{engine} is not told which operators replicas compute by themselves, the plan has"
+            f" {replica_words(update)}; plan again without --per-replica"
         )
     if update.served:
         raise ExportError(f"{engine} has no parameter servers for dense weights; plan again with --zero-by slices")

@@ -44,11 +44,16 @@ class Call:
 
 def typed_call(graph: OperatorGraph, operator: Operator) -> Call:
     """The call of an operator of a graph."""
+    return call_with(operator, graph.types)
+
+
+def call_with(operator: Operator, types: Mapping[str, TensorType]) -> Call:
+    """The call of an operator whose values have these types."""
     return Call(
         op=operator.op,
-        arguments=tuple(_typed(argument, graph.types) for argument in operator.arguments),
-        keywords=tuple((key, _typed(value, graph.types)) for key, value in operator.keywords),
-        results=tuple(graph.types[name] for name in operator.results if name is not None),
+        arguments=tuple(_typed(argument, types) for argument in operator.arguments),
+        keywords=tuple((key, _typed(value, types)) for key, value in operator.keywords),
+        results=tuple(types[name] for name in operator.results if name is not None),
     )
 
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from planner.graph.operator_graph import Argument, Operator, OperatorGraph
+from planner.graph.per_replica import called
 from planner.graph.random_ops import CHANCES
 from planner.graph.updates import UPDATE
 
@@ -63,12 +64,12 @@ def frozen(graph: OperatorGraph) -> OperatorGraph:
 
 def _evaluated(op: Operator) -> Operator:
     """An operator as it is where the model is evaluated."""
-    chance, trains = CHANCES.get(op.op), _TRAINS.get(op.op)
+    chance, trains = CHANCES.get(op.op), _TRAINS.get(called(op))
     if chance is not None and chance.of(op.arguments, dict(op.keywords)) > 0:
         return _with_argument(op, *chance.probability, 0.0)
     if trains is not None and op.arguments[trains] is True:
         return _with_argument(op, trains, "", False)
-    if op.op == _COUNTS and "counts" not in dict(op.keywords):
+    if called(op) == _COUNTS and "counts" not in dict(op.keywords):
         return replace(op, keywords=(*op.keywords, ("counts", False)))
     return op
 

@@ -348,6 +348,7 @@ def _training(training: TrainingSection) -> Training:
     refuse_plan(fp8_fault(fp8))
     buckets, local = content.pop("buckets"), tuple(content.pop("local_parameters"))
     placed, padded = (tuple(content.pop(name).items()) for name in ("placed", "padded"))
+    content["per_replica"] = tuple(content["per_replica"])
     update = Update(**content, buckets=_buckets(buckets), local_parameters=local, placed=placed, padded=padded)
     refuse_plan(update_fault(update))
     if update.gathers == AUTO_GATHERS:

@@ -6,6 +6,7 @@ from planner.faults import Fault
 from planner.nearest import divisors, multiples, nearest_of, nearest_words
 from planner.plan.plan import Plan
 from planner.sharding.layout import shard
+from planner.sharding.update import Update
 
 
 def samples_fault(plan: Plan) -> Fault | None:
@@ -48,6 +49,18 @@ def parts_fault(micro_batches: int, global_batch: int, padding: int = 0) -> Faul
         reason=f"of {what} have {part} sample{'s' * (part > 1)} each, and the last has none of the batch",
         hint="take fewer, or less padding",
         numbers=numbers,
+    )
+
+
+def replicas_fault(update: Update, part: int) -> Fault | None:
+    """Why the replicas that compute operators by themselves cannot share out a micro-batch; None where they can."""
+    if not update.per_replica or (update.replicas and part % update.replicas == 0):
+        return None
+    return Fault(
+        option="replicas",
+        value=f"{update.replicas}",
+        reason=f"does not divide the {part} samples of a micro-batch, of which each replica has as many",
+        hint=nearest_words(update.replicas, divisors(part)),
     )
 
 

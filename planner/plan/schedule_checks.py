@@ -268,6 +268,7 @@ def check_schedule(plan: Plan) -> None:
     refuse_plan(schedule_fault(turns))
     refuse_plan(sliced_fp8_fault(training.fp8, plan.slices))
     refuse_plan(stale_fp8_fault(training.fp8, plan.schedule_kind, plan.schedule))
+    refuse_plan(sliced_replicas_fault(training.update, plan.slices))
     overlaps = bool(training.tensor_overlap)
     refuse_plan(tensor_overlap_fault(overlaps, plan.schedule, training.interleave, plan.slices))
 
@@ -278,6 +279,18 @@ def stale_fp8_fault(fp8: Fp8, schedule: Schedule, name: str) -> Fault | None:
         return None
     reason = f"has scales of the step before, and schedule = {name} begins steps before others have ended"
     return Fault(option="fp8", value=fp8.recipe, reason=reason, hint="take a schedule with a flush, as 1f1b")
+
+
+def sliced_replicas_fault(update: Update, slices: int | None) -> Fault | None:
+    """Why operators cannot be computed by every replica where a sequence comes in slices; None where they can."""
+    if not update.per_replica or slices in (None, 1):
+        return None
+    return Fault(
+        option="slices",
+        value=f"{slices}",
+        reason="cut what operators named in per_replica look at",
+        hint="take slices = 1, or leave per_replica out",
+    )
 
 
 def sliced_fp8_fault(fp8: Fp8, slices: int | None) -> Fault | None:

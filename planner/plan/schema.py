@@ -67,6 +67,8 @@ class TrainingSection(_Strict):
     placed: dict[str, str] = {}
     padded: dict[str, Count] = {}
     padding_samples: Index = 0
+    per_replica: list[str] = []
+    replicas: Index = 0
     imbalance: float = EVEN
     tokens_once: bool = False
     fp8: str = ""

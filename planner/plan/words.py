@@ -88,6 +88,11 @@ def gradient_words(update: Update) -> str:
     return "".join(f"; {text}" for text in found)
 
 
+def replica_words(update: Update) -> str:
+    """The operators that every replica computes by itself."""
+    return f"{', '.join(update.per_replica)} over the samples of each of {update.replicas} replicas"
+
+
 def applied_update(plan: Plan) -> Update:
     """What becomes of gradients, without owners where no parameter has one."""
     update, sizes = plan.training.update, plan.mesh.sizes

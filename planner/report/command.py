@@ -30,6 +30,8 @@ def command_of(plan: Plan) -> str:
     words += [word for pattern, number in training.update.padded for word in ("--pad", f"{pattern}={number}")]
     if training.update.padding_samples:
         words += ["--pad", f"batch={training.padded_batch}"]
+    update = training.update
+    words += [word for pattern in update.per_replica for word in ("--per-replica", f"{pattern}={update.replicas}")]
     words += ["--zero-by", training.update.zero_by] if training.update.owned else []
     clip = training.update.clip_norm
     words += ["--clip-norm", f"{clip:g}"] if clip is not None else []

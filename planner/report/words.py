@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from planner.graph.operator_graph import Operator
+from planner.graph.per_replica import called
 from planner.plan.binding.bind import BoundOperator
 from planner.plan.layout.patterns import factor_word
 
@@ -19,4 +20,4 @@ def strategy_words(operator: BoundOperator, labels: Sequence[str]) -> tuple[str,
 def short_name(operator: Operator) -> str:
     """The last two names of the module's path (not numbers), or the operator where it stands in the model itself."""
     names = [part for part in operator.module.split(".") if not part.isdigit()]
-    return ".".join(names[-2:]) or operator.op.split(".")[1]
+    return ".".join(names[-2:]) or called(operator).split(".")[1]

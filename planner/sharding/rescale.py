@@ -21,8 +21,9 @@ from fractions import Fraction
 
 from planner.errors import RequestError
 from planner.graph.operator_graph import Argument, Operator, OperatorGraph, TensorType
+from planner.graph.per_replica import types_of_one, unwrapped
 from planner.sharding.rule import FactorKind, Rule
-from planner.sharding.rules import rule_of
+from planner.sharding.rules import rule_of, rule_of_call
 from planner.sharding.rules.einsum import FEW, MANY
 
 
@@ -295,7 +296,8 @@ def _outer(rule: Rule, indexed: tuple[int, ...], factor: int, growth: Growth) ->
     """Steps of other loops outside of the one that grows in a dim that a factor indexes; None where it does not."""
     if factor not in indexed:
         return None
-    return math.prod(rule.factors[f].extent for f in indexed[: indexed.index(factor)]) * growth.outer
+    outside = (f for f in indexed[: indexed.index(factor)] if f != rule.replica)
+    return math.prod(rule.factors[f].extent for f in outside) * growth.outer
 
 
 def _looked_up(rule: Rule, factor: int) -> bool:
@@ -312,8 +314,9 @@ def _looked_up(rule: Rule, factor: int) -> bool:
 
 
 def _of_factors(rule: Rule, op: Operator, indexed: tuple[int, ...], growth: Growth) -> Iterator[tuple[int, Growth]]:
-    """Which of the factors of a dim grows."""
+    """Which of the factors of a dim grows: of a replica the samples that it has, never how many replicas there are."""
     outside = 1
+    indexed = tuple(factor for factor in indexed if factor != rule.replica)
     found = growth == _STILL
     for factor in indexed:
         extent = rule.factors[factor].extent
@@ -330,6 +333,8 @@ def _of_factors(rule: Rule, op: Operator, indexed: tuple[int, ...], growth: Grow
 def _of_dim(rule: Rule, op: Operator, indexed: tuple[int, ...], factors: Mapping[int, Growth]) -> Growth:
     outside, found = 1, _STILL
     for factor in indexed:
+        if factor == rule.replica:
+            continue
         growth = factors.get(factor, _STILL)
         if growth != _STILL:
             if found != _STILL:
@@ -357,10 +362,20 @@ def _larger(name: str, tensor: TensorType, growths: tuple[Growth, ...]) -> Tenso
 def _respelled(op: Operator, rule: Rule, before: Mapping[str, TensorType], after: Mapping[str, TensorType]) -> Operator:
     """An operator that spells out its result's shape, or part of it, spells out the new one."""
     result = op.results[0]
+    if rule.replica is not None:
+        return _respelled_of_one(op, before, after)
     if rule.local_form is None or result is None or before[result].shape == after[result].shape:
         return op
     spelled = _SPELLINGS[rule.local_form](op, after[result].shape, after)
     return replace(op, arguments=spelled)
+
+
+def _respelled_of_one(op: Operator, before: Mapping[str, TensorType], after: Mapping[str, TensorType]) -> Operator:
+    """An operator of every replica, whose arguments are those of one."""
+    one = unwrapped(op)
+    types = types_of_one(op, before)
+    again = _respelled(one, rule_of_call(one, types), types, types_of_one(op, after))
+    return replace(op, arguments=again.arguments)
 
 
 Spelled = tuple[Argument, ...]

@@ -184,7 +184,9 @@ class Rule:
     it gets of a table that is not on the devices. `computed` are the dtypes that the result, the gradient of the
     first operand and that of the second are computed in, where these are not those of the tensors, `gained` the share
     that is left of what that saves, and `scaled_in_blocks` says that the operands of the first two have scales of
-    blocks, which a kernel finds and casts with in one pass.
+    blocks, which a kernel finds and casts with in one pass. An operator that every data-parallel replica
+    computes by itself has in `one` the rule of one replica, and the loop over them as its last factor
+    (`planner.sharding.rules.per_replica`).
     """
 
     op: str
@@ -217,6 +219,7 @@ class Rule:
     gained: float = 1.0
     scaled_in_blocks: bool = False
     outside: Outside | None = None
+    one: "Rule | None" = None
 
     @cached_property
     def index(self) -> Mapping[str, int]:
@@ -226,6 +229,11 @@ class Rule:
     def whole_extent(self, factors: Sequence[int]) -> int:
         """Points of these factors over all devices."""
         return math.prod(self.factors[factor].extent for factor in factors)
+
+    @property
+    def replica(self) -> int | None:
+        """The loop over replicas that each compute the operator by themselves; None where there is none."""
+        return None if self.one is None else len(self.one.factors)
 
     @property
     def casts(self) -> bool:

@@ -76,6 +76,10 @@ class Update:
             nothing (see `planner.sharding.padding`).
         padding_samples: samples of weight zero behind those of the global batch, so that devices divide it (see
             `planner.sharding.padded_batch`).
+        per_replica: patterns of operators, or of modules, that compute over the samples of their own replica alone, as
+            under DistributedDataParallel (see `planner.sharding.per_replica`).
+        replicas: into how many replicas a micro-batch is cut for them. A request may leave it open with 0, as many as
+            data parallelism has; a plan says it.
     """
 
     gradients: str = "mean"
@@ -90,6 +94,8 @@ class Update:
     placed: Placed = ()
     padded: tuple[tuple[str, int], ...] = ()
     padding_samples: int = 0
+    per_replica: tuple[str, ...] = ()
+    replicas: int = 0
 
     @property
     def bucketed(self) -> bool:
@@ -183,6 +189,19 @@ def update_fault(update: Update) -> Fault | None:
             value="'sum'",
             reason="adds up gradients of micro-batches, of which a padded batch has some with fewer samples",
             hint="take mean, or a global batch that divides",
+        )
+    if update.replicas and not update.per_replica:
+        return Fault(
+            option="replicas",
+            value=f"{update.replicas}",
+            reason="compute no operator by themselves",
+            hint="name operators in per_replica, or leave it out",
+        )
+    if update.per_replica and update.padding_samples:
+        return Fault(
+            option="per_replica",
+            reason="has equal replicas, and a padded batch has one with fewer samples",
+            hint="take a global batch that divides",
         )
     if update.placed and update.clip_norm is not None:
         return Fault(

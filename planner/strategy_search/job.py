@@ -37,6 +37,7 @@ from planner.sharding.discover import discover
 from planner.sharding.fixed_batch import batch_fault
 from planner.strategy_search.request.fixed_batch import with_fixed_batch
 from planner.strategy_search.request.paying import paying
+from planner.strategy_search.request.per_replica import with_replica_count
 from planner.strategy_search.request.request import SearchRequest
 
 if TYPE_CHECKING:
@@ -146,6 +147,7 @@ class Job:
         )
         if request.space is None or request.space.leaves_out:
             request = replace(request, fp8=paying(request.graph, request.fp8, request.cluster))
+        request = with_replica_count(request, self.only_batch)
         if self.only_batch is None:
             return request
         return with_fixed_batch(request, self.only_batch, given=self.given_batch)

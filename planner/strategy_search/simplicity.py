@@ -228,7 +228,7 @@ class _Simplifier:
         changed = _all_like(
             replace(plan, training=replace(plan.training, tensor_overlap=(), expert_overlap=())), sample
         )
-        whole = rescale_batch(self.prepared, self.request.batch, plan.training.part)
+        whole = rescale_batch(self.prepared, self.request.prepared_batch, plan.training.part)
         bound = bind_prepared(changed, whole, self.engine.template.blocks)
         prediction = predict(bound, self.engine.machine(like.configuration))
         if not all_fit(prediction, (self.result.limits[0],) * plan.pipeline):

@@ -86,6 +86,11 @@ def _check(space: EngineSpace, request: SearchRequest) -> None:
     asked, pinned, where = request.update, request.pinned, f"--for {space.name}"
     if not isinstance(request.cluster, Cluster):
         raise RequestError(f"{where}: plans for an engine are searched on one kind of devices; leave out --for")
+    if asked.per_replica:
+        raise RequestError(
+            f"{where}: {space.title} is not told which operators replicas compute by themselves, and"
+            f" {', '.join(asked.per_replica)} were to do so; plan for our own runtime, or without --per-replica"
+        )
     if asked.padding_samples:
         raise RequestError(
             f"{where}: {space.title} trains no samples of weight zero, and {asked.padding_samples} were to pad the"

@@ -35,6 +35,7 @@ from runtime.processes.rank import At
 from runtime.processes.stragglers import LEAST_STEPS, slow_ranks
 from runtime.processes.this_machine import elsewhere, peak_memory
 from runtime.profiling.recording import FEWEST, WARM_UP, Recorder
+from runtime.reference.per_replica import forward_per_replica
 from runtime.reference.unsharded import UnshardedStep
 from runtime.run_settings import RunSettings
 from runtime.servers.addresses import Addresses
@@ -233,6 +234,7 @@ def _plain(built: BuiltModel, step: TrainingStep, settings: RunSettings, device:
         dropping=dropping(step.rank.bound.graph),
         recipes=recipes_of(step.rank.bound.graph.operators),
         seed=settings.seed,
+        forward=forward_per_replica(built.module, step.plan, *step.traced, step.matcher.names, step.place),
     )
 
 

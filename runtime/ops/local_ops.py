@@ -24,6 +24,7 @@ from planner.graph.trace import resolve
 from planner.graph.updates import UPDATE
 from planner.plan.binding.bind import BoundOperator
 from planner.sharding.layout import local_shape
+from planner.sharding.rules.per_replica import FORM
 from planner.sharding.zigzag import Sequences
 from runtime.comm.device_mesh import RankMesh
 from runtime.ops import (
@@ -38,6 +39,7 @@ from runtime.ops import (
 )
 from runtime.ops.delayed_scales import DelayedScales
 from runtime.ops.fp8_linear import local_fp8_linear
+from runtime.ops.per_replica import per_replica
 from runtime.ops.randomness import FIRST, Draw, drop_probability, operator_code, region_of
 from runtime.ops.shard import Form, Shard
 from runtime.tables.placed import PlacedTables
@@ -120,19 +122,25 @@ def _looked_up(graph: OperatorGraph, bound: BoundOperator, place: RankMesh, tabl
 
 def _form(shard: Shard) -> Form:
     op = shard.bound.operator.op
-    if shard.bound.operator.rule is not None:  # found by trying the operator itself on pieces
-        return resolve(op)
     if shard.bound.rule.local_form is not None:
         return functools.partial(SHAPED[shard.bound.rule.local_form], shard)
+    if shard.bound.operator.rule is not None:  # found by trying the operator itself on pieces
+        return resolve(op)
     if op in LOCAL_OPS:
         return functools.partial(LOCAL_OPS[op], shard)
     return resolve(op)
+
+
+def _per_replica(shard: Shard, *arguments: Any, **keywords: Any) -> tuple[torch.Tensor, ...]:
+    """An operator that every replica computes by itself."""
+    return per_replica(_form(shard.one), shard, *arguments, **keywords)
 
 
 SHAPED: Mapping[str, Form] = {
     "counted": local_shapes.counted,
     "expand": local_shapes.expand,
     "filled": local_shapes.filled_piece,
+    FORM: _per_replica,
     "reshape": local_shapes.reshape,
     "tiled": local_shapes.tiled,
 }

@@ -1,14 +1,15 @@
 """What the local form of an operator is told of the piece that it computes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 
+from planner.graph.per_replica import replicas_in, shape_of_one, unwrapped
 from planner.plan.binding.bind import BoundOperator
-from planner.sharding.rule import FactorKind, ring_axis
+from planner.sharding.rule import FactorKind, derive_layouts, ring_axis
 from planner.sharding.rules.einsum import FEW
 from runtime.comm.device_mesh import RankMesh
 from runtime.ops.delayed_scales import LayerScales
@@ -67,6 +68,26 @@ class Shard:
     def shared(self, key_BGKD: torch.Tensor) -> torch.Tensor:
         """Keys, or values, of the heads that the local heads of queries share."""
         return key_BGKD if self.heads == _ALL else key_BGKD[:, self.heads]
+
+    @cached_property
+    def replicas(self) -> int:
+        """How many replicas this rank has, of an operator that every one computes by itself."""
+        replica, count = self.bound.rule.replica, replicas_in(self.bound.operator.keywords).count
+        for choice, size in zip(self.bound.strategy, self.place.mesh.sizes, strict=True):
+            count //= size if choice == replica else 1
+        return count
+
+    @cached_property
+    def one(self) -> "Shard":
+        """The piece that one of these replicas computes."""
+        rule, results = self.bound.rule, replicas_in(self.bound.operator.keywords).results
+        assert rule.one is not None, "an operator of every replica"
+        strategy = tuple(None if choice == rule.replica else choice for choice in self.bound.strategy)
+        layouts = derive_layouts(rule.one, strategy)
+        shapes = [shape_of_one(shape, at, self.replicas) for shape, at in zip(self.shapes, results, strict=True)]
+        operator = unwrapped(self.bound.operator)
+        bound = BoundOperator(operator=operator, rule=rule.one, strategy=strategy, layouts=layouts)
+        return replace(self, bound=bound, shapes=tuple(shapes))
 
     def _first(self, factor: str) -> int:
         """First index of a factor that this rank has, by whatever splits it."""

@@ -35,6 +35,7 @@ from runtime.proving.differences import (
     whole_norm,
     worst,
 )
+from runtime.reference.per_replica import forward_per_replica
 from runtime.reference.same_choices import choices_of
 from runtime.reference.unsharded import UnshardedStep
 from runtime.servers.addresses import Addresses
@@ -91,6 +92,7 @@ def _plain(built: BuiltModel, step: TrainingStep) -> UnshardedStep:
         dropping=dropping(step.rank.bound.graph),
         recipes=recipes_of(step.rank.bound.graph.operators),
         seed=SEED,
+        forward=forward_per_replica(built.module, step.plan, *step.traced, step.matcher.names, step.place),
     )
 
 

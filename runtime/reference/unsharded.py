@@ -17,7 +17,7 @@ from planner.graph.placed import place_of
 from planner.graph.returned import loss_in
 from planner.plan.plan import Training
 from runtime.checkpoint.state_names import MASTER, kept_name, saved_name, scales_name
-from runtime.ops.randomness import Draw
+from runtime.ops.randomness import FIRST, Draw
 from runtime.optimizers.optimizers import (
     OptimizerSettings,
     kept_of,
@@ -27,6 +27,7 @@ from runtime.optimizers.optimizers import (
     wide_dtype,
 )
 from runtime.parameters.after_step import step_ends
+from runtime.reference.per_replica import Forward
 from runtime.reference.plain_tables import sparse_tables, start_sparse
 from runtime.reference.same_choices import SameChoices
 from runtime.step.same_dropout import SameDropout
@@ -37,7 +38,7 @@ class UnshardedStep:
     """One training step of the plain module per call; `batched` has the positions of the inputs that have a sample
     dim, `pieces` says into how many parts the plan cuts them (see `planner.sharding.update`), `dropping` the operators
     of its graph that drop elements, which `seed` decides, `recipes` those of linear layers and experts in fp8, by their
-    weights."""
+    weights. `forward` computes micro-batches in place of the module, where replicas compute operators by themselves."""
 
     def __init__(
         self,
@@ -50,7 +51,9 @@ class UnshardedStep:
         dropping: Sequence[Operator] = (),
         recipes: Recipes | None = None,
         seed: int = 0,
+        forward: Forward | None = None,
     ) -> None:
+        self._forward = forward
         self._module, self._update = module, training.update
         self._dropping = dropping
         self._recipes = recipes or {}
@@ -162,8 +165,11 @@ class UnshardedStep:
             part_args, part_kwargs = self._part((args, dict(kwargs)), part)
             draw = Draw(seed=self._seed, step=self._steps, micro_batch=part)
             chosen = SameChoices([None if one is None else self._rows(one, part) for one in choices])
-            with SameDropout(self._dropping, draw), SameFp8(self._module, self._recipes, self._scales), chosen:
-                loss = loss_in(self._module(*part_args, **part_kwargs))
+            if self._forward is not None:
+                loss = self._forward(part_args, part_kwargs, draw)
+            else:
+                with SameDropout(self._dropping, draw), SameFp8(self._module, self._recipes, self._scales), chosen:
+                    loss = loss_in(self._module(*part_args, **part_kwargs))
             torch.autograd.backward(loss, torch.full_like(loss, self._seeds[part]))
             self._accumulate()
             total += float(loss.detach()) * samples / self._samples
@@ -177,8 +183,12 @@ class UnshardedStep:
         total = 0.0
         for part, samples in enumerate(self._parts):
             part_args, part_kwargs = self._part((args, dict(kwargs)), part)
-            with SameFp8(self._module, self._recipes, self._scales):
-                total += float(loss_in(self._module(*part_args, **part_kwargs))) * samples / self._samples
+            if self._forward is not None:
+                loss = self._forward(part_args, part_kwargs, FIRST)
+            else:
+                with SameFp8(self._module, self._recipes, self._scales):
+                    loss = loss_in(self._module(*part_args, **part_kwargs))
+            total += float(loss) * samples / self._samples
         for module in trained:
             module.training = True
         return total

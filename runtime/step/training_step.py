@@ -95,6 +95,7 @@ class TrainingStep:
         self._module: nn.Module | None = module  # until its weights have been taken over
         self._forward = forward_of(module)
         self._traced = traced
+        self.traced: tuple[OperatorGraph, int]  # the graph of the model, and the samples of its example, once prepared
         self._built: tuple[RankStep, InputPieces, InputMatcher] | None = None
         _alive.add(self)
         set_last(self)
@@ -250,6 +251,7 @@ class TrainingStep:
         rank.check_gradients = self._check_gradients
         pieces = InputPieces(bound=bound, place=self.place, batched=batched, reads=rank.reads)
         self._built = (rank, pieces, pattern)
+        self.traced = graph, batch
         self._module = self._traced = None
 
     @property

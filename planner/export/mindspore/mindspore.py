@@ -25,7 +25,7 @@ from planner.export.mindspore.mindspore_files import in_cell
 from planner.export.mindspore.mindspore_reading import BIAS, PRIMITIVE_OF, call_of, read
 from planner.export.target import OperatorTarget
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
-from planner.plan.words import recomputation_words, table_words
+from planner.plan.words import recomputation_words, replica_words, table_words
 from planner.sharding.layout import Layout
 from planner.sharding.rule import Dims, pieces_of
 from planner.sharding.stored import StoredParameter
@@ -41,6 +41,12 @@ def write(bound: BoundPlan) -> Mapping[str, str]:
         raise ExportError("a strategy file is about weights as the model has them; plan again without --pad")
     if bound.plan.training.update.padding_samples:
         raise ExportError("a strategy file has no samples of weight zero; plan again without --pad batch=N")
+    if bound.plan.training.update.per_replica:
+        raise ExportError(
+            "a strategy file does not say which operators replicas compute by themselves: MindSpore is told in the"
+            f" network, by add_prim_attr('cross_batch', True) of each; the plan has"
+            f" {replica_words(bound.plan.training.update)}; plan again without --per-replica"
+        )
     if bound.plan.training.update.owned:
         raise ExportError(
             "a strategy file does not say that optimizer states are shared out by whole parameters, nor that they are"

@@ -38,8 +38,8 @@ from planner.plan.binding.slices import one_slice
 from planner.plan.binding.uniform import uniform_blocks
 from planner.plan.outline import difference
 from planner.plan.plan import Group, Plan
-from planner.plan.refusing import plan_key
-from planner.plan.samples import samples_fault
+from planner.plan.refusing import plan_key, refuse_plan
+from planner.plan.samples import replicas_fault, samples_fault
 from planner.plan.schedule import check_stale
 from planner.plan.schedule_checks import check_schedule
 from planner.sharding.discover import with_rules
@@ -47,10 +47,12 @@ from planner.sharding.layout import Layout
 from planner.sharding.mesh import Mesh
 from planner.sharding.padded_batch import weighted_of, with_sample_weights
 from planner.sharding.padding import Padded, with_padding
+from planner.sharding.per_replica import prepared_batch, with_replicas
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.rule import OperatorLayouts, Rule, Strategy, check_strategy, derive_layouts, named_strategy
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter
+from planner.sharding.update import PLAIN, Update
 from planner.sharding.zigzag import Sequences, sequences_on
 
 _BATCHES = 4
@@ -118,25 +120,31 @@ def prepare(
     trains: bool = True,
     once: bool = False,
     weighted: int = 0,
+    replicated: Update = PLAIN,
+    batch: int = 0,
 ) -> tuple[OperatorGraph, Blocks]:
     """The graph that plans speak about: shared values have an identity, repeated blocks are known, routers give the
     fullest device `imbalance` times the average, tables that are `placed` elsewhere are no parameters, linear layers
     are in `fp8`, and weights are `padded`; tokens are sent `once` to each part of an axis. Where the global batch has
-    samples of weight zero, `weighted` is how many samples the example has, else 0. Of a plan that never `trains` it is
-    that of the model as it is evaluated, with no gradient anywhere. Raises RequestError for what cannot be placed or
-    padded so, or be in fp8."""
-    key = ("prepared", imbalance, placed, fp8, padded, trains, once, weighted)
+    samples of weight zero, `weighted` is how many samples the example has, else 0. Operators that `replicated` names
+    are computed by every replica, where the example has `batch` samples, in a graph of `prepared_batch`. Of a plan that
+    never `trains` it is that of the model as it is evaluated, with no gradient anywhere. Raises RequestError for what
+    cannot be placed or padded so, be in fp8, or be computed by replicas."""
+    key = ("prepared", imbalance, placed, fp8, padded, trains, once, weighted, _replicas(replicated, batch))
     if key not in traced.derived:
         source = with_sample_weights(traced, weighted) if weighted else traced
-        traced.derived[key] = _prepared(source, imbalance, placed, fp8, padded, trains=trains, once=once)
+        changed = with_places(source if trains else without_updates(source), placed)
+        changed = with_padding(with_imbalance(changed, imbalance, once=once), padded)
+        traced.derived[key] = _prepared(with_replicas(changed, replicated, batch), fp8, trains=trains)
     return cast("tuple[OperatorGraph, Blocks]", traced.derived[key])
 
 
-def _prepared(
-    traced: OperatorGraph, imbalance: float, placed: Placed, fp8: Fp8, padded: Padded, *, trains: bool, once: bool
-) -> tuple[OperatorGraph, Blocks]:
-    changed = with_places(traced if trains else without_updates(traced), placed)
-    changed = with_padding(with_imbalance(changed, imbalance, once=once), padded)
+def _replicas(update: Update, batch: int) -> tuple[object, ...]:
+    """What of an update decides which graph is prepared."""
+    return (update.per_replica, update.replicas, batch) if update.per_replica else ()
+
+
+def _prepared(changed: OperatorGraph, fp8: Fp8, *, trains: bool) -> tuple[OperatorGraph, Blocks]:
     blocks = find_blocks(changed)
     if fp8:
         changed = with_fp8(changed, tuple(blocks.numbers), fp8)
@@ -163,6 +171,7 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
     training = plan.training
     ruled, trains = with_rules(traced, plan.rules), plan.schedule_kind.trains
     update, once = training.update, training.tokens_once
+    refuse_plan(replicas_fault(update, training.part))
     prepared, blocks = prepare(
         ruled,
         training.imbalance,
@@ -172,8 +181,10 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
         trains=trains,
         once=once,
         weighted=weighted_of(update, batch),
+        replicated=update,
+        batch=batch,
     )
-    return bind_prepared(plan, _of_batch(prepared, batch, training.part), blocks)
+    return bind_prepared(plan, _of_batch(prepared, prepared_batch(update, batch), training.part), blocks)
 
 
 def _of_batch(prepared: OperatorGraph, batch: int, part: int) -> OperatorGraph:

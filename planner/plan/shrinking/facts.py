@@ -216,5 +216,7 @@ def _update_word(update: Update, name: str, value: object) -> object:
     """Sizes and positions of buckets, and numbers of samples, are no decisions of their own."""
     if name == "padding_samples":
         return "at the end of the batch"
+    if name == "replicas":
+        return "of each data-parallel replica"
     sized = isinstance(update.buckets, int) or split_positions(update.buckets)
     return "of a size" if name == "buckets" and sized else value

@@ -113,6 +113,8 @@ def _shrunk(
         trains=plan.schedule_kind.trains,
         once=training.tokens_once,
         weighted=weighted_of(training.update, built.batch),
+        replicated=training.update,
+        batch=built.batch,
     )
     _check_blocks(large, found, blocks, model.smaller.reference)
     decided = replace(
@@ -245,7 +247,8 @@ _BUCKET = 2**14
 
 
 def _update(update: Update) -> Update:
-    update = replace(update, padding_samples=min(update.padding_samples, 1))
+    few = min(update.replicas, 2)
+    update = replace(update, padding_samples=min(update.padding_samples, 1), replicas=few)
     if isinstance(update.buckets, int) or split_positions(update.buckets):
         return replace(update, buckets=_BUCKET)
     return update

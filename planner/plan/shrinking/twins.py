@@ -11,6 +11,7 @@ between the same two, in their order.
 from collections.abc import Sequence
 
 from planner.graph.operator_graph import Operator
+from planner.graph.per_replica import called
 
 _CONVERSIONS = frozenset({"aten._to_copy.default", "aten.to.dtype"})
 
@@ -19,13 +20,13 @@ def twins_in_order(small: Sequence[Operator], large: Sequence[Operator]) -> list
     """For each of some operators the place of its twin among those of the large graph; None where they are others."""
     found, at = list[int](), 0
     for op in small:
-        while at < len(large) and large[at].op != op.op and large[at].op in _CONVERSIONS:
+        while at < len(large) and called(large[at]) != called(op) and called(large[at]) in _CONVERSIONS:
             at += 1
-        if at == len(large) or large[at].op != op.op:
+        if at == len(large) or called(large[at]) != called(op):
             return None
         found.append(at)
         at += 1
-    if any(op.op not in _CONVERSIONS for op in large[at:]):
+    if any(called(op) not in _CONVERSIONS for op in large[at:]):
         return None
     return found
 

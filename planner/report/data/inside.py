@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from costmodels import collective_time
 from hardware_profiles import Bytes, Machine, Seconds
+from planner.graph.per_replica import called
 from planner.plan.binding.bind import BoundPlan, stage_of_operators
 from planner.plan.compare.dissection import RankDissection
 from planner.plan.prediction.charges import UNCHARGED, Phase
@@ -74,7 +75,7 @@ def _operators(bound: BoundPlan, rank: RankDissection, number: int) -> tuple[tup
         found[stages[one.at] // ranks].append(
             OperatorTime(
                 name=operator.name,
-                op=operator.op,
+                op=called(operator),
                 forward=told.get("forward", 0.0),
                 backward=told.get("backward", 0.0) + told.get("recomputation", 0.0),
             )

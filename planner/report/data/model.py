@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hardware_profiles import Bytes, Seconds
+from planner.graph.per_replica import called
 from planner.plan.binding.bind import BoundPlan, stage_of_operators
 from planner.plan.compare.dissection import OperatorCost, RankDissection
 from planner.plan.layout.patterns import Patterns
@@ -174,7 +175,7 @@ class _Views:
         return OperatorView(
             name=op.name,
             short=short_name(op),
-            op=op.op,
+            op=called(op),
             op_class=bound.rule.op_class,
             patterns=self.named.of_operator(at),
             kept_as=self.named.of_parameter(names[0]) if names else "",

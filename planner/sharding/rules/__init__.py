@@ -1,16 +1,19 @@
 """Rules by operator name, and the rule of one call."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import cast
 
 from planner.errors import RuleError
-from planner.graph.call import Call, typed_call
-from planner.graph.operator_graph import Operator, OperatorGraph, WrittenRule
+from planner.graph.call import Call, call_with
+from planner.graph.operator_graph import Operator, OperatorGraph, TensorType, WrittenRule
+from planner.graph.per_replica import PER_REPLICA, called
 from planner.sharding.rule import Rule
+from planner.sharding.rules.per_replica import call_of_one, rule_of_replicas
 from planner.sharding.rules.table import RULES
 from planner.sharding.rules.written import build_written
 
-__all__ = ["RULES", "rule_of"]
+__all__ = ["RULES", "rule_of", "rule_of_call"]
 
 
 def rule_of(graph: OperatorGraph, operator: Operator) -> Rule:
@@ -22,23 +25,26 @@ def rule_of(graph: OperatorGraph, operator: Operator) -> Rule:
     known = graph.derived.get(operator.name)
     if known is not None and known[0] is operator:
         return cast("Rule", known[1])
-    rule = _rule_of(graph, operator)
+    rule = rule_of_call(operator, graph.types)
     graph.derived[operator.name] = (operator, rule)
     return rule
 
 
-def _rule_of(graph: OperatorGraph, operator: Operator) -> Rule:
-    if operator.op not in RULES and operator.rule is None:
+def rule_of_call(operator: Operator, types: Mapping[str, TensorType]) -> Rule:
+    """The rule of an operator whose values have these types; raises RuleError as `rule_of` does."""
+    if called(operator) not in RULES and operator.rule is None:
         raise RuleError(
             f"operator {operator.op}, called in module '{operator.module or '(root)'}', has no sharding rule; add a row"
             " to planner/sharding/rules/table.py, or have one found by trial: planner.discover(graph)"
         )
     try:
-        return _build(typed_call(graph, operator), operator.rule)
+        return _build(call_with(operator, types), operator.rule)
     except RuleError as error:
         raise RuleError(f"{error} (called in module '{operator.module or '(root)'}')") from error
 
 
 @lru_cache(maxsize=16384)
 def _build(call: Call, written: WrittenRule | None) -> Rule:
+    if call.op == PER_REPLICA:
+        return rule_of_replicas(call, _build(call_of_one(call), written))
     return RULES[call.op].build(call) if written is None else build_written(call, written)

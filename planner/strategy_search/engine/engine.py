@@ -420,6 +420,6 @@ class Engine:
     def scaled_to(self, part: int) -> Template:
         scaled = self.built.scaled
         if part not in scaled:
-            graph = rescale_batch(self.template.graph, self.request.batch, part)
+            graph = rescale_batch(self.template.graph, self.request.prepared_batch, part)
             scaled[part] = replace(self.template, graph=graph)
         return scaled[part]

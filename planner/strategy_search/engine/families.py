@@ -72,6 +72,8 @@ def _engine_of(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
         trains=trains,
         once=request.tokens_once,
         weighted=weighted_of(update, request.batch),
+        replicated=update,
+        batch=request.batch,
     )
     never_kept = frozenset(request.pinned.never_kept)
     template = fold(prepared, blocks, request.cluster.software, never_kept)
@@ -86,5 +88,5 @@ def _engine_of(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
             " one before; leave saved out of --offload"
         )
     asked = (request.precision, request.optimizer, request.update, request.offload)
-    limits = tuple(bounds(template, request.batch, group, *asked) for group in parts_of(request.cluster))
+    limits = tuple(bounds(template, request.prepared_batch, group, *asked) for group in parts_of(request.cluster))
     return Engine(request=request, template=template, limits=limits), prepared

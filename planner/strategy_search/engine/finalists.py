@@ -457,7 +457,7 @@ class Finalists:
     def _whole(self, part: int) -> OperatorGraph:
         """The whole graph with the batch of one micro-batch."""
         if part not in self._wholes:
-            self._wholes[part] = rescale_batch(self.prepared, self.request.batch, part)
+            self._wholes[part] = rescale_batch(self.prepared, self.request.prepared_batch, part)
         return self._wholes[part]
 
 

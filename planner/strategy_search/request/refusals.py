@@ -58,8 +58,9 @@ def _configurations(request: SearchRequest, template: Template) -> Iterator[Conf
 
 
 def _of_pinned(request: SearchRequest, template: Template, pinned: Pinned) -> Iterator[Configuration]:
-    padding = request.update.padding_samples
-    return configurations(template, request.cluster.devices, request.padded_batch, pinned, padding)
+    update = request.update
+    samples = (request.padded_batch, pinned, update.padding_samples, update.replicas if update.per_replica else 1)
+    return configurations(template, request.cluster.devices, *samples)
 
 
 def _among(request: SearchRequest, template: Template) -> Iterator[Configuration]:

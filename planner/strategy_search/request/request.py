@@ -13,10 +13,11 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.graph.placed import placed_tables
 from planner.plan.offload_checks import offload_fault, owners_fault, saved_fault, served_fault
 from planner.plan.plan import INTERLEAVED, PRECISIONS, SLICED, ModelReference
-from planner.plan.schedule_checks import gathers_fault, sliced_fp8_fault
+from planner.plan.schedule_checks import gathers_fault, sliced_fp8_fault, sliced_replicas_fault
 from planner.sharding.layout import Layout
 from planner.sharding.mesh import NODE
 from planner.sharding.mesh import Alltoall as Decided
+from planner.sharding.per_replica import prepared_batch
 from planner.sharding.update import DEFAULT, NO_BUCKETS, Update, local_fault, update_fault
 from planner.strategy_search.request.default_strategy import default_fault
 from planner.strategy_search.request.offload import NOTHING, Offload
@@ -157,6 +158,7 @@ class SearchRequest:
         refuse(imbalance_fault(self.imbalance), RequestError)
         refuse(fp8_fault(self.fp8), RequestError)
         refuse(sliced_fp8_fault(self.fp8, self.pinned.slices), RequestError)
+        refuse(sliced_replicas_fault(self.update, self.pinned.slices), RequestError)
         if self.imbalance != EVEN and not any(op.op == EXPERTS_OPERATOR for op in self.graph.operators):
             raise RequestError(f"imbalance = {self.imbalance:g}: no operator of this model routes to experts")
         self._check_tokens_once()
@@ -187,6 +189,11 @@ class SearchRequest:
     def padded_batch(self) -> int:
         """The samples of the global batch, and those of weight zero behind them."""
         return self.global_batch + self.update.padding_samples
+
+    @property
+    def prepared_batch(self) -> int:
+        """The samples of the graph that is prepared."""
+        return prepared_batch(self.update, self.batch)
 
     @property
     def decided_alltoall(self) -> Decided:

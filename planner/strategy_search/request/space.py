@@ -327,11 +327,11 @@ def _divides_attention(
 
 
 def configurations(
-    template: Template, devices: int, global_batch: int, pinned: Pinned, padding: int = 0
+    template: Template, devices: int, global_batch: int, pinned: Pinned, padding: int = 0, replicas: int = 1
 ) -> Iterator[Configuration]:
     """All configurations that divide evenly: the devices into ranks and axes, the batch into micro-batches, each of
-    which has samples beside the `padding` at its end. What is decided has been checked
-    (`planner.strategy_search.request.checks`).
+    which has samples beside the `padding` at its end, and as many for each of the `replicas`. What is decided has been
+    checked (`planner.strategy_search.request.checks`).
 
     Virtual stages hold equal blocks each, and need as many turns as ranks, or a multiple.
     """
@@ -348,6 +348,8 @@ def configurations(
                 continue
             for micro_batches in checked(divisors(global_batch)):
                 if pinned.micro_batches not in (None, micro_batches) or padding * micro_batches >= global_batch:
+                    continue
+                if global_batch // micro_batches % replicas:
                     continue
                 if pinned.micro_batch is not None and micro_batches * pinned.micro_batch * degree != global_batch:
                     continue

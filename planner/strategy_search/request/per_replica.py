@@ -1,0 +1,48 @@
+"""Requests with operators that every data-parallel replica computes by itself (see `planner.sharding.per_replica`)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from planner.errors import RequestError
+from planner.nearest import divisors, multiples, nearest_words
+from planner.strategy_search.request.request import SearchRequest
+
+
+def parse_per_replica(texts: Sequence[str]) -> tuple[tuple[str, ...], int]:
+    """Patterns, and how many replicas there are, 0 where nobody says it: each PATTERN, or PATTERN=N. Raises
+    RequestError."""
+    patterns, counts = [], set[int]()
+    for text in texts:
+        pattern, equals, number = text.rpartition("=")
+        pattern, number = (pattern, number) if equals else (text, "")
+        if not pattern.strip() or (equals and (not number.strip().isdecimal() or len(number) > 9 or int(number) < 1)):
+            raise RequestError(f"per_replica: '{text}': write PATTERN, or PATTERN=N for N replicas, as in '*bn*=4'")
+        patterns.append(pattern.strip())
+        counts |= {int(number)} if equals else set()
+    if len(counts) > 1:
+        raise RequestError(f"per_replica: {' and '.join(map(str, sorted(counts)))} replicas; a batch is cut once")
+    return tuple(dict.fromkeys(patterns)), next(iter(counts), 0)
+
+
+def with_replica_count(request: SearchRequest, only_batch: str | None) -> SearchRequest:
+    """A request that says how many replicas there are: as many as data parallelism has by what is decided, which is all
+    devices that nothing else takes. Raises RequestError where they do not divide the batch, or the devices of data
+    parallelism them, and for a model that computes with one batch alone (`only_batch` says why)."""
+    update, pinned = request.update, request.pinned
+    if not update.per_replica:
+        return request
+    if only_batch is not None:
+        raise RequestError(f"per_replica: replicas have fewer samples than the example of this model: {only_batch}")
+    taken = (pinned.pipeline or 1) * (pinned.tensor or 1) * (pinned.context or 1)
+    count = update.replicas or pinned.data or max(1, request.cluster.devices // taken)
+    if pinned.data is not None and count % pinned.data:
+        raise RequestError(
+            f"per_replica: data = {pinned.data} does not divide {count} replicas;"
+            f" {nearest_words(pinned.data, divisors(count))}, or as many replicas as data"
+        )
+    if request.global_batch % count:
+        near = nearest_words(request.global_batch, multiples(request.global_batch, count))
+        raise RequestError(
+            f"per_replica: {count} replicas do not divide the global batch {request.global_batch}; {near}"
+        )
+    return replace(request, update=replace(update, replicas=count))

@@ -1,0 +1,39 @@
+"""What the worker processes do for tests of operators that every replica computes by itself."""
+
+from typing import Any
+
+import torch
+
+import planner
+import runtime
+from planner.graph.trace import trace
+from tests.distributed.tasks import CPU, known, relative
+from tests.replicas import SAMPLES, batch, by_hand, network, trained
+
+
+def parity(pattern: str, replicas: int, pinned: dict[str, Any], full_batch: bool | None) -> tuple[float, float]:
+    """The worst error of loss, gradients and buffers under a plan, and how far the same is from the model that looks at
+    whole batches. The batch is given whole, or read from a dataset, of which every rank reads all or its part."""
+    module = network()
+    whole = batch()
+    found = planner.search(
+        trace(module, whole), "cpu", devices=torch.distributed.get_world_size(), global_batch=SAMPLES, batch=SAMPLES,
+        precision="fp32", pinned=pinned, per_replica=[f"{pattern}={replicas}"],
+    )  # fmt: skip
+    assert found.plan.training.update.replicas == replicas
+    step = runtime.parallelize(module, found.plan, example=whole, device=CPU, known=known())
+    if full_batch is None:
+        loss = float(step.accumulate(*whole))
+    else:
+        rows: Any = list(zip(*whole, strict=True))
+        loss = float(step.accumulate(next(iter(runtime.loader(rows, step, full_batch=full_batch)))))
+    gradients, buffers = step.full_gradients(), step.changed_buffers()
+    parts = found.plan.training.micro_batches
+    return tuple(  # type: ignore[return-value]
+        max(
+            abs(loss - wanted) / wanted,
+            *(relative(gradients[name], of_gradient[name]) for name in of_gradient),
+            *(relative(buffers[name].double(), of_buffer[name].double()) for name in buffers),
+        )
+        for wanted, of_gradient, of_buffer in (trained(by_hand(pattern, replicas), parts), trained(network(), parts))
+    )
