@@ -18,7 +18,7 @@ def check_numbers(rescaled: OperatorGraph, traced: OperatorGraph) -> None:
         for kept, wanted in zip(_numbers(op), _numbers(other), strict=False):
             if kept != wanted:
                 raise ModelError(
-                    f"operator '{op.name}', called in module '{op.module or '(root)'}', computes with {wanted} at the"
+                    f"operator '{op.name}', called in {op.place}, computes with {wanted} at the"
                     f" batch of the plan and with {kept} at that of its example: the model's code puts the batch size"
                     " into a number; write a mean, or make the number a tensor that the model is given"
                 )
@@ -28,7 +28,7 @@ def check_numbers(rescaled: OperatorGraph, traced: OperatorGraph) -> None:
             shape, found = rescaled.own_shape(kept_name), traced.types[wanted_name].shape
             if shape != found:
                 raise ModelError(
-                    f"operator '{op.name}', called in module '{op.module or '(root)'}', has a result of shape {found}"
+                    f"operator '{op.name}', called in {op.place}, has a result of shape {found}"
                     f" at the batch of the plan, and one of {shape} by its rule: the model's code makes a shape of"
                     " the batch size; write -1, or a size of the model, in its place"
                 )

@@ -122,7 +122,8 @@ class Operator:
     `operands` are the names of the tensor arguments in the order of the call (lists flattened, keywords last).
     `op` is the full name of a PyTorch operator ("aten.linear.default") or `planner.identity`; `module` is the path of
     the module whose forward made the call. `results` has one name per returned tensor, None for a result that is not
-    a tensor. `rule` is a rule that was found by trial; None for an operator that is in the table of rules.
+    a tensor. `rule` is a rule that was found by trial; None for an operator that is in the table of rules. `line` is
+    that of the model's code which made the call, "file:number", for messages alone; empty where it is not known.
     """
 
     name: str
@@ -132,11 +133,22 @@ class Operator:
     results: tuple[str | None, ...]
     module: str = ""
     rule: WrittenRule | None = None
+    line: str = field(default="", repr=False, compare=False)
     operands: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         found = references((*self.arguments, *(value for _, value in self.keywords)))
         object.__setattr__(self, "operands", tuple(reference.name for reference in found))
+
+    @property
+    def at(self) -> str:
+        """` (at file:number)`, for messages; empty where the line is not known."""
+        return f" (at {self.line})" if self.line else ""
+
+    @property
+    def place(self) -> str:
+        """Where the model calls it: `module 'layers.0' (at file:number)`."""
+        return f"module '{self.module or '(root)'}'{self.at}"
 
     @property
     def trains_rows(self) -> bool:

@@ -109,6 +109,7 @@ class _Layers:
                 arguments=(state, 0, first, first + own),
                 results=(result,),
                 module=self.op.module,
+                line=self.op.line,
             )
         found.append(part)
         return ValueRef(result)
@@ -142,6 +143,7 @@ class _Layers:
             arguments=(source, self.op.arguments[_DROPOUT], True),
             results=(result,),
             module=self.op.module,
+            line=self.op.line,
         )
 
     def _joined(self, made: Sequence[Operator]) -> list[Operator]:
@@ -159,6 +161,7 @@ class _Layers:
                     arguments=(parts, 0),
                     results=(name,),
                     module=self.op.module,
+                    line=self.op.line,
                 )
             )
         return found

@@ -26,6 +26,14 @@ _SHAPE = "keep the shape and hide elements with a mask: torch.where(mask, x, 0)"
 _NUMPY = "use PyTorch's operators in place of numpy's"
 _PACKED = "pad sequences to one length, and leave what is padded out of the loss (ignore_index, or a mask)"
 _DEVICE = "make tensors on the device of an input: device=x.device"
+_HOOK = "write the change as the backward of an autograd.Function"
+_GRADIENT = "write the gradient out with operators, or leave it out: a plan takes gradients of the loss alone"
+_SPARSE = "keep it dense, with zeros or a mask, or look rows up with an embedding"
+_WITHOUT_DATA = (
+    "compute it with PyTorch's other operators, or make it an operator of yours by torch.library.custom_op with"
+    " register_fake and register_autograd"
+)
+_SPELLED = "write -1, or a size of the input (x.shape[0]), in the place of the number"
 _OTHER = "the forward pass must not branch on tensor values or leave PyTorch operators"
 
 _BY_LINE: tuple[tuple[str, str, str], ...] = (
@@ -33,8 +41,16 @@ _BY_LINE: tuple[tuple[str, str, str], ...] = (
     (r"^\s*(if|elif|assert)\b|\bif\b.*\belse\b", "branches on the values of a tensor", _BRANCH),
     (r"\b(int|float|bool)\(|\.item\(|\.tolist\(", "reads a number out of a tensor", _READ),
 )
+_BY_CALL: tuple[tuple[str, str, str], ...] = (
+    (r"\b(pack|pad_packed|pack_padded)_sequence\b", "packs sequences by their lengths", _PACKED),
+    (r"\bregister_(full_backward_|)(pre_|)hook\b", "changes gradients by a hook", _HOOK),
+    (r"\b(autograd\.grad|backward)\(", "takes a gradient in its forward pass", _GRADIENT),
+    (r"\bto_sparse\b|\bsparse\w*\(|\bsparse\.", "makes a sparse tensor", _SPARSE),
+)
 _BY_MESSAGE: tuple[tuple[str, str, str], ...] = (
     (r"numpy", "leaves PyTorch", _NUMPY),
+    (r"shape '.*' is invalid for input of size", "spells out a size", _SPELLED),
+    (r"Meta kernel|fake impl", "calls an operator that cannot run without data", _WITHOUT_DATA),
     (r"different devices|device type|same device", "mixes tensors of different devices", _DEVICE),
 )
 
@@ -50,12 +66,11 @@ def refusal(module: nn.Module, error: Exception) -> ModelError:
 
 
 def _cause(error: Exception, what: str, place: tuple[str, int] | None) -> tuple[str, str]:
-    for pattern, cause, remedy in _BY_MESSAGE:
-        if re.search(pattern, what):
-            return cause, remedy
     line = linecache.getline(*place) if place else ""
-    if re.search(r"\b(pack|pad_packed|pack_padded)_sequence\b", line):
-        return "packs sequences by their lengths", _PACKED
+    for text, known in ((line, _BY_CALL), (what, _BY_MESSAGE)):
+        for pattern, cause, remedy in known:
+            if re.search(pattern, text):
+                return cause, remedy
     if "data-dependent" in str(error):
         for pattern, cause, remedy in _BY_LINE:
             if re.search(pattern, line):
@@ -86,6 +101,13 @@ def line_of(node: fx.Node) -> str:
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     own = [f" (at {name}:{number})" for name, number in frames if is_users(name)]
     return own[-1] if own else ""
+
+
+def users_line(node: fx.Node) -> str:
+    """The line of the model's code that made a node, "file:number"; empty where it is not known, and for models of the
+    zoo, which nobody has to change."""
+    place = line_of(node).removeprefix(" (at ").removesuffix(")")
+    return "" if "/planner/models/" in place else place
 
 
 def reads_number(module: nn.Module, node: fx.Node) -> ModelError:

@@ -256,13 +256,12 @@ def _names(results: Sequence[str | None]) -> list[str]:
 def rename(graph: OperatorGraph, operator_names: Sequence[str], value_names: Mapping[str, str]) -> OperatorGraph:
     """The same graph with other names for its operators and for some of its values."""
     operators = tuple(
-        Operator(
+        replace(
+            op,
             name=name,
-            op=op.op,
             arguments=tuple(substitute(a, value_names) for a in op.arguments),
             keywords=tuple((key, substitute(value, value_names)) for key, value in op.keywords),
             results=tuple(None if r is None else value_names.get(r, r) for r in op.results),
-            module=op.module,
         )
         for name, op in zip(operator_names, graph.operators, strict=True)
     )

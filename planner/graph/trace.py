@@ -52,6 +52,7 @@ from planner.graph.refusals import (
     line_of,
     reads_number,
     refusal,
+    users_line,
     without_draws,
     written_lines,
 )
@@ -291,6 +292,7 @@ class _Reader:
                 keywords=tuple((key, self._argument(argument)) for key, argument in node.kwargs.items()),
                 results=tuple(n if isinstance(r, torch.Tensor) else None for n, r in zip(names, results, strict=True)),
                 module=_module_path(node),
+                line=users_line(node),
             )
         )
 

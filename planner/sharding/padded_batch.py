@@ -159,9 +159,7 @@ class _Weighted:
         self.growths = {**self.growths, elements: self.growths[op.operands[0]]}
         weighed = self._weighed(op, elements, mean=reduction == _MEAN)
         joined = "aten.mean.default" if reduction == _MEAN else "aten.sum.default"
-        self.operators.append(
-            Operator(name=op.name, op=joined, arguments=(ValueRef(weighed),), results=(result,), module=op.module)
-        )
+        self.operators.append(replace(op, op=joined, arguments=(ValueRef(weighed),), keywords=(), results=(result,)))
 
     def _apart(self, op: Operator, place: int, name: str, kind: TensorType) -> str:
         """The elements of a loss."""
@@ -278,6 +276,6 @@ def _name(*parts: object) -> str:
 
 def _refusal(op: Operator, why: str) -> RequestError:
     return RequestError(
-        f"pad batch: operator '{op.name}' ({op.op}) {why}, and samples that were added would count; take a global batch"
-        " that divides"
+        f"pad batch: operator '{op.name}' ({op.op}){op.at} {why}, and samples that were added would count; take a"
+        " global batch that divides"
     )

@@ -97,14 +97,14 @@ def _checked(graph: OperatorGraph, larger: OperatorGraph, op: Operator) -> Opera
     weighted = {factor for at, dims in _weights(graph, before, op) for factors in dims for factor in factors}
     if not summed <= weighted:
         raise RequestError(
-            f"pad: operator '{op.name}' ({op.op}) looks at all of a dim that would be padded, and what is added would"
-            " count; pad other weights, or choose dims that divide"
+            f"pad: operator '{op.name}' ({op.op}){op.at} looks at all of a dim that would be padded, and what is"
+            " added would count; pad other weights, or choose dims that divide"
         )
     chance = CHANCES.get(op.op)
     if chance is not None and chance.of(op.arguments, dict(op.keywords)) > 0:
         raise RequestError(
-            f"pad: operator '{op.name}' drops elements by their place in the whole tensor, which padding changes; leave"
-            " out dropout, or choose dims that divide"
+            f"pad: operator '{op.name}'{op.at} drops elements by their place in the whole tensor, which padding"
+            " changes; leave out dropout, or choose dims that divide"
         )
     return op
 

@@ -212,13 +212,15 @@ class _PerReplica:
         name = f"{value} {what}"
         self.types[name] = replace(self.types[value], shape=self.types[value].shape[1:])
         arguments = (ValueRef(value), *rest)
-        self.operators.append(Operator(name=name, op=op, arguments=arguments, results=(name,), module=near.module))
+        self.operators.append(
+            Operator(name=name, op=op, arguments=arguments, results=(name,), module=near.module, line=near.line)
+        )
         return name
 
 
 def _refusal(op: Operator, why: str) -> RequestError:
     return RequestError(
-        f"per_replica: operator '{op.name}' ({op.op}), called in module '{op.module or '(root)'}', {why}; name other"
+        f"per_replica: operator '{op.name}' ({op.op}), called in {op.place}, {why}; name other"
         " operators, or leave per_replica out"
     )
 

@@ -172,7 +172,9 @@ class _Growths:
                     if factors.setdefault(factor, wanted) == wanted:
                         continue
                     if _STILL not in (factors[factor], wanted):
-                        raise _RefusalError(f"{op.name} would need two scales for factor '{rule.factors[factor].name}'")
+                        raise _RefusalError(
+                            f"{op.name}{op.at} would need two scales for factor '{rule.factors[factor].name}'"
+                        )
                     factors[factor] = wanted if wanted != _STILL else factors[factor]
         grouped = _grown_groups(rule, op, factors)
         self._check_agreement(rule, op, growths, factors)
@@ -180,7 +182,7 @@ class _Growths:
             attends = self._sequence and rule.op_class == "attention" and rule.causal
             blocked = rule.factors[factor].kind is FactorKind.BLOCKED and factor not in grouped
             if growth != _STILL and blocked and not attends and not _looked_up(rule, factor):
-                raise _RefusalError(f"{op.name} depends on the extent of its dim '{rule.factors[factor].name}'")
+                raise _RefusalError(f"{op.name}{op.at} depends on the extent of its dim '{rule.factors[factor].name}'")
         for result, dims in zip((r for r in op.results if r is not None), rule.results, strict=True):
             growths[result] = tuple(
                 self._spelled.get((result, dim)) or _of_dim(rule, op, indexed, factors)
@@ -198,14 +200,14 @@ class _Growths:
                 wanted = _of_dim(rule, op, indexed, factors)
                 if growth != wanted:
                     why = why or next(
-                        f"{op.name} would need two scales for factor '{rule.factors[factor].name}'"
+                        f"{op.name}{op.at} would need two scales for factor '{rule.factors[factor].name}'"
                         for factor in indexed
                         if factors.get(factor, _STILL) != _STILL
                     )
                     lacking.append((name, dim, wanted))
         if not lacking:
             for dim, wanted in self._counted_beyond(rule, op, growths):
-                why = f"{op.name} would look beyond dim {dim} of {op.operands[0]}"
+                why = f"{op.name}{op.at} would look beyond dim {dim} of {op.operands[0]}"
                 lacking.append((op.operands[0], dim, wanted))
         if lacking:
             raise _ClashError(why, lacking)
@@ -286,7 +288,7 @@ def _grown_groups(rule: Rule, op: Operator, factors: dict[int, Growth]) -> froze
     heads = rule.index[MANY], rule.index[FEW]
     wanted = {factors.get(factor, _STILL) for factor in heads} - {_STILL}
     if len(wanted) > 1:
-        raise _RefusalError(f"{op.name} would need two scales for its heads of queries and of keys")
+        raise _RefusalError(f"{op.name}{op.at} would need two scales for its heads of queries and of keys")
     for growth in wanted:
         factors.update(dict.fromkeys(heads, growth))
     return frozenset(heads)
@@ -326,7 +328,7 @@ def _of_factors(rule: Rule, op: Operator, indexed: tuple[int, ...], growth: Grow
         outside *= extent
     if not found:
         raise _RefusalError(
-            f"{op.name} cannot tell it from a dim of extent 1; give example inputs with 2 or more of it"
+            f"{op.name}{op.at} cannot tell it from a dim of extent 1; give example inputs with 2 or more of it"
         )
 
 
@@ -338,7 +340,7 @@ def _of_dim(rule: Rule, op: Operator, indexed: tuple[int, ...], factors: Mapping
         growth = factors.get(factor, _STILL)
         if growth != _STILL:
             if found != _STILL:
-                raise _RefusalError(f"{op.name} puts two dims that depend on it into one")
+                raise _RefusalError(f"{op.name}{op.at} puts two dims that depend on it into one")
             found = Growth(growth.scale, outside * growth.outer)
         outside *= rule.factors[factor].extent
     return found
@@ -410,7 +412,7 @@ def _counted(op: Operator, shape: tuple[int, ...], types: Mapping[str, TensorTyp
     """arange of an end, of a start and an end, or of these and a step."""
     start, step = (op.arguments[0] if len(op.arguments) > 1 else 0), (op.arguments[2] if len(op.arguments) > 2 else 1)
     if not isinstance(start, int) or not isinstance(step, int):
-        raise _RefusalError(f"{op.name} counts in fractions")
+        raise _RefusalError(f"{op.name}{op.at} counts in fractions")
     end = start + step * shape[0]
     return (end,) if len(op.arguments) == 1 else (start, end, *op.arguments[2:])
 

@@ -12,6 +12,7 @@ import errno
 import itertools
 import math
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -290,12 +291,13 @@ def inside() -> Iterator[Path]:
 
 
 def said(case: Case) -> str:
-    """The kind of a refusal and its message, in which its folder is called DIR."""
+    """The kind of a refusal and its message, in which its folder is called DIR, and lines here N."""
     with inside() as folder:
         try:
             case(folder)
         except (PlannerError, HardwareProfileError, CostModelError) as error:
-            return f"{type(error).__name__}: {error}".replace(str(folder), "DIR")
+            message = f"{type(error).__name__}: {error}".replace(str(folder), "DIR")
+            return re.sub(rf"{Path(__file__)}:\d+", "THIS FILE:N", message)
     raise AssertionError("nothing was refused")
 
 

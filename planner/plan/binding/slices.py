@@ -53,7 +53,7 @@ def one_slice(whole: OperatorGraph, length: int | None, slices: int) -> Operator
     for before, after in zip(whole.operators, graph.operators, strict=True):
         fault = _fault(graph, before, rule_of(whole, before), rule_of(graph, after))
         if fault is not None:
-            raise PlanFileError(f"slices: {before.name} {fault}; set slices to 1 for this model")
+            raise PlanFileError(f"slices: {before.name}{before.at} {fault}; set slices to 1 for this model")
     _check_loss(graph)
     if graph.updates:
         raise PlanFileError(
@@ -131,7 +131,7 @@ def _check_loss(graph: OperatorGraph) -> None:
             [one for one in op.operands if one in graph.data_dependent and one != MEAN_WEIGHT] if op is not None else []
         )
         if op is None or op.op not in _LINEAR or len(sources) != 1:
-            what = f"of {op.name}" if op is not None else "of an input"
+            what = f"of {op.name}{op.at}" if op is not None else "of an input"
             raise PlanFileError(
                 f"slices: the loss is the result {what}, and only a cross entropy is known to be the mean over slices;"
                 " set slices to 1 for this model"

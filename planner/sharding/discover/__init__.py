@@ -39,7 +39,7 @@ def discover(
             with interrupting(f"finding the rule of {op.op}"):
                 found[call] = _rule(call, op, cache, on_note)
             if found[call].reason:
-                on_note(f"{op.op}, called in module '{op.module or '(root)'}', is not split: {found[call].reason}")
+                on_note(f"{op.op}, called in {op.place}, is not split: {found[call].reason}")
     if not missing:
         return graph
     return _carrying(graph, {call_text(call): rule for call, rule in found.items()})
@@ -52,7 +52,7 @@ def _rule(call: Call, op: Operator, cache: Path | None, on_note: Callable[[str],
     try:
         return rule_by_trial(call) if cache is None else cached(call, cache, on_note)
     except RuleError as error:
-        raise RuleError(f"{error} (called in module '{op.module or '(root)'}')") from error
+        raise RuleError(f"{error} (called in {op.place})") from error
 
 
 def written_rules(graph: OperatorGraph) -> tuple[tuple[str, WrittenRule], ...]:

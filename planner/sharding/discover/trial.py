@@ -239,7 +239,8 @@ def try_call(call: Call, setting: Setting, seed: int, marks: Sequence[int] = ())
         torch.set_rng_state(before)
     if any(not torch.equal(leaf.detach(), t) for leaf, t in zip(leaves, operands, strict=True) if not t.isnan().any()):
         raise RuleError(
-            f"operator {call.op} changes its operands in place, which is not supported; return a new tensor"
+            f"operator {call.op} changes its operands in place, which is not supported; return a new tensor (a"
+            " norm with running statistics: take BatchNorm, or track_running_stats=False)"
         )
     if drawn or any(
         not same(one.detach(), two, _TOLERANCE.get(two.dtype, 0.0)) for one, two in zip(made, again, strict=True)

@@ -34,13 +34,13 @@ def rule_of_call(operator: Operator, types: Mapping[str, TensorType]) -> Rule:
     """The rule of an operator whose values have these types; raises RuleError as `rule_of` does."""
     if called(operator) not in RULES and operator.rule is None:
         raise RuleError(
-            f"operator {operator.op}, called in module '{operator.module or '(root)'}', has no sharding rule; add a row"
+            f"operator {operator.op}, called in {operator.place}, has no sharding rule; add a row"
             " to planner/sharding/rules/table.py, or have one found by trial: planner.discover(graph)"
         )
     try:
         return _build(call_with(operator, types), operator.rule)
     except RuleError as error:
-        raise RuleError(f"{error} (called in module '{operator.module or '(root)'}')") from error
+        raise RuleError(f"{error} (called in {operator.place})") from error
 
 
 @lru_cache(maxsize=16384)

@@ -38,6 +38,11 @@ CAUSES = {
     "NoLoss": (r"returned a tensor of shape \(4, 8\)", 'return the scalar loss, .* or in a dict as "loss"'),
     "Losses": ("returned several losses, loss_a, loss_b", "'loss': weight . loss_a . weight . loss_b"),
     "Named": ("returned several losses, near, far", "return their weighted sum as well"),
+    "Sparse": ("makes a sparse tensor", "keep it dense"),
+    "WithoutKernel": ("calls an operator that cannot run without data", "torch.library.custom_op with register_fake"),
+    "TakesGradient": ("takes a gradient in its forward pass", "a plan takes gradients of the loss alone"),
+    "Hooks": ("changes gradients by a hook", "the backward of an autograd.Function"),
+    "SpellsOut": ("spells out a size", r"write -1, or a size of the input \(x.shape\[0\]\)"),
     "OtherDevice": ("mixes tensors of different devices", "device=x.device"),
 }
 

@@ -199,3 +199,33 @@ class Named(Net):
 class OtherDevice(Net):
     def forward(self, x):
         return (self.linear(x) + torch.ones(8, device="cpu")).mean()  # here
+
+
+class Sparse(Net):
+    def forward(self, x):
+        rows = (x > 0).float().to_sparse()  # here
+        return torch.sparse.mm(rows, self.linear.weight).mean()
+
+
+class WithoutKernel(Net):
+    def forward(self, x):
+        return torch.fake_quantize_per_tensor_affine(self.linear(x), 0.1, 0, -8, 7).mean()  # here
+
+
+class TakesGradient(Net):
+    def forward(self, x):
+        x = x.requires_grad_(True)
+        (slope,) = torch.autograd.grad(self.linear(x).pow(2).sum(), x, create_graph=True)  # here
+        return slope.pow(2).mean()
+
+
+class Hooks(Net):
+    def forward(self, x):
+        y = self.linear(x)
+        y.register_hook(lambda gradient: 2 * gradient)  # here
+        return y.mean()
+
+
+class SpellsOut(Net):
+    def forward(self, x):
+        return self.linear(x).reshape(8, 2, 4).mean()  # here
