@@ -6,7 +6,7 @@ work terms, bytes from the local shapes, saved activations from what autograd ke
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -321,12 +321,29 @@ def inner_messages(
     exchanged = {inner.factor for inner in rule.inner if inner.kind == "all_to_all"}
     outermost = next((at for at, choice in enumerate(strategy) if choice in exchanged and mesh.sizes[at] > 1), -1)
     return tuple(
-        _message(rule, strategy, mesh, inner, axis, graded, outermost=axis == outermost)
+        one
         for inner in rule.inner
         for axis, choice in enumerate(strategy)
         if choice == inner.factor and mesh.sizes[axis] > 1 and (axis == outermost or not inner.outermost)
         if not inner.blocks or _has_parts(rule, strategy, mesh, inner)
+        for one in _by_hops(
+            _message(rule, strategy, mesh, inner, axis, graded, outermost=axis == outermost),
+            inner.rows,
+            local_extents(rule, strategy, mesh)[rule.factors[inner.factor].parts[0]] if inner.rows else 0,
+        )
     )
+
+
+def _by_hops(one: InnerMessage, rows: int, piece: int) -> Iterator[InnerMessage]:
+    """The messages of the edge of a halo that has so many rows, each of which is `one`, where pieces have `piece` of
+    them: whole pieces, one for each neighbour that is read to its end, and the rest. What is no edge is one message."""
+    if not rows:
+        yield one
+        return
+    for each, times in ((piece, rows // piece), (rows % piece, 1)):
+        if each and times:
+            message = replace(one.message, nbytes=each * one.message.nbytes)
+            yield replace(one, message=message, forward=times * one.forward, backward=times * one.backward)
 
 
 def _has_parts(rule: Rule, strategy: Strategy, mesh: Mesh, inner: InnerCollective) -> bool:

@@ -9,7 +9,9 @@ steps apart and p elements of padding come first. A device with P results and P 
     before = p                        elements of the piece before its own
     after  = (k - 1) d - p - s + 1    of the piece behind it, none where that is negative
 
-whichever piece it has; the first and the last device read padding there. This holds where a dim of n s elements has n
+whichever piece it has; the first and the last device read padding there. Where that is more than a piece has, as of
+elements far apart, the pieces behind the neighbour's follow: each device hands on what has come to it, so that all
+messages are between neighbours, and as many bytes are sent as are read. This holds where a dim of n s elements has n
 results, which is what padding is mostly chosen for. Any other dim is not cut.
 
 Dryden et al. 2019 (arXiv 1903.06681) cut convolutions so and call it spatial parallelism.
@@ -29,7 +31,7 @@ class Halo:
 
     @property
     def reach(self) -> int:
-        """How long a piece is at least, of which a neighbour reads so much; 0 where none reads anything."""
+        """How far a device reads beyond its piece, on the side where that is more; 0 where it reads nothing."""
         return max(self.before, self.after)
 
 

@@ -41,7 +41,8 @@ second alone: keys k that come round to queries q, written k@q (Liu et al. 2023,
 unless it is asked for.
 
 A *halo* splits a dim that a stencil slides over, and that of its results, h@ph: a piece is read with the edges of its
-neighbours, which the implementation sends (`planner.sharding.halo`). One axis does so for an operator.
+neighbours, which the implementation sends (`planner.sharding.halo`), from one to the next where it reads several. One
+axis does so for an operator.
 
 This file is long because a rule and what a strategy makes of it (layouts, extents, legality) are one definition.
 """
@@ -55,7 +56,6 @@ from functools import cached_property
 from planner.errors import StrategyError
 from planner.faults import Fault
 from planner.limits import check, checked
-from planner.nearest import divisors
 from planner.sharding.layout import PARTIAL, REPLICATE, Layout, Placement, shard
 from planner.sharding.mesh import Mesh
 from planner.sharding.window import Window
@@ -79,15 +79,15 @@ class FactorKind(Enum):
 class Factor:
     """One loop index: its name in the rule, its extent, and how it may be split. An exchange, or a ring, is no loop of
     its own: it has the extent 1, and `parts` are the two factors that it splits at once. Where the loop is cut the
-    device with the most work has `imbalance` times the average, but no more than all. The pieces of the first part of a
-    halo have `least` elements at least, as many as a neighbour reads of them; 0 where it reads none."""
+    device with the most work has `imbalance` times the average, but no more than all. A piece of the first part of a
+    halo is read with up to `reach` elements on either side, of one neighbour or several; 0 where it is read alone."""
 
     name: str
     extent: int
     kind: FactorKind
     parts: tuple[int, ...] = ()
     imbalance: float = 1.0
-    least: int = 0
+    reach: int = 0
 
 
 Pair = tuple[Placement, Placement]  # of a value and of its gradient, on one axis
@@ -116,12 +116,13 @@ class InnerCollective:
 
     The message has `element_bytes` for each point of `factors` (of the loops of one device).
     A "send_recv" is a piece that comes round a ring: each device sends one that it holds to the next, once less than
-    there are devices for each `forward` and `backward`, and once more where it comes `home` to the device it is for. At
-    a halo it is an edge, which each device sends to a neighbour. What goes `backward` goes for the gradient of operand
-    `gradient_of`, if one is named. Of a message of rows, those of a token that go to the same part of the outermost
-    axis of an exchange are sent `once`. What is `outermost` is sent on that axis alone. What has `blocks` is sent only
-    where a device's piece of the factor is none of whole blocks of so many; of an `ordered` factor, which zigzag axes
-    cut into two chunks, where a chunk is none.
+    there are devices for each `forward` and `backward`, and once more where it comes `home` to the device it is for.
+    At a halo it is an edge of so many `rows` of `element_bytes`, which each device sends to a neighbour; of shorter
+    pieces it sends one after the other, its own first, then those that came. What goes `backward` goes for the gradient
+    of operand `gradient_of`, if one is named. Of a message of rows, those of a token that go to the same part of the
+    outermost axis of an exchange are sent `once`. What is `outermost` is sent on that axis alone. What has `blocks` is
+    sent only where a device's piece of the factor is none of whole blocks of so many; of an `ordered` factor, which
+    zigzag axes cut into two chunks, where a chunk is none.
     """
 
     kind: str
@@ -136,6 +137,7 @@ class InnerCollective:
     outermost: bool = False
     blocks: int = 0
     ordered: bool = False
+    rows: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,7 +277,7 @@ class Rule:
     @cached_property
     def halos(self) -> frozenset[int]:
         """Factors whose pieces are read with edges of their neighbours."""
-        return frozenset(i for i, factor in enumerate(self.factors) if factor.kind is FactorKind.HALO and factor.least)
+        return frozenset(i for i, factor in enumerate(self.factors) if factor.kind is FactorKind.HALO and factor.reach)
 
     @cached_property
     def aligned(self) -> tuple[tuple[int, int, int], ...]:
@@ -461,14 +463,11 @@ def _halo_reason(rule: Rule, strategy: Strategy, mesh: Mesh) -> str | None:
     for axis in cut:
         halo, line = rule.factors[strategy[axis] or 0], mesh.axes[axis]
         read = rule.factors[halo.parts[0]]
-        piece = local_extents(rule, strategy, mesh)[halo.parts[0]]
-        if piece < halo.least:
-            whole = math.gcd(*(rule.factors[part].extent for part in halo.parts))
-            most = max((count for count in divisors(whole) if read.extent // count >= halo.least), default=1)
-            do = f"split it into {most} at most" if most > 1 else "leave it whole"
+        others = read.extent - local_extents(rule, strategy, mesh)[halo.parts[0]]
+        if others < halo.reach:
             return (
-                f"{line.name} of size {line.size} leaves pieces of {piece} of factor '{read.name}', and {halo.least}"
-                f" are read of a neighbour; {do}"
+                f"{line.name} of size {line.size} leaves {others} of factor '{read.name}' beside a piece, and"
+                f" {halo.reach} are read beside it; leave it whole"
             )
     return None
 
@@ -556,19 +555,24 @@ def _cut_on(
         return None
     if choice in rule.halos and not rule.halos.isdisjoint(strategy):
         return None
-    least = rule.factors[choice].least
+    reach = rule.factors[choice].reach
     for factor in rule.splits[choice]:
         count = pieces[factor] * size
         outside, inside = rule.nesting[factor]
         if (
             rule.factors[factor].extent % count
-            or (least and factor == rule.factors[choice].parts[0] and rule.factors[factor].extent < least * count)
+            or (reach and factor == rule.factors[choice].parts[0] and _beside(rule, factor, count) < reach)
             or any(pieces[outer] != rule.factors[outer].extent for outer in outside)
             or (inside and any(not inside.isdisjoint(rule.splits[other]) for other in strategy if other is not None))
         ):
             return None
         pieces = (*pieces[:factor], count, *pieces[factor + 1 :])
     return pieces
+
+
+def _beside(rule: Rule, factor: int, count: int) -> int:
+    """Elements of a loop that are in other pieces than one."""
+    return rule.factors[factor].extent - rule.factors[factor].extent // count
 
 
 def named_strategy(rule: Rule, names: Sequence[str | None], where: str) -> Strategy:

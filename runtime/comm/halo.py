@@ -6,8 +6,18 @@
                                                            and put padding there
 
 Every device sends to both sides, the last one to the first too: all do the same, and the links have two directions.
+Where a halo is longer than a piece, what has come is sent on, until everything is where it is read:
+
+    device          0            1            2            3          two elements before pieces of one
+    piece           a            b            c            d
+    first hop       ·            a            b            c
+    second hop      ·            ·            a            b
+    before          · ·          · a          a b          b c
+
+Gradients go the same way back. Each device adds what comes to what it has for the same piece, before it sends that on.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,14 +53,16 @@ class Neighbours:
 
     def edges(self, piece: torch.Tensor) -> Sides:
         """The elements around a piece that the halo reads. Collective."""
-        length = piece.shape[self.dim]
-        last = piece.narrow(self.dim, length - self.halo.before, self.halo.before)
-        before, after = self._swapped(last, piece.narrow(self.dim, 0, self.halo.after))
-        if before is not None and self.first:
-            before.fill_(self.outside)
-        if after is not None and self.last:
-            after.fill_(self.outside)
-        return before, after
+        onward = back = piece
+        before: list[torch.Tensor] = []
+        behind: list[torch.Tensor] = []
+        for hop, (rows_before, rows_behind) in enumerate(self._hops(piece.shape[self.dim])):
+            come = self._swapped(self._last(onward, rows_before), self._first(back, rows_behind))
+            onward, back = (new if new is not None else old for new, old in zip(come, (onward, back), strict=True))
+            for found, new, here in ((before, come[0], self.place > hop), (behind, come[1], self._follow > hop)):
+                if new is not None:
+                    found.append(new if here else torch.full_like(new, self.outside))
+        return self._side(before[::-1]), self._side(behind)
 
     def joined(self, piece: torch.Tensor, sides: Sides) -> torch.Tensor:
         """A piece with what is around it."""
@@ -58,16 +70,52 @@ class Neighbours:
 
     def own(self, gradient: torch.Tensor) -> torch.Tensor:
         """The gradient of a piece from that of what was `joined`: edges go back to whose they are. Collective."""
-        before, after = self.halo.before, self.halo.after
-        length = gradient.shape[self.dim] - before - after
+        before = self.halo.before
+        length = gradient.shape[self.dim] - before - self.halo.after
         mine = gradient.narrow(self.dim, before, length).clone(memory_format=torch.contiguous_format)
-        sides = gradient.narrow(self.dim, before + length, after), gradient.narrow(self.dim, 0, before)
-        of_first, of_last = self._swapped(*sides)
-        if of_first is not None and not self.first:
-            mine.narrow(self.dim, 0, after).add_(of_first)
-        if of_last is not None and not self.last:
-            mine.narrow(self.dim, length - before, before).add_(of_last)
+        hops = self._hops(length)
+        of_earlier = [mine]  # gradients of the pieces before this one, the nearest first
+        of_later = [mine]
+        for hop, (rows_before, rows_behind) in enumerate(hops):
+            start = before - sum(rows for rows, _ in hops[: hop + 1])
+            of_earlier.append(self._of_piece(gradient, start, rows_before, self.place > hop))
+            start = before + length + sum(rows for _, rows in hops[:hop])
+            of_later.append(self._of_piece(gradient, start, rows_behind, self._follow > hop))
+        for hop in reversed(range(len(hops))):
+            from_before, from_behind = self._swapped(of_later[hop + 1], of_earlier[hop + 1])
+            if from_before is not None and self.place > 0:
+                self._first(of_later[hop], from_before.shape[self.dim]).add_(from_before)
+            if from_behind is not None and self._follow > 0:
+                self._last(of_earlier[hop], from_behind.shape[self.dim]).add_(from_behind)
         return mine
+
+    @property
+    def _follow(self) -> int:
+        """How many pieces follow that of this device."""
+        return self.group.size() - 1 - self.place
+
+    def _hops(self, length: int) -> list[tuple[int, int]]:
+        """Of pieces of this length the elements that each hop brings from before, and from behind: a whole piece, until
+        the rest comes."""
+        reach = max(self.halo.before, self.halo.after)
+        return [
+            (min(length, max(0, self.halo.before - done)), min(length, max(0, self.halo.after - done)))
+            for done in range(0, reach, length)
+        ]
+
+    def _of_piece(self, gradient: torch.Tensor, start: int, rows: int, there: bool) -> torch.Tensor:
+        """The gradient of what was read of a piece; zero where that is outside."""
+        part = gradient.narrow(self.dim, start, rows)
+        return part.clone(memory_format=torch.contiguous_format) if there else torch.zeros_like(part)
+
+    def _first(self, tensor: torch.Tensor, rows: int) -> torch.Tensor:
+        return tensor.narrow(self.dim, 0, rows)
+
+    def _last(self, tensor: torch.Tensor, rows: int) -> torch.Tensor:
+        return tensor.narrow(self.dim, tensor.shape[self.dim] - rows, rows)
+
+    def _side(self, parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        return None if not parts else parts[0] if len(parts) == 1 else torch.cat(list(parts), self.dim)
 
     def _swapped(self, onward: torch.Tensor, back: torch.Tensor) -> Sides:
         """What the device before this one sends onward and what the next one sends back, as this one sends both; None

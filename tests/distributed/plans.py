@@ -238,6 +238,7 @@ class Pixels(nn.Module):
         super().__init__()
         self.patches, self.stem = nn.Conv2d(CHANNELS, 8, 2, stride=2), nn.Conv2d(CHANNELS, 8, 7, stride=2, padding=3)
         self.blocks = nn.ModuleList(Residual(8) for _ in range(2))
+        self.wide = nn.Conv2d(8, 8, 3, padding=(3, 6), dilation=(3, 6))  # further than a piece of four: 2 hops, and 3
         self.pointwise, self.stack = nn.Conv2d(8, 8, 1, stride=2), nn.Conv3d(1, 2, (3, 3, 1), padding="same")
         self.rows = nn.Conv1d(8, 8, 3, padding=1, bias=False)
         self.head = nn.Linear(8, CLASSES)
@@ -246,6 +247,7 @@ class Pixels(nn.Module):
         x = self.stem(images) + self.patches(images)
         for block in self.blocks:
             x = block(x)
+        x = x + self.wide(x)
         x = F.max_pool2d(x, 3, 1, 1) + F.avg_pool2d(x, (3, 1), 1, (1, 0))
         x = x + self.stack(x.unsqueeze(1)).sum(1)
         x = F.avg_pool2d(self.pointwise(x) + F.max_pool2d(x, 2), 2)

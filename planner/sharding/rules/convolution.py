@@ -158,7 +158,7 @@ def _cut(table: FactorTable, found: Halos, operand: Dims, element: int) -> tuple
     for at, (name, halo) in enumerate(zip(_names(len(found)), found, strict=True)):
         if halo is None:
             continue
-        factor = table.add_exchange(name, f"p{name}", FactorKind.HALO, least=halo.reach)
+        factor = table.add_exchange(name, f"p{name}", FactorKind.HALO, reach=halo.reach)
         if factor is None:
             continue
         dim = len(operand) - len(found) + at
@@ -168,7 +168,8 @@ def _cut(table: FactorTable, found: Halos, operand: Dims, element: int) -> tuple
                 kind="send_recv",
                 factor=factor,
                 factors=others,
-                element_bytes=float(rows * element),
+                element_bytes=float(element),
+                rows=rows,
                 forward=1,
                 backward=1,
                 gradient_of=0,

@@ -53,7 +53,7 @@ class FactorTable:
         second: str,
         kind: FactorKind = FactorKind.EXCHANGE,
         name: str | None = None,
-        least: int = 0,
+        reach: int = 0,
     ) -> int | None:
         """An exchange of two factors, named `first@second` unless said otherwise; nothing where one of them has extent
         1 and is no factor."""
@@ -61,7 +61,7 @@ class FactorTable:
             return None
         parts = (list(self._factors).index(first), list(self._factors).index(second))
         name = name or f"{first}@{second}"
-        self._factors[name] = Factor(name=name, extent=1, kind=kind, parts=parts, least=least)
+        self._factors[name] = Factor(name=name, extent=1, kind=kind, parts=parts, reach=reach)
         return list(self._factors).index(name)
 
     def set_kind(self, name: str, kind: FactorKind) -> None:

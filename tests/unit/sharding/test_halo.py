@@ -79,6 +79,26 @@ def test_an_edge_goes_to_each_neighbour_and_back_for_a_gradient() -> None:
     assert inner_messages(STEM, named_strategy(STEM, ("n",), ""), mesh) == ()
 
 
+def test_pieces_that_are_shorter_than_the_halo_are_handed_on() -> None:
+    """Of 32 rows on 16 devices each has 2: 3 before come as 2 and 1, and 2 behind as one piece. On either side of a
+    stencil 14 apart are 28 rows, 7 pieces of 4; the one piece of 16 that is beside another has fewer."""
+    row = 8 * 4 * 64 * 2
+    sent = inner_messages(STEM, named_strategy(STEM, ("h@ph",), ""), mesh_of(16))
+    assert [(one.message.nbytes, one.forward, one.backward) for one in sent] == [
+        (2 * row, 1, 1), (row, 1, 1), (2 * row, 1, 1)]  # fmt: skip
+    wide = rule_of("aten.conv1d.default", (2, 4, 32), (4, 4, 3), (2, 4, 32), rest=(None, (1,), (28,), (28,)))
+    cut = named_strategy(wide, ("w@pw",), "")
+    assert [(one.message.nbytes, one.forward) for one in inner_messages(wide, cut, mesh_of(8))] == [
+        (4 * 2 * 4 * 2, 7), (4 * 2 * 4 * 2, 7)]  # fmt: skip
+    assert joined_bytes(wide, cut, mesh_of(8)) == 56 * 2 * 4 * 2
+    assert cut in legal_strategies(wide, mesh_of(8))
+    fault = strategy_fault(wide, cut, mesh_of(2))
+    assert "axis0 of size 2 leaves 16 of factor 'w' beside a piece, and 28 are read beside it; leave it whole" in str(
+        fault
+    )
+    assert cut not in legal_strategies(wide, mesh_of(2))
+
+
 def test_patches_and_pooling_without_overlap_send_nothing() -> None:
     patches = rule_of("aten.conv2d.default", (8, 4, 32, 32), (6, 4, 4, 4), (8, 6, 8, 8), rest=(None, (4, 4)))
     pool = rule_of("aten.max_pool2d.default", (8, 4, 32, 32), (8, 4, 16, 16), rest=((2, 2),))
@@ -90,7 +110,6 @@ def test_patches_and_pooling_without_overlap_send_nothing() -> None:
 @pytest.mark.parametrize(
     ("sizes", "names", "said"),
     [
-        ((16,), ("h@ph",), "leaves pieces of 2 of factor 'h', and 3 are read of a neighbour; split it into 8 at most"),
         ((2, 2), ("h@ph", "w@pw"), "axis0 and axis1 both split a dim whose pieces are read with their neighbours'"),
         ((3,), ("h@ph",), "axis0 of size 3 does not divide factor 'h' of extent 32"),
         ((4,), ("h",), "axis0 splits factor 'h', which cannot be split; splittable factors: n, o, i, h@ph, w@pw"),
