@@ -71,18 +71,18 @@ class Bucket:
         """Bytes of the largest message, which has a buffer of its own where there are several members."""
         return max(self.nbytes, default=0.0) if len(self.members) > 1 else 0.0
 
-    def comes(self, mesh: Mesh) -> float:
-        """Bytes that come out of its first collective in memory of their own; an all-reduce needs none, nor a
-        reduce."""
-        (kind, axis), nbytes = self.moves[0], self.nbytes[0]
+    def comes(self, mesh: Mesh, number: int = 0) -> float:
+        """Bytes that come out of its first collective, or of another, in memory of their own; an all-reduce needs none,
+        nor a reduce."""
+        (kind, axis), nbytes = self.moves[number], self.nbytes[number]
         return {"all_reduce": 0.0, "reduce": 0.0, "reduce_scatter": nbytes / mesh.sizes[axis]}.get(kind, nbytes)
 
-    def takes(self, mesh: Mesh) -> float:
-        """Bytes that its first collective takes beside its members: a flat copy of them, unless a lone one lies in
-        memory as it is sent, and what comes out."""
-        first = next(step for step in self.members[0].steps if step.kind in COLLECTIVES)
-        as_it_is = len(self.members) == 1 and (first.kind in ("all_reduce", "reduce") or first.dim == 0)
-        return self.comes(mesh) + (0.0 if as_it_is else self.nbytes[0])
+    def takes(self, mesh: Mesh, number: int = 0) -> float:
+        """Bytes that its first collective, or another, takes beside its members: a flat copy of them, unless a lone one
+        lies in memory as it is sent, and what comes out."""
+        step = [step for step in self.members[0].steps if step.kind in COLLECTIVES][number]
+        as_it_is = len(self.members) == 1 and (step.kind in ("all_reduce", "reduce") or step.dim == 0)
+        return self.comes(mesh, number) + (0.0 if as_it_is else self.nbytes[number])
 
     def frees(self, mesh: Mesh) -> float:
         """Bytes of its members that are free when it has arrived."""

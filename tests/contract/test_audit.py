@@ -90,6 +90,23 @@ def audited(make: Hand) -> list[StageAudit]:
     return list(audit(plan, plans.traced(make.model), plans.BATCH, cluster_of(plan)))
 
 
+BUCKETED = tuple(
+    Hand(model="llama", kind=kind, mesh=mesh, settings=settings, update=Update(buckets=size))
+    for kind, mesh, settings in (("zero2", (4,), {}), ("zero1", (2, 2), {"micro_batches": 2}), ("megatron", (2, 2), {}))
+    for size in (2**20, 8192)
+)
+
+
+@pytest.mark.cases(2, 4)
+@pytest.mark.slow
+@pytest.mark.parametrize("make", BUCKETED, ids=str)
+def test_flat_buffers_of_buckets_are_followed(make: Hand) -> None:
+    """Of a batch so small that buckets take a good part of what lives: gradients on their way, weights that come."""
+    (stage,) = audited(make)
+    assert stage.unequal == ()
+    assert abs(stage.peak / stage.predicted_peak - 1) < auditing.MEMORY_TOLERANCE, (stage.live, stage.predicted_live)
+
+
 @pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("make", first(1, COPIES), ids=str)

@@ -15,6 +15,7 @@ from planner.plan.layout.expert_overlap import expert_overlaps_of
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.layout.stage_cut import StageCut
 from planner.plan.layout.stage_tensors import StageTensors
+from planner.plan.prediction.bucket_memory import BucketMemory
 from planner.plan.prediction.memory_account import MemoryAccount, Piece, Storage, moved
 from planner.pricing.liveness import replays
 from planner.pricing.parameter_price import summed
@@ -73,12 +74,13 @@ class Sent:
 
 @dataclass(kw_only=True)
 class Held:
-    """What the chunks of a rank have together: the account, what is offloaded, the gradients of the step, what is being
-    sent."""
+    """What the chunks of a rank have together: the account, what is offloaded, the gradients of the step, the buckets
+    that reduce them, what is being sent."""
 
     account: MemoryAccount
     rows: Mapping[str, Bytes] = field(default_factory=dict)
     gradients: dict[str, Storage] = field(default_factory=dict)
+    buckets: BucketMemory | None = None
     sent: list[Storage] = field(default_factory=list)
     visiting: dict[str, Storage] = field(default_factory=dict)
 
@@ -188,6 +190,8 @@ class ChunkMemory:
         else:
             self.gradients[name] = self.account.new(nbytes, GRADIENTS)
             self.account.release(leaf)
+        if self.held.buckets is not None:
+            self.held.buckets.arrived(name)
 
     def _moved(self, piece: Piece, steps: Sequence[Step], name: str) -> Piece:
         element = DTYPE_BYTES[self.bound.graph.types[name].dtype]

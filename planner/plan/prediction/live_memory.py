@@ -14,6 +14,8 @@ Counted are tensors. What an allocator rounds up or keeps for later, and what li
 Complexity: the operators of a stage times the micro-batches that are followed, one more than are ever in flight.
 """
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from costmodels import PLACES, Turn
@@ -21,8 +23,10 @@ from hardware_profiles import Bytes
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.offloaded import visiting_order
 from planner.plan.layout.parameter_owners import broadcasts_of, owners_of
+from planner.plan.layout.per_step_communication import gathering_buckets
 from planner.plan.layout.stage_cut import cut_stage
 from planner.plan.prediction.backward_memory import BackwardMemory
+from planner.plan.prediction.bucket_memory import BucketMemory, gather
 from planner.plan.prediction.chunk_memory import GRADIENTS, OTHER, STATES, WEIGHTS, Held
 from planner.plan.prediction.memory_account import MemoryAccount, Piece, Storage, moved
 from planner.plan.schedule import orders, telling_micro_batches
@@ -30,6 +34,7 @@ from planner.pricing.parameter_price import summed
 from planner.sharding.redistribute import redistribution
 
 NO_ROWS: Mapping[str, Bytes] = {}
+_FP32 = 4  # bytes of an element of a master
 _UPDATED = 2  # temporaries of an update, in pieces of the parameter that is updated
 
 
@@ -39,26 +44,39 @@ def live_memory(
     """Bytes of each class that a device in the middle of a pipeline rank holds when it holds most. `stored` has those
     of the weights and of the states of the optimizer, `rows` those of states outside of the device, by parameter (see
     `planner.plan.prediction.stage_cost.StageCost`)."""
-    account = MemoryAccount(now={WEIGHTS: stored[WEIGHTS], GRADIENTS: 0.0, STATES: stored[STATES], OTHER: 0.0})
+    interleave = bound.plan.training.interleave
+    account = MemoryAccount(
+        now={WEIGHTS: stored[WEIGHTS], GRADIENTS: 0.0, STATES: stored[STATES], OTHER: 0.0}, times={OTHER: interleave}
+    )  # micro-batches in turn hold alike at the same moment
     held = Held(account=account, rows=rows)
     chunks = [Chunk(bound=bound, cut=cut_stage(bound, stage), held=held) for stage in bound.plan.stages_of(rank)]
-    plan, interleave = bound.plan, bound.plan.training.interleave
+    plan = bound.plan
     turns = telling_micro_batches(plan) // interleave
     order = orders(plan.schedule, plan.pipeline, turns, plan.virtual_stages, plan.slices)[rank]
+    expected = Counter[str]()
     for at, chunk in enumerate(chunks):
-        chunk.expect([turn for turn in order if turn.chunk == at])
+        own = [turn for turn in order if turn.chunk == at]
+        chunk.expect(own)
+        expected.update(dict.fromkeys(chunk.trained, sum(turn.kind == "forward" for turn in own)))
+    if bound.graph.trains:
+        held.buckets = BucketMemory(bound=bound, account=account, gradients=held.gradients, expected=expected)
     for turn in order:
         chunks[turn.chunk].turn(turn)
     held.let_go()
+    account.once()
     chunks[0].end_step()
-    return {
-        **account.at_peak,
-        OTHER: interleave * account.at_peak[OTHER],
-    }  # micro-batches in turn hold alike at the same moment
+    return account.at_peak
 
 
 class Chunk(BackwardMemory):
     """A stage, turn by turn, and the update of the rank."""
+
+    @property
+    def trained(self) -> frozenset[str]:
+        """The parameters of which every backward pass of the stage makes gradients."""
+        graph = self.bound.graph
+        read = {name for at in self.cut.operators for name in graph.operators[at].operands}
+        return frozenset(read & graph.parameter_names & graph.differentiable)
 
     def turn(self, turn: Turn) -> None:
         """A pass of a micro-batch, or of a slice of one."""
@@ -81,8 +99,12 @@ class Chunk(BackwardMemory):
         """Reduce all gradients of the rank, update piece by piece, and bring the weights back."""
         graph, mesh = self.bound.graph, self.bound.plan.mesh
         pieces: dict[str, Piece] = {}
-        owners = owners_of(self.bound, self.gradients)
+        owners = owners_of(self.bound, (*self.gradients, *(self.held.buckets.members if self.held.buckets else ())))
         pushed = owners if self.update.served else {}  # reduced in place
+        if self.held.buckets is not None:
+            self.held.buckets.finish()
+            for name, storage in self.held.buckets.reduced.items():
+                pieces[name] = Piece(storage, self.tensors.shape(name, self.bound.parameters[name].state))
         for name, gradient in self.gradients.items():
             stored, tensor = self.bound.parameters[name], graph.types[name]
             piece = Piece(gradient, self.tensors.shape(name, stored.gradient))
@@ -96,19 +118,32 @@ class Chunk(BackwardMemory):
         for name in [name for name, owner in owners.items() if not owner.at(self.coordinate)]:
             self.account.release(pieces.pop(name).storage)
         for name in pieces.keys() - set(offloaded):
-            self.account.brief(_UPDATED * pieces[name].storage.nbytes, OTHER)
+            self.account.brief(_UPDATED * self._bytes(name, pieces[name]), OTHER)
         for name in offloaded:
-            self.account.brief(_UPDATED * pieces[name].storage.nbytes, OTHER)
+            self.account.brief(_UPDATED * self._bytes(name, pieces[name]), OTHER)
             self.account.release(pieces[name].storage)
             self._publish(name, pieces[name])
         self._release(places)
         self._release([piece.storage for name, piece in pieces.items() if name not in offloaded])
+        together = [one for one in gathering_buckets(self.bound, pieces.keys()) if set(offloaded).isdisjoint(one.names)]
+        for bucket in together:
+            narrow = sum(self.tensors.bytes(name, pieces[name].shape) for name in bucket.names)
+            gather(bucket, self.bound, self.account, narrow if self._narrow(bucket.names[0]) else 0.0, OTHER)
+        gathered = {name for bucket in together for name in bucket.names}
         for name, piece in pieces.items():
-            if name not in offloaded:
+            if name not in offloaded and name not in gathered:
                 self._publish(name, piece)
         for broadcast in broadcasts_of(self.bound, owners):
             self.account.brief(broadcast.flat, OTHER)
         self.held.let_go()
+
+    def _narrow(self, name: str) -> bool:
+        """Whether the new weight is rounded from a wider master, in memory of its own."""
+        return self.update.master_weights and self.bound.graph.types[name].element_bytes < _FP32
+
+    def _bytes(self, name: str, piece: Piece) -> Bytes:
+        """Of a gradient, which may be a part of more memory."""
+        return float(math.prod(piece.shape) * summed(self.bound.graph.types[name], self.update).element_bytes)
 
     def _places(self, offloaded: Sequence[str]) -> list[Storage]:
         """Where offloaded states are updated: one, and the next or the last."""

@@ -23,24 +23,40 @@ class Storage:
 
 @dataclass(kw_only=True)
 class MemoryAccount:
-    """Bytes alive in classes, and those at the moment when most were."""
+    """Bytes alive in classes, and those at the moment when most were. What is followed once and held several times at
+    the same moment, as by micro-batches in turn, counts so many `times`, by class."""
 
     now: dict[str, Bytes]
+    times: dict[str, int] = field(default_factory=dict)
     peak: Bytes = 0.0
     at_peak: dict[str, Bytes] = field(default_factory=dict)
     _total: Bytes = 0.0
 
     def __post_init__(self) -> None:
+        self._total = sum(nbytes * self.times.get(of, 1) for of, nbytes in self.now.items())
+        self.peak = self._total
+        self.at_peak = {of: nbytes * self.times.get(of, 1) for of, nbytes in self.now.items()}
+
+    def once(self) -> None:
+        """From now on everything counts once."""
+        self.times = {}
         self._total = sum(self.now.values())
-        self.peak, self.at_peak = self._total, dict(self.now)
 
     def new(self, nbytes: Bytes, of: str) -> Storage:
         """Memory that the caller holds."""
-        self.now[of] += nbytes
-        self._total += nbytes
-        if self._total > self.peak:
-            self.peak, self.at_peak = self._total, dict(self.now)
+        self._change(nbytes, of)
+        self._look()
         return Storage(nbytes, of)
+
+    def _change(self, nbytes: Bytes, of: str) -> None:
+        self.now[of] += nbytes
+        self._total += nbytes * self.times.get(of, 1)
+
+    def _look(self) -> None:
+        """Remember the moment where it is the fullest so far."""
+        if self._total > self.peak:
+            self.peak = self._total
+            self.at_peak = {of: nbytes * self.times.get(of, 1) for of, nbytes in self.now.items()}
 
     def hold(self, storage: Storage) -> Storage:
         storage.holders += 1
@@ -50,13 +66,12 @@ class MemoryAccount:
         storage.holders -= 1
         assert storage.holders >= 0, storage
         if storage.holders == 0 and not storage.standing and not storage.lent:
-            self.now[storage.of] -= storage.nbytes
-            self._total -= storage.nbytes
+            self._change(-storage.nbytes, storage.of)
 
     def claim(self, storage: Storage, of: str) -> Storage:
         """Count a storage in another class from now on."""
-        self.now[storage.of] -= storage.nbytes
-        self.now[of] += storage.nbytes
+        self._change(-storage.nbytes, storage.of)
+        self._change(storage.nbytes, of)
         storage.of = of
         return storage
 
@@ -64,17 +79,14 @@ class MemoryAccount:
         """Let a storage, which is held, have no memory for some time."""
         assert not storage.lent, storage
         storage.lent = True
-        self.now[storage.of] -= storage.nbytes
-        self._total -= storage.nbytes
+        self._change(-storage.nbytes, storage.of)
 
     def take_back(self, storage: Storage) -> None:
         """Let it have its memory again."""
         assert storage.lent, storage
         storage.lent = False
-        self.now[storage.of] += storage.nbytes
-        self._total += storage.nbytes
-        if self._total > self.peak:
-            self.peak, self.at_peak = self._total, dict(self.now)
+        self._change(storage.nbytes, storage.of)
+        self._look()
 
     def brief(self, nbytes: Bytes, of: str) -> None:
         """Memory that is let go at once."""
