@@ -82,6 +82,7 @@ def gradient_words(update: Update) -> str:
     if update.by_block:
         found.append(f"weights of a block gathered together{', the next ahead' if update.ahead else ''}")
     found += [", ".join(f"{name} padded to a multiple of {n}" for name, n in update.padded)] if update.padded else []
+    found += [replica_words(update)] if update.per_replica else []
     found += [OWNERS[update.zero_by]] if update.owned else []
     found += ["weights of rank 0 sent at the start"] if update.broadcast else []
     found += [f"each device has its own {', '.join(update.local_parameters)}"] if update.local_parameters else []

@@ -9,7 +9,6 @@ from planner.plan.words import (
     expert_overlap_words,
     gradient_words,
     recomputation_words,
-    replica_words,
     table_words,
     tensor_overlap_words,
 )
@@ -70,8 +69,6 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
     long = len(roles.recomputation) > _LONG
     if plan.schedule_kind.trains:
         rows.append(("recomputation", recomputation_words(plan) if long else roles.recomputation))
-    if plan.training.update.per_replica:
-        rows.append(("per replica", replica_words(plan.training.update)))
     if tables := table_words(plan.training.update):
         rows.append(("tables", tables))
     if roles.offload != "none":

@@ -13,6 +13,7 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.plan.file import load_plan, save_plan
 from planner.report.command import command_of
+from planner.report.rows import job_text
 from planner.strategy_search.request.per_replica import parse_per_replica
 from tests.refusals import refused
 from tests.replicas import SAMPLES, batch, network
@@ -53,6 +54,8 @@ def test_statistics_of_replicas_are_not_reduced(graph: OperatorGraph, tmp_path: 
     save_plan(own, tmp_path / "own.json")
     assert load_plan(tmp_path / "own.json").training.update == own.training.update
     assert "--per-replica '*bn*=4'" in command_of(own)
+    assert "*bn* over the samples of each of 4 replicas" in job_text(own)[1]
+    assert "replicas" not in job_text(whole)[1]
 
 
 @pytest.mark.parametrize(
