@@ -106,3 +106,11 @@ def trained(module: nn.Module, micro_batches: int) -> tuple[float, dict[str, tor
         name.replace("module.", ""): one.grad for name, one in module.named_parameters() if one.grad is not None
     }
     return loss, gradients, {name.replace("module.", ""): one for name, one in module.named_buffers()}
+
+
+@torch.no_grad()
+def loss_of(module: nn.Module, micro_batches: int) -> float:
+    """The mean loss of the micro-batches as the module is evaluated."""
+    module.eval()
+    parts = zip(*(tensor.chunk(micro_batches) for tensor in batch()), strict=True)
+    return sum(float(module(*part)) for part in parts) / micro_batches

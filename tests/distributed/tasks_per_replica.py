@@ -8,12 +8,13 @@ import planner
 import runtime
 from planner.graph.trace import trace
 from tests.distributed.tasks import CPU, known, relative
-from tests.replicas import SAMPLES, batch, by_hand, network, trained
+from tests.replicas import SAMPLES, batch, by_hand, loss_of, network, trained
 
 
 def parity(pattern: str, replicas: int, pinned: dict[str, Any], full_batch: bool | None) -> tuple[float, float]:
-    """The worst error of loss, gradients and buffers under a plan, and how far the same is from the model that looks at
-    whole batches. The batch is given whole, or read from a dataset, of which every rank reads all or its part."""
+    """The worst error of loss, gradients, buffers and then the loss in evaluation under a plan, and how far the same is
+    from the model that looks at whole batches. The batch is given whole, or read from a dataset, of which every rank
+    reads all or its part."""
     module = network()
     whole = batch()
     found = planner.search(
@@ -28,12 +29,17 @@ def parity(pattern: str, replicas: int, pinned: dict[str, Any], full_batch: bool
         rows: Any = list(zip(*whole, strict=True))
         loss = float(step.accumulate(next(iter(runtime.loader(rows, step, full_batch=full_batch)))))
     gradients, buffers = step.full_gradients(), step.changed_buffers()
-    parts = found.plan.training.micro_batches
-    return tuple(  # type: ignore[return-value]
-        max(
-            abs(loss - wanted) / wanted,
-            *(relative(gradients[name], of_gradient[name]) for name in of_gradient),
-            *(relative(buffers[name].double(), of_buffer[name].double()) for name in buffers),
+    evaluated, parts = float(step.evaluate(*whole)), found.plan.training.micro_batches
+    errors = []
+    for hand in (by_hand(pattern, replicas), network()):
+        wanted, of_gradient, of_buffer = trained(hand, parts)
+        in_the_end = loss_of(hand, parts)
+        errors.append(
+            max(
+                abs(loss - wanted) / wanted,
+                abs(evaluated - in_the_end) / in_the_end,
+                *(relative(gradients[name], of_gradient[name]) for name in of_gradient),
+                *(relative(buffers[name].double(), of_buffer[name].double()) for name in buffers),
+            )
         )
-        for wanted, of_gradient, of_buffer in (trained(by_hand(pattern, replicas), parts), trained(network(), parts))
-    )
+    return errors[0], errors[1]
