@@ -49,7 +49,7 @@ def print_advice(
     for column in table.columns[3:]:
         column.justify = "right"
     for what, here, other, seconds, after in changes:
-        saved = seconds_text(seconds) if seconds >= 0 else f"-{seconds_text(-seconds)}"
+        saved = seconds_text(seconds)
         table.add_row(what, here, other, saved, seconds_text(after.step_seconds), bytes_text(after.peak_bytes))
     console.print(table)
 

@@ -47,7 +47,7 @@ def _cell(key: str, value: object) -> str:
         return "-"
     if isinstance(value, int | float) and not isinstance(value, bool):
         if key.endswith("step_seconds") or key == "difference_seconds":
-            return f"{'-' if value < 0 else ''}{seconds_text(abs(value))}"
+            return seconds_text(value)
         if key.endswith("_bytes"):
             return f"{'-' if value < 0 else ''}{bytes_text(abs(value))}"
         return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"

@@ -6,7 +6,9 @@ __all__ = ["bytes_text", "count_text", "percent_text", "seconds_text"]
 
 
 def seconds_text(seconds: float) -> str:
-    """29.1 s, 31.2 ms, 870 µs."""
+    """29.1 s, 31.2 ms, 870 µs; -1.2 ms of what is saved."""
+    if seconds < 0:
+        return f"-{seconds_text(-seconds)}"
     if seconds >= 1:
         return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
     if seconds >= 1e-3:
