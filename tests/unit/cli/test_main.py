@@ -540,8 +540,8 @@ def test_rules_found_by_trial_are_shown_and_written(folder: Path) -> None:
     outcome = plan(*TRIAL, "--micro-batches", "1", "-o", "trial.json")
     assert outcome.code == 0, outcome
     assert re.fullmatch(
-        r"note: aten.trace.default, called in module '\(root\)' \(at \S+usermodels.py:\d+\), is not split: no split of its"
-        r" operands recombines to its result\n",
+        r"note: aten.trace.default, called in module '\(root\)' \(at \S+usermodels.py:\d+\), is not split: no split of"
+        r" its operands recombines to its result\n",
         outcome.err,
     )
     assert "Rules found by trial (times are assumed: one pass over the tensors)" in outcome.out
