@@ -276,7 +276,7 @@ class _Mixed:
             "reduction": chunks * reduction,
             "backward": chunks * backward,
         }
-        self.travels = bool(under.any())
+        self.travels = bool(under.any()) or any(a.under for rank in ranks for a, _ in rank.ends)
         self.reduces = bool(reduction.any()) or any(a.reduction for rank in ranks for a, _ in rank.ends)
         self.recompute = np.array([[column.recompute for column in way] for way in pool], dtype=np.bool_)
         self.recompute = self.recompute.reshape(len(pool), kinds)

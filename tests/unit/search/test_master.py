@@ -123,3 +123,21 @@ def test_a_rank_is_mixed_of_more_ways_where_that_is_quicker() -> None:
     assert [sum(own is one for own in found.inner) for one in ways] == [4, 2, 2]
     assert found.busy == pytest.approx(8.2)
     assert pairs.busy[blocks.whole] == pytest.approx(8.3)
+
+
+def test_what_only_the_ends_wait_for_counts_with_any_ways() -> None:
+    """Nothing of the blocks travels; of what the head sends 0.9 s, so much is waited for as four blocks do not hide."""
+    end = Amounts(part=1.0, under=0.9, excess_forward=0.9)
+    rank = Rank(
+        chunks=1, in_flight=1.0, ends=((end, 1.0),), received=0.0, ending=0.0, outliving=0.0, before=None, after=None,
+        seconds=0.0,
+    )  # fmt: skip
+    way = Column(
+        recompute=False, candidates={}, kept=frozenset(), amounts=Amounts(part=0.2, excess_forward=-0.1, live=1.0)
+    )
+    blocks = block_ranges_of((0,) * 4)
+    (filled,) = fill([rank], [(way,)], blocks, 1, 10.0)
+    mixed = best_mixture(rank, [[(way, 4.0)]], (0,) * 4, 1, 10.0)
+    assert mixed is not None
+    assert filled.busy[blocks.whole] == pytest.approx(1.0 + 0.8 + 0.5)
+    assert mixed.busy == pytest.approx(1.0 + 0.8 + 0.5)
