@@ -37,8 +37,8 @@ as where each comes by itself, but for the weight of an operator beside it for a
 its own does not add. What is found so is a bound on all of them."""
 
 _COLUMNS = (
-    "part", "steady", "step", "fixed", "live", "replay", "k_part", "k_live", "k_replay", "transient", "under",
-    "under_again", "work", "work_again", "reduction", "backward",
+    "part", "steady", "step", "fixed", "live", "replay", "k_part", "k_live", "k_replay", "k_work", "transient",
+    "under", "under_again", "work", "work_again", "reduction", "backward",
 )  # fmt: skip
 
 
@@ -209,10 +209,11 @@ class PieceMaker:
                 if decided is None:
                     self.keepable.add(index)
                     self._add(key, k_part=-change.seconds, k_live=change.kept, k_replay=-change.interior)
+                    self._add(key, k_work=-prices.forward * works)
                 elif index in decided:
                     self.always.add(index)
                     self._add(key, part=-change.seconds, live=change.kept, replay=-change.interior)
-                    self._add(key, work_again=-prices.forward, backward=-change.seconds)
+                    self._add(key, work_again=-prices.forward * works, backward=-change.seconds)
         if self.template.in_block(index):
             self._hand_on(index, again=again)
 
@@ -419,6 +420,7 @@ class PieceMaker:
             keeping_part=nodes["k_part"],
             keeping_live=nodes["k_live"],
             keeping_replay=nodes["k_replay"],
+            keeping_work=nodes["k_work"] if self.travels else None,
             transient=tuple(nodes["transient"][cells] for cells in self.cells),
             under=under,
             excess=excess,

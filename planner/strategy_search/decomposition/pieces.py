@@ -104,8 +104,9 @@ class Piece:
 
     `steady` is what of `part` does not depend on the size of the micro-batch. `step` and `fixed` end with the nodes.
     `keeping_*` is what changes at a node where an operator of a recomputed block keeps its results; zero where it may
-    not. `under` and `excess` are those of `Amounts`, of both passes; None where nothing travels under work. So are
-    `reduction`, of the nodes, and `backward`; what keeping results changes at a node is all of the backward pass.
+    not. `under` and `excess` are those of `Amounts`, of both passes; None where nothing travels under work, as is
+    `keeping_work`: what is not run again covers nothing in the backward pass. So are `reduction`, of the nodes, and
+    `backward`; what keeping results changes at a node is all of the backward pass.
     `begins`: whether weights of it may go together, and are waited for in the place of those of the first block.
     """
 
@@ -128,6 +129,7 @@ class Piece:
     home: Home = "device"  # of what flows into its recomputed block
     under: tuple[Array, Array] | None = None
     excess: tuple[Array, Array] | None = None
+    keeping_work: Array | None = None
     reduction: Array | None = None
     backward: Array | None = None
     begins: bool = False
@@ -181,6 +183,8 @@ class Piece:
             cost -= weights.backward * self.backward
             again -= weights.backward
         change = again * self.keeping_part + weights.live * self.keeping_live + weights.replay * self.keeping_replay
+        if weights.excess[1] and self.keeping_work is not None:
+            change -= weights.excess[1] * self.keeping_work
         keeps = change < 0
         cost[:nodes] += np.minimum(change, 0.0)
         if weights.transient and self.transient:
@@ -255,7 +259,9 @@ class Piece:
             transient=max((float(t[k]) for t, k in zip(self.transient, choice, strict=True)), default=0.0),
             under=sum(float(values[cells].sum()) for values in self.under or ()),
             excess_forward=0.0 if self.excess is None else float(self.excess[0][cells].sum()),
-            excess_backward=0.0 if self.excess is None else float(self.excess[1][cells].sum()),
+            excess_backward=0.0
+            if self.excess is None or self.keeping_work is None
+            else float(self.excess[1][cells].sum() - self.keeping_work[keeping_at].sum()),
             reduction=0.0 if self.reduction is None else float(self.reduction[nodes].sum()),
             backward=0.0
             if self.backward is None

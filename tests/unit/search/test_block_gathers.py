@@ -24,6 +24,7 @@ from tests.unit.search.cases import (
     BATCH,
     cluster_of,
     columns_of,
+    keepable,
     make_case,
     plan_of,
     random_ranks,
@@ -70,6 +71,20 @@ def test_the_pieces_and_the_judge_agree(
         assert same(math.fsum(value for _, value in prediction.time), prediction.step_seconds)
     assert min(beyond) >= 0, "a share is the least that a message can take"
     assert max(beyond) > 0
+
+
+@pytest.mark.parametrize("model", ["post-norm", "chain-from-input-4"])
+def test_what_is_kept_and_not_run_again_hides_nothing(model: str) -> None:
+    """A recomputed block that keeps results has less work in its backward pass under which weights may come."""
+    configuration = Configuration(pipeline=1, mesh=(4,), micro_batches=2)
+    update = Update(buckets="none", gathers="ahead")
+    chain = make_case(model, "h100-80gb", configuration, 16, "bf16", update=update).chain
+    (piece,) = [piece for piece in chain.inner if piece.recompute]
+    candidates = dict.fromkeys(piece.keys, 0)
+    again, kept = piece.amounts_of(candidates, ()), piece.amounts_of(candidates, keepable(piece))
+    assert kept.part < again.part
+    assert kept.excess_backward - again.excess_backward == pytest.approx(again.part - kept.part)
+    assert kept.excess_forward == again.excess_forward
 
 
 def test_a_plan_says_so_and_is_faster() -> None:
