@@ -49,8 +49,9 @@ class Tried:
 
 class Composition:
     """Puts together what the multipliers of every kind of devices know; `cutoff`: divisions as slow as that are of no
-    interest. `least` bytes are what the leanest way to fill the ranks would need that was met and does not fit, at the
-    `fullest` rank."""
+    interest; `covering`: of ways to run blocks only those that were sought with such a share of what travels in both
+    passes, if any. `least` bytes are what the leanest way to fill the ranks would need that was met and does not fit,
+    at the `fullest` rank."""
 
     def __init__(
         self,
@@ -58,7 +59,10 @@ class Composition:
         setting: Setting,
         multipliers: Sequence[Multipliers],
         cutoff: float,
+        *,
+        covering: float = 0.0,
     ) -> None:
+        self.covering = covering
         self.pipeline_of_kinds, self.chain = pipeline_of_kinds, pipeline_of_kinds.chain
         self.setting, self.multipliers, self.cutoff = setting, multipliers, cutoff
         self.block_ranges = self.chain.block_ranges
@@ -71,8 +75,8 @@ class Composition:
         setting = self.setting
         last = setting.ranks - 1
         self.pools = [
-            _distinct([way for priced in multipliers.priced for way in self._ways(multipliers.chain, priced, state)])
-            for multipliers in self.multipliers
+            _distinct([way for priced in known for way in self._ways(multipliers.chain, priced, state)])
+            for multipliers, known in ((one, self._counted(one.priced)) for one in self.multipliers)
         ]
         described: list[tuple[Rank, ...]] = []
         variants = []
@@ -113,6 +117,8 @@ class Composition:
         with other numbers of them than memory alone asks for; None where it is not."""
         if tried.found is None or tried.division is None or self.setting.counts != "any" or not self.blocks:
             return None
+        if self.covering:  # mixtures are of all ways
+            return None
         (_, state, fillings), held, m = tried.found, tried.division.block_ranges, self.setting.micro_batches
         ranks, mixed = list(fillings), list[Mixture | None]([None] * len(held))
         parts = [float(filled.part[n]) for filled, n in zip(tried.ranks, held, strict=True)]
@@ -135,6 +141,8 @@ class Composition:
         """The blocks that a rank has in a division in the cheapest mixture of ways, where it is quicker than `busy`."""
         assert tried.division is not None
         block_range = tried.division.block_ranges[rank]
+        if not self.block_ranges.lengths[block_range]:
+            return None
         filled = tried.ranks[rank]
         taken = filled.filling(block_range)
         head, tail = tried.ends[rank][taken.variant]
@@ -272,6 +280,10 @@ class Composition:
         )
         peak, beside = float(filled.peak[block_range]), float(filled.beside[block_range])
         return RankFilling(head=head, inner=inner, tail=tail, peak=peak, beside=beside)
+
+    def _counted(self, priced: Sequence[Priced]) -> list[Priced]:
+        """The prices whose columns count."""
+        return [one for one in priced if not self.covering or one.under[:2] == (self.covering, self.covering)]
 
     def _ways(self, chain: Chain, priced: Priced, state: State) -> list[Way]:
         """Ways to run a block of each kind that a price knows: each in its cheapest; with one kind all of them, and so

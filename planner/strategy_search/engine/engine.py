@@ -277,9 +277,10 @@ class Engine:
         enough: float = -math.inf,
         hint: Hint = NO_HINT,
         room: float = 0.0,
+        covering: float = 0.0,
     ) -> Outcome:
         """The best plan of a configuration in which weights are gathered in one way, and which leaves `room` bytes of
-        every device."""
+        every device; `covering`: see `Evaluation`."""
         pipeline_of_kinds, setting = self.pipeline_of_kinds(configuration, gathers), self.setting(configuration)
         if room:
             capacities = tuple(capacity - room for capacity in pipeline_of_kinds.capacities)
@@ -287,13 +288,13 @@ class Engine:
             setting = replace(setting, capacity=capacities[0])
         check_virtual_stages(pipeline_of_kinds.chain, setting)
         multipliers: list[Multipliers] | None = None
-        if setting.chunks > 1:  # what other numbers of virtual stages have asked is known
+        if setting.chunks > 1 and not covering:  # what other numbers of virtual stages have asked is known
             key = self._running(configuration, gathers)
             multipliers = self._known(configuration).multipliers.setdefault(key, [])
         decided = configuration.decided
         evaluation = Evaluation(
             pipeline_of_kinds, setting, cutoff=cutoff, enough=enough, hint=hint, multipliers=multipliers,
-            patterned=decided is not None and decided.pattern is not None,
+            patterned=decided is not None and decided.pattern is not None, covering=covering,
         )  # fmt: skip
         return replace(evaluation.run(), gathers=gathers)
 

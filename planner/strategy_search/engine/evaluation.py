@@ -64,7 +64,9 @@ class Evaluation:
     `cutoff`: plans as slow as that are of no interest; `enough`: one as fast as that will do; `hint`: a price of memory
     and shares of what travels under work to try early; `rounds`: prices to try at most; `multipliers`: what others have
     asked of the same pieces, or an empty list for those who come after; `patterned`: whether operators have one
-    pattern, so that whole blocks prove more than prices.
+    pattern, so that whole blocks prove more than prices; `covering`: a share of what travels
+    in both passes that counts whatever covers it, in place of those that are best by sums, which hope for more than may
+    be covered.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Evaluation:
         rounds: int = ROUNDS,
         multipliers: list[Multipliers] | None = None,
         patterned: bool = False,
+        covering: float = 0.0,
     ) -> None:
         self.rounds = rounds
         self.setting, self.cutoff, self.enough, self.hint = setting, cutoff, enough, hint
@@ -93,7 +96,7 @@ class Evaluation:
             ]
         self.block_ranges = self.chain.block_ranges
         self.blocks = self.block_ranges.blocks
-        self.composition = Composition(self.pipeline_of_kinds, setting, self.multipliers, cutoff)
+        self.composition = Composition(self.pipeline_of_kinds, setting, self.multipliers, cutoff, covering=covering)
         self.next_price = NextPrice(self.composition)
         self.known = 0  # prices that others have asked for
         for kind, one in enumerate(self.multipliers):
@@ -175,6 +178,8 @@ class Evaluation:
             if len(self.multipliers) == 1:
                 self.known = len(multipliers.priced)
                 multipliers.begin(self.setting)
+                if covering := self.composition.covering:
+                    multipliers.solve(0.0, 0.0, (covering, covering, 0.0))
             else:
                 multipliers.solve(0.0, 0.0)
         return [self.known] * len(self.multipliers)

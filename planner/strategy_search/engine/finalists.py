@@ -56,6 +56,12 @@ from planner.strategy_search.request.space import Configuration
 _MESSAGES = 2e-3
 """Share of a step that messages may take beyond what the search knows of them, before others are tried."""
 
+_HOPED = 0.05
+"""Share by which a step may take longer than its sum, before blocks are sought that cover more of what travels."""
+
+_COVERS = (1.0, 0.25)
+"""Shares of what travels that count then, whatever covers it."""
+
 _LEANER = 10
 """Times that a contender which does not fit is looked at with less memory, at most."""
 
@@ -331,20 +337,26 @@ class Finalists:
     def _ranked(self, found: Contender) -> Ranked:
         """A result as a plan. The sums of the search know the least that messages take: those of weights that go
         together, and those of buckets, for which a full device may have no room. Where that was much too little, other
-        ways to gather weights are priced, too, and plans that leave room for buckets, or have none. They hope that a
-        backward pass covers all reductions but the last: where it does not, the best that waits for them is priced."""
+        ways to gather weights are priced, too, and plans that leave room for buckets, or have none; where it was more than
+        that, and not for lack of room, plans whose blocks cover more of what travels. Sums hope that a backward pass covers
+        all reductions but the last: where it does not, the best that waits for them is priced."""
         ranked = self._priced_as_found(found)
         overlapped = self.overlapped(ranked) if self.overlaps else ranked
         expected, engine = found.objective * (1 + _MESSAGES), self.engine
-        others = list[tuple[Engine, str, Bytes]]()
+        others = list[tuple[Engine, str, Bytes, float]]()
         if overlapped.seconds - (overlapped.waited if self.overlaps else 0.0) > expected:
-            others += [(engine, way, 0.0) for way in engine.gathers if way != found.outcome.gathers]
-            others += self._other_buckets(found, ranked)
+            others += [(engine, way, 0.0, 0.0) for way in engine.gathers if way != found.outcome.gathers]
+            others += [(*other, 0.0) for other in self._other_buckets(found, ranked)]
+        hoped = overlapped.seconds > found.objective * (1 + _HOPED) and not (self.overlaps and self._missing(ranked))
+        if hoped and found.pipeline_of_kinds.chain.travels:
+            others += [(engine, found.outcome.gathers, 0.0, share) for share in _COVERS]
         reduces = found.pipeline_of_kinds.chain.reduces and overlapped.reduced > REDUCTIONS * overlapped.seconds
         if reduces and overlapped.seconds > expected:
-            others.append((engine.waiting, found.outcome.gathers, 0.0))
-        for engine, gathers, room in others:
-            outcome = engine.evaluate_as(gathers, found.configuration, cutoff=ranked.seconds, room=room)
+            others.append((engine.waiting, found.outcome.gathers, 0.0, 0.0))
+        for engine, gathers, room, covering in others:
+            outcome = engine.evaluate_as(
+                gathers, found.configuration, cutoff=ranked.seconds, room=room, covering=covering
+            )
             if outcome.seconds < ranked.seconds:
                 pieces = engine.pipeline_of_kinds(found.configuration, gathers)
                 other = self._priced_as_found(replace(found, outcome=outcome, pipeline_of_kinds=pieces))

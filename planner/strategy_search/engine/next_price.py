@@ -105,7 +105,8 @@ class NextPrice:
         master = self.composition.master(state, rank, block_range)
         if master is None:
             return None
-        under = self.chain.shares(master.under, self.setting.ranks)
+        (there, back, last), covering = master.under, self.composition.covering
+        under = self.chain.shares((covering or there, covering or back, last), self.setting.ranks)
         flights = self.setting.flights(rank) if master.price else 0.0
         return self.new(Asked(self.kinds[rank], master.price, flights, under, master.at_tail))
 

@@ -47,6 +47,10 @@ CAUSES = {
 }
 
 
+ON_META = ("OtherDevice", "Sparse", "WithoutKernel")
+"""Which can be traced with data, as no command does."""
+
+
 def offending_line(module: type[nn.Module]) -> int:
     lines, first = inspect.getsourcelines(module)
     marked = [first + at for at, line in enumerate(lines) if line.rstrip().endswith("# here")]
@@ -58,7 +62,7 @@ def offending_line(module: type[nn.Module]) -> int:
 def test_names_the_line_and_what_to_change(name: str) -> None:
     linecache.checkcache()
     module = getattr(untraceable, name)
-    with torch.device("meta" if name == "OtherDevice" else "cpu"):
+    with torch.device("meta" if name in ON_META else "cpu"):
         built, example = module(), torch.ones(4, 8)
     what, remedy = CAUSES[name]
     with pytest.raises(ModelError) as raised:
