@@ -337,8 +337,8 @@ class Finalists:
     def _ranked(self, found: Contender) -> Ranked:
         """A result as a plan. The sums of the search know the least that messages take: those of weights that go
         together, and those of buckets, for which a full device may have no room. Where that was much too little, other
-        ways to gather weights are priced, too, and plans that leave room for buckets, or have none; where it was more than
-        that, and not for lack of room, plans whose blocks cover more of what travels. Sums hope that a backward pass covers
+        ways to gather weights are priced, too, and plans that leave room for buckets, or have none; where it was more,
+        and not for lack of room, plans whose blocks cover more of what travels. Sums hope that a backward pass covers
         all reductions but the last: where it does not, the best that waits for them is priced."""
         ranked = self._priced_as_found(found)
         overlapped = self.overlapped(ranked) if self.overlaps else ranked
