@@ -98,8 +98,8 @@ def _paddings(request: SearchRequest) -> list[Padded]:
 def _batches(request: SearchRequest) -> list[int]:
     """Samples that may be added to the global batch, so that the devices that share it divide it, and micro-batches."""
     pinned, batch, given = request.pinned, request.global_batch, request.update.padding_samples
-    if request.padding != "auto" or request.space is not None or given:
-        return [given]
+    if request.padding != "auto" or request.space is not None or given or request.update.per_replica:
+        return [given]  # replicas have equally many samples
     each = pinned.micro_batch or pinned.micro_batches or 1
     degrees = [pinned.data] if pinned.data else divisors(request.cluster.devices)
     return list(dict.fromkeys([0, *(-batch % (degree * each) for degree in degrees)]))

@@ -49,3 +49,11 @@ def test_engines_are_given_the_nearest_batches(engine: str) -> None:
         planner.search("llama-tiny", "h100", pinned=degrees, engine=engine, pad={"batch": 8}, **JOB)
     with refused(RequestError, engine, "pad auto"):
         planner.search("llama-tiny", "h100", engine=engine, pad="auto", **JOB)
+
+
+def test_batches_of_replicas_are_not_padded_where_that_is_left_to_the_search() -> None:
+    """18 samples divide among two replicas; padded to 20 for four devices, one would have fewer."""
+    plan = planner.search(
+        "llama-tiny", "cpu", devices=4, seq_len=32, global_batch=18, pad="auto", per_replica=["*cross_entropy*=2"]
+    ).plan
+    assert (plan.training.update.replicas, plan.training.update.padding_samples) == (2, 0)
