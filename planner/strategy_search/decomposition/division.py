@@ -138,9 +138,14 @@ def _block_ranges(blocks: Sequence[int], block_ranges: BlockRanges) -> tuple[int
 
 
 def step_seconds(ranks: Sequence[Filled], held: Sequence[int], micro_batches: int, chunks: int) -> float:
-    """Seconds of a step in which every rank holds a range of blocks (costmodels.schedules.step_time)."""
+    """Seconds of a step in which every rank holds a range of blocks."""
     parts = [float(rank.part[n]) for rank, n in zip(ranks, held, strict=True)]
     steps = [float(rank.step[n]) for rank, n in zip(ranks, held, strict=True)]
+    return step_of(parts, steps, micro_batches, chunks)
+
+
+def step_of(parts: Sequence[float], steps: Sequence[float], micro_batches: int, chunks: int) -> float:
+    """Seconds of a step of ranks with such seconds per micro-batch and once a step (costmodels.schedules.step_time)."""
     return (micro_batches - 1 / chunks) * max(parts) + math.fsum(parts) / chunks + max(steps)
 
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from planner.strategy_search.decomposition.division import Division, divide
+from planner.strategy_search.decomposition.division import Division, divide, step_of
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
 from planner.strategy_search.decomposition.lagrangian import Multipliers, Priced, State
 from planner.strategy_search.decomposition.mixture import Mixture, best_mixture
@@ -117,7 +117,7 @@ class Composition:
         with other numbers of them than memory alone asks for; None where it is not."""
         if tried.found is None or tried.division is None or self.setting.counts != "any" or not self.blocks:
             return None
-        if self.covering:  # mixtures are of all ways
+        if self.covering:  # the master mixes all ways
             return None
         (_, state, fillings), held, m = tried.found, tried.division.block_ranges, self.setting.micro_batches
         ranks, mixed = list(fillings), list[Mixture | None]([None] * len(held))
@@ -134,8 +134,7 @@ class Composition:
             ranks[slowest] = replace(ranks[slowest], inner=found.inner, peak=found.peak, beside=found.beside)
         if not any(mixed):
             return None
-        chunks = self.setting.chunks
-        return (m - 1 / chunks) * max(parts) + math.fsum(parts) / chunks + max(steps), state, tuple(ranks)
+        return step_of(parts, steps, m, self.setting.chunks), state, tuple(ranks)
 
     def _mixture(self, state: State, tried: Tried, rank: int, busy: float) -> Mixture | None:
         """The blocks that a rank has in a division in the cheapest mixture of ways, where it is quicker than `busy`."""

@@ -64,9 +64,9 @@ class Evaluation:
     `cutoff`: plans as slow as that are of no interest; `enough`: one as fast as that will do; `hint`: a price of memory
     and shares of what travels under work to try early; `rounds`: prices to try at most; `multipliers`: what others have
     asked of the same pieces, or an empty list for those who come after; `patterned`: whether operators have one
-    pattern, so that whole blocks prove more than prices; `covering`: a share of what travels
-    in both passes that counts whatever covers it, in place of those that are best by sums, which hope for more than may
-    be covered.
+    pattern, so that whole blocks prove more than prices; `covering`: a share of what
+    travels in both passes that counts whatever covers it, in place of those that are best by sums, which hope for more
+    than may be covered.
     """
 
     def __init__(
