@@ -30,6 +30,8 @@ from planner.strategy_search.engine.outcome import Outcome
 from planner.strategy_search.engine.outcome_words import configuration_words, fate_words, nothing_fits
 from planner.strategy_search.engine.proofs import OPTIMAL, Ranked, with_proof
 from planner.strategy_search.engine.regions import MANY, Regions
+from planner.strategy_search.engine.scheduling import WORTH, asks, reorders
+from planner.strategy_search.request.checks import runs_here
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.refusals import no_configuration
 from planner.strategy_search.request.request import SearchRequest
@@ -42,6 +44,9 @@ _LOG = logging.getLogger(__name__)
 _SWEPT = 3  # configurations that recursive programming decides once more, with sweeps
 
 _SLOWER = 2  # numbers of pipeline ranks in turn, after which it tries no more of them
+
+_REORDERED = 2
+"""Pipelines whose sums do not contend that are priced in other orders, at most."""
 
 _NOT_ASKED: Hint = (-1.0, (-1.0, -1.0, -1.0))
 
@@ -249,10 +254,16 @@ class BestFirst:
 
     def _search_on(self, finalists: Finalists, plans: tuple[Ranked, ...]) -> tuple[Ranked, ...]:
         """Where the best plans take longer than the sums by which others were left out, those others, too: first what
-        contended until better sums were found, then what was not evaluated and may be faster than the best of these."""
+        contended until better sums were found, then what was not evaluated and may be faster than the best of these.
+        And pipelines that were left out by the bubble of 1F1B, as far as another order may make them faster."""
+        if not self.request.prune or self.request.tolerance > 0:
+            return plans
+        reordered = self._promising_in_other_orders(self._slowest(plans))
+        if reordered:
+            finalists.found = [*self.contenders.found, *reordered]
+            plans = finalists.plans()
         slowest = self._slowest(plans)
-        coarse = not self.request.prune or self.request.tolerance > 0
-        if coarse or slowest <= self.contenders.cutoff or slowest >= self.limit:
+        if slowest <= self.contenders.cutoff or slowest >= self.limit:
             return plans
         self._tell("searching on")
         self.contenders.step = slowest
@@ -271,6 +282,20 @@ class BestFirst:
             finalists.found = self.contenders.found
             plans = finalists.plans()
         return plans
+
+    def _promising_in_other_orders(self, slowest: float) -> list[Contender]:
+        """Pipelines that were evaluated, and do not contend by their sums, of which an order with weight gradients apart
+        may make plans that take less than `slowest`; the most promising few."""
+        cluster, pinned = self.request.cluster, self.request.pinned
+        if not reorders(pinned) or asks(pinned) or not runs_here(cluster):
+            return []
+        found = list[Contender]()
+        for c, outcome in self.contenders.left.items():
+            if c.pipeline > 1 and c.virtual_stages == 1 and outcome.ranks:
+                pieces = self.engine.pipeline_of_kinds(c, outcome.gathers)
+                found.append(Contender(configuration=c, outcome=outcome, pipeline_of_kinds=pieces))
+        promising = [one for one in found if one.promise < slowest * (1 - WORTH)]
+        return sorted(promising, key=lambda one: (one.promise, one.order))[:_REORDERED]
 
     def _slowest(self, plans: tuple[Ranked, ...]) -> float:
         """Seconds of the slowest plan that was asked for."""

@@ -47,6 +47,14 @@ class Contender:
         """Contenders that are equally good come in a fixed order."""
         return self.configuration.tie
 
+    @property
+    def promise(self) -> float:
+        """About what a step takes that starts weight gradients when nobody waits for what is computed then: of the
+        bubble of 1F1B, (p-1)(F + B + W), that leaves (p-1)(F + B - W), a third where all three take as long (Qi et al.,
+        "Zero bubble pipeline parallelism", ICLR 2024, table 2)."""
+        work = self.least_step(any_order=True)
+        return work + max(0.0, self.objective - work) / 3
+
     def least_step(self, *, any_order: bool = False) -> float:
         """No step of what was found takes less; in `any_order` of turns none takes less than its ranks work."""
         hidden = self.pipeline_of_kinds.chain.tables.update.bucketed  # gradients, which updates wait for
