@@ -284,8 +284,8 @@ class BestFirst:
         return plans
 
     def _promising_in_other_orders(self, slowest: float) -> list[Contender]:
-        """Pipelines that were evaluated, and do not contend by their sums, of which an order with weight gradients apart
-        may make plans that take less than `slowest`; the most promising few."""
+        """Pipelines that were evaluated, and do not contend by their sums, but may take less than `slowest` in an order
+        that has weight gradients apart; the most promising few."""
         cluster, pinned = self.request.cluster, self.request.pinned
         if not reorders(pinned) or asks(pinned) or not runs_here(cluster):
             return []
