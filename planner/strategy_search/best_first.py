@@ -19,7 +19,7 @@ from planner.errors import InfeasibleError, LimitError, RequestError
 from planner.limits import check, finishing, reading, seconds_after, seconds_left, sooner
 from planner.sharding.update import AHEAD
 from planner.strategy_search.engine.assemble import assembly
-from planner.strategy_search.engine.contenders import NEAR, Contender, Contenders
+from planner.strategy_search.engine.contenders import NEAR, Contender, Contenders, without_weight_gradients
 from planner.strategy_search.engine.contexts import ContextNotes
 from planner.strategy_search.engine.evaluation import NO_HINT, Hint
 from planner.strategy_search.engine.families import Shared, all_configurations, engine_of, families_of, family_of
@@ -289,6 +289,7 @@ class BestFirst:
         cluster, pinned = self.request.cluster, self.request.pinned
         if not reorders(pinned) or asks(pinned) or not runs_here(cluster):
             return []
+        self._evaluate_short_ones(slowest)
         found = list[Contender]()
         for c, outcome in self.contenders.left.items():
             if c.pipeline > 1 and c.virtual_stages == 1 and outcome.ranks:
@@ -296,6 +297,20 @@ class BestFirst:
                 found.append(Contender(configuration=c, outcome=outcome, pipeline_of_kinds=pieces))
         promising = [one for one in found if one.promise < slowest * (1 - WORTH)]
         return sorted(promising, key=lambda one: (one.promise, one.order))[:_REORDERED]
+
+    def _evaluate_short_ones(self, slowest: float) -> None:
+        """Evaluate pipelines with no more micro-batches than ranks, of which 1F1B holds as many as any order, as far as
+        their bounds say that another order may take less than `slowest`; the most promising few."""
+        bounds = {c: bound for bound, _, _, members, _ in self.queue for c in members}
+        bounds.update({c: bound for bound, c, _ in self.cut_off})
+        short = [c for c in bounds if 1 < c.pipeline >= c.micro_batches and c.virtual_stages == 1]
+        left = {c: without_weight_gradients(c) for c in short}
+        promise = {c: max(bounds[c], self.engine.bound(c)) * left[c] for c in short}
+        for c in sorted(short, key=lambda c: (promise[c], _order(c)))[:_REORDERED]:
+            if promise[c] < slowest * (1 - WORTH) and c not in self.contenders.left:
+                with contextlib.suppress(NothingAgreesError):
+                    outcome = self.engine.evaluate(c, cutoff=slowest / left[c])
+                    self._take(c, outcome, max(bounds[c], outcome.bound))
 
     def _slowest(self, plans: tuple[Ranked, ...]) -> float:
         """Seconds of the slowest plan that was asked for."""

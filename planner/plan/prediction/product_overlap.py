@@ -18,6 +18,7 @@ from planner.plan.layout.overlapped_products import Overlap, is_shared
 from planner.plan.prediction.charges import Phase, charge
 from planner.plan.prediction.stage_cost import COMMUNICATION, StageCost
 from planner.plan.prediction.step import ChunkCost, PassCost
+from planner.pricing.operator_price import transient_bytes
 from planner.sharding.layout import Layout, local_fraction
 from planner.sharding.redistribute import Step
 from planner.sharding.rule import Rule
@@ -83,6 +84,12 @@ class ProductOverlap:
         operators = self.walk.bound.operators
         others = sum(float(self.walk.price(operators[at], counted=False).transient[0]) for at in one.early)
         return others + 2 * whole
+
+    def moment(self, one: Overlap) -> Bytes:
+        """Bytes while its operator runs, its weights left out."""
+        bound, op = self.walk.bound, self.walk.bound.operators[one.at]
+        prices = self.walk.price(op, counted=False)
+        return self.transient(one) + float(transient_bytes(self.walk.alive, bound.graph, one.at, op.rule, prices)[0])
 
     def _trains(self, one: Overlap) -> bool:
         """Whether a weight or bias of its products has a gradient, for which the operand is needed."""

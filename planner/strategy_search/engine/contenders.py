@@ -28,6 +28,17 @@ CONTENDERS = 5
 NEAR = 0.02
 """How much more, relatively, the objective of a contender may be than the least."""
 
+_BUBBLE_LEFT = 1 / 3
+"""What is left of the bubble of 1F1B, (p-1)(F + B + W), where weight gradients are computed when nothing else is: ZB-H1
+leaves (p-1)(F + B - W), and all three take about as long (Qi et al., "Zero bubble pipeline parallelism", ICLR 2024,
+table 2)."""
+
+
+def without_weight_gradients(configuration: Configuration) -> float:
+    """Share of the step of a pipeline of equal ranks that an order with weight gradients apart takes, about."""
+    p, m = configuration.pipeline, configuration.micro_batches
+    return 1 - (1 - _BUBBLE_LEFT) * (p - 1) / (m + p - 1)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Contender:
@@ -49,11 +60,9 @@ class Contender:
 
     @property
     def promise(self) -> float:
-        """About what a step takes that starts weight gradients when nobody waits for what is computed then: of the
-        bubble of 1F1B, (p-1)(F + B + W), that leaves (p-1)(F + B - W), a third where all three take as long (Qi et al.,
-        "Zero bubble pipeline parallelism", ICLR 2024, table 2)."""
+        """About what a step takes in an order with weight gradients apart: with as little of its bubble."""
         work = self.least_step(any_order=True)
-        return work + max(0.0, self.objective - work) / 3
+        return work + max(0.0, self.objective - work) * _BUBBLE_LEFT
 
     def least_step(self, *, any_order: bool = False) -> float:
         """No step of what was found takes less; in `any_order` of turns none takes less than its ranks work."""

@@ -3,10 +3,10 @@
 The search chooses layouts by what overlaps leave to wait for (`planner.strategy_search.tables.under_products`). The
 overlaps of what it has found (`planner.plan.layout.overlapped_products`) are chosen here: each of them is priced with
 some numbers of chunks, forward and backward, and has the best of them, if any saves time. As passes are sums, that is
-the best choice for a plan. The judge prices it, with the memory that it takes; it is taken where it fits and saves
-`WORTH` of the step. Where micro-batches take turns, or the backward pass is in two parts, there are no overlaps: then
-the plan without the one is compared with the plan without the other. On CPUs there are none unless somebody asks: their
-messages take the cores that compute.
+the best choice for a plan. The judge prices it, with the memory that it takes; as many overlaps as fit are taken where
+they save `WORTH` of the step. Where micro-batches take turns, or the backward pass is in two parts, there are no
+overlaps: then the plan without the one is compared with the plan without the other. On CPUs there are none unless
+somebody asks: their messages take the cores that compute.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,12 +16,12 @@ from typing import NamedTuple
 from hardware_profiles import Bytes, Machine, Seconds, device_type_of
 from planner.errors import RequestError
 from planner.plan.binding.bind import BoundPlan, stage_of_operators
-from planner.plan.layout.overlapped_products import Overlap, in_chunks, name_of, possible_overlaps
+from planner.plan.layout.overlapped_products import Overlap, in_chunks, name_of, overlaps_of, possible_overlaps
 from planner.plan.prediction.predict import predict
 from planner.plan.prediction.product_overlap import ProductOverlap
 from planner.plan.prediction.walk import Walk, walks_of
 from planner.plan.schedule_checks import tensor_overlap_fault
-from planner.strategy_search.engine.scheduling import WORTH
+from planner.strategy_search.engine.scheduling import WORTH, all_fit
 from planner.strategy_search.request.checks import runs_here
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.tables.under_products import CHUNKS
@@ -73,11 +73,35 @@ def with_tensor_overlap(bound: BoundPlan, pinned: Pinned, cluster: Machine, limi
         )
     if not asked and prediction.step_seconds >= bound.plan.prediction.step_seconds * (1 - WORTH):
         return Overlapped(bound)
-    return (
-        Overlapped(bound, missing)
-        if missing
-        else Overlapped(replace(tried, plan=replace(tried.plan, prediction=prediction)))
-    )
+    found = replace(tried, plan=replace(tried.plan, prediction=prediction))
+    if not missing:
+        return Overlapped(found)
+    fewer = _fitting(found, cluster, limits)
+    if fewer is None or fewer.plan.prediction.step_seconds >= bound.plan.prediction.step_seconds * (1 - WORTH):
+        return Overlapped(bound, missing)
+    rest = fewer.plan.prediction.step_seconds - prediction.step_seconds
+    return Overlapped(fewer, missing if rest > WORTH * bound.plan.prediction.step_seconds else 0.0)
+
+
+def _fitting(overlapped: BoundPlan, cluster: Machine, limits: Sequence[Bytes]) -> BoundPlan | None:
+    """The plan with as many of its overlaps as fit, those that need the least memory, if any does."""
+    walks, needs = walks_of(overlapped, cluster), dict[str, Bytes]()
+    for one in overlaps_of(overlapped):
+        name, products = name_of(one, overlapped), walks[walks[0].rank_of[one.at]].products
+        needs[name] = max(needs.get(name, 0.0), products.moment(one))
+    plan = overlapped.plan
+    chosen = sorted(plan.training.tensor_overlap, key=lambda one: (needs[one[0]], one[0]))
+    fitting, overfull, best = 0, len(chosen), None
+    while overfull - fitting > 1:
+        middle = (fitting + overfull) // 2
+        training = replace(plan.training, tensor_overlap=tuple(sorted(chosen[:middle])))
+        fewer = replace(overlapped, plan=replace(plan, training=training))
+        prediction = predict(fewer, cluster)
+        if all_fit(prediction, limits):
+            fitting, best = middle, replace(fewer, plan=replace(fewer.plan, prediction=prediction))
+        else:
+            overfull = middle
+    return best
 
 
 def best_overlaps(bound: BoundPlan, cluster: Machine, chunks: Sequence[int] = CHUNKS) -> Chosen:

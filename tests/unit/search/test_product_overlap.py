@@ -1,5 +1,6 @@
 """Overlaps of tensor parallelism are chosen where they pay, never make a step longer, and leave the bound as it is."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from planner.plan.file import dump_plan, parse_plan
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.prediction.predict import predict, stage_costs
 from planner.plan.prediction.step import UNDER_PRODUCTS
-from planner.strategy_search.engine.product_overlap import best_overlaps
+from planner.strategy_search.engine.product_overlap import best_overlaps, with_tensor_overlap
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search
@@ -60,6 +61,23 @@ def test_each_has_the_chunks_that_save_most() -> None:
         changed = replace(bound, plan=replace(bound.plan, training=training))
         assert predict(changed, cluster).step_seconds >= bound.plan.prediction.step_seconds * (1 - 1e-9)
     assert best_overlaps(bound, cluster) == bound.plan.training.tensor_overlap
+
+
+def test_of_overlaps_that_do_not_all_fit_some_are_taken() -> None:
+    """All but that of the head: there is most at once."""
+    waits, cluster, pinned = result_of(interleave=1, tensor_overlap=1).bound, cluster_of("h100-80gb", 8), Pinned()
+    everything, missing, _ = with_tensor_overlap(waits, pinned, cluster, [math.inf])
+    most, least = (one.plan.prediction.peak_bytes for one in (everything, waits))
+    assert missing == 0
+    assert most > least
+    limit = most * (1 - 1e-6)
+    some, missing, _ = with_tensor_overlap(waits, pinned, cluster, [limit])
+    assert missing == 0 or missing == pytest.approx(most - limit)
+    assert some.plan.prediction.peak_bytes <= limit
+    seconds = [one.plan.prediction.step_seconds for one in (everything, some, waits)]
+    assert seconds == sorted(set(seconds))
+    left = {name for name, *_ in everything.plan.training.tensor_overlap if name != "lm_head/linear"}
+    assert {name for name, *_ in some.plan.training.tensor_overlap} == left
 
 
 def test_as_many_chunks_as_are_asked_for() -> None:

@@ -103,6 +103,18 @@ def test_values_that_all_blocks_read_are_handed_on() -> None:
     assert plan.pipeline == 4
 
 
+@pytest.mark.slow
+def test_pipelines_that_are_left_out_by_the_bubble_of_1f1b_contend() -> None:
+    """Two ranks have the longer sum, and with weight gradients apart the shorter step; four were not evaluated."""
+    request = request_of("residual", cluster_of("ascend-910b-64gb", 4), 8)
+    free = search(request).plan
+    assert (free.schedule, free.pipeline) == ("zb_h1", 2)
+    for ranks in (1, 2, 4):
+        pinned = Pinned(pipeline=ranks, micro_batches=1)
+        alone = search(replace(request, pinned=pinned)).plan.prediction.step_seconds
+        assert free.prediction.step_seconds <= alone * (1 + 1e-9)
+
+
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_a_plan_that_another_order_makes_the_fastest_is_not_left_out() -> None:
