@@ -47,6 +47,11 @@ class Observer:
         """The gradients of its weights wait for a turn of their own, which begins with the gradient of `start`."""
 
 
+def gathering(observer: Observer | None, phase: Phase) -> AbstractContextManager[None]:
+    """What happens meanwhile is no operator's, where somebody looks on."""
+    return nullcontext() if observer is None else observer.gathering(phase)
+
+
 def teller(observer: Observer | None) -> Told:
     """Who wants to know of memory that is given back or taken again."""
     return _nobody if observer is None else observer.resized

@@ -4,7 +4,7 @@ A plan names one of `costmodels.SCHEDULES`. Those who execute a plan, price it o
 from here.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -43,6 +43,24 @@ def runs_in_pairs(plan: Plan) -> bool:
     return all(group.activations_home == "device" for group in plan.groups) and all(
         parameter.weight_home == "device" for parameter in stored
     )
+
+
+def relays(plan: Plan) -> bool:
+    """Whether a pass lets the weights come with which the next one of its rank begins, and the gradients land with
+    which the one before ended (`runtime.executor.relay`): where weights come ahead and do not change in between."""
+    return plan.training.update.ahead and plan.schedule_kind.flushes
+
+
+def passes_of(order: Sequence[Turn], paired: Collection[int] = ()) -> list[list[int]]:
+    """The passes of a rank in a step, each the places of its turns in an order: one, or two that run together, as those
+    do whose first is `paired`. Weight gradients in a turn of their own gather nothing, and are none."""
+    found = list[list[int]]()
+    for at, turn in enumerate(order):
+        if at - 1 in paired:
+            found[-1].append(at)
+        elif turn.kind != "weight_gradient":
+            found.append([at])
+    return found
 
 
 def most_deferred(plan: Plan, rank: int) -> int:

@@ -5,9 +5,9 @@
                backward   [gather 1] block 1 [reduce 1] | [gather 0] ...   one more, into the same tensors, and one for
                                                                            all gradients
     "ahead"    forward    [gather 0] block 0 | block 1 | block 2           the next block's come while a block computes,
-                             [gather 1] [gather 2]                         and its gradients leave while the one before
-               backward   [gather 2] block 2 | block 1 | block 0           it does
-                             [gather 1] [reduce 2, gather 0] [reduce 1] [reduce 0]
+                             [gather 1] [gather 2] [gather 2 again]        and its gradients leave while the one before
+               backward   block 2 | block 1 | block 0                      it does; so from pass to pass
+                             [gather 1] [reduce 2, gather 0] [reduce 1] [reduce 0]   (`runtime.executor.relay`)
 
 What autograd keeps of a gathered weight, a view or itself, stays where it is: only the memory behind it is given back
 and filled again (`UntypedStorage.resize_`), as FSDP does it (Zhao et al. 2023, "PyTorch FSDP"). The first gradient that
@@ -15,13 +15,13 @@ reaches what a block has made says that its backward pass begins. A block that i
 is computed again, and keeps nothing in between.
 
 What travels while a block computes does so on process groups of its own, in one order on every rank. A gradient that is
-late does not come through autograd: it is added to its parameter when it lands, the last of them when the backward pass
-is over. Weights of one block and the message with those of another are there at the same time, never more.
+late does not come through autograd: it is added to its parameter when it lands, the last of them under the next pass,
+or when the last one is over. Weights of one block and the message with those of another are there at the same time, never more.
 
 A gathered weight is a value of its block like any other: operators find it where they want it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,8 +30,7 @@ from planner.plan.layout.block_gathers import BlockGather
 from planner.sharding.redistribute import Step
 from runtime.comm.async_collectives import Flight, Groups
 from runtime.comm.device_mesh import RankMesh
-from runtime.executor.instruction import MicroBatch
-from runtime.observer import teller
+from runtime.observer import Observer, teller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +64,16 @@ def bundle_of(one: BlockGather) -> Bundle:
 class Gathered:
     """The weights of a bundle for one pass through their block, the `section` of that number."""
 
-    def __init__(self, bundle: Bundle, section: int, batch: MicroBatch, place: RankMesh, groups: Groups) -> None:
-        self.bundle, self.section, self.batch = bundle, section, batch
+    def __init__(
+        self,
+        bundle: Bundle,
+        section: int,
+        tensors: Mapping[str, torch.Tensor],
+        observer: Observer | None,
+        place: RankMesh,
+        groups: Groups,
+    ) -> None:
+        self.bundle, self.section, self.observer, self._tensors = bundle, section, observer, tensors
         self._place, self._groups = place, groups
         self._memory: list[torch.Tensor] = []
         self._coming: Flight | None = None
@@ -79,7 +86,7 @@ class Gathered:
     def start(self) -> None:
         """Let them set out, where they have not."""
         if self._coming is None:
-            pieces = [self.batch.tensors[name] for name in self.bundle.names]
+            pieces = [self._tensors[name] for name in self.bundle.names]
             self._coming = Flight(self.bundle.there, pieces, self._place, self._groups, holds=True)
 
     def bring(self) -> list[torch.Tensor]:
@@ -106,7 +113,7 @@ class Gathered:
         """The block is done: give the memory back."""
         for weight in self._memory:
             weight.untyped_storage().resize_(0)
-            teller(self.batch.observer)(weight.untyped_storage())
+            teller(self.observer)(weight.untyped_storage())
 
     def come_again(self) -> None:
         """Fill the memory once more. It goes when autograd lets go of it."""
@@ -115,7 +122,7 @@ class Gathered:
         while memory:
             weight, new = memory.pop(), landed.pop()
             weight.untyped_storage().resize_(new.nbytes)
-            teller(self.batch.observer)(weight.untyped_storage())
+            teller(self.observer)(weight.untyped_storage())
             weight.copy_(new)
 
 

@@ -42,6 +42,7 @@ from runtime.comm.async_collectives import Groups
 from runtime.comm.device_mesh import RankMesh
 from runtime.comm.redistribute import Transfer, transfer
 from runtime.executor.alternation import Alternation
+from runtime.executor.block_gathers import Bundle
 from runtime.executor.deferred_weight_gradients import DeferredGradients
 from runtime.executor.expert_parts import in_parts
 from runtime.executor.instruction import Instruction, MicroBatch, Operand, Values, compute
@@ -49,6 +50,7 @@ from runtime.executor.interleaving import Departed, depart, take_turns
 from runtime.executor.lowering.programs import Body, Programs, in_turns
 from runtime.executor.overlapping import overlap
 from runtime.executor.prefetch import Prefetch
+from runtime.executor.relay import Relay
 from runtime.executor.sections import Section, section_of
 from runtime.observer import Observer, Told, teller
 from runtime.offload.activations import OffloadedActivations, Trail, alone
@@ -76,6 +78,7 @@ class Executor:
     programs: Programs | None = None
     weights: OffloadedWeights | None = None
     lanes: Groups | None = None
+    relay: Relay | None = None
     kept: tuple[tuple[str, Transfer | None], ...] = ()
 
     def __call__(
@@ -126,10 +129,11 @@ class Executor:
             elif trail is not None and section.segment.offloads_activations and torch.is_grad_enabled():
                 self._saving(number, batches, trail)
             else:
-                gathered = gathers.enter(number, batches[0], "forward") if gathers is not None else ()
+                if gathers is not None:
+                    gathers.enter(number, batches[0], "forward")
                 self._run(section, batches)
                 if gathers is not None:
-                    gathers.leave(number, gathered, [batches[0].values[name] for name in section.segment.writes])
+                    gathers.leave(number, [batches[0].values[name] for name in section.segment.writes])
             if visits is not None:
                 visits.leave(number, [batch.values[name] for batch in batches for name in section.segment.writes])
         if trail is not None:
@@ -146,16 +150,24 @@ class Executor:
 
     def _gathers(self, batch: MicroBatch, parameters: Mapping[str, LocalParameter | Version]) -> Prefetch | None:
         """The gathers of a pass; None where no weights go together."""
-        if not any(section.bundles for section in self.sections):
+        if not any(self.bundles):
             return None
-        return Prefetch(
-            bundles=[section.bundles for section in self.sections],
+        trip = Prefetch(
+            bundles=self.bundles,
             recomputed=[section.segment.recomputed and torch.is_grad_enabled() for section in self.sections],
             batch=replace(batch, values={}, deferred=None),
             parameters=parameters,
             place=self.place,
             lanes=self.lanes,
         )
+        if self.relay is not None:
+            self.relay.take_in(trip)
+        return trip
+
+    @property
+    def bundles(self) -> Sequence[Sequence[Bundle]]:
+        """What each section gathers together."""
+        return [section.bundles for section in self.sections]
 
     def _made(self, values: Values) -> dict[str, torch.Tensor]:
         made = {name: values[name] for name in self.results}
@@ -289,10 +301,12 @@ def build_executor(
     outputs: Collection[str] = (),
     alternation: Alternation | None = None,
     scales: DelayedScales | None = None,
+    relay: Relay | None = None,
 ) -> Executor:
     """The program of this rank for its stage of a plan, with room for what it offloads, the `tables` that are not on
     the devices, the offloaded `weights` of the rank, the process groups on which weights come ahead, where they do, and
-    the `alternation` of passes that take turns, and the `scales` of layers in fp8 that come from steps before.
+    the `alternation` of passes that take turns, the `scales` of layers in fp8 that come from steps before, and the
+    `relay` in which passes let weights come for each other.
     It also returns those of the values `outputs` that the stage makes, whole on every rank of it. Raises ModelError for
     an operator that cannot run yet."""
     graph, mesh = bound.graph, place.mesh
@@ -351,6 +365,7 @@ def build_executor(
         programs=programs,
         weights=weights,
         lanes=lanes,
+        relay=relay,
         results=results,
         updates=updates,
         loss=graph.loss if cut.last else None,

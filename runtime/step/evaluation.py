@@ -30,6 +30,7 @@ from runtime.executor.deferred_weight_gradients import DeferredGradients
 from runtime.executor.executor import Executor, build_executor
 from runtime.executor.lowering.compiled import Compiled
 from runtime.executor.lowering.programs import Programs
+from runtime.executor.relay import Relay
 from runtime.executor.slices import Slices
 from runtime.observer import Observer, teller
 from runtime.offload.weights import OffloadedWeights
@@ -63,6 +64,9 @@ class _Rank(Protocol):
     scales: DelayedScales
     lanes: tuple[dist.ProcessGroup | None, ...] | None
     observer: Observer | None
+    relay: Relay | None
+
+    def new_relay(self) -> Relay | None: ...
 
     def compute(
         self,
@@ -89,7 +93,7 @@ class ForwardPass:
     def __init__(self, rank: _Rank, outputs: tuple[str, ...] = ()) -> None:
         self._rank, self.bound = rank, evaluated(rank.bound)
         self._names = {asked: output_name(self.bound, asked) for asked in outputs}
-        self._executors = rank.executors
+        self._executors, self._relay = rank.executors, rank.relay
         if self.bound is not rank.bound or outputs:
             self._executors = self._built()
 
@@ -104,12 +108,26 @@ class ForwardPass:
             replace(cut, operators=tuple(at for at in cut.operators if at not in idle))
             for cut in (rank.cuts[stage] for stage in bound.plan.stages_of(rank.place.stage))
         )
-        return tuple(
+        self._relay = rank.new_relay()
+        executors = tuple(
             build_executor(
-                bound, rank.place, cut, None, rank.tables, programs, rank.weights, rank.lanes, names, scales=rank.scales
+                bound,
+                rank.place,
+                cut,
+                None,
+                rank.tables,
+                programs,
+                rank.weights,
+                rank.lanes,
+                names,
+                scales=rank.scales,
+                relay=self._relay,
             )
             for cut in cuts
         )
+        if self._relay is not None:
+            self._relay.bundles = [executor.bundles for executor in executors]
+        return executors
 
     def __call__(self, inputs: Inputs) -> Evaluation:
         """Evaluate a global batch, of which `inputs` gives the pieces of this rank."""
@@ -131,7 +149,7 @@ class ForwardPass:
         rank = self._rank
         slices = nullcontext() if rank.slices is None else rank.slices.keeping()
         with slices, rank.tables.aside():
-            loss = rank.pipeline.evaluate(self._forward(inputs, parts))
+            loss = rank.pipeline.evaluate(self._forward(inputs, parts), self._relay)
         if rank.weights:
             rank.weights.hold((), (), teller(rank.observer))
         return loss

@@ -19,7 +19,7 @@ Huang et al. 2019 (GPipe); Narayanan et al. 2019 (PipeDream), 2021 (the flush, v
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,9 +28,12 @@ import torch.distributed as dist
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from costmodels import Turn, ends
+from planner.plan.schedule import passes_of
 from runtime.comm.collectives import all_reduce
 from runtime.executor.alternation import Alternation
 from runtime.executor.deferred_weight_gradients import DeferredGradients
+from runtime.executor.relay import Relay
+from runtime.observer import Observer
 from runtime.step.receiving import Lines, lines_of
 from runtime.step.stage_links import Chunk, Crossing
 from runtime.waiting import phase, waiting_for
@@ -91,6 +94,8 @@ class Pipeline:
     passed: Callable[[], None] = lambda: None
     alternation: Alternation | None = None
     paired: frozenset[int] = frozenset()
+    relay: Relay | None = None
+    observer: Callable[[], Observer | None] = lambda: None
     has_gone: Callable[[dist.Work], bool] = dist.Work.is_completed
     turns: list[Turn] = field(default_factory=list)
     most_live: int = 0
@@ -125,7 +130,9 @@ class Pipeline:
         turns = (max(turn.micro_batch for turn in order) + 1) // batches
         paired = self.paired if order is self.order else frozenset()
         beside = [order[at + 1] if at in paired else None for at in range(len(order))]
+        passes = self._announce(order, paired, self.relay)
         for at, turn in enumerate(order):
+            passes(at)
             if turn.kind == "forward":
                 deferred = [DeferredGradients() if apart else None for _ in range(self.interleave)]
                 loss = self._forward(forward, turn, deferred, beside[at], seed)
@@ -142,16 +149,18 @@ class Pipeline:
         return self._mean(found)
 
     @torch.no_grad()
-    def evaluate(self, forward: Forward) -> torch.Tensor:
+    def evaluate(self, forward: Forward, relay: Relay | None = None) -> torch.Tensor:
         """All micro-batches of a step forward only, in the order in which the schedule takes them; returns the mean
         loss, the same on every rank. What a turn has sent has gone when the next one of its chunk has made what it
-        sends: so much is held at a time."""
+        sends: so much is held at a time. The `relay` is that of the executors that run."""
         self._turned = Turned()
         turns = [turn for turn in self.order if turn.kind == "forward"]
         self._expect(turns)
         losses = self.interleave * sum(turn.chunk == 0 for turn in turns)
         total = torch.zeros((), dtype=torch.float32, device=self.device)
-        for turn in turns:
+        passes = self._announce(turns, frozenset(), relay)
+        for at, turn in enumerate(turns):
+            passes(at)
             for loss in self._evaluated(forward, turn):
                 total += loss.float().reshape(()) / losses
         self._wait()
@@ -178,10 +187,27 @@ class Pipeline:
     def forward(self, forward: Forward, micro_batch: int, number: int = 0) -> None:
         """A slice of one micro-batch forward only, through all stages; nothing comes of it but what `forward` does."""
         turns = [Turn("forward", micro_batch, at, number) for at in range(len(self.chunks))]
+        if self.relay is not None:
+            self.relay.start((), None)
         self._expect(turns, together=1)
         for turn in turns:
             self._hand_on(turn.chunk, forward(turn, self._arrived(turn.chunk), [None]))
         self._wait()
+
+    def _announce(self, order: Sequence[Turn], paired: Collection[int], relay: Relay | None) -> Callable[[int], None]:
+        """Tell a relay of the passes of a step; returns what tells it that the turn at a place is next."""
+        if relay is None:
+            return lambda at: None
+        passes, observer = passes_of(order, paired), self.observer()
+        turns = [[order[at] for at in own] for own in passes]
+        begins = {own[0]: (one, behind) for own, one, behind in zip(passes, turns, [*turns[1:], []], strict=True)}
+        relay.start(turns, observer)
+
+        def begin(at: int) -> None:
+            if at in begins:
+                relay.begin(*begins[at], observer)
+
+        return begin
 
     def _expect(self, order: Sequence[Turn], *, together: int | None = None) -> None:
         """Post the first receives of these turns; each takes `together` micro-batches, those of a step where that is

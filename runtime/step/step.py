@@ -21,7 +21,7 @@ from costmodels import Turn
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.deferred_weight_gradients import arrivals
 from planner.plan.layout.stage_cut import check_updates, cut_stage
-from planner.plan.schedule import orders_of, pairs_of
+from planner.plan.schedule import orders_of, pairs_of, relays
 from planner.sharding.update import sample_pieces
 from runtime.comm.device_mesh import RankMesh, axis_lines
 from runtime.comm.exchange import gather_tensors
@@ -30,6 +30,7 @@ from runtime.executor.deferred_weight_gradients import DeferredGradients
 from runtime.executor.executor import Executor, build_executor
 from runtime.executor.lowering.compiled import Compiled
 from runtime.executor.lowering.programs import Programs
+from runtime.executor.relay import Relay
 from runtime.executor.slices import Slices
 from runtime.guard_settings import GuardSettings
 from runtime.observer import Observer, teller
@@ -107,6 +108,7 @@ class RankStep:
         self.lanes = axis_lines(place, "gathers") if bound.plan.training.update.ahead else None
         self.alternation = Alternation(place.device)
         self.scales = scales_of_rank(bound, own, place)
+        self.relay = self.new_relay()
         self.executors: tuple[Executor, ...] = tuple(
             build_executor(
                 bound,
@@ -119,9 +121,12 @@ class RankStep:
                 self.lanes,
                 alternation=self.alternation,
                 scales=self.scales,
+                relay=self.relay,
             )
             for cut in own
         )
+        if self.relay is not None:
+            self.relay.bundles = [executor.bundles for executor in self.executors]
         update = bound.plan.training.update
         self.pieces = sample_pieces((bound.inputs[name] for name in batched), bound.plan.mesh.sizes)
         # gradient of the loss of a micro-batch, which is the mean over its slices
@@ -148,6 +153,17 @@ class RankStep:
         self.asynchronous = None if bound.plan.schedule_kind.flushes else Asynchronous(self)
         self._forward_passes: dict[tuple[str, ...], ForwardPass] = {}  # by the outputs that they have
 
+    def new_relay(self) -> Relay | None:
+        """What lets weights come from one pass to the next, for executors that are built with it; None where the plan
+        has none of it."""
+        if self.lanes is None or not relays(self.bound.plan):
+            return None
+        return Relay(
+            weights=lambda: {name: parameter.piece for name, parameter in self.parameters.items()},
+            place=self.place,
+            lanes=self.lanes,
+        )
+
     def _pipeline(self) -> Pipeline:
         bound, place = self.bound, self.place
         chunks = build_chunks(bound, place, self.cuts)
@@ -162,6 +178,8 @@ class RankStep:
             passed=self._passed,
             alternation=self.alternation,
             paired=pairs_of(bound.plan, place.stage),
+            relay=self.relay,
+            observer=lambda: self.observer,
         )
 
     def _passed(self) -> None:

@@ -19,6 +19,7 @@ from planner.plan.layout.segments import segments_by_stage
 from planner.plan.plan import Plan
 from planner.plan.prediction import live_memory
 from planner.plan.prediction.chunk_memory import STATES, WEIGHTS
+from planner.plan.schedule import relays
 from planner.sharding.update import Update
 from runtime.comm.async_collectives import Flight
 from runtime.executor import executor
@@ -53,7 +54,7 @@ def block_of(way: Gathered) -> str:
 def written_down() -> Iterator[list[str]]:
     """The order in which weights set out and land, gradients set out and land, and blocks run."""
     events: list[str] = []
-    start, bring, send, land = Gathered.start, Gathered.bring, Gathered.send_back, Prefetch._land
+    start, bring, send, take = Gathered.start, Gathered.bring, Gathered.send_back, Prefetch.take
 
     def starting(way: Gathered) -> None:
         if way._coming is None:
@@ -69,15 +70,15 @@ def written_down() -> Iterator[list[str]]:
         events.append(f"reduce {block_of(way)}")
         return send(way, gradients)
 
-    def landing(trip: Prefetch) -> None:
-        events.extend(f"reduced {block_of(way)}" for way, _ in trip._returning)
-        land(trip)
+    def taking(trip: Prefetch, way: Gathered, flight: Flight) -> None:
+        events.append(f"reduced {block_of(way)}")
+        take(trip, way, flight)
 
     with (
         patch.object(Gathered, "start", starting),
         patch.object(Gathered, "bring", bringing),
         patch.object(Gathered, "send_back", sending),
-        patch.object(Prefetch, "_land", landing),
+        patch.object(Prefetch, "take", taking),
     ):
         yield events
 
@@ -110,6 +111,58 @@ def test_a_block_is_fetched_while_the_one_before_it_runs() -> None:
         *("there 1", "out 0", "reduced 2", "reduce 1"),
         *("there 0", "reduced 1", "reduce 0", "reduced 0"),
     ]
+
+
+BACK = (
+    *("there head", "out 3", "reduce head"),
+    *("there 3", "out 2", "reduced head", "reduce 3"),
+    *("there 2", "out 1", "reduced 3", "reduce 2"),
+    *("there 1", "out 0", "reduced 2", "reduce 1"),
+)
+
+
+def test_the_next_micro_batch_fetches_under_the_last_block_of_the_one_before() -> None:
+    """And what that reduced last lands when the first blocks of the next one have been entered: only the first gather
+    of a step is waited for, and the last reduction."""
+    assert (
+        order(plan_of("ahead", micro_batches=2))
+        == [
+            *FORWARD,
+            "out head",
+            *BACK,
+            *("there 0", "out 0", "reduced 1", "reduce 0"),  # of the next micro-batch
+            *("reduced 0", "there 0", "out 1", "run 0"),
+            *FORWARD[4:],
+            "out head",
+            *BACK,
+            *("there 0", "reduced 1", "reduce 0", "reduced 0"),
+        ]
+    )
+
+
+@pytest.mark.parametrize(("schedule", "virtual"), [("1f1b", 1), ("gpipe", 1), ("interleaved_1f1b", 2), ("zb_h1", 1)])
+def test_every_pass_of_a_pipeline_but_the_first_finds_its_weights_on_their_way(schedule: str, virtual: int) -> None:
+    """Under any schedule, on a rank in front and on the last one."""
+    stages = (1,) * 4 if virtual == 2 else (2, 2)
+    plan = plan_of("ahead", stages=stages, virtual_stages=virtual, micro_batches=4, schedule=schedule)
+    started = list[bool]()
+    bring = Gathered.bring
+
+    def bringing(way: Gathered) -> list[torch.Tensor]:
+        started.append(way._coming is not None)
+        return bring(way)
+
+    for stage in (0, 1):
+        with patch.object(Gathered, "bring", bringing), one_rank("llama4", plan, plans.traced("llama4"), stage) as one:
+            one[0].accumulate(*plans.inputs("llama4"))
+    assert len(started) >= 2 * 4 * 4, "of two stages, four micro-batches, two blocks, forward and back"
+    assert all(started)
+
+
+def test_without_a_flush_every_pass_waits_for_its_first_weights() -> None:
+    """They are other ones by then."""
+    plan = plan_of("ahead", stages=(2, 2), micro_batches=4, schedule="pipedream")
+    assert not relays(plan)
 
 
 def test_a_block_that_is_computed_again_fetches_the_one_before_it() -> None:
@@ -164,10 +217,11 @@ def test_by_block_everything_is_waited_for(recomputation: str) -> None:
 
 
 def test_the_account_of_memory_has_the_same_weights_on_their_way() -> None:
-    """While a section computes forward, those of the next one that gathers any have set out, and none beyond."""
+    """While a section computes forward, those of the next one that gathers any have set out, and none beyond; under the
+    last those of the pass back."""
     plan = plan_of("ahead")
     bound = bind(plan, plans.traced("llama4"), plans.BATCH)
-    seen: dict[int, tuple[int, ...]] = {}
+    seen: dict[int, tuple[tuple[int, bool], ...]] = {}
     moving = list[int]()
     compute = live_memory.Chunk._compute
 
@@ -181,7 +235,8 @@ def test_the_account_of_memory_has_the_same_weights_on_their_way() -> None:
     with patch.object(live_memory.Chunk, "_compute", computing):
         live_memory.live_memory(bound, 0, {WEIGHTS: 0.0, STATES: 0.0})
     assert len(moving) == 5  # four blocks and the head
-    assert seen == {number: tuple(n for n in moving if n > number)[:1] for number in seen}
+    last = max(moving)
+    assert seen == {number: tuple((n, False) for n in moving if n > number)[:1] or ((last, True),) for number in seen}
 
 
 @pytest.mark.parametrize(

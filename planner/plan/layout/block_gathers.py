@@ -3,9 +3,9 @@
     each     gather q ─> q_proj, gather k ─> k_proj, ...        a message for each weight, when it is used
     block    gather q, k, v, o, up, down ─> the whole block     one message, before the block begins; one more before
                                                                 its backward pass; and one for all of its gradients
-    ahead    the same, while the block before it runs           the first of a pass is waited for, and so are the last
-                                                                gradients; a single weight of a block, or of what
-                                                                follows the blocks, travels so, too
+    ahead    the same, while the block before it runs           or the pass before it: the first of a step is waited
+                                                                for, and so are its last gradients; a single weight of
+                                                                a block, or of what follows the blocks, travels so, too
 
 Gradients of weights that are whole, but not their gradients (ZeRO-2), go together alike.
 

@@ -48,7 +48,8 @@ class BackwardMemory(ForwardMemory):
                 self._differentiate(at, section, gradients)
             self._reduce_together(section, gradients)
             self._release([piece.storage for piece in section.reads.values()])
-        self._returned()
+        if not self.held.passes:
+            self._returned()  # else under the next pass
         self.held.visit({})
         for name in self.cut.receives:
             if name in gradients:
@@ -60,7 +61,7 @@ class BackwardMemory(ForwardMemory):
         """Compute a block once more, until all that its backward pass needs is there."""
         self._come(section, sections)
         inside = {name: self._held(piece) for name, piece in section.reads.items()}
-        self._gather(section.number, inside)
+        self._gather(section.number, inside, again=True)
         self._set_out(reversed(range(section.number)), again=True)
         blocks = self.bound.blocks
         block = blocks.block_of(section.operators[0])

@@ -3,14 +3,13 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from costmodels import Turn
 from hardware_profiles import Bytes
 from planner.graph.operator_graph import DTYPE_BYTES
 from planner.plan.binding.bind import BoundPlan
-from planner.plan.layout.block_gathers import BlockGather
 from planner.plan.layout.expert_overlap import expert_overlaps_of
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.layout.stage_cut import StageCut
@@ -75,7 +74,8 @@ class Sent:
 @dataclass(kw_only=True)
 class Held:
     """What the chunks of a rank have together: the account, what is offloaded, the gradients of the step, the buckets
-    that reduce them, what is being sent."""
+    that reduce them, what is being sent; what lands gradients that have set out, and lets weights come for the next
+    pass."""
 
     account: MemoryAccount
     rows: Mapping[str, Bytes] = field(default_factory=dict)
@@ -83,6 +83,16 @@ class Held:
     buckets: BucketMemory | None = None
     sent: list[Storage] = field(default_factory=list)
     visiting: dict[str, Storage] = field(default_factory=dict)
+    returning: list[Callable[[], None]] = field(default_factory=list)
+    following: Callable[[], None] | None = None
+    passes: int = 0
+
+    def depart(self) -> None:
+        """Let the weights come with which the next pass begins, unless they have set out (`runtime.executor.relay`).
+        `passes` are left behind the one that runs."""
+        following, self.following = self.following, None
+        if following is not None:
+            following()
 
     def visit(self, weights: Mapping[str, Bytes]) -> None:
         """Have these offloaded weights on the device, and no others."""
@@ -130,8 +140,7 @@ class ChunkMemory:
         self.pasts: dict[tuple[int, int], list[Storage]] = {}  # of attention, by micro-batch and operator
         self.waiting: dict[int, list[Product]] = {}
         self.products: list[Product] = []
-        self.coming: dict[int, list[Sent]] = {}  # weights that have set out, by section
-        self.returning: list[tuple[BlockGather, Sequence[str], Sent]] = []  # gradients that have
+        self.coming: dict[tuple[int, bool], list[Sent]] = {}  # weights that have set out, by section, once more or not
         self.posted: dict[str, list[Storage]] = {VALUES: [], BACK: []}  # of what comes from other ranks, for a turn
         self.expected = dict.fromkeys(self.posted, 0)  # turns of the step whose receives are still to be posted
 

@@ -14,6 +14,7 @@ from planner.plan.layout.segments import Segment
 from planner.plan.prediction.charges import A_BLOCK, Phase, Times, charge
 from planner.plan.prediction.stage_cost import GATHERING, REDUCING, StageCost
 from planner.plan.prediction.step import ChunkCost, PassCost
+from planner.plan.schedule import relays
 from planner.pricing import Pricers
 from planner.pricing.message import Message, bucket_messages, message_seconds
 from planner.pricing.redistribution_price import PricedRoute, RedistributionPricer
@@ -58,19 +59,26 @@ class Together:
 
     def end_stage(self, cost: StageCost, chunk: ChunkCost, stage: int) -> None:
         """Add the messages of a stage, and what they take beyond what its weights were charged; those that travel while
-        other blocks run are hidden."""
+        other blocks run are hidden. Of passes that let weights come for each other the first of a step waits, unless it
+        does for another rank meanwhile, and the last for its gradients."""
         if not self._by_block:
             return
         sent: defaultdict[tuple[str, Phase], Seconds] = defaultdict(float)
         ways = self._ways(self.stages[stage])
-        waited = self._waited_for(ways)
+        waited, relayed = self._waited_for(ways, self.stages[stage]), relays(self.bound.plan)
         for way in ways:
             seconds = [self._seconds(way.pricer, message) for message in bucket_messages(way.bucket)]
             for message in bucket_messages(way.bucket):
                 charge(cost.messages, way.part, A_BLOCK, message, {way.phase: 1})
             sent[way.part, way.phase] += sum(seconds)
-            if way not in waited:
+            if way not in waited or relayed:
                 _pass(chunk, way.phase).hide(seconds[0])  # what follows it is waited for when it is there
+            if (
+                way in waited
+                and relayed
+                and ((way.kind == "there" and not stage) or (way.kind == "back" and stage < self.bound.plan.pipeline))
+            ):
+                _pass(chunk, way.phase).uncovered += seconds[0]
         for phase in ("forward", "recomputation", "backward"):
             for part in (GATHERING, REDUCING):
                 beyond = sent[part, phase] - self.charged.pop((stage, part, phase), 0.0)
@@ -89,13 +97,14 @@ class Together:
                 found.append(_Way(number, "back", "backward", one.back, self.pricers.gradients))
         return [way for way in found if way.bucket.moves]
 
-    def _waited_for(self, ways: Sequence["_Way"]) -> Sequence["_Way"]:
-        """All; of those that set out ahead the weights that each pass begins with, and the gradients that it ends
-        with."""
+    def _waited_for(self, ways: Sequence["_Way"], segments: Sequence[Segment]) -> Sequence["_Way"]:
+        """All; of those that set out ahead what a pass begins or ends with, where no other run computes before it, or
+        behind: every run lets weights come in the forward pass, in the backward pass one that is recomputed does."""
         if not self.bound.plan.training.update.ahead:
             return ways
-        runs = {kind: [way.run for way in ways if way.kind == kind] for kind in ("there", "again", "back")}
-        ends = {kind: (max if kind == "again" else min)(found) for kind, found in runs.items() if found}
+        again = [number for number, run in enumerate(segments) if run.recomputed]
+        again += [way.run for way in ways if way.kind == "again"]
+        ends = {"there": 0, "again": max(again, default=0), "back": 0}
         return [way for way in ways if way.run == ends[way.kind]]
 
     def _seconds(self, pricer: RedistributionPricer, message: Message) -> Seconds:

@@ -32,6 +32,8 @@ class ForwardMemory(GatherMemory):
                 leaving = []
             self.held.visit({**self.tensors.visit(number), **self.tensors.ahead(number, number + 1)})
             section = Section(operators, {}, again=again, number=number)
+            if number == 1:
+                self._returned()  # of the pass before
             flowing = [values[name].storage for name in segment.reads if name in values] if offloads else []
             if again:
                 self._checkpoint(section, values)

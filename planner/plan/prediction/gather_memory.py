@@ -1,6 +1,7 @@
 """Memory of weights that are gathered together, and of their gradients (`planner.plan.layout.block_gathers`)."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 from planner.plan.layout.block_gathers import BlockGather
 from planner.plan.prediction.chunk_memory import (
@@ -17,15 +18,15 @@ from planner.sharding.buckets import Bucket
 class GatherMemory(ChunkMemory):
     """A stage whose segments gather their weights together."""
 
-    def _gather(self, number: int, values: Values) -> None:
+    def _gather(self, number: int, values: Values, *, again: bool = False) -> None:
         """Bring the weights that a section gathers together."""
-        for one, landed in zip(self.tensors.segments[number].gathers, self._landing(number), strict=True):
+        for one, landed in zip(self.tensors.segments[number].gathers, self._landing(number, again), strict=True):
             stay = [self._standing(name).storage for name in one.names]
             for name, use, storage in zip(one.names, one.uses, landed or stay, strict=True):
                 values[name] = Piece(storage, self._wanted(*use))
 
-    def _landing(self, number: int) -> Iterator[list[Storage]]:
-        coming = iter(self.coming.pop(number, ()))
+    def _landing(self, number: int, again: bool) -> Iterator[list[Storage]]:
+        coming = iter(self.coming.pop((number, again), ()))
         for one in self.tensors.segments[number].gathers:
             yield self._landed(one, next(coming, None)) if one.there.moves else []
 
@@ -59,7 +60,8 @@ class GatherMemory(ChunkMemory):
         return sent.comes
 
     def _set_out(self, numbers: Iterable[int], again: bool = False) -> None:
-        """The next of these sections that gathers weights (`again`: that its backward pass needs) lets them come."""
+        """The next of these sections that gathers weights (`again`: that its backward pass needs) lets them come; where
+        none is left, the next pass does."""
         if not self.update.ahead:
             return
         for number in numbers:
@@ -68,9 +70,24 @@ class GatherMemory(ChunkMemory):
                 one for one in self.tensors.segments[number].gathers if one.there.moves and (one.again or not wanted)
             ]
             if ways:
-                if number not in self.coming:
-                    self.coming[number] = [self._sent(one.there, 0) for one in ways]
+                if (number, again) not in self.coming:
+                    self.coming[number, again] = [self._sent(one.there, 0) for one in ways]
                 return
+        self.held.depart()
+
+    def begin(self, *, again: bool) -> None:
+        """Let the weights come with which a pass of this stage begins, forward or back."""
+        numbers = range(len(self.tensors.segments))
+        self._set_out(reversed(numbers) if again else numbers, again)
+
+    @property
+    def comes_again(self) -> bool:
+        """Whether a backward pass gathers anything."""
+        return any(
+            one.there.moves and (one.again or segment.recomputed)
+            for segment in self.tensors.segments
+            for one in segment.gathers
+        )
 
     def _needed_again(self, number: int, values: Values) -> dict[str, Storage]:
         """Of the weights that a section has gathered together, those that its backward pass needs."""
@@ -81,7 +98,7 @@ class GatherMemory(ChunkMemory):
         """Fill the memory of these weights once more; it is let go as they are used."""
         if not section.gathered:
             return
-        coming = iter(self.coming.pop(section.number, ()))
+        coming = iter(self.coming.pop((section.number, True), ()))
         for one in self.tensors.segments[section.number].gathers:
             if one.again:
                 for name, new in zip(one.names, self._landed(one, next(coming, None)), strict=True):
@@ -102,19 +119,22 @@ class GatherMemory(ChunkMemory):
                     self._accumulate(name, storage)
                 continue
             wide = [self.account.new(sum(one.back.nbytes[:1]), OTHER)] if self._widened(one) else []
-            self.returning.append((one, [name for name, _ in given], self._sent(one.back, 0)))
+            self.held.returning.append(partial(self._land, one, [name for name, _ in given], self._sent(one.back, 0)))
             self._release([*wide, *(storage for _, storage in given)])
             if not self.update.ahead:
                 self._returned()
 
     def _returned(self) -> None:
         """Wait for gradients that are on their way."""
-        returning, self.returning = self.returning, []
-        for one, names, sent in returning:
-            made = self._arrived(one.back, sent)
-            for name in names:
-                self._accumulate(name, self.account.hold(made))
-            self.account.release(made)
+        returning, self.held.returning = self.held.returning, []
+        for land in returning:
+            land()
+
+    def _land(self, one: BlockGather, names: Sequence[str], sent: Sent) -> None:
+        made = self._arrived(one.back, sent)
+        for name in names:
+            self._accumulate(name, self.account.hold(made))
+        self.account.release(made)
 
     def _widened(self, one: BlockGather) -> bool:
         return one.back.members[0].dtype != self.bound.graph.types[one.names[0]].dtype

@@ -16,9 +16,10 @@ Complexity: the operators of a stage times the micro-batches that are followed, 
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-from costmodels import PLACES, Turn
+from costmodels import PLACES, Turn, paired_turns
 from hardware_profiles import Bytes
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.offloaded import visiting_order
@@ -29,7 +30,7 @@ from planner.plan.prediction.backward_memory import BackwardMemory
 from planner.plan.prediction.bucket_memory import BucketMemory, gather
 from planner.plan.prediction.chunk_memory import GRADIENTS, OTHER, STATES, WEIGHTS, Held
 from planner.plan.prediction.memory_account import MemoryAccount, Piece, Storage, moved
-from planner.plan.schedule import orders, telling_micro_batches
+from planner.plan.schedule import orders, passes_of, relays, runs_in_pairs, telling_micro_batches
 from planner.pricing.parameter_price import summed
 from planner.sharding.redistribute import redistribution
 
@@ -60,12 +61,38 @@ def live_memory(
         expected.update(dict.fromkeys(chunk.trained, sum(turn.kind == "forward" for turn in own)))
     if bound.graph.trains:
         held.buckets = BucketMemory(bound=bound, account=account, gradients=held.gradients, expected=expected)
-    for turn in order:
+    begins = _passes(bound, order, chunks, held)
+    for at, turn in enumerate(order):
+        begins(at)
         chunks[turn.chunk].turn(turn)
     held.let_go()
     account.once()
     chunks[0].end_step()
     return account.at_peak
+
+
+def _passes(bound: BoundPlan, order: Sequence[Turn], chunks: Sequence["Chunk"], held: Held) -> Callable[[int], None]:
+    """What lets weights come for the pass behind the turn at a place, before that begins; those of the first have."""
+    if not relays(bound.plan):
+        return lambda at: None
+    own = passes_of(order, paired_turns(order) if runs_in_pairs(bound.plan) else ())
+    passes, places = [[order[at] for at in one] for one in own], {one[0]: number for number, one in enumerate(own)}
+
+    def come(turns: Sequence[Turn]) -> None:
+        for turn in turns:
+            chunks[turn.chunk].begin(again=turn.kind != "forward")
+
+    def begin(at: int) -> None:
+        if at not in places:
+            return
+        number = places[at]
+        held.passes = len(passes) - number - 1
+        held.following = partial(come, passes[number + 1]) if held.passes else None
+        if not any(turn.kind == "forward" or chunks[turn.chunk].comes_again for turn in passes[number]):
+            held.depart()  # nobody would
+
+    come(passes[0])
+    return begin
 
 
 class Chunk(BackwardMemory):

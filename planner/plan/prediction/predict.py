@@ -130,7 +130,10 @@ def _assemble(
     m = plan.training.micro_batches * plan.slices
     virtual = 1 if plan.schedule_kind.v_shaped else plan.virtual_stages  # turns that come in rounds
     per_part = [_part_seconds(cost) for cost in costs]
-    per_step = [sum(cost.once.values()) - _covered(cost) for cost in costs]
+    per_step = [
+        sum(cost.once.values()) - _covered(cost) + sum(one.longer for chunk in cost.chunks for one in chunk.passes)
+        for cost in costs
+    ]
     step = step_of([cost.chunks for cost in costs], [cost.all_once for cost in costs], m // plan.slices, plan.schedule)
     busiest = costs[step.busiest]
     time = [(name, m * seconds) for name, seconds in busiest.all_micro_batch.items()]

@@ -131,7 +131,8 @@ class PassCost:
     `transfers` what of `waits` comes from the stage before, or back from the one behind. Charged all the same are of
     `hidden` so many seconds `beside`, offloaded activations and weights on their way, and `gathered`, weights and
     gradients of a block on theirs; so many are in the sums and not in `waits`, as they go `under_products`, or are
-    `exchanged` with experts under other work."""
+    `exchanged` with experts under other work. Of what is gathered so many seconds are `uncovered` in one pass of a
+    step: weights with which the first begins, or gradients with which the last ends."""
 
     work: float = 0.0
     waits: float = 0.0
@@ -143,6 +144,7 @@ class PassCost:
     gathered: float = 0.0
     under_products: float = 0.0
     exchanged: float = 0.0
+    uncovered: float = 0.0
     operators: list[tuple[float, float]] = field(default_factory=list)
 
     def add(
@@ -171,6 +173,11 @@ class PassCost:
         """So much of what the pass waits for, weights and gradients of a block, travels while it computes."""
         self.add(waits=-seconds, hidden=seconds)
         self.gathered += seconds
+
+    @property
+    def longer(self) -> float:
+        """What the pass in which nothing covers what is `uncovered` takes longer than others, once a step."""
+        return max(self.work + self.uncovered, self.hidden) - max(self.work, self.hidden)
 
     def waits_of(self, *, ahead: bool) -> float:
         """What the pass waits for, without transfers where they come `ahead`."""
@@ -363,6 +370,7 @@ def rank_seconds(chunks: Sequence[ChunkCost], once: Mapping[str, float]) -> Rank
     timed = []
     for number, chunk in enumerate(chunks):  # backwards end with the first chunk
         rest = max(0.0, once["gradient reduction"] - bucketed(chunks)) if number == 0 else 0.0
+        rest += chunk.backward.longer
         count, ahead = max(1, chunk.blocks) if chunk.reductions else 0, chunk.receives_ahead
         timed.append(
             ChunkSeconds(
@@ -376,7 +384,7 @@ def rank_seconds(chunks: Sequence[ChunkCost], once: Mapping[str, float]) -> Rank
         chunks=tuple(timed),
         paired=tuple(_saved_in_pairs(chunks, number) for number in range(len(chunks))) if chunks[0].paired else (),
         optimizer=once["optimizer"] + once.get("offload", 0.0) + once.get("weights going back", 0.0),
-        weight_gather=once["weight gathering"] + excess,
+        weight_gather=once["weight gathering"] + excess + sum(chunk.forward.longer for chunk in chunks),
     )
 
 

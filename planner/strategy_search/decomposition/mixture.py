@@ -31,7 +31,7 @@ _MOST = 4096
 """Combinations that are looked at; of more, which many kinds of blocks have, none."""
 
 _FIELDS = (
-    "part", "step", "fixed", "live", "under", "excess_forward", "excess_backward", "reduction", "backward",
+    "part", "step", "fixed", "live", "under", "last", "excess_forward", "excess_backward", "reduction", "backward",
 )  # fmt: skip
 
 
@@ -88,12 +88,15 @@ def _seconds(rank: Rank, columns: Sequence[Column], counts: Array, sums: dict[st
         return rank.chunks * np.where(np.isfinite(found), found, 0.0)
 
     excess = sum(np.maximum(ends(name) + sums[name], 0.0) for name in ("excess_forward", "excess_backward"))
-    waits = np.maximum(excess, 0.0 if rank.begins else least("under", sent=True))
+    alone = rank.uncovered if rank.begins else least("under", sent=True)
+    waits = np.maximum(excess, 0.0 if rank.relays else alone)
+    once = rank.uncovered if rank.first else least("last", sent=True) / rank.chunks
+    once = np.maximum(once - waits, 0.0) if rank.relays else 0.0
     sent, works = ends("reduction") + sums["reduction"], ends("backward") + sums["backward"]
     if rank.before is None:  # the block whose backward pass is the last
         sent = sent - least("reduction")
     covered = np.minimum(sent, works * (1 - 1 / (1 + counts.sum(axis=1))))
-    return rank.seconds + ends("part") + sums["part"] + waits, ends("step") + sums["step"] - covered
+    return rank.seconds + ends("part") + sums["part"] + waits, ends("step") + sums["step"] + once - covered
 
 
 def _beside(

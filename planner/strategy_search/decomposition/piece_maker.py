@@ -38,7 +38,7 @@ its own does not add. What is found so is a bound on all of them."""
 
 _COLUMNS = (
     "part", "steady", "step", "fixed", "live", "replay", "k_part", "k_live", "k_replay", "k_work", "transient",
-    "under", "under_again", "work", "work_again", "reduction", "backward",
+    "under", "under_again", "last", "work", "work_again", "reduction", "backward",
 )  # fmt: skip
 
 
@@ -313,7 +313,7 @@ class PieceMaker:
     def _use(self, use: UseTable, name: str) -> None:
         """The weight is gathered once more where the backward pass needs it, or the block is recomputed; a recomputed
         block keeps what it has gathered until its backward pass is done. What travels while other blocks run takes no
-        time of its own; what stands before the blocks waits for its weights, and for its gradients at the end."""
+        time of its own."""
         again = self._again(use.consumer) and not self._apart(use.consumer)
         twice = self._moves(use.consumer) if again else use.needed
         way = use if self.gathers == EACH or use.together is None else use.together
@@ -325,12 +325,10 @@ class PieceMaker:
             kept = np.minimum(kept, use.together.gathered)
         keys = (name, self._key(use.consumer))
         if self.travels and way.first_gather is not None and way.first_reduce is not None:
-            ends = self.share.first and not self.share.blocks and not self.whole
-            self.begins |= bool(ends)
-            there = np.zeros_like(way.first_gather) if ends else way.first_gather
-            back = way.first_gather * twice + (0.0 if ends else way.first_reduce)
+            self.begins |= bool(self.share.first and not self.share.blocks and not self.whole)
+            there, back = way.first_gather, way.first_gather * twice + way.first_reduce
             seconds, backward = seconds - there - back, backward - back  # what follows a first message is waited for
-            self._join(*keys, under=there, under_again=back)
+            self._join(*keys, under=there, under_again=back, last=way.first_reduce)
         self._join(*keys, part=seconds, steady=seconds, replay=kept, backward=backward)
 
     def _join(self, one: Key, other: Key, /, **amounts: Array) -> None:
@@ -381,7 +379,7 @@ class PieceMaker:
         plan = schedule(sizes, tuple(self.pairs), tuple(range(count - len(boundary), count)), EXACT)
         order = [(pair, flip) for (pair, flip) in plan.edge_pairs]
         wanted = ["part", "steady", "live", "replay"]
-        wanted += ["under", "under_again"] if self.travels else []
+        wanted += ["under", "under_again", "last"] if self.travels else []
         wanted += ["backward"] if self.reduces else []
         flat = {name: [self.columns[name]] for name in wanted}
         turned: list[tuple[int, dict[str, Array], bool]] = [
@@ -423,6 +421,7 @@ class PieceMaker:
             keeping_work=nodes["k_work"] if self.travels else None,
             transient=tuple(nodes["transient"][cells] for cells in self.cells),
             under=under,
+            last=joined.get("last"),
             excess=excess,
             reduction=nodes["reduction"] if self.reduces else None,
             backward=joined["backward"] if self.reduces else None,

@@ -69,7 +69,8 @@ class Weights:
 class Amounts:
     """What a choice of a piece comes to: seconds per micro-batch and per step, bytes; `transient` is the largest. Of a
     micro-batch `under` travels while other blocks run, beside `part`: each `excess` has what it takes in a pass more
-    than the work that may cover it, less than nothing where it is covered. Of `step` so much `reduction` of gradients
+    than the work that may cover it, less than nothing where it is covered; `last` is the part of it that reduces
+    gradients. Of `step` so much `reduction` of gradients
     may travel under the last backward pass, whose seconds in `part` are `backward`."""
 
     part: float = 0.0
@@ -79,6 +80,7 @@ class Amounts:
     replay: float = 0.0
     transient: float = 0.0
     under: float = 0.0
+    last: float = 0.0
     excess_forward: float = 0.0
     excess_backward: float = 0.0
     reduction: float = 0.0
@@ -104,10 +106,10 @@ class Piece:
 
     `steady` is what of `part` does not depend on the size of the micro-batch. `step` and `fixed` end with the nodes.
     `keeping_*` is what changes at a node where an operator of a recomputed block keeps its results; zero where it may
-    not. `under` and `excess` are those of `Amounts`, of both passes; None where nothing travels under work, as is
-    `keeping_work`: what is not run again covers nothing in the backward pass. So are `reduction`, of the nodes, and
-    `backward`; what keeping results changes at a node is all of the backward pass.
-    `begins`: whether weights of it may go together, and are waited for in the place of those of the first block.
+    not. `under` and `excess` are those of `Amounts`, of both passes, and `last` is; None where nothing travels under
+    work, as is `keeping_work`: what is not run again covers nothing in the backward pass. So are `reduction`, of the
+    nodes, and `backward`; what keeping results changes at a node is all of the backward pass.
+    `begins`: whether weights of it may go together, before the blocks.
     """
 
     keys: tuple[Key, ...]
@@ -128,6 +130,7 @@ class Piece:
     kind: int = 0  # of an inner block
     home: Home = "device"  # of what flows into its recomputed block
     under: tuple[Array, Array] | None = None
+    last: Array | None = None
     excess: tuple[Array, Array] | None = None
     keeping_work: Array | None = None
     reduction: Array | None = None
@@ -258,6 +261,7 @@ class Piece:
             replay=float(self.replay[cells].sum() + self.keeping_replay[keeping_at].sum()),
             transient=max((float(t[k]) for t, k in zip(self.transient, choice, strict=True)), default=0.0),
             under=sum(float(values[cells].sum()) for values in self.under or ()),
+            last=0.0 if self.last is None else float(self.last[cells].sum()),
             excess_forward=0.0 if self.excess is None else float(self.excess[0][cells].sum()),
             excess_backward=0.0
             if self.excess is None or self.keeping_work is None

@@ -14,8 +14,9 @@ from planner.strategy_search.request.space import Configuration, Counts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """How the pipeline is run: ranks, virtual stages on each, micro-batches, micro-batches in flight of every chunk
-    (ranks, chunks), the bytes that a device may fill, whether ranks hold equally many blocks, where they divide, and
-    whether stages recompute equally many of their blocks, or all that they have."""
+    (ranks, chunks), the bytes that a device may fill, whether ranks hold equally many blocks, where they divide,
+    whether stages recompute equally many of their blocks, or all that they have, and whether passes let weights come
+    for each other (`planner.plan.schedule.relays`), where these come ahead."""
 
     ranks: int
     chunks: int
@@ -24,6 +25,7 @@ class Setting:
     capacity: float
     even: bool = False
     counts: Counts = "any"
+    relays: bool = True
 
     @property
     def weight(self) -> float:
@@ -55,7 +57,7 @@ def setting_of(configuration: Configuration, capacity: float) -> Setting:
     pattern = None if configuration.decided is None else configuration.decided.pattern
     return Setting(
         ranks=p, chunks=v, micro_batches=m, in_flight=flights, capacity=capacity, even=configuration.even,
-        counts="any" if pattern is None else pattern.counts,
+        counts="any" if pattern is None else pattern.counts, relays=SCHEDULES[configuration.schedule].flushes,
     )  # fmt: skip
 
 

@@ -40,7 +40,9 @@ class Rank:
         outliving: bytes that a recomputed block hands to one that is not, which keeps them, times flights.
         before, after: whether the block in the head, and the one in the tail, is recomputed; None where none is there.
         seconds: transfers from and to other ranks, per micro-batch.
-        begins: whether weights of its head are waited for in the place of those of its first inner block.
+        first: whether it computes what stands before the blocks.
+        begins: whether weights of that go together, and are waited for in the place of those of a block.
+        relays: whether its passes let weights come for each other: then weights are waited for once a step.
     """
 
     chunks: int
@@ -52,7 +54,14 @@ class Rank:
     before: bool | None
     after: bool | None
     seconds: float
+    first: bool = False
     begins: bool = False
+    relays: bool = False
+
+    @property
+    def uncovered(self) -> float:
+        """Seconds of what the head gathers together, with nothing before it that it could travel under."""
+        return self.ends[0][0].under if self.begins else 0.0
 
     def handing_over(self, blocks: Sequence[bool]) -> float:
         """Bytes that inner blocks, recomputed or not, in the order of the model, hold of what others hand to them."""
@@ -197,13 +206,15 @@ def _filled(
         lean = wanted
     lean = np.where(fits, lean, 0)
     busy = outer.busy + mixed.total("busy") + mixed.change("busy", lean)
-    waits = np.zeros(1)
+    waits = once = np.zeros(1)
     if mixed.travels:
         for name, own in (("excess_forward", outer.excess_forward), ("excess_backward", outer.excess_backward)):
             waits = waits + np.maximum(own + mixed.total(name) + mixed.change(name, lean), 0.0)
-        alone = np.array([0.0 if rank.begins else 1.0 for rank in ranks])[:, None, None] * mixed.waited_for()
+        alone, once = outer.uncovered, outer.uncovered_once
+        alone = np.maximum(alone, outer.waits * mixed.least("under"))
         waits = np.maximum(waits, alone)  # of a block that the excess counts, too
-        busy = busy + weight * waits
+        once = np.maximum(np.maximum(once, outer.ends * mixed.least("last")) - waits, 0.0)
+        busy = busy + weight * waits + once
     covered = np.zeros(1)
     if mixed.reduces:
         sent = outer.reduction + mixed.total("reduction") + mixed.change("reduction", lean) - mixed.reduced_last()
@@ -222,10 +233,10 @@ def _filled(
     def total(field: str, base: Array) -> Array:
         return np.where(np.isfinite(quickest), base + mixed.mixture(field, best, chosen), math.inf)
 
-    waits, covered = (of_best(np.broadcast_to(each, busy.shape)) for each in (waits, covered))
-    part, step = total("part", outer.part[:, 0] + waits), total("step", outer.step[:, 0] - covered)
+    waits, once, covered = (of_best(np.broadcast_to(each, busy.shape)) for each in (waits, once, covered))
+    part, step = total("part", outer.part[:, 0] + waits), total("step", outer.step[:, 0] + once - covered)
     busy, peak = (
-        total("busy", outer.busy[:, 0] + weight * waits - covered),
+        total("busy", outer.busy[:, 0] + weight * waits + once - covered),
         total("memory", np.zeros(1)) + of_best(held),
     )
     handed, least = of_best(beside), np.where(same, held + all_fast, math.inf).min(axis=1)
@@ -259,7 +270,9 @@ class _Mixed:
         amounts = np.array(
             [[[getattr(column.amounts, name) for name in _AMOUNTS] for column in way] for way in pool], dtype=np.float64
         ).reshape(1, len(pool), kinds, len(_AMOUNTS))
-        part, step, fixed, live, replay, transient, under, *excess, reduction, backward = np.moveaxis(amounts, -1, 0)
+        part, step, fixed, live, replay, transient, under, last, *excess, reduction, backward = np.moveaxis(
+            amounts, -1, 0
+        )
         chunks, in_flight = (
             np.array([getattr(rank, name) for rank in ranks])[:, None, None] for name in ("chunks", "in_flight")
         )
@@ -271,6 +284,7 @@ class _Mixed:
             "replay": replay,
             "transient": transient,
             "under": chunks * under,
+            "last": last,
             "excess_forward": chunks * excess[0],
             "excess_backward": chunks * excess[1],
             "reduction": chunks * reduction,
@@ -346,10 +360,10 @@ class _Mixed:
             np.maximum(found, np.where(number > 0, rows[:, :, kind, None], 0.0), out=found)
         return found
 
-    def waited_for(self) -> Array:
-        """Seconds of the messages of one block of each chunk, (ranks or 1, pairs, ranges of blocks): with nothing
-        before it that they could travel under."""
-        return self._least_of_kinds(self.costs["under"][:, self.fast])
+    def least(self, field: str) -> Array:
+        """Of one block, (ranks or 1, pairs, ranges of blocks): its messages `under` work, of each chunk, with nothing
+        before it that they could travel under, or the `last` of them, with nothing behind."""
+        return self._least_of_kinds(self.costs[field][:, self.fast])
 
     def reduced_last(self) -> Array:
         """Seconds to reduce the gradients of the block whose backward pass is the last, (ranks or 1, pairs, ranges of
@@ -407,8 +421,8 @@ class _Mixed:
 
 
 _AMOUNTS = (
-    "part", "step", "fixed", "live", "replay", "transient", "under", "excess_forward", "excess_backward", "reduction",
-    "backward",
+    "part", "step", "fixed", "live", "replay", "transient", "under", "last", "excess_forward", "excess_backward",
+    "reduction", "backward",
 )  # fmt: skip
 
 FITS = 1e-9
@@ -432,6 +446,10 @@ class _Ends:
         self.excess_backward = each(lambda rank: math.fsum(a.excess_backward for a, _ in rank.ends))
         self.reduction = each(lambda rank: math.fsum(a.reduction for a, _ in rank.ends))
         self.backward = each(lambda rank: math.fsum(a.backward for a, _ in rank.ends))
+        self.uncovered = each(lambda rank: 0.0 if rank.relays else rank.uncovered)
+        self.uncovered_once = each(lambda rank: rank.uncovered if rank.relays else 0.0)
+        self.waits = each(lambda rank: float(not (rank.relays or rank.begins)))
+        self.ends = each(lambda rank: float(rank.relays and not rank.first))
         self.busy = weight * self.part + self.step
         self.memory = each(lambda rank: math.fsum(a.fixed + a.live * flights for a, flights in rank.ends))
         self.replay = each(lambda rank: max((a.replay for a, _ in rank.ends), default=0.0))

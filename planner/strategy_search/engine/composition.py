@@ -322,7 +322,9 @@ class Composition:
             before=head.recompute if head is not None and chain.blocks_in_head else None,
             after=tail.recompute if tail is not None and chain.blocks_in_tail else None,
             seconds=float(self.multipliers[0].crossing_seconds(self.setting, rank)[state]),
-            begins=rank == 0 and any(piece.begins for piece in chain.head),
+            first=rank == 0,
+            begins=rank == 0 and head is not None and any(piece.begins for piece in chain.head),
+            relays=setting.relays,
         )
 
     def fewest(self) -> list[int]:

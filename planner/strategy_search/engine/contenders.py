@@ -72,9 +72,9 @@ class Contender:
             ends = [column.amounts for column in (filling.head, filling.tail) if column is not None]
             inner = [column.amounts for column in filling.inner]
             amounts = [*ends, *inner * setting.chunks]
-            alone = setting.chunks * min((a.under for a in inner), default=0.0)  # of a block with none before it
-            if rank == 0 and any(piece.begins for piece in self.pipeline_of_kinds.chain.head):
-                alone = 0.0
+            alone = 0.0  # of a block with none before it
+            if rank and not setting.relays:
+                alone = setting.chunks * min((a.under for a in inner), default=0.0)
             excess = max(0.0, sum(a.excess_forward for a in amounts)) + max(
                 0.0, sum(a.excess_backward for a in amounts)
             )

@@ -80,7 +80,8 @@ def test_mixtures_are_priced_as_pairs_are_and_never_slower(seed: int) -> None:
     before = draw.choice([None, False])
     rank = Rank(
         chunks=draw.choice([1, 2]), in_flight=4.0, ends=((end, 2.0),), received=0.3 * MIB, ending=0.1 * MIB,
-        outliving=0.2 * MIB, before=before, after=None, seconds=0.1, begins=draw.random() < 0.5,
+        outliving=0.2 * MIB, before=before, after=None, seconds=0.1, first=draw.random() < 0.5,
+        begins=draw.random() < 0.5, relays=draw.random() < 0.5,
     )  # fmt: skip
     blocks = block_ranges_of((0,) * 9)
     least = min(one.amounts.fixed * rank.chunks + 4 * one.amounts.live for one in ways)
@@ -108,7 +109,7 @@ def test_a_rank_is_mixed_of_more_ways_where_that_is_quicker() -> None:
     """Two ways balance what travels; a third makes them fit. Of pairs, none does both."""
     rank = Rank(
         chunks=1, in_flight=1.0, ends=(), received=0.0, ending=0.0, outliving=0.0, before=None, after=None,
-        seconds=0.0, begins=True,
+        seconds=0.0, first=True, relays=True,
     )  # fmt: skip
 
     def way(part: float, nbytes: float, excess: float) -> Column:
