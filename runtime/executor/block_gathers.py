@@ -16,7 +16,8 @@ is computed again, and keeps nothing in between.
 
 What travels while a block computes does so on process groups of its own, in one order on every rank. A gradient that is
 late does not come through autograd: it is added to its parameter when it lands, the last of them under the next pass,
-or when the last one is over. Weights of one block and the message with those of another are there at the same time, never more.
+or when the last one is over. Weights of one block and the message with those of another are there at the same time,
+never more.
 
 A gathered weight is a value of its block like any other: operators find it where they want it.
 """
