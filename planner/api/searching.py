@@ -207,7 +207,7 @@ def search(
             batch, padded with samples of weight zero: {"batch": 4}. "auto" pads what devices do not divide, where that
             is faster. Where pinned["data"] does not divide the global batch, it is padded unless "batch" is here.
         per_replica: operators or modules that each data-parallel replica computes over its own samples, as batch norm
-            in DistributedDataParallel: ["*bn*"], or ["*bn*=4"] for 4 replicas (`planner.sharding.per_replica`).
+            in DistributedDataParallel: ["*norm*"], or ["*norm*=4"] for 4 replicas (`planner.sharding.per_replica`).
         update: what becomes of gradients, as a `planner.Update` or a dict of its fields: {"clip_norm": 1.0}.
         search: the algorithm, as for `--search`.
         forward_only: the forward pass alone, for evaluation: without backward pass, gradients and states.

@@ -500,8 +500,8 @@ class Options:
             "PATTERN",
             "Operators that look at their own replica alone. Each data-parallel replica computes them over its own"
             " samples, as batch norm in DistributedDataParallel without SyncBatchNorm (MindSpore: cross_batch); without"
-            " this option every plan computes over the whole batch. PATTERN means operators or modules ('*bn*', '*' for"
-            " all that look at several samples); PATTERN=N: of N replicas, instead of --data or of all devices that"
+            " this option every plan computes over the whole batch. PATTERN means operators or modules ('*norm*', '*'"
+            " for all that look at several samples); PATTERN=N: of N replicas, instead of --data or of all devices that"
             " --pipeline, --tensor and --context leave. Running statistics are those of the first replica. Repeatable.",
             "",
             "--per-replica",

@@ -159,7 +159,7 @@ def _pads(texts: Sequence[str]) -> tuple[tuple[str, int], ...]:
         if text == _AUTO:
             continue
         pattern, equals, number = text.rpartition("=")
-        if not equals or not pattern.strip() or not number.strip().isdecimal() or len(number) > 9:
+        if not equals or not pattern.strip() or not re.fullmatch("[0-9]{1,9}", number.strip()):
             raise RequestError(f"--pad '{text}': write PATTERN=N, as in 'lm_head.weight=4', or auto")
         found.append((pattern.strip(), int(number)))
     return tuple(found)

@@ -7,10 +7,12 @@ been made functional yet. Autograd functions of the user's are seen to in `own_f
 
 import contextlib
 import linecache
+import os
 import random
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -18,6 +20,10 @@ import torch
 from torch import fx, nn
 
 from planner.errors import ModelError
+
+_HERE = Path(__file__).parent
+_ZOO = f"{_HERE.parent / 'models'}{os.sep}"
+_NOT_USERS = (f"{Path(torch.__file__).parent}{os.sep}", f"{_HERE}{os.sep}", "<")
 
 _BRANCH = "choose between tensors with torch.where, or decide by a Python value that is known before the call"
 _LOOP = "loop a number of times that is fixed before the call"
@@ -93,7 +99,7 @@ def _user_frame(error: BaseException) -> tuple[str, int] | None:
 
 def is_users(file: str) -> bool:
     """Whether a file is neither of torch nor of this package."""
-    return "/torch/" not in file and "/planner/graph/" not in file and not file.startswith("<")
+    return not file.startswith(_NOT_USERS)
 
 
 def line_of(node: fx.Node) -> str:
@@ -107,7 +113,7 @@ def users_line(node: fx.Node) -> str:
     """The line of the model's code that made a node, "file:number"; empty where it is not known, and for models of the
     zoo, which nobody has to change."""
     place = line_of(node).removeprefix(" (at ").removesuffix(")")
-    return "" if "/planner/models/" in place else place
+    return "" if place.startswith(_ZOO) else place
 
 
 def reads_number(module: nn.Module, node: fx.Node) -> ModelError:

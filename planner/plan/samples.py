@@ -12,6 +12,8 @@ from planner.sharding.update import Update
 def samples_fault(plan: Plan) -> Fault | None:
     """Why they cannot, with the nearest numbers that they can; None where samples come out even."""
     training, devices = plan.training, _sharing(plan)
+    if (fault := _cut_replicas_fault(plan)) is not None:
+        return fault
     batch, parts, each = training.padded_batch, training.micro_batches, training.part
     if each % devices == 0:
         return None
@@ -56,12 +58,34 @@ def replicas_fault(update: Update, part: int) -> Fault | None:
     """Why the replicas that compute operators by themselves cannot share out a micro-batch; None where they can."""
     if not update.per_replica or (update.replicas and part % update.replicas == 0):
         return None
+    if not update.replicas:
+        return Fault(
+            option="replicas",
+            reason=f"nothing says how many compute {', '.join(update.per_replica)} by themselves",
+            hint=f"write the number, a divisor of the {part} samples of a micro-batch, or leave per_replica out",
+        )
     return Fault(
         option="replicas",
         value=f"{update.replicas}",
         reason=f"does not divide the {part} samples of a micro-batch, of which each replica has as many",
         hint=nearest_words(update.replicas, divisors(part)),
     )
+
+
+def _cut_replicas_fault(plan: Plan) -> Fault | None:
+    """Why devices cannot have whole replicas; None where they can."""
+    update = plan.training.update
+    for name, names in (operator for group in plan.groups for operator in group.operators):
+        cut = zip(plan.mesh.axes, names, strict=False)
+        devices = math.prod(axis.size for axis, factor in cut if factor == "replica")
+        if update.per_replica and update.replicas % devices:
+            return Fault(
+                option="replicas",
+                value=f"{update.replicas}",
+                reason=f"cannot be shared out by the {devices} devices over which '{name}' is cut by replicas",
+                hint=nearest_words(update.replicas, multiples(update.replicas, devices)),
+            )
+    return None
 
 
 def _sharing(plan: Plan) -> int:

@@ -91,7 +91,10 @@ def gradient_words(update: Update) -> str:
 
 def replica_words(update: Update) -> str:
     """The operators that every replica computes by itself."""
-    return f"{', '.join(update.per_replica)} over the samples of each of {update.replicas} replicas"
+    names = ", ".join(update.per_replica)
+    if update.replicas == 1:
+        return f"{names} over the samples of the only replica"
+    return f"{names} over the samples of each of {update.replicas} replicas"
 
 
 def applied_update(plan: Plan) -> Update:

@@ -49,15 +49,17 @@ def prepared_batch(update: Update, batch: int) -> int:
 
 def with_replicas(graph: OperatorGraph, update: Update, batch: int) -> OperatorGraph:
     """The graph of `prepared_batch` samples in which the operators that an update names are computed by every replica;
-    the graph as it is where it names none. `batch` are the samples of the example.
+    the graph as it is where it names none, or there is one replica. `batch` are the samples of the example.
 
     Raises RequestError for a pattern that means no operator which looks at several samples, and for what replicas
     cannot compute by themselves.
     """
-    if not update.per_replica or update.replicas == 1:
+    if not update.per_replica:
         return graph
     growths = batch_growths(graph, batch)
     named = _named(graph, update.per_replica, growths)
+    if update.replicas == 1:
+        return graph
     samples = _EACH * update.replicas
     _check_inputs(graph, batch, samples)
     return _PerReplica(

@@ -190,6 +190,8 @@ def update_fault(update: Update) -> Fault | None:
             reason="adds up gradients of micro-batches, of which a padded batch has some with fewer samples",
             hint="take mean, or a global batch that divides",
         )
+    if not all(pattern.strip() for pattern in update.per_replica):
+        return Fault(option="per_replica", value="''", reason="means no operator", hint="write a pattern, as '*norm*'")
     if update.replicas and not update.per_replica:
         return Fault(
             option="replicas",

@@ -10,6 +10,7 @@ plan is legal is checked like that of any plan. Nothing is claimed about what it
 compared (`planner.plan.shrinking.coverage`).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -30,6 +31,7 @@ from planner.plan.plan import MOST_CHUNKS, PRECISIONS, Group, Plan, Prediction, 
 from planner.plan.shrinking.kept_blocks import kept_of_stages, signatures
 from planner.plan.shrinking.limits import PROCESSES
 from planner.plan.shrinking.small_mesh import SmallNumbers, small_numbers
+from planner.plan.shrinking.small_replicas import small_replicas
 from planner.plan.shrinking.twins import twins_by_name, twins_in_order
 from planner.sharding.discover import discover, written_rules
 from planner.sharding.layout import Layout
@@ -103,7 +105,7 @@ def _shrunk(
     own = _machine(machine, numbers.processes)
     built = _built(model.smaller, precision)
     traced = discover(trace(built.module, built.args, built.kwargs))
-    training = _training(plan.training, numbers, precision)
+    training = _training(large, numbers, precision)
     prepared, found = prepare(
         traced,
         training.imbalance,
@@ -182,16 +184,20 @@ def _built(model: SmallerModel, precision: str) -> BuiltModel:
     return build_model(model.reference, dtype=PRECISIONS[precision], sequence_length=model.sequence_length)
 
 
-def _training(training: Training, numbers: SmallNumbers, precision: str) -> Training:
+def _training(large: BoundPlan, numbers: SmallNumbers, precision: str) -> Training:
+    training = large.plan.training
+    replicas, part = small_replicas(large, numbers.mesh.sizes), numbers.unit
+    if replicas:  # a replica of one sample joins none, and has one only where it does in the large plan
+        part = math.lcm(part, min(2, training.part // training.update.replicas) * replicas)
     return replace(
         training,
-        global_batch=numbers.unit * numbers.micro_batches - min(training.update.padding_samples, 1),
+        global_batch=part * numbers.micro_batches - min(training.update.padding_samples, 1),
         micro_batches=numbers.micro_batches,
         interleave=numbers.interleave,
         precision=precision,
         tensor_overlap=(),  # its operators and chunks are those of the large model (`_overlapped`)
         expert_overlap=(),
-        update=_update(training.update),
+        update=replace(_update(training.update), replicas=replicas),
         fp8=training.fp8 if precision == training.precision else NO_FP8,
     )
 
@@ -247,8 +253,7 @@ _BUCKET = 2**14
 
 
 def _update(update: Update) -> Update:
-    few = min(update.replicas, 2)
-    update = replace(update, padding_samples=min(update.padding_samples, 1), replicas=few)
+    update = replace(update, padding_samples=min(update.padding_samples, 1))
     if isinstance(update.buckets, int) or split_positions(update.buckets):
         return replace(update, buckets=_BUCKET)
     return update

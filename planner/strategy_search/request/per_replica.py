@@ -1,10 +1,11 @@
 """Requests with operators that every data-parallel replica computes by itself (see `planner.sharding.per_replica`)."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.errors import RequestError
-from planner.nearest import divisors, multiples, nearest_words
+from planner.nearest import divisors, multiples, nearest_of, nearest_words
 from planner.strategy_search.request.request import SearchRequest
 
 
@@ -15,8 +16,8 @@ def parse_per_replica(texts: Sequence[str]) -> tuple[tuple[str, ...], int]:
     for text in texts:
         pattern, equals, number = text.rpartition("=")
         pattern, number = (pattern, number) if equals else (text, "")
-        if not pattern.strip() or (equals and (not number.strip().isdecimal() or len(number) > 9 or int(number) < 1)):
-            raise RequestError(f"per_replica: '{text}': write PATTERN, or PATTERN=N for N replicas, as in '*bn*=4'")
+        if not pattern.strip() or (equals and not re.fullmatch("0*[1-9][0-9]{0,8}", number.strip())):
+            raise RequestError(f"per_replica: '{text}': write PATTERN, or PATTERN=N for N replicas, as in '*norm*=4'")
         patterns.append(pattern.strip())
         counts |= {int(number)} if equals else set()
     if len(counts) > 1:
@@ -37,12 +38,16 @@ def with_replica_count(request: SearchRequest, only_batch: str | None) -> Search
     count = update.replicas or pinned.data or max(1, request.cluster.devices // taken)
     if pinned.data is not None and count % pinned.data:
         raise RequestError(
-            f"per_replica: data = {pinned.data} does not divide {count} replicas;"
+            f"per_replica: data = {pinned.data} does not divide {count} replica{'s' * (count > 1)};"
             f" {nearest_words(pinned.data, divisors(count))}, or as many replicas as data"
         )
     if request.global_batch % count:
-        near = nearest_words(request.global_batch, multiples(request.global_batch, count))
+        legal = [one for one in divisors(request.global_batch) if one % (pinned.data or 1) == 0]
+        options = {"replicas": (count, legal)}
+        if count < request.global_batch or not update.replicas:
+            options |= {"global_batch": (request.global_batch, multiples(request.global_batch, count))}
         raise RequestError(
-            f"per_replica: {count} replicas do not divide the global batch {request.global_batch}; {near}"
+            f"per_replica: {count} replicas do not divide the global batch {request.global_batch};"
+            f" {nearest_of(options)}"
         )
     return replace(request, update=replace(update, replicas=count))

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+import planner
 from hardware_profiles import load_profile
 from planner.errors import RequestError
 from planner.graph.trace import trace
@@ -93,6 +94,31 @@ def test_a_small_plan_has_every_decision() -> None:
     covered = coverage(facts, [facts_of(found.bound, found.machine)])
     assert {one.kind: one.missing for one in covered} == {one.kind: () for one in covered}
     assert sum(one.different for one in covered) > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("replicas", "pinned", "small", "samples"),
+    [
+        (8, {"data": 8, "zero": 1, "replicas": 2}, 4, 8),  # on two axes, one a device
+        (16, {"data": 8, "zero": 1, "replicas": 2}, 8, 8),  # two a device, of one sample each
+        (8, {"data": 4, "tensor": 2}, 4, 8),  # one of several axes, two a device
+        (4, {"data": 4, "tensor": 2}, 2, 4),
+        (3, {"data": 1, "tensor": 2}, 2, 4),  # none of the axes
+    ],
+)
+def test_a_small_plan_has_as_many_replicas_as_its_devices_hold(
+    replicas: int, pinned: dict[str, int], small: int, samples: int
+) -> None:
+    """All that a device of the large plan has, one or several, is there in the small one; a replica joins samples, as
+    in the large plan."""
+    devices = 8 if pinned["data"] > 1 else 2
+    found = planner.search(
+        "llama-tiny", "cpu", devices=devices, global_batch=48 if replicas == 3 else 16, seq_len=16, precision="fp32",
+        pinned={**pinned, "micro_batches": 1}, per_replica=[f"*cross_entropy*={replicas}"],
+    )  # fmt: skip
+    training = _small(found.bound).plan.training
+    assert (training.update.replicas, training.part) == (small, samples)
 
 
 def test_what_a_small_plan_lacks_is_named_and_counted() -> None:

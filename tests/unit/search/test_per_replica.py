@@ -1,16 +1,18 @@
 """Requests for operators that every replica computes by itself: how many there are, and what is refused."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import planner
-from planner.errors import RequestError
+from planner.errors import PlannerError, RequestError
 from planner.export.description import ExportError
 from planner.export.mindspore import mindspore
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
+from planner.plan.binding.bind import bind
 from planner.plan.file import load_plan, save_plan
 from planner.report.command import command_of
 from planner.report.rows import job_text
@@ -61,7 +63,16 @@ def test_statistics_of_replicas_are_not_reduced(graph: OperatorGraph, tmp_path: 
 @pytest.mark.parametrize(
     ("pattern", "asked", "facts"),
     [
-        ("*bn*=3", {}, (3, 16, 15, 18)),
+        ("*bn*=3", {}, (3, 16, "replicas = 2 and 4", 15, 18)),
+        ("*bn*=3", {"pinned": {"data": 3}, "devices": 3}, (3, "values are global_batch = 15 and 18")),
+        ("*bn*=999999999", {}, (999999999, "the nearest legal value is replicas = 16")),
+        ("*bn*", {"devices": 32}, (32, "replicas = 16, global_batch = 32")),
+        ("*bn*=1", {"pinned": {"data": 2}}, ("data = 2 does not divide 1 replica;",)),
+        ("nothing=1", {}, ("nothing", "bn/_native_batch_norm_legit_functional")),
+        ("nothing", {"pinned": {"data": 1}}, ("nothing", "bn/_native_batch_norm_legit_functional")),
+        (" ", {}, ("PATTERN=N",)),
+        ("*bn*=\u0663", {}, ("PATTERN=N", "'*norm*=4'")),
+        ("*bn*", {"update": {"per_replica": ("",)}}, ("per_replica", "''", "'*norm*'")),
         ("*bn*=4", {"pinned": {"data": 8}, "devices": 8}, (8, 4)),
         ("*bn*", {"pinned": {"slices": 2, "pipeline": 2}}, ("slices", 2, "per_replica")),
         ("*bn*", {"engine": "megatron"}, ("*bn*", "Megatron-LM")),
@@ -74,6 +85,27 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     with refused(RequestError, *facts):
         plan_of(graph, pattern, asked.pop("pinned", {}), **asked)
+
+
+def test_files_that_were_edited_say_what_is_wrong(graph: OperatorGraph, tmp_path: Path) -> None:
+    """The key, the numbers that clash, and what to write."""
+    path = tmp_path / "own.json"
+    save_plan(plan_of(graph, "*bn*", {"data": 4, "micro_batches": 1}), path)
+    content = json.loads(path.read_text())
+    for changed, facts in (
+        ({"replicas": 0}, ("training.replicas", "*bn*", "16 samples of a micro-batch", "leave per_replica out")),
+        ({"replicas": 3}, ("training.replicas", 3, 16, "2 and 4")),
+        ({"replicas": 2}, ("training.replicas", 2, "value is 4", "4 devices")),
+        ({"per_replica": ["*bn*", " "]}, ("training.per_replica", "'*norm*'")),
+    ):
+        edited = {**content, "training": {**content["training"], **changed}}
+        path.write_text(json.dumps(edited))
+        with refused(PlannerError, *facts):
+            bind(load_plan(path), graph, SAMPLES)
+
+
+def test_one_replica_is_called_so(graph: OperatorGraph) -> None:
+    assert "*bn* over the samples of the only replica" in job_text(plan_of(graph, "*bn*=1", {"data": 1}))[1]
 
 
 def test_a_batch_is_cut_once() -> None:

@@ -1,6 +1,7 @@
 """What a request refuses of a model that was traced: the operator, its line in the model's code, and what to write."""
 
 import inspect
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 
 import planner
 from planner.errors import PlannerError
+from planner.graph.trace import trace
 from tests.refusals import refused
 
 
@@ -89,3 +91,16 @@ def test_names_the_line_of_the_operator(case: str) -> None:
         search(module(), "cpu", **request)
     for fact in facts:
         assert fact in str(caught.value)
+
+
+@pytest.mark.parametrize("folder", ["planner/models", "torch", "planner/graph"])
+def test_a_file_of_the_user_is_named_whatever_its_folder_is_called(folder: str, tmp_path: Path) -> None:
+    path = tmp_path / folder / "net.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(
+        "from torch import nn\n\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.linear = nn.Linear(8, 8)\n\n    def forward(self, x):\n        return self.linear(x).mean()\n"
+    )
+    network = runpy.run_path(str(path))["Net"]()
+    graph = trace(network, (torch.randn(8, 8),))
+    assert {op.line for op in graph.operators} == {f"{path}:9"}
