@@ -1,8 +1,8 @@
 """A plan on its way to an engine: what the engine cannot say, and what it runs instead."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from planner.api.carrying import Step, Subject, asked_like, plan_of, priced_losses, target_named
 from planner.errors import InfeasibleError, RequestError
@@ -10,7 +10,7 @@ from planner.errors import InfeasibleError, RequestError
 if TYPE_CHECKING:
     from hardware_profiles import Machine
     from planner.export.description import Description
-    from planner.export.target import Job, Target
+    from planner.export.target import Job, OperatorTarget, Target
     from planner.graph.operator_graph import OperatorGraph
     from planner.plan.binding.bind import BoundPlan
     from planner.plan.plan import ModelReference, Plan, Prediction
@@ -143,6 +143,19 @@ def export_of(plan: "Plan", to: str, machine: "Machine", graph: "OperatorGraph",
         why=unsaid if searched else (),
         hosts=tuple(hosts_of(machine, job.per_node)),
     )
+
+
+def operators_of(
+    plan: "Plan", target: "OperatorTarget", graph: "OperatorGraph", batch: int
+) -> "tuple[Mapping[str, str], dict[str, Any]]":
+    """The strategies of a plan as they are, for an engine that takes them operator by operator: files by name, and what
+    stands beside them in export.json. Raises ExportError for what it has no word for."""
+    from planner.export.mindspore.sidecar import sidecar_content
+    from planner.plan.binding.bind import bind
+
+    content = {"engine": target.name, "about": target.about}
+    content |= {"model": plan.model.reference, "devices": plan.cluster.devices, **sidecar_content(plan)}
+    return target.write(bind(plan, graph, batch)), content
 
 
 def check_told(engine: str | None, model: "ModelReference") -> None:

@@ -367,6 +367,7 @@ def export(
     model: str | None = None,
 ) -> Exported:
     """A plan as the settings of another engine ("megatron", "deepspeed", "torchtitan", ...; `plan export --help`).
+    "mindspore" takes the plan as it is, operator by operator.
 
     Args:
         plan: a Plan, or the path of its file.
@@ -379,13 +380,19 @@ def export(
     """
     from dataclasses import asdict
 
-    from planner.api.exporting import Way, check_fits, export_of
+    from planner.api.exporting import Way, check_fits, export_of, operators_of
     from planner.api.folders import write_folder
     from planner.export.launching import folder_files
+    from planner.export.targets import OPERATOR_TARGETS
 
     text("engine", engine)
     found, into = loaded(plan), None if folder is None else file_path("folder", folder)
     machine, (graph, batch) = machine_of(found.cluster), planned_graph(found, model)
+    if engine in OPERATOR_TARGETS:
+        files, content = operators_of(found, OPERATOR_TARGETS[engine], graph, batch)
+        if into is not None:
+            write_folder(into, files, "export.json", content)
+        return Exported(engine=engine, files=files, given_up=(), prediction=found.prediction, folder=into)
     given = export_of(found, engine, machine, graph, batch, Way(nearest=nearest, most=tolerance))
     check_fits(given, found.model.reference)
     files = folder_files(given.target, given.job)

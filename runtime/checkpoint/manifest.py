@@ -116,6 +116,13 @@ class Manifest:
         placed = tuple((self.plan or {}).get("training", {}).get("placed", {}).items())
         return frozenset(name for name in self.tensors if place_of(name, placed) is not None)
 
+    def per_replica(self) -> tuple[tuple[str, ...], int]:
+        """The operators that replicas computed by themselves, and how many of these there were: none, and one, where
+        the whole batch was computed together."""
+        training = (self.plan or {}).get("training", {})
+        patterns, count = tuple(training.get("per_replica", ())), training.get("replicas", 0)
+        return (patterns, count) if patterns and count > 1 else ((), 1)
+
     def written_under(self) -> Plan | None:
         """The plan that it was written under. Raises PlanFileError where this version cannot read it."""
         return None if self.plan is None else parse_plan(json.dumps(self.plan))

@@ -1,12 +1,14 @@
 """The checkpoints of `plan run`: where it starts from, and when it saves."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from planner.errors import CheckpointError, RequestError
+from planner.plan.words import replica_words
+from planner.sharding.update import Update
 from runtime.checkpoint.folder import checkpoints, incomplete, step_of
 from runtime.checkpoint.restoring import Restored, name_in, open_together, restore
 from runtime.checkpoint.saving import Checkpoints
@@ -38,6 +40,7 @@ class RunCheckpoints:
         self.saved: str | None = None
         self._last: Path | None = None  # what a run can go back to: the last that it has saved, or went on from
         self._own: Checkpoints | None = None
+        self._replicated: tuple[str, ...] = ()
         if settings.save is not None:
             at("opening the checkpoints")
             self._own = Checkpoints(settings.save, keep=settings.keep, timeout=settings.timeout, lock=settings.lock)
@@ -50,6 +53,7 @@ class RunCheckpoints:
         found = () if self._own is None else self._own.notes
         found += () if self._settings.resume is None else tuple(incomplete(Path(self._settings.resume)))
         found += () if self._replicas is None else self._replicas.notes
+        found += self._replicated
         going_on = self._settings.go_on and self.resumed is not None
         return (*found, f"going on from {self.resumed}") if going_on else found
 
@@ -72,6 +76,7 @@ class RunCheckpoints:
             source = open_together(Path(path), step.plan.model, settings.model)
             if not weights_only:
                 self._check(source)
+                self._replicated = replica_notes(source, step.plan.training.update)
             cast = weights_only and settings.cast
             found: Restored = restore(step.rank, source, weights_only=weights_only, cast=cast)
         except CheckpointError as error:
@@ -167,6 +172,26 @@ class RunCheckpoints:
             self._replicas.close()
         elif self._replicas is not None:
             self._replicas.forget()  # whoever started the ranks holds the folder, and deletes it
+
+
+def replica_notes(source: Readable, update: Update) -> tuple[str, ...]:
+    """What to know where a plan goes on from a checkpoint of other replicas than its own that compute operators by
+    themselves: it trains on, though what it computes is another function of the batch."""
+    was = ((), 1) if source.manifest is None else source.manifest.per_replica()
+    now = (update.per_replica, update.replicas) if update.per_replica and update.replicas > 1 else ((), 1)
+    if was == now:
+        return ()
+    options = " ".join(f"--per-replica '{name}={was[1]}'" for name in was[0])
+    return (
+        f"{source.path} was trained with {_batch_words(*was)}, and goes on with {_batch_words(*now)}; to keep it plan"
+        f" {f'with {options}' if options else 'without --per-replica'}",
+    )
+
+
+def _batch_words(patterns: Sequence[str], count: int) -> str:
+    if not patterns:
+        return "every operator over the whole batch"
+    return replica_words(Update(per_replica=tuple(patterns), replicas=count))
 
 
 def restore_plain(plain: UnshardedStep, rank: RankStep, source: Readable) -> None:

@@ -11,6 +11,7 @@ from planner.cli.commands.compare_cases import (
     CheckpointTime,
     Failures,
     GlobalBatch,
+    PerReplica,
     Price,
     RestartTime,
     SeqLen,
@@ -86,6 +87,7 @@ def compare(
     tokens: Tokens = None,
     seq_len: SeqLen = None,
     global_batch: GlobalBatch = None,
+    per_replica: PerReplica = None,
     price: Price = None,
     failures: Failures = 0.0,
     checkpoint_time: CheckpointTime = 0.0,
@@ -118,19 +120,21 @@ def compare(
         if engines is not None:
             if money:
                 raise RequestError(
-                    "--engines compares one job: --model, --devices, --hardware, --global-batch, --seq-len"
+                    "--engines compares one job: --model, --devices, --hardware, --global-batch, --seq-len,"
+                    " --per-replica"
                 )
-            _compare_engines(plan_file, engines, _job(model, devices, hardware, global_batch, seq_len, as_json))
+            job = _job(model, devices, hardware, global_batch, seq_len, per_replica, as_json)
+            _compare_engines(plan_file, engines, job)
             return
         if plan_file is None:
             if model is None:
                 raise RequestError("missing a plan file with what was measured, or --model NAME with --devices")
             compared(
                 model, hardware or DEFAULT_HARDWARE, devices, software, tokens, price, failures, checkpoint_time,
-                restart_time, seq_len, global_batch, as_json=as_json, as_csv=as_csv,
+                restart_time, seq_len, global_batch, per_replica or (), as_json=as_json, as_csv=as_csv,
             )  # fmt: skip
             return
-        if money or any(one is not None for one in (seq_len, global_batch)):
+        if money or any(one is not None for one in (seq_len, global_batch, per_replica)):
             raise RequestError(f"{plan_file}: with a plan file give what was measured; --model compares without one")
         compare_measured(
             plan_file, record=measured, log=log, engine=engine, trace=trace, clock=clock_of(clock),
@@ -144,6 +148,7 @@ def _job(
     hardware: str | None,
     global_batch: int | None,
     seq_len: int | None,
+    per_replica: list[str] | None,
     as_json: bool,
 ) -> Options:
     """The job that engines are compared for."""
@@ -153,6 +158,7 @@ def _job(
         hardware=hardware_of(hardware),
         global_batch=global_batch,
         seq_len=seq_len,
+        per_replica=per_replica,
         as_json=as_json,
     )
 
@@ -162,6 +168,12 @@ def _compare_engines(plan_file: Path | None, engines: str, job: Options) -> None
 
     if (plan_file is None) == (job.model is None):
         raise RequestError("--engines: give a plan file, or --model and --devices; one of the two")
+    more = (job.devices, job.global_batch, job.seq_len, job.per_replica)
+    if plan_file is not None and any(one is not None for one in more):
+        raise RequestError(
+            f"{plan_file}: engines are compared for its training; leave out --devices, --global-batch, --seq-len and"
+            " --per-replica"
+        )
     _, rows = compared(plan_file, engines, job)
     if job.as_json:
         rows_content = [row.content() for row in rows]

@@ -11,7 +11,7 @@ import typer
 
 from planner.cli.errors import reporting
 from planner.cli.graph_folder import cache_folder
-from planner.cli.option_kinds import JOB, count
+from planner.cli.option_kinds import JOB, count, word
 from planner.cli.output import write_json
 from planner.cli.printing import console_of
 from planner.cli.spoken import model_of, parse_counted, parse_tokens
@@ -54,6 +54,10 @@ SeqLen = Annotated[
 GlobalBatch = Annotated[
     int | None, count(JOB, "--global-batch", "Global batch size in samples (default: 4 per device).", 2**31)
 ]
+PerReplica = Annotated[
+    list[str] | None,
+    word(JOB, "PATTERN", "Operators of each replica alone, as for plan search.", "", "--per-replica", "--cross-batch"),
+]
 AsCsv = Annotated[bool, typer.Option("--csv", help="Print the rows as CSV.")]
 
 
@@ -69,6 +73,7 @@ def compared(
     restart_time: float,
     seq_len: int | None,
     global_batch: int | None,
+    per_replica: Sequence[str],
     *,
     as_json: bool,
     as_csv: bool,
@@ -95,6 +100,7 @@ def compared(
             cancelled=stopped,
             seq_len=seq_len,
             global_batch=global_batch,
+            per_replica=per_replica,
             graph_cache=cache_folder(None),
         )
     if not found.outcomes:

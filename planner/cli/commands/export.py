@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.api.carrying import target_named
-from planner.api.exporting import Export, Way, check_fits, export_of
+from planner.api.exporting import Export, Way, check_fits, export_of, operators_of
 from planner.api.folders import write_folder
 from planner.cli.commands.show import Hardware, OfModel, naming, traced_again
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
@@ -90,16 +90,13 @@ def _export_operators(
     plan_file: Path, target: "OperatorTarget", output: Path, given: str | None, as_json: bool
 ) -> None:
     """Write the strategies of a plan as they are."""
-    from planner.export.mindspore.sidecar import sidecar_content
-    from planner.plan.binding.bind import bind
     from planner.plan.file import load_plan
 
     plan = load_plan(plan_file)
     with naming(plan_file):
         model = traced_again(plan, given)
-        files = target.write(bind(plan, model.graph, model.batch))
-    content = {"schema_version": OUTPUT_SCHEMA_VERSION, "engine": target.name, "about": target.about}
-    content |= {"model": plan.model.reference, "devices": plan.cluster.devices, **sidecar_content(plan)}
+        files, content = operators_of(plan, target, model.graph, model.batch)
+    content = {"schema_version": OUTPUT_SCHEMA_VERSION, **content}
     write_folder(output, files, MARKER, content)
     names = sorted((*files, MARKER))
     if as_json:
