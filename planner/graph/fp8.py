@@ -43,6 +43,7 @@ from planner.faults import Fault
 from planner.fp8_recipes import HISTORY, RECIPES, Recipe
 from planner.graph.expert_load import EXPERTS_OPERATOR
 from planner.graph.operator_graph import Operator, OperatorGraph
+from planner.graph.per_replica import PER_REPLICA, called
 from planner.matching import matches
 
 _LINEAR = "aten.linear.default"
@@ -170,7 +171,8 @@ def with_fp8(graph: OperatorGraph, inside: Sequence[int], fp8: Fp8) -> OperatorG
     """`graph` with linear layers in fp8, of the operators `inside` the repeated blocks, or of all but the last where
     there are none.
 
-    Raises RequestError where no linear layer can be in fp8, or a pattern of those that are left out matches none.
+    Raises RequestError where no linear layer can be in fp8, a pattern of those that are left out matches none, or one
+    that is not left out is computed by every replica by itself.
     """
     if not fp8:
         return graph
@@ -189,6 +191,13 @@ def with_fp8(graph: OperatorGraph, inside: Sequence[int], fp8: Fp8) -> OperatorG
     taken = {at for at in could if not is_left_out(graph.operators[at], fp8)}
     if not taken:
         raise RequestError(f"fp8_left_out: {', '.join(fp8.left_out)} leaves no linear layer in fp8; leave fp8 out")
+    for op in (graph.operators[at] for at in sorted(taken)):
+        if op.op == PER_REPLICA:
+            raise RequestError(
+                f"fp8 = {fp8.recipe}: every replica computes '{op.name}' by itself (per_replica), as it reads what is"
+                " another in each, and a scale is one of all samples; leave it out"
+                f" (fp8_left_out = '{op.operands[1]}')"
+            )
     for at in taken if fp8.delayed else ():
         weight = graph.operators[at].operands[1]
         if len(graph.consumers[weight]) > 1:
@@ -234,9 +243,9 @@ def _with_experts(graph: OperatorGraph, operators: Sequence[Operator], fp8: Fp8)
 
 
 def eligible(graph: OperatorGraph, inside: Sequence[int]) -> tuple[int, ...]:
-    """The linear layers that can be in fp8, as places of operators (see `with_fp8`)."""
+    """The linear layers that can be in fp8, as places of operators (see `with_fp8`), those of replicas among them."""
     trained = {parameter.name for parameter in graph.parameters if parameter.trainable}
-    linears = [at for at, op in enumerate(graph.operators) if op.op == _LINEAR and op.operands[1] in trained]
+    linears = [at for at, op in enumerate(graph.operators) if called(op) == _LINEAR and op.operands[1] in trained]
     within = set(inside)
     here = [at for at in linears if at in within] if within else linears[:-1]
     experts = {graph.types[op.operands[3]].shape[0] for op in graph.operators if op.op == EXPERTS_OPERATOR}

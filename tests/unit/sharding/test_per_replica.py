@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from planner.errors import RequestError
+from planner.graph.fp8 import Fp8, recipe_of, with_fp8
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.per_replica import PER_REPLICA, replicas_in
 from planner.graph.trace import trace
@@ -140,3 +141,25 @@ def test_updates_say_which_operators_and_how_many_replicas() -> None:
     assert update_fault(update) is None
     assert update_fault(replace(update, padding_samples=3)) is not None
     assert update_fault(Update(replicas=4)) is not None
+
+
+class Gated(nn.Module):
+    """Features in the measure that a linear layer makes of their means over the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.gate, self.last = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        return self.last(y * self.gate(y.mean(0))).sum()
+
+
+def test_a_linear_layer_that_reads_a_value_of_replicas_is_not_left_out_of_fp8_in_silence() -> None:
+    graph = trace(Gated(), (torch.randn(SAMPLES, 16),))
+    changed = of_replicas(graph, ("mean*",))
+    places = range(len(changed.operators))
+    with refused(RequestError, "gate/linear", "per_replica", "fp8_left_out = 'gate.weight'"):
+        with_fp8(changed, places, Fp8(recipe="tensorwise"))
+    found = with_fp8(changed, places, Fp8(recipe="tensorwise", left_out=("gate.weight",)))
+    assert [op.name for op in found.operators if recipe_of(op)] == ["last/linear"]
