@@ -11,15 +11,18 @@ that the plan chose (`runtime.reference.same_choices`).
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
 
 import torch
 
+from planner.graph.in_float64 import InFloat64
 from planner.graph.operator_graph import OperatorGraph
 from planner.models.zoo import BuiltModel
 from planner.plan.binding.model_of import build_planned
 from planner.plan.plan import Plan
+from planner.plan.shrinking.shrink import EXACT
 from runtime.comm.device_mesh import Communicators
 from runtime.data.datasets import synthetic_batches
 from runtime.ops.randomness import dropping
@@ -55,21 +58,26 @@ def compared(
     known: Communicators,
     servers: Addresses | None = None,
     traced: OperatorGraph | None = None,
+    *,
+    exact: bool = False,
 ) -> Differences | None:
     """Train a small plan on this rank; how far it is from the unsharded model, on the first rank. `traced` is the graph
-    of its model, where that is known. Collective."""
+    of its model, where that is known. An `exact` plan is for a model in float64. Collective."""
     torch.manual_seed(SEED)
-    built = build_planned(plan, given, device="cpu")
+    built = build_planned(plan, given, device="cpu", dtype="float64" if exact else None)
     enliven(built.module)
+    if exact:
+        built.module.double()  # its buffers, too
     step = parallelize(
         built.module, plan, optimizer=SETTINGS, device=_CPU, traced=traced, known=known, seed=SEED, servers=servers
     )
-    step.prepare(*built.args, **built.kwargs)
+    with _meaning(exact and traced is None):
+        step.prepare(*built.args, **built.kwargs)
     plain = _plain(built, step) if step.place.rank == 0 and step.place.stage == 0 else None
     batches = list(islice(synthetic_batches(built, plan, SEED), 1 + STEPS))
     if not plan.schedule_kind.trains:
-        return _evaluated(step, plain, batches)
-    return _trained(step, plain, batches, dict(built.module.named_parameters()))
+        return _evaluated(step, plain, batches, exact)
+    return _trained(step, plain, batches, dict(built.module.named_parameters()), exact)
 
 
 def enliven(module: torch.nn.Module) -> None:
@@ -96,22 +104,31 @@ def _plain(built: BuiltModel, step: TrainingStep) -> UnshardedStep:
     )
 
 
-def _evaluated(step: TrainingStep, plain: UnshardedStep | None, batches: Sequence[Arguments]) -> Differences | None:
+def _evaluated(
+    step: TrainingStep, plain: UnshardedStep | None, batches: Sequence[Arguments], exact: bool
+) -> Differences | None:
     """Of a plan that never trains the losses."""
     losses = [(step.evaluate(*one.args, **one.kwargs), one) for one in batches]
     if plain is None:
         return None
+    with _meaning(exact):
+        worst_loss = max(relative_difference(loss, plain.evaluate(*_given(step, one))) for loss, one in losses)
     return Differences(
-        precision=step.plan.training.precision,
+        precision=EXACT if exact else step.plan.training.precision,
         steps=len(batches),
         parameters=0,
-        loss=max(relative_difference(loss, plain.evaluate(*_given(step, one))) for loss, one in losses),
+        loss=worst_loss,
         gradient=None,
         worst_gradient="",
         change=None,
         worst_change="",
         buffer=None,
     )
+
+
+def _meaning(exact: bool) -> AbstractContextManager[object]:
+    """What the unsharded model means by float32."""
+    return InFloat64() if exact else nullcontext()
 
 
 def _given(step: TrainingStep, batch: Arguments) -> tuple[tuple[object, ...], dict[str, object]]:
@@ -124,17 +141,18 @@ def _trained(
     plain: UnshardedStep | None,
     batches: Sequence[Arguments],
     weights: dict[str, torch.nn.Parameter],
+    exact: bool,
 ) -> Differences | None:
     before = {name: weight.detach().clone() for name, weight in weights.items()}
-    chosen = _chosen(step, batches[0])
+    chosen = () if exact else _chosen(step, batches[0])
     loss, gradients, buffers = _first_pass(step, batches[0])
     losses = [step(*batch.args, **batch.kwargs) for batch in batches[1:]]
     after = step.full_parameters()
     if plain is None:
         return None
-    wanted_loss, wanted, wanted_buffers = plain.gradients(*_given(step, batches[0]), chosen)
-    wanted_losses = [plain(*_given(step, batch)) for batch in batches[1:]]
-    exact = step.plan.training.precision == "fp32"
+    with _meaning(exact):
+        wanted_loss, wanted, wanted_buffers = plain.gradients(*_given(step, batches[0]), chosen)
+        wanted_losses = [plain(*_given(step, batch)) for batch in batches[1:]]
     wanted = {name: tensor for name, tensor in wanted.items() if name in step.rank.bound.parameters}  # on the devices
     gradient, worst_gradient = worst(gradients, wanted, floor_of(wanted))
     moved = changes({name: weight.detach() for name, weight in weights.items()}, before)
@@ -144,7 +162,7 @@ def _trained(
     held = {name: wanted_buffers[name].double() for name in buffers}
     pairs = zip([loss, *losses], [wanted_loss, *wanted_losses], strict=True)
     return Differences(
-        precision=step.plan.training.precision,
+        precision=EXACT if exact else step.plan.training.precision,
         steps=STEPS,
         parameters=len(wanted),
         loss=max(relative_difference(found, expected) for found, expected in pairs),
@@ -157,11 +175,11 @@ def _trained(
 
 
 def _chosen(step: TrainingStep, batch: Arguments) -> Sequence[torch.Tensor | None]:
-    """What routers choose in 16 bits, where rounding may tip the scale; nothing in fp32, and where elements are
-    dropped, as nobody knows then what a training step chooses. Collective."""
+    """What routers choose where rounding may tip the scale; nothing where elements are dropped, as nobody knows then
+    what a training step chooses. Collective."""
     graph = step.rank.bound.graph
     names = choices_of(graph)
-    if step.plan.training.precision == "fp32" or not any(names) or dropping(graph):
+    if not any(names) or dropping(graph):
         return ()
     found = step.evaluate_with([name for name in names if name], *batch.args, **batch.kwargs).outputs
     return [found[name] if name else None for name in names]

@@ -1,8 +1,8 @@
 """One process of a proof: `python -m runtime.proving REQUEST --notes FOLDER`.
 
 The request is a JSON file that the process which started this one has written: the files of the small plans, the graphs
-of their model (an empty text for one that has to be traced), the model where a person named it, the parameter servers,
-and where the first rank writes what it found.
+of their model (an empty text for one that has to be traced), which of them run in float64, the model where a person
+named it, the parameter servers, and where the first rank writes what it found.
 """
 
 import argparse
@@ -36,6 +36,7 @@ class Request:
 
     plans: tuple[str, ...]
     graphs: tuple[str, ...]
+    exact: tuple[bool, ...]
     model: str | None
     servers: int
     server_folder: str | None
@@ -47,7 +48,7 @@ class Request:
     @staticmethod
     def read(path: Path) -> "Request":
         content = parse_json(read_text(path))
-        return Request(**{**content, "plans": tuple(content["plans"]), "graphs": tuple(content["graphs"])})
+        return Request(**{**content, **{name: tuple(content[name]) for name in ("plans", "graphs", "exact")}})
 
 
 def read_answer(path: Path) -> tuple[Differences, ...]:
@@ -69,12 +70,13 @@ def _work(request: Request, at: At, joined: Joined) -> int:
     joined(start_processes(torch.device("cpu"), TIMEOUT))
     known, found = Communicators(TIMEOUT), []
     servers = addresses(request.server_folder, request.servers)
-    for number, (path, text) in enumerate(zip(request.plans, request.graphs, strict=True), start=1):
+    given = zip(request.plans, request.graphs, request.exact, strict=True)
+    for number, (path, text, exact) in enumerate(given, start=1):
         at(f"training {Path(path).name} beside the unsharded model")
         if dist.get_rank() == 0:
             print(f"{PHASE}running in {Path(path).stem} ({number} of {len(request.plans)})", flush=True)
         graph = own_graph(text).graph if text else None
-        found.append(compared(load_plan(path), request.model, known, servers, graph))
+        found.append(compared(load_plan(path), request.model, known, servers, graph, exact=exact))
     if dist.get_rank() == 0:
         write_atomically(Path(request.answer), json.dumps([asdict(one) for one in found if one is not None]))
     at("ending")

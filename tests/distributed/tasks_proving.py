@@ -17,11 +17,11 @@ from tests.distributed.tasks import known
 
 
 def proved(plan: Plan, traced: OperatorGraph, fault: str) -> Differences | None:
-    """How far a small plan is from the unsharded model, with one of the `FAULTS`, or none."""
+    """How far a small plan in float64 is from the unsharded model, with one of the `FAULTS`, or none."""
     with pytest.MonkeyPatch.context() as patch:
         if fault:
             FAULTS[fault](patch)
-        return compared(plan, None, known(), traced=traced)
+        return compared(plan, None, known(), traced=traced, exact=True)
 
 
 def _terms_are_not_summed(patch: pytest.MonkeyPatch) -> None:

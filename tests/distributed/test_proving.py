@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import planner
 from planner.cli.main import app
 from planner.graph.trace import trace
 from planner.plan.binding.bind import bind
 from planner.plan.binding.machine import machine_of
 from planner.plan.binding.model_of import build_planned
 from planner.plan.file import load_plan
+from planner.plan.plan import Plan
 from planner.plan.shrinking.facts import facts_of
-from planner.plan.shrinking.shrink import SmallPlan
+from planner.plan.shrinking.shrink import EXACT, SmallPlan
 from planner.plan.shrinking.smallest import SmallRequest, smallest
 from tests.distributed.conftest import WorkerPool
 from tests.distributed.tasks_proving import FAULTS
@@ -26,13 +28,16 @@ PAIR, FOUR = HERE / "llama-tiny-in-two.json", HERE.parent / "golden" / "plans" /
 
 @cache
 def small_of(path: Path) -> tuple[SmallPlan, list[str]]:
-    """The small plan of one in fp32, and the decisions that it has not."""
-    plan = load_plan(path)
+    """The small plan of one in float64, and the decisions that it has not."""
+    return smallest_of(load_plan(path))
+
+
+def smallest_of(plan: Plan) -> tuple[SmallPlan, list[str]]:
     built = build_planned(plan, None)
     machine = machine_of(plan.cluster)
     large = bind(plan, trace(built.module, built.args, built.kwargs), built.batch)
     request = SmallRequest(
-        machine=machine, reference=plan.model.reference, small=None, processes=4, precisions=("fp32",)
+        machine=machine, reference=plan.model.reference, small=None, processes=4, precisions=(EXACT,)
     )
     (found,), covered = smallest(large, facts_of(large, machine), request)
     return found, [what for one in covered for what, _ in one.missing if what != "precision bf16"]
@@ -44,7 +49,7 @@ def test_a_pipeline_with_sharded_weights(pool: WorkerPool) -> None:
     assert (small.plan.mesh.sizes, small.plan.pipeline, missing) == ((2,), 2, [])
     found = pool.run("tasks_proving", "proved", small.plan, small.traced, "")
     assert found[0].agrees, found[0]
-    assert found[0].gradient < 1e-5
+    assert found[0].gradient < 1e-12
     assert found[0].parameters == len(small.bound.parameters)
     assert found[1:] == [None] * 3
 
@@ -56,7 +61,7 @@ def test_a_runtime_with_a_fault_is_found_out(pair: WorkerPool, fault: str) -> No
     found = pair.run("tasks_proving", "proved", small.plan, small.traced, fault)[0]
     assert not found.agrees
     if fault == "nothing is updated":
-        assert found.gradient < 1e-5
+        assert found.gradient < 1e-12
         assert "change" in found.failures
 
 
@@ -71,6 +76,18 @@ def test_golden_plans(pool: WorkerPool, pair: WorkerPool, path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
+def test_batch_norm_that_amplifies_rounding(pair: WorkerPool) -> None:
+    """In fp32 gradients of this model are off by 1e-2 themselves."""
+    plan = planner.search("resnet50", "cpu", devices=4, global_batch=32, precision="fp32", pinned={"data": 4}).plan
+    small, missing = smallest_of(plan)
+    found = pair.run("tasks_proving", "proved", small.plan, small.traced, "")[0]
+    assert (missing, small.plan.training.precision, found.precision) == ([], "fp32", EXACT)
+    assert found.agrees, found
+    assert found.gradient < 1e-9
+
+
+@pytest.mark.slow
 @pytest.mark.exhaustive
 def test_the_command(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["prove", str(FOUR), "--json"])
@@ -78,7 +95,7 @@ def test_the_command(tmp_path: Path) -> None:
     content = json.loads(done.stdout)
     assert content["agrees"]
     assert content["complete"]
-    assert [one["precision"] for one in content["differences"]] == ["fp32", "bf16"]
+    assert [one["precision"] for one in content["differences"]] == [EXACT, "bf16"]
     done = CliRunner().invoke(app, ["prove", str(FOUR), "--processes", "2"])
     assert done.exit_code == 2
     assert "axes of 2 and a pipeline of 2 need 4 processes; give as many" in done.output

@@ -38,7 +38,7 @@ def prove(
     """Prove a plan at small scale: the same decisions, run on this machine against the unsharded model.
 
     Makes the smallest model and mesh with every strategy, redistribution, collective, stored layout, recomputation and
-    schedule step of the plan (fewer blocks, smaller dims, axes of 2), trains it in fp32 and in the precision of the
+    schedule step of the plan (fewer blocks, smaller dims, axes of 2), trains it in float64 and in the precision of the
     plan, and says which decisions of the plan that covers and which not. Exit code 1 where anything differs.
 
         plan prove llama70b-64.json

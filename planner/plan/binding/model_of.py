@@ -69,15 +69,18 @@ def buildable(model: ModelReference, given: str | None, why: str = "") -> str:
     )
 
 
-def build_planned(plan: Plan, given: str | None, *, device: str = "meta", why: str = "") -> "BuiltModel":
-    """The model of a plan, as `buildable` says, in the precision and for the sequences of the plan."""
+def build_planned(
+    plan: Plan, given: str | None, *, device: str = "meta", why: str = "", dtype: str | None = None
+) -> "BuiltModel":
+    """The model of a plan, as `buildable` says, in the precision (or another `dtype`) and for the sequences of the
+    plan."""
     from planner.models.zoo import build_model
 
     reference, length = buildable(plan.model, given, why), plan.model.sequence_length
     own = ":" in reference.partition("+")[0]  # a factory, which fixes its shapes
     built = build_model(
         reference,
-        dtype=PRECISIONS[plan.training.precision],
+        dtype=dtype or PRECISIONS[plan.training.precision],
         device=device,
         sequence_length=None if own else length,
     )

@@ -12,12 +12,14 @@ compared (`planner.plan.shrinking.coverage`).
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from hardware_profiles import Cluster, HardwareProfileError, Machine, parts_of
 from planner.errors import LayoutError, RequestError, StrategyError
 from planner.graph.blocks import Blocks, block_parameters
 from planner.graph.fp8 import NO_FP8
+from planner.graph.in_float64 import InFloat64
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.models.smaller import Depth, SmallerModel, depth_of, smaller_model
@@ -39,6 +41,9 @@ from planner.sharding.padded_batch import weighted_of
 from planner.sharding.rule import strategy_names
 from planner.sharding.update import Update, split_positions
 
+EXACT = "fp64"
+"""The precision in which nothing hides in rounding: float64, whatever the plan trains in."""
+
 _UNITS = 3
 """How often dims are doubled until a small plan is legal."""
 
@@ -46,17 +51,21 @@ _UNITS = 3
 @dataclass(frozen=True, kw_only=True)
 class SmallPlan:
     """A small plan bound to its graph. `stands_for` has for each of its blocks that of the large plan; `machine` has
-    devices of the kind that the large plan is for, as many at least; `traced` is the graph of the small model."""
+    devices of the kind that the large plan is for, as many at least; `traced` is the graph of the small model, in
+    float64 where the plan is `exact`, which no profile has a rate for: there it is bound and priced as in fp32."""
 
     bound: BoundPlan
     model: str
     stands_for: tuple[int, ...]
     machine: Cluster
     traced: OperatorGraph
+    exact: bool
 
     @property
     def plan(self) -> Plan:
-        return self.bound.plan
+        """For the model as it is traced."""
+        plan = self.bound.plan
+        return replace(plan, model=replace(plan.model, fingerprint=self.traced.fingerprint()))
 
 
 def shrink(
@@ -69,7 +78,7 @@ def shrink(
     processes: int = PROCESSES,
     wide: int | None = None,
 ) -> SmallPlan:
-    """The smallest plan with the decisions of `large`, in a precision, on at most so many processes.
+    """The smallest plan with the decisions of `large`, in a precision or `EXACT`, on at most so many processes.
 
     `reference` is the model of the large plan as a person names it, or one of the zoo, and `machine` what the plan is
     for; `small` is the small model, where a person has one: it has the same layers, and as many as are asked for;
@@ -104,10 +113,12 @@ def _shrunk(
     blocks = [block for stage in kept for block in stage]
     own = _machine(machine, numbers.processes)
     built = _built(model.smaller, precision)
-    traced = discover(trace(built.module, built.args, built.kwargs))
-    training = _training(large, numbers, precision)
+    with InFloat64() if precision == EXACT else nullcontext():
+        traced = discover(trace(built.module, built.args, built.kwargs))
+    priced = _in_fp32(traced) if precision == EXACT else traced
+    training = _training(large, numbers, "fp32" if precision == EXACT else precision)
     prepared, found = prepare(
-        traced,
+        priced,
         training.imbalance,
         training.update.placed,
         training.fp8,
@@ -122,7 +133,7 @@ def _shrunk(
     decided = replace(
         plan,
         model=model_reference(
-            traced, name=model.smaller.reference, sequence_length=built.sequence_length, batch=built.batch
+            priced, name=model.smaller.reference, sequence_length=built.sequence_length, batch=built.batch
         ),
         training=training,
         cluster=replace(cluster_reference(own), devices=numbers.processes),
@@ -135,8 +146,21 @@ def _shrunk(
         prediction=Prediction.unknown(),
         rules=written_rules(traced),
     )
-    bound = _overlapped(bind(decided, traced, built.batch), large, blocks, traced)
-    return SmallPlan(bound=bound, model=model.smaller.reference, stands_for=tuple(blocks), machine=own, traced=traced)
+    bound = _overlapped(bind(decided, priced, built.batch), large, blocks, priced)
+    return SmallPlan(
+        bound=bound,
+        model=model.smaller.reference,
+        stands_for=tuple(blocks),
+        machine=own,
+        traced=traced,
+        exact=precision == EXACT,
+    )
+
+
+def _in_fp32(graph: OperatorGraph) -> OperatorGraph:
+    """A graph in float64 as if it were in fp32."""
+    types = {name: replace(t, dtype="float32") if t.dtype == "float64" else t for name, t in graph.types.items()}
+    return replace(graph, types=types)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +205,9 @@ def _machine(machine: Machine, processes: int) -> Cluster:
 
 
 def _built(model: SmallerModel, precision: str) -> BuiltModel:
-    return build_model(model.reference, dtype=PRECISIONS[precision], sequence_length=model.sequence_length)
+    dtype = "float64" if precision == EXACT else PRECISIONS[precision]
+    built = build_model(model.reference, dtype=dtype, sequence_length=model.sequence_length)
+    return replace(built, module=built.module.double()) if precision == EXACT else built
 
 
 def _training(large: BoundPlan, numbers: SmallNumbers, precision: str) -> Training:

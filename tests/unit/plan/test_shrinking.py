@@ -12,10 +12,11 @@ from planner.models.smaller import Depth, depth_of, smaller_model
 from planner.models.zoo import ZOO, build_model, zoo_config
 from planner.plan.binding.bind import BoundPlan, bind
 from planner.plan.plan import Plan, Stage
+from planner.plan.prediction.predict import predict
 from planner.plan.shrinking.coverage import coverage
 from planner.plan.shrinking.facts import facts_of
 from planner.plan.shrinking.kept_blocks import kept_blocks, kept_of_stages
-from planner.plan.shrinking.shrink import SmallPlan, shrink
+from planner.plan.shrinking.shrink import EXACT, SmallPlan, shrink
 from planner.plan.shrinking.small_mesh import small_numbers
 from planner.sharding.mesh import Mesh
 from tests.distributed import plans
@@ -80,9 +81,9 @@ def _by_hand(mesh: Mesh, **settings: object) -> BoundPlan:
     return bind(plan, graph, built.batch)
 
 
-def _small(large: BoundPlan) -> SmallPlan:
+def _small(large: BoundPlan, precision: str = "fp32") -> SmallPlan:
     machine = load_profile("cpu").with_devices(large.plan.cluster.devices)
-    return shrink(large, precision="fp32", reference=large.plan.model.reference, machine=machine)
+    return shrink(large, precision=precision, reference=large.plan.model.reference, machine=machine)
 
 
 def test_a_small_plan_has_every_decision() -> None:
@@ -131,6 +132,18 @@ def test_what_a_small_plan_lacks_is_named_and_counted() -> None:
     assert found["operators"].complete
     nothing = coverage(facts, [])
     assert all(one.covered == one.covered_times == 0 for one in nothing)
+
+
+def test_an_exact_plan_has_the_same_operators_in_float64() -> None:
+    """Nothing is cast to fp32, and nothing is priced that no profile has a rate for."""
+    large = _by_hand(plans.mesh_of(2))
+    wide, narrow = _small(large, EXACT), _small(large)
+    assert [op.op for op in wide.traced.operators] == [op.op for op in narrow.traced.operators]
+    assert {t.dtype for t in wide.traced.types.values()} == {"float64", "int64"}
+    assert {t.dtype for t in wide.bound.graph.types.values()} == {"float32", "int64"}
+    assert wide.exact
+    assert wide.plan.model.fingerprint == wide.traced.fingerprint() != narrow.plan.model.fingerprint
+    assert predict(wide.bound, wide.machine) == predict(narrow.bound, narrow.machine)
 
 
 def test_a_plan_that_trains_with_old_weights_is_refused() -> None:
