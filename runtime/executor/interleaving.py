@@ -36,7 +36,8 @@ class _Way:
     def _start(self, steps: Sequence[Step], piece: torch.Tensor) -> Flight:
         """A flight takes its sums in the memory that it is given, and others may read the piece."""
         sums = any(step.kind == "all_reduce" for step in steps)
-        return Flight([steps], [piece.clone() if sums else piece], self._place, self._place.groups)
+        given = piece.clone() if sums else piece
+        return Flight([steps], [given], self._place, self._place.groups, holds=True)
 
     def land(self) -> torch.Tensor:
         """What the consumer gets, or what the producer gets back."""

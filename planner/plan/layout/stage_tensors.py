@@ -29,6 +29,12 @@ class Move:
         """Whether the consumer gets memory that the producer does not hold already."""
         return any(step.kind in COLLECTIVES for step in self.there)
 
+    @property
+    def departs(self) -> bool:
+        """Whether micro-batches that take turns let others go on meanwhile (`runtime.comm.redistribute.Transfer`)."""
+        steps = (*self.there, *self.back)
+        return any(step.kind in COLLECTIVES for step in steps) and not any(step.zigzag for step in steps)
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageTensors:

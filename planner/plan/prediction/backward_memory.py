@@ -53,12 +53,13 @@ class BackwardMemory(ForwardMemory):
         self.held.visit({})
         for name in self.cut.receives:
             if name in gradients:
-                self.held.send(gradients[name])
+                self.held.send(gradients[name], more=not self.first_in_turn)
         self._release([*gradients.values(), *begun])
         self._release([piece.storage for piece in received.values()])
 
     def _again(self, section: Section, sections: Sequence[Section]) -> None:
         """Compute a block once more, until all that its backward pass needs is there."""
+        self.account.pause(mirrored=True)
         self._come(section, sections)
         inside = {name: self._held(piece) for name, piece in section.reads.items()}
         self._gather(section.number, inside, again=True)
@@ -77,6 +78,7 @@ class BackwardMemory(ForwardMemory):
         self._release([piece.storage for piece in inside.values()])
         for at in section.operators:
             section.kept.setdefault(at, Kept())
+        self.account.pause(mirrored=False)
 
     def _come(self, section: Section, sections: Sequence[Section]) -> None:
         """What a block has offloaded comes back, and with it what the block before it has."""
@@ -116,7 +118,8 @@ class BackwardMemory(ForwardMemory):
         self._release(given)
         for place, name in reversed([*enumerate(op.operator.operands)]):  # the last that was moved there is first back
             if place in made:
-                arrived = self._back(made[place], self.tensors.move(at, place).back, name)
+                move = self.tensors.move(at, place)
+                arrived = self._back(made[place], move.back, name, departs=move.departs)
                 self.account.release(made[place].storage)
                 self._add(gradients, name, arrived.storage)
             self.pending[name] -= 1
@@ -158,23 +161,23 @@ class BackwardMemory(ForwardMemory):
             gradients[name] = self.account.new(shared.nbytes, OTHER)
             self.account.release(shared)
 
-    def _back(self, gradient: Piece, steps: Sequence[Step], name: str) -> Piece:
+    def _back(self, gradient: Piece, steps: Sequence[Step], name: str, *, departs: bool = False) -> Piece:
         """A gradient as its maker wants it; that of a weight may be reduced in another dtype."""
         tensor = self.bound.graph.types[name]
         if not steps or name not in self.bound.parameters:
-            return self._moved(gradient, steps, name)
+            return self._moved(gradient, steps, name, departs=departs)
         wide = reduced(tensor, self.update)
         if wide.dtype == tensor.dtype:
-            return self._moved(gradient, steps, name)
+            return self._moved(gradient, steps, name, departs=departs)
         cast = Piece(self.account.new(float(math.prod(gradient.shape) * wide.element_bytes), OTHER), gradient.shape)
         mesh = self.bound.plan.mesh
-        arrived = moved(self.account, cast, steps, mesh, self.coordinate, wide.element_bytes)
+        arrived = moved(self.account, cast, steps, mesh, self.coordinate, wide.element_bytes, departs=departs)
         self.account.release(cast.storage)
         return arrived
 
     def _gathered_again(self, at: int) -> list[Piece]:
         places = self.tensors.saved(self.bound.operators[at])
-        return [self._operand(at, place, {}) for place in places if self.tensors.gathered(at, place)]
+        return [self._operand(at, place, {}, again=True) for place in places if self.tensors.gathered(at, place)]
 
     def _gradient(self, op: BoundOperator, place: int, given: Sequence[Storage], kept: Kept) -> Piece:
         """Memory of the gradient of an operand: its own, or that of what it takes the place of."""

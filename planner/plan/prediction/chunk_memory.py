@@ -101,9 +101,10 @@ class Held:
         for name in weights.keys() - self.visiting.keys():
             self.visiting[name] = self.account.new(weights[name], WEIGHTS)
 
-    def send(self, storage: Storage) -> None:
-        """What is sent is held until the next is, when it has gone."""
-        self.let_go()
+    def send(self, storage: Storage, *, more: bool = False) -> None:
+        """What is sent is held until the next is, when it has gone; `more` goes with it."""
+        if not more:
+            self.let_go()
         self.sent.append(self.account.hold(storage))
 
     def let_go(self) -> None:
@@ -137,6 +138,7 @@ class ChunkMemory:
         self.pending: Counter[str] = Counter()
         self.flying: dict[tuple[int, int], tuple[list[Section], Values]] = {}
         self.now = Turn("forward", 0)
+        self.first_in_turn = True  # of the micro-batches that take turns
         self.pasts: dict[tuple[int, int], list[Storage]] = {}  # of attention, by micro-batch and operator
         self.waiting: dict[int, list[Product]] = {}
         self.products: list[Product] = []
@@ -157,18 +159,20 @@ class ChunkMemory:
 
     def _post(self, way: str) -> None:
         """Have memory for what the next turn receives, unless there is some, or no turn is left."""
-        if self.posted[way] or not self.expected[way]:
+        if self.posted[way] or not self.expected[way] or not self.first_in_turn:
             return
         self.expected[way] -= 1
         differentiable = self.bound.graph.differentiable
         names = self.cut.receives if way == VALUES else [name for name in self.cut.sends if name in differentiable]
-        nbytes = (self.tensors.bytes(name, self.tensors.made_shape(name)) for name in names)
+        together = self.bound.plan.training.interleave
+        nbytes = (together * self.tensors.bytes(name, self.tensors.made_shape(name)) for name in names)
         self.posted[way] = [self.account.new(one, OTHER) for one in nbytes]
 
     def _take(self, way: str) -> None:
         """What was received is a turn's own from now on; it counts there. The receives of the next one are posted."""
-        self._release(self.posted[way])
-        self.posted[way] = []
+        if self.first_in_turn:
+            self._release(self.posted[way])
+            self.posted[way] = []
 
     def _wanted(self, at: int, place: int) -> tuple[int, ...]:
         """Local shape of an operand as its operator wants it."""
@@ -202,9 +206,9 @@ class ChunkMemory:
         if self.held.buckets is not None:
             self.held.buckets.arrived(name)
 
-    def _moved(self, piece: Piece, steps: Sequence[Step], name: str) -> Piece:
+    def _moved(self, piece: Piece, steps: Sequence[Step], name: str, *, departs: bool = False) -> Piece:
         element = DTYPE_BYTES[self.bound.graph.types[name].dtype]
-        return moved(self.account, piece, steps, self.bound.plan.mesh, self.coordinate, element)
+        return moved(self.account, piece, steps, self.bound.plan.mesh, self.coordinate, element, departs=departs)
 
     def _standing(self, name: str) -> Piece:
         """A parameter, a buffer or an input: memory that is there all the time."""

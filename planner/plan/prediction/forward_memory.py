@@ -26,6 +26,7 @@ class ForwardMemory(GatherMemory):
         found = []
         leaving: list[Storage] = []
         for number, segment in enumerate(self.tensors.segments):
+            self.account.pause()
             again, operators, offloads = segment.recomputed, segment.operators, segment.offloads_activations
             if not offloads:
                 self._leave(leaving)
@@ -52,7 +53,7 @@ class ForwardMemory(GatherMemory):
             self.held.visit(self.tensors.ahead(number, number + 1))
         self._leave(leaving)
         for name in self.cut.sends:
-            self.held.send(values[name].storage)
+            self.held.send(values[name].storage, more=not self.first_in_turn)
         self._post(BACK)
         self._release([piece.storage for piece in values.values()])
         return found, received
@@ -141,11 +142,11 @@ class ForwardMemory(GatherMemory):
         if self.now.slice and self.now.kind == "forward":
             self.account.brief(2.0 * self.tensors.result_bytes(at), OTHER)
 
-    def _operand(self, at: int, place: int, values: Values) -> Piece:
+    def _operand(self, at: int, place: int, values: Values, *, again: bool = False) -> Piece:
         name = self.bound.operators[at].operator.operands[place]
         move = self.tensors.move(at, place)
         piece = values[name] if name in values else self._standing(name)
-        found = self._moved(piece, move.there, name)
+        found = self._moved(piece, move.there, name, departs=move.departs and not again)
         if move.copies:
             copy = Piece(self.account.new(self.tensors.bytes(name, found.shape), OTHER), found.shape)
             self.account.release(found.storage)

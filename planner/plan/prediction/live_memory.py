@@ -17,6 +17,7 @@ Complexity: the operators of a stage times the micro-batches that are followed, 
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from costmodels import PLACES, Turn, paired_turns
@@ -29,7 +30,7 @@ from planner.plan.layout.stage_cut import cut_stage
 from planner.plan.prediction.backward_memory import BackwardMemory
 from planner.plan.prediction.bucket_memory import BucketMemory, gather
 from planner.plan.prediction.chunk_memory import GRADIENTS, OTHER, STATES, WEIGHTS, Held
-from planner.plan.prediction.memory_account import MemoryAccount, Piece, Storage, moved
+from planner.plan.prediction.memory_account import MemoryAccount, MemoryTurn, Piece, Storage, moved
 from planner.plan.schedule import orders, passes_of, relays, runs_in_pairs, telling_micro_batches
 from planner.pricing.parameter_price import summed
 from planner.sharding.redistribute import redistribution
@@ -46,9 +47,7 @@ def live_memory(
     of the weights and of the states of the optimizer, `rows` those of states outside of the device, by parameter (see
     `planner.plan.prediction.stage_cost.StageCost`)."""
     interleave = bound.plan.training.interleave
-    account = MemoryAccount(
-        now={WEIGHTS: stored[WEIGHTS], GRADIENTS: 0.0, STATES: stored[STATES], OTHER: 0.0}, times={OTHER: interleave}
-    )  # micro-batches in turn hold alike at the same moment
+    account = MemoryAccount(now={WEIGHTS: stored[WEIGHTS], GRADIENTS: 0.0, STATES: stored[STATES], OTHER: 0.0})
     held = Held(account=account, rows=rows)
     chunks = [Chunk(bound=bound, cut=cut_stage(bound, stage), held=held) for stage in bound.plan.stages_of(rank)]
     plan = bound.plan
@@ -58,15 +57,15 @@ def live_memory(
     for at, chunk in enumerate(chunks):
         own = [turn for turn in order if turn.chunk == at]
         chunk.expect(own)
-        expected.update(dict.fromkeys(chunk.trained, sum(turn.kind == "forward" for turn in own)))
+        passes = interleave * sum(turn.kind == "forward" for turn in own)
+        expected.update(dict.fromkeys(chunk.trained, passes))
     if bound.graph.trains:
         held.buckets = BucketMemory(bound=bound, account=account, gradients=held.gradients, expected=expected)
     begins = _passes(bound, order, chunks, held)
     for at, turn in enumerate(order):
         begins(at)
-        chunks[turn.chunk].turn(turn)
+        chunks[turn.chunk].in_turn(turn, interleave)
     held.let_go()
-    account.once()
     chunks[0].end_step()
     return account.at_peak
 
@@ -95,6 +94,11 @@ def _passes(bound: BoundPlan, order: Sequence[Turn], chunks: Sequence["Chunk"], 
     return begin
 
 
+def _without(of: str, work: Sequence[MemoryTurn]) -> list[MemoryTurn]:
+    """What some work takes of all other classes."""
+    return [replace(turn, changes=[one for one in turn.changes if one[1] != of]) for turn in work]
+
+
 class Chunk(BackwardMemory):
     """A stage, turn by turn, and the update of the rank."""
 
@@ -104,6 +108,20 @@ class Chunk(BackwardMemory):
         graph = self.bound.graph
         read = {name for at in self.cut.operators for name in graph.operators[at].operands}
         return frozenset(read & graph.parameter_names & graph.differentiable)
+
+    def in_turn(self, turn: Turn, count: int) -> None:
+        """A pass of so many micro-batches that take turns, each until it has sent something: backward, the last one
+        begins, as autograd goes back through what was recorded. Recomputing goes forward."""
+        if count == 1:
+            self.turn(turn)
+            return
+        numbers = [turn.micro_batch * count + own for own in range(count)]
+        ordered = numbers if turn.kind == "forward" else numbers[::-1]
+        works = []
+        for number in ordered:
+            self.first_in_turn = number == ordered[0]
+            works.append(self.account.recorded(lambda own=number: self.turn(replace(turn, micro_batch=own))))
+        self.account.replayed([works[0], *(_without(WEIGHTS, work) for work in works[1:])])  # weights come for all
 
     def turn(self, turn: Turn) -> None:
         """A pass of a micro-batch, or of a slice of one."""

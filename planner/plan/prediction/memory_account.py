@@ -1,12 +1,12 @@
 """Memory as it is held and let go, without any: an account of bytes, and what moving a tensor makes on the way."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hardware_profiles import Bytes
 from planner.sharding.mesh import Mesh
-from planner.sharding.redistribute import Step
+from planner.sharding.redistribute import COLLECTIVES, Step
 
 
 @dataclass(slots=True, eq=False)
@@ -21,26 +21,52 @@ class Storage:
     lent: bool = False
 
 
+@dataclass(slots=True, kw_only=True)
+class MemoryTurn:
+    """Bytes that are taken and given back, by class, until other work goes on, which comes in the opposite order where
+    it is `mirrored`."""
+
+    mirrored: bool = False
+    changes: list[tuple[Bytes, str]] = field(default_factory=list)
+
+
 @dataclass(kw_only=True)
 class MemoryAccount:
-    """Bytes alive in classes, and those at the moment when most were. What is followed once and held several times at
-    the same moment, as by micro-batches in turn, counts so many `times`, by class."""
+    """Bytes alive in classes, and those at the moment when most were. What takes turns with other work is `recorded`,
+    and counts when it is `replayed` beside that."""
 
     now: dict[str, Bytes]
-    times: dict[str, int] = field(default_factory=dict)
     peak: Bytes = 0.0
     at_peak: dict[str, Bytes] = field(default_factory=dict)
     _total: Bytes = 0.0
+    _turns: list[MemoryTurn] | None = None
 
     def __post_init__(self) -> None:
-        self._total = sum(nbytes * self.times.get(of, 1) for of, nbytes in self.now.items())
-        self.peak = self._total
-        self.at_peak = {of: nbytes * self.times.get(of, 1) for of, nbytes in self.now.items()}
-
-    def once(self) -> None:
-        """From now on everything counts once."""
-        self.times = {}
         self._total = sum(self.now.values())
+        self.peak = self._total
+        self.at_peak = dict(self.now)
+
+    def recorded(self, work: Callable[[], None]) -> list[MemoryTurn]:
+        """What some work takes and gives back, from one `pause` to the next, without counting it."""
+        assert self._turns is None, "one is recorded at a time"
+        self._turns = [MemoryTurn()]
+        work()
+        found, self._turns = self._turns, None
+        return found
+
+    def pause(self, *, mirrored: bool | None = None) -> None:
+        """Other work that takes turns with what is recorded goes on here. From here on it comes in the opposite order
+        where the turns are `mirrored`; as before where nothing is said."""
+        if self._turns is not None:
+            self._turns.append(MemoryTurn(mirrored=self._turns[-1].mirrored if mirrored is None else mirrored))
+
+    def replayed(self, works: Sequence[Sequence[MemoryTurn]]) -> None:
+        """Count what several works do in turn, up to their next pause each."""
+        for turns in zip(*works, strict=True):
+            for turn in reversed(turns) if turns[0].mirrored else turns:
+                for nbytes, of in turn.changes:
+                    self._change(nbytes, of)
+                    self._look()
 
     def new(self, nbytes: Bytes, of: str) -> Storage:
         """Memory that the caller holds."""
@@ -49,14 +75,17 @@ class MemoryAccount:
         return Storage(nbytes, of)
 
     def _change(self, nbytes: Bytes, of: str) -> None:
+        if self._turns is not None:
+            self._turns[-1].changes.append((nbytes, of))
+            return
         self.now[of] += nbytes
-        self._total += nbytes * self.times.get(of, 1)
+        self._total += nbytes
 
     def _look(self) -> None:
         """Remember the moment where it is the fullest so far."""
         if self._total > self.peak:
             self.peak = self._total
-            self.at_peak = {of: nbytes * self.times.get(of, 1) for of, nbytes in self.now.items()}
+            self.at_peak = dict(self.now)
 
     def hold(self, storage: Storage) -> Storage:
         storage.holders += 1
@@ -103,20 +132,34 @@ class Piece:
 
 
 def moved(
-    account: MemoryAccount, piece: Piece, steps: Sequence[Step], mesh: Mesh, coordinate: Sequence[int], element: int
+    account: MemoryAccount,
+    piece: Piece,
+    steps: Sequence[Step],
+    mesh: Mesh,
+    coordinate: Sequence[int],
+    element: int,
+    *,
+    departs: bool = False,
 ) -> Piece:
     """A local tensor after the steps of a redistribution, as `runtime.comm.redistribute` makes it: the caller holds
-    what comes out, which may be the memory that went in."""
+    what comes out, which may be the memory that went in. What takes turns and `departs` lets others go on while its
+    first collective is on its way."""
     account.hold(piece.storage)
     for step in steps:
         if mesh.sizes[step.axis] > 1:
-            after = _step(account, piece, step, mesh.sizes[step.axis], coordinate[step.axis], element)
+            pauses = departs and step.kind in COLLECTIVES
+            after = _step(account, piece, step, mesh.sizes[step.axis], coordinate[step.axis], element, pauses=pauses)
+            departs = departs and not pauses
             account.release(piece.storage)
             piece = after
+    if departs:
+        account.pause()
     return piece
 
 
-def _step(account: MemoryAccount, piece: Piece, step: Step, size: int, place: int, element: int) -> Piece:
+def _step(
+    account: MemoryAccount, piece: Piece, step: Step, size: int, place: int, element: int, *, pauses: bool
+) -> Piece:
     shape, of = list(piece.shape), piece.storage.of
     if step.kind == "slice" or (step.kind == "zero" and place == 0):
         if step.kind == "zero":
@@ -129,22 +172,28 @@ def _step(account: MemoryAccount, piece: Piece, step: Step, size: int, place: in
         held.append(account.new(float(element * math.prod(extents)), of))
         return held[-1]
 
+    def under_way(extents: Sequence[int]) -> Storage:
+        made = tensor(extents)
+        if pauses:
+            account.pause()
+        return made
+
     if step.kind in ("all_gather", "reduce_scatter"):
         if not (piece.contiguous and _first(shape, step.dim)):
             tensor(shape)  # the cut dim first
         shape[step.dim] = shape[step.dim] * size if step.kind == "all_gather" else shape[step.dim] // size
-        made = tensor(shape)
+        made = under_way(shape)
         made = made if _first(shape, step.dim) else tensor(shape)
     elif step.kind == "all_to_all":
         tensor(shape)  # what goes out
-        made = tensor(shape)
+        made = under_way(shape)
         shape[step.dim] *= size
         shape[step.to_dim] //= size
         made = made if _first(shape, step.dim) else tensor(shape)
     else:
         if step.kind == "pad":  # a sum names no dim
             shape[step.dim] *= size
-        made = tensor(shape)
+        made = under_way(shape)
     for storage in held:
         if storage is not made:
             account.release(storage)
