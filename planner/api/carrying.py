@@ -63,8 +63,6 @@ def plan_of(subject: Subject, description: "Description") -> "BoundPlan":
         zero=description.zero,
         replicas=description.replicas if description.replicas > 1 else None,
         sequence_parallel=description.sequence_parallel,
-        tensor_overlap=1,
-        expert_overlap=False,
         micro_batches=description.micro_batches,
         offload=Offload(optimizer=(description.states_at,), weights=(description.weights_at,)),
     )

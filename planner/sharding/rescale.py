@@ -15,9 +15,10 @@ the model's Python code computes with (`x / x.shape[0]`).
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 
 from planner.errors import RequestError
 from planner.graph.operator_graph import Argument, Operator, OperatorGraph, TensorType
@@ -217,7 +218,7 @@ class _Growths:
     ) -> Iterator[tuple[int, Growth]]:
         """Dims that are looked into by numbers that count the samples, and have no more of them than before. Numbers
         that count something else are the same for each sample, as positions are (`arange(s).repeat(b, 1)`)."""
-        if rule.looked_up != (0,):
+        if rule.looked_up != (0,) or not self._may_count.intersection(op.operands[1:]):
             return
         counting = self._counting(growths)
         looked = [
@@ -232,19 +233,27 @@ class _Growths:
 
     def _counting(self, growths: Mapping[str, tuple[Growth, ...]]) -> frozenset[str]:
         """Values that are made of numbers which count the samples, and of nothing that is data."""
-        found = {
-            name
-            for name, dims in growths.items()
-            if name in self._graph.producer and self._counts(self._graph.operators[self._graph.producer[name]], dims)
-        }
+        grown = (name for name in self._counted if any(growth != _STILL for growth in growths.get(name, ())))
+        return self._made_of(grown)
+
+    @cached_property
+    def _counted(self) -> tuple[str, ...]:
+        """Results of operators that count, from nothing."""
+        counts = (op for op in self._graph.operators if rule_of(self._graph, op).local_form == "counted")
+        return tuple(name for op in counts for name in op.results if name is not None)
+
+    @cached_property
+    def _may_count(self) -> frozenset[str]:
+        """Values that are `_counting`, whatever grows."""
+        return self._made_of(self._counted)
+
+    def _made_of(self, names: Iterable[str]) -> frozenset[str]:
+        """Values that are these or made of them, and of nothing that is data."""
+        found = set(names)
         for op in self._graph.operators:
             if not found.isdisjoint(op.operands):
                 found.update(name for name in op.results if name is not None)
         return frozenset(found - self._graph.data_dependent)
-
-    def _counts(self, op: Operator, dims: tuple[Growth, ...]) -> bool:
-        """Whether an operator counts, from nothing, up to an extent that grows."""
-        return rule_of(self._graph, op).local_form == "counted" and any(growth != _STILL for growth in dims)
 
     def _demand(self, name: str, dim: int, growth: Growth) -> bool:
         """Let a dim grow by letting grow what spells its extent; False where that is data or a weight."""

@@ -527,6 +527,7 @@ class BestFirst:
             self.contexts.note(members[0], bound=ahead)
             more = f" and {len(members) - 1} with other micro-batches" if len(members) > 1 else ""
             why = f"takes {ahead:.4g} s or more, and a plan of {self.best:.4g} s is known"
+            why = "nothing fits" if ahead == math.inf else why
             _LOG.info(
                 "%s%s: cut off, %s",
                 configuration_words(members[0]),
@@ -589,6 +590,10 @@ class BestFirst:
 
     def _look_at_the_leanest(self) -> None:
         """Where bounds rule out everything, evaluate a few configurations to know how much is missing."""
+        if self.regions is not None and all(family is None for _, _, family, *_ in self.queue):
+            closed = sorted(self.queue, key=lambda one: (self.regions.least_bytes(one[3][0]), one[1]))
+            for bound, _, _, members, _ in closed[:_LOOKED_AT]:
+                self._open_family(members, bound)
         known = [
             (family.least_bytes(members[0]), _order(members[0]), members[0])
             for _, _, family, members, _ in self.queue

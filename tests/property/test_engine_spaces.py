@@ -23,6 +23,7 @@ from planner.graph.trace import trace
 from planner.models.zoo import build_model
 from planner.plan.outline import model_reference
 from planner.strategy_search.engine.families import all_configurations, engine_of
+from planner.strategy_search.fixed import fixed_schedule
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.within import best_plans, plan_within, within
@@ -127,6 +128,26 @@ def test_torchtitan_cuts_experts_over_whole_contexts_within_copies() -> None:
     assert {one.decided.whole_experts for one in cut if one.decided} >= {False, True}
     assert any("ring" in one.roles for one in cut)
     assert any("replica" in one.roles for one in cut)
+
+
+def test_plans_of_engines_overlap_nothing_that_no_engine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor are other orders of turns tried for strategies that get their order by hand."""
+    asked = list[SearchRequest]()
+
+    class Asked(Exception):  # noqa: N818  # a way out, and no error
+        pass
+
+    def searched(request: SearchRequest) -> None:
+        asked.append(request)
+        raise Asked
+
+    monkeypatch.setattr(fixed_schedule, "search", searched)
+    configuration = configurations("torch")[0]
+    with pytest.raises(Asked):
+        plan_within(SPACES["torch"], request_for("torch"), configuration, (4,), (0,))
+    (pinned,) = (request.pinned for request in asked)
+    assert (pinned.tensor_overlap, pinned.expert_overlap, pinned.interleave, pinned.slices) == (1, False, 1, 1)
+    assert (pinned.schedule, pinned.virtual_stages) == ("1f1b", 1)
 
 
 SELECTIVE = [engine for engine, space in SPACES.items() if any(settings.selective for settings in space.settings)]

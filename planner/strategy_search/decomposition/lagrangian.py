@@ -376,6 +376,13 @@ class Multipliers:
         (found,) = _answers([(self, replace(question, asked=asked))])
         return found.values
 
+    def least_live(self) -> Array:
+        """Least bytes that inner blocks (kinds, *states) keep of a micro-batch until its backward pass, however long
+        they take."""
+        question = self._question(Weights(part=0.0, step=0.0, live=1.0), math.inf, 1.0, proves=False)
+        (found,) = _answers([(self, question)])
+        return found.values[1]
+
     def least_bytes(self, setting: Setting) -> float:
         """Bytes below which no plan comes on average over its ranks, as far as the least memory was asked for."""
         least = 0.0

@@ -29,6 +29,7 @@ from planner.strategy_search.request.space import Configuration
 
 Array = NDArray[np.float64]
 
+_SMALL = 1e-6  # of the bytes that there are: no more than sums of the same numbers in another order differ by
 _ROUNDING = 1e-9
 """Of a block: sums of the same numbers in another order are no less than a whole one."""
 
@@ -48,7 +49,9 @@ class BlockTimes:
     """Seconds of a batch with all devices in one stage, at every state of the boundary: of the head and of the tail,
     (states), and of one block of each kind, (kinds, states); `counts` blocks of each kind are there, beside those in
     the head and in the tail. `places` has operators of which nothing is counted yet, by the kind of their block: -1 for
-    the head, -2 for the tail."""
+    the head, -2 for the tail. `live` has the least bytes that a device keeps of one block of each kind until its
+    backward pass, (kinds, states), and `ending` what the last block keeps less, where that is known; `more` are seconds
+    that all blocks together take beside these."""
 
     head: Array
     blocks: Array
@@ -57,11 +60,41 @@ class BlockTimes:
     in_head: int
     in_tail: int
     places: Mapping[int, tuple[int, ...]]
+    live: Array | None = None
+    ending: Array | float = 0.0
+    more: Array | float = 0.0
     known: dict[tuple[int, bool], tuple[Array, Array]] = field(default_factory=dict)
 
     def times(self, factor: float) -> "BlockTimes":
         """The same, so many times."""
-        return replace(self, head=self.head * factor, blocks=self.blocks * factor, tail=self.tail * factor, known={})
+        return replace(
+            self,
+            head=self.head * factor,
+            blocks=self.blocks * factor,
+            tail=self.tail * factor,
+            live=None if self.live is None else self.live * factor,
+            ending=self.ending * factor,
+            known={},
+        )
+
+    def within(self, room: float, again: "BlockTimes | None") -> "BlockTimes":
+        """With what some blocks take more so that all of them keep no more than so many bytes: those that are run
+        `again` take and keep what they do there. Fractions of blocks, those first that save most bytes by a second;
+        infinitely long where nothing is enough, as where there is no other way to run them."""
+        assert self.live is not None
+        counts = np.array(self.counts)[:, None]
+        excess = (counts * self.live).sum(axis=0) + self.ending - room
+        if again is None:
+            return replace(self, more=np.where(excess > _SMALL * room, math.inf, 0.0), known={})
+        assert again.live is not None
+        saved = counts * np.maximum(self.live - again.live, 0.0)
+        taken = np.where(saved > 0, counts * np.maximum(again.blocks - self.blocks, 0.0), 0.0)
+        order = np.argsort(taken / np.maximum(saved, 1.0), axis=0, kind="stable")
+        saved, taken = (np.take_along_axis(values, order, axis=0) for values in (saved, taken))
+        before = np.cumsum(saved, axis=0) - saved
+        shares = np.clip((excess - before) / np.maximum(saved, 1.0), 0.0, 1.0)
+        possible = excess <= saved.sum(axis=0) + _SMALL * room
+        return replace(self, more=np.where(possible, (shares * taken).sum(axis=0), math.inf), known={})
 
     def with_experts(self, seconds: Mapping[int, float]) -> "BlockTimes":
         """With what operators take in each block that has them."""
@@ -82,6 +115,10 @@ class BlockTimes:
         found = math.inf
         for c in members:
             slowest, mean = self._on_ranks(c.pipeline, c.virtual_stages > 1)
+            possible = np.isfinite(mean)
+            if not possible.any():
+                continue
+            slowest, mean = slowest[possible], mean[possible]
             filling = (c.pipeline * mean - slowest) / (c.virtual_stages * c.micro_batches)
             found = min(found, c.pipeline * float((slowest + filling).min()))
         return found
@@ -95,7 +132,7 @@ class BlockTimes:
 
     def _mean(self, ranks: int) -> Array:
         blocks = [count * own for count, own in zip(self.counts, self.blocks, strict=True)]
-        whole: Array = self.head + self.tail + sum(blocks, np.zeros(self.head.shape))
+        whole: Array = self.head + self.tail + self.more + sum(blocks, np.zeros(self.head.shape))
         return whole / ranks
 
     def _slowest(self, ranks: int, mean: Array, equal: bool) -> Array:
@@ -133,8 +170,11 @@ class BlockTimes:
 _HEAD, _TAIL, _ENDS = -1, -2, 2
 
 
-def block_times(chain: Chain, states: Array, values: tuple[Array, Array, Array]) -> BlockTimes:
-    """What the values of head, inner blocks (kinds, states) and tail come to, of the states that are possible."""
+def block_times(
+    chain: Chain, states: Array, values: tuple[Array, Array, Array], live: Array | None = None
+) -> BlockTimes:
+    """What the values of head, inner blocks (kinds, states) and tail come to, and the bytes that these keep, of the
+    states that are possible."""
     possible = np.isfinite(states).reshape(-1)
     head, tail = (np.broadcast_to(one, chain.shape).reshape(-1)[possible] for one in (values[0], values[2]))
     inner = values[1].reshape(len(values[1]), -1)[:, possible]
@@ -151,4 +191,6 @@ def block_times(chain: Chain, states: Array, values: tuple[Array, Array, Array])
         in_head=chain.blocks_in_head,
         in_tail=chain.blocks_in_tail,
         places={key: tuple(own) for key, own in places.items()},
+        live=None if live is None else live.reshape(len(live), -1)[:, possible],
+        ending=np.minimum(np.broadcast_to(chain.ending, chain.shape).reshape(-1)[possible], 0.0),
     )

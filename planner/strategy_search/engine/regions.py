@@ -99,7 +99,7 @@ class Regions:
 
     def better(self, members: tuple[Configuration, ...], bound: float) -> float | None:
         """A better bound on a family than what is known of it; None where there is none but that of its tables."""
-        levels = (self._by_tensor, self._by_region, self._by_experts, self._by_family)
+        levels = (self._by_tensor, self._by_region, self._by_experts, self._by_family, self._by_memory)
         while (level := self._looked.get(id(members), 0)) < len(levels):
             self._looked[id(members)] = level + 1
             found = levels[level](members)
@@ -114,13 +114,14 @@ class Regions:
         pieces = self._of_stage(c, degrees, self._experts, part * c.pipeline, _AS_IT_COMES)
         pieces = pieces.times(c.micro_batches / c.pipeline)
         experts = self._of_experts(c, part, parameters=False)
-        work = {at: _work(one, c) * c.micro_batches for at, one in experts.items()}
+        work = {at: _work(one, _run(c)) * c.micro_batches for at, one in experts.items()}
         return pieces.with_experts(work).step_seconds([c])
 
     def _by_tensor(self, members: tuple[Configuration, ...]) -> float:
         tensor = _degrees(members[0])[-1]
         but = (*self._experts, *self._attention)
-        return self._of_all(members[0], (1, 1, tensor), but, self._ranks[tensor]).step_seconds(members)
+        first = members[0]
+        return self._of_all(first, (1, 1, tensor), but, self._ranks[tensor], _run(first)).step_seconds(members)
 
     def _by_region(self, members: tuple[Configuration, ...]) -> float:
         return self._region(members[0]).step_seconds(members)
@@ -131,7 +132,7 @@ class Regions:
             return 0.0
         first = members[0]
         experts = self._of_experts(first, self.engine.request.padded_batch, parameters=False)
-        work = {at: _work(one, first) for at, one in experts.items()}
+        work = {at: _work(one, _run(first)) for at, one in experts.items()}
         return self._region(first).with_experts(work).step_seconds(members)
 
     def _by_family(self, members: tuple[Configuration, ...]) -> float:
@@ -139,17 +140,42 @@ class Regions:
         first, zero = members[0], members[0].under(self.engine.request.pinned).zero or 0
         if not self._experts or zero <= 1:
             return 0.0
-        region = self._region(first)
-        experts = self._of_experts(first, self.engine.request.padded_batch, parameters=True)
-        found = math.inf
-        for c in members:
-            work = {at: _work(one, c) + one.moved * c.micro_batches / c.pipeline for at, one in experts.items()}
-            found = min(found, region.with_experts(work).step_seconds([c]))
-        return found
+        return min(self._moving(c, _run(first)).step_seconds([c]) for c in members)
 
-    def _region(self, c: Configuration) -> BlockTimes:
+    def _by_memory(self, members: tuple[Configuration, ...]) -> float:
+        """And with what blocks take that are computed again where all of them keep more than there is room for."""
+        return min(self._in_memory(c).step_seconds([c]) for c in members)
+
+    def _in_memory(self, c: Configuration) -> BlockTimes:
+        """All m micro-batches of a configuration, of which rank r of p holds f(r) at a time and P(r) bytes of
+        parameters, in C bytes. Its blocks keep l bytes of the batch on each device of one stage, so that
+
+            f(r) p/m sum l + P(r) <= C      on each rank,
+            sum l <= m/p (C sum 1/f - sum P / max f)      on all."""
+        pinned, setting = c.under(self.engine.request.pinned), self.engine.setting(c)
+        others = [way for way in pinned.recomputation if way != "none"] if pinned.recompute is None else []
+        once = self._moving(c, _run(c))
+        if c.virtual_stages > 1 or len(others) > 1:
+            return once
+        flights = [setting.flights(rank) for rank in range(c.pipeline)]
+        room = self.engine.capacities[0] * sum(1 / number for number in flights)
+        room -= c.pipeline * self.least_bytes(c) / max(flights)
+        again = [self._moving(c, (way, pinned.kept)) for way in others]
+        return once.within(max(room, 0.0) * c.micro_batches / c.pipeline, again[0] if again else None)
+
+    def _moving(self, c: Configuration, run: _Run) -> BlockTimes:
+        """The region of a configuration whose blocks are run so, with its experts, and what their weights take with
+        every micro-batch."""
+        region, zero = self._region(c, run), c.under(self.engine.request.pinned).zero or 0
+        if not self._experts:
+            return region
+        experts = self._of_experts(c, self.engine.request.padded_batch, parameters=zero > 1)
+        moved = c.micro_batches / c.pipeline
+        return region.with_experts({at: _work(one, run) + one.moved * moved for at, one in experts.items()})
+
+    def _region(self, c: Configuration, run: _Run | None = None) -> BlockTimes:
         degrees = _degrees(c)
-        return self._of_all(c, degrees, self._experts, self._ranks[degrees])
+        return self._of_all(c, degrees, self._experts, self._ranks[degrees], run or _run(c))
 
     def _of_experts(self, c: Configuration, part: int, *, parameters: bool) -> dict[int, ExpertTimes]:
         known, zero = self.engine.built.experts, c.under(self.engine.request.pinned).zero
@@ -178,9 +204,11 @@ class Regions:
             )
         return found
 
-    def _of_all(self, c: Configuration, degrees: tuple[int, int, int], but: tuple[int, ...], ranks: int) -> BlockTimes:
+    def _of_all(
+        self, c: Configuration, degrees: tuple[int, int, int], but: tuple[int, ...], ranks: int, run: _Run
+    ) -> BlockTimes:
         """Seconds of the batch in one stage on all devices: a part of what so many times the batch takes."""
-        whole = self._of_stage(c, degrees, but, self.engine.request.padded_batch * ranks, _run(c))
+        whole = self._of_stage(c, degrees, but, self.engine.request.padded_batch * ranks, run)
         if whole not in self._parts:
             self._parts[whole] = whole.times(1 / ranks)
         return self._parts[whole]
@@ -220,7 +248,8 @@ class Regions:
         )  # fmt: skip
         multipliers = Multipliers(chain, 1.0, allowed=scaling.allowed(1), columns=False)
         multipliers.solve(0.0, 0.0)
-        return block_times(chain, multipliers.value(multipliers.priced[0]), multipliers.priced[0].values)
+        live = multipliers.least_live() if but == self._experts else None
+        return block_times(chain, multipliers.value(multipliers.priced[0]), multipliers.priced[0].values, live)
 
 
 def _degrees(c: Configuration) -> tuple[int, int, int]:
@@ -237,9 +266,9 @@ def _run(c: Configuration) -> _Run:
     return _AS_IT_COMES if decided.recompute is None else (decided.recompute, kept)
 
 
-def _work(experts: ExpertTimes, c: Configuration) -> float:
-    """Seconds that the experts of a block take as a configuration runs its blocks."""
-    way, kept = _run(c)
+def _work(experts: ExpertTimes, run: _Run) -> float:
+    """Seconds that the experts of a block take that is run so."""
+    way, kept = run
     again = way == "full" or (way == "selective" and kept is not None and _MODULE in kept.but)
     return experts.again if again else experts.once
 
@@ -282,12 +311,13 @@ def _least_moved(parameter: ParameterTable) -> float:
 
 
 def _without(tables: CostTables, but: Collection[int]) -> CostTables:
-    """Tables in which parameters take no time, nor some operators, nor what comes to these and goes from them."""
+    """Tables in which parameters take no time, and some operators neither that nor memory, nor what comes to these and
+    goes from them."""
     return replace(
         tables,
         operators=tuple(_timeless(one) if at in but else one for at, one in enumerate(tables.operators)),
         edges=tuple(
-            replace(one, **_zeros(one, ("forward", "again", "backward")), under=None)
+            replace(one, **_zeros(one, ("forward", "again", "backward", "kept", "own")), under=None)
             if {one.edge.producer, one.edge.consumer} & set(but)
             else one
             for one in tables.edges
@@ -300,7 +330,8 @@ def _timeless(table: OperatorTable) -> OperatorTable:
     prices = table.prices
     none = np.zeros_like(prices.forward)
     names = ("forward", "backward", "inner_forward", "inner_backward")
-    return replace(table, prices=replace(prices, **_zeros(prices, names), late=(none, none), host=(none, none)))
+    prices = replace(prices, **_zeros(prices, names), late=(none, none), host=(none, none))
+    return replace(table, prices=prices, kept=np.zeros_like(table.kept), own=np.zeros_like(table.own))
 
 
 def _parameter_of_no_time(table: ParameterTable) -> ParameterTable:

@@ -37,11 +37,14 @@ class Order:
 
 
 def without_limits(request: SearchRequest) -> BoundPlan:
-    """The fastest plan of what a request has decided, were memory without end, with no block recomputed."""
+    """The fastest plan of what a request has decided, were memory without end, with no block recomputed, and stages one
+    after the other: its strategies are wanted, and `arranged` gives them another order."""
     machine = request.cluster
     cluster = parts_of(machine)[0].with_devices(machine.devices)
     endless = replace(cluster, device=replace(cluster.device, memory=_ENDLESS))
-    pinned = replace(request.pinned, recompute="none", even=True)
+    pinned = replace(
+        request.pinned, recompute="none", even=True, schedule="1f1b", virtual_stages=1, slices=1, interleave=1
+    )
     asked = replace(
         request, cluster=endless, pinned=pinned, algorithm="dynamic_programming", objective="time", top=1,
         memory_limit=None, time_limit=None, certify=False,

@@ -52,7 +52,8 @@ def usual_plan(request: SearchRequest, usual: Usual) -> BoundPlan:
     It may not fit: that is what its prediction says. Raises RequestError or PlanFileError where the configuration is
     none that a plan can have.
     """
-    found = without_limits(replace(request, pinned=usual.pinned, shards=_shards(request, usual)))
+    pinned = replace(usual.pinned, tensor_overlap=1, expert_overlap=False)  # which no engine is told to do so
+    found = without_limits(replace(request, pinned=pinned, shards=_shards(request, usual)))
     order = Order(
         stages=usual.stages,
         virtual_stages=usual.virtual_stages,

@@ -10,13 +10,14 @@ import pytest
 
 from hardware_profiles import load_profile, load_software, of_one_kind
 from planner.engines.spaces import SPACES
+from planner.errors import InfeasibleError
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
 from planner.plan.outline import model_reference
 from planner.strategy_search import best_first
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.families import all_configurations, engine_of, families_of, family_of
-from planner.strategy_search.engine.regions import Regions
+from planner.strategy_search.engine.regions import Regions, _run
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration, Pinned
@@ -74,6 +75,50 @@ def test_nothing_that_is_found_takes_less(experts: bool) -> None:
         best, steps = max(best, bounds[-1] / outcome.seconds), max(steps, len(bounds) - 1)
     assert best > 0.1, "they say something, of a toy, whose kernels do not shrink with what they work on"
     assert steps > 1
+
+
+def with_room_for(request: SearchRequest, room: float) -> SearchRequest:
+    """As much memory as leaves tensors so many bytes."""
+    known = {limit: engine_of(replace(request, memory_limit=limit))[0].capacities[0] for limit in (20e9, 40e9)}
+    each = (known[40e9] - known[20e9]) / 20e9
+    return replace(request, memory_limit=20e9 + (room - known[20e9]) / each)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.parametrize("engine_name", ["megatron", "torch"])
+@pytest.mark.parametrize("experts", [False, True])
+def test_blocks_that_are_computed_again_for_lack_of_memory_count(engine_name: str, experts: bool) -> None:
+    space = SPACES[engine_name]
+    request = replace(quick(mixtral() if experts else request_for("megatron")), space=space)
+    families = families_of(all_configurations(engine_of(within(space, request))[0]))
+    assert min(configuration.pipeline for members in families for configuration in members) == 1
+    tighter, impossible = 0, 0
+    for room in (30e6, 20e6, 14e6):
+        engine, _ = engine_of(within(space, with_room_for(within(space, request), room)))
+        regions = Regions(engine=engine, families=families)
+        for members in families[3 :: len(families) // 40]:
+            one = members[len(members) // 2]
+            timed, bound = regions._moving(one, _run(one)).step_seconds([one]), regions._by_memory((one,))
+            assert bound >= timed
+            try:
+                outcome = engine.evaluate(one)
+            except NothingAgreesError:
+                continue
+            assert bound <= outcome.seconds * (1 + 1e-9)
+            tighter += timed < bound < math.inf
+            impossible += bound == math.inf
+    assert tighter > 2, "some blocks are computed again"
+    assert impossible > 2, "where even that is too much, nothing is priced"
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_what_misses_is_said_where_bounds_rule_out_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(best_first, "MANY", 1)
+    request = within(SPACES["megatron"], quick(request_for("megatron")))
+    with pytest.raises(InfeasibleError, match=r"needs? .*[KMG]iB"):
+        best_plans(replace(with_room_for(request, 3e6), alternatives=(), space=request.space))
 
 
 @pytest.mark.slow
