@@ -95,6 +95,8 @@ def _of_options(options: Options) -> dict[str, int]:
     found = {ours: value for name, ours in _DIMENSIONS.items() if (value := options.integer(name)) is not None}
     if experts := experts_of(options):
         found["num_experts"] = experts
+        if "ffn_size" in found:  # as wide as an MLP where nothing else is said
+            found.setdefault("expert_size", found["ffn_size"])
     idle = len([word for word in options.word("noop-layers").split(",") if word])
     if "num_layers" in found:
         found["num_layers"] -= idle

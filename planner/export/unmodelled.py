@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 _OFF = frozenset({"0", "0.0", "none", "false", "null", "no", "off", "fp32", "torch.float32", "float32"})
 _FEWER_BITS = "states of the optimizer in fewer bits: priced in fp32, so memory is less than this"
+_PAGED = "states of the optimizer move to the memory of the host where a device is full: priced as on the device"
 _MATTERS: tuple[tuple[str, str], ...] = (
     (r"fp8|mixed-precision: fp8|fp8-format|fp4|fp4-format|fp8-config\..*backend",
      "products in 8 bits or less: priced in 16 bits, so a step takes less than this"),
@@ -17,10 +18,18 @@ _MATTERS: tuple[tuple[str, str], ...] = (
      "states in the memory of the host: priced as on the device, so memory is less than this and a step takes longer"),
     (r"activation-offloading|activation-offload-layers|fine-grained-activation-offloading",
      "activations in the memory of the host: priced as on the device"),
+    (r"rl|reward-model|process-reward-model|perform-rl-step",
+     "preferences or rewards are trained for, beside other models or with texts that are generated: priced as training"
+     " on tokens alone, so a step takes longer than this"),
+    (r"lisa-n-layers|unfrozen-parameters",
+     "some weights are trained: priced as if all were, so memory is less than this"),
     (r"mtp-num-layers", "modules of multi-token prediction: not in the model that is priced"),
     (r"step-batch-size-schedule|rampup-batch-size", "the batch grows while it trains: priced with the last one"),
     (r"moe-expert-capacity-factor|capacity-factor", "tokens beyond an expert's capacity are dropped: priced with all"),
-    (r"window-size|sliding-window|window-attn-skip-freq", "attention in a window: priced over the whole sequence"),
+    (r"enable-dsa-indexer|experimental-attention-variant|dsa-indexer-topk",
+     "attention to the keys that an indexer picks: priced to all keys, without the indexer"),
+    (r"window-size|sliding-window(-size)?|interleave-sliding-window|window-attn-skip-freq",
+     "attention in a window: priced over the whole sequence"),
     (r"moe-fb-overlap|overlap-moe-expert-parallel-comm|moe-alltoall-overlap-comm|moe-shared-expert-overlap",
      "communication of experts hides behind computation: priced as waited for"),
     (r"dtype: bfloat16|use-precision-aware-optimizer|main-grads-dtype|exp-avg-dtype|reuse-fp32-param"
@@ -45,8 +54,10 @@ def unmodelled(settings: Iterable[tuple[str, object]]) -> tuple[str, ...]:
         last = plain.rpartition(".")[2]
         if _is_off(value):
             continue
-        if last == "optimizer" and "bit" in str(value):
+        if last in ("optimizer", "optim") and re.search(r"[48]bit", str(value)):
             found.setdefault(_FEWER_BITS, []).append(name)
+        if last in ("optimizer", "optim") and str(value).startswith("paged"):
+            found.setdefault(_PAGED, []).append(name)
         for pattern, words in _MATTERS:
             if re.fullmatch(pattern, plain) or re.fullmatch(pattern, last):
                 found.setdefault(words, []).append(name)

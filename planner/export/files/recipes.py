@@ -14,11 +14,12 @@ depth are bounded, so that reading ends whatever the file says.
 import ast
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hardware_profiles.foreign import ForeignTextError, parse_python
 from planner.export.description import LARGEST, ExportError
+from planner.export.files.recipe_setters import SETTERS
 
 _STEPS = 20_000
 _DEPTH = 12  # calls inside of calls
@@ -62,10 +63,12 @@ class _Returned(Exception):  # noqa: N818  # a way out, and no error
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Settings by path, and the names of everything that would be made, with the words it would be given."""
+    """Settings by path, and the names of everything that would be made, with the words it would be given; `made_by` is
+    the function that makes them, "" where the file assigns them."""
 
     settings: Mapping[str, Any]
     names: tuple[str, ...]
+    made_by: str = ""
 
 
 def recipe_in(text: str, name: str = "", usual: str = "pretrain_recipe") -> Recipe:
@@ -83,7 +86,7 @@ def recipe_in(text: str, name: str = "", usual: str = "pretrain_recipe") -> Reci
     found = reader.called(chosen, [], {})
     if not isinstance(found, Record):
         raise ExportError(f"{chosen}() makes no configuration that could be read; name another one with --recipe")
-    return _flat(found)
+    return replace(_flat(found), made_by=chosen)
 
 
 def _chosen(functions: Mapping[str, ast.FunctionDef], name: str, usual: str) -> str:
@@ -299,6 +302,10 @@ class _Reader:
         if isinstance(node.func, ast.Name) and node.func.id in self.functions:
             return self.called(node.func.id, given, named)
         name = self.text(node.func)
+        if name in SETTERS and given and isinstance(given[0], Record):
+            record, *others = given
+            made = SETTERS[name](record.settings, others)
+            return record if made is None else _set(record, *made)
         words = " ".join(str(one) for one in given if isinstance(one, str))
         if (
             name.rpartition(".")[2] in ("Config", "Partial")
@@ -307,6 +314,18 @@ class _Reader:
         ):
             name, words = self.text(node.args[0]), words  # run.Config(Class, ...): a class and its settings
         return Record(f"{name} {words}".strip()[:400], named)
+
+
+def _set(record: Record, path: tuple[str, ...], value: Any) -> Record:
+    """The same record, with a setting of it or below one of its parts."""
+    inside = record
+    for part in path[:-1]:
+        found = inside.settings.get(part)
+        if not isinstance(found, Record):
+            found = inside.settings[part] = Record(part)
+        inside = found
+    inside.settings[path[-1]] = value
+    return record
 
 
 def _plain(value: Any) -> bool:

@@ -46,12 +46,19 @@ _TELLING = ("num-layers", "tensor-model-parallel-size", "micro-batch-size", "pip
             "clip-grad")  # fmt: skip
 _GENERATION = "it generates text and trains nothing; give a file that trains"
 _PICTURES = "encoders of pictures and sound beside a language model are in no model that can be planned"
+_LINEAR = "layers of linear attention (Gated DeltaNet) are in no model that can be planned"
 _STRANGERS = {
     "encoder-num-layers": "models of an encoder and a decoder are not read; plan them with `plan --model t5-base`",
     "hybrid-layer-pattern": "state-space layers (Mamba) are in no model that can be planned",
     "hybrid-override-pattern": "state-space layers (Mamba) are in no model that can be planned",
     "hybrid-attention-ratio": "state-space layers (Mamba) are in no model that can be planned",
     "is-hybrid-model": "state-space layers (Mamba) are in no model that can be planned",
+    "linear-attention-freq": _LINEAR,
+    "full-attention-interval": _LINEAR,
+    "linear-key-head-dim": _LINEAR,
+    "num-zero-experts": "experts that compute nothing are in no model that can be planned",
+    "enable-mhc": "residuals of several streams (hyper-connections) are in no model that can be planned",
+    "kv-compress": "attention to compressed keys is in no model that can be planned",
     "retro-add-retriever": "blocks that read retrieved neighbours (RETRO) are in no model that can be planned",
     "language-model-type": _PICTURES,
     "vision-model-type": _PICTURES,

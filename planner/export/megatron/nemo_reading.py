@@ -11,6 +11,7 @@ perf_recipes.
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from hardware_profiles import engine_words
@@ -18,6 +19,7 @@ from hardware_profiles.foreign import ForeignTextError, parse_csv
 from planner.export.description import ExportError
 from planner.export.files.arguments import Options, options_in
 from planner.export.files.recipes import Recipe, plain_settings, recipe_in
+from planner.export.files.settings import size_of
 from planner.export.files.yaml_files import settings_of
 from planner.export.megatron.megatron_reading import reading_of
 from planner.export.megatron.nemo_paths import ARGUMENTS, PATHS
@@ -80,11 +82,25 @@ def _read_recipe(recipe: Recipe, facts: Facts) -> Reading:
     options = {**_launched(facts.beside), **dict(_options(given, recipe))}
     notes = []
     below = [name for name in recipe.names if name.endswith(("_recipe", "_config", "_common")) or ".trainer" in name]
-    if below and not below[0].startswith(_PLAIN):
-        notes.append(
-            f"{below[0].partition(' ')[0]} is another file's: what it decides beside these settings is not known"
+    other = below[0].partition(" ")[0] if below and not below[0].startswith(_PLAIN) else ""
+    if other and options.keys().isdisjoint(_TELLING):
+        raise ExportError(
+            f"{recipe.made_by or 'the recipe'}: degrees and batches are those of {other}, which is another file's; give"
+            " that file, or write them into this one"
         )
-    reading = reading_of(Options(options), facts, "nemo")
+    ends = {path.rpartition(".")[2] for path in given}
+    options.update((name, ()) for name, path in _BELOW.get(other, {}).items() if path not in ends)
+    if other:
+        notes.append(f"{other} is another file's: what it decides beside these settings is not known")
+    if facts.devices is None and "nproc-per-node" not in options and (counted := _COUNTED.search(recipe.made_by)):
+        facts = replace(facts, devices=size_of(counted[1]))
+        notes.append(f"{recipe.made_by}: on {counted[1]} devices, by its name")
+    try:
+        reading = reading_of(Options(options), facts, "nemo")
+    except ExportError as error:
+        if not other:
+            raise
+        raise ExportError(f"{error} (what {other} of another file decides of it is not known)") from error
     fp8 = any(("fp8" in name and "mixed" in name) or ("fp8" in name and "precision" in name) for name in recipe.names)
     priced = bool(reading.description.fp8)  # by settings of their own
     told = {".fp8"} if priced else set()
@@ -105,6 +121,17 @@ def _read_recipe(recipe: Recipe, facts: Facts) -> Reading:
     )
 
 
+_TELLING = ("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
+            "expert-model-parallel-size", "micro-batch-size")  # fmt: skip
+_ENDS = {
+    "account-for-embedding-in-pipeline-split": "account_for_embedding_in_pipeline_split",
+    "account-for-loss-in-pipeline-split": "account_for_loss_in_pipeline_split",
+}
+_BELOW = {"llama31_405b_pretrain_config": _ENDS, "qwen3_235b_a22b_pretrain_config": _ENDS}
+"""Switches that recipes of Megatron Bridge turn on on which others stand: recipes/llama/h100/llama3.py and
+recipes/qwen/h100/qwen3_moe.py at 067f987d."""
+_COUNTED = re.compile(r"_(\d+)gpus?_")
+"""Devices, in the name of a recipe of Megatron Bridge."""
 _PLAIN = "vanilla_gpt_pretrain"
 """The recipe of Megatron Bridge that has what Megatron-LM takes for granted."""
 _OFF = ("moe_enable_deepep", "moe_shared_expert_overlap", "mtp_num_layers")  # without which plans are priced

@@ -5,6 +5,7 @@ of axolotl names model, batches and length too. Source: accelerate 1.15.0, utils
 axolotl, utils/schemas and core/trainers.
 """
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -124,7 +125,7 @@ def _read_axolotl(settings: Settings, facts: Facts) -> Reading:
     }
     if sharded:
         content["fsdp_config"] = {f"fsdp_{name}": value for name, value in inside.items()}
-        content["fsdp_config"]["fsdp_version"] = given.get("fsdp_version", 1)
+        content["fsdp_config"]["fsdp_version"] = inside.get("version", given.get("fsdp_version", 1))
         content["parallelism_config"] = {f"parallelism_config_{name}": size for name, size in sizes.items()}
     names = {
         "micro_batch_size": "per_device_train_batch_size",
@@ -136,11 +137,25 @@ def _read_axolotl(settings: Settings, facts: Facts) -> Reading:
         theirs: (str(given[name]),) for name, theirs in names.items() if given.get(name) is not None
     }
     options["optim"] = (
-        "adamw_torch" if str(given.get("optimizer", "adamw")).startswith("adamw") else str(given["optimizer"]),
+        "adamw_torch" if re.match(r"(paged_)?adamw", str(given.get("optimizer", "adamw"))) else str(given["optimizer"]),
     )
     if given.get("gradient_checkpointing"):
         options["gradient_checkpointing"] = ()
-    return _reading_of(Settings(content, "YAML"), Options(options), facts, settings, True)
+    reading = _reading_of(Settings(content, "YAML"), Options(options), facts, settings, True)
+    return replace(reading, description=_with_experts(reading.description, settings.degree("expert_parallel_size")))
+
+
+def _with_experts(description: Description, degree: int) -> Description:
+    """With experts over so many of the data parallel devices."""
+    if degree == 1:
+        return description
+    if description.expert is None:
+        raise ExportError(f"expert_parallel_size: {degree}: the model has no experts; leave it out, or name another")
+    if description.data % degree:
+        raise ExportError(
+            f"expert_parallel_size: {degree} does not divide {description.data} data parallel devices; give --devices"
+        )
+    return replace(description, expert=degree)
 
 
 def _pass_over(settings: Settings) -> None:

@@ -22,6 +22,9 @@ SAID = {  # what is in no price, of some
     "torchtitan/llama3_405b.toml": "enable_fsdp_float8_all_gather",
     "accelerate/axolotl_qlora-fsdp-70b.yaml": "adapter",
     "mindspeed/pretrain_deepseek3_671b_4k_ptd.sh": "moe-fb-overlap",
+    "mindspeed/pretrain_deepseek32_671b_4k_A3_ptd.sh": "keys that an indexer picks",
+    "accelerate/axolotl_dpo.yaml": "rl: preferences or rewards",
+    "accelerate/axolotl_fft-8b.yaml": "move to the memory of the host",
 }
 
 
@@ -221,6 +224,71 @@ def test_an_mlp_of_gpt_is_as_wide_as_it_is_said() -> None:
 def test_delayed_scales_of_a_published_script_are_read() -> None:
     row = next(row for row in ROWS if row["file"] == "megatron/train_llama3_8b_h100_fp8.sh")
     assert reading_of(row).description.fp8 == Fp8(recipe="delayed", history=1024)
+
+
+def test_devices_of_megatron_bridge_are_in_the_name_of_the_recipe() -> None:
+    (row,) = (row for row in ROWS if "bridge_llama3_70b_pretrain_64gpu" in row["file"])
+    text = (HERE / row["file"]).read_text()
+    reading = TARGETS["nemo"].read(text, Facts(layers=80, devices=None, architecture=None, recipe=row["recipe"]))
+    assert reading.description.devices == 64
+    assert "llama3_70b_pretrain_64gpu_h100_bf16_config: on 64 devices, by its name" in reading.notes
+
+
+def test_a_recipe_that_only_renames_another_file_s_is_refused() -> None:
+    text = "def llama3_8b_pretrain_8gpu_config():\n    cfg = llama3_8b_pretrain_other_config()\n    return cfg\n"
+    with refused(ExportError, "degrees and batches are those of llama3_8b_pretrain_other_config", "another file's"):
+        TARGETS["nemo"].read(text, Facts(layers=32, devices=8, architecture=None))
+    row = next(row for row in ROWS if "bridge_deepseek_v3_pretrain_1024gpu" in row["file"])
+    text = (HERE / row["file"]).read_text().replace("set_deepseek_v3_pipeline_model_parallel_layout(", "other(")
+    with refused(ExportError, 61, 8, 4, "deepseek_v3_pretrain_config of another file"):
+        TARGETS["nemo"].read(text, Facts(layers=61, devices=1024, architecture=None, recipe=row["recipe"]))
+
+
+def test_layouts_of_deepseek_are_those_of_megatron_bridge() -> None:
+    """A layout that is given, or one for the ranks and stages that its table knows."""
+    recipe = (
+        "def pretrain_recipe():\n    cfg = base()\n    cfg.model.pipeline_model_parallel_size = {}\n"
+        "    cfg.model.virtual_pipeline_model_parallel_size = {}\n"
+        "    set_deepseek_v3_pipeline_model_parallel_layout(cfg.model{})\n    return cfg\n"
+    )
+    for ranks, virtual, given, stages in (
+        (4, 1, "", (16, 16, 16, 13)),
+        (8, 2, "", (*(4,) * 15, 1)),
+        (2, 2, ", 'Ett|t*20|t*20|t*19mL'", (2, 20, 20, 19)),
+    ):
+        text = recipe.format(ranks, virtual, given)
+        facts = Facts(layers=61, devices=ranks, architecture=None)
+        assert TARGETS["nemo"].read(text, facts).description.layers == stages
+    with refused(ExportError, 61, 16, 2):
+        TARGETS["nemo"].read(recipe.format(16, 2, ""), Facts(layers=61, devices=16, architecture=None))
+
+
+def test_experts_are_as_wide_as_an_mlp_where_nothing_else_is_said() -> None:
+    said = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --swiglu --num-experts 16"
+    said += " --group-query-attention --num-query-groups 8 --moe-router-topk 2 --ffn-hidden-size 6400"
+    said += " --untie-embeddings-and-output-weights"
+    assert model_of("megatron", said) == "mixtral-8x7b+expert_size=6400+num_experts=16"
+    assert model_of("megatron", f"{said} --moe-ffn-hidden-size 14336") == "mixtral-8x7b+num_experts=16"
+
+
+@pytest.mark.parametrize(
+    ("added", "words"),
+    [("--linear-attention-freq 4", "linear attention"), ("--num-zero-experts 2", "compute nothing"),
+     ("--enable-mhc", "several streams"), ("--kv-compress", "compressed keys")],
+)  # fmt: skip
+def test_layers_that_no_model_has_are_refused(added: str, words: str) -> None:
+    with refused(ExportError, words):
+        TARGETS["megatron"].read(f"--num-layers 4 {added}", Facts(layers=4, devices=8, architecture=None))
+
+
+def test_experts_of_axolotl_are_on_different_devices() -> None:
+    text = "base_model: {}\nmicro_batch_size: 1\nfsdp_version: 2\nexpert_parallel_size: {}\n"
+    for model, degree, words in (("Qwen/Qwen3-30B-A3B", 3, "does not divide 8"), ("Qwen/Qwen3-8B", 2, "no experts")):
+        name = model_of("accelerate", text.format(model, degree))
+        assert name is not None
+        facts = Facts(layers=36, devices=8, architecture=architecture_of(name, None), model=name)
+        with refused(ExportError, "expert_parallel_size", degree, words):
+            TARGETS["accelerate"].read(text.format(model, degree), facts)
 
 
 def test_fp8_of_nemo_1_is_a_switch() -> None:
