@@ -43,12 +43,13 @@ _WHOLE: Mapping[str, float] = {"ki": 1024}
 
 _STAGES: Mapping[str, int | None] = {
     "none": 0, "no": 0, "off": 0, "false": 0, "no_shard": 0, "ddp": 0,
-    "shard_grad_op": 2,
-    "full_shard": 3, "fsdp": 3, "fsdp1": 3, "fsdp2": 3,
+    "shard_grad_op": 2, "_hybrid_shard_zero2": 2, "hybrid_shard_zero2": 2,
+    "full_shard": 3, "hybrid_shard": 3, "hsdp": 3, "fsdp": 3, "fsdp1": 3, "fsdp2": 3,
     "deepspeed": None,
 }  # fmt: skip
 """Words for ZeRO. The strategies of FSDP are those of `torch.distributed.fsdp.ShardingStrategy`, which says what each
-shares out; it reshards after the forward pass unless it is told otherwise. None: a stage that is not said."""
+shares out, the hybrid ones within groups (`planner.validation.replicas`); it reshards after the forward pass unless it
+is told otherwise. None: a stage that is not said."""
 
 _STAGE = re.compile(r"(?:(?:deepspeed\W+)?(?:zero|stage|zero[-_ ]?stage)[-_ ]?)?([0-3])")
 _IN_BRACKETS = re.compile(r"[\w .-]+\(([0-3])\)")

@@ -20,6 +20,7 @@ from planner.strategy_search.request.space import ContextBy, Pattern, Pinned, Ru
 from planner.validation.cells import unknown
 from planner.validation.otherwise import refuse_otherwise
 from planner.validation.recipes import spared_by_recipe, virtual_stages_by_recipe
+from planner.validation.replicas import hybrid_stage, replicas_of
 from planner.validation.rows import Row, readings_of
 from planner.validation.spared import NOTHING_SPARED, Spared
 from planner.validation.stage_layers import stage_layers
@@ -366,6 +367,7 @@ def _pinned(row: Row, devices: int, model: Dimensions, spared: Spared | None, no
     expert, whole = _expert_degrees(row, model, tensor, notes)
     recompute = _recomputed(row, spared, notes)
     parts = Kept(but=spared.but) if spared is not None and spared.but else None
+    zero, replicas = _shared_out(row, data, rest, context, notes)
     return Pinned(
         pipeline=pipeline,
         virtual_stages=virtual,
@@ -377,7 +379,8 @@ def _pinned(row: Row, devices: int, model: Dimensions, spared: Spared | None, no
         expert=expert,
         whole_experts=whole,
         sequence_parallel=bool(sequence),
-        zero=_zero(row, data * context, notes),
+        zero=zero,
+        replicas=replicas,
         micro_batch=micro_batch or 1,
         recompute=recompute,
         never_kept=() if parts else _repeated(row, recompute, notes),
@@ -418,6 +421,20 @@ def _degree(row: Row, column: str, notes: list[str]) -> int:
     if value is None:
         notes.append(f"{column} unknown: 1")
     return value or 1
+
+
+def _shared_out(row: Row, data: int, others: int, context: int, notes: list[str]) -> tuple[int, int | None]:
+    """The ZeRO stage, and in how many copies of groups that share states out; None of one group alone."""
+    copies = replicas_of(row, data, others, notes)
+    if copies is None:
+        return _zero(row, data * context, notes), None
+    said = row.zero_stage()
+    if copies == data and data > 1:  # every group is one device: DistributedDataParallel
+        return 0, None
+    if copies > 1 and said == 0:
+        raise UnsupportedError(f"zero_stage is 0, and {data // copies} devices share states out (HSDP)")
+    stage = _zero(row, data * context, notes) if said is not None or row.shares_optimizer() else hybrid_stage(row)
+    return stage, copies if copies > 1 else None
 
 
 def _zero(row: Row, shards: int, notes: list[str]) -> int:

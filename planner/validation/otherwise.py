@@ -1,6 +1,5 @@
 """Words of a row that say it was run in a way that is not priced: it is refused, instead of read as something else.
 
-    replicas of shards      HSDP, HYBRID_SHARD, dp_replicate=8: states are shared out within groups of the data axis
     adapters                LoRA, QLoRA
     schedules               GPipe, zero bubble, DualPipe of a pipeline, which is priced as 1F1B
     optimizers              Muon, Adafactor, SGD, eight-bit Adam and others: bytes and time are those of AdamW
@@ -8,8 +7,8 @@
     PCIe                    every profile of a data center has NVLink, or what its vendor has instead, in a node
     context                 a2a+p2p: heads inside, a ring outside
 
-Flags and the name of the model count, notes for adapters and HSDP alone: notes compare with other runs. A word that is
-denied ("no LoRA") does not count.
+Flags and the name of the model count, notes for adapters alone: notes compare with other runs. A word that is denied
+("no LoRA") does not count.
 """
 
 import re
@@ -20,11 +19,6 @@ from planner.validation.words import mentions
 
 _IN_NOTES: tuple[tuple[str, str], ...] = (
     (r"(?<![/\w])q?lora\b", "only adapters are trained (LoRA), which cannot be planned yet"),
-    (
-        r"\bhsdp\b|hybrid[-_ ]?shard|\b(?:dp|data_parallel)_replicate(?:_degree)?\s*[=:]\s*(?:[2-9]|1\d)",
-        "states are shared out within groups of the data-parallel devices (HSDP); sharded over all of them or not at"
-        " all is priced",
-    ),
 )
 _IN_FLAGS: tuple[tuple[str, str], ...] = (
     (r"lora", _IN_NOTES[0][1]),

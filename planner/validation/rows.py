@@ -84,7 +84,9 @@ class Row:
 
     def zero_stage(self) -> int | None:
         """0 to 3; None where nothing is said, and for a DeepSpeed without a stage. Raises RequestError."""
-        return self._read("zero_stage", cells.zero_stage, "0 to 3, ZeRO-3, fsdp2 (3), FULL_SHARD or SHARD_GRAD_OP")
+        return self._read(
+            "zero_stage", cells.zero_stage, "0 to 3, ZeRO-3, fsdp2 (3), FULL_SHARD, SHARD_GRAD_OP or HYBRID_SHARD"
+        )
 
     def attention(self) -> cells.Attention | None:
         """Attention kernels. Raises RequestError for words that are none."""

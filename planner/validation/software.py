@@ -1,4 +1,4 @@
-"""Which software a run was done with, and over which network, as far as its row says.
+"""Which software a run was done with, as far as its row says.
 
     what the row says                                            stack
     a name in its column `stack`                                 that one
@@ -33,11 +33,10 @@ from hardware_profiles import (
     Hidden,
     Software,
     UnknownKeyError,
-    load_profile,
     load_software,
-    with_network,
 )
 from planner.fp8_recipes import MXFP8, ROWWISE
+from planner.validation.network import network_of
 from planner.validation.recipes import recipe_of, release_of
 from planner.validation.rows import Row
 from planner.validation.words import mentions
@@ -89,42 +88,8 @@ OVERLAPPED: Mapping[str, float] = {"reductions": 0.8, "gathers": 0.8, "tensor": 
 
 def machine_of_run(row: Row, devices: int, zero: int, notes: list[str]) -> Cluster:
     """The cluster that a row ran on, with the software that it used. Raises `HardwareProfileError`."""
-    cluster = load_profile(row.text("profile"))
-    bandwidth = stated_bandwidth(row)
-    outer, inner = cluster.levels[-1].name, cluster.levels[0].name
-    stated = {}
-    if bandwidth is not None and outer != inner:
-        stated[outer] = bandwidth
-    links = re.search(r"(\d+) inter-gpu connects", row.text("intra_bw"))
-    if links:
-        stated[inner] = int(links[1]) * _NVLINK3
-    if stated:
-        cluster = with_network(cluster, bandwidth=stated)
-        notes.append("network as the row states it")
-    text, node = row.text("inter_bw"), row.integer("devices_per_node")
-    if bandwidth is None and text and not text.startswith("n/a") and node is not None and devices > node:
-        notes.append(f"network as the profile has it: inter_bw '{text:.40}' says no bandwidth of a device or a node")
+    cluster = network_of(row, devices, notes)
     return cluster.with_software(software_of(row, cluster, zero, notes)).with_devices(devices)
-
-
-_NVLINK3 = 25e9  # bytes/s and direction of a link; NVIDIA A100 datasheet: 12 links, 600 GB/s in both directions
-_GIGABIT = 1e9 / 8
-
-
-def stated_bandwidth(row: Row) -> float | None:
-    """Bytes/s per device and direction between nodes, from texts such as "8x200Gb/s HDR IB per node", "400Gb/s per
-    GPU", "4 Omni-Path links per node; 100Gb/s each" or "800Gb/s per node"; None where nothing is said for sure."""
-    text, node = row.text("inter_bw"), row.integer("devices_per_node") or 8
-    per_gpu = re.search(r"(\d+)\s*Gb/s (?:\w+ )?per GPU", text)
-    if per_gpu:
-        return int(per_gpu[1]) * _GIGABIT
-    several = re.search(r"(\d+)\s*x\s*(\d+)\s*Gb/s.*per node", text) or re.search(
-        r"(\d+) [\w-]+ links per node.*?(\d+)\s*Gb/s each", text
-    )
-    if several:
-        return int(several[1]) * int(several[2]) * _GIGABIT / node
-    whole = re.search(r"(\d+)\s*Gb(?:/|p)s (?:per node|node-node)", text)
-    return int(whole[1]) * _GIGABIT / node if whole else None
 
 
 def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Software:

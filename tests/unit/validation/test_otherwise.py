@@ -12,8 +12,6 @@ from tests.unit.validation.test_software import one
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"other_flags": "torchtitan HSDP, 8 x 8"}, "HSDP"),
-        ({"notes": "data_parallel_replicate_degree=8"}, "HSDP"),
         ({"notes": "LoRA fine-tuning"}, "LoRA"),
         ({"model": "Llama 8B QLoRA"}, "LoRA"),
         ({"other_flags": "optimizer=Muon"}, "AdamW"),
@@ -36,7 +34,7 @@ def test_a_run_of_another_kind_is_refused(tmp_path: Path, changes: dict[str, str
     [
         {"notes": "full fine-tuning, no LoRA"},
         {"notes": "phase=sft/lora"},  # a script for both; the flag says which
-        {"other_flags": "dp_replicate=1; dp_shard=8"},
+        {"other_flags": "dp_replicate=1; dp_shard=2"},
         {"other_flags": "untie-embeddings-and-output-weights"},
         {"notes": "twice as fast as GPipe"},
         {"other_flags": "DualPipe", "pp": "1", "dp": "4"},

@@ -42,7 +42,7 @@ def test_rows_are_chosen_by_their_cells_in_the_order_of_the_file(tmp_path: Path)
         ("n_params_B", '"1,024"', "it may be 1024 or 1.024"),
         ("n_layers", '"1,02"', "'1,02' is not a whole number"),
         ("zero_stage", "sharded", "'sharded' is not 0 to 3"),
-        ("zero_stage", "HYBRID_SHARD", "'HYBRID_SHARD' is not 0 to 3"),
+        ("zero_stage", "SHARDED", "'SHARDED' is not 0 to 3"),
         ("flash_attention", "maybe", "'maybe' is not True, False"),
         ("distributed_optimizer", "perhaps", "'perhaps' is not True, False"),
         ("stack", "nemoo", "unknown training stack 'nemoo'; did you mean nemo"),

@@ -9,8 +9,9 @@ import pytest
 from hardware_profiles import Cluster, load_profile, load_software
 from planner.validation import read_rows
 from planner.validation.evaluate import gradient_dtype
+from planner.validation.network import stated_bandwidth
 from planner.validation.rows import Row
-from planner.validation.software import machine_of_run, release_of, stated_bandwidth
+from planner.validation.software import machine_of_run, release_of
 from tests.unit.validation.runs import row
 
 

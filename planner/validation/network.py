@@ -1,0 +1,83 @@
+"""The machine of a row, with the network that the row states.
+
+    inter_bw             bandwidth between nodes: "8x200Gb/s HDR IB per node", "400Gb/s per GPU", ...
+    intra_bw             "4 inter-gpu connects": links of NVLink 3; "NVL36": devices of one NVLink domain
+    devices_per_node     devices that are joined as those of a node, where that is not what the profile has
+
+On machines named NVL72 the profile joins 64 of 72 devices, as jobs do that divide by powers of two. Devices that are no
+multiple of 64 are taken for the fewest equal parts that each fit a domain: 72 and 144 fill whole ones. A node is a
+tray, four devices inside a domain, and says nothing of links.
+"""
+
+import re
+
+from hardware_profiles import Cluster, TopologyError, load_profile, with_network
+from planner.validation.rows import Row
+
+NVL72 = ("gb200", "gb300")
+"""Profiles whose devices are joined by NVLink across nodes."""
+
+_NVLINK3 = 25e9  # bytes/s and direction of a link; NVIDIA A100 datasheet: 12 links, 600 GB/s in both directions
+_GIGABIT = 1e9 / 8
+
+
+def network_of(row: Row, devices: int, notes: list[str]) -> Cluster:
+    """The machine of a row's profile, joined as the row states. Raises `HardwareProfileError`."""
+    cluster = load_profile(row.text("profile"))
+    bandwidth = stated_bandwidth(row)
+    outer, inner = cluster.levels[-1].name, cluster.levels[0].name
+    stated = {}
+    if bandwidth is not None and outer != inner:
+        stated[outer] = bandwidth
+    links = re.search(r"(\d+) inter-gpu connects", row.text("intra_bw"))
+    if links:
+        stated[inner] = int(links[1]) * _NVLINK3
+    if stated:
+        notes.append("network as the row states it")
+    text, node = row.text("inter_bw"), row.integer("devices_per_node")
+    if bandwidth is None and text and not text.startswith("n/a") and node is not None and devices > node:
+        notes.append(f"network as the profile has it: inter_bw '{text:.40}' says no bandwidth of a device or a node")
+    joined = _joined(row, cluster, devices)
+    if joined is not None:
+        notes.append(f"{joined} devices are joined as one node")
+    return with_network(cluster, bandwidth=stated, devices_per_node=joined) if stated or joined else cluster
+
+
+def _joined(row: Row, cluster: Cluster, devices: int) -> int | None:
+    """Devices of the innermost level where they are not those of the profile. Raises TopologyError."""
+    usual = cluster.devices_per_node
+    if usual is None or len(cluster.levels) > 2:  # Ascend's nodes inside supernodes
+        return None
+    if row.text("profile").startswith(NVL72):
+        named = re.search(r"\bnvl(\d{1,3})\b", f"{row.text('device')} {row.text('intra_bw')}".lower())
+        domain = int(named[1]) if named else 72
+        if devices <= min(usual, domain) or (devices % usual == 0 and domain > usual):
+            return None
+        return _equal_parts(devices, domain)
+    node = row.integer("devices_per_node")
+    return node if node not in (None, usual) and devices > min(usual, node or usual) else None
+
+
+def _equal_parts(devices: int, domain: int) -> int:
+    """Devices of each of the fewest equal parts that a domain holds. Raises TopologyError where domains would be less
+    than half full: no such job is known."""
+    part = max(size for size in range(1, domain + 1) if devices % size == 0)
+    if 2 * part < domain:
+        raise TopologyError(f"{devices} devices do not fill NVLink domains of {domain} evenly, nor half of each")
+    return part
+
+
+def stated_bandwidth(row: Row) -> float | None:
+    """Bytes/s per device and direction between nodes, from texts such as "8x200Gb/s HDR IB per node", "400Gb/s per
+    GPU", "4 Omni-Path links per node; 100Gb/s each" or "800Gb/s per node"; None where nothing is said for sure."""
+    text, node = row.text("inter_bw"), row.integer("devices_per_node") or 8
+    per_gpu = re.search(r"(\d+)\s*Gb/s (?:\w+ )?per GPU", text)
+    if per_gpu:
+        return int(per_gpu[1]) * _GIGABIT
+    several = re.search(r"(\d+)\s*x\s*(\d+)\s*Gb/s.*per node", text) or re.search(
+        r"(\d+) [\w-]+ links per node.*?(\d+)\s*Gb/s each", text
+    )
+    if several:
+        return int(several[1]) * int(several[2]) * _GIGABIT / node
+    whole = re.search(r"(\d+)\s*Gb(?:/|p)s (?:per node|node-node)", text)
+    return int(whole[1]) * _GIGABIT / node if whole else None

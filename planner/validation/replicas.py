@@ -1,0 +1,92 @@
+"""Hybrid sharding of a row (HSDP): groups that share states out among their own devices, with copies between them.
+
+    what the row says, in flags, `zero_stage` or notes                               replicas
+    dp_replicate=8, data_parallel_replicate_degree: 8 (torchtitan)                   8
+    num-distributed-optimizer-instances=8 (Megatron-LM)                              8
+    HSDP 8 x 8; 4 x 16 may be either way round, and is refused                       8
+    dp_shard=8, data_parallel_shard_degree=8 (torchtitan)                            dp / 8
+    sharding_group_size=8 (fms-fsdp), mics_shard_size=8 (DeepSpeed's MiCS)           dp / 8
+    HYBRID_SHARD, _HYBRID_SHARD_ZERO2, HSDP, and no number                           nodes, where nothing else splits
+
+Without numbers PyTorch shards within a node (torch/distributed/fsdp/_init_utils.py: _init_intra_and_inter_node_groups).
+Copies of single devices share nothing out, which is plain data parallelism. Notes count where they have numbers:
+without any they may compare with another run.
+"""
+
+import re
+
+from planner.validation.rows import Row
+from planner.validation.unsupported import UnsupportedError
+from planner.validation.words import mentions
+
+_IS = r"\s*[=: ]\s*(\d{1,7})\b"
+_INSTANCES = r"num[-_]distributed[-_]optimizer[-_]instances" + _IS
+_COPIES = (r"\b(?:dp|data_parallel)[-_]replicate(?:[-_](?:degree|size))?" + _IS, _INSTANCES)
+_SHARDS = (
+    r"\b(?:dp|data_parallel)[-_]shard(?:[-_](?:degree|size))?" + _IS,
+    r"\bshard(?:ing)?[-_]group[-_]size" + _IS,
+    r"\bmics[-_]shard[-_]size" + _IS,
+)
+_PAIR = r"\bhsdp\W{1,2}(\d{1,7})\s*[x*]\s*(\d{1,7})\b"
+_HYBRID = r"\bhsdp\b|hybrid[-_ ]?shard"
+_USUAL_NODE = 8
+
+
+def replicas_of(row: Row, data: int, others: int, notes: list[str]) -> int | None:
+    """Groups with copies of everything that ZeRO shares out, of `data` data-parallel devices, where tensor, pipeline
+    and context parallelism make `others` of each; None where a row says nothing of that. Raises UnsupportedError."""
+    columns = ("model", "zero_stage", "distributed_optimizer", "other_flags", "flag")
+    flags = " ".join(row.text(column) for column in columns).lower()
+    words = f"{flags} {row.text('notes').lower()}"
+    copies, shards = _number(words, _COPIES), _number(words, _SHARDS)
+    if copies is shards is None and (pair := re.search(_PAIR, words)):
+        if pair[1] != pair[2]:
+            raise UnsupportedError(f"'{pair[0]}' does not say which are the copies: say dp_replicate=... in the flags")
+        copies = int(pair[1])
+    if copies is not None or shards is not None:
+        if copies is None:
+            copies = _whole_part(data, shards or data, "devices of a group that shares states out")
+        _whole_part(data, copies, "copies")
+        if shards is not None and copies * shards != data:
+            raise UnsupportedError(f"{copies} copies of shards on {shards} devices are not dp {data} (HSDP)")
+    elif mentions(flags, _HYBRID):
+        copies = _copies_of_nodes(row, data, others)
+    elif mentions(words, _HYBRID):
+        raise UnsupportedError(
+            "its notes name HSDP without degrees: say zero_stage=HYBRID_SHARD, or dp_replicate=... among the flags"
+        )
+    if copies is None:
+        return None
+    if copies > 1:
+        notes.append(f"hybrid sharding: {copies} copies of states that {data // copies} devices share out")
+    return copies
+
+
+def hybrid_stage(row: Row) -> int:
+    """The ZeRO stage of hybrid sharding where no stage is said: Megatron's instances share optimizer states out alone,
+    the groups of all others weights, too."""
+    return 1 if re.search(_INSTANCES, row.text("other_flags").lower()) else 3
+
+
+def _number(words: str, patterns: tuple[str, ...]) -> int | None:
+    """The one number that the words give; None without any. Raises UnsupportedError for two."""
+    found = {int(each[1]) for pattern in patterns for each in re.finditer(pattern, words)}
+    if len(found) > 1:
+        raise UnsupportedError(f"two degrees of hybrid sharding are named: {', '.join(map(str, sorted(found)))}")
+    return found.pop() if found else None
+
+
+def _whole_part(data: int, part: int, what: str) -> int:
+    if part < 1 or data % part:
+        raise UnsupportedError(f"{part} {what} do not divide dp {data} (HSDP)")
+    return data // part
+
+
+def _copies_of_nodes(row: Row, data: int, others: int) -> int:
+    """Copies where every node shares states out among its own devices."""
+    if others > 1:
+        raise UnsupportedError(
+            "HSDP without degrees, beside tensor, pipeline or context parallelism: say dp_replicate=... among the flags"
+        )
+    node = row.integer("devices_per_node") or _USUAL_NODE
+    return 1 if data <= node else _whole_part(data, node, "devices of a node")

@@ -1,0 +1,45 @@
+"""The network of a row: devices that NVLink joins, and nodes of another size than those of the profile."""
+
+from pathlib import Path
+
+import pytest
+
+from hardware_profiles import TopologyError
+from planner.validation.network import network_of
+from tests.unit.validation.test_software import one
+
+
+@pytest.mark.parametrize(
+    ("profile", "devices", "changes", "joined"),
+    [
+        ("gb200-186gb", 64, {}, 64),
+        ("gb200-186gb", 128, {}, 64),
+        ("gb200-186gb", 72, {}, 72),
+        ("gb300-288gb", 144, {}, 72),
+        ("gb200-186gb", 96, {}, 48),
+        ("gb200-186gb", 64, {"intra_bw": "NVL36"}, 32),
+        ("gb200-186gb", 8, {"devices_per_node": "4"}, 64),
+        ("h100-80gb", 64, {"devices_per_node": "4"}, 4),
+        ("h100-80gb", 64, {"devices_per_node": "8"}, 8),
+        ("a100-80gb", 64, {"devices_per_node": "16"}, 16),
+        ("h100-80gb", 4, {"devices_per_node": "4"}, 8),  # none leaves the node
+    ],
+)
+def test_devices_that_are_joined(
+    tmp_path: Path, profile: str, devices: int, changes: dict[str, str], joined: int
+) -> None:
+    notes: list[str] = []
+    cluster = network_of(one(tmp_path, profile=profile, **changes), devices, notes)
+    assert cluster.devices_per_node == joined
+    assert cluster.with_devices(devices).devices == devices
+    assert bool(notes) == (joined not in (8, 64)), notes
+
+
+def test_nodes_of_one_device_have_the_network_alone(tmp_path: Path) -> None:
+    cluster = network_of(one(tmp_path, devices_per_node="1"), 4, [])
+    assert [level.name for level in cluster.levels] == ["cluster"]
+
+
+def test_devices_that_fill_no_domain_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TopologyError, match="73 devices do not fill NVLink domains of 72"):
+        network_of(one(tmp_path, profile="gb200-186gb"), 73, [])
