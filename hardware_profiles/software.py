@@ -110,6 +110,8 @@ class Software:
         remakes: what is made again in the backward pass from what is kept anyway, at next to no cost (Megatron's
             recompute-modules layernorm and moe_act): "normalisation" the results of norms, "experts" the activations
             of experts.
+        copies_inputs: whether tensor-parallel products each keep a copy of their own of what they read together
+            (PaddlePaddle, phi/kernels/impl/c_identity_kernel_impl.h: a copy for every ColumnParallelLinear).
         gates_in_place: whether elementwise kernels write gradients over the operands that they have kept (Liger's gated
             activations).
         grouped: seconds that the product of each expert takes beside, where they are launched one by one; 0 where one
@@ -162,6 +164,7 @@ class Software:
     offloaded: bool = False
     offloads_inputs: bool = False
     remakes: tuple[str, ...] = ()
+    copies_inputs: bool = False
     gates_in_place: bool = False
     peak_low: float = 1.0
     peak_high: float = 1.0

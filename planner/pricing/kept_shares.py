@@ -2,6 +2,8 @@
 
     norm ──> identity ──> q, k, v        products in fp8 keep the fp8 copies which they have multiplied: 1/2 of a value
                      └──> gate           in 16 bits, beside the value where something else keeps it;
+                                         each product keeps a copy of its own (PaddlePaddle's c_identity): 3, of a
+                                         product of queries, keys and values in one, too;
                                          what a norm has made is made again in the backward pass: 0
 
 Whoever counts memory of a plan takes these shares: the judge of the values of the whole graph, the search of those of
@@ -37,19 +39,40 @@ def products_of(graph: OperatorGraph) -> frozenset[int]:
     )
 
 
+def copied_shares(graph: OperatorGraph, software: Software) -> dict[int, float]:
+    """Of each product with a weight, of which software keeps otherwise than as it is what it has multiplied, the share
+    that it keeps. One that `Software.copies_inputs` copies for each product does so for each part of a fused one."""
+    if software.keeps_fp8:
+        return dict.fromkeys(products_of(graph), FP8_OF_16_BITS)
+    return {at: float(_parts(graph, at)) for at in products_of(graph)} if software.copies_inputs else {}
+
+
+def _parts(graph: OperatorGraph, at: int) -> int:
+    """Into how many values what an operator makes is cut, as queries, keys and values that are made together are."""
+    results = [name for name in graph.operators[at].results if name is not None]
+    while len(results) == 1:
+        uses = graph.consumers.get(results[0], ())
+        if len(uses) != 1 or rule_of(graph, graph.operators[uses[0]]).op_class != "view":
+            return 1
+        results = [name for name in graph.operators[uses[0]].results if name is not None]
+    return len(results)
+
+
 def kept_shares(graph: OperatorGraph, users: Mapping[str, Collection[int]], software: Software) -> dict[str, float]:
     """Of each value that these operators keep the share of its bytes; those that are left out are kept as they are."""
     remakes = "normalisation" in software.remakes
-    if not (software.keeps_fp8 or remakes):
+    copies = copied_shares(graph, software)
+    if not (copies or remakes):
         return {}
-    products = products_of(graph) if software.keeps_fp8 else frozenset()
-    shares = {}
+    products, shares = frozenset(copies), {}
     for name, found in users.items():
         if remakes and _made_by_norm(graph, name):
             shares[name] = 0.0
         elif not products.isdisjoint(found):
             whole = _makers_own(graph, name) or any(at not in products for at in found)
-            shares[name] = whole + _FP8 / DTYPE_BYTES[graph.types[name].dtype]
+            of_products = [copies[at] for at in found if at in products]
+            fp8 = _FP8 / DTYPE_BYTES[graph.types[name].dtype]
+            shares[name] = whole + (fp8 if software.keeps_fp8 else sum(of_products))
     return shares
 
 

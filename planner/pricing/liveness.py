@@ -24,7 +24,7 @@ from typing import cast
 from hardware_profiles import PYTORCH, Bytes, Software
 from planner.graph.blocks import IDENTITY, Blocks
 from planner.graph.operator_graph import Operator, OperatorGraph
-from planner.pricing.kept_shares import FP8_OF_16_BITS, kept_by, kept_shares, products_of
+from planner.pricing.kept_shares import copied_shares, kept_by, kept_shares
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
 
@@ -49,8 +49,7 @@ class Liveness:
     overwritten: frozenset[int] = frozenset()
     trains: bool = True
     shares: Mapping[str, float] = field(default_factory=dict)
-    products: frozenset[int] = frozenset()
-    copies: float = 1.0
+    copies: Mapping[int, float] = field(default_factory=dict)
 
     def share(self, name: str) -> float:
         """Of the bytes of a value those that are kept of it."""
@@ -58,7 +57,7 @@ class Liveness:
 
     def copied(self, at: int) -> float:
         """Of the bytes of what is moved for an operator those that it keeps."""
-        return self.copies if at in self.products else 1.0
+        return self.copies.get(at, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +79,11 @@ def liveness(graph: OperatorGraph, software: Software = PYTORCH) -> Liveness:
     the batch.
 
     `Software.fused`: what an elementwise operator makes of operands that are kept anyway is made again in the backward
-    pass. `Software.loss`: what of logits stands in memory. `Software.keeps_fp8` and norms among `Software.remakes`:
-    what is kept of values otherwise than as they are.
+    pass. `Software.loss`: what of logits stands in memory. `Software.keeps_fp8`, `Software.copies_inputs` and
+    norms among `Software.remakes`: what is kept of values otherwise than as they are.
     """
     remakes = "normalisation" in software.remakes
-    key = ("liveness", software.fused, software.loss, software.keeps_fp8, remakes)
+    key = ("liveness", software.fused, software.loss, software.keeps_fp8, remakes, software.copies_inputs)
     if key not in graph.derived:
         graph.derived[key] = _liveness(graph, software)
     return cast("Liveness", graph.derived[key])
@@ -124,8 +123,7 @@ def _liveness(graph: OperatorGraph, software: Software) -> Liveness:
         overwritten=after if loss == "in place" else frozenset(),
         trains=graph.trains,
         shares=kept_shares(graph, kept_by(graph, saved), software),
-        products=products_of(graph) if software.keeps_fp8 else frozenset(),
-        copies=FP8_OF_16_BITS if software.keeps_fp8 else 1.0,
+        copies=copied_shares(graph, software),
     )
 
 

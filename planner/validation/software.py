@@ -175,6 +175,8 @@ def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
     if stack.name == "deepspeed" and row.text("precision") == "bf16":
         notes.append("gradients are reduced in fp32, in buckets of 500 million")
         stack = replace(stack, buffers=stack.buffers + _flat_gradients(row))
+    if stack.name == "paddle" and (row.integer("tp") or 1) > 1:
+        stack = replace(stack, copies_inputs=True)
     if "liger" in words:
         notes.append("the loss is computed a piece at a time, gated activations are made again, in place (Liger)")
         stack = replace(stack, loss="pieces", fused=True, gates_in_place=True)

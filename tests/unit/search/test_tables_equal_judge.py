@@ -217,6 +217,8 @@ SAVES = (
     ("megatron", {"keeps_fp8": True, "modules": True, "fused": True}),
     ("pytorch", {"keeps_fp8": True}),
     ("pytorch", {"remakes": ("normalisation",)}),
+    ("paddle", {"copies_inputs": True}),
+    ("pytorch", {"copies_inputs": True, "remakes": ("normalisation",)}),
 )
 """Stacks that keep values otherwise than as they are (`planner.pricing.kept_shares`)."""
 
