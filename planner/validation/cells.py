@@ -4,6 +4,7 @@ whole numbers     4096  4,096  4_096  4.096e3  128Ki (x 1024)      not 128k, whi
 quantities        1.35  12,345.6  1,234,567                        not 1,024, which may be 1.024; not ~6000
   n_params_B      70  70B  350M  1.3T                    iter_time_s    1.35  1350 ms  1.35 s  2 min
   peak_mem_GB     79.4  79.4 GB  74 GiB  75776 MiB       tokens_per_s_per_device    12345.6  12345.6 tokens/s
+precision         bf16, bfloat16, mixed bf16, fp16, half, fp32, float32, fp8, float8, mxfp8      not amp, int8, nvfp4
 truth             True False  yes no  on off  1 0
 unknown           an empty cell, n/a, -, ?, unknown
 """
@@ -35,7 +36,12 @@ UNITS: Mapping[str, Mapping[str, float]] = {
     "n_params_B": _BILLIONS,
     "iter_time_s": _SECONDS,
     "peak_mem_GB": _GIGABYTES,
-    "tokens_per_s_per_device": {"tokens/s": 1, "tok/s": 1},
+    "tokens_per_s_per_device": {
+        f"{word}/{second}{each}": 1
+        for word in ("tokens", "tok")
+        for second in ("s", "sec")
+        for each in ("", "/gpu", "/npu", "/device")
+    },
 }
 """Units that a column takes, with what they are in that of its name."""
 
@@ -61,6 +67,21 @@ _ATTENTION: tuple[tuple[str, Attention], ...] = (
     (r"fa2|sdpa|sdpa fa2|flash[-_ ]?(?:attention|attn)?[-_ ]?v?2", "flash2"),
     (r"fa3|fa4|flash[-_ ]?(?:attention|attn)?[-_ ]?v?[34]|te|te default|transformer engine|cudnn", "latest"),
 )
+
+
+_PRECISIONS: tuple[tuple[str, str], ...] = (
+    (r"b(?:f|float)16(?:[- ]mixed)?(?: precision)?|mixed[- ]b(?:f|float)16", "bf16"),
+    (r"(?:fp|float)16|half", "fp16"),
+    (r"(?:fp|float)32|single", "fp32"),
+    (r"(?:mx)?(?:fp|float)8", "fp8"),
+)
+"""Words for what is computed with. What automatic mixed precision keeps is told by none of its names."""
+
+_PEAKS: Mapping[str, PeakKind] = {
+    "max_memory_allocated": "allocated", "memory_allocated": "allocated", "max allocated": "allocated",
+    "max_memory_reserved": "reserved", "memory_reserved": "reserved", "max reserved": "reserved",
+    "nvidia-smi": "used", "npu-smi": "used",
+}  # fmt: skip
 
 
 class UnclearError(ValueError):
@@ -125,6 +146,24 @@ def zero_stage(text: str) -> int | None:
     if word.startswith("deepspeed ("):  # "deepspeed (stage in config json)"
         return None
     raise ValueError
+
+
+def precision(text: str) -> str:
+    """bf16, fp16, fp32 or fp8. Raises ValueError."""
+    word = text.lower()
+    for pattern, found in _PRECISIONS:
+        if re.fullmatch(pattern, word):
+            return found
+    raise ValueError
+
+
+def peak_kind(text: str) -> PeakKind:
+    """What a peak counts, by its name or that of what has told it. Raises ValueError."""
+    word = text.lower()
+    found = next((kind for kind in PEAK_KINDS if kind == word), None) or _PEAKS.get(word.removeprefix("torch.cuda."))
+    if found is None:
+        raise ValueError
+    return found
 
 
 def attention(text: str) -> Attention:

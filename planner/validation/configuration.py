@@ -9,28 +9,27 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
+from planner.errors import RequestError
 from planner.models.deepseek_models import DEEPSEEK_MODELS
-from planner.models.dimensions import DTYPES, Dimensions, ExpertDimensions, Family
-from planner.plan.layout.kept import EVERY_SECOND_PRODUCT, Kept
+from planner.models.dimensions import Dimensions, ExpertDimensions, Family
+from planner.plan.layout.kept import Kept
 from planner.plan.schedule_checks import PASSES
 from planner.strategy_search.job import PRECISION
-from planner.strategy_search.request.space import ContextBy, Pattern, Pinned, Running
-from planner.validation.cells import unknown
+from planner.strategy_search.request.space import ContextBy, Pattern, Pinned
+from planner.validation.contradictions import refuse_contradictions
 from planner.validation.otherwise import refuse_otherwise
-from planner.validation.recipes import spared_by_recipe, virtual_stages_by_recipe
+from planner.validation.recipes import virtual_stages_by_recipe
+from planner.validation.recomputation import repeated, running, spared_of
 from planner.validation.replicas import hybrid_stage, replicas_of
-from planner.validation.rows import Row, readings_of
+from planner.validation.rows import Row, readings_of, unread_of
 from planner.validation.spared import NOTHING_SPARED, Spared
 from planner.validation.stage_layers import stage_layers
 from planner.validation.unsupported import UnsupportedError
 
 VOCABULARY_MULTIPLE = 128
 """Megatron pads vocabularies to a multiple, so that they can be cut."""
-
-_EVERY = 2
-"""Blocks of which torchtitan recomputes one where selective recomputation is of layers (train_configs, 2024)."""
 
 USUAL_VOCABULARY = 32000
 """Of Llama 2, where a row does not say."""
@@ -87,8 +86,8 @@ def run_of(row: Row) -> Run:
     model = model_of(row, notes)
     _check_training(row, notes)
     devices, global_batch = _needed(row, "n_devices"), _needed(row, "global_batch")
-    notes += readings_of(row)
-    spared = _spared(row, _layers_of_stage(row, model), notes)
+    notes += (*readings_of(row), *unread_of(row))
+    spared = spared_of(row, _layers_of_stage(row, model), notes)
     pinned = _pinned(row, devices, model, spared, notes)
     stages = stage_layers(row, model, pinned.virtual_stages or 1, notes)
     if stages is not None:
@@ -120,29 +119,6 @@ def _layers_of_stage(row: Row, model: Dimensions) -> int:
 def _longest(model: Dimensions, pinned: Pinned, stages: tuple[int, ...] | None) -> int:
     """Blocks of the longest stage."""
     return max(stages) if stages else math.ceil(model.layers / ((pinned.pipeline or 1) * (pinned.virtual_stages or 1)))
-
-
-def _spared(row: Row, layers: int, notes: list[str]) -> Spared | None:
-    """What saves memory by the words of a row with stages of so many layers, or by its recipe; None where neither says
-    anything of that."""
-    if (wanted := row.recomputation()) is None:
-        spared = spared_by_recipe(row)
-        if spared is not None:
-            parts = [f"of {word} in every block" for word in spared.but]
-            parts += [f"what comes of {' and '.join(spared.remade)}"] if spared.remade else []
-            parts += [f"of {spared.recomputed} blocks of a stage"] if spared.recomputed else []
-            notes.append(f"recomputation by the recipe: {', '.join(parts) or 'none'}")
-            notes += [f"{spared.offloaded} blocks offload activations by the recipe"] if spared.offloaded else []
-        return spared
-    detail = row.text("recompute_detail").lower()
-    if wanted == "selective" and "selective layer" in detail:
-        notes.append("selective recomputation: of every second block (torchtitan's selective_ac_option = 2)")
-        return Spared(recomputed=math.ceil(layers / _EVERY))
-    if wanted == "full" and (every := re.search(r"every ([2-9])(?:nd|rd|th)", detail)):
-        notes.append(f"full recomputation of one block in {every[1]}")
-        return Spared(recomputed=math.ceil(layers / int(every[1])))
-    some = re.search(r"block n=(\d{1,9})", detail)
-    return Spared(recomputed=int(some[1])) if wanted == "full" and some else None
 
 
 def _check_sizes(row: Row) -> None:
@@ -323,21 +299,23 @@ def _needed(row: Row, column: str) -> int:
 
 
 def _precision(row: Row, notes: list[str]) -> str:
-    precision = row.text("precision").lower()
-    if unknown(precision):
+    try:
+        precision = row.precision()
+    except RequestError as error:
+        raise UnsupportedError(str(error)) from error
+    if precision is None:
         notes.append(f"precision unknown: {PRECISION}")
         return PRECISION
     if precision == "fp8":
         notes.append("fp8: products in fp8, all else in bf16")
         return "bf16"
-    if precision not in DTYPES:
-        raise UnsupportedError(f"precision {precision} is not modelled; there are {', '.join(DTYPES)}")
     return precision
 
 
 def _check_training(row: Row, notes: list[str]) -> None:
     words = _words(row)
     refuse_otherwise(row)
+    refuse_contradictions(row)
     if re.search(r"offload(?!\S* false)", words):
         notes.append("what offloading moves takes no time here")
 
@@ -365,7 +343,7 @@ def _pinned(row: Row, devices: int, model: Dimensions, spared: Spared | None, no
     if micro_batch is None:
         notes.append("micro_batch unknown: 1")
     expert, whole = _expert_degrees(row, model, tensor, notes)
-    recompute = _recomputed(row, spared, notes)
+    recompute = running(row, spared, notes)
     parts = Kept(but=spared.but) if spared is not None and spared.but else None
     zero, replicas = _shared_out(row, data, rest, context, notes)
     return Pinned(
@@ -383,7 +361,7 @@ def _pinned(row: Row, devices: int, model: Dimensions, spared: Spared | None, no
         replicas=replicas,
         micro_batch=micro_batch or 1,
         recompute=recompute,
-        never_kept=() if parts else _repeated(row, recompute, notes),
+        never_kept=() if parts else repeated(row, recompute, notes),
         even=True,
         pattern=Pattern(selective=recompute == "selective", kept=parts),
     )
@@ -437,11 +415,18 @@ def _shared_out(row: Row, data: int, others: int, context: int, notes: list[str]
     return stage, copies if copies > 1 else None
 
 
+_KEPT_GATHERED = r"reshard_after_forward\s*[=: ]\s*\W?(?:false|never)"
+"""FSDP2 that gathers weights once a step; torchtitan's word for it is "never"."""
+
+
 def _zero(row: Row, shards: int, notes: list[str]) -> int:
     """The ZeRO stage; where none is said, what a distributed optimizer is."""
     stage = row.zero_stage()
     if stage == 1 and "mindformers" in row.text("source").lower() and _one_micro_batch(row, shards):
         notes.append("parallel optimizer of MindSpore: gradients are shared out as they come, no micro-batches add up")
+        return 2
+    if stage == 3 and re.search(_KEPT_GATHERED, row.text("other_flags").lower()):
+        notes.append("weights stay gathered after the forward pass: ZeRO 2")
         return 2
     if stage is not None:
         return stage
@@ -458,35 +443,3 @@ def _zero(row: Row, shards: int, notes: list[str]) -> int:
 def _one_micro_batch(row: Row, shards: int) -> bool:
     """Whether a step is one micro-batch, so that there are no gradients to add up."""
     return (row.integer("micro_batch") or 1) * shards >= (row.integer("global_batch") or 1)
-
-
-def _recomputed(row: Row, spared: Spared | None, notes: list[str]) -> Running:
-    """How blocks are run, but for those that are spared."""
-    wanted = row.recomputation()
-    if wanted is None:
-        if spared is None:
-            notes.append("recomputation unknown: none")
-        return "selective" if spared is not None and spared.but else "none"
-    if wanted == "selective" and "fms-fsdp" in row.text("source").lower():
-        notes.append("selective recomputation of fms-fsdp: whole blocks, all of them (selective_checkpointing = 1)")
-        return "full"
-    return "none" if spared is not None and spared.recomputed else cast(Running, wanted)
-
-
-def _repeated(row: Row, recompute: Running | None, notes: list[str]) -> tuple[str, ...]:
-    """What selective recomputation computes again: attention (Megatron), or what the row names."""
-    if recompute != "selective":
-        return ()
-    detail = row.text("recompute_detail").lower()
-    if re.search(r"selective op|selective \(op|per[- ]op\b|op-level", detail):  # torchtitan
-        notes.append("selective recomputation: of everything but attention and every second product")
-        return ("elementwise", "normalisation", "copy", EVERY_SECOND_PRODUCT)
-    named = re.search(r"modules=\[([^\]]*)\]", detail)
-    if named:
-        words = named[1]
-        found = {"layernorm": "normalisation", "act": "elementwise", "core_attn": "attention"}
-        classes = tuple(sorted({value for key, value in found.items() if key in words}))
-        notes.append(f"selective recomputation: of {', '.join(classes) or 'the fastest choice of operators'}")
-        return classes
-    notes.append("selective recomputation: of attention")
-    return ("attention",)

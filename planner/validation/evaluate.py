@@ -27,6 +27,7 @@ from planner.strategy_search.job import given_job
 from planner.strategy_search.objectives import plan_for
 from planner.validation.cells import PeakKind
 from planner.validation.configuration import Job, Run, run_of
+from planner.validation.contradictions import refuse_peak
 from planner.validation.peak import KIND_WORDS, kind_of_peak, least_needed, peak_ends, peak_of
 from planner.validation.rows import Row
 from planner.validation.software import machine_of_run
@@ -168,6 +169,7 @@ def evaluate_chunk(
             run = run_of(row)
             notes = run.notes
             machine, notes = machine_of(row, run)
+            refuse_peak(row, machine.device.memory)
             cluster = change(machine)
             if run.job.model not in graphs:
                 graphs.clear()

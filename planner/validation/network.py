@@ -1,4 +1,4 @@
-"""The machine of a row, with the network that the row states.
+"""The machine of a row, with the network and the power limit that the row states.
 
     inter_bw             bandwidth between nodes: "8x200Gb/s HDR IB per node", "400Gb/s per GPU", ...
     intra_bw             "4 inter-gpu connects": links of NVLink 3; "NVL36": devices of one NVLink domain
@@ -10,8 +10,10 @@ tray, four devices inside a domain, and says nothing of links.
 """
 
 import re
+from dataclasses import replace
 
 from hardware_profiles import Cluster, TopologyError, load_profile, with_network
+from planner.errors import RequestError
 from planner.validation.rows import Row
 
 NVL72 = ("gb200", "gb300")
@@ -19,6 +21,12 @@ NVL72 = ("gb200", "gb300")
 
 _NVLINK3 = 25e9  # bytes/s and direction of a link; NVIDIA A100 datasheet: 12 links, 600 GB/s in both directions
 _GIGABIT = 1e9 / 8
+
+
+def machine_as_stated(row: Row, devices: int, notes: list[str]) -> Cluster:
+    """The machine of a row's profile, joined and limited as the row states. Raises `HardwareProfileError`,
+    RequestError."""
+    return limited(row, network_of(row, devices, notes), notes)
 
 
 def network_of(row: Row, devices: int, notes: list[str]) -> Cluster:
@@ -81,3 +89,23 @@ def stated_bandwidth(row: Row) -> float | None:
         return int(several[1]) * int(several[2]) * _GIGABIT / node
     whole = re.search(r"(\d+)\s*Gb(?:/|p)s (?:per node|node-node)", text)
     return int(whole[1]) * _GIGABIT / node if whole else None
+
+
+_BOARD_WATTS = {"a100": 400, "a800": 400, "h100": 700, "h800": 700, "h200": 700, "b200": 1000}
+"""Of an SXM board, by NVIDIA's datasheets."""
+
+_WATTS = r"(?:power|tdp)[^;,\d]{0,20}(\d{3,4})\s?w(?:atts?)?\b|\b(\d{3,4})\s?w(?:atts?)? (?:power|cap|limit|tdp)"
+
+
+def limited(row: Row, cluster: Cluster, notes: list[str]) -> Cluster:
+    """The machine with the power limit that the row names. Raises RequestError where nobody knows the board's power."""
+    found = re.search(_WATTS, f"{row.text('device')}; {row.text('other_flags')}; {row.text('notes')}".lower())
+    if found is None or cluster.device.power_share < 1:
+        return cluster
+    watts, chip = int(found[1] or found[2]), row.text("profile").partition("-")[0]
+    if chip not in _BOARD_WATTS:
+        raise RequestError(f"a power limit of {watts} W, and profile {row.text('profile')} says nothing of its board")
+    if watts >= _BOARD_WATTS[chip]:
+        return cluster
+    notes.append(f"a power limit of {watts} of {_BOARD_WATTS[chip]} W")
+    return replace(cluster, device=replace(cluster.device, power_share=watts / _BOARD_WATTS[chip]))

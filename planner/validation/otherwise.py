@@ -1,13 +1,18 @@
 """Words of a row that say it was run in a way that is not priced: it is refused, instead of read as something else.
 
+    models                  BERT, T5, ViT, Mamba and others that are no decoders of attention and MLPs; DPO
+    passes                  inference, frozen weights, documents that attention keeps apart
     adapters                LoRA, QLoRA
     schedules               GPipe, zero bubble, DualPipe of a pipeline, which is priced as 1F1B
     optimizers              Muon, Adafactor, SGD, eight-bit Adam and others: bytes and time are those of AdamW
+    states                  no master weights, moments in 16 bits
+    sharding                ZeRO++, weights outside of the device
     JAX                     no stack of ours runs it
     PCIe                    every profile of a data center has NVLink, or what its vendor has instead, in a node
     context                 a2a+p2p: heads inside, a ring outside
 
-Flags and the name of the model count, notes for adapters alone: notes compare with other runs. A word that is denied
+Flags and the name of the model count, notes for adapters, schedules and optimizers that they say to be those of the
+run: else notes compare with other runs. A word that is denied
 ("no LoRA") does not count.
 """
 
@@ -20,32 +25,72 @@ from planner.validation.words import mentions
 _IN_NOTES: tuple[tuple[str, str], ...] = (
     (r"(?<![/\w])q?lora\b", "only adapters are trained (LoRA), which cannot be planned yet"),
 )
+_OTHER_OPTIMIZERS = r"muon|adafactor|shampoo|sophia|lion|lamb|sgd|adagrad|galore|apollo|adam[-_]mini|prodigy"
 _IN_FLAGS: tuple[tuple[str, str], ...] = (
     (r"lora", _IN_NOTES[0][1]),
     (
         r"\bmuon\b|adafactor|\bshampoo\b|\bsophia\b|\blion\b|\blamb\b|\boptim(?:izer)?\s*[=:]\s*sgd\b|optimizer sgd\b"
-        r"|\b(?:8|eight)[-_ ]?bit[-_ ]?adam|adamw?[-_]?8[-_ ]?bit",
+        r"|\b(?:8|eight)[-_ ]?bit[-_ ]?adam|adamw?[-_]?8[-_ ]?bit|\bgalore\b|\badam[-_]mini\b|paged[-_]adam",
         "its optimizer is not AdamW, whose states and time are priced",
+    ),
+    (
+        r"(?:no|without) (?:fp32 )?master[- ]weights|stochastic[- ]rounding|pure bf16|bf16[-_]true"
+        r"|\bbf16[- ](?:adamw?|optimi[sz]er|moments)|optimi[sz]er states? in bf16",
+        "weights or moments have no fp32 copy, which is priced",
+    ),
+    (
+        r"zero\+\+|\bhpz\b|hpz_partition_size\s*[=:]\s*(?!1\b)\d|quantized[-_ ](?:weights|gradients)|\bq[wg]z\b",
+        "it is ZeRO++, whose second copies and quantised messages are not priced",
+    ),
+    (
+        r"offload[-_ ]param|param\w*[-_ ]offload|zero[-_ ]infinity|enable_cpu_offload\s*[=: ]\s*true"
+        r"|(?<!act )\bcpu[-_]offload\s*[=: ]\s*true",
+        "weights are outside of the device, which is not priced",
+    ),
+    (r"\binference\b|\bforward[- ]only\b|\bprefill\b|\bdecoding\b", "nothing is trained: the whole step is priced"),
+    (r"\bfrozen\b|\bfreez(?:e|ing)\b", "some weights are frozen, and all are priced as trained"),
+    (r"\b(?:dpo|ppo|grpo|rlhf|kto)\b|reward model", "a second model runs beside (DPO and others), which is not priced"),
+    (
+        r"document[- ]mask|block[- ]causal|intra[- ]document|\bvarlen\b|\bpacked\b|sequence packing",
+        "several documents share a sequence, and what attention leaves out between them is not priced",
+    ),
+    (
+        r"(?<![a-z])(?:(?:ro)?bert|m?t5|ul2|vit|swin|clip|mamba\d?|jamba|rwkv|retnet|hyena|unet|whisper|resnet)(?![a-z])"
+        r"|stable diffusion",
+        "its model is no decoder of attention and MLPs, which is what dimensions are priced as",
     ),
     (r"\bjax\b|\bmaxtext\b|\bpaxml\b|\blevanter\b", "it ran on JAX, and none of `plan stacks` does"),
     (r"\bcp[-_ ]comm[-_ ]type\s*[=: ]\s*\W?a2a\+p2p", "context parallelism is by heads inside and by a ring outside"),
 )
-_SCHEDULES = r"\bgpipe\b|zero[-_ ]?bubble|\bzb[-_]?(?:h1|h2|v|1p)\b|\bdual[-_ ]?pipe|\bafab\b"
+_SCHEDULES = (
+    r"\bgpipe\b|zero[-_ ]?bubble|\bzb[-_]?(?:h1|h2|v|1p)\b|\bdual[-_ ]?pipe|\bafab\b|\bpipedream|\bchimera\b|\bhanayo\b"
+    r"|\basync\w* pipeline"
+)
+_OF_THE_RUN = (
+    rf"(?:trained|run|ran) with (?:{_OTHER_OPTIMIZERS})\b|\boptimi[sz]er\W+(?:{_OTHER_OPTIMIZERS})\b"
+    rf"|\b(?:{_OTHER_OPTIMIZERS}) (?:instead of|rather than) adam"
+)
+_SCHEDULE_OF_THE_RUN = rf"schedule\W+(?:{_SCHEDULES})"
 
 
 def refuse_otherwise(row: Row) -> None:
     """Raise UnsupportedError where a row says in words that it was run in a way that is not priced."""
-    flags = " ".join(row.text(column) for column in ("model", "other_flags", "flag", "distributed_optimizer")).lower()
-    notes = f"{flags} {row.text('notes').lower()}"
+    columns = ("model", "other_flags", "flag", "distributed_optimizer", "precision_detail")
+    flags = "; ".join(row.text(column) for column in columns).lower()
+    own = row.text("notes").lower()
+    notes = f"{flags}; {own}"
     for words, table in ((flags, _IN_FLAGS), (notes, _IN_NOTES)):
         for pattern, reason in table:
             if mentions(words, pattern):
                 raise UnsupportedError(reason)
-    if (row.integer("pp") or 1) > 1 and (named := re.search(_SCHEDULES, flags)) and mentions(flags, _SCHEDULES):
-        raise UnsupportedError(f"its pipeline has another schedule ({named[0]}) than 1F1B, which is priced")
+    if mentions(own, _OF_THE_RUN):
+        raise UnsupportedError("its optimizer is not AdamW, whose states and time are priced")
+    for words, pattern in ((flags, _SCHEDULES), (own, _SCHEDULE_OF_THE_RUN)):
+        if (row.integer("pp") or 1) > 1 and (named := re.search(pattern, words)) and mentions(words, pattern):
+            raise UnsupportedError(f"its pipeline has another schedule ({named[0]}) than 1F1B, which is priced")
     for column in ("device", "intra_bw"):
         text = row.text(column).lower()
-        if "pcie" in text and "nvlink" not in text:
+        if ("pcie" in text and "nvlink" not in text) or re.search(r"h[12]00[- ]nvl", text):
             profile = row.text("profile")
             raise UnsupportedError(
                 f"{column} '{row.text(column):.40}': devices are joined by PCIe, and profile {profile} has faster links"

@@ -8,7 +8,6 @@ The column `peak_mem_kind` says so, else words in the notes of a row. Where nobo
 one in the middle, and may be anything from the least of the first to the most of the last.
 """
 
-import re
 from collections.abc import Mapping
 
 from costmodels import reserved_memory
@@ -16,6 +15,7 @@ from hardware_profiles import Bytes, Device, Software
 from planner.plan.plan import Prediction
 from planner.validation.cells import PEAK_KINDS, PeakKind
 from planner.validation.rows import Row
+from planner.validation.words import mentions
 
 KIND_WORDS: Mapping[PeakKind | None, str] = {
     "allocated": "peak as allocated by tensors",
@@ -34,7 +34,7 @@ _WORDS: Mapping[PeakKind, str] = {
 def kind_of_peak(row: Row) -> PeakKind | None:
     """What the peak of a row counts; None where it does not say. Raises RequestError for a word that is no kind."""
     named, notes = row.peak_kind(), row.text("notes").lower()
-    return named or next((name for name, words in _WORDS.items() if re.search(words, notes)), None)
+    return named or next((name for name, words in _WORDS.items() if mentions(notes, words)), None)
 
 
 def peak_of(prediction: Prediction, device: Device, software: Software, kind: PeakKind | None) -> float:

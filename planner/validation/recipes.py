@@ -121,14 +121,14 @@ def spared_by_recipe(row: Row) -> Spared | None:
     if re.search(r"lora|sft|finetun", model):
         return None
     if re.search(r"deepseek[-_ ]?v3", model):
-        activations = device == "gb300" and row.text("precision") == "bf16" and release >= _HYBRID_EP
+        activations = device == "gb300" and row.precision() == "bf16" and release >= _HYBRID_EP
         return Spared(but=_of_deepseek(row, device, release), remade=("experts",) if activations else ())
     if re.search(r"gpt[-_ ]?oss[-_ ]?120b", model):
-        whole = device == "gb200" and row.text("precision") == "fp8" and release >= _WHOLE_GRAPHS
+        whole = device == "gb200" and row.precision() == "fp8" and release >= _WHOLE_GRAPHS
         return Spared(remade=() if whole or device not in ("gb200", "b200", "h100") else ("normalisation", "experts"))
     if re.search(r"qwen3[-_ ]?(30b|235b)", model):
         return Spared()
-    wide = row.text("precision") == "bf16"
+    wide = row.precision() == "bf16"
     if row.zero_stage() == 3:
         blocks = _AWAY.get((model.partition(" ")[0], device, wide), 0)
         early = device == "b200" and release < _HYBRID_EP  # recompute_num_layers before there was offloading
@@ -144,10 +144,10 @@ def _of_deepseek(row: Row, device: str, release: str) -> tuple[str, ...]:
     if device == "h100":
         return up + mlp
     if device == "gb300":
-        return up if _ON_B300 <= release < _WHOLE_GRAPHS and row.text("precision") != "bf16" else ()
+        return up if _ON_B300 <= release < _WHOLE_GRAPHS and row.precision() != "bf16" else ()
     if device == "gb200" and release < _HYBRID_EP:
         return up if "tokendrop" in row.text("model").lower() else up + mlp
-    if device == "gb200" and _PARTIAL_GRAPHS <= release < _WHOLE_GRAPHS and row.text("precision") != "bf16":
+    if device == "gb200" and _PARTIAL_GRAPHS <= release < _WHOLE_GRAPHS and row.precision() != "bf16":
         return mlp
     return up
 

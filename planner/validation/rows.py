@@ -13,10 +13,11 @@ returned with the reason, and the others are read.
 """
 
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from hardware_profiles import software_names
 from hardware_profiles.foreign import ForeignTextError, parse_csv, read_text
@@ -42,6 +43,16 @@ REQUIRED = (
     "global_batch",
 )
 """Columns that a file must have."""
+
+_FRAMEWORKS = {
+    "megatron-lm": "megatron", "megatron-core": "megatron", "megatron core": "megatron", "llmfoundry": "llm-foundry",
+    "megatron-deepspeed": "deepspeed", "pytorch fsdp": "fsdp", "fsdp2": "fsdp", "mindspeed-llm": "mindspeed",
+    "megatron bridge": "nemo", "megatron-bridge": "nemo", "paddlenlp": "paddle",
+}  # fmt: skip
+"""Frameworks, whatever their version, and the stack that each is; torchtitan is `fsdp` or `fsdp-compiled`."""
+
+DISAGREEING = 0.1
+"""How far a step time and a rate of one row may be apart, relatively."""
 
 RECOMPUTATIONS = ("none", "selective", "full")
 
@@ -109,13 +120,21 @@ class Row:
 
     def peak_kind(self) -> PeakKind | None:
         """What the measured peak counts. Raises RequestError for anything else."""
-        return cast(PeakKind | None, self._one_of("peak_mem_kind", PEAK_KINDS))
+        return self._read("peak_mem_kind", cells.peak_kind, f"one of {', '.join(PEAK_KINDS)}")
+
+    def precision(self) -> str | None:
+        """What is computed with: bf16, fp16, fp32 or fp8. Raises RequestError for anything else."""
+        return self._read("precision", cells.precision, "bf16, fp16, fp32 or fp8")
 
     def stack(self) -> str | None:
-        """The training stack by its name. Raises RequestError for one that is not known."""
-        name = self.text("stack").lower()
+        """The training stack by its name or that of the framework. Raises RequestError for one that is not known."""
+        name = re.sub(r"[ v]+\d[\d.]*\w*$", "", self.text("stack").lower())
         if cells.unknown(name):
             return None
+        if name == "torchtitan":
+            return "fsdp-compiled" if self.truth("compile") else "fsdp"
+        if name in _FRAMEWORKS:
+            return _FRAMEWORKS[name]
         if name not in software_names():
             raise RequestError(
                 f"line {self.line}, column stack: {unknown_name('training stack', name, software_names())}"
@@ -131,9 +150,11 @@ class Row:
         """Seconds of a step, as given or from the tokens that a device did in a second; None of a refused row."""
         if self.fault:
             return None
-        seconds = self.quantity("iter_time_s")
-        if seconds is not None:
-            return seconds
+        return self.quantity("iter_time_s") or self.seconds_by_rate
+
+    @property
+    def seconds_by_rate(self) -> float | None:
+        """Seconds of a step from the tokens that a device did in a second."""
         rate, batch = self.quantity("tokens_per_s_per_device"), self.integer("global_batch")
         length, devices = self.integer("seq_len"), self.integer("n_devices")
         if rate is None or batch is None or length is None or devices is None:
@@ -178,6 +199,10 @@ class Row:
         why = f": {reason}" if reason else ""
         return RequestError(f"line {self.line}, column {column}: '{self.text(column):.40}' is not {wanted}{why}")
 
+
+_MEASURED = re.compile(
+    r"(?:step|iter\w*)_?time|throughput|(?:samples|seqs?|sequences|tokens)_per|tflops|mfu|peak|memory"
+)
 
 _INTEGERS = ("n_layers", "hidden", "ffn_hidden", "n_heads", "n_kv_heads", "head_dim", "vocab", "seq_len", "n_devices")
 _EXPERTS = ("topk", "moe_ffn_hidden")
@@ -228,6 +253,16 @@ def readings_of(row: Row) -> tuple[str, ...]:
         value = row.quantity(column) if column in _QUANTITIES else row.integer(column, least=0)
         found.append(f"{column} '{text:.40}' read as {'unknown' if value is None else format(value, '.10g')}")
     return tuple(found)
+
+
+def unread_of(row: Row) -> tuple[str, ...]:
+    """That nothing measured is read of a row which has such columns by other names. FLOP/s and their share of the peak
+    are not read, as sources count them otherwise."""
+    if row.measured_seconds is not None or row.measured_peak_bytes is not None:
+        return ()
+    found = [name for name, text in row.values.items() if _MEASURED.search(name.lower()) and text.strip()]
+    read = "iter_time_s, tokens_per_s_per_device and peak_mem_GB are read"
+    return (f"nothing measured is read of {', '.join(found)}: {read}",) if found else ()
 
 
 def _read(lines: Iterator[tuple[int, list[str]]], where: Mapping[str, str], strict: bool) -> Iterator[Row]:
@@ -285,9 +320,20 @@ def _check(row: Row, known: dict[str, int]) -> None:
     for column in ("sp", "compile"):
         row.truth(column)
     row.recomputation()
+    _check_times(row)
     row.zero_stage()
     row.attention()
     row.shares_optimizer()
     row.layers_per_stage()
     row.peak_kind()
     row.stack()
+
+
+def _check_times(row: Row) -> None:
+    """Raise RequestError where a row says two step times."""
+    given, rated = row.quantity("iter_time_s"), row.seconds_by_rate
+    if given is not None and rated is not None and abs(rated / given - 1) > DISAGREEING:
+        raise RequestError(
+            f"line {row.line}, column tokens_per_s_per_device: {row.text('tokens_per_s_per_device'):.40} makes a step"
+            f" of {rated:.4g} s, and iter_time_s is {given:.4g}"
+        )

@@ -35,8 +35,9 @@ from hardware_profiles import (
     UnknownKeyError,
     load_software,
 )
+from planner.errors import RequestError
 from planner.fp8_recipes import MXFP8, ROWWISE
-from planner.validation.network import network_of
+from planner.validation.network import machine_as_stated
 from planner.validation.recipes import recipe_of, release_of
 from planner.validation.rows import Row
 from planner.validation.words import mentions
@@ -88,7 +89,7 @@ OVERLAPPED: Mapping[str, float] = {"reductions": 0.8, "gathers": 0.8, "tensor": 
 
 def machine_of_run(row: Row, devices: int, zero: int, notes: list[str]) -> Cluster:
     """The cluster that a row ran on, with the software that it used. Raises `HardwareProfileError`."""
-    cluster = network_of(row, devices, notes)
+    cluster = machine_as_stated(row, devices, notes)
     return cluster.with_software(software_of(row, cluster, zero, notes)).with_devices(devices)
 
 
@@ -124,6 +125,9 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
     if re.search(r"mistral-7b(?!.*v0\.[23])", row.text("model").lower()):
         stack = replace(stack, window=MISTRAL_WINDOW)
         notes.append(f"attention in a window of {MISTRAL_WINDOW} keys")
+    elif (window := window_of(row)) is not None:
+        stack = replace(stack, window=window)
+        notes.append(f"attention in a window of {window} keys")
     if _has_sinks(row):
         fast = release_of(row) >= _FUSED_EXPERTS and release_of(row) != _SLOW_SINKS
         slow = 1.0 if fast else load_software("nemo").sinks
@@ -133,9 +137,24 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
         stack = replace(stack, keeps_fp8=True)
         if not stack.gathers_narrow and stack.name != "llm-foundry":  # which has them of one block at a time
             stack = replace(stack, stored=replace(stack.stored, beside=2.0 * _share_of_blocks(row)))
-    detail = row.text("precision_detail").lower()
-    gained = ROWWISE if "rowwise" in detail else MXFP8 if re.search(r"mxfp8|fp8[-_ ]mx", detail) else 1.0
+    detail = f"{row.text('precision')} {row.text('precision_detail')}".lower()
+    gained = ROWWISE if "rowwise" in detail else MXFP8 if re.search(r"mxf(?:p|loat)8|fp8[-_ ]mx", detail) else 1.0
     return replace(stack, attention=attention, products=products_of(row), gained=gained)
+
+
+_WINDOW = r"sliding[-_ ]window(?:[-_ ]size)?|\bwindow[-_ ]size\b|\bswa\b"
+
+
+def window_of(row: Row) -> int | None:
+    """Keys that attention looks back at, as flags say; None where they say nothing of a window. Raises RequestError for
+    one of unknown length, or of some layers alone."""
+    flags = f"{row.text('model')}; {row.text('other_flags')}".lower()
+    if not mentions(flags, _WINDOW):
+        return None
+    keys = re.search(rf"(?:{_WINDOW})(?: of)?\s*[=: ]\s*(\d{{2,9}})\b", flags)
+    if keys is None or re.search(r"alternat|every \w+ layer|global layers|local[-/ ]global", flags):
+        raise RequestError("attention has a window in flags: of all layers, and sliding_window=4096, are priced")
+    return int(keys[1])
 
 
 def _share_of_blocks(row: Row) -> float:
@@ -146,7 +165,7 @@ def _share_of_blocks(row: Row) -> float:
 
 def _experts_of(row: Row, stack: Software, flags: str, notes: list[str]) -> Software:
     """The stack with what recipes decide about experts, and how its dispatcher sorts rows."""
-    if row.text("arch") == "moe" and stack.name == "nemo" and (release := release_of(row)):
+    if row.text("arch").lower() == "moe" and stack.name == "nemo" and (release := release_of(row)):
         recipe = recipe_of(row, release)
         sent = "once" if recipe.dispatcher == "once" else "for each expert"
         notes.append(f"rows are sent {sent}, CUDA graphs: {recipe.graphs}")
@@ -158,7 +177,7 @@ def _experts_of(row: Row, stack: Software, flags: str, notes: list[str]) -> Soft
 
 def products_of(row: Row) -> str:
     """The dtype of matrix products where it is not that of the tensors: recipes in fp8 keep all else in bf16."""
-    if row.text("precision") == "fp8":
+    if row.precision() == "fp8":
         return "fp8"
     return "tf32" if "tf32" in row.text("precision_detail").lower() else ""
 
@@ -172,7 +191,7 @@ def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
     if re.search(_NARROW_GRADIENTS, f"{words} {row.text('source').lower()}"):
         notes.append("gradients are kept in bf16, as the recipes of NVIDIA for benchmarks have it")
         stack = replace(stack, stored=replace(stack.stored, bf16=2.0, **_narrow_states(row)))
-    if stack.name == "deepspeed" and row.text("precision") == "bf16":
+    if stack.name == "deepspeed" and row.precision() == "bf16":
         notes.append("gradients are reduced in fp32, in buckets of 500 million")
         stack = replace(stack, buffers=stack.buffers + _flat_gradients(row))
     if stack.name == "paddle" and (row.integer("tp") or 1) > 1:
@@ -212,7 +231,7 @@ def _narrow_states(row: Row) -> dict[str, float]:
     under FSDP; DeepSeek's moments in Megatron Bridge (deepseek_v3.py: exp_avg_dtype, exp_avg_sq_dtype)."""
     source, narrow = row.text("source").lower(), {}
     bridge = "megatron-bridge" in source
-    if row.text("precision") == "bf16" and row.zero_stage() != 3 and (bridge or row.text("date") < "2025"):
+    if row.precision() == "bf16" and row.zero_stage() != 3 and (bridge or row.text("date") < "2025"):
         narrow["master"] = 2.0
     if bridge and row.zero_stage() != 3 and re.search(r"deepseek|kimi", row.text("model").lower()):
         narrow["moment"] = 2.0
@@ -222,7 +241,7 @@ def _narrow_states(row: Row) -> dict[str, float]:
 def _stack(row: Row, zero: int) -> str:
     """The stack that a row names, else that of words in its flags and its source, else of words in its notes."""
     if (named := row.stack()) is not None:
-        return named
+        return "deepspeed-zero3" if (named, zero) == ("deepspeed", 3) else named
     if row.text("profile").startswith("ascend"):
         return "mindformers" if mentions(row.text("source").lower(), r"mindformers") else "mindspeed"
     for columns in (("source", "other_flags", "distributed_optimizer"), ("notes",)):
@@ -239,7 +258,7 @@ def _stack(row: Row, zero: int) -> str:
             return "internevo"
         if zero != 3 and mentions(words, r"transformer engine|\bte\b"):
             return "megatron"
-    if zero == 3:
+    if zero == 3 or re.search(r"fsdp|hsdp|shard", row.text("zero_stage").lower()) or row.zero_stage() == 3:
         return "fsdp-compiled" if row.truth("compile") else "fsdp"
     fused = row.attention()
     return "megatron-2021" if fused in (None, "unfused") and row.text("date") < "2023" else "megatron"
@@ -248,7 +267,7 @@ def _stack(row: Row, zero: int) -> str:
 def _fuses_experts(row: Row) -> bool:
     """Whether the recipe of Megatron Bridge for experts in fp8 fuses kernels: on GB200, GB300 and, but for GPT-OSS,
     on B300 (perf_recipes at 067f987d)."""
-    if row.text("arch") != "moe" or row.text("precision") != "fp8" or release_of(row) < _FUSED_EXPERTS:
+    if row.text("arch").lower() != "moe" or row.precision() != "fp8" or release_of(row) < _FUSED_EXPERTS:
         return False
     return row.text("profile").startswith(("gb", "vr") if _has_sinks(row) else ("gb", "vr", "b300"))
 
@@ -259,7 +278,7 @@ def _has_sinks(row: Row) -> bool:
 
 def _attention(row: Row, stack: Software) -> AttentionKernels:
     named, date = row.attention(), row.text("date")
-    if row.text("precision").lower() == "fp32" and stack.attention != "sdpa":
+    if row.precision() == "fp32" and stack.attention != "sdpa":
         return (
             "unfused"  # FlashAttention takes 16 bits alone (flash_attn_interface.py); PyTorch has other fused kernels
         )

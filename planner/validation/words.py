@@ -2,7 +2,9 @@
 
 import re
 
-_NOT = re.compile(r"(?:\b(?:not|no|non|without|never|isn't|neither|nor|unlike)|instead of|rather than)\W+(?:\w+\W+)?$")
+_NOT = re.compile(
+    r"(?:\b(?:not|no|non|without|never|isn't|neither|nor|unlike)|instead of|rather than)[^\w,;.]+(?:\w+[^\w,;.]+)?$"
+)
 
 
 def mentions(words: str, pattern: str) -> bool:

@@ -22,6 +22,22 @@ from tests.unit.validation.test_software import one
         ({"other_flags": "cp-comm-type=a2a+p2p"}, "by a ring outside"),
         ({"intra_bw": "PCIe 4.0 x16"}, "PCIe"),
         ({"device": "A100 PCIe"}, "PCIe"),
+        ({"device": "H100 NVL"}, "PCIe"),
+        ({"model": "BERT-large"}, "no decoder"),
+        ({"model": "T5-11B"}, "no decoder"),
+        ({"model": "Llama 8B DPO"}, "second model"),
+        ({"model": "Llama 8B SFT (packed)"}, "documents"),
+        ({"other_flags": "frozen embeddings"}, "frozen"),
+        ({"other_flags": "inference"}, "nothing is trained"),
+        ({"other_flags": "zero_hpz_partition_size=8"}, r"ZeRO\+\+"),
+        ({"other_flags": "offload_param=cpu"}, "outside of the device"),
+        ({"other_flags": "enable_cpu_offload=true"}, "outside of the device"),
+        ({"precision_detail": "pure bf16, no master weights"}, "no fp32 copy"),
+        ({"other_flags": "paged_adamw_32bit"}, "AdamW"),
+        ({"notes": "trained with Muon"}, "AdamW"),
+        ({"notes": "schedule: GPipe"}, "gpipe"),
+        ({"other_flags": "no 1F1B, GPipe"}, "gpipe"),
+        ({"other_flags": "PipeDream-2BW"}, "pipedream"),
     ],
 )
 def test_a_run_of_another_kind_is_refused(tmp_path: Path, changes: dict[str, str], reason: str) -> None:
@@ -37,6 +53,10 @@ def test_a_run_of_another_kind_is_refused(tmp_path: Path, changes: dict[str, str
         {"other_flags": "dp_replicate=1; dp_shard=2"},
         {"other_flags": "untie-embeddings-and-output-weights"},
         {"notes": "twice as fast as GPipe"},
+        {"notes": "AdamW, 3% slower than Muon"},
+        {"other_flags": "act cpu offload False; FSDP mixed precision mode PURE"},
+        {"other_flags": "zero_hpz_partition_size=1; no frozen layers"},
+        {"other_flags": "optimizer=adamw_torch_fused"},
         {"other_flags": "DualPipe", "pp": "1", "dp": "4"},
         {"intra_bw": "NVLink bridges between PCIe cards"},
     ],
@@ -54,8 +74,32 @@ def test_how_context_is_parallel(tmp_path: Path, flags: str, around: str) -> Non
     assert run.pinned.context_by == around
 
 
-def test_full_recomputation_of_some_blocks(tmp_path: Path) -> None:
-    run = run_of(one(tmp_path, n_layers="12", n_params_B="", recompute_detail="every 3rd layer"))
-    assert run.spared.recomputed == 2  # of the 6 of a stage
-    assert run.pinned.recompute == "none"
-    assert "full recomputation of one block in 3" in run.notes
+@pytest.mark.parametrize(
+    ("detail", "blocks"),
+    [
+        ("every 3rd layer", 2),  # of the 6 of a stage
+        ("every other layer", 3),
+        ("full (block n=5)", 5),
+        ("recompute-method=block recompute-num-layers=4", 4),
+        ("50% of layers", 3),
+        ("uniform, recompute-num-layers=1", 0),
+        ("full; mp_comm_recompute", 0),
+    ],
+)
+def test_full_recomputation_of_some_blocks(tmp_path: Path, detail: str, blocks: int) -> None:
+    run = run_of(one(tmp_path, n_layers="12", n_params_B="", recompute_detail=detail))
+    assert run.spared.recomputed == blocks
+    assert run.pinned.recompute == ("none" if blocks else "full")
+
+
+@pytest.mark.parametrize(
+    ("recompute", "detail"), [("full", "first 5 layers"), ("full", "2/3 layers"), ("selective", "mlp")]
+)
+def test_details_that_do_not_say_what_is_computed_again(tmp_path: Path, recompute: str, detail: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"recompute_detail '{detail}'"):
+        run_of(one(tmp_path, recompute=recompute, recompute_detail=detail))
+
+
+def test_weights_that_stay_gathered_are_no_zero_3(tmp_path: Path) -> None:
+    run = run_of(one(tmp_path, zero_stage="3", other_flags="reshard_after_forward=never"))
+    assert run.pinned.zero == 2

@@ -53,6 +53,7 @@ def test_what_does_not_say_how_many(tmp_path: Path, changes: dict[str, str], rea
         run_of(one(tmp_path, **(_WIDE | changes)))
 
 
+@pytest.mark.slow
 def test_copies_are_priced_between_one_group_and_none(tmp_path: Path) -> None:
     ways = ({"zero_stage": "3"}, {"zero_stage": "3", "other_flags": "dp_replicate=8"}, {"zero_stage": "0"})
     rows = [one(tmp_path, **(_WIDE | changes)) for changes in ways]

@@ -7,7 +7,7 @@ import pytest
 from planner.errors import RequestError
 from planner.models.dimensions import ExpertDimensions
 from planner.validation.configuration import run_of
-from planner.validation.rows import Row, read_rows, readings_of, sampled
+from planner.validation.rows import Row, read_rows, readings_of, sampled, unread_of
 from planner.validation.unsupported import UnsupportedError
 from tests.refusals import refused
 from tests.unit.validation.runs import COLUMNS, row, write
@@ -57,6 +57,7 @@ def test_rows_are_chosen_by_their_cells_in_the_order_of_the_file(tmp_path: Path)
         ("sp", "maybe", "'maybe' is not True or False"),
         ("recompute", "some", "'some' is not one of none, selective, full"),
         ("id", "gpt", "'gpt' is the name of line 2 too"),
+        ("tokens_per_s_per_device", "51200", "makes a step of 0.02 s, and iter_time_s is 0.1"),
         ("id", "", "it is empty"),
     ],
 )
@@ -116,7 +117,8 @@ def test_rows_that_nobody_asked_for_are_not_read(tmp_path: Path) -> None:
         ("n_params_B", "1.3T", 1300),
         ("iter_time_s", "1350 ms", 1.35),
         ("peak_mem_GB", "74 GiB", 79.456894976),
-        ("tokens_per_s_per_device", '"12,345.5 tokens/s"', 12345.5),
+        ("tokens_per_s_per_device", '"10,239.5 tokens/s"', 10239.5),
+        ("tokens_per_s_per_device", "10240 tok/s/GPU", 10240),
         ("vpp", "n/a", None),
     ],
 )
@@ -336,6 +338,7 @@ def test_what_is_not_modelled_is_noted(tmp_path: Path, changes: dict[str, str], 
         ({"ep": "2"}, ("ep", 2)),
         ({"arch": "ssm-mamba"}, ("ssm-mamba",)),
         ({"precision": "fp4"}, ("precision", "fp4")),
+        ({"precision": "amp"}, ("precision", "amp")),
         ({"dp": "3"}, ("tp 2", "pp 2", "cp 1", "dp 3", 12, 8)),
         ({"head_dim": "", "n_heads": "15"}, ("head_dim", 15, "hidden=1024")),
         ({"n_kv_heads": "5", "n_params_B": ""}, ("n_kv_heads=5", "n_heads=16")),
@@ -376,3 +379,28 @@ def test_a_sample_has_so_many_rows_of_each_source_in_their_order() -> None:
     assert sum(row.text("source") == "many" for row in chosen) == 20
     assert sampled(rows, 20) == chosen
     assert sampled(rows, 60) == tuple(rows)
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [("reserved", "reserved"), ("torch.cuda.max_memory_allocated", "allocated"), ("nvidia-smi", "used")],
+)
+def test_what_a_peak_counts_by_its_name(tmp_path: Path, word: str, kind: str) -> None:
+    assert one(tmp_path, peak_mem_kind=word).peak_kind() == kind
+
+
+@pytest.mark.parametrize(
+    ("word", "read"),
+    [("BF16", "bf16"), ("bfloat16", "bf16"), ("bf16-mixed", "bf16"), ("float16", "fp16"), ("FP8", "fp8"), ("", None)],
+)
+def test_words_for_precision(tmp_path: Path, word: str, read: str | None) -> None:
+    assert one(tmp_path, precision=word).precision() == read
+
+
+def test_measured_columns_of_other_names_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "runs.csv", row(iter_time_s="", peak_mem_GB=""))
+    head, cells = path.read_text(encoding="utf-8").splitlines()
+    path.write_text(f"{head},step_time_ms,mfu\n{cells},1350,41%\n", encoding="utf-8")
+    (found,) = read_rows(path)
+    assert unread_of(found)[0].startswith("nothing measured is read of step_time_ms, mfu: iter_time_s, ")
+    assert unread_of(one(tmp_path)) == ()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hardware_profiles import Cluster, load_profile, load_software
+from planner.errors import RequestError
 from planner.validation import read_rows
 from planner.validation.evaluate import gradient_dtype
 from planner.validation.network import stated_bandwidth
@@ -48,6 +49,11 @@ def machine(folder: Path, zero: int = 0, devices: int = 8, **changes: str) -> tu
         (1, {"notes": "run without the NeMo container; NeMo 2 recipe", "flash_attention": "True"}, "nemo"),
         (3, {"source": "Megatron-Bridge perf archive 26.04 NeMo Container"}, "nemo"),
         (1, {"other_flags": "Megatron-DeepSpeed", "notes": "beside NeMo", "flash_attention": "True"}, "deepspeed"),
+        (3, {"stack": "DeepSpeed"}, "deepspeed-zero3"),
+        (1, {"stack": "Megatron-Core 0.9"}, "megatron"),
+        (1, {"stack": "NeMo 2.0"}, "nemo"),
+        (3, {"stack": "torchtitan", "compile": "True"}, "fsdp-compiled"),
+        (2, {"zero_stage": "SHARD_GRAD_OP"}, "fsdp"),
     ],
 )
 def test_stacks(tmp_path: Path, zero: int, changes: dict[str, str], stack: str) -> None:
@@ -287,3 +293,37 @@ def test_deepspeed_copies_gradients_in_fp32_into_buckets(tmp_path: Path) -> None
 )
 def test_gradients_are_reduced_as_a_stack_keeps_them(stack: str, precision: str, dtype: str) -> None:
     assert gradient_dtype(load_software(stack), precision) == dtype
+
+
+@pytest.mark.parametrize("word", ["FP8", "fp8", "float8", "MXFP8"])
+def test_products_in_fp8_by_any_word(tmp_path: Path, word: str) -> None:
+    cluster, _ = machine(tmp_path, precision=word, profile="b200-180gb")
+    assert cluster.software.products == "fp8"
+    assert (cluster.software.gained != 1) == (word == "MXFP8")
+
+
+@pytest.mark.parametrize(
+    ("flags", "window"), [("", 0), ("sliding_window=1024", 1024), ("sliding window of 4096", 4096), ("no swa", 0)]
+)
+def test_windows_of_attention(tmp_path: Path, flags: str, window: int) -> None:
+    assert machine(tmp_path, other_flags=flags)[0].software.window == window
+
+
+@pytest.mark.parametrize("flags", ["sliding window", "sliding_window=512 alternating with global layers"])
+def test_windows_that_nobody_can_price_are_refused(tmp_path: Path, flags: str) -> None:
+    with pytest.raises(RequestError, match="window"):
+        machine(tmp_path, other_flags=flags)
+
+
+def test_power_limits(tmp_path: Path) -> None:
+    limited, notes = machine(tmp_path, profile="h100-80gb", other_flags="power limit 500W")
+    assert limited.device.power_share == pytest.approx(5 / 7)
+    assert "a power limit of 500 of 700 W" in notes
+    assert machine(tmp_path, profile="h100-80gb", device="H100-SXM (700W)")[0].device.power_share == 1
+    with pytest.raises(RequestError, match="says nothing of its board"):
+        machine(tmp_path, profile="gb200-186gb", notes="power cap 900 W")
+
+
+def test_paddle_copies_what_tensor_parallel_products_read(tmp_path: Path) -> None:
+    assert machine(tmp_path, other_flags="PaddlePaddle", tp="2")[0].software.copies_inputs
+    assert not machine(tmp_path, other_flags="PaddlePaddle", tp="1", dp="4")[0].software.copies_inputs

@@ -1,0 +1,83 @@
+"""What a row says twice, otherwise: it is refused, as nobody knows which is meant.
+
+device              another chip, or another memory, than the profile names
+global_batch        more tokens a step than any run had: it was counted in tokens
+flags               gradients accumulated over other micro-batches than make the batch; recomputation that the
+                    column `recompute` denies
+precision_detail    products in fp8 of a run in 16 bits
+peak_mem_GB         more than the device has: another unit
+"""
+
+import re
+
+from hardware_profiles import Bytes
+from planner.validation.rows import Row
+from planner.validation.unsupported import UnsupportedError
+from planner.validation.words import mentions
+
+TOKENS = 2**28
+"""Of a step: beyond every run that was published (DeepSeek-V3 has 2^26)."""
+
+_CHIPS = (
+    r"\b(v100|a100|a800|h100|h800|h200|h20|gh200|gb200|gb300|b200|b300|mi\d{3}x?|tpu|trainium\d?|gaudi\d?|l40s?|rtx|910[abc])"
+    r"(?![0-9])"
+)
+_MEMORY = r"\b(\d{2,3})\s?gb\b(?!/s)"
+_ROUNDED = 0.1  # memory is published in units of 1e9 or 2^30 bytes, with or without what the driver keeps
+_ACCUMULATED = r"\bgrad(?:ient)?[-_ ]accum(?:ulation)?(?:[-_ ]steps?)?\s*[=: ]\s*(\d{1,7})\b"
+_RECOMPUTED = (
+    r"recompute[-_]granularity\s*[=: ]\s*\W?(?:full|selective)|(?:gradient|activation)s?[-_ ]checkpointing\s*"
+    r"(?:[=: ]\s*(?:true|on|yes|full)|enabled)"
+)
+
+
+def refuse_contradictions(row: Row) -> None:
+    """Raise UnsupportedError for what a row says twice, otherwise."""
+    _check_device(row)
+    batch, length = row.integer("global_batch"), row.integer("seq_len")
+    if batch and length and batch * length > TOKENS:
+        raise UnsupportedError(
+            f"global_batch {batch} x seq_len {length} = {batch * length} tokens a step, more than any run had: it is"
+            " counted in samples"
+        )
+    flags = row.text("other_flags").lower()
+    _check_accumulation(row, flags)
+    if row.recomputation() == "none" and mentions(f"{flags}; {row.text('notes').lower()}", _RECOMPUTED):
+        raise UnsupportedError("recompute is none, and flags or notes say that activations are computed again")
+    detail = row.text("precision_detail").lower()
+    if row.precision() in ("bf16", "fp16", "fp32") and mentions(detail, r"(?:mx)?fp8|float8"):
+        raise UnsupportedError(f"precision is {row.text('precision')}, and its detail '{detail:.40}' names fp8")
+
+
+def refuse_peak(row: Row, memory: Bytes) -> None:
+    """Raise UnsupportedError for a peak that is more than the device has, by more than rounding."""
+    peak = row.measured_peak_bytes
+    if peak is not None and peak > (1 + _ROUNDED) * memory:
+        raise UnsupportedError(
+            f"peak_mem_GB is {peak / 1e9:.6g}, and the device has {memory / 1e9:.4g} GB: say its unit, as in 74 GiB"
+        )
+
+
+def _check_device(row: Row) -> None:
+    profile, device = row.text("profile").lower(), row.text("device").lower()
+    chips = set(re.findall(_CHIPS, device))
+    if chips and not any(chip in profile.split("-") for chip in chips):
+        raise UnsupportedError(f"device '{row.text('device'):.40}' is none of profile {row.text('profile')}")
+    named, own = re.search(_MEMORY, device), re.search(r"(\d+)gb$", profile)
+    if named and own and abs(int(named[1]) / int(own[1]) - 1) > _ROUNDED:
+        raise UnsupportedError(
+            f"device '{row.text('device'):.40}' has another memory than profile {row.text('profile')}"
+        )
+
+
+def _check_accumulation(row: Row, flags: str) -> None:
+    """Gradients are accumulated over the micro-batches of a data-parallel group, where no pipeline runs them."""
+    said, micro, data = re.search(_ACCUMULATED, flags), row.integer("micro_batch"), row.integer("dp")
+    batch = row.integer("global_batch")
+    if "mindformers" in row.text("source").lower():  # whose micro-batches are other parts of a batch
+        return
+    if said and micro and data and batch and (row.integer("pp") or 1) == 1 and int(said[1]) * micro * data != batch:
+        raise UnsupportedError(
+            f"{said[0]} micro-batches of {micro} on dp {data} make {int(said[1]) * micro * data} samples, not"
+            f" global_batch {batch}"
+        )

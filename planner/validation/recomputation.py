@@ -1,0 +1,97 @@
+"""What a row says of recomputation: how its blocks are run, which of them, and what they compute again.
+
+recompute     recompute_detail                                  what is computed again
+full          full (block n=5), block 5, every 2nd layer        those blocks of a stage as a whole
+              25% of layers                                     that share of them
+              first 5 layers, 2/3 layers                        refused: of the model, or of a stage?
+selective     modules=[layernorm moe_act], selective op         what is named, in every block
+              nothing                                           attention, as Megatron-LM does
+nothing                                                         by the recipe, else nothing
+"""
+
+import math
+import re
+from typing import cast
+
+from planner.plan.layout.kept import EVERY_SECOND_PRODUCT
+from planner.strategy_search.request.space import Running
+from planner.validation.recipes import spared_by_recipe
+from planner.validation.rows import Row
+from planner.validation.spared import Spared
+from planner.validation.unsupported import UnsupportedError
+
+_EVERY = 2
+"""Blocks of which torchtitan recomputes one where selective recomputation is of layers (train_configs, 2024)."""
+
+_LAYERS = r"(?:layers|blocks)"
+
+
+def spared_of(row: Row, layers: int, notes: list[str]) -> Spared | None:
+    """What saves memory by the words of a row with stages of so many layers, or by its recipe; None where neither says
+    anything of that."""
+    if (wanted := row.recomputation()) is None:
+        spared = spared_by_recipe(row)
+        if spared is not None:
+            parts = [f"of {word} in every block" for word in spared.but]
+            parts += [f"what comes of {' and '.join(spared.remade)}"] if spared.remade else []
+            parts += [f"of {spared.recomputed} blocks of a stage"] if spared.recomputed else []
+            notes.append(f"recomputation by the recipe: {', '.join(parts) or 'none'}")
+            notes += [f"{spared.offloaded} blocks offload activations by the recipe"] if spared.offloaded else []
+        return spared
+    detail = row.text("recompute_detail").lower()
+    if wanted == "selective" and "selective layer" in detail:
+        notes.append("selective recomputation: of every second block (torchtitan's selective_ac_option = 2)")
+        return Spared(recomputed=math.ceil(layers / _EVERY))
+    return _some_blocks(detail, layers, notes) if wanted == "full" else None
+
+
+def _some_blocks(detail: str, layers: int, notes: list[str]) -> Spared | None:
+    """Which of the blocks of a stage of so many are computed again as a whole; None of all. Raises UnsupportedError for
+    a detail that names some in another way."""
+    if every := re.search(r"every ([2-9]|other|second|third)(?:nd|rd|th)?\b", detail):
+        one = {"other": 2, "second": 2, "third": 3}.get(every[1]) or int(every[1])
+        notes.append(f"full recomputation of one block in {one}")
+        return Spared(recomputed=math.ceil(layers / one))
+    words = r"block n=(\d{1,9})|block[-\s]+(\d{1,9})\b|recompute[-_]num[-_]layers\W{1,3}(\d{1,9})"
+    if (some := re.search(words, detail)) and "uniform" not in detail:
+        return Spared(recomputed=int(next(number for number in some.groups() if number)))
+    if share := re.search(r"(\d{1,3})\s?% of (?:the |all )?" + _LAYERS, detail):
+        notes.append(f"full recomputation of {share[1]}% of the blocks")
+        return Spared(recomputed=math.ceil(layers * min(int(share[1]), 100) / 100))
+    if re.search(r"\d\s*(?:/|of|out of)\s*\d+\s*" + _LAYERS + r"|(?:first|last|some)\s+(?:\d+\s+)?" + _LAYERS, detail):
+        raise UnsupportedError(f"recompute_detail '{detail:.40}': say the blocks of a stage, as in full (block n=5)")
+    return None
+
+
+def running(row: Row, spared: Spared | None, notes: list[str]) -> Running:
+    """How blocks are run, but for those that are spared."""
+    wanted = row.recomputation()
+    if wanted is None:
+        if spared is None:
+            notes.append("recomputation unknown: none")
+        return "selective" if spared is not None and spared.but else "none"
+    if wanted == "selective" and "fms-fsdp" in row.text("source").lower():
+        notes.append("selective recomputation of fms-fsdp: whole blocks, all of them (selective_checkpointing = 1)")
+        return "full"
+    return "none" if spared is not None and spared.recomputed else cast(Running, wanted)
+
+
+def repeated(row: Row, recompute: Running | None, notes: list[str]) -> tuple[str, ...]:
+    """What selective recomputation computes again: attention (Megatron), or what the row names."""
+    if recompute != "selective":
+        return ()
+    detail = row.text("recompute_detail").lower()
+    if re.search(r"selective op|selective \(op|per[- ]op\b|op-level", detail):  # torchtitan
+        notes.append("selective recomputation: of everything but attention and every second product")
+        return ("elementwise", "normalisation", "copy", EVERY_SECOND_PRODUCT)
+    named = re.search(r"modules=\[([^\]]*)\]", detail)
+    if named:
+        words = named[1]
+        found = {"layernorm": "normalisation", "act": "elementwise", "core_attn": "attention"}
+        classes = tuple(sorted({value for key, value in found.items() if key in words}))
+        notes.append(f"selective recomputation: of {', '.join(classes) or 'the fastest choice of operators'}")
+        return classes
+    if re.search(r"\bmlp\b|\bffn\b|\bmoe\b|layers", detail) and "att" not in detail:
+        raise UnsupportedError(f"recompute_detail '{detail:.40}': what is computed again? modules=[...] names it")
+    notes.append("selective recomputation: of attention")
+    return ("attention",)

@@ -1,0 +1,50 @@
+"""Rows that say a thing twice, otherwise."""
+
+from pathlib import Path
+
+import pytest
+
+from planner.validation.configuration import run_of
+from planner.validation.contradictions import refuse_peak
+from planner.validation.unsupported import UnsupportedError
+from tests.unit.validation.test_software import one
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"device": "MI300X"}, "none of profile a100-80gb"),
+        ({"device": "H100-SXM"}, "none of profile a100-80gb"),
+        ({"device": "A100-SXM-40GB"}, "other memory than profile a100-80gb"),
+        ({"global_batch": "65536", "seq_len": "8192", "n_params_B": ""}, "tokens a step"),
+        ({"other_flags": "gradient_accumulation_steps=4", "pp": "1", "dp": "4"}, "not global_batch 16"),
+        ({"recompute": "none", "other_flags": "recompute-granularity=full"}, "computed again"),
+        ({"recompute": "none", "notes": "gradient checkpointing enabled"}, "computed again"),
+        ({"precision_detail": "fp8 linear layers"}, "names fp8"),
+    ],
+)
+def test_a_row_that_contradicts_itself_is_refused(tmp_path: Path, changes: dict[str, str], reason: str) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        run_of(one(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"device": "A100 (SXM; memory size not stated)"},
+        {"device": "A100-SXM-80GB (HBM2e 2.0TB/s)"},
+        {"device": "A100, 600GB/s NVLink"},
+        {"other_flags": "gradient_accumulation_steps=2", "pp": "1", "dp": "4"},
+        {"other_flags": "no-gradient-accumulation-fusion"},
+        {"recompute": "none", "notes": "without gradient checkpointing enabled"},
+        {"precision_detail": "bf16, not fp8"},
+    ],
+)
+def test_words_that_agree(tmp_path: Path, changes: dict[str, str]) -> None:
+    assert run_of(one(tmp_path, **changes)).job.devices == 8
+
+
+def test_a_peak_in_another_unit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"63488, and the device has 85.9 GB: say its unit"):
+        refuse_peak(one(tmp_path, peak_mem_GB="63488"), 80 * 2**30)
+    refuse_peak(one(tmp_path, peak_mem_GB="63488 MiB"), 80 * 2**30)
