@@ -28,6 +28,7 @@ from planner.strategy_search.engine.finalists import Finalists, OverfullError
 from planner.strategy_search.engine.incumbent import conventional
 from planner.strategy_search.engine.outcome import Outcome
 from planner.strategy_search.engine.outcome_words import configuration_words, fate_words, nothing_fits
+from planner.strategy_search.engine.plan_maker import PlanMaker
 from planner.strategy_search.engine.proofs import OPTIMAL, Ranked, with_proof
 from planner.strategy_search.engine.regions import MANY, Regions
 from planner.strategy_search.engine.scheduling import WORTH, asks, reorders
@@ -561,7 +562,7 @@ class BestFirst:
         self._take_incumbent()
         try:
             finalists = self.finalists or self._finalists(())
-            finalists.bound, finalists.found = bound, self.contenders.found
+            finalists.maker.bound, finalists.found = bound, self.contenders.found
             plans = finalists.plans()
             if not stopped and self.request.algorithm != "recursive_programming":
                 with contextlib.suppress(LimitError):
@@ -578,15 +579,15 @@ class BestFirst:
         return tuple(with_proof(ranked, bound, covered=self.covered) for ranked in plans)
 
     def _finalists(self, found: Sequence[Contender]) -> Finalists:
-        return Finalists(
+        maker = PlanMaker(
             request=self.request,
             engine=self.engine,
             prepared=self.prepared,
-            found=found,
             bound=0.0,
             limits=self.limits,
             covered=self.covered,
         )
+        return Finalists(maker=maker, found=found)
 
     def _look_at_the_leanest(self) -> None:
         """Where bounds rule out everything, evaluate a few configurations to know how much is missing."""

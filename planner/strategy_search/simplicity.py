@@ -35,6 +35,7 @@ from planner.sharding.rules import rule_of
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.families import Shared, engine_of
 from planner.strategy_search.engine.finalists import Finalists
+from planner.strategy_search.engine.plan_maker import PlanMaker
 from planner.strategy_search.engine.proofs import Ranked, with_proof
 from planner.strategy_search.engine.scheduling import all_fit
 from planner.strategy_search.request.constraints import NothingAgreesError
@@ -172,15 +173,15 @@ class _Simplifier:
     def _simpler_than(self, least: int, contender: Contender) -> list[_Candidate]:
         """The plan of a contender, and the same with all blocks run like the leanest of them, as far as they fit, take
         no longer than is allowed, and have fewer decisions than that."""
-        finalists = Finalists(
+        maker = PlanMaker(
             request=self.request,
             engine=self.engine,
             prepared=self.prepared,
-            found=[contender],
             bound=self.result.bound_seconds,
             limits=self.result.limits,
             covered=self.result.covered,
         )
+        finalists = Finalists(maker=maker, found=[contender])
         plain = finalists.plain(contender)
         if plain is None or plain.seconds > self.longest:
             return []

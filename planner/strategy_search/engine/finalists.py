@@ -9,37 +9,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from costmodels import SCHEDULES
-from hardware_profiles import Bytes, Hidden, Machine, Seconds
+from hardware_profiles import Bytes, Hidden, Seconds
 from planner.errors import InfeasibleError, LimitError
-from planner.graph.operator_graph import OperatorGraph
 from planner.limits import reached, reading, seconds_left
-from planner.plan.binding.bind import BoundPlan, bind_prepared
-from planner.plan.binding.machine import cluster_reference, placed
 from planner.plan.layout.offloaded import offloaded_fault
-from planner.plan.plan import PLANNER_VERSION, Plan, Prediction, Provenance, Training
-from planner.plan.prediction.predict import predict
-from planner.plan.words import applied_update
-from planner.pricing.bucket_size import room_of, smaller
-from planner.sharding.discover import written_rules
-from planner.sharding.rescale import rescale_batch
-from planner.sharding.update import AUTO_BUCKETS, EACH, NO_BUCKETS, Update
-from planner.strategy_search.engine.assemble import assembly, groups_of, input_layouts, stages_of
-from planner.strategy_search.engine.bucket_sizes import in_faster_buckets, without_needless_buckets
+from planner.pricing.bucket_size import room_of
+from planner.sharding.update import AUTO_BUCKETS, EACH
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.exchange_overlap import in_parts, with_expert_overlap
 from planner.strategy_search.engine.next_price import REDUCTIONS
-from planner.strategy_search.engine.outcome import RankFilling
+from planner.strategy_search.engine.plan_maker import PlanMaker
 from planner.strategy_search.engine.product_overlap import (
     ChunksError,
     may_overlap,
     with_tensor_overlap,
 )
-from planner.strategy_search.engine.proofs import OPTIMAL, Ranked, proved
+from planner.strategy_search.engine.proofs import OPTIMAL, Ranked
 from planner.strategy_search.engine.scheduling import (
     WORTH,
-    all_fit,
     as_asked,
     asks,
     fastest_schedule,
@@ -47,11 +35,7 @@ from planner.strategy_search.engine.scheduling import (
     turns_may_cover,
     with_turns,
 )
-from planner.strategy_search.engine.settle import settle_and_certify
-from planner.strategy_search.engine.v_stages import spread_out, v_stages
 from planner.strategy_search.request.offload import NOTHING
-from planner.strategy_search.request.request import SearchRequest
-from planner.strategy_search.request.space import Configuration
 
 _MESSAGES = 2e-3
 """Share of a step that messages may take beyond what the search knows of them, before others are tried."""
@@ -94,22 +78,13 @@ class _WithOverlap(NamedTuple):
 
 @dataclass(kw_only=True)
 class Finalists:
-    """Contenders `found` by the search, where no plan has an objective below `bound`.
+    """Contenders `found` by the search, and what `maker` makes of them."""
 
-    `prepared` is the whole graph of the engine's template; `limits` the most bytes that a plan may be predicted to need
-    on a device of each group of the request; `covered`: whether the bound speaks about the fastest of them.
-    """
-
-    request: SearchRequest
-    engine: Engine
-    prepared: OperatorGraph
+    maker: PlanMaker
     found: Sequence[Contender]
-    bound: float
-    limits: tuple[float, ...]
-    covered: bool
 
     def __post_init__(self) -> None:
-        self._wholes: dict[int, OperatorGraph] = {}
+        self.request, self.engine = self.maker.request, self.maker.engine
         self._known: dict[int, tuple[Contender, Ranked]] = {}  # by identity
         self._before: dict[int, Ranked] = {}  # of what is known, without overlaps
         self._overlapped: dict[int, _WithOverlap] = {}  # by identity
@@ -135,12 +110,12 @@ class Finalists:
                 continue
             longest = max(longest, reading() - began)
             plans.append(ranked)
-            if self._fits(ranked.configuration, ranked.plan.prediction):
+            if self.maker.fits(ranked.configuration, ranked.plan.prediction):
                 fitting = sorted([*fitting, ranked], key=lambda ranked: ranked.seconds)
         if refusal is not None and not plans:
             raise refusal
         if not fitting:
-            raise _overfull(plans, self.limits[0], self.bound)
+            raise _overfull(plans, self.maker.limits[0], self.maker.bound)
         faults = [offloaded_fault(ranked.plan.prediction, self.request.cluster) for ranked in fitting]
         if all(faults):
             raise InfeasibleError(
@@ -184,7 +159,7 @@ class Finalists:
         """A contender that needs more memory than its sums know of, for its schedule or for redistributions on their
         way, found again with as much less as that takes, as far as it may take less than `cutoff`; as it is where it
         fits, or where nothing does."""
-        limits, any_order = self._limits(found.configuration), reorders(self.request.pinned)
+        limits, any_order = self.maker.limits_of(found.configuration), reorders(self.request.pinned)
         leaner, other, missing, room, tried = found, ranked, self._overfull_by(ranked), 0.0, 0
         with contextlib.suppress(LimitError):
             while missing > 0 and tried < _LEANER:
@@ -194,21 +169,21 @@ class Finalists:
                 leaner = replace(found, outcome=outcome, room=room)
                 if not outcome.ranks or leaner.least_step(any_order=any_order) >= cutoff:
                     break
-                other = self._priced_as_found(leaner)
+                other = self.maker.as_found(leaner)
                 other = self._scheduled(other, math.inf) if any_order else other
                 missing, tried = self._overfull_by(other), tried + 1
         return (leaner, other) if missing <= 0 else (found, ranked)
 
     def _overfull_by(self, ranked: Ranked) -> Bytes:
         """What the fullest device lacks; negative where there is room."""
-        stages, limits = ranked.plan.prediction.stages, self._limits(ranked.configuration)
+        stages, limits = ranked.plan.prediction.stages, self.maker.limits_of(ranked.configuration)
         return max(stage.peak_bytes - limit for stage, limit in zip(stages, limits, strict=True))
 
     def _with_room_for_overlap(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> Ranked:
         """A contender that leaves room for its overlaps, where it has none for lack of memory, if it is faster so, and
         as far as it may take less than `cutoff`."""
         configuration, fastest = found.configuration, self.overlapped(ranked).seconds
-        if not self.overlaps or seconds_left() < math.inf or not self._fits(configuration, ranked.plan.prediction):
+        if not self.overlaps or seconds_left() < math.inf or not self.maker.fits(configuration, ranked.plan.prediction):
             return ranked  # of a search whose time is limited the rest is for other contenders
         room, other = max(found.room, room_of(found.pipeline_of_kinds.chain.tables.update.bucket_size)), ranked
         before, any_order = math.inf, reorders(self.request.pinned)
@@ -221,7 +196,7 @@ class Finalists:
                 leaner = replace(found, outcome=outcome, room=room)
                 if not outcome.ranks or leaner.least_step(any_order=any_order) - saves >= min(fastest, cutoff):
                     break
-                other = self._priced_as_found(leaner)
+                other = self.maker.as_found(leaner)
                 if any_order:
                     other = self._scheduled(other, math.inf)
             overlapped = self.overlapped(other)
@@ -237,7 +212,7 @@ class Finalists:
     def plain(self, found: Contender) -> Ranked | None:
         """A contender as it was found, as a plan, in the order of turns that takes it least; None where it does not
         fit."""
-        ranked = self._priced_as_found(found)
+        ranked = self.maker.as_found(found)
         pinned = self.request.pinned
         if asks(pinned) or (found.configuration.pipeline > 1 and reorders(pinned)):
             ranked = self._scheduled(ranked, math.inf)
@@ -245,7 +220,7 @@ class Finalists:
 
     def _storable(self, ranked: Ranked) -> bool:
         """Whether a plan fits on the devices, and beside them."""
-        fits = self._fits(ranked.configuration, ranked.plan.prediction)
+        fits = self.maker.fits(ranked.configuration, ranked.plan.prediction)
         return fits and offloaded_fault(ranked.plan.prediction, self.request.cluster) is None
 
     def _with_turns(self, overlapped: Ranked) -> Ranked:
@@ -275,12 +250,12 @@ class Finalists:
     def _in_faster_turns(self, found: Contender, best: Ranked, cutoff: Seconds) -> Ranked:
         """A contender whose micro-batches take turns, or the best where that is as fast. What wins as it was found is
         settled."""
-        as_found = self._priced(found, found.outcome.ranks)
+        as_found = self.maker.made(found, found.outcome.ranks)
         plain = Ranked(bound=as_found, configuration=found.configuration, memory_price=found.outcome.price)
         turned = self._in_turns(plain, cutoff)
         if turned.seconds >= best.seconds * (1 - WORTH) or not self._storable(turned):
             return best
-        settled = self._in_turns(self._priced_as_found(found), cutoff)
+        settled = self._in_turns(self.maker.as_found(found), cutoff)
         return settled if settled.seconds < turned.seconds and self._storable(settled) else turned
 
     def overlapped(self, ranked: Ranked) -> Ranked:
@@ -297,10 +272,10 @@ class Finalists:
 
     def _with_overlap(self, ranked: Ranked) -> "_WithOverlap":
         with contextlib.suppress(LimitError):
-            machine, limits = self.engine.machine(ranked.configuration), self._limits(ranked.configuration)
+            machine, limits = self.engine.machine(ranked.configuration), self.maker.limits_of(ranked.configuration)
             bound, missing, _ = with_tensor_overlap(ranked.bound, self.request.pinned, machine, limits)
             bound, more, saves = with_expert_overlap(bound, self.request.pinned, machine, limits)
-            bound = replace(bound, plan=proved(bound.plan, self.bound, covered=self.covered))
+            bound = self.maker.proved(bound)
             configuration = replace(ranked.configuration, schedule=bound.plan.schedule)
             return _WithOverlap(
                 ranked, replace(ranked, bound=bound, configuration=configuration), max(missing, more), saves
@@ -308,23 +283,16 @@ class Finalists:
         return _WithOverlap(ranked, ranked)
 
     def _in_turns(self, ranked: Ranked, cutoff: Seconds) -> Ranked:
-        machine, limits = self.engine.machine(ranked.configuration), self._limits(ranked.configuration)
+        machine, limits = self.engine.machine(ranked.configuration), self.maker.limits_of(ranked.configuration)
         waits = in_parts(ranked.bound, self.request.pinned, machine)
         bound = with_turns(waits, self.request.pinned, machine, limits, cutoff)
         if bound is waits:
             return ranked
         return replace(ranked, bound=bound, configuration=replace(ranked.configuration, schedule=bound.plan.schedule))
 
-    def _limits(self, configuration: Configuration) -> tuple[float, ...]:
-        """The most bytes that a device of each pipeline rank may be predicted to need."""
-        return tuple(self.limits[self.engine.group_of(configuration, rank)] for rank in range(configuration.pipeline))
-
-    def _fits(self, configuration: Configuration, prediction: Prediction) -> bool:
-        return all_fit(prediction, self._limits(configuration))
-
     def _scheduled(self, ranked: Ranked, cutoff: float) -> Ranked:
         """A result in the order of turns that takes it least; as it is where none can take less than that."""
-        limits, machine = self._limits(ranked.configuration), self.engine.machine(ranked.configuration)
+        limits, machine = self.maker.limits_of(ranked.configuration), self.engine.machine(ranked.configuration)
         if asks(self.request.pinned):
             bound = as_asked(ranked.bound, self.request, machine, limits)
         else:
@@ -340,7 +308,7 @@ class Finalists:
         ways to gather weights are priced, too, and plans that leave room for buckets, or have none; where it was more,
         and not for lack of room, plans whose blocks cover more of what travels. Sums hope that a backward pass covers
         all reductions but the last: where it does not, the best that waits for them is priced."""
-        ranked = self._priced_as_found(found)
+        ranked = self.maker.as_found(found)
         overlapped = self.overlapped(ranked) if self.overlaps else ranked
         expected, engine = found.objective * (1 + _MESSAGES), self.engine
         others = list[tuple[Engine, str, Bytes, float]]()
@@ -359,8 +327,8 @@ class Finalists:
             )
             if outcome.seconds < ranked.seconds:
                 pieces = engine.pipeline_of_kinds(found.configuration, gathers)
-                other = self._priced_as_found(replace(found, outcome=outcome, pipeline_of_kinds=pieces))
-                if self._fits(other.configuration, other.plan.prediction):
+                other = self.maker.as_found(replace(found, outcome=outcome, pipeline_of_kinds=pieces))
+                if self.maker.fits(other.configuration, other.plan.prediction):
                     ranked = min(ranked, other, key=lambda one: self.overlapped(one).seconds)
         return ranked
 
@@ -375,102 +343,6 @@ class Finalists:
         if own.bucketed and lacking > 0:  # its buckets are no smaller for their own sake alone
             others += [(engine, way, room_of(assumed.bucket_size)) for way in engine.gathers]
         return others
-
-    def _priced_as_found(self, found: Contender) -> Ranked:
-        """A result as a plan, bound to its graph and priced by the judge."""
-        request, configuration = self.request, found.configuration
-        setting = self.engine.setting(configuration)
-        setting = replace(setting, capacity=setting.capacity - found.room)
-        ranks, busy, certificate = settle_and_certify(request, found.pipeline_of_kinds, setting, found.outcome)
-        priced: BoundPlan | None = None
-        plain: BoundPlan | None = None
-        if ranks != found.outcome.ranks:
-            settled = self._priced(found, ranks)
-            prediction = settled.plan.prediction
-            # settled, another block's interior may be the largest; less per step may not make up for more per part, and
-            # is not told from messages in smaller buckets than those that the objective assumes
-            assumed = replace(found.pipeline_of_kinds.chain.tables.update, gathers=found.outcome.gathers)
-            faster = self._update(found.pipeline_of_kinds.chain.tables.update, found, ranks) != assumed
-            fits = self._fits(configuration, prediction)
-            if fits and not faster:  # by what both take where everything waits, of which the search knows the least
-                plain = self._priced(found, found.outcome.ranks)
-                faster = prediction.objective_seconds < plain.plan.prediction.objective_seconds
-            if fits and faster:
-                priced = settled
-                certificate = None if certificate is None else replace(certificate, busy_seconds=busy)
-        if priced is None:
-            priced = plain or self._priced(found, found.outcome.ranks)
-        if request.update.buckets == AUTO_BUCKETS:
-            machine = self.engine.machine(configuration)
-            priced = in_faster_buckets(priced, lambda other: self._predicted(other, machine))
-        return Ranked(
-            bound=priced,
-            configuration=configuration,
-            memory_price=found.outcome.price,
-            certificate=certificate,
-        )
-
-    def _priced(self, found: Contender, ranks: tuple[RankFilling, ...]) -> BoundPlan:
-        """What ranks run as a plan, bound and priced."""
-        request, configuration = self.request, found.configuration
-        chain, machine = found.pipeline_of_kinds.chain, self.engine.machine(configuration)
-        blocks, in_a_v = self.engine.template.blocks, SCHEDULES[configuration.schedule].v_shaped
-        whole = assembly(chain, spread_out(ranks) if in_a_v else ranks, configuration.virtual_stages)
-        stages, virtual = stages_of(whole), configuration.virtual_stages
-        if in_a_v:
-            stages, virtual = v_stages(whole, chain, configuration.pipeline, configuration.micro_batches), 2
-        plan = Plan(
-            model=request.model,
-            training=Training(
-                global_batch=request.global_batch,
-                micro_batches=configuration.micro_batches,
-                precision=request.precision,
-                optimizer=request.optimizer,
-                update=self._update(chain.tables.update, found, ranks),
-                imbalance=request.imbalance,
-                tokens_once=request.tokens_once,
-                fp8=request.fp8,
-            ),
-            cluster=cluster_reference(machine),
-            mesh=chain.tables.mesh,
-            stages=placed(stages, configuration.pipeline, machine, configuration.schedule),
-            virtual_stages=virtual,
-            schedule=configuration.schedule,
-            inputs=input_layouts(whole),
-            groups=groups_of(self.prepared, blocks, whole),
-            rules=written_rules(request.graph),
-            prediction=Prediction.unknown(),
-            provenance=Provenance(planner=PLANNER_VERSION, search=request.algorithm, status="feasible", gap=0.0),
-        )
-        plan = replace(plan, training=replace(plan.training, update=applied_update(plan)))
-        bound = bind_prepared(plan, self._whole(plan.training.part), blocks)
-        sized = self.request.update.buckets == AUTO_BUCKETS
-        return self._predicted(without_needless_buckets(bound) if sized else bound, machine)
-
-    def _update(self, update: Update, found: Contender, ranks: tuple[RankFilling, ...]) -> Update:
-        """What becomes of gradients, in buckets for which the fullest rank has room where their size was left to the
-        search."""
-        configuration, update = found.configuration, replace(update, gathers=found.outcome.gathers)
-        if not self.prepared.trains:  # there is nothing to reduce
-            return replace(update, buckets=NO_BUCKETS)
-        if self.request.update.buckets != AUTO_BUCKETS:
-            return update
-        capacities = (self.engine.capacities[self.engine.group_of(configuration, rank)] for rank in range(len(ranks)))
-        room = min(capacity - rank.peak for capacity, rank in zip(capacities, ranks, strict=True))
-        while update.bucketed and room_of(update.bucket_size) > room:
-            update = smaller(update)
-        return update
-
-    def _predicted(self, bound_plan: BoundPlan, machine: Machine) -> BoundPlan:
-        """A plan with what is predicted and proved of it."""
-        plan = replace(bound_plan.plan, prediction=predict(bound_plan, machine))
-        return replace(bound_plan, plan=proved(plan, self.bound, covered=self.covered))
-
-    def _whole(self, part: int) -> OperatorGraph:
-        """The whole graph with the batch of one micro-batch."""
-        if part not in self._wholes:
-            self._wholes[part] = rescale_batch(self.prepared, self.request.prepared_batch, part)
-        return self._wholes[part]
 
 
 def _overfull(plans: list[Ranked], limit: float, bound: float) -> OverfullError:

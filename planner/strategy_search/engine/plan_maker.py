@@ -1,0 +1,152 @@
+"""Contenders as plans: settled, bound to their graph, priced by the judge, with what is proved of them."""
+
+from dataclasses import dataclass, field, replace
+
+from costmodels import SCHEDULES
+from hardware_profiles import Machine
+from planner.graph.operator_graph import OperatorGraph
+from planner.plan.binding.bind import BoundPlan, bind_prepared
+from planner.plan.binding.machine import cluster_reference, placed
+from planner.plan.plan import PLANNER_VERSION, Plan, Prediction, Provenance, Training
+from planner.plan.prediction.predict import predict
+from planner.plan.words import applied_update
+from planner.pricing.bucket_size import room_of, smaller
+from planner.sharding.discover import written_rules
+from planner.sharding.rescale import rescale_batch
+from planner.sharding.update import AUTO_BUCKETS, NO_BUCKETS, Update
+from planner.strategy_search.engine.assemble import assembly, groups_of, input_layouts, stages_of
+from planner.strategy_search.engine.bucket_sizes import in_faster_buckets, without_needless_buckets
+from planner.strategy_search.engine.contenders import Contender
+from planner.strategy_search.engine.engine import Engine
+from planner.strategy_search.engine.outcome import RankFilling
+from planner.strategy_search.engine.proofs import Ranked, proved
+from planner.strategy_search.engine.scheduling import all_fit
+from planner.strategy_search.engine.settle import settle_and_certify
+from planner.strategy_search.engine.v_stages import spread_out, v_stages
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import Configuration
+
+
+@dataclass(kw_only=True)
+class PlanMaker:
+    """Makes plans of what ranks run, where no plan has an objective below `bound`.
+
+    `prepared` is the whole graph of the engine's template; `limits` the most bytes that a plan may be predicted to need
+    on a device of each group of the request; `covered`: whether the bound speaks about the fastest of them.
+    """
+
+    request: SearchRequest
+    engine: Engine
+    prepared: OperatorGraph
+    bound: float
+    limits: tuple[float, ...]
+    covered: bool
+    _wholes: dict[int, OperatorGraph] = field(default_factory=dict)
+
+    def limits_of(self, configuration: Configuration) -> tuple[float, ...]:
+        """The most bytes that a device of each pipeline rank may be predicted to need."""
+        return tuple(self.limits[self.engine.group_of(configuration, rank)] for rank in range(configuration.pipeline))
+
+    def fits(self, configuration: Configuration, prediction: Prediction) -> bool:
+        """Whether a plan of a configuration fits on all ranks."""
+        return all_fit(prediction, self.limits_of(configuration))
+
+    def as_found(self, found: Contender) -> Ranked:
+        """A result as a plan, bound to its graph and priced by the judge."""
+        request, configuration = self.request, found.configuration
+        setting = self.engine.setting(configuration)
+        setting = replace(setting, capacity=setting.capacity - found.room)
+        ranks, busy, certificate = settle_and_certify(request, found.pipeline_of_kinds, setting, found.outcome)
+        priced: BoundPlan | None = None
+        plain: BoundPlan | None = None
+        if ranks != found.outcome.ranks:
+            settled = self.made(found, ranks)
+            prediction = settled.plan.prediction
+            # settled, another block's interior may be the largest; less per step may not make up for more per part, and
+            # is not told from messages in smaller buckets than those that the objective assumes
+            assumed = replace(found.pipeline_of_kinds.chain.tables.update, gathers=found.outcome.gathers)
+            faster = self._update(found.pipeline_of_kinds.chain.tables.update, found, ranks) != assumed
+            fits = self.fits(configuration, prediction)
+            if fits and not faster:  # by what both take where everything waits, of which the search knows the least
+                plain = self.made(found, found.outcome.ranks)
+                faster = prediction.objective_seconds < plain.plan.prediction.objective_seconds
+            if fits and faster:
+                priced = settled
+                certificate = None if certificate is None else replace(certificate, busy_seconds=busy)
+        if priced is None:
+            priced = plain or self.made(found, found.outcome.ranks)
+        if request.update.buckets == AUTO_BUCKETS:
+            machine = self.engine.machine(configuration)
+            priced = in_faster_buckets(priced, lambda other: self._predicted(other, machine))
+        return Ranked(
+            bound=priced,
+            configuration=configuration,
+            memory_price=found.outcome.price,
+            certificate=certificate,
+        )
+
+    def made(self, found: Contender, ranks: tuple[RankFilling, ...]) -> BoundPlan:
+        """What ranks run as a plan, bound and priced."""
+        request, configuration = self.request, found.configuration
+        chain, machine = found.pipeline_of_kinds.chain, self.engine.machine(configuration)
+        blocks, in_a_v = self.engine.template.blocks, SCHEDULES[configuration.schedule].v_shaped
+        whole = assembly(chain, spread_out(ranks) if in_a_v else ranks, configuration.virtual_stages)
+        stages, virtual = stages_of(whole), configuration.virtual_stages
+        if in_a_v:
+            stages, virtual = v_stages(whole, chain, configuration.pipeline, configuration.micro_batches), 2
+        plan = Plan(
+            model=request.model,
+            training=Training(
+                global_batch=request.global_batch,
+                micro_batches=configuration.micro_batches,
+                precision=request.precision,
+                optimizer=request.optimizer,
+                update=self._update(chain.tables.update, found, ranks),
+                imbalance=request.imbalance,
+                tokens_once=request.tokens_once,
+                fp8=request.fp8,
+            ),
+            cluster=cluster_reference(machine),
+            mesh=chain.tables.mesh,
+            stages=placed(stages, configuration.pipeline, machine, configuration.schedule),
+            virtual_stages=virtual,
+            schedule=configuration.schedule,
+            inputs=input_layouts(whole),
+            groups=groups_of(self.prepared, blocks, whole),
+            rules=written_rules(request.graph),
+            prediction=Prediction.unknown(),
+            provenance=Provenance(planner=PLANNER_VERSION, search=request.algorithm, status="feasible", gap=0.0),
+        )
+        plan = replace(plan, training=replace(plan.training, update=applied_update(plan)))
+        bound = bind_prepared(plan, self._whole(plan.training.part), blocks)
+        sized = self.request.update.buckets == AUTO_BUCKETS
+        return self._predicted(without_needless_buckets(bound) if sized else bound, machine)
+
+    def _update(self, update: Update, found: Contender, ranks: tuple[RankFilling, ...]) -> Update:
+        """What becomes of gradients, in buckets for which the fullest rank has room where their size was left to the
+        search."""
+        configuration, update = found.configuration, replace(update, gathers=found.outcome.gathers)
+        if not self.prepared.trains:  # there is nothing to reduce
+            return replace(update, buckets=NO_BUCKETS)
+        if self.request.update.buckets != AUTO_BUCKETS:
+            return update
+        capacities = (self.engine.capacities[self.engine.group_of(configuration, rank)] for rank in range(len(ranks)))
+        room = min(capacity - rank.peak for capacity, rank in zip(capacities, ranks, strict=True))
+        while update.bucketed and room_of(update.bucket_size) > room:
+            update = smaller(update)
+        return update
+
+    def _predicted(self, bound_plan: BoundPlan, machine: Machine) -> BoundPlan:
+        """A plan with what is predicted and proved of it."""
+        plan = replace(bound_plan.plan, prediction=predict(bound_plan, machine))
+        return self.proved(replace(bound_plan, plan=plan))
+
+    def proved(self, bound_plan: BoundPlan) -> BoundPlan:
+        """A plan with what is proved of it."""
+        return replace(bound_plan, plan=proved(bound_plan.plan, self.bound, covered=self.covered))
+
+    def _whole(self, part: int) -> OperatorGraph:
+        """The whole graph with the batch of one micro-batch."""
+        if part not in self._wholes:
+            self._wholes[part] = rescale_batch(self.prepared, self.request.prepared_batch, part)
+        return self._wholes[part]
