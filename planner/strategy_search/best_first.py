@@ -11,7 +11,6 @@ import heapq
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 from hardware_profiles import Hidden
@@ -41,10 +40,6 @@ from planner.strategy_search.result import Progress, SearchResult, Statistics
 
 _LOG = logging.getLogger(__name__)
 """What becomes of every configuration, for people who ask; INFO."""
-
-_SWEPT = 3  # configurations that recursive programming decides once more, with sweeps
-
-_SLOWER = 2  # numbers of pipeline ranks in turn, after which it tries no more of them
 
 _REORDERED = 2
 """Pipelines whose sums do not contend that are priced in other orders, at most."""
@@ -120,12 +115,11 @@ class BestFirst:
 
     def run(self) -> SearchResult:
         """Search until nothing better is left, it is cancelled, or a limit of the planner is reached."""
-        recursive = self.request.algorithm == "recursive_programming"
         try:
             with finishing():
                 self._begin()
             with sooner(2.5 * self.pricing - seconds_after() / 2):  # others are priced settled, too
-                stopped = self._recursively() if recursive else self._best_first()
+                stopped = self._explore()
             return self._result(stopped)
         except (LimitError, MemoryError) as error:
             if self.best == math.inf:
@@ -169,8 +163,8 @@ class BestFirst:
         self.hint = (outcome.price, outcome.under)
         return True
 
-    def _best_first(self) -> bool:
-        """Whether it was stopped before its end."""
+    def _explore(self) -> bool:
+        """Look for the best contenders; whether it was stopped before its end."""
         if self._evaluate_promising():
             return True
         self._take_incumbent()
@@ -335,79 +329,6 @@ class BestFirst:
             adopted = self.engine.adopt(best.configuration, refined)
             self._take(adopted, self.engine.evaluate(adopted), best.outcome.bound)
             self.covered = self.contenders.found[0].configuration != adopted
-
-    def _recursively(self) -> bool:
-        """Axis by axis for numbers of ranks and micro-batches.
-
-        For a number of ranks the micro-batches are tried outwards from one sample on every device, as long as that
-        helps; more ranks until `_SLOWER` numbers of them in turn were slower; virtual stages where a shorter bubble may
-        make the same with one stage on each rank the fastest: a heuristic, like what it calls. The best are then
-        decided once more with sweeps. Returns whether it was stopped before its end.
-        """
-        found: dict[Configuration, float] = {}
-        slower: Counter[object] = Counter()  # by the purposes of axes
-        alone: dict[tuple[object, int], float] = {}
-        waiting = list[Configuration]()
-        for members in self._lines():
-            if all(map(self._waits_for_plain, members)):
-                waiting += members
-                continue
-            if slower[members[0].roles] >= _SLOWER:
-                continue
-            middle = min(range(len(members)), key=lambda at: abs(math.log(_samples(self.request, members[at]))))
-            best, fastest = math.inf, self.best
-            for steps in (range(middle, len(members)), range(middle - 1, -1, -1)):
-                for c in (members[at] for at in steps):
-                    if self._goes_no_further() or self.engine.bound(c) >= self.cutoff:
-                        break
-                    found[c] = alone[c.family, c.micro_batches] = seconds = self._descend(c, sweeps=0)
-                    if best < seconds:
-                        break
-                    best = seconds
-            if best < math.inf:
-                slower[members[0].roles] = 0 if self.best < fastest else slower[members[0].roles] + 1
-        promise = {c: alone.get((c.family, c.micro_batches), math.inf) * least_share(c) for c in waiting}
-        for c in sorted(waiting, key=lambda one: (promise[one], _order(one))):
-            if self._goes_no_further() or promise[c] >= self.best < math.inf:
-                break
-            found[c] = self._descend(c, sweeps=0)
-        for c in sorted(found, key=lambda one: (found[one], _order(one)))[:_SWEPT]:
-            if not self._goes_no_further():
-                self._descend(c, sweeps=3)
-        return self._goes_no_further()
-
-    def _goes_no_further(self) -> bool:
-        """Whether somebody has stopped the search. Raises LimitError at a limit of the planner."""
-        check()
-        return self.cancelled()
-
-    def _lines(self) -> list[tuple[Configuration, ...]]:
-        """Configurations that differ in their micro-batches only; without a given mesh one stands for all meshes."""
-        self.queue.clear()
-        self.proved = min(map(self.engine.bound, self.space))  # of all: not every one is looked at
-        given = self.request.pinned.mesh is not None or bool(self.request.shards)
-        lines: dict[object, list[Configuration]] = {}
-        for c in self.space:
-            if given or c.roles or len(c.mesh) < 2:
-                lines.setdefault((c.family, c.virtual_stages), []).append(c)
-        self.total = sum(map(len, lines.values()))
-        every = sorted(lines.values(), key=lambda line: line[0].pipeline)
-        return [tuple(sorted(line, key=lambda c: c.micro_batches)) for line in every]
-
-    def _descend(self, configuration: Configuration, *, sweeps: int) -> float:
-        """Evaluate what recursive programming finds for a configuration; its seconds."""
-        try:
-            found = self.engine.recursive(configuration, sweeps=sweeps)
-            if found is None:
-                self.evaluated.add(configuration)
-                return math.inf
-            adopted = self.engine.adopt(configuration, found)
-            outcome = self.engine.evaluate(adopted, cutoff=self.cutoff)
-        except NothingAgreesError as error:
-            self.disagreement = self.disagreement or error
-            return math.inf
-        self._take(adopted, outcome, self.engine.bound(configuration))
-        return found.seconds
 
     def _space(self) -> list[Configuration]:
         """All configurations of the request."""
@@ -611,12 +532,6 @@ class BestFirst:
         if missing < self.missing:
             self.missing, self.least = missing, outcome.least
             self.fullest, self.short = (outcome.fullest, configuration.pipeline), self.engine.groups[group]
-
-
-def _samples(request: SearchRequest, configuration: Configuration) -> float:
-    """Samples of a micro-batch on every device of a rank."""
-    devices = request.cluster.devices / configuration.pipeline
-    return request.padded_batch / configuration.micro_batches / devices
 
 
 def _order(configuration: Configuration) -> tuple[object, ...]:

@@ -28,6 +28,7 @@ from hardware_profiles import MixedCluster
 from planner.errors import InfeasibleError, LimitError
 from planner.limits import check, limited
 from planner.strategy_search.best_first import BestFirst
+from planner.strategy_search.by_recursion import ByRecursion
 from planner.strategy_search.engine.evaluation import NO_HINT
 from planner.strategy_search.engine.families import Shared, all_configurations, engine_of, families_of, family_of
 from planner.strategy_search.engine.finalists import OverfullError
@@ -71,7 +72,8 @@ def _searched(
     cutoff: float,
     shared: Shared,
 ) -> SearchResult:
-    attempt, stated = BestFirst(request, on_progress, cancelled, cutoff, shared), None
+    kind = ByRecursion if request.algorithm == "recursive_programming" else BestFirst
+    attempt, stated = kind(request, on_progress, cancelled, cutoff, shared), None
     for tried in range(1, _ROUNDS + 1):
         try:
             return attempt.run()
@@ -82,7 +84,7 @@ def _searched(
             memory = max(attempt.memory - tried * error.excess, attempt.memory / 2)  # lean blocks come whole
             leaner = replace(attempt.request, memory_limit=memory)
             proved = min(error.bound, attempt.most_proved)  # what is proved with less memory is no proof
-            attempt = BestFirst(leaner, on_progress, cancelled, cutoff, shared)
+            attempt = kind(leaner, on_progress, cancelled, cutoff, shared)
             attempt.limits, attempt.most_proved = stated, proved
             known = error
         except InfeasibleError:

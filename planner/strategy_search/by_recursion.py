@@ -1,0 +1,100 @@
+"""Recursive programming over numbers of ranks and micro-batches, in place of families of configurations best first."""
+
+import math
+from collections import Counter
+
+from planner.limits import check
+from planner.strategy_search.best_first import BestFirst
+from planner.strategy_search.engine.family import least_share
+from planner.strategy_search.request.constraints import NothingAgreesError
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import Configuration
+
+_SWEPT = 3
+"""Configurations that are decided once more, with sweeps."""
+
+_SLOWER = 2
+"""Numbers of pipeline ranks in turn, each slower than the best, after which no more of them are tried."""
+
+
+class ByRecursion(BestFirst):
+    """The search of one request, axis by axis (`planner.strategy_search.engine.recursive`)."""
+
+    def _explore(self) -> bool:
+        """Axis by axis for numbers of ranks and micro-batches.
+
+        For a number of ranks the micro-batches are tried outwards from one sample on every device, as long as that
+        helps; more ranks until `_SLOWER` numbers of them in turn were slower; virtual stages where a shorter bubble may
+        make the same with one stage on each rank the fastest: a heuristic, like what it calls. The best are then
+        decided once more with sweeps. Returns whether it was stopped before its end.
+        """
+        found: dict[Configuration, float] = {}
+        slower: Counter[object] = Counter()  # by the purposes of axes
+        alone: dict[tuple[object, int], float] = {}
+        waiting = list[Configuration]()
+        for members in self._lines():
+            if all(map(self._waits_for_plain, members)):
+                waiting += members
+                continue
+            if slower[members[0].roles] >= _SLOWER:
+                continue
+            middle = min(range(len(members)), key=lambda at: abs(math.log(_samples(self.request, members[at]))))
+            best, fastest = math.inf, self.best
+            for steps in (range(middle, len(members)), range(middle - 1, -1, -1)):
+                for c in (members[at] for at in steps):
+                    if self._goes_no_further() or self.engine.bound(c) >= self.cutoff:
+                        break
+                    found[c] = alone[c.family, c.micro_batches] = seconds = self._descend(c, sweeps=0)
+                    if best < seconds:
+                        break
+                    best = seconds
+            if best < math.inf:
+                slower[members[0].roles] = 0 if self.best < fastest else slower[members[0].roles] + 1
+        promise = {c: alone.get((c.family, c.micro_batches), math.inf) * least_share(c) for c in waiting}
+        for c in sorted(waiting, key=lambda one: (promise[one], one.tie)):
+            if self._goes_no_further() or promise[c] >= self.best < math.inf:
+                break
+            found[c] = self._descend(c, sweeps=0)
+        for c in sorted(found, key=lambda one: (found[one], one.tie))[:_SWEPT]:
+            if not self._goes_no_further():
+                self._descend(c, sweeps=3)
+        return self._goes_no_further()
+
+    def _goes_no_further(self) -> bool:
+        """Whether somebody has stopped the search. Raises LimitError at a limit of the planner."""
+        check()
+        return self.cancelled()
+
+    def _lines(self) -> list[tuple[Configuration, ...]]:
+        """Configurations that differ in their micro-batches only; without a given mesh one stands for all meshes."""
+        self.queue.clear()
+        self.proved = min(map(self.engine.bound, self.space))  # of all: not every one is looked at
+        given = self.request.pinned.mesh is not None or bool(self.request.shards)
+        lines: dict[object, list[Configuration]] = {}
+        for c in self.space:
+            if given or c.roles or len(c.mesh) < 2:
+                lines.setdefault((c.family, c.virtual_stages), []).append(c)
+        self.total = sum(map(len, lines.values()))
+        every = sorted(lines.values(), key=lambda line: line[0].pipeline)
+        return [tuple(sorted(line, key=lambda c: c.micro_batches)) for line in every]
+
+    def _descend(self, configuration: Configuration, *, sweeps: int) -> float:
+        """Evaluate what recursive programming finds for a configuration; its seconds."""
+        try:
+            found = self.engine.recursive(configuration, sweeps=sweeps)
+            if found is None:
+                self.evaluated.add(configuration)
+                return math.inf
+            adopted = self.engine.adopt(configuration, found)
+            outcome = self.engine.evaluate(adopted, cutoff=self.cutoff)
+        except NothingAgreesError as error:
+            self.disagreement = self.disagreement or error
+            return math.inf
+        self._take(adopted, outcome, self.engine.bound(configuration))
+        return found.seconds
+
+
+def _samples(request: SearchRequest, configuration: Configuration) -> float:
+    """Samples of a micro-batch on every device of a rank."""
+    devices = request.cluster.devices / configuration.pipeline
+    return request.padded_batch / configuration.micro_batches / devices
