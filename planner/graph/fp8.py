@@ -96,6 +96,15 @@ class Fp8:
 
 NO_FP8 = Fp8()
 
+_TENSORS_OF_LAYER = 3  # what flows in, the weight, the gradient of what flows out
+_FP32 = 4  # bytes
+
+
+def history_bytes(fp8: Fp8) -> float:
+    """Bytes that a device has of every layer with delayed scales: of each of its tensors the largest elements of the
+    steps before, that of this step, and the scale (`runtime.ops.delayed_scales`)."""
+    return float(_TENSORS_OF_LAYER * (fp8.history + 2) * _FP32)
+
 
 def fp8_fault(fp8: Fp8) -> Fault | None:
     """Why nothing can be computed so, None where it can."""

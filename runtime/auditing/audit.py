@@ -162,14 +162,14 @@ def _written(step: RankStep, inputs: Inputs) -> Ledger:
     ledger = Ledger()
     parts = range(step.bound.plan.training.micro_batches * step.bound.plan.slices)
     ledger.live.leave_out([*step.buffers.values(), *(piece for part in parts for piece in inputs(part).values())])
-    ledger.live.leave_out((*step.optimizer.rows, *step.weights.rows, *step.scales.kept()))
+    ledger.live.leave_out((*step.optimizer.rows, *step.weights.rows, step.scales.most))
     for parameter in step.parameters.values():
         ledger.live.add(parameter.piece, WEIGHTS)
         if parameter.trainable:
             parameter.leaf.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 lambda _, p=parameter: None if p.gradient is None else ledger.live.claim(p.gradient, GRADIENTS)
             )
-    for state in step.optimizer.states():
+    for state in (*step.optimizer.states(), *step.scales.kept()):
         ledger.live.add(state, STATES)
     ledger.live.forget_peak()
     step.observer = ledger

@@ -27,6 +27,9 @@ from planner.plan.layout.stage_cut import StageCut
 from runtime.comm import collectives
 from runtime.comm.device_mesh import RankMesh
 
+_PARTS = 16
+"""Of a history, of which one is copied at a time."""
+
 INPUT, WEIGHT, GRADIENT = range(3)
 """The tensors of a layer."""
 
@@ -47,7 +50,7 @@ class DelayedScales:
         self.names = tuple(names)
         self._rows = {name: row for row, name in enumerate(self.names)}
         lows = [recipe.forward, recipe.forward, recipe.gradients]
-        self._most = torch.tensor([torch.finfo(getattr(torch, low)).max for low in lows], dtype=dtype, device=device)
+        self.most = torch.tensor([torch.finfo(getattr(torch, low)).max for low in lows], dtype=dtype, device=device)
         self._margin = 2.0**fp8.margin
         self._history = torch.zeros((len(names), len(lows), fp8.history), dtype=dtype, device=device)
         self._seen = torch.zeros((len(names), len(lows)), dtype=dtype, device=device)
@@ -74,8 +77,8 @@ class DelayedScales:
         return self._history[self._rows[name]]
 
     def kept(self) -> list[torch.Tensor]:
-        """All that is there between steps."""
-        return [self._most, self._history, self._seen, self._scales]
+        """What is there of the layers between steps."""
+        return [self._history, self._seen, self._scales]
 
     def forget(self) -> None:
         """What was seen in a step that is not made."""
@@ -89,14 +92,23 @@ class DelayedScales:
         for group in groups:
             self._seen.copy_(collectives.all_reduce_max(self._seen, group))
         known = torch.where(self._seen.isfinite(), self._seen, 0.0)
-        self._history.copy_(torch.cat((known.unsqueeze(-1), self._history[..., :-1]), dim=-1))
+        self._remember(known)
         self.forget()
         self.settle()
+
+    def _remember(self, known: torch.Tensor) -> None:
+        """Let the history have these largest elements in front, without its last; a part at a time is copied."""
+        count = self._history.shape[-1]
+        part = -(-count // _PARTS)
+        for stop in range(count, 1, -part):
+            start = max(1, stop - part)
+            self._history[..., start:stop] = self._history[..., start - 1 : stop - 1].clone()
+        self._history[..., 0] = known
 
     def settle(self) -> None:
         """Make the scales from the history."""
         top = self._history.amax(dim=-1)
-        self._scales.copy_(torch.where(top > 0, top / self._most * self._margin, 1.0))
+        self._scales.copy_(torch.where(top > 0, top / self.most * self._margin, 1.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

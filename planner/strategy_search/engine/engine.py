@@ -214,6 +214,7 @@ class Engine:
             sweeps=sweeps,
             alltoall=request.decided_alltoall,
             gathers=gathers,
+            fp8=request.fp8,
         )
 
     def adopt(self, configuration: Configuration, found: RecursivePlan) -> Configuration:
@@ -399,6 +400,7 @@ class Engine:
                 ahead=True,
                 overlapped=self.overlapped,
                 exchanged=may_exchange_under_work(request.pinned, request.cluster),
+                fp8=request.fp8,
                 paths=self.built.paths.setdefault(mesh.routing, {}),
             )
         return self.built.builders[key]

@@ -36,6 +36,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hardware_profiles import Cluster
+from planner.graph.fp8 import NO_FP8, Fp8
 from planner.limits import checked
 from planner.sharding.layout import REPLICATE, Layout
 from planner.sharding.mesh import Alltoall, Mesh, build_mesh
@@ -74,6 +75,7 @@ class Task:
         sweeps: how often at most all axes are decided once more at the end.
         alltoall: on which axes there is that collective.
         gathers: how weights are gathered (`planner.sharding.update.GATHERS`).
+        fp8: what layers with delayed scales keep of the steps before.
     """
 
     template: Template
@@ -89,6 +91,7 @@ class Task:
     sweeps: int = 3
     alltoall: Alltoall = True
     gathers: str = EACH
+    fp8: Fp8 = NO_FP8
 
     def starts(self) -> tuple[tuple[int, ...], ...]:
         """What is decided one after the other: the finest axes, or those of whole levels at once."""
@@ -118,6 +121,7 @@ class _Builders:
                 update=task.update,
                 offload=task.offload,
                 together=task.gathers != EACH,
+                fp8=task.fp8,
             )
         return self._known[sizes, rest]
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hardware_profiles import Cluster
 from planner.graph.blocks import IDENTITY
+from planner.graph.fp8 import NO_FP8, Fp8, delayed_layers, history_bytes
 from planner.graph.operator_graph import TensorType
 from planner.limits import check, room
 from planner.plan.layout.block_gathers import longest_gather
@@ -139,7 +140,8 @@ class TableBuilder:
     another beats in everything. With `ahead` hosts launch ahead of the kernels, so that a block takes as long as its
     kernels and messages, or as its launches: counted is a weighted mean of both. `paths` between layouts are shared by
     builders of meshes on which they are the same. With `overlapped` collectives beside
-    linear layers travel under their products, with `exchanged` the rows of experts under other work.
+    linear layers travel under their products, with `exchanged` the rows of experts under other work. Layers whose
+    scales are delayed have the histories that `fp8` says.
     """
 
     mesh: Mesh
@@ -153,6 +155,7 @@ class TableBuilder:
     ahead: bool = False
     overlapped: bool = False
     exchanged: bool = False
+    fp8: Fp8 = NO_FP8
     paths: Paths = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -379,7 +382,10 @@ class TableBuilder:
             among = (own_copies(len(self.mesh.axes)),)
         states = self.offload.optimizer if trainable else NOTHING.optimizer
         weights = self.offload.weights if name in template.every_own_parameter else NOTHING.weights
-        key = (tensor, trainable, among, local, weights)
+        scaled = self.fp8.delayed and name in delayed_layers(
+            graph.operators[at] for at in graph.consumers.get(name, ())
+        )
+        key = (tensor, trainable, among, local, weights, scaled)
         if key not in self._parameters:
             stored = legal_stored(tensor.shape, self.mesh.sizes, trainable) if among is None else among
             if states != NOTHING.optimizer or weights != NOTHING.weights:
@@ -387,6 +393,8 @@ class TableBuilder:
             prices = price_parameter(
                 tensor, trainable, stored, self.precision, self.optimizer, self._pricers, self.update, local
             )
+            if scaled:
+                prices = replace(prices, state=prices.state + history_bytes(self.fp8))
             if not self.dominated:
                 kept = undominated(stored, prices)
                 stored, prices = tuple(stored[place] for place in kept), priced_among(prices, kept)

@@ -71,3 +71,14 @@ def test_elements_beyond_the_scale_become_the_largest_number() -> None:
     x, weight = torch.full((16, 16), 1000.0), torch.eye(16, requires_grad=True)
     y = fp8_linear(x, weight, None, RECIPES["delayed"], delayed=scales().of("w"))
     assert y.detach().max() == E4M3
+
+
+@pytest.mark.parametrize("length", [1, 2, 16, 17, 50])
+def test_a_history_has_the_last_steps_the_newest_first(length: int) -> None:
+    """Whatever the parts in which it moves on."""
+    every, steps = scales(history=length), 60
+    for step in range(1, steps + 1):
+        every.of("w").see(GRADIENT, torch.tensor([float(step)]))
+        every.end_step()
+    assert every.history_of("w")[GRADIENT].tolist() == [float(step) for step in range(steps, steps - length, -1)]
+    assert not every.history_of("v").any()
