@@ -27,6 +27,7 @@ from planner.validation.rows import Row, readings_of, unread_of
 from planner.validation.spared import NOTHING_SPARED, Spared
 from planner.validation.stage_layers import stage_layers
 from planner.validation.unsupported import UnsupportedError
+from planner.validation.words import mentions
 
 VOCABULARY_MULTIPLE = 128
 """Megatron pads vocabularies to a multiple, so that they can be cut."""
@@ -212,7 +213,7 @@ def _candidates(row: Row, precision: str, notes: list[str]) -> list[Dimensions]:
 _BY_HEADS = r"ulysses|\bcp[-_ ]comm[-_ ]type\s*[=: ]\s*\W?a2a(?!\+)"
 """Context parallelism by heads: DeepSpeed's name of it, and Megatron's --cp-comm-type a2a."""
 
-_LATENT = re.compile(r"latent.attention|deepseek[-_ ]?v?[2-9](?!\d)")
+_LATENT = re.compile(r"latent.attention|deepseek[-_ ]?v?[2-9](?!\d|b\b)")
 """Multi-head latent attention: named as a flag, or that of the DeepSeek models since V2 (DeepSeek-AI 2024)."""
 
 
@@ -273,7 +274,7 @@ def _experts(row: Row, notes: list[str]) -> ExpertDimensions | None:
     first = re.fullmatch(r"\(\[0\]\*(\d{1,9})\+\[1\]\*(\d{1,9})\);?", frequency[1]) if frequency else None
     if frequency and (first is None or int(first[1]) + int(first[2]) != _needed(row, "n_layers")):
         raise UnsupportedError(f"layers with experts are {frequency[1]}; only the first layers can be dense")
-    if "moe-expert-capacity-factor" in words or "tokendrop" in words:
+    if mentions(words, r"token[- ]?drop|moe[-_]expert[-_]capacity[-_]factor"):
         notes.append("rows over the capacity of an expert are dropped: priced as if none were")
     count, chosen = _needed(row, "n_experts"), _needed(row, "topk")
     if chosen > count:
@@ -333,7 +334,7 @@ def _pinned(row: Row, devices: int, model: Dimensions, spared: Spared | None, no
         raise UnsupportedError(
             f"tp {tensor} x pp {pipeline} x cp {context} x dp {data} = {data * rest} are not the {devices} devices"
         )
-    around: ContextBy = "heads" if re.search(_BY_HEADS, row.text("other_flags").lower()) else "ring"
+    around: ContextBy = "heads" if mentions(row.text("other_flags").lower(), _BY_HEADS) else "ring"
     if context > 1:
         notes.append(f"context parallelism by {around}")
     sequence = row.truth("sp")

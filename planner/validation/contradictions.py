@@ -6,6 +6,7 @@ flags               gradients accumulated over other micro-batches than make the
                     column `recompute` denies
 precision_detail    products in fp8 of a run in 16 bits
 peak_mem_GB         more than the device has: another unit
+iter_time_s         less than the model's FLOP take at the peak of all devices
 """
 
 import re
@@ -47,6 +48,17 @@ def refuse_contradictions(row: Row) -> None:
     detail = row.text("precision_detail").lower()
     if row.precision() in ("bf16", "fp16", "fp32") and mentions(detail, r"(?:mx)?fp8|float8"):
         raise UnsupportedError(f"precision is {row.text('precision')}, and its detail '{detail:.40}' names fp8")
+
+
+def refuse_rate(row: Row, flops: float, peak: float) -> None:
+    """Raise UnsupportedError for a step that no device can do in that time: the model's FLOP of one, over the peak of
+    all devices, are more."""
+    seconds, least = row.measured_seconds, flops / peak
+    if seconds is not None and seconds < least:
+        raise UnsupportedError(
+            f"its step took {seconds:.4g} s, and {flops:.3g} FLOP take {least:.4g} s at the peak of all devices:"
+            " another unit, or another batch"
+        )
 
 
 def refuse_peak(row: Row, memory: Bytes) -> None:

@@ -27,7 +27,7 @@ from planner.strategy_search.job import given_job
 from planner.strategy_search.objectives import plan_for
 from planner.validation.cells import PeakKind
 from planner.validation.configuration import Job, Run, run_of
-from planner.validation.contradictions import refuse_peak
+from planner.validation.contradictions import refuse_peak, refuse_rate
 from planner.validation.peak import KIND_WORDS, kind_of_peak, least_needed, peak_ends, peak_of
 from planner.validation.rows import Row
 from planner.validation.software import machine_of_run
@@ -177,6 +177,8 @@ def evaluate_chunk(
             endless = replace(cluster, device=replace(cluster.device, memory=_ENDLESS))
             prediction, more = _priced(row, run, endless, graphs[run.job.model], cluster.device.memory)
             notes = (*notes, *more)
+            dtype = cluster.software.products or run.job.model.precision
+            refuse_rate(row, prediction.model_flops, cluster.device.peak(dtype) * run.job.devices)
             kind = kind_of_peak(row)
         except (PlannerError, HardwareProfileError, CostModelError) as error:
             results.append(Evaluated(row=row, notes=notes, error=str(error)))

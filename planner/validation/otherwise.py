@@ -62,6 +62,18 @@ _IN_FLAGS: tuple[tuple[str, str], ...] = (
     (r"\bjax\b|\bmaxtext\b|\bpaxml\b|\blevanter\b", "it ran on JAX, and none of `plan stacks` does"),
     (r"\bcp[-_ ]comm[-_ ]type\s*[=: ]\s*\W?a2a\+p2p", "context parallelism is by heads inside and by a ring outside"),
 )
+_UNUSUAL = (
+    (
+        r"(?:no|without) nvlink|nvlink (?:off|disabled)",
+        "its devices are not joined by NVLink, and those of profiles are",
+    ),
+    (
+        r"includ\w+ (?:compilation|warm-?up|checkpoint\w*|evaluation)|of the first (?:step|iteration)",
+        "what was measured is more than a step",
+    ),
+)
+"""Patterns with their denials in them, of notes too."""
+
 _SCHEDULES = (
     r"\bgpipe\b|zero[-_ ]?bubble|\bzb[-_]?(?:h1|h2|v|1p)\b|\bdual[-_ ]?pipe|\bafab\b|\bpipedream|\bchimera\b|\bhanayo\b"
     r"|\basync\w* pipeline"
@@ -83,6 +95,9 @@ def refuse_otherwise(row: Row) -> None:
         for pattern, reason in table:
             if mentions(words, pattern):
                 raise UnsupportedError(reason)
+    for pattern, reason in _UNUSUAL:
+        if re.search(pattern, f"{row.text('intra_bw').lower()}; {notes}"):
+            raise UnsupportedError(reason)
     if mentions(own, _OF_THE_RUN):
         raise UnsupportedError("its optimizer is not AdamW, whose states and time are priced")
     for words, pattern in ((flags, _SCHEDULES), (own, _SCHEDULE_OF_THE_RUN)):

@@ -91,7 +91,7 @@ def release_of(row: Row) -> str:
     named = re.search(r"\b(2\d\.(?:0[1-9]|1[0-2])(?:\.\d{2})?)\s+nemo container", row.text("source").lower())
     if named:
         return named[1]
-    month = re.fullmatch(r"20(2\d)-(0[1-9]|1[0-2])(?:-\d\d)?", row.text("date"))
+    month = re.fullmatch(r"20(2\d)-(0[1-9]|1[0-2])(?:-\d\d)?", row.date())
     return f"{month[1]}.{month[2]}" if month else ""
 
 
@@ -159,7 +159,7 @@ def virtual_stages_by_recipe(row: Row) -> int | None:
         return None
     if "dgxc" in source and "v25.04" in source and re.search(r"nemotron4?[-_ ]340b", model) and pipeline == 8:
         return 12
-    launched = "nemo" in source and row.text("date").startswith("2024")
+    launched = "nemo" in source and row.date().startswith("2024")
     if launched and row.integer("vpp") is None and re.match(r"llama-?2-13b", model) and pipeline == 4:
         return 10
     return None

@@ -58,7 +58,14 @@ def _some_blocks(detail: str, layers: int, notes: list[str]) -> Spared | None:
     if share := re.search(r"(\d{1,3})\s?% of (?:the |all )?" + _LAYERS, detail):
         notes.append(f"full recomputation of {share[1]}% of the blocks")
         return Spared(recomputed=math.ceil(layers * min(int(share[1]), 100) / 100))
-    if re.search(r"\d\s*(?:/|of|out of)\s*\d+\s*" + _LAYERS + r"|(?:first|last|some)\s+(?:\d+\s+)?" + _LAYERS, detail):
+    if re.search(
+        r"\d\s*(?:/|of|out of)\s*\d+\s*"
+        + _LAYERS
+        + r"|(?:first|last|some)\s+(?:\d+\s+)?"
+        + _LAYERS
+        + r"|layers?\s+\d+\s*-",
+        detail,
+    ):
         raise UnsupportedError(f"recompute_detail '{detail:.40}': say the blocks of a stage, as in full (block n=5)")
     return None
 
@@ -91,7 +98,7 @@ def repeated(row: Row, recompute: Running | None, notes: list[str]) -> tuple[str
         classes = tuple(sorted({value for key, value in found.items() if key in words}))
         notes.append(f"selective recomputation: of {', '.join(classes) or 'the fastest choice of operators'}")
         return classes
-    if re.search(r"\bmlp\b|\bffn\b|\bmoe\b|layers", detail) and "att" not in detail:
+    if re.search(r"\bmlp\b|\bffn\b|\bmoe\b|layers", detail):
         raise UnsupportedError(f"recompute_detail '{detail:.40}': what is computed again? modules=[...] names it")
     notes.append("selective recomputation: of attention")
     return ("attention",)

@@ -85,6 +85,16 @@ class Row:
             raise self._malformed(column, "a number above 0")
         return number
 
+    def date(self) -> str:
+        """When it ran or was published, as 2024-06-30 or less of it. Raises RequestError for anything else, which would
+        be taken for older or newer than it is."""
+        text = self.text("date")
+        if cells.unknown(text):
+            return ""
+        if not re.fullmatch(r"20\d\d(?:-\d\d){0,2}(?:\.\.20\d\d(?:-\d\d){0,2})?", text):
+            raise self._malformed("date", "a date as in 2024, 2024-06 or 2024-06-30")
+        return text
+
     def truth(self, column: str) -> bool | None:
         """True or False. Raises RequestError for anything else."""
         return self._read(column, cells.truth, "True or False")
@@ -172,7 +182,7 @@ class Row:
     @property
     def out_of_memory(self) -> bool:
         """Whether the run did not fit."""
-        return self.text("tier") == "OOM"
+        return self.text("tier").upper() == "OOM"
 
     @property
     def parameters(self) -> float | None:
@@ -319,6 +329,7 @@ def _check(row: Row, known: dict[str, int]) -> None:
         row.quantity(column)
     for column in ("sp", "compile"):
         row.truth(column)
+    row.date()
     row.recomputation()
     _check_times(row)
     row.zero_stage()

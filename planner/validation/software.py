@@ -43,7 +43,11 @@ from planner.validation.rows import Row
 from planner.validation.words import mentions
 
 _SECOND, _THIRD = "2024", "2024-07"  # dates from which runs are taken to use the next generation
-_FLAGS = {"reductions": "overlap-grad-reduce", "gathers": "overlap-param-gather", "tensor": r"use-(?:ascend-)?mc2"}
+_FLAGS = {
+    "reductions": "overlap[-_]grad[-_]reduce",
+    "gathers": "overlap[-_]param[-_]gather",
+    "tensor": "use[-_](?:ascend[-_])?mc2",
+}
 """Words in the flags of a row for what hides communication; MC2 (ModelLink's --use-mc2) is products and collectives of
 tensor parallelism in one kernel, piece by piece."""
 
@@ -115,9 +119,8 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
     except UnknownKeyError:
         attention = "best"
     notes.append(f"taken for {stack.name}, attention {attention}")
-    if re.search(
-        r"token[- ]?drop|moe-expert-capacity-factor", f"{row.text('model')} {flags} {row.text('notes')}".lower()
-    ):
+    dropping = f"{row.text('model')}; {flags}; {row.text('notes')}".lower()
+    if mentions(dropping, r"token[- ]?drop|moe[-_]expert[-_]capacity[-_]factor"):
         stack = replace(stack, drops_tokens=True)
     stack = _experts_of(row, stack, flags, notes)
     if "no-gradient-accumulation-fusion" in flags:
@@ -170,7 +173,7 @@ def _experts_of(row: Row, stack: Software, flags: str, notes: list[str]) -> Soft
         sent = "once" if recipe.dispatcher == "once" else "for each expert"
         notes.append(f"rows are sent {sent}, CUDA graphs: {recipe.graphs}")
         return replace(stack, dispatcher=recipe.dispatcher, graphs=recipe.graphs)
-    if stack.name == "mindspeed" and row.text("date") < _SORTED_ROWS and "dispatcher-type=alltoall" not in flags:
+    if stack.name == "mindspeed" and row.date() < _SORTED_ROWS and "dispatcher-type=alltoall" not in flags:
         return replace(stack, sorts_elements=True)
     return stack
 
@@ -185,7 +188,7 @@ def products_of(row: Row) -> str:
 def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
     """The stack with what a row says of memory: an optimizer on the host, a loss that never holds all logits."""
     words = f"{row.text('other_flags')} {row.text('distributed_optimizer')}".lower()
-    if re.search(r"offload\S* (of )?(adam|optim)|optimizer[-_ ]offload", words) or "offload-optimizer" in words:
+    if mentions(words, r"offload\S* (?:of )?(?:adam|optim)|optimizer[-_ ]offload|offload[-_]optimizer"):
         notes.append("the optimizer's state is on the host")
         stack = replace(stack, offloaded=True)
     if re.search(_NARROW_GRADIENTS, f"{words} {row.text('source').lower()}"):
@@ -196,7 +199,7 @@ def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
         stack = replace(stack, buffers=stack.buffers + _flat_gradients(row))
     if stack.name == "paddle" and (row.integer("tp") or 1) > 1:
         stack = replace(stack, copies_inputs=True)
-    if "liger" in words:
+    if mentions(words, r"\bliger"):
         notes.append("the loss is computed a piece at a time, gated activations are made again, in place (Liger)")
         stack = replace(stack, loss="pieces", fused=True, gates_in_place=True)
     return stack
@@ -206,7 +209,7 @@ def _of_its_time(row: Row, stack: Software) -> Software:
     """Megatron-LM as it was when a row was measured. Until February 2022 gradients were added up by a pass of their own
     (commit 83b1e42f30: gradient accumulation fusion). From September 2022 (55817ec9b9) to June 2024 (9634c0e4a3) the
     loss left the fp32 copy of the logits in memory while it made the softmax in another."""
-    date = row.text("date")[:7]
+    date = row.date()[:7]
     if stack.name == "megatron-2021" and date < _FUSED_ACCUMULATION:
         return replace(stack, accumulates=True)
     if stack.name in ("megatron", "nemo") and _COPIED_LOGITS[0] <= date < _COPIED_LOGITS[1]:
@@ -231,7 +234,7 @@ def _narrow_states(row: Row) -> dict[str, float]:
     under FSDP; DeepSeek's moments in Megatron Bridge (deepseek_v3.py: exp_avg_dtype, exp_avg_sq_dtype)."""
     source, narrow = row.text("source").lower(), {}
     bridge = "megatron-bridge" in source
-    if row.precision() == "bf16" and row.zero_stage() != 3 and (bridge or row.text("date") < "2025"):
+    if row.precision() == "bf16" and row.zero_stage() != 3 and (bridge or row.date() < "2025"):
         narrow["master"] = 2.0
     if bridge and row.zero_stage() != 3 and re.search(r"deepseek|kimi", row.text("model").lower()):
         narrow["moment"] = 2.0
@@ -261,7 +264,7 @@ def _stack(row: Row, zero: int) -> str:
     if zero == 3 or re.search(r"fsdp|hsdp|shard", row.text("zero_stage").lower()) or row.zero_stage() == 3:
         return "fsdp-compiled" if row.truth("compile") else "fsdp"
     fused = row.attention()
-    return "megatron-2021" if fused in (None, "unfused") and row.text("date") < "2023" else "megatron"
+    return "megatron-2021" if fused in (None, "unfused") and row.date() < "2023" else "megatron"
 
 
 def _fuses_experts(row: Row) -> bool:
@@ -277,7 +280,7 @@ def _has_sinks(row: Row) -> bool:
 
 
 def _attention(row: Row, stack: Software) -> AttentionKernels:
-    named, date = row.attention(), row.text("date")
+    named, date = row.attention(), row.date()
     if row.precision() == "fp32" and stack.attention != "sdpa":
         return (
             "unfused"  # FlashAttention takes 16 bits alone (flash_attn_interface.py); PyTorch has other fused kernels

@@ -1,4 +1,4 @@
-"""Whether a text has a word, and not only to deny it ("not NeMo", "without the NeMo container")."""
+"""Whether a text has a word, and not only to deny it ("not NeMo", "without the NeMo container", "liger=False")."""
 
 import re
 
@@ -7,6 +7,12 @@ _NOT = re.compile(
 )
 
 
+_OFF = re.compile(r"\S*\s*(?:[=:]\s*\W?(?:false|off|none|no|disabled|0)(?![\w.])|(?:disabled|off)\b)")
+
+
 def mentions(words: str, pattern: str) -> bool:
-    """Whether a text has what the pattern says at some place where it is not denied."""
-    return any(not _NOT.search(words[: found.start()]) for found in re.finditer(pattern, words))
+    """Whether a text has what the pattern says at some place where it is not denied, before it or as a value behind."""
+    return any(
+        not _NOT.search(words[: found.start()]) and not _OFF.match(words, found.end())
+        for found in re.finditer(pattern, words)
+    )

@@ -39,6 +39,7 @@ GPT = {
 
 EMPTY = (
     "model",
+    "date",
     "n_experts",
     "topk",
     "moe_ffn_hidden",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from planner.validation.configuration import run_of
-from planner.validation.contradictions import refuse_peak
+from planner.validation.contradictions import refuse_peak, refuse_rate
 from planner.validation.unsupported import UnsupportedError
 from tests.unit.validation.test_software import one
 
@@ -48,3 +48,9 @@ def test_a_peak_in_another_unit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"63488, and the device has 85.9 GB: say its unit"):
         refuse_peak(one(tmp_path, peak_mem_GB="63488"), 80 * 2**30)
     refuse_peak(one(tmp_path, peak_mem_GB="63488 MiB"), 80 * 2**30)
+
+
+def test_a_step_that_no_device_can_do_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"took 0.1 s, and 1e\+15 FLOP take 0.2 s"):
+        refuse_rate(one(tmp_path, iter_time_s="0.1"), 1e15, 5e15)
+    refuse_rate(one(tmp_path, iter_time_s="0.3"), 1e15, 5e15)

@@ -36,6 +36,8 @@ from tests.unit.validation.test_software import one
         ({"other_flags": "paged_adamw_32bit"}, "AdamW"),
         ({"notes": "trained with Muon"}, "AdamW"),
         ({"notes": "schedule: GPipe"}, "gpipe"),
+        ({"intra_bw": "NVLink off, PCIe"}, "not joined by NVLink"),
+        ({"notes": "time of the first step, including compilation"}, "more than a step"),
         ({"other_flags": "no 1F1B, GPipe"}, "gpipe"),
         ({"other_flags": "PipeDream-2BW"}, "pipedream"),
     ],
@@ -54,6 +56,8 @@ def test_a_run_of_another_kind_is_refused(tmp_path: Path, changes: dict[str, str
         {"other_flags": "untie-embeddings-and-output-weights"},
         {"notes": "twice as fast as GPipe"},
         {"notes": "AdamW, 3% slower than Muon"},
+        {"notes": "LoRA disabled"},
+        {"other_flags": "use_lora=False; dpo: no"},
         {"other_flags": "act cpu offload False; FSDP mixed precision mode PURE"},
         {"other_flags": "zero_hpz_partition_size=1; no frozen layers"},
         {"other_flags": "optimizer=adamw_torch_fused"},
@@ -93,7 +97,14 @@ def test_full_recomputation_of_some_blocks(tmp_path: Path, detail: str, blocks: 
 
 
 @pytest.mark.parametrize(
-    ("recompute", "detail"), [("full", "first 5 layers"), ("full", "2/3 layers"), ("selective", "mlp")]
+    ("recompute", "detail"),
+    [
+        ("full", "first 5 layers"),
+        ("full", "2/3 layers"),
+        ("selective", "mlp"),
+        ("full", "layers 0-15"),
+        ("selective", "attn, mlp"),
+    ],
 )
 def test_details_that_do_not_say_what_is_computed_again(tmp_path: Path, recompute: str, detail: str) -> None:
     with pytest.raises(UnsupportedError, match=f"recompute_detail '{detail}'"):

@@ -327,3 +327,18 @@ def test_power_limits(tmp_path: Path) -> None:
 def test_paddle_copies_what_tensor_parallel_products_read(tmp_path: Path) -> None:
     assert machine(tmp_path, other_flags="PaddlePaddle", tp="2")[0].software.copies_inputs
     assert not machine(tmp_path, other_flags="PaddlePaddle", tp="1", dp="4")[0].software.copies_inputs
+
+
+@pytest.mark.parametrize(
+    ("flags", "hidden"), [("overlap_grad_reduce: true", 0.8), ("overlap-grad-reduce=False", 0.0), ("", 0.0)]
+)
+def test_flags_with_values(tmp_path: Path, flags: str, hidden: float) -> None:
+    cluster, _ = machine(tmp_path, other_flags=flags, flash_attention="True", date="2024")
+    assert cluster.software.hidden.reductions == hidden
+
+
+@pytest.mark.parametrize("flags", ["liger=False", "no Liger kernel", "optimizer_offload: false"])
+def test_what_flags_deny_is_not_read(tmp_path: Path, flags: str) -> None:
+    software = machine(tmp_path, other_flags=flags)[0].software
+    assert not software.gates_in_place
+    assert not software.offloaded
