@@ -33,7 +33,7 @@ from runtime.optimizers.optimizers import OptimizerSettings
 from runtime.processes.progress import NoticeReport, Report, RunSummary, StepReport
 from runtime.processes.rank import At
 from runtime.processes.stragglers import LEAST_STEPS, slow_ranks
-from runtime.processes.this_machine import elsewhere, peak_memory
+from runtime.processes.this_machine import elsewhere, peak_memory, predicted_memory
 from runtime.profiling.recording import FEWEST, WARM_UP, Recorder
 from runtime.reference.per_replica import forward_per_replica
 from runtime.reference.unsharded import UnshardedStep
@@ -358,7 +358,7 @@ class _Run:
             slow=slow_ranks(by_rank, usual, plan) if usual is not None and len(counted) >= LEAST_STEPS else (),
             peak_bytes=_of_every_rank(peak, device),
             peak_kind=kind,
-            predicted_peak_bytes=plan.prediction.peak_bytes,
+            predicted_peak_bytes=predicted_memory(plan.prediction, device),
             precision=plan.training.precision,
             difference=worst,
             tolerance=tolerance_of(plan.training.precision, fp8=bool(plan.training.fp8)),

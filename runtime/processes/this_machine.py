@@ -10,7 +10,7 @@ import torch
 
 from hardware_profiles import HardwareProfileError, parts_of
 from planner.plan.binding.machine import machine_of
-from planner.plan.plan import ClusterReference
+from planner.plan.plan import ClusterReference, Prediction
 
 
 def device_name(device: torch.device) -> str:
@@ -37,6 +37,11 @@ def peak_memory(device: torch.device) -> tuple[str, float]:
     if device.type == "cpu":
         return "resident, Python and PyTorch included", resident_bytes()
     return "allocated", float(torch.accelerator.max_memory_allocated(device))
+
+
+def predicted_memory(prediction: Prediction, device: torch.device) -> float:
+    """What is predicted of `peak_memory`: for a CPU also what a rank keeps on the host, which is the same memory."""
+    return prediction.peak_bytes + (dict(prediction.offloaded).get("host", 0.0) if device.type == "cpu" else 0.0)
 
 
 def elsewhere(reference: ClusterReference, device: torch.device) -> str:

@@ -1,13 +1,17 @@
 """Cases side by side, and how many devices are enough."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import planner
 from planner.api import comparing
 from planner.api.comparing import Case, Outcome
 from planner.cli.commands.compare_cases import parse_prices
+from planner.cli.main import app
 from planner.errors import RequestError
 from planner.plan.plan import Plan
 from tests.refusals import refused
@@ -86,3 +90,22 @@ def test_prices_are_read() -> None:
     for text in ("h100=", "h100", "1,2", "h100=1,2", ""):
         with refused(RequestError, "--price", "h100=2.5,b200=5"):
             parse_prices(text)
+
+
+@pytest.mark.slow
+def test_operators_of_replicas_are_those_of_every_case(tmp_path: Path) -> None:
+    call = ["compare", "--model", "llama-tiny", "--seq-len", "16", "--devices", "1,2", "--hardware", "cpu"]
+    found = CliRunner().invoke(app, [*call, "--per-replica", "nothing", "--json"])
+    assert found.exit_code == 3
+    assert all("'nothing' means no operator" in row["reason"] for row in json.loads(found.stdout)["rows"])
+    for more in (["--engines", "torch"], []):
+        wrong = CliRunner().invoke(app, ["compare", str(tmp_path / "a.json"), "--per-replica", "*", *more])
+        assert wrong.exit_code == 2
+        assert "a.json: " in wrong.output
+
+
+@pytest.mark.slow
+def test_engines_are_not_told_of_operators_of_replicas() -> None:
+    call = ["compare", "--model", "llama-tiny", "--seq-len", "16", "--devices", "2", "--hardware", "cpu"]
+    told = CliRunner().invoke(app, [*call, "--per-replica", "*cross_entropy*", "--engines", "torch"])
+    assert "plain PyTorch is not told which operators replicas compute by themselves" in told.output

@@ -2,14 +2,20 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+import planner
 from planner.api.carrying import plan_of
+from planner.cli.main import app
+from planner.errors import RequestError
 from planner.export.description import Description
 from planner.export.targets import OPERATOR_TARGETS
 from planner.sharding.update import Update
+from tests.refusals import refused
 from tests.unit.export.descriptions import subject
 
 Content = dict[str, dict[str, dict[str, Any]]]
@@ -28,6 +34,21 @@ def written(description: Description, devices: int) -> Content:
     assert "micro-batches: 4 of 4 samples" in files["README.md"]
     content: Content = json.loads(files["strategy.json"])
     return content
+
+
+@pytest.mark.slow
+def test_it_is_written_from_python_as_by_the_command(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    planner.save(plan_of(subject("llama-tiny", "cpu", 8), BASE).plan, plan)
+    given = planner.export(plan, "mindspore", tmp_path / "python")
+    assert (
+        CliRunner().invoke(app, ["export", str(plan), "--to", "mindspore", "-o", str(tmp_path / "own")]).exit_code == 0
+    )
+    assert given.files["strategy.json"] == (tmp_path / "own" / "strategy.json").read_text()
+    here, there = (json.loads((tmp_path / name / "export.json").read_text()) for name in ("python", "own"))
+    assert {name for name, value in there.items() if here.get(name) != value} == {"schema_version", "checksum"}
+    with refused(RequestError, "unknown engine 'mindspor'", "mindspore"):
+        planner.export(plan, "mindspor")
 
 
 @pytest.mark.slow

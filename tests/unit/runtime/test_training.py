@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,9 +12,11 @@ import torch
 from torch import nn
 
 from planner.graph.trace import trace
+from planner.plan.plan import Prediction
 from runtime.checkpoint.manifest import read_manifest
 from runtime.launch.training import train
 from runtime.processes.progress import RunSummary, StepReport
+from runtime.processes.this_machine import predicted_memory
 from runtime.run_settings import RunSettings
 from tests.distributed import plans
 
@@ -81,3 +84,9 @@ def test_what_is_resumed_skips_the_same(run: Any, stop: int) -> None:
     then, summary = run(5, "parts")
     assert f"step {stop}" in summary.resumed
     assert _losses(first) + _losses(then) == _losses(whole)
+
+
+def test_what_a_process_on_cpus_keeps_on_its_host_is_its_memory_too() -> None:
+    found = replace(Prediction.unknown(), peak_bytes=3.0, offloaded=(("host", 2.0), ("disk", 7.0)))
+    assert predicted_memory(found, torch.device("cpu")) == 5.0
+    assert predicted_memory(found, torch.device("cuda")) == 3.0
