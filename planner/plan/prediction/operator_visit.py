@@ -447,7 +447,8 @@ class OperatorVisit:
         return made.forward != wanted.forward and not pieces
 
     def _kept_in_pieces(self) -> bool:
-        """Whether a shared value of a block is kept as it comes, and gathered again for the backward pass."""
+        """Whether a shared value of a block, which nobody else keeps, is kept as it comes, and gathered again for the
+        backward pass."""
         op, blocks = self.operator.operator, self.bound.blocks
         if (
             op.op != IDENTITY
@@ -457,8 +458,13 @@ class OperatorVisit:
         ):
             return False
         (name,) = op.results
-        uses = self.bound.graph.consumers.get(name or "", ())
-        return name in self.walk.alive.kept and all(blocks.block_of(use) == self.block for use in uses)
+        keeping = (use for use in self.bound.graph.consumers.get(name or "", ()) if self._keeps(use, name))
+        return name in self.walk.alive.kept and all(blocks.block_of(use) == self.block for use in keeping)
+
+    def _keeps(self, use: int, name: str | None) -> bool:
+        """Whether an operator keeps a value that it reads."""
+        operands = self.bound.operators[use].operator.operands
+        return any(operands[place] == name for place in self.walk.alive.saved[use])
 
     def _outlives(self, name: str) -> bool:
         """Whether a block that is not recomputed keeps, as it is made, a result of the recomputed block before it."""

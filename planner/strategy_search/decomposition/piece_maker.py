@@ -38,7 +38,7 @@ its own does not add. What is found so is a bound on all of them."""
 
 _COLUMNS = (
     "part", "steady", "step", "fixed", "live", "replay", "k_part", "k_live", "k_replay", "k_work", "transient",
-    "under", "under_again", "last", "work", "work_again", "reduction", "backward",
+    "outside", "under", "under_again", "last", "work", "work_again", "reduction", "backward",
 )  # fmt: skip
 
 
@@ -329,7 +329,8 @@ class PieceMaker:
             there, back = way.first_gather, way.first_gather * twice + way.first_reduce
             seconds, backward = seconds - there - back, backward - back  # what follows a first message is waited for
             self._join(*keys, under=there, under_again=back, last=way.first_reduce)
-        self._join(*keys, part=seconds, steady=seconds, replay=kept, backward=backward)
+        apart = self.at_once and self.share.blocks and not self.template.in_block(use.consumer)
+        self._join(*keys, part=seconds, steady=seconds, backward=backward, **{"outside" if apart else "replay": kept})
 
     def _join(self, one: Key, other: Key, /, **amounts: Array) -> None:
         first, second = self.place[one], self.place[other]
@@ -378,7 +379,7 @@ class PieceMaker:
         count = len(keys)
         plan = schedule(sizes, tuple(self.pairs), tuple(range(count - len(boundary), count)), EXACT)
         order = [(pair, flip) for (pair, flip) in plan.edge_pairs]
-        wanted = ["part", "steady", "live", "replay"]
+        wanted = ["part", "steady", "live", "replay", "outside"]
         wanted += ["under", "under_again", "last"] if self.travels else []
         wanted += ["backward"] if self.reduces else []
         flat = {name: [self.columns[name]] for name in wanted}
@@ -415,6 +416,7 @@ class PieceMaker:
             fixed=nodes["fixed"],
             live=joined["live"],
             replay=joined["replay"],
+            outside=joined["outside"] if joined["outside"].any() else None,
             keeping_part=nodes["k_part"],
             keeping_live=nodes["k_live"],
             keeping_replay=nodes["k_replay"],

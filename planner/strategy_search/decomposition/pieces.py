@@ -109,6 +109,7 @@ class Piece:
     not. `under` and `excess` are those of `Amounts`, of both passes, and `last` is; None where nothing travels under
     work, as is `keeping_work`: what is not run again covers nothing in the backward pass. So are `reduction`, of the
     nodes, and `backward`; what keeping results changes at a node is all of the backward pass.
+    `outside`: the interior of what stands before a block that is in it, or behind: bounds have that of the block alone.
     `begins`: whether weights of it may go together, before the blocks.
     """
 
@@ -129,6 +130,7 @@ class Piece:
     transient: tuple[Array, ...]
     kind: int = 0  # of an inner block
     home: Home = "device"  # of what flows into its recomputed block
+    outside: Array | None = None
     under: tuple[Array, Array] | None = None
     last: Array | None = None
     excess: tuple[Array, Array] | None = None
@@ -258,7 +260,10 @@ class Piece:
             step=float(self.step[nodes].sum()),
             fixed=float(self.fixed[nodes].sum()),
             live=float(self.live[cells].sum() + self.keeping_live[keeping_at].sum()),
-            replay=float(self.replay[cells].sum() + self.keeping_replay[keeping_at].sum()),
+            replay=max(
+                float(self.replay[cells].sum() + self.keeping_replay[keeping_at].sum()),
+                0.0 if self.outside is None else float(self.outside[cells].sum()),
+            ),
             transient=max((float(t[k]) for t, k in zip(self.transient, choice, strict=True)), default=0.0),
             under=sum(float(values[cells].sum()) for values in self.under or ()),
             last=0.0 if self.last is None else float(self.last[cells].sum()),

@@ -356,13 +356,15 @@ class TableBuilder:
         )
 
     def _kept_in_pieces(self, template: Template, index: int) -> bool:
-        """Whether a shared value of the block is kept as it comes, and gathered again for the backward pass."""
+        """Whether a shared value of the block, which nobody else keeps, is kept as it comes, and gathered again for the
+        backward pass."""
         op = template.graph.operators[index]
         if op.op != IDENTITY or not template.in_block(index) or not self.cluster.software.regathers:
             return False
         if not template.alive.trains:
             return False
-        kinds = {edge.kind for edge in template.edges if edge.producer == index}
+        saved, edges = template.alive.saved, (edge for edge in template.edges if edge.producer == index)
+        kinds = {edge.kind for edge in edges if edge.operand in saved[edge.consumer]}
         return op.results[0] in template.alive.kept and kinds == {"inside"}
 
     def _parameter(

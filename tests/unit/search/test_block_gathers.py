@@ -43,7 +43,13 @@ TOGETHER = Update(buckets="none", gathers="block")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "mesh", "pipeline"),
-    [("llama-4", (2, 2), 1), ("gpt-4-tied", (4,), 2), ("mixture", (4,), 1), ("kinds-in-turn", (2,), 2)],
+    [
+        ("llama-4", (2, 2), 1),
+        ("gpt-4-tied", (4,), 2),
+        ("mixture", (4,), 1),
+        ("kinds-in-turn", (2,), 2),
+        ("mixture-after-dense", (4,), 1),
+    ],
 )
 @pytest.mark.parametrize("gathers", ["block", "ahead"])
 @pytest.mark.parametrize("dtype", ["mixed", "fp32"])

@@ -210,6 +210,27 @@ def test_stacks_are_priced_alike(stack: str, model: str, mesh: tuple[int, ...], 
             check_bytes(case, state, ranks, rank, cost, f"rank {rank} with {stack}")
 
 
+@pytest.mark.parametrize(
+    ("model", "stack"),
+    [("mixture-after-dense", "fsdp"), ("aside", "hai-llm"), ("aside", "megatron"), ("chain-from-input", "fsdp")],
+)
+def test_what_only_some_blocks_have_is_priced_alike_for_stacks(model: str, stack: str) -> None:
+    """A piece that has a block and what stands beside the blocks has the weights of one of them at a time; what the end
+    reads of the last block, and keeps nothing of, is kept in pieces there as in all others."""
+    draw = random.Random(stack)
+    software = load_software(stack)
+    for pipeline, mesh in ((1, (2, 2)), (2, (4,))):
+        cluster = load_profile("h100-80gb").with_devices(pipeline * math.prod(mesh)).with_software(software)
+        case = make_case(model, cluster, Configuration(pipeline=pipeline, mesh=mesh, micro_batches=4), 16, "bf16")
+        for _ in range(6):
+            state = random_state(case, draw)
+            ranks = random_ranks(case, draw, state)
+            costs = stage_costs(bind(plan_of(case, ranks), traced(model), BATCH), case.cluster)
+            for rank, cost in enumerate(costs):
+                cost.memory["transient"] -= software.buffers
+                check_bytes(case, state, ranks, rank, cost, f"rank {rank} with {stack}")
+
+
 SAVES = (
     ("fsdp", {"keeps_fp8": True}),
     ("fsdp", {"remakes": ("normalisation", "experts")}),
