@@ -512,8 +512,9 @@ class BestFirst:
 
     def _look_at_the_leanest(self) -> None:
         """Where bounds rule out everything, evaluate a few configurations to know how much is missing."""
-        if self.regions is not None and all(family is None for _, _, family, *_ in self.queue):
-            closed = sorted(self.queue, key=lambda one: (self.regions.least_bytes(one[3][0]), one[1]))
+        regions = self.regions
+        if regions is not None and all(family is None for _, _, family, *_ in self.queue):
+            closed = sorted(self.queue, key=lambda one: (regions.least_bytes(one[3][0]), one[1]))
             for bound, _, _, members, _ in closed[:_LOOKED_AT]:
                 self._open_family(members, bound)
         known = [

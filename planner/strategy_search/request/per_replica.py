@@ -1,7 +1,7 @@
 """Requests with operators that every data-parallel replica computes by itself (see `planner.sharding.per_replica`)."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from planner.errors import RequestError
@@ -43,7 +43,7 @@ def with_replica_count(request: SearchRequest, only_batch: str | None) -> Search
         )
     if request.global_batch % count:
         legal = [one for one in divisors(request.global_batch) if one % (pinned.data or 1) == 0]
-        options = {"replicas": (count, legal)}
+        options: dict[str, tuple[int, Iterable[int]]] = {"replicas": (count, legal)}
         if count < request.global_batch or not update.replicas:
             options |= {"global_batch": (request.global_batch, multiples(request.global_batch, count))}
         raise RequestError(
