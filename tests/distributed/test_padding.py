@@ -71,6 +71,21 @@ def test_a_padded_batch_trains_as_the_unsharded_model_on_its_samples(tmp_path: P
     assert audited["agrees"]
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "mxfp8"])
+def test_a_padded_batch_in_fp8_has_the_scales_of_its_samples(tmp_path: Path, recipe: str) -> None:
+    """What is behind them are copies of the last one, whose gradients are zero: no element is larger. Five samples of
+    24 tokens are blocks of 32 that end inside of a sample."""
+    np.save(tmp_path / "tokens.npy", np.random.default_rng(0).integers(0, 256, 80 * 25).astype(np.uint16))
+    small = ("--model", "llama-tiny", "--set", "num_layers=2", "--set", "hidden_size=64", "--set", "vocab_size=256")
+    job = (*small, "--hardware", "cpu", "--devices", "2", "--seq-len", "24", "--global-batch", "5", "--fp8", recipe)
+    call(tmp_path, *job, "--data", "2", "--micro-batches", "1", "--pad", "batch=6", "-o", "plan.json")
+    found = called(tmp_path, "run", "plan.json", "--steps", "4", "--dataset", "tokens.npy")
+    assert found["difference"] < 1e-4
+    assert found["agrees"]
+
+
 def call(folder: Path, *words: str) -> str:
     before = Path.cwd()
     os.chdir(folder)
