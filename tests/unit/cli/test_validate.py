@@ -19,6 +19,7 @@ HUGE = {
     "head_dim": "1024",
     "n_devices": "1",
     "n_params_B": "",
+    "iter_time_s": "10",
 }
 
 

@@ -39,7 +39,6 @@ GPT = {
 
 EMPTY = (
     "model",
-    "date",
     "n_experts",
     "topk",
     "moe_ffn_hidden",

@@ -57,7 +57,6 @@ def test_rows_are_chosen_by_their_cells_in_the_order_of_the_file(tmp_path: Path)
         ("sp", "maybe", "'maybe' is not True or False"),
         ("recompute", "some", "'some' is not one of none, selective, full"),
         ("id", "gpt", "'gpt' is the name of line 2 too"),
-        ("date", "12/2024", "'12/2024' is not a date"),
         ("tokens_per_s_per_device", "51200", "makes a step of 0.02 s, and iter_time_s is 0.1"),
         ("id", "", "it is empty"),
     ],

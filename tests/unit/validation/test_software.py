@@ -342,3 +342,8 @@ def test_what_flags_deny_is_not_read(tmp_path: Path, flags: str) -> None:
     software = machine(tmp_path, other_flags=flags)[0].software
     assert not software.gates_in_place
     assert not software.offloaded
+
+
+@pytest.mark.parametrize("date", ["June 2021", "12/2024", "24-06"])
+def test_dates_that_would_be_taken_for_others_are_refused(tmp_path: Path, date: str) -> None:
+    assert f"column date: '{date}' is not a date" in one(tmp_path, date=date).fault
