@@ -153,7 +153,7 @@ def operators_of(
     from planner.export.mindspore.sidecar import sidecar_content
     from planner.plan.binding.bind import bind
 
-    content = {"engine": target.name, "about": target.about}
+    content: dict[str, Any] = {"engine": target.name, "about": target.about}
     content |= {"model": plan.model.reference, "devices": plan.cluster.devices, **sidecar_content(plan)}
     return target.write(bind(plan, graph, batch)), content
 

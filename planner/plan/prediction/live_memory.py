@@ -120,7 +120,7 @@ class Chunk(BackwardMemory):
         works = []
         for number in ordered:
             self.first_in_turn = number == ordered[0]
-            works.append(self.account.recorded(lambda own=number: self.turn(replace(turn, micro_batch=own))))
+            works.append(self.account.recorded(partial(self.turn, replace(turn, micro_batch=number))))
         self.account.replayed([works[0], *(_without(WEIGHTS, work) for work in works[1:])])  # weights come for all
 
     def turn(self, turn: Turn) -> None:
