@@ -50,12 +50,8 @@ class Relay:
 
     def start(self, passes: Sequence[Sequence[Turn]], observer: Observer | None) -> None:
         """A step of so many passes begins, each one turn, or two that run together."""
-        self._forward, self._trips, self._coming, self._returning = (
-            None,
-            {},
-            {},
-            [],
-        )  # a step that was aborted may have left some
+        self._forward = None
+        self._trips, self._coming, self._returning = {}, {}, []  # a step that was aborted may have left some
         self._next, self._left = passes[0] if passes else (), len(passes)
         self.depart(observer)
 

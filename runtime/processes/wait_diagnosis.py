@@ -118,7 +118,7 @@ ROWS: Mapping[tuple[str, str], Row] = {
     ("runtime.executor.prefetch", "Prefetch.returned"): Row(
         part="of", reads=("way",), say=lambda way: f"gradients of {_bundle(way)}"
     ),
-    ("runtime.executor.prefetch", "Prefetch._land"): Row(
+    ("runtime.executor.prefetch", "Prefetch.take"): Row(
         part="of", reads=("way",), say=lambda way: f"gradients of {_bundle(way)}"
     ),
     ("runtime.ops.ring_attention", "_forward"): Row(part="action", reads=("ring",), say=_ring),
