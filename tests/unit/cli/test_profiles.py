@@ -79,7 +79,7 @@ def test_errors_on_runs_are_recorded(plan: Any, here: Path) -> None:
         here / "runs.csv",
         row(id="first"),
         row(id="second", tp="4", dp="1"),
-        row(id="third", profile="h100-80gb", peak_mem_GB=""),
+        row(id="third", profile="h100-80gb", device="H100", peak_mem_GB=""),
         row(id="elsewhere", profile="abacus"),
     )
     assert plan("validate", str(runs), "--record", "errors.csv").code == 0
@@ -89,7 +89,9 @@ def test_errors_on_runs_are_recorded(plan: Any, here: Path) -> None:
     assert a100.mean_absolute == pytest.approx(whole["seconds"]["mean_absolute"], abs=1e-4)
     assert (h100.profile, h100.with_memory, h100.memory_bias, h100.median_tau) == ("h100-80gb", 0, None, None)
 
-    write(runs, row(id="third", profile="h100-80gb"), row(id="again", profile="h100-80gb"))
+    write(
+        runs, row(id="third", profile="h100-80gb", device="H100"), row(id="again", profile="h100-80gb", device="H100")
+    )
     assert plan("validate", str(runs), "--record", "errors.csv").code == 0
     assert [(one.profile, one.rows) for one in recorded(RunError, here / "errors.csv")] == [
         ("a100-80gb", 2),

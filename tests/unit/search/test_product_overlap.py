@@ -147,7 +147,8 @@ def test_the_free_search_is_as_good_as_that_for_a_degree() -> None:
     free = search(request)
     assert free.plan.training.tensor_overlap
     for tensor in (2, 4):
-        assert free.plans[0].seconds <= search(replace(request, pinned=Pinned(tensor=tensor))).plans[0].seconds
+        pinned = search(replace(request, pinned=Pinned(tensor=tensor))).plans[0].seconds
+        assert free.plans[0].seconds <= pinned * (1 + 1e-4)  # buckets that save less are not looked for
 
 
 def test_other_software_and_devices_of_several_kinds_hide_by_themselves() -> None:
