@@ -100,16 +100,15 @@ class Prefetch:
             if self.returning and (self.returning[0].trip, self.returning[0].way.section) != (self, way.section):
                 land(self.returning)
             self.returning.append(Returning(self, way, way.send_back(gradients)))
-        if not self._announced:
+        if self.relay is None and not self._announced:
             self._announced = True
             torch.autograd.Variable._execution_engine.queue_callback(self._passed)
         return [None for _ in gradients]
 
     def _passed(self) -> None:
-        """The backward pass is over. Its last gradients land under the next pass, where there is one."""
+        """The backward pass is over, and nobody knows of a next one under which its last gradients could land."""
         self._announced = False
-        if self.relay is None or self.relay.ends:
-            land(self.returning)
+        land(self.returning)
 
     def take(self, way: Gathered, flight: Flight) -> None:
         """Add gradients to their parameters when they have landed."""

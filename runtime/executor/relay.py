@@ -36,28 +36,22 @@ class Relay:
     lanes: Groups
     bundles: Sequence[Sequence[Sequence[Bundle]]] = ()
     _next: Sequence[Turn] = ()  # whose weights are still to set out
-    _left: int = 0  # passes behind this one
     _forward: Turn | None = None  # the pass forward that runs, if any does
     _entered: int = 0  # sections of it
     _trips: dict[_Key, Prefetch] = field(default_factory=dict)  # that will come back
     _coming: dict[int, tuple[int, list[Gathered]]] = field(default_factory=dict)  # by chunk, for a section
     _returning: list[Returning] = field(default_factory=list)
 
-    @property
-    def ends(self) -> bool:
-        """Whether no pass of the step is left behind this one."""
-        return not self._left
-
     def start(self, passes: Sequence[Sequence[Turn]], observer: Observer | None) -> None:
         """A step of so many passes begins, each one turn, or two that run together."""
         self._forward = None
         self._trips, self._coming, self._returning = {}, {}, []  # a step that was aborted may have left some
-        self._next, self._left = passes[0] if passes else (), len(passes)
+        self._next = passes[0] if passes else ()
         self.depart(observer)
 
     def begin(self, turns: Sequence[Turn], following: Sequence[Turn], observer: Observer | None) -> None:
         """A pass of one turn, or of two that run together, is next; behind it these `following`, none in the end."""
-        self._next, self._left, self._entered = following, self._left - 1, 0
+        self._next, self._entered = following, 0
         self._forward = next((turn for turn in turns if turn.kind == "forward"), None)
         trips = [self._trips.pop(_key(turn), None) for turn in turns if turn.kind != "forward"]
         sets_out = any(trip is not None and trip.comes_again for trip in trips)
@@ -82,6 +76,11 @@ class Relay:
         self._entered += 1
         if self._entered == 2:
             land(self._returning)
+
+    def end(self) -> None:
+        """No pass of the step is left: the gradients land that are still on their way. The last pass may have none of
+        its own, where its weights are frozen, or whole on every rank."""
+        land(self._returning)
 
     def depart(self, observer: Observer | None) -> None:
         """The running pass gathers nothing more: let the weights come with which the next begins."""

@@ -143,6 +143,9 @@ class Pipeline:
                 self._backward(turn, seed)
             self.turns.append(turn)
             then(turn)
+        if self.relay is not None:
+            with phase("backward"):
+                self.relay.end()
         self._wait()
         means = [torch.zeros((), dtype=torch.float32, device=self.device) if t is None else t for t in totals]
         found = torch.stack(means) if batches > 1 else means[0]

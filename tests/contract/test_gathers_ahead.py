@@ -20,6 +20,8 @@ from planner.plan.plan import Plan
 from planner.plan.prediction import live_memory
 from planner.plan.prediction.chunk_memory import STATES, WEIGHTS
 from planner.plan.schedule import relays
+from planner.sharding.mesh import Mesh
+from planner.sharding.stored import StoredParameter
 from planner.sharding.update import Update
 from runtime.comm.async_collectives import Flight
 from runtime.executor import executor
@@ -90,9 +92,10 @@ def plan_of(gathers: str, kind: str = "zero3", sizes: tuple[int, ...] = (2,), **
 
 def order(plan: Plan) -> list[str]:
     with written_down() as events, one_rank("llama4", plan, plans.traced("llama4"), 0) as (step, _):
-        step.prepare(*plans.inputs("llama4"))
+        batch = plans.inputs("llama4", samples=plan.training.global_batch)
+        step.prepare(*batch)
         step.rank.observer = Blocks(events)
-        step.accumulate(*plans.inputs("llama4"))
+        step.accumulate(*batch)
     return events
 
 
@@ -157,6 +160,25 @@ def test_every_pass_of_a_pipeline_but_the_first_finds_its_weights_on_their_way(s
             one[0].accumulate(*plans.inputs("llama4"))
     assert len(started) >= 2 * 4 * 4, "of two stages, four micro-batches, two blocks, forward and back"
     assert all(started)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "zb_v", "dualpipe_v"])
+def test_gradients_land_though_the_last_pass_of_a_step_has_none(schedule: str) -> None:
+    """Rank 0 ends with the stage of block 0, whose weights are whole on every rank; before it came another one."""
+
+    def store(name: str, shape: tuple[int, ...], mesh: Mesh) -> StoredParameter:
+        if "layers.0." in name or "embed" in name:
+            return plans.store_zero1(name, shape, mesh, whole=True)
+        return plans.store_zero3(name, shape, mesh)
+
+    plan = plans.make_plan(
+        "llama4", plans.mesh_of(2), plans.on_samples, store, plans.load_samples,
+        stages=(1,) * 4, virtual_stages=2, micro_batches=4, global_batch=8, schedule=schedule,
+    )  # fmt: skip
+    update = Update(buckets="none", gathers="ahead")
+    found = order(replace(plan, training=replace(plan.training, update=update)))
+    (stage,) = {event.removeprefix("reduce ") for event in found if event.startswith("reduce ")} - {"head"}
+    assert found.count(f"reduced {stage}") == found.count(f"reduce {stage}") >= 4
 
 
 def test_without_a_flush_every_pass_waits_for_its_first_weights() -> None:
