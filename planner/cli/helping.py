@@ -14,6 +14,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
+from planner.cli.whole_numbers import check_whole_numbers
+
 _WIDEST, _NARROWEST = 120, 60
 _NAMES = 32
 """Columns of the names of options, with two spaces in front and two behind."""
@@ -90,7 +92,11 @@ PURPOSES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 
 
 class Command(TyperCommand):
-    """A command whose help is ours."""
+    """A command whose help is ours, and whose whole numbers are."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        check_whole_numbers(self, ctx, args)
+        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(command_help(self, ctx))

@@ -17,6 +17,7 @@ from planner.cli.commands.manual import as_command
 from planner.cli.errors import reporting
 from planner.cli.helping import command_help, screen
 from planner.cli.texts import say
+from planner.cli.whole_numbers import check_whole_numbers, legal_numbers
 from planner.errors import RequestError, StoppedError, unknown_name
 from planner.old_words import with_new_options
 
@@ -28,9 +29,6 @@ _ParserError: type[Exception] = next(
 
 ENOUGH = 128 + 13
 """Exit code where stdout was closed, as in `plan show plan.json | head`: that of SIGPIPE in a shell."""
-
-_LISTED = 8
-"""Legal numbers that are told one by one."""
 
 
 class Commands(TyperGroup):
@@ -64,6 +62,10 @@ class Commands(TyperGroup):
             raise RequestError(fault_of(error, given)) from error
         except typer.Abort as error:
             raise KeyboardInterrupt from error
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        check_whole_numbers(self, ctx, args)
+        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(screen() if ctx.parent is None else command_help(self, ctx))
@@ -132,26 +134,3 @@ def _as_given(names: Sequence[str], given: Sequence[str]) -> str:
         if name in names:
             return f"{name} {value if equals else ' '.join(given[at + 1 : at + 2])}"
     return names[-1]
-
-
-def legal_numbers(parameter: Any) -> str:
-    """What an option with a number takes, in words: `0, 1, 2 or 3`, `a whole number of 1 or more`; empty for others.
-
-    Newer versions of Typer keep the limits in the option, older ones in its type.
-    """
-    kind = getattr(parameter, "type", None)
-    annotation = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
-    name = getattr(annotation, "__name__", "") or getattr(kind, "name", "")
-    whole = name.startswith("int")
-    if not whole and not name.startswith("float"):
-        return ""
-    least, most = (getattr(parameter, end, getattr(kind, end, None)) for end in ("min", "max"))
-    number = "a whole number" if whole else "a number"
-    if least is None:
-        return number
-    if most is None:
-        return f"{number} of {least:g} or more"
-    if whole and most - least < _LISTED:
-        *others, last = map(str, range(int(least), int(most) + 1))
-        return f"{', '.join(others)} or {last}"
-    return f"{number} from {least:,} to {most:,}"
