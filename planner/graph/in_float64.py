@@ -3,13 +3,15 @@ float64.
 
     logits.float()                       logits.double()
     F.softmax(x, dim=-1, dtype=float32)  in float64
+    torch.zeros(rows, width)             of float64
 
 So a model that was written for training in fp32 has the same operators in float64, without casts to and fro, and none
 of them rounds to 24 bits.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -17,7 +19,17 @@ from torch.utils import _pytree as pytree
 
 
 class InFloat64(TorchFunctionMode):
-    """While it is entered, every call that says float32 means float64."""
+    """While it is entered, every call that says float32 means float64, and so does one that says nothing."""
+
+    def __enter__(self) -> Self:
+        self._default = float64_by_default()
+        self._default.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._default.__exit__(*error)
 
     def __torch_function__(
         self,
@@ -29,6 +41,17 @@ class InFloat64(TorchFunctionMode):
         wide = torch.Tensor.double if func is torch.Tensor.float else func
         given, named = pytree.tree_map(_wide, (tuple(args), dict(kwargs or {})))
         return wide(*given, **named)
+
+
+@contextmanager
+def float64_by_default() -> Iterator[None]:
+    """What names no dtype is float64, as what a graph traced in it calls has to be where it runs."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _wide(value: Any) -> Any:

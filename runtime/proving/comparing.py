@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from planner.graph.in_float64 import InFloat64
+from planner.graph.in_float64 import InFloat64, float64_by_default
 from planner.graph.operator_graph import OperatorGraph
 from planner.models.zoo import BuiltModel
 from planner.plan.binding.model_of import build_planned
@@ -29,6 +29,7 @@ from runtime.ops.randomness import dropping
 from runtime.optimizers.optimizers import OptimizerSettings
 from runtime.processes.progress import relative_difference
 from runtime.proving.differences import (
+    SINGLY,
     Differences,
     changes,
     floor_of,
@@ -63,6 +64,18 @@ def compared(
 ) -> Differences | None:
     """Train a small plan on this rank; how far it is from the unsharded model, on the first rank. `traced` is the graph
     of its model, where that is known. An `exact` plan is for a model in float64. Collective."""
+    with float64_by_default() if exact else nullcontext():
+        return _compared(plan, given, known, servers, traced, exact)
+
+
+def _compared(
+    plan: Plan,
+    given: str | None,
+    known: Communicators,
+    servers: Addresses | None,
+    traced: OperatorGraph | None,
+    exact: bool,
+) -> Differences | None:
     torch.manual_seed(SEED)
     built = build_planned(plan, given, device="cpu", dtype="float64" if exact else None)
     enliven(built.module)
@@ -150,6 +163,7 @@ def _trained(
     after = step.full_parameters()
     if plain is None:
         return None
+    singly = exact or step.plan.training.precision in SINGLY
     with _meaning(exact):
         wanted_loss, wanted, wanted_buffers = plain.gradients(*_given(step, batches[0]), chosen)
         wanted_losses = [plain(*_given(step, batch)) for batch in batches[1:]]
@@ -166,11 +180,11 @@ def _trained(
         steps=STEPS,
         parameters=len(wanted),
         loss=max(relative_difference(found, expected) for found, expected in pairs),
-        gradient=gradient if exact else together(gradients, wanted),
+        gradient=gradient if singly else together(gradients, wanted),
         worst_gradient=worst_gradient,
-        change=change if exact else None,
-        worst_change=worst_change if exact else "",
-        buffer=worst(buffers, held, 1e-6)[0] if exact and held else None,
+        change=change if singly else None,
+        worst_change=worst_change if singly else "",
+        buffer=worst(buffers, held, 1e-6)[0] if singly and held else None,
     )
 
 

@@ -6,9 +6,9 @@
 
 Two small plans: in float64 nothing hides in rounding; in the precision of the plan the same operators run as on the
 cluster. A plan in fp32 is run in float64 alone: its operators are the same, and of some models fp32 itself is off by
-more than a fault would be (gradients of a small ResNet-50 by 3e-2, as batch norm amplifies rounding). Nothing is proved
-about time, memory, kernels and links of the cluster, or about numbers larger than those that ran: two devices on an
-axis stand for sixty-four.
+more than a fault would be (gradients of a small ResNet-50 by 3e-2, as batch norm amplifies rounding). Where an operator
+of the user's has no float64, fp32 takes its place, and the proof says so. Nothing is proved about time, memory, kernels
+and links of the cluster, or about numbers larger than those that ran: two devices on an axis stand for sixty-four.
 """
 
 import tempfile
@@ -27,6 +27,7 @@ from planner.plan.prediction.predict import predict
 from planner.plan.shrinking.coverage import Covered
 from planner.plan.shrinking.facts import facts_of
 from planner.plan.shrinking.limits import PROCESSES
+from planner.plan.shrinking.precisions import precisions_of
 from planner.plan.shrinking.shrink import EXACT, SmallPlan
 from planner.plan.shrinking.smallest import SmallRequest, smallest
 from runtime.processes.ranks import run_ranks
@@ -38,13 +39,15 @@ from runtime.run_settings import RunSettings
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What was run, what of the plan that is, and how far it is from the unsharded model."""
+    """What was run, what of the plan that is, and how far it is from the unsharded model. `not_in_float64` says which
+    operator has no float64, so that narrower precisions prove the plan; empty where all have it."""
 
     large: Plan
     small: tuple[SmallPlan, ...]
     covered: tuple[Covered, ...]
     differences: tuple[Differences, ...]
     blocks: int
+    not_in_float64: str
 
     @property
     def agrees(self) -> bool:
@@ -77,7 +80,7 @@ def prove(
     large = bind(plan, graph, batch)
     facts = facts_of(large, machine)
     on_phase("making small plans with the same decisions")
-    precisions = (EXACT,) if plan.training.precision == "fp32" else (EXACT, plan.training.precision)
+    precisions, why = precisions_of(large.graph, plan.training.precision)
     request = SmallRequest(
         machine=machine, reference=reference, small=small, processes=processes, precisions=precisions
     )
@@ -90,6 +93,7 @@ def prove(
         covered=covered,
         differences=_run(found, model, on_phase),
         blocks=large.blocks.count,
+        not_in_float64=why,
     )
 
 
@@ -126,7 +130,10 @@ def _run(small: Sequence[SmallPlan], model: str | None, on_phase: Callable[[str]
 
 
 def _graph_text(small: SmallPlan) -> str:
-    """The graph of a small model, so that not every process traces it; empty where it cannot be written."""
+    """The graph of a small model, so that not every process traces it; empty where it cannot be written, or has
+    operators of the user's: a function is one in the processes that have traced a model which calls it."""
     model = small.plan.model
+    if any(op.rule is not None for op in small.traced.operators):
+        return ""
     assert model.batch is not None, "it was traced just now"
     return graph_text(small.traced, batch=model.batch, sequence_length=model.sequence_length) or ""

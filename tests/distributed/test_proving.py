@@ -87,6 +87,69 @@ def test_batch_norm_that_amplifies_rounding(pair: WorkerPool) -> None:
     assert found.gradient < 1e-9
 
 
+_OWN = """
+import torch
+from torch import nn
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+class Single(Double):
+    @staticmethod
+    def forward(ctx, x):
+        if x.dtype == torch.float64:
+            raise RuntimeError("no kernel for doubles")
+        return x * 2
+
+
+class Net(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.up, self.down = function, nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        start = torch.zeros(x.shape[0], 8, device=x.device)  # of the default dtype
+        return (self.down(self.function.apply(self.up(x) + self.up(start))) ** 2).mean()
+
+
+def double():
+    return Net(Double), (torch.randn(4, 8),)
+
+
+def single():
+    return Net(Single), (torch.randn(4, 8),)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("factory", "precision"), [("double", EXACT), ("single", "fp32")])
+def test_functions_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: str, precision: str) -> None:
+    """They are operators of the processes that trace the model; one without float64 is run in fp32, and named."""
+    (tmp_path / "proved_own.py").write_text(_OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{HERE.parents[1]}:{tmp_path}")
+    model = f"proved_own:{factory}"
+    asked = ["--model", model, "--hardware", "cpu", "--devices", "2", "--tensor", "2", "--global-batch", "8"]
+    made = CliRunner().invoke(app, [*asked, "-q", "-o", "plan.json"])
+    assert made.exit_code == 0, made.output
+    done = CliRunner().invoke(app, ["prove", "plan.json", "--model", model, "--small", model, "--json"])
+    assert done.exit_code == 0, done.output
+    content = json.loads(done.stdout)
+    assert [one["precision"] for one in content["differences"]] == [precision]
+    assert content["differences"][0]["gradient"] < (1e-12 if precision == EXACT else 1e-5)
+    assert content["differences"][0]["change"] is not None
+    why = content["not_in_float64"]
+    assert why is None if precision == EXACT else "Single" in why and "no kernel for doubles" in why
+
+
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_the_command(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def _print(found: "Proof") -> None:
         table.add_row(one.kind, *(f"{count:,}" for count in counts))
     console.print(table)
     console.print(_table(found.differences))
-    for line in (*_missing(found), *_failures(found)):
+    for line in (*_narrow(found), *_missing(found), *_failures(found)):
         say(line)
     say(_verdict(found))
 
@@ -118,6 +118,14 @@ def _table(differences: "tuple[Differences, ...]") -> Any:
         words = ("not compared" if value is None else f"{value:.1e}" for value in values)
         table.add_row(f"{one.precision}, {one.steps} steps", *words)
     return table
+
+
+def _narrow(found: "Proof") -> "list[str]":
+    """That nothing ran in float64."""
+    if not found.not_in_float64:
+        return []
+    ran = " and ".join(one.precision for one in found.differences)
+    return [f"not run in float64, but in {ran}, whose rounding is in the differences: {found.not_in_float64}"]
 
 
 def _missing(found: "Proof") -> "list[str]":
@@ -157,6 +165,7 @@ def _content(found: "Proof") -> Mapping[str, Any]:
         "schema_version": OUTPUT_SCHEMA_VERSION,
         "agrees": found.agrees,
         "complete": found.complete,
+        "not_in_float64": found.not_in_float64 or None,
         "small": {
             "model": small.model.reference,
             "processes": small.cluster.devices,

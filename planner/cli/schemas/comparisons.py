@@ -211,6 +211,7 @@ class Proved(Strict):
     schema_version: Literal[3]
     agrees: bool
     complete: bool
+    not_in_float64: Text
     small: SmallPlan
     decisions: list[Decisions]
     differences: list[ProvedIn]

@@ -63,9 +63,10 @@ class SmallPlan:
 
     @property
     def plan(self) -> Plan:
-        """For the model as it is traced."""
+        """For the model as it is traced, whose operators have the rules that they have there."""
         plan = self.bound.plan
-        return replace(plan, model=replace(plan.model, fingerprint=self.traced.fingerprint()))
+        model = replace(plan.model, fingerprint=self.traced.fingerprint())
+        return replace(plan, model=model, rules=written_rules(self.traced))
 
 
 def shrink(
@@ -144,7 +145,7 @@ def _shrunk(
         inputs=_inputs(large, prepared),
         groups=_groups(large, prepared, found, blocks),
         prediction=Prediction.unknown(),
-        rules=written_rules(traced),
+        rules=written_rules(priced),
     )
     bound = _overlapped(bind(decided, priced, built.batch), large, blocks, priced)
     return SmallPlan(

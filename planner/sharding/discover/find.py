@@ -37,7 +37,7 @@ MOST_RANKS = 16  # of a proof at true extents
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Sums in one order, and no threads that wait for each other over small tensors."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -48,7 +48,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@_one_thread()
+@one_thread()
 def rule_by_trial(call: Call) -> WrittenRule:
     """The rule of a call. Every factor is blocked, and `reason` says why, where no split was found.
 
@@ -69,7 +69,7 @@ def rule_by_trial(call: Call) -> WrittenRule:
 
 
 @lru_cache(maxsize=1024)
-@_one_thread()
+@one_thread()
 def check_rule(call: Call, rule: WrittenRule) -> str | None:
     """Why a rule that was read from somewhere does not hold for a call; None where it does.
 
@@ -85,7 +85,7 @@ def check_rule(call: Call, rule: WrittenRule) -> str | None:
     return next((text for _, text in _faults(call, rule, cases)), None)
 
 
-@_one_thread()
+@one_thread()
 def kept_again(call: Call, rule: WrittenRule) -> WrittenRule:
     """The rule with what autograd keeps as it is found here, whatever the rule says of that."""
     bare = WrittenRule(text=rule.text, blocked=rule.blocked, mean=rule.mean, addends=rule.addends, reason=rule.reason)
