@@ -24,11 +24,11 @@ class InFloat64(TorchFunctionMode):
     def __enter__(self) -> Self:
         self._default = float64_by_default()
         self._default.__enter__()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._default.__exit__(*error)
 
     def __torch_function__(
