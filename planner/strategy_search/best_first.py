@@ -158,8 +158,7 @@ class BestFirst:
         self.solved += outcome.solved
         if not outcome.ranks or outcome.seconds >= min(self.limit, self.best):
             return False
-        pieces = self.engine.pipeline_of_kinds(configuration, outcome.gathers)
-        self.incumbent = Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pieces)
+        self.incumbent = self._contender(configuration, outcome)
         self.hint = (outcome.price, outcome.under)
         return True
 
@@ -264,8 +263,7 @@ class BestFirst:
         self.contenders.step = slowest
         again = [(c, outcome) for c, outcome in self.contenders.left.items() if outcome.seconds < slowest]
         for c, outcome in again:
-            pieces = self.engine.pipeline_of_kinds(c, outcome.gathers)
-            self.contenders.add(Contender(configuration=c, outcome=outcome, pipeline_of_kinds=pieces))
+            self.contenders.add(self._contender(c, outcome))
         if again:
             finalists.found = self.contenders.found
             plans = finalists.plans()
@@ -285,11 +283,9 @@ class BestFirst:
         if not reorders(pinned) or asks(pinned) or not runs_here(cluster):
             return []
         self._evaluate_short_ones(slowest)
-        found = list[Contender]()
-        for c, outcome in self.contenders.left.items():
-            if c.pipeline > 1 and c.virtual_stages == 1 and outcome.ranks:
-                pieces = self.engine.pipeline_of_kinds(c, outcome.gathers)
-                found.append(Contender(configuration=c, outcome=outcome, pipeline_of_kinds=pieces))
+        left = self.contenders.left.items()
+        plain = ((c, outcome) for c, outcome in left if c.pipeline > 1 and c.virtual_stages == 1 and outcome.ranks)
+        found = [self._contender(c, outcome) for c, outcome in plain]
         promising = [one for one in found if one.promise < slowest * (1 - WORTH)]
         return sorted(promising, key=lambda one: (one.promise, one.order))[:_REORDERED]
 
@@ -306,6 +302,11 @@ class BestFirst:
                 with contextlib.suppress(NothingAgreesError):
                     outcome = self.engine.evaluate(c, cutoff=slowest / left[c])
                     self._take(c, outcome, max(bounds[c], outcome.bound))
+
+    def _contender(self, configuration: Configuration, outcome: Outcome) -> Contender:
+        """What was found for a configuration, as it contends."""
+        pieces = self.engine.pipeline_of_kinds(configuration, outcome.gathers)
+        return Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pieces)
 
     def _slowest(self, plans: tuple[Ranked, ...]) -> float:
         """Seconds of the slowest plan that was asked for."""
@@ -408,10 +409,7 @@ class BestFirst:
         _LOG.info("%s: %s", configuration_words(configuration), fate_words(outcome, self.cutoff))
         self.proved = min(self.proved, bound)
         if outcome.ranks and outcome.seconds < self.cutoff:
-            pipeline_of_kinds = self.engine.pipeline_of_kinds(configuration, outcome.gathers)
-            self.contenders.add(
-                Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pipeline_of_kinds)
-            )
+            self.contenders.add(self._contender(configuration, outcome))
         elif outcome.ranks:  # it contends where the best plans take longer than their sums
             self.contenders.left[configuration] = outcome
         self._tell()

@@ -29,7 +29,9 @@ from planner.strategy_search.request.space import Configuration
 
 Array = NDArray[np.float64]
 
-_SMALL = 1e-6  # of the bytes that there are: no more than sums of the same numbers in another order differ by
+_ROUNDED_BYTES = 1e-6
+"""Share of the memory of a device by which sums of the same bytes in another order differ, at most."""
+
 _ROUNDING = 1e-9
 """Of a block: sums of the same numbers in another order are no less than a whole one."""
 
@@ -85,7 +87,7 @@ class BlockTimes:
         counts = np.array(self.counts)[:, None]
         excess = (counts * self.live).sum(axis=0) + self.ending - room
         if again is None:
-            return replace(self, more=np.where(excess > _SMALL * room, math.inf, 0.0), known={})
+            return replace(self, more=np.where(excess > _ROUNDED_BYTES * room, math.inf, 0.0), known={})
         assert again.live is not None
         saved = counts * np.maximum(self.live - again.live, 0.0)
         taken = np.where(saved > 0, counts * np.maximum(again.blocks - self.blocks, 0.0), 0.0)
@@ -93,7 +95,7 @@ class BlockTimes:
         saved, taken = (np.take_along_axis(values, order, axis=0) for values in (saved, taken))
         before = np.cumsum(saved, axis=0) - saved
         shares = np.clip((excess - before) / np.maximum(saved, 1.0), 0.0, 1.0)
-        possible = excess <= saved.sum(axis=0) + _SMALL * room
+        possible = excess <= saved.sum(axis=0) + _ROUNDED_BYTES * room
         return replace(self, more=np.where(possible, (shares * taken).sum(axis=0), math.inf), known={})
 
     def with_experts(self, seconds: Mapping[int, float]) -> "BlockTimes":
