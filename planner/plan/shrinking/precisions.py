@@ -57,6 +57,3 @@ def _in_fp32(call: Call) -> Call:
         keywords=tuple((name, of(value)) for name, value in call.keywords),
         results=(),
     )
-
-
-__all__ = ["precisions_of"]

@@ -26,6 +26,3 @@ def small_replicas(large: BoundPlan, small: Sequence[int]) -> int:
 def _axes(operator: BoundOperator) -> list[int]:
     """The axes that are given whole replicas."""
     return [axis for axis, choice in enumerate(operator.strategy) if choice == operator.rule.replica]
-
-
-__all__ = ["small_replicas"]
