@@ -14,7 +14,9 @@ Two processors run up to four processes, each with one thread. A process that wa
 gloo moves bytes on threads of its own, which take a processor too: what these cost is no waiting for the link, and is
 in `work` as well, where the same bytes are moved. Steps with and without the limit take turns, and of each the least
 disturbed counts, so that what else the machine does falls on all alike; on a machine that others keep busy the shares
-are still off by tens of points.
+are still off by tens of points. Beside it stands the step that somebody would write by hand for the same degrees with
+DTensor and FSDP2, or DistributedDataParallel, on the same link in the same turns; transfers between stages and experts
+have no such step.
 """
 
 import json
@@ -30,6 +32,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from namespaces import INTERFACE, Network, network, why_not
+from overlap_runs import BY_HAND, WAITING
 from timing import extent
 
 import planner
@@ -48,7 +51,6 @@ ROUNDS = {"quick": 3, "usual": 5, "full": 15}
 SHARES = (0.25, 0.5, 1.0)
 """Of the work, what is sent takes."""
 UNLIMITED = 1e12  # bytes a second
-LATER = "!"  # see overlap_runs.WAITING
 
 Variant = tuple[int, Update]
 """Micro-batches in turn, and what becomes of weights and gradients."""
@@ -69,6 +71,7 @@ class Case:
     schedule: str = "1f1b"  # where it overlaps
     chunks: int = 1  # of collectives under their products, where it overlaps
     experts: bool = False  # whether experts are exchanged under other work, where it overlaps
+    by_hand: str = ""  # the way of `overhead_runs` to write it by hand
 
 
 ALONE, BLOCK, AHEAD = (Update(buckets="none", gathers=how) for how in ("each", "block", "ahead"))
@@ -76,8 +79,23 @@ BUCKETS = Update(buckets=1 << 20, gathers="each")
 FOUR_PARTS = {"micro_batches": 4}
 WHOLE = {"micro_batches": 1}
 CASES = (
-    Case(name="TP 2", ranks=2, pinned={"tensor": 2, **FOUR_PARTS}, waits=(1, ALONE), overlaps=(2, ALONE)),
-    Case(name="TP 2 chunks", ranks=2, pinned={"tensor": 2, **WHOLE}, waits=(1, ALONE), overlaps=(1, ALONE), chunks=2),
+    Case(
+        name="TP 2",
+        ranks=2,
+        pinned={"tensor": 2, **FOUR_PARTS},
+        waits=(1, ALONE),
+        overlaps=(2, ALONE),
+        by_hand="parallel",
+    ),
+    Case(
+        name="TP 2 chunks",
+        ranks=2,
+        pinned={"tensor": 2, **WHOLE},
+        waits=(1, ALONE),
+        overlaps=(1, ALONE),
+        chunks=2,
+        by_hand="parallel",
+    ),
     Case(
         name="SP 2 chunks",
         ranks=2,
@@ -85,10 +103,33 @@ CASES = (
         waits=(1, ALONE),
         overlaps=(1, ALONE),
         chunks=2,
+        by_hand="parallel",
     ),
-    Case(name="ZeRO-3 2", ranks=2, pinned={"data": 2, "zero": 3}, waits=(1, BLOCK), overlaps=(1, AHEAD)),
-    Case(name="ZeRO-3 4", ranks=4, pinned={"data": 4, "zero": 3}, waits=(1, BLOCK), overlaps=(1, AHEAD)),
-    Case(name="DP 2", ranks=2, pinned={"data": 2, "zero": 0}, waits=(1, BUCKETS), overlaps=(1, BUCKETS), late=True),
+    Case(
+        name="ZeRO-3 2",
+        ranks=2,
+        pinned={"data": 2, "zero": 3},
+        waits=(1, BLOCK),
+        overlaps=(1, AHEAD),
+        by_hand="parallel",
+    ),
+    Case(
+        name="ZeRO-3 4",
+        ranks=4,
+        pinned={"data": 4, "zero": 3},
+        waits=(1, BLOCK),
+        overlaps=(1, AHEAD),
+        by_hand="parallel",
+    ),
+    Case(
+        name="DP 2",
+        ranks=2,
+        pinned={"data": 2, "zero": 0},
+        waits=(1, BUCKETS),
+        overlaps=(1, BUCKETS),
+        late=True,
+        by_hand="ddp",
+    ),
     Case(
         name="PP 2",
         ranks=2,
@@ -105,6 +146,7 @@ CASES = (
         waits=(1, BUCKETS),
         overlaps=(2, BUCKETS),
         late=True,
+        by_hand="parallel",
     ),
     Case(
         name="experts 2",
@@ -130,6 +172,7 @@ def main() -> None:
     print("seconds of the least disturbed step, and the share of what is sent that is hidden")
     print(
         f"{'':12}{'link':>12}{'sent/work':>11}{'waits':>9}{'hidden':>8}{'overlaps':>10}{'hidden':>8}{'predicted':>11}"
+        f"{'by hand':>9}{'over it':>9}"
     )
     errors = []
     named = [word.removeprefix("--case=") for word in sys.argv[1:] if word.startswith("--case=")]
@@ -147,22 +190,27 @@ def measured(case: Case, rounds: int) -> list[float]:
         "waits": planned(case, case.waits, 1),
         "overlaps": planned(case, case.overlaps, case.chunks, experts=case.experts, schedule=case.schedule),
     }
-    late = "waits" + LATER * case.late
+    late = "waits" + WAITING * case.late
     errors = []
     with tempfile.TemporaryDirectory() as folder, network(case.ranks) as net:
         for name, plan in plans.items():
             save_plan(plan, Path(folder) / f"{name}.json")
+        if case.by_hand:
+            own = {"way": case.by_hand, **{axis: case.pinned.get(axis, 1) for axis in ("tensor", "data")}}
+            (Path(folder) / BY_HAND).write_text(json.dumps(own), encoding="utf-8")
+        names = (late, "overlaps", BY_HAND) if case.by_hand else (late, "overlaps")
         with ranks_of(net, folder) as told:
             work, sent = told("overlaps", rounds)
             for share in SHARES:
                 bandwidth = sent / (share * work)
-                base, steps = in_turns(told, net, (late, "overlaps"), bandwidth, rounds)
+                base, steps = in_turns(told, net, names, bandwidth, rounds)
                 hidden = [1 - (step - own) / (sent / bandwidth) for step, own in zip(steps, base, strict=True)]
                 foreseen = predicted(plans, graph, batch, bandwidth, base[1], late=case.late)
                 errors.append(abs(hidden[1] - foreseen))
+                beside = f"{steps[2]:>9.3f}{steps[1] / steps[2]:>9.2f}" if case.by_hand else ""
                 print(
                     f"{case.name:12}{bandwidth / 1e6:>7.1f} MB/s{share:>11.0%}{steps[0]:>9.3f}{hidden[0]:>8.0%}"
-                    f"{steps[1]:>10.3f}{hidden[1]:>8.0%}{foreseen:>11.0%}",
+                    f"{steps[1]:>10.3f}{hidden[1]:>8.0%}{foreseen:>11.0%}{beside}",
                     flush=True,
                 )
     return errors

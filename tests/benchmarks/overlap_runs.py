@@ -4,17 +4,22 @@
     stdout  {"plan": NAME, "seconds": [...]}      rank 0: seconds of each step from barrier to barrier
 
 All plans are set up first, and are for one model. "NAME!" times a plan without reductions under the backward pass, and
-without receives that are posted ahead.
+without receives that are posted ahead. Where the folder has `by_hand`, "by hand" is the step that somebody would write
+with DTensor, FSDP2 and DistributedDataParallel (`overhead_runs`): {"way": ..., "tensor": ..., "data": ...}.
 """
 
 import json
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from namespaces import INTERFACE
+from overhead_runs import by_hand
 
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
@@ -30,9 +35,15 @@ WAITING = "!"
 """Behind a name: gradients are reduced when the backward pass is over, stages receive when they need what comes."""
 
 
-def prepared(folder: Path) -> dict[str, tuple[TrainingStep, list[torch.Tensor]]]:
-    """The step of each plan in a folder, and its batch."""
-    device, known, graph, found = current_device(local_rank()), Communicators(), None, {}
+BY_HAND = "by_hand"
+
+Step = Callable[..., Any]
+
+
+def prepared(folder: Path) -> dict[str, tuple[Step, list[torch.Tensor]]]:
+    """The step of each plan in a folder, of what is written by hand, and its batch."""
+    device, known, graph = current_device(local_rank()), Communicators(), None
+    found: dict[str, tuple[Step, list[torch.Tensor]]] = {}
     for path in sorted(folder.glob("*.json")):
         plan = load_plan(path)
         torch.manual_seed(0)
@@ -50,33 +61,41 @@ def prepared(folder: Path) -> dict[str, tuple[TrainingStep, list[torch.Tensor]]]
             step=0,
         )
         found[path.stem] = (step, batch)
+    if (written := folder / BY_HAND).exists():
+        found[BY_HAND] = (by_hand(plan, **json.loads(written.read_text(encoding="utf-8"))), batch)
     return found
 
 
-def timed(step: TrainingStep, batch: list[torch.Tensor], rounds: int, *, waits: bool) -> list[float]:
+def timed(step: Step, batch: list[torch.Tensor], rounds: int) -> list[float]:
     """Seconds of some steps, after one that warms up."""
-    reduction, seconds = step.rank.optimizer.reduction, []
+    seconds = []
+    for number in range(rounds + 1):
+        dist.barrier()
+        started = time.perf_counter()
+        step(*batch)
+        dist.barrier()
+        if number:
+            seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+@contextmanager
+def waiting(step: TrainingStep) -> Iterator[None]:
+    """What is waited for: reductions behind the backward pass, receives when they are needed."""
+    reduction = step.rank.optimizer.reduction
     begin, take, post = reduction.begin, Line.take, Line.post
 
     def when_needed(line: Line) -> list[torch.Tensor]:
         post(line)
         return [line._landed(line.coming.popleft()) for _ in range(len(line.coming))]
 
-    if waits:
-        reduction.begin = _nothing  # type: ignore[method-assign]
-        Line.take, Line.post = when_needed, _nothing  # type: ignore[method-assign,assignment]
+    reduction.begin = _nothing  # type: ignore[method-assign]
+    Line.take, Line.post = when_needed, _nothing  # type: ignore[method-assign,assignment]
     try:
-        for number in range(rounds + 1):
-            dist.barrier()
-            started = time.perf_counter()
-            step(*batch)
-            dist.barrier()
-            if number:
-                seconds.append(time.perf_counter() - started)
+        yield
     finally:
         reduction.begin = begin  # type: ignore[method-assign]
         Line.take, Line.post = take, post  # type: ignore[method-assign]
-    return seconds
 
 
 def _nothing(*_: object) -> None:
@@ -91,7 +110,10 @@ def main() -> None:
         print(json.dumps({"ready": sorted(steps)}), flush=True)
     for line in sys.stdin:
         name, rounds = line.split()
-        found = timed(*steps[name.removesuffix(WAITING)], int(rounds), waits=name.endswith(WAITING))
+        step, batch = steps[name.removesuffix(WAITING)]
+        late = waiting(step) if name.endswith(WAITING) and isinstance(step, TrainingStep) else nullcontext()
+        with late:
+            found = timed(step, batch, int(rounds))
         if dist.get_rank() == 0:
             print(json.dumps({"plan": name, "seconds": found}), flush=True)
     dist.barrier()
