@@ -1,7 +1,7 @@
 """A collective along one dim of a tensor as several, each of a part of its rows, so that others compute meanwhile.
 
     all_gather       for rows in Arriving(...):           chunk k + 1 is on its way while chunk k is worked on
-    reduce_scatter   leaving.send(k, rows)  ..  land()    chunk k is on its way while chunk k + 1 is made
+    reduce_scatter   leaving.send(rows)  ..  land()       chunk k is on its way while chunk k + 1 is made
     all_reduce       likewise
 
 The rows of a tensor are all of its dims but the last; chunks are cut along one of them in the piece that a rank has, so
@@ -11,6 +11,7 @@ whole (n, .., d / chunks, .., h) where something is gathered or scattered. No au
 """
 
 import math
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -108,30 +109,37 @@ class Arriving:
 
 
 class Leaving:
-    """Terms that all ranks sum up, chunk by chunk: each gets its piece of the sum, or all of it where nothing is moved.
-    What is sent is held until it has arrived."""
+    """Terms that all ranks sum up, chunk by chunk, into a `piece`: each gets its piece of the sum, or all of it where
+    nothing is moved. One chunk is under way while the next is made: what is sent before lands first. That takes no
+    longer than to send all that is made, as messages go one after the other anyway, and holds two chunks."""
 
-    def __init__(self, chunks: Chunks, group: dist.ProcessGroup) -> None:
-        self._chunks, self._group = chunks, group
-        self._sent: list[tuple[Pending, torch.Tensor, torch.Tensor]] = []
+    def __init__(self, chunks: Chunks, group: dist.ProcessGroup, piece: torch.Tensor) -> None:
+        self._chunks, self._group, self._piece = chunks, group, piece
+        self._sent = deque[tuple[Pending, torch.Tensor, torch.Tensor]]()
+        self._landed = 0
 
     def send(self, term: torch.Tensor) -> None:
         """The next chunk of the whole, contiguous, sets out; its memory is no longer the caller's."""
         if self._chunks.moved is None:
             self._sent.append((dist.all_reduce(term, group=self._group, async_op=True), term, term))
-            return
-        own = term.new_empty(term.shape[1:])
-        flat = term.view(self._chunks.ranks * own.shape[0], *own.shape[1:])
-        self._sent.append((dist.reduce_scatter_single(own, flat, group=self._group, async_op=True), flat, own))
+        else:
+            own = term.new_empty(term.shape[1:])
+            flat = term.view(self._chunks.ranks * own.shape[0], *own.shape[1:])
+            work = dist.reduce_scatter_single(own, flat, group=self._group, async_op=True)
+            self._sent.append((work, flat, own))
+        self._land_all_but(1)
 
-    def land(self, piece: torch.Tensor) -> torch.Tensor:
-        """Wait for all chunks, and put them into the piece."""
-        for number in range(self._chunks.count):
-            work, _, own = self._sent[number]
+    def land(self) -> torch.Tensor:
+        """Wait for all chunks; the piece."""
+        self._land_all_but(0)
+        return self._piece
+
+    def _land_all_but(self, last: int) -> None:
+        while len(self._sent) > last:
+            work, _, own = self._sent.popleft()
             waiting_for_work(work, self._group)
-            self._chunks.piece(piece, number).copy_(own)
-        self._sent.clear()
-        return piece
+            self._chunks.piece(self._piece, self._landed).copy_(own)
+            self._landed += 1
 
 
 def rows_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -148,8 +148,8 @@ class _Operand(torch.autograd.Function):
             found.append(_weight_gradient(gradient, whole) if next(needed) and gradient is not None else None)
             if biased:
                 found.append(rows_of(gradient).sum(0) if next(needed) and gradient is not None else None)
-        if landing is not None and piece is not None:
-            landing.land(piece)
+        if landing is not None:
+            landing.land()
         return None, piece, *found
 
 
@@ -184,6 +184,7 @@ def _gathered(way: Way, piece: torch.Tensor, weights: Weights, first: int) -> tu
     """The operand, and what each product makes of it: the `first` of them while it arrives."""
     assert way.group is not None
     chunks = way.chunks if weights else way.chunks.together
+    first = first if chunks.count > 1 else 0
     arriving = Arriving(piece, chunks, way.group)
     shape = arriving.whole.shape[:-1]
     made = [piece.new_empty((*shape, weight.shape[0])) for weight, _ in weights[:first]]
@@ -206,7 +207,7 @@ def _sent_back(
         return None, None
     chunks = way.chunks
     piece = like.new_empty(size)
-    leaving = Leaving(chunks, way.group) if way.group is not None else None
+    leaving = Leaving(chunks, way.group, piece) if way.group is not None else None
     for number in range(chunks.count):
         term = None if direct is None else chunks.whole(direct, number).clone(memory_format=torch.contiguous_format)
         for gradient, weight in pairs:
@@ -234,11 +235,11 @@ def _result(call: ResultCall, rows: torch.Tensor, weight: torch.Tensor, bias: to
     way, chunks = call.forward, call.forward.chunks
     if way.group is None:
         return F.linear(rows, weight, bias)
-    leaving = Leaving(chunks, way.group)
+    shape = torch.Size((*rows.shape[:-1], weight.shape[0]))
+    leaving = Leaving(chunks, way.group, rows.new_empty(chunks.shape_of_piece(shape)))
     for number in range(chunks.count):
         leaving.send(F.linear(chunks.whole(rows, number).contiguous(), weight, bias))
-    shape = torch.Size((*rows.shape[:-1], weight.shape[0]))
-    return leaving.land(rows.new_empty(chunks.shape_of_piece(shape)))
+    return leaving.land()
 
 
 class _Run:

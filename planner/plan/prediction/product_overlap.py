@@ -18,7 +18,7 @@ from planner.plan.layout.overlapped_products import Overlap, is_shared
 from planner.plan.prediction.charges import Phase, charge
 from planner.plan.prediction.stage_cost import COMMUNICATION, StageCost
 from planner.plan.prediction.step import ChunkCost, PassCost
-from planner.pricing.operator_price import transient_bytes
+from planner.pricing.operator_price import Array, OperatorPrices, transient_bytes
 from planner.sharding.layout import Layout, local_fraction
 from planner.sharding.redistribute import Step
 from planner.sharding.rule import Rule
@@ -77,13 +77,29 @@ class ProductOverlap:
         return there, back
 
     def transient(self, one: Overlap) -> Bytes:
-        """Bytes of products that run with another operator, and of chunks on their way beside the whole."""
-        (made, wanted), tensor = self._ends(one, "forward"), self.walk.bound.graph.types[one.value]
-        sizes = self.walk.bound.plan.mesh.sizes
-        whole = max(tensor.nbytes * local_fraction(layout, sizes) for layout in (made, wanted))
-        operators = self.walk.bound.operators
-        others = sum(float(self.walk.price(operators[at], counted=False).transient[0]) for at in one.early)
-        return others + 2 * whole
+        """Bytes of products that run with another operator, and of chunks on their way beside the whole; of all of the
+        operand where it comes again for the gradients of weights alone."""
+        walk, ways = self.walk, tuple(WAYS)
+        others = sum(float(walk.price(walk.bound.operators[at], counted=False).transient[0]) for at in one.early)
+        again = one.kind == "operand" and all(walk.bound.is_kept(at) for at in one.products)
+        later = 2 * max(self._moved(one, "forward")) if again else 0.0
+        return others + later + max(self._on_its_way(one, way) for way in ways)
+
+    def _on_its_way(self, one: Overlap, way: Way) -> Bytes:
+        """Bytes of the chunks of one way."""
+        step, chunks = one.steps[WAYS[way]], one.chunks[WAYS[way]]
+        if step is None:
+            return 0.0
+        prices = [self.walk.price(self.walk.bound.operators[at], counted=False) for at in one.products]
+        beside = max(float(self._other_side(one, price)[0]) for price in prices)
+        moved = self._moved(one, way)
+        return chunk_bytes(max(moved) if step.kind == "all_reduce" else sum(moved), beside, chunks)
+
+    def _moved(self, one: Overlap, way: Way) -> tuple[Bytes, Bytes]:
+        """Bytes of a value that moves, on a device before and after."""
+        nbytes, sizes = self.walk.bound.graph.types[one.value].nbytes, self.walk.bound.plan.mesh.sizes
+        source, target = (nbytes * local_fraction(layout, sizes) for layout in self._ends(one, way))
+        return source, target
 
     def moment(self, one: Overlap) -> Bytes:
         """Bytes while its operator runs, its weights left out."""
@@ -180,10 +196,20 @@ class ProductOverlap:
             self._rules[key] = (replace(op.rule, factors=factors), op.rule)
         return replace(op, rule=self._rules[key][0])
 
+    @staticmethod
+    def _other_side(one: Overlap, price: OperatorPrices) -> Array:
+        """Bytes of what a product makes of an operand that moves, or reads for a result that does."""
+        return price.results[0] if one.kind == "operand" else price.operands[_ROWS]
+
     def _copied(self, one: Overlap, operators: list[BoundOperator]) -> Seconds:
         """Seconds of copying what products make, or what one reads."""
         prices = [self.walk.price(op, counted=False) for op in operators]
-        found = [price.results[0] if one.kind == "operand" else price.operands[_ROWS] for price in prices]
-        nbytes = sum(float(each[0]) for each in found)
+        nbytes = sum(float(self._other_side(one, price)[0]) for price in prices)
         device = self.walk.cluster.device
         return operator_time(op_class="copy", flops=0.0, bytes_moved=2 * nbytes, dtype="fp32", device=device)
+
+
+def chunk_bytes(moved: Bytes, beside: Bytes, chunks: int) -> Bytes:
+    """Bytes that a collective holds in so many chunks, of what is sent and what comes, `moved` in all: one chunk is
+    under way while another one is used or made, of whose product's other side, `beside`, a chunk is copied."""
+    return min(2, chunks) / chunks * moved + beside / chunks

@@ -185,13 +185,15 @@ class Finalists:
         configuration, fastest = found.configuration, self.overlapped(ranked).seconds
         if not self.overlaps or seconds_left() < math.inf or not self.maker.fits(configuration, ranked.plan.prediction):
             return ranked  # of a search whose time is limited the rest is for other contenders
-        room, other = max(found.room, room_of(found.pipeline_of_kinds.chain.tables.update.bucket_size)), ranked
+        room, other, buckets = found.room, ranked, room_of(found.pipeline_of_kinds.chain.tables.update.bucket_size)
         before, any_order = math.inf, reorders(self.request.pinned)
         with contextlib.suppress(LimitError):
-            # what is found with less memory may need more for its overlaps, then perhaps without an end
+            # what is found with less memory may need more for its overlaps, then perhaps without an end, and more
+            # for buckets, which may be smaller now for lack of room
             tried, saves = 0, self._overlapped[id(other)].saves
             while 0 < (missing := self._missing(other)) <= (before if saves else _LESS * before) and tried < _LEANER:
-                before, room, tried = missing, room + max(missing * (2**tried if saves else 1), room / 4), tried + 1
+                more = max(missing * (2**tried if saves else 1), room / 4)
+                before, room, tried = missing, (max(room, buckets) if tried else room) + more, tried + 1
                 outcome = self.engine.evaluate_as(found.outcome.gathers, configuration, room=room)
                 leaner = replace(found, outcome=outcome, room=room)
                 if not outcome.ranks or leaner.least_step(any_order=any_order) - saves >= min(fastest, cutoff):

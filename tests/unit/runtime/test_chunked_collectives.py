@@ -66,22 +66,34 @@ def test_the_next_chunk_is_on_its_way_while_one_is_used(link: Link) -> None:
 
 def test_chunks_leave_while_others_are_made(link: Link) -> None:
     whole, chunks = torch.arange(16.0).view(2, 4, 2), Chunks(dim=0, count=2, moved=1, ranks=RANKS)
-    leaving = Leaving(chunks, None)  # type: ignore[arg-type]
+    leaving = Leaving(chunks, None, torch.empty(2, 2, 2))  # type: ignore[arg-type]
     for number in range(2):
         link.events.append(f"make {number}")
         leaving.send(chunks.whole(whole, number).contiguous())
-    piece = leaving.land(torch.empty(2, 2, 2))
+    assert torch.equal(leaving.land(), RANKS * whole[:, :2])
     assert link.events == ["make 0", "start 0", "make 1", "start 1", "arrived 0", "arrived 1"]
-    assert torch.equal(piece, RANKS * whole[:, :2])
+
+
+def test_no_more_than_two_chunks_that_leave_are_held(link: Link) -> None:
+    whole, chunks = torch.arange(32.0).view(4, 4, 2), Chunks(dim=0, count=4, moved=1, ranks=RANKS)
+    leaving = Leaving(chunks, None, torch.empty(4, 2, 2))  # type: ignore[arg-type]
+    for number in range(4):
+        link.events.append(f"make {number}")
+        leaving.send(chunks.whole(whole, number).contiguous())
+    assert torch.equal(leaving.land(), RANKS * whole[:, :2])
+    assert link.events == [
+        "make 0", "start 0", "make 1", "start 1", "arrived 0", "make 2", "start 2", "arrived 1", "make 3", "start 3",
+        "arrived 2", "arrived 3",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_a_sum_of_all_ranks_is_whole(link: Link, dim: int) -> None:
     term, chunks = torch.arange(16.0).view(2, 4, 2), Chunks(dim=dim, count=2)
-    leaving = Leaving(chunks, None)  # type: ignore[arg-type]
+    leaving = Leaving(chunks, None, torch.empty_like(term))  # type: ignore[arg-type]
     for number in range(2):
         leaving.send(chunks.whole(term, number).clone(memory_format=torch.contiguous_format))
-    assert torch.equal(leaving.land(torch.empty_like(term)), RANKS * term)
+    assert torch.equal(leaving.land(), RANKS * term)
 
 
 @pytest.mark.parametrize(("dim", "moved"), [(0, 0), (0, 1), (1, 0), (1, 1)])
