@@ -144,16 +144,35 @@ class Finalists:
         """A contender as a plan, in an order of turns that takes it least, as far as it may take less than `cutoff`,
         and with what runs under its products. Raises RequestError where chunks are asked for that it cannot have."""
         if id(found) not in self._known:
-            ranked = self._ranked(found)
-            if reorders(self.request.pinned):
-                with contextlib.suppress(LimitError):  # in the order that the search assumed, then
-                    ranked = self._scheduled(ranked, math.inf if self.overlaps else cutoff)
-            leaner, ranked = self._leaner(found, ranked, cutoff)
-            ranked = self._with_room_for_overlap(leaner, ranked, cutoff)
+            ranked = self._best_of(found, cutoff)
             overlapped = self.overlapped(ranked)
             self._before[id(overlapped)] = ranked
             self._known[id(found)] = (found, overlapped)
         return self._known[id(found)][1]
+
+    def _best_of(self, found: Contender, cutoff: Seconds) -> Ranked:
+        """The best plan of a contender, without its overlaps. Where these lack memory, plans that leave room for them
+        are looked for first: beside what is found so, few of the others are of interest."""
+        ranked = self.maker.as_found(found)
+        if not self.overlaps or not self._missing(ranked):
+            return self._finished(found, self._ranked(found, ranked), cutoff)
+        roomy = self._finished(found, ranked, cutoff)
+        least = self.overlapped(roomy).seconds
+        if least <= found.objective * (1 + _MESSAGES):
+            return roomy
+        other = self._ranked(found, ranked, least)
+        if other is ranked:
+            return roomy
+        return min(roomy, self._finished(found, other, cutoff), key=lambda one: self.overlapped(one).seconds)
+
+    def _finished(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> Ranked:
+        """A plan of a contender in an order of turns that takes it least, with less memory if need be, and with room
+        for its overlaps."""
+        if reorders(self.request.pinned):
+            with contextlib.suppress(LimitError):  # in the order that the search assumed, then
+                ranked = self._scheduled(ranked, math.inf if self.overlaps else cutoff)
+        leaner, ranked = self._leaner(found, ranked, cutoff)
+        return self._with_room_for_overlap(leaner, ranked, cutoff)
 
     def _leaner(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> tuple[Contender, Ranked]:
         """A contender that needs more memory than its sums know of, for its schedule or for redistributions on their
@@ -304,13 +323,13 @@ class Finalists:
         configuration = replace(ranked.configuration, schedule=bound.plan.schedule)
         return replace(ranked, bound=bound, configuration=configuration)
 
-    def _ranked(self, found: Contender) -> Ranked:
-        """A result as a plan. The sums of the search know the least that messages take: those of weights that go
-        together, and those of buckets, for which a full device may have no room. Where that was much too little, other
-        ways to gather weights are priced, too, and plans that leave room for buckets, or have none; where it was more,
-        and not for lack of room, plans whose blocks cover more of what travels. Sums hope that a backward pass covers
-        all reductions but the last: where it does not, the best that waits for them is priced."""
-        ranked = self.maker.as_found(found)
+    def _ranked(self, found: Contender, ranked: Ranked, cutoff: Seconds = math.inf) -> Ranked:
+        """The plan of a contender, or a faster one that takes less than `cutoff`. The sums of the search know the least
+        that messages take: those of weights that go together, and those of buckets, for which a full device may have no
+        room. Where that was much too little, other ways to gather weights are priced, too, and plans that leave room
+        for buckets, or have none; where it was more, and not for lack of room, plans whose blocks cover more of what
+        travels. Sums hope that a backward pass covers all reductions but the last: where it does not, the best that
+        waits for them is priced."""
         overlapped = self.overlapped(ranked) if self.overlaps else ranked
         expected, engine = found.objective * (1 + _MESSAGES), self.engine
         others = list[tuple[Engine, str, Bytes, float]]()
@@ -324,10 +343,9 @@ class Finalists:
         if reduces and overlapped.seconds > expected:
             others.append((engine.waiting, found.outcome.gathers, 0.0, 0.0))
         for engine, gathers, room, covering in others:
-            outcome = engine.evaluate_as(
-                gathers, found.configuration, cutoff=ranked.seconds, room=room, covering=covering
-            )
-            if outcome.seconds < ranked.seconds:
+            least = min(ranked.seconds, cutoff)
+            outcome = engine.evaluate_as(gathers, found.configuration, cutoff=least, room=room, covering=covering)
+            if outcome.seconds < least:
                 pieces = engine.pipeline_of_kinds(found.configuration, gathers)
                 other = self.maker.as_found(replace(found, outcome=outcome, pipeline_of_kinds=pieces))
                 if self.maker.fits(other.configuration, other.plan.prediction):
