@@ -20,7 +20,7 @@ words: such products take `Device.misaligned` times longer.
 What software adds (`hardware_profiles.Software`):
 
     every operator        t >= host latency: kernels that are shorter wait for the host, unless it is ahead of them
-    elementwise and such  bytes times `passes`
+    elementwise and such  bytes times `passes`; norms that no kernel computes at once: see `composed_norms.py`
     attention             "flash1", "flash2": the time of older kernels; "unfused" (and any that drops probabilities,
                           see `runtime.ops.attention`): scores through memory, see `unfused_attention.py`
 
@@ -51,6 +51,7 @@ from costmodels import (
     recurrent_time,
     weight_gradient_time,
 )
+from planner.pricing.composed_norms import KERNELS, composed_seconds, is_composed
 from planner.pricing.kernel_call import Array, KernelCall, attention_shape, misaligned, passed, scores_of
 from planner.pricing.unfused_attention import SOFTMAX_KERNELS, UNFUSED_KERNELS, in_fp32, is_unfused, unfused_seconds
 
@@ -106,10 +107,14 @@ def _launched(call: KernelCall) -> int:
         if not call.software.counts_rows:
             return EXPERTS_KERNELS
         return DROPLESS_KERNELS if graphs == "none" else DROPLESS_KERNELS - ROUTER_KERNELS
+    if is_composed(call):
+        return KERNELS
     return UNFUSED_KERNELS if is_unfused(call) else 1
 
 
 def _by_work(call: KernelCall) -> tuple[Array, Array]:
+    if is_composed(call):
+        return composed_seconds(call)
     passes = call.software.passes if call.rule.op_class in _PASSED else 1.0
 
     def seconds(work: Array, moved: Array, kernels: int) -> Array:

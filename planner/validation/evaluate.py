@@ -40,6 +40,7 @@ FEW = 12
 """Rows for which it does not pay to start processes."""
 
 _ENDLESS = 1e18  # bytes
+_ZERO_3 = "deepspeed-zero3"
 
 INFERRED = "recomputation inferred"
 """How the note begins that says what a run must have recomputed, as it does not fit otherwise."""
@@ -269,9 +270,11 @@ def _searched(run: Run, cluster: Cluster, graph: OperatorGraph) -> Plan:
 
 
 def gradient_dtype(software: Software, precision: str) -> str:
-    """How a stack adds up and reduces gradients: in fp16 where it keeps nothing wider of them (`Stored.fp16`), else
-    as plans do. (Recipes of NVIDIA do so in bf16, too; what they hide of it was fitted to messages in fp32.)"""
-    narrow = precision == "fp16" and software.stored.fp16 == TRAINED[precision].nbytes
+    """How a stack adds up and reduces gradients: in fp16 where it keeps nothing wider of them (`Stored.fp16`), so does
+    ZeRO 3 of DeepSpeed in bf16 (`Stored.bf16`), else as plans do. (Recipes of NVIDIA do so in bf16, too; what they hide
+    of it was fitted to messages in fp32.)"""
+    kept = {"fp16": software.stored.fp16, "bf16": software.stored.bf16 if software.name == _ZERO_3 else None}
+    narrow = kept.get(precision) == TRAINED[precision].nbytes
     return "parameter" if narrow else DEFAULT.gradient_dtype
 
 

@@ -19,46 +19,29 @@ does not count.
 
 Attention kernels go by their name, or by the date: FlashAttention-2 came in July 2023, FlashAttention-3 and the kernels
 of cuDNN a year later, and frameworks followed within half a year; in fp32 there are none of them. What hides
-communication is the stack's, or what the flags of a row name.
+communication, and other ways to run a stack, is what the flags of a row name (`planner.validation.flagged`).
 """
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 
 from hardware_profiles import (
     AttentionKernels,
     Cluster,
-    Hidden,
     Software,
     UnknownKeyError,
     load_software,
 )
 from planner.errors import RequestError
 from planner.fp8_recipes import MXFP8, ROWWISE
+from planner.validation.flagged import gathers_float8, narrow_gradients, stores_fp8, with_kernels, with_overlaps
 from planner.validation.network import machine_as_stated
 from planner.validation.recipes import recipe_of, release_of
 from planner.validation.rows import Row
 from planner.validation.words import mentions
 
 _SECOND, _THIRD = "2024", "2024-07"  # dates from which runs are taken to use the next generation
-_FLAGS = {
-    "reductions": "overlap[-_]grad[-_]reduce",
-    "gathers": "overlap[-_]param[-_]gather",
-    "tensor": "use[-_](?:ascend[-_])?mc2",
-}
-"""Words in the flags of a row for what hides communication; MC2 (ModelLink's --use-mc2) is products and collectives of
-tensor parallelism in one kernel, piece by piece."""
-
-_ASYNC_TENSOR = r"\basync[- ]tp\b"
-"""Words for collectives of tensor parallelism in pieces under their products in torchtitan, which hides what else it
-does as ever."""
-
-_GATHERS_FLOAT8 = r"enable_fsdp_float8_all_gather|\bfloat8\b"
-"""Words for weights that torchtitan gathers in fp8; its recipes with float8 ask for it (train_configs/llama3_405b.toml
-of December 2024)."""
-
 _BUCKET = 5e8
 """Elements of gradients that DeepSpeed reduces at once (runtime/pipe/engine.py: MEMORY_OPT_ALLREDUCE_SIZE)."""
 
@@ -72,6 +55,8 @@ _FUSED_EXPERTS = "26.06"
 _NARROW_GRADIENTS = r"megatron-bridge|dgxc|nemo[- ](?:\d|framework)"
 """Sources whose recipes reduce and keep gradients in bf16: Megatron Bridge (perf_recipes: grad_reduce_in_fp32 = False),
 NeMo (scripts/performance: the same), and its launcher before (dgxc-benchmarking v24.11.1: grad_sync_dtype: bf16)."""
+
+_RECIPES = "the recipes of NVIDIA for benchmarks have it"
 
 _TRANSFORMER_ENGINE = ("megatron", "nemo", "nemo-2606", "llm-foundry")
 """Stacks whose products in fp8 are those of Transformer Engine: they keep operands in fp8, and where weights are not
@@ -87,9 +72,6 @@ _SORTED_ROWS = "2025"
 """Date from which on MindSpeed-LLM sorts rows of tokens by a kernel for whole rows; before, it had the dispatcher of
 Megatron-Core 0.6, by default the one that gathers all tokens (`MoEAllGatherTokenDispatcher`)."""
 
-OVERLAPPED: Mapping[str, float] = {"reductions": 0.8, "gathers": 0.8, "tensor": 0.5}
-"""Shares that named overlaps hide: those that the stack nemo hides, which overlaps the same."""
-
 
 def machine_of_run(row: Row, devices: int, zero: int, notes: list[str]) -> Cluster:
     """The cluster that a row ran on, with the software that it used. Raises `HardwareProfileError`."""
@@ -100,17 +82,14 @@ def machine_of_run(row: Row, devices: int, zero: int, notes: list[str]) -> Clust
 def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Software:
     """The stack of a row, with its attention kernels and overlaps."""
     stack = replace(load_software(_stack(row, zero)), flat=zero)  # all frameworks pad what they share out
-    if stack.gathers_narrow and not re.search(_NARROW_GRADIENTS, row.text("source").lower()):
+    flags = row.text("other_flags").lower()
+    if stack.name in _TRANSFORMER_ENGINE and stores_fp8(f"{flags}; {row.text('precision_detail').lower()}"):
+        stack = replace(stack, gathers_narrow=True)
+    elif stack.gathers_narrow and not re.search(_NARROW_GRADIENTS, row.text("source").lower()):
         stack = replace(stack, gathers_narrow=False)  # Transformer Engine, but none of the recipes that ask for it
     stack = _of_its_time(row, _memory_of(row, stack, notes))
-    flags = row.text("other_flags").lower()
-    named = {part for part, word in _FLAGS.items() if mentions(flags, word)}
-    if named:
-        hidden = {part: OVERLAPPED[part] if part in named else 0.0 for part in _FLAGS}
-        stack = replace(stack, hidden=Hidden(**hidden))
-    if mentions(flags, _ASYNC_TENSOR):
-        stack = replace(stack, hidden=replace(stack.hidden, tensor=OVERLAPPED["tensor"]))
-    if products_of(row) == "fp8" and stack.name.startswith("fsdp") and mentions(flags, _GATHERS_FLOAT8):
+    stack = with_kernels(with_overlaps(stack, flags), flags, notes)
+    if products_of(row) == "fp8" and stack.name.startswith("fsdp") and gathers_float8(flags):
         stack = replace(stack, gathers_narrow=True)
     attention = _attention(row, stack)
     try:
@@ -191,9 +170,17 @@ def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
     if mentions(words, r"offload\S* (?:of )?(?:adam|optim)|optimizer[-_ ]offload|offload[-_]optimizer"):
         notes.append("the optimizer's state is on the host")
         stack = replace(stack, offloaded=True)
-    if re.search(_NARROW_GRADIENTS, f"{words} {row.text('source').lower()}"):
-        notes.append("gradients are kept in bf16, as the recipes of NVIDIA for benchmarks have it")
-        stack = replace(stack, stored=replace(stack.stored, bf16=2.0, **_narrow_states(row)))
+    recipes = re.search(_NARROW_GRADIENTS, f"{words} {row.text('source').lower()}")
+    told = narrow_gradients(words)
+    if told or (recipes and told is None):
+        notes.append(f"gradients are kept in bf16, as {'flags say' if told else _RECIPES}")
+        states = _narrow_states(row) if recipes else {}
+        stack = replace(stack, stored=replace(stack.stored, bf16=2.0, **states))
+    if stack.name == "deepspeed-zero3" and not mentions(words, r"grad_accum_dtype\W+(?:fp|float)32"):
+        notes.append(
+            "gradients are kept and reduced in the dtype of weights, unless data_types.grad_accum_dtype says more"
+        )
+        stack = replace(stack, stored=replace(stack.stored, bf16=2.0))
     if stack.name == "deepspeed" and row.precision() == "bf16":
         notes.append("gradients are reduced in fp32, in buckets of 500 million")
         stack = replace(stack, buffers=stack.buffers + _flat_gradients(row))
@@ -251,7 +238,7 @@ def _stack(row: Row, zero: int) -> str:
         words = " ".join(row.text(column) for column in columns).lower()
         if mentions(words, r"paddle"):
             return "paddle"
-        if mentions(words, r"deepspeed"):
+        if mentions(words, r"deepspeed") and not _sharded_by_torch(row):
             return "deepspeed-zero3" if zero == 3 else "deepspeed"
         if zero == 3 and mentions(words, r"llm-foundry|mosaicml"):
             return "llm-foundry"
@@ -265,6 +252,12 @@ def _stack(row: Row, zero: int) -> str:
         return "fsdp-compiled" if row.truth("compile") else "fsdp"
     fused = row.attention()
     return "megatron-2021" if fused in (None, "unfused") and row.date() < "2023" else "megatron"
+
+
+def _sharded_by_torch(row: Row) -> bool:
+    """Whether flags name FSDP and not DeepSpeed, so that a title with both is no word for either."""
+    flags = row.text("other_flags").lower()
+    return mentions(flags, r"\bfsdp2?\b|fully[- ]sharded") and not mentions(flags, r"deepspeed")
 
 
 def _fuses_experts(row: Row) -> bool:

@@ -54,6 +54,9 @@ def machine(folder: Path, zero: int = 0, devices: int = 8, **changes: str) -> tu
         (1, {"stack": "NeMo 2.0"}, "nemo"),
         (3, {"stack": "torchtitan", "compile": "True"}, "fsdp-compiled"),
         (2, {"zero_stage": "SHARD_GRAD_OP"}, "fsdp"),
+        (3, {"source": "From DeepSpeed to FSDP and back", "other_flags": "FSDP full sharding"}, "fsdp"),
+        (3, {"source": "From DeepSpeed to FSDP and back", "other_flags": "DeepSpeed ZeRO-3"}, "deepspeed-zero3"),
+        (3, {"other_flags": "DeepSpeed ZeRO-3, not FSDP"}, "deepspeed-zero3"),
     ],
 )
 def test_stacks(tmp_path: Path, zero: int, changes: dict[str, str], stack: str) -> None:
@@ -96,6 +99,9 @@ def test_recipes_fuse_kernels_of_experts_from_a_release_on(
         ({"source": "NVIDIA DGXC benchmarking recipes v24.11.1", "date": "2024-11"}, (2, 2, 4)),
         ({"source": "NVIDIA DGXC benchmarking recipes v25.05", "date": "2025-05"}, (2, 4, 4)),
         ({"notes": "NeMo"}, (4, 4, 4)),
+        ({"other_flags": "NeMo; grad_sync_dtype: bf16"}, (2, 4, 4)),
+        ({"source": "NeMo 24.07", "date": "2024-07", "other_flags": "grad_reduce_in_fp32=True"}, (4, 4, 4)),
+        ({"other_flags": "grad-reduce-in-bf16"}, (2, 4, 4)),
     ],
 )
 def test_what_recipes_keep_in_bf16(tmp_path: Path, changes: dict[str, str], stored: tuple[int, int, int]) -> None:
@@ -289,10 +295,34 @@ def test_deepspeed_copies_gradients_in_fp32_into_buckets(tmp_path: Path) -> None
         ("megatron", "bf16", "mixed"),
         ("fsdp", "bf16", "mixed"),
         ("megatron", "fp32", "mixed"),
+        ("deepspeed-zero3", "bf16", "mixed"),
     ],
 )
 def test_gradients_are_reduced_as_a_stack_keeps_them(stack: str, precision: str, dtype: str) -> None:
     assert gradient_dtype(load_software(stack), precision) == dtype
+
+
+def test_zero_3_of_deepspeed_keeps_gradients_as_weights(tmp_path: Path) -> None:
+    """engine.py, get_data_types: the dtype of the model, unless data_types.grad_accum_dtype says more."""
+    asked = {"other_flags": "DeepSpeed ZeRO-3", "precision": "bf16", "zero_stage": "3"}
+    plain, notes = machine(tmp_path, 3, **asked)
+    assert plain.software.stored.bf16 == 2
+    assert gradient_dtype(plain.software, "bf16") == "parameter"
+    assert any("grad_accum_dtype" in note for note in notes)
+    wide, _ = machine(tmp_path, 3, **{**asked, "other_flags": "DeepSpeed; grad_accum_dtype: fp32"})
+    assert wide.software.stored.bf16 > 2
+    assert gradient_dtype(wide.software, "bf16") == "mixed"
+
+
+def test_weights_that_a_row_says_to_be_in_fp8(tmp_path: Path) -> None:
+    """Without the words Transformer Engine keeps two copies in fp8 beside each weight."""
+    asked = {"precision": "fp8", "other_flags": "NeMo", "flash_attention": "True", "date": "2024-10", "n_params_B": "7"}
+    stored = machine(tmp_path, 1, **{**asked, "other_flags": "NeMo; FP8_PARAMS=True"})[0].software
+    assert stored.gathers_narrow
+    assert stored.stored.beside == 0
+    beside = machine(tmp_path, 1, **asked)[0].software
+    assert not beside.gathers_narrow
+    assert beside.stored.beside > 0
 
 
 @pytest.mark.parametrize("word", ["FP8", "fp8", "float8", "MXFP8"])

@@ -1,0 +1,107 @@
+"""What flags of a row say of how its stack ran, which changes the stack.
+
+    overlap-grad-reduce, overlap-param-gather, tp-comm-overlap   what is hidden
+    --grad-reduce-in-bf16, grad_reduce_in_fp32=False             gradients have 16 bits
+    --fp8-param-gather, fp8_params, "weights stored in fp8"      weights are stored and gathered in fp8
+    fused RMSNorm with fused SwiGLU                              elementwise work passes memory as often as in Megatron
+    Hugging Face, transformers, accelerate                       operators are launched as slowly as in Megatron, and
+                                                                 RMS norms are chains of operators
+    eager                                                        operators are kernels of their own, RMS norms chains of
+                                                                 them, and gradients have the dtype of weights
+    RMSNorm kernel, fused RMSNorm                                RMS norms are one kernel all the same
+
+A word that is denied ("no", "=False") does not count, or says that it was not so.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hardware_profiles import Hidden, Software, load_software
+from planner.validation.words import mentions
+
+OVERLAPPED: Mapping[str, float] = {"reductions": 0.8, "gathers": 0.8, "tensor": 0.5}
+"""Shares that named overlaps hide: those that the stack nemo hides, which overlaps the same."""
+
+_OVERLAPS = {
+    "reductions": "overlap[-_]grad[-_]reduce",
+    "gathers": "overlap[-_]param[-_]gather",
+    "tensor": "use[-_](?:ascend[-_])?mc2|tp[-_]comm[-_]overlap",
+}
+"""Words for what hides communication; MC2 (ModelLink's --use-mc2) and --tp-comm-overlap (Megatron-LM on Transformer
+Engine) are products and collectives of tensor parallelism, piece by piece."""
+
+_ASYNC_TENSOR = r"\basync[- ]tp\b"
+"""Words for collectives of tensor parallelism in pieces under their products in torchtitan, which hides what else it
+does as ever."""
+
+_GATHERS_FLOAT8 = r"enable_fsdp_float8_all_gather|\bfloat8\b"
+"""Words for weights that torchtitan gathers in fp8; its recipes with float8 ask for it (train_configs/llama3_405b.toml
+of December 2024)."""
+
+_NARROW = r"grad[-_]reduce[-_]in[-_]bf16|grad_sync_dtype\s*[=:]\s*bf16|grad_reduce_in_fp32\s*[=:]\s*false"
+_WIDE = r"grad_reduce_in_fp32|accumulate[-_]allreduce[-_]grads[-_]in[-_]fp32|grad_sync_dtype\s*[=:]\s*\S*32\b"
+_FP8_WEIGHTS = r"fp8[-_]param(?:s|eters)?(?:[-_]gather)?\b|fp8[-_]primary[-_]weights|weights [^;,]*in fp8"
+_FUSED_NORMS = r"fused[- ](?:layer|rms)[- ]?norm|\brms(?:norm)?[- ]kernel"
+_FUSED_GATES = r"fused[- ](?:swiglu|silu|mlp)"
+_HUGGING_FACE = r"hugging ?face|\btransformers\b|\baccelerate\b"
+
+_EAGER = ("fsdp", "deepspeed-zero3")
+_EAGER_WORD = r"\beager\b"
+
+
+def with_overlaps(stack: Software, flags: str) -> Software:
+    """The stack with what flags say to be hidden. NeMo's recipes hide all that they can, but for what flags deny;
+    elsewhere nothing is hidden but what they name, if they name anything."""
+    told = {part: mentions(flags, word) for part, word in _OVERLAPS.items() if re.search(word, flags)}
+    shares = {part: OVERLAPPED[part] if named else 0.0 for part, named in told.items()}
+    if stack.name.startswith("nemo"):
+        stack = replace(stack, hidden=replace(stack.hidden, **shares))
+    elif any(told.values()):
+        stack = replace(stack, hidden=Hidden(**{**dict.fromkeys(_OVERLAPS, 0.0), **shares}))
+    if mentions(flags, _ASYNC_TENSOR):
+        stack = replace(stack, hidden=replace(stack.hidden, tensor=OVERLAPPED["tensor"]))
+    return stack
+
+
+def with_kernels(stack: Software, flags: str, notes: list[str]) -> Software:
+    """The stack with kernels and modules that flags name, and notes on them.
+
+    Norms and gated activations of one kernel each (FlashAttention, Apex, xFormers) pass memory as Megatron's do.
+    Modules of Hugging Face launch their operators from Python, as Megatron's do. What is eager but not FSDP or ZeRO 3
+    computes as InternEvo does, and autograd adds up its gradients in the dtype of weights.
+    """
+    megatron = load_software("megatron")
+    hugging_face, eager = mentions(flags, _HUGGING_FACE), mentions(flags, _EAGER_WORD)
+    if eager and stack.name == megatron.name:
+        notes.append("operators are kernels of their own, gradients have the dtype of weights (eager)")
+        like = load_software("internevo")
+        stored = replace(stack.stored, bf16=stack.stored.weight, fp16=stack.stored.weight)
+        stack = replace(stack, passes=like.passes, fused=like.fused, accumulates=like.accumulates, stored=stored)
+    if (hugging_face or eager) and not mentions(flags, _FUSED_NORMS) and not stack.name.endswith("-compiled"):
+        notes.append("RMS norms are chains of operators in fp32")
+        stack = replace(stack, composed_norms=True)
+    if stack.name in _EAGER and mentions(flags, _FUSED_NORMS) and mentions(flags, _FUSED_GATES):
+        notes.append("norms and gated activations are one kernel each")
+        stack = replace(stack, passes=megatron.passes, fused=megatron.fused)
+    if stack.name in _EAGER and hugging_face:
+        notes.append("operators are launched from Python, as in Megatron")
+        stack = replace(stack, host=max(stack.host, megatron.host))
+    return stack
+
+
+def narrow_gradients(words: str) -> bool | None:
+    """Whether gradients have 16 bits; None where the words do not say."""
+    if mentions(words, _NARROW):
+        return True
+    return False if mentions(words, _WIDE) else None
+
+
+def stores_fp8(words: str) -> bool:
+    """Whether weights are stored and gathered in fp8."""
+    return mentions(words, _FP8_WEIGHTS)
+
+
+def gathers_float8(flags: str) -> bool:
+    """Whether torchtitan gathers weights in fp8."""
+    return mentions(flags, _GATHERS_FLOAT8)

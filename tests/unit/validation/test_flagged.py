@@ -1,0 +1,98 @@
+"""What flags of a row say of how its stack ran."""
+
+import pytest
+
+from hardware_profiles import load_software
+from planner.validation.flagged import narrow_gradients, stores_fp8, with_kernels, with_overlaps
+
+
+@pytest.mark.parametrize(
+    ("stack", "flags", "hidden"),
+    [
+        ("megatron", "", (0.0, 0.0, 0.0)),
+        ("megatron", "overlap-grad-reduce", (0.8, 0.0, 0.0)),
+        ("megatron", "overlap-grad-reduce; overlap-param-gather; tp-comm-overlap", (0.8, 0.8, 0.5)),
+        ("megatron", "overlap-grad-reduce; tp-comm-overlap=false", (0.8, 0.0, 0.0)),
+        ("megatron", "tp_comm_overlap=true", (0.0, 0.0, 0.5)),
+        ("nemo", "", (0.8, 0.8, 0.5)),
+        ("nemo", "tp_comm_overlap=true", (0.8, 0.8, 0.5)),
+        ("nemo", "tp_comm_overlap=false", (0.8, 0.8, 0.0)),
+        ("nemo", "overlap_grad_reduce: false; overlap_param_gather: false", (0.0, 0.0, 0.5)),
+        ("fsdp", "async tp", (0.9, 0.9, 0.5)),
+    ],
+)
+def test_overlaps_that_flags_name_or_deny(stack: str, flags: str, hidden: tuple[float, float, float]) -> None:
+    before = load_software(stack)
+    found = with_overlaps(before, flags).hidden
+    if stack == "fsdp":
+        hidden = (before.hidden.reductions, before.hidden.gathers, hidden[2])
+    assert (found.reductions, found.gathers, found.tensor) == hidden
+
+
+def test_fused_norms_and_gates_pass_memory_once() -> None:
+    eager, megatron = load_software("fsdp"), load_software("megatron")
+    notes: list[str] = []
+    both = with_kernels(eager, "fused layernorm, fused swiglu", notes)
+    assert (both.passes, both.fused) == (megatron.passes, megatron.fused) != (eager.passes, eager.fused)
+    assert notes == ["norms and gated activations are one kernel each"]
+    for flags in ("fused layernorm", "no fused layernorm; fused swiglu", "fused_adam"):
+        assert with_kernels(eager, flags, []) == eager
+    compiled = load_software("fsdp-compiled")
+    assert with_kernels(compiled, "fused rmsnorm, fused swiglu", []) == compiled
+
+
+@pytest.mark.parametrize("flags", ["hugging face transformers; fsdp", "huggingface trainer", "accelerate; fsdp2"])
+def test_modules_of_hugging_face_are_launched_from_python(flags: str) -> None:
+    eager = load_software("fsdp")
+    assert with_kernels(eager, flags, []).host == load_software("megatron").host > eager.host
+    assert with_kernels(eager, "not transformers", []) == eager
+
+
+@pytest.mark.parametrize(
+    ("stack", "flags", "composed"),
+    [
+        ("fsdp", "hugging face transformers; fsdp", True),
+        ("deepspeed-zero3", "transformers; deepspeed", True),
+        ("megatron", "in-house framework in eager pytorch", True),
+        ("megatron", "in-house framework in eager pytorch; rmsnorm kernel", False),
+        ("fsdp", "eager; fused rmsnorm", False),
+        ("fsdp-compiled", "hugging face transformers", False),
+        ("megatron", "not eager", False),
+        ("megatron", "", False),
+    ],
+)
+def test_norms_of_eager_modules_are_chains_unless_a_kernel_is_named(stack: str, flags: str, composed: bool) -> None:
+    assert with_kernels(load_software(stack), flags, []).composed_norms is composed
+
+
+def test_what_is_eager_computes_as_eager_stacks_do() -> None:
+    notes: list[str] = []
+    found = with_kernels(load_software("megatron"), "in-house framework in eager pytorch", notes)
+    like = load_software("internevo")
+    assert (found.passes, found.fused, found.accumulates) == (like.passes, like.fused, like.accumulates)
+    assert (found.stored.bf16, found.stored.fp16) == (2, 2)
+    assert any("eager" in note for note in notes)
+    assert with_kernels(load_software("nemo"), "eager", []).passes == load_software("nemo").passes
+
+
+@pytest.mark.parametrize(
+    ("words", "narrow"),
+    [
+        ("grad-reduce-in-bf16", True),
+        ("grad_sync_dtype: bf16", True),
+        ("grad_reduce_in_fp32=false", True),
+        ("grad_reduce_in_fp32=true", False),
+        ("accumulate-allreduce-grads-in-fp32", False),
+        ("grad_sync_dtype: torch.float32", False),
+        ("use-distributed-optimizer", None),
+    ],
+)
+def test_width_of_gradients(words: str, narrow: bool | None) -> None:
+    assert narrow_gradients(words) is narrow
+
+
+def test_weights_in_fp8() -> None:
+    for words in ("fp8-param-gather", "fp8_params=true", "fp8 hybrid, weights stored and gathered in fp8"):
+        assert stores_fp8(words)
+    for words in ("fp8_params=false", "fp8 hybrid", "fp8-param-gather: off", "weights in bf16, products in fp8"):
+        assert not stores_fp8(words)
