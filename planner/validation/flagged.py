@@ -44,10 +44,14 @@ _WIDE = r"grad_reduce_in_fp32|accumulate[-_]allreduce[-_]grads[-_]in[-_]fp32|gra
 _FP8_WEIGHTS = r"fp8[-_]param(?:s|eters)?(?:[-_]gather)?\b|fp8[-_]primary[-_]weights|weights [^;,]*in fp8"
 _FUSED_NORMS = r"fused[- ](?:layer|rms)[- ]?norm|\brms(?:norm)?[- ]kernel"
 _FUSED_GATES = r"fused[- ](?:swiglu|silu|mlp)"
+_FUSED_SOFTMAX = r"fused[- ]softmax"
 _HUGGING_FACE = r"hugging ?face|\btransformers\b|\baccelerate\b"
 
 _EAGER = ("fsdp", "deepspeed-zero3")
 _EAGER_WORD = r"\beager\b"
+
+_NO_HEADS = 2**31
+"""Of how many heads there must be a multiple for a fused softmax where there is none."""
 
 
 def with_overlaps(stack: Software, flags: str) -> Software:
@@ -69,7 +73,7 @@ def with_kernels(stack: Software, flags: str, notes: list[str]) -> Software:
 
     Norms and gated activations of one kernel each (FlashAttention, Apex, xFormers) pass memory as Megatron's do.
     Modules of Hugging Face launch their operators from Python, as Megatron's do. What is eager but not FSDP or ZeRO 3
-    computes as InternEvo does, and autograd adds up its gradients in the dtype of weights.
+    computes as InternEvo does, autograd adds up its gradients in the dtype of weights, and logits are whole.
     """
     megatron = load_software("megatron")
     hugging_face, eager = mentions(flags, _HUGGING_FACE), mentions(flags, _EAGER_WORD)
@@ -78,6 +82,8 @@ def with_kernels(stack: Software, flags: str, notes: list[str]) -> Software:
         like = load_software("internevo")
         stored = replace(stack.stored, bf16=stack.stored.weight, fp16=stack.stored.weight)
         stack = replace(stack, passes=like.passes, fused=like.fused, accumulates=like.accumulates, stored=stored)
+        heads = load_software("deepspeed").softmax_heads if mentions(flags, _FUSED_SOFTMAX) else _NO_HEADS
+        stack = replace(stack, loss="whole", softmax_heads=heads)
     if (hugging_face or eager) and not mentions(flags, _FUSED_NORMS) and not stack.name.endswith("-compiled"):
         notes.append("RMS norms are chains of operators in fp32")
         stack = replace(stack, composed_norms=True)

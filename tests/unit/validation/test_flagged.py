@@ -70,7 +70,10 @@ def test_what_is_eager_computes_as_eager_stacks_do() -> None:
     found = with_kernels(load_software("megatron"), "in-house framework in eager pytorch", notes)
     like = load_software("internevo")
     assert (found.passes, found.fused, found.accumulates) == (like.passes, like.fused, like.accumulates)
-    assert (found.stored.bf16, found.stored.fp16) == (2, 2)
+    assert (found.stored.bf16, found.stored.fp16, found.loss) == (2, 2, "whole")
+    assert 64 % found.softmax_heads  # PyTorch computes the softmax in fp32
+    megatron = with_kernels(load_software("megatron"), "eager pytorch; fused softmax", [])
+    assert megatron.softmax_heads == load_software("deepspeed").softmax_heads > 1
     assert any("eager" in note for note in notes)
     assert with_kernels(load_software("nemo"), "eager", []).passes == load_software("nemo").passes
 
