@@ -118,6 +118,9 @@ class Software:
             activations).
         grouped: seconds that the product of each expert takes beside, where they are launched one by one; 0 where one
             kernel computes those of all experts.
+        current_scaling: whether operands of products in fp8 have the scale of their own largest element, which a kernel
+            finds before another casts them (Transformer Engine csrc/extensions/normalization.cpp: a norm computes in 16
+            bits, `nvte_compute_amax`, then quantises), so that none is written in fp8 by what makes it.
         gathers_narrow: whether weights of products in fp8 are gathered in fp8.
         dispatcher: how rows get to their experts.
         fused_experts: whether one kernel multiplies the rows of all experts, activates them, and brings operands into
@@ -186,6 +189,7 @@ class Software:
     scatter_gather: bool = False
     waits_to_send: bool = False
     composed_norms: bool = False
+    current_scaling: bool = False
 
     @property
     def counts_rows(self) -> bool:

@@ -157,10 +157,13 @@ def _products(call: KernelCall) -> tuple[Array, Array]:
     products += [(m, k, n)] if first in call.graded else []
     rows, columns, depths = (np.concatenate(extents) for extents in zip(*products, strict=True))
     moved = np.tile(call.moved, len(products)) if rule.roles else None
-    cast = np.repeat([call.software.casts, 1.0][: len(products)], len(m))
+    scaled = dtype == "fp8" and call.software.current_scaling
+    cast = np.repeat([1.0 if scaled else call.software.casts, 1.0][: len(products)], len(m))
     several = np.tile(batch, len(products))
-    time = matmul_time(rows, columns, depths, several, dtype, call.device, moved, converted=cast)
-    by_product = np.asarray(time).reshape(len(products), len(m)) * slower
+    time = np.asarray(matmul_time(rows, columns, depths, several, dtype, call.device, moved, converted=cast))
+    if scaled:  # the largest element of each first operand is found before
+        time = time + passed(call, element_bytes(call.dtype) * rows * depths * several)
+    by_product = time.reshape(len(products), len(m)) * slower
     backward = by_product[1:].sum(axis=0)
     if second in call.graded:
         added = call.software.adds_in_fp32(call.dtype) and bool((batch == 1).all())  # products of activations are not

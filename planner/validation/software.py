@@ -121,7 +121,10 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
             stack = replace(stack, stored=replace(stack.stored, beside=2.0 * _share_of_blocks(row)))
     detail = f"{row.text('precision')} {row.text('precision_detail')}".lower()
     gained = ROWWISE if "rowwise" in detail else MXFP8 if re.search(r"mxf(?:p|loat)8|fp8[-_ ]mx", detail) else 1.0
-    return replace(stack, attention=attention, products=products_of(row), gained=gained)
+    scaled = products_of(row) == "fp8" and stack.name in _TRANSFORMER_ENGINE and _scales_as_they_are(row, detail)
+    if scaled:
+        notes.append("fp8 with current scaling: the largest element of each operand is found before it is cast")
+    return replace(stack, attention=attention, products=products_of(row), gained=gained, current_scaling=scaled)
 
 
 _WINDOW = r"sliding[-_ ]window(?:[-_ ]size)?|\bwindow[-_ ]size\b|\bswa\b"
@@ -137,6 +140,15 @@ def window_of(row: Row) -> int | None:
     if keys is None or re.search(r"alternat|every \w+ layer|global layers|local[-/ ]global", flags):
         raise RequestError("attention has a window in flags: of all layers, and sliding_window=4096, are priced")
     return int(keys[1])
+
+
+def _scales_as_they_are(row: Row, detail: str) -> bool:
+    """Whether products in fp8 use current scaling: rows say so, or are of Megatron Bridge, in fp8 and of no other
+    recipe (the "FP8" of its tables is fp8_cs of perf_recipes)."""
+    if re.search(r"current[-_ ]scaling|fp8[-_ ]?cs\b|tensorwise", detail):
+        return True
+    other = re.search(r"mx|delayed|block|rowwise|nvfp4", detail)
+    return not other and "megatron-bridge" in row.text("source").lower()
 
 
 def _share_of_blocks(row: Row) -> float:

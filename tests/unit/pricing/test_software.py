@@ -358,3 +358,26 @@ def test_lines_of_32_are_faster_where_devices_multiply_them(profile: str, faster
     assert bool(lines.backward[0] < wide.backward[0]) is faster
     rows = priced("planner.fp8_linear.rowwise", shapes, cluster)
     assert rows.forward[0] < wide.forward[0]
+
+
+def test_current_scaling_finds_the_largest_element_of_each_operand_before_its_cast() -> None:
+    """Forward of the input, backward of the gradient, 2 bytes read of each element; the input is cast in any case."""
+    tokens, width, hidden = 4096, 8192, 2048
+    shapes = [(1, tokens, hidden), (width, hidden), (1, tokens, width)]
+    h100 = cluster_of("h100-80gb", 16)
+    quiet = replace(h100, device=replace(h100.device, host_latency=0.0))
+    fp8 = replace(PYTORCH, products="fp8", keeps_fp8=True, casts=0.2)
+    delayed, current = (
+        priced("aten.linear.default", shapes, run_by(replace(fp8, current_scaling=scaled), quiet))
+        for scaled in (False, True)
+    )
+    largest = {
+        columns: operator_time(
+            op_class="elementwise", flops=0, bytes_moved=2 * tokens * columns, dtype="fp16", device=quiet.device
+        )
+        for columns in (hidden, width)
+    }
+    forward = matmul_time(tokens, width, hidden, 1, "fp8", quiet.device, converted=1.0)
+    assert current.forward[0] == pytest.approx(forward + largest[hidden])
+    assert current.forward[0] > delayed.forward[0]
+    assert current.backward[0] - delayed.backward[0] == pytest.approx(largest[width])

@@ -314,6 +314,25 @@ def test_zero_3_of_deepspeed_keeps_gradients_as_weights(tmp_path: Path) -> None:
     assert gradient_dtype(wide.software, "bf16") == "mixed"
 
 
+@pytest.mark.parametrize(
+    ("changes", "scaled"),
+    [
+        ({"source": BRIDGE.format("26.04")}, True),
+        ({"source": BRIDGE.format("26.04"), "precision_detail": "mxfp8"}, False),
+        ({"source": BRIDGE.format("25.11"), "precision_detail": "fp8-cs"}, True),
+        ({"source": BRIDGE.format("26.04"), "precision": "bf16"}, False),
+        ({"source": "NeMo 25.04", "precision_detail": "per tensor, current scaling"}, True),
+        ({"source": "NeMo 24.07"}, False),
+        ({"source": "NeMo 25.04", "precision_detail": "fp8 hybrid, delayed scaling"}, False),
+        ({"stack": "torchtitan", "compile": "True", "precision_detail": "float8 tensorwise"}, False),
+    ],
+)
+def test_current_scaling_of_transformer_engine(tmp_path: Path, changes: dict[str, str], scaled: bool) -> None:
+    asked = {"precision": "fp8", "flash_attention": "True", "date": "2026-01", **changes}
+    software = machine(tmp_path, 3 if "stack" in changes else 1, **asked)[0].software
+    assert software.current_scaling is scaled
+
+
 def test_weights_that_a_row_says_to_be_in_fp8(tmp_path: Path) -> None:
     """Without the words Transformer Engine keeps two copies in fp8 beside each weight."""
     asked = {"precision": "fp8", "other_flags": "NeMo", "flash_attention": "True", "date": "2024-10", "n_params_B": "7"}

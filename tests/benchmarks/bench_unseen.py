@@ -1,0 +1,127 @@
+"""How far off predictions were of runs that nobody had looked at when they were made.
+
+    python tests/benchmarks/bench_unseen.py [runs.json]
+
+`data/unseen_runs.csv.gz` has runs of sources that `published_runs.csv.gz` lacks, each with what was predicted for it
+before its error was known (`first_predicted_s`, its ends, and whether it fits), by the code at `first_commit`. What was
+learned from them came after: `told_later` says what rows say since then of how they were run. With `runs.json`, which
+`plan validate --json` has printed of the same file, the errors of today stand beside.
+"""
+
+import argparse
+import csv
+import gzip
+import io
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+RUNS = Path(__file__).resolve().parent / "data" / "unseen_runs.csv.gz"
+
+Run = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """Of so many runs the mean error of the step, its bias, and the share that lies in its interval."""
+
+    runs: int
+    mean: float
+    bias: float
+    inside: float
+
+
+def unseen() -> list[Run]:
+    """All rows of the file."""
+    return list(csv.DictReader(io.StringIO(gzip.decompress(RUNS.read_bytes()).decode())))
+
+
+def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Timed runs by source, and by the commit that predicted them first where a source has several."""
+    found: dict[str, list[Run]] = defaultdict(list)
+    commits: dict[str, list[str]] = defaultdict(list)
+    for run in runs:
+        known = commits[run["source"]]
+        if run["first_commit"] not in known:
+            known.append(run["first_commit"])
+        if seconds(run) is not None:
+            again = known.index(run["first_commit"])
+            found[run["source"] + (", drawn afterwards" if again else "")].append(run)
+    return found
+
+
+def seconds(run: Run) -> float | None:
+    """The measured step of a run; None of one that ran out of memory."""
+    if run["iter_time_s"]:
+        return float(run["iter_time_s"])
+    if not run["tokens_per_s_per_device"]:
+        return None
+    tokens = float(run["global_batch"]) * float(run["seq_len"])
+    return tokens / float(run["n_devices"]) / float(run["tokens_per_s_per_device"])
+
+
+def first_errors(runs: Sequence[Run]) -> Errors:
+    """Errors of what was predicted first."""
+    judged = [
+        (float(run["first_predicted_s"]), float(run["first_low_s"]), float(run["first_high_s"]), measured)
+        for run in runs
+        if (measured := seconds(run)) is not None
+    ]
+    return _errors(judged)
+
+
+def errors_now(runs: Sequence[Run], now: Mapping[str, Mapping[str, float]]) -> Errors:
+    """Errors of what is predicted now."""
+    judged = [
+        (one["predicted_seconds"], one["low_seconds"], one["high_seconds"], one["measured_seconds"])
+        for one in (now[run["id"]] for run in runs)
+    ]
+    return _errors(judged)
+
+
+def _errors(judged: Sequence[tuple[float, float, float, float]]) -> Errors:
+    relative = [predicted / measured - 1 for predicted, _, _, measured in judged]
+    return Errors(
+        runs=len(judged),
+        mean=statistics.fmean(map(abs, relative)),
+        bias=statistics.fmean(relative),
+        inside=statistics.fmean(low <= measured <= high for _, low, high, measured in judged),
+    )
+
+
+def out_of_memory(runs: Sequence[Run]) -> tuple[int, int]:
+    """Of the runs that ran out of memory how many were first predicted not to fit, and how many there are."""
+    ended = [run["first_fits"] == "False" for run in runs if run["tier"] == "OOM"]
+    return sum(ended), len(ended)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("runs", type=Path, nargs="?", help="what plan validate --json printed of the same file")
+    asked = parser.parse_args()
+    runs, now = unseen(), None
+    if asked.runs is not None:
+        now = {one["id"]: one for one in json.loads(asked.runs.read_text(encoding="utf-8"))["rows"]}
+    print(f"{'source':64s} runs  first    bias  inside" + ("     now    bias  inside" if now else ""))
+    for name, some in groups(runs).items():
+        first = first_errors(some)
+        line = f"{name[:64]:64s} {first.runs:4d}  {first.mean:5.1%}  {first.bias:+6.1%}  {first.inside:6.0%}"
+        if now is not None:
+            today = errors_now(some, now)
+            line += f"  {today.mean:6.1%}  {today.bias:+6.1%}  {today.inside:6.0%}"
+        print(line)
+    for commit in dict.fromkeys(run["first_commit"] for run in runs):
+        own = [run for run in runs if run["first_commit"] == commit]
+        first, no = first_errors(own), out_of_memory(own)
+        by_source = statistics.fmean(first_errors(some).mean for some in groups(own).values())
+        print(
+            f"predicted by {commit}: {first.runs} runs {first.mean:.1%}, by source {by_source:.1%}, inside"
+            f" {first.inside:.0%}; of {no[1]} that ran out of memory {no[0]} were said not to fit"
+        )
+
+
+if __name__ == "__main__":
+    main()
