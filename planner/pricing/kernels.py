@@ -30,7 +30,8 @@ backward; a gradient of it is written as large as the scores and summed up. Of d
 scores, as nobody knows what is in it; attention that is said to be causal does half.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -158,11 +159,12 @@ def _products(call: KernelCall) -> tuple[Array, Array]:
     rows, columns, depths = (np.concatenate(extents) for extents in zip(*products, strict=True))
     moved = np.tile(call.moved, len(products)) if rule.roles else None
     scaled = dtype == "fp8" and call.software.current_scaling
-    cast = np.repeat([1.0 if scaled else call.software.casts, 1.0][: len(products)], len(m))
+    own = np.concatenate(_own_shares(call, first, second)[: len(products)]) if scaled else np.ones(len(rows))
+    cast = own if scaled else np.repeat([call.software.casts, 1.0][: len(products)], len(m))
     several = np.tile(batch, len(products))
     time = np.asarray(matmul_time(rows, columns, depths, several, dtype, call.device, moved, converted=cast))
     if scaled:  # the largest element of each first operand is found before
-        time = time + passed(call, element_bytes(call.dtype) * rows * depths * several)
+        time = time + passed(call, element_bytes(call.dtype) * own * rows * depths * several)
     by_product = time.reshape(len(products), len(m)) * slower
     backward = by_product[1:].sum(axis=0)
     if second in call.graded:
@@ -237,16 +239,37 @@ def _cast_in_blocks(call: KernelCall, dtype: str, elements: Array) -> Array:
     return passed(call, (element_bytes(call.dtype) + element_bytes(dtype)) * elements)
 
 
+def _own_shares(call: KernelCall, first: int, second: int) -> tuple[Array, Array]:
+    """Share of the operand of a product, and of the gradient of its result, that a device casts, (K,) each. Where
+    devices share out a dim that an operand lacks, each has it whole; with sequence parallelism each had a part before,
+    which Transformer Engine casts before it is gathered (pytorch/module/layernorm_linear.py)."""
+    rule = call.rule
+    if not call.software.regathers:
+        return np.ones(len(call.extents)), np.ones(len(call.extents))
+    if rule.roles:
+        roles = dict(rule.roles)
+        columns, depth = frozenset(roles["columns"]), frozenset(roles["depth"])
+    else:
+        a, b, c = (_factors(dims) for dims in (rule.operands[first], rule.operands[second], rule.results[0]))
+        columns, depth = b - a, (a & b) - c
+
+    def share(factors: frozenset[int]) -> Array:
+        return call.extent(factors) / math.prod(rule.factors[factor].extent for factor in factors)
+
+    return share(columns), share(depth)
+
+
+def _factors(dims: Sequence[Sequence[int]]) -> frozenset[int]:
+    return frozenset(factor for dim in dims for factor in dim)
+
+
 def _product_shape(call: KernelCall, first: int, second: int) -> tuple[Array, Array, Array, Array]:
     """Extents m, n, k and batch of the forward product: by the roles of the rule, or by what its operands share."""
     rule = call.rule
     if rule.roles:
         extents = {role: call.extent(factors) for role, factors in rule.roles}
         return extents["rows"], extents["columns"], extents["depth"], extents["batch"]
-    a, b, c = (
-        frozenset(factor for dim in dims for factor in dim)
-        for dims in (rule.operands[first], rule.operands[second], rule.results[0])
-    )
+    a, b, c = (_factors(dims) for dims in (rule.operands[first], rule.operands[second], rule.results[0]))
     return call.extent(a - b), call.extent(b - a), call.extent((a & b) - c), call.extent(a & b & c)
 
 

@@ -381,3 +381,35 @@ def test_current_scaling_finds_the_largest_element_of_each_operand_before_its_ca
     assert current.forward[0] == pytest.approx(forward + largest[hidden])
     assert current.forward[0] > delayed.forward[0]
     assert current.backward[0] - delayed.backward[0] == pytest.approx(largest[width])
+
+
+def test_a_gathered_operand_is_cast_before_it_is_gathered() -> None:
+    """Columns split over 8 devices: each casts an eighth of the input, and all of its part of the gradient; rows of the
+    weight split: the other way round. Without sequence parallelism each casts all that it has."""
+    tokens, width, hidden = 4096, 8192, 2048
+    types = [
+        TensorType(shape=shape, dtype="float16") for shape in ((1, tokens, hidden), (width, hidden), (1, tokens, width))
+    ]
+    call = Call(op="aten.linear.default", arguments=(types[0], types[1]), keywords=(), results=(types[2],))
+    rule = RULES["aten.linear.default"].build(call)
+    h100 = cluster_of("h100-80gb", 16)
+    quiet = replace(h100, device=replace(h100.device, host_latency=0.0))
+    fp8 = replace(PYTORCH, products="fp8", keeps_fp8=True, current_scaling=True, regathers=True)
+    mesh = build_mesh(quiet, (2, 8))
+
+    def forward(split: str, software: Software) -> float:
+        strategy = (None, rule.index[split])
+        prices = price_operator(rule, [strategy], types[:2], types[2:], [True, True], mesh, run_by(software, quiet))
+        return float(prices.forward[0])
+
+    def largest(elements: float) -> float:
+        time = operator_time(
+            op_class="elementwise", flops=0, bytes_moved=2 * elements, dtype="fp16", device=quiet.device
+        )
+        return float(time)
+
+    columns = matmul_time(tokens, width / 8, hidden, 1, "fp8", quiet.device, converted=1 / 8)
+    assert forward("o", fp8) == pytest.approx(columns + largest(tokens * hidden / 8))
+    rows = matmul_time(tokens, width, hidden / 8, 1, "fp8", quiet.device, converted=1.0)
+    assert forward("i", fp8) == pytest.approx(rows + largest(tokens * hidden / 8))
+    assert forward("o", replace(fp8, regathers=False)) > forward("o", fp8)
