@@ -41,7 +41,10 @@ of December 2024)."""
 
 _NARROW = r"grad[-_]reduce[-_]in[-_]bf16|grad_sync_dtype\s*[=:]\s*bf16|grad_reduce_in_fp32\s*[=:]\s*false"
 _WIDE = r"grad_reduce_in_fp32|accumulate[-_]allreduce[-_]grads[-_]in[-_]fp32|grad_sync_dtype\s*[=:]\s*\S*32\b"
-_FP8_WEIGHTS = r"fp8[-_]param(?:s|eters)?(?:[-_]gather)?\b|fp8[-_]primary[-_]weights|weights [^;,]*in fp8"
+_FP8_WEIGHTS = (
+    r"fp8[-_]param(?:s|eters)?(?:[-_]gather)?\b|fp8[-_]primary[-_]weights"
+    r"|weights (?:are )?(?:stored|kept|gathered)\b[^;,]* in fp8"
+)
 _FUSED_NORMS = r"fused[- ](?:layer|rms)[- ]?norm|\brms(?:norm)?[- ]kernel"
 _FUSED_GATES = r"fused[- ](?:swiglu|silu|mlp)"
 _FUSED_SOFTMAX = r"fused[- ]softmax"
@@ -49,6 +52,8 @@ _HUGGING_FACE = r"hugging ?face|\btransformers\b|\baccelerate\b"
 
 _EAGER = ("fsdp", "deepspeed-zero3")
 _EAGER_WORD = r"\beager\b"
+_MEGATRON = r"megatron|transformer engine|\bte\b|\bapex\b"
+"""Words for kernels that are there whatever else is eager."""
 
 _NO_HEADS = 2**31
 """Of how many heads there must be a multiple for a fused softmax where there is none."""
@@ -76,15 +81,17 @@ def with_kernels(stack: Software, flags: str, notes: list[str]) -> Software:
     computes as InternEvo does, autograd adds up its gradients in the dtype of weights, and logits are whole.
     """
     megatron = load_software("megatron")
-    hugging_face, eager = mentions(flags, _HUGGING_FACE), mentions(flags, _EAGER_WORD)
-    if eager and stack.name == megatron.name:
+    hugging_face = mentions(flags, _HUGGING_FACE) and stack.name in (*_EAGER, "deepspeed")
+    own = stack.name == megatron.name and not mentions(flags, _MEGATRON)
+    eager = mentions(flags, _EAGER_WORD) and (own or stack.name in _EAGER)
+    if eager and own:
         notes.append("operators are kernels of their own, gradients have the dtype of weights (eager)")
         like = load_software("internevo")
         stored = replace(stack.stored, bf16=stack.stored.weight, fp16=stack.stored.weight)
         stack = replace(stack, passes=like.passes, fused=like.fused, accumulates=like.accumulates, stored=stored)
         heads = load_software("deepspeed").softmax_heads if mentions(flags, _FUSED_SOFTMAX) else _NO_HEADS
         stack = replace(stack, loss="whole", softmax_heads=heads)
-    if (hugging_face or eager) and not mentions(flags, _FUSED_NORMS) and not stack.name.endswith("-compiled"):
+    if (hugging_face or eager) and not mentions(flags, _FUSED_NORMS):
         notes.append("RMS norms are chains of operators in fp32")
         stack = replace(stack, composed_norms=True)
     if stack.name in _EAGER and mentions(flags, _FUSED_NORMS) and mentions(flags, _FUSED_GATES):
