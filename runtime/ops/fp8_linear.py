@@ -9,7 +9,7 @@ such a row and 128 x 128 of the weight, or 32 elements of a row of either operan
 it, their devices agree on the largest element (see `planner.sharding.rules.fp8`). Products are torch's scaled ones
 where the device has them, accumulated in fp32; elsewhere the same operands are multiplied in fp32 (those of a model in
 float64 in that), which differs by the order of sums alone; so are blocks of 128, whose scaled products torch has on
-Hopper alone, and lines of 32, which it has on Blackwell.
+Hopper alone. Lines of 32 are multiplied by the kernel of Blackwell where a device has whole ones.
 
 Source: Micikevicius et al. 2022, arXiv 2209.05433; recipes of torchao (`planner.graph.fp8`).
 
@@ -28,8 +28,10 @@ from planner.graph.fp8 import recipe_of
 from planner.models.fp8_experts import Cells, blocks_of, fp8_blocks_product, in_powers, largest
 from planner.sharding.rule import Dims
 from runtime.comm import collectives
+from runtime.ops.capability import cuda_capability
 from runtime.ops.delayed_scales import GRADIENT, INPUT, WEIGHT, LayerScales
 from runtime.ops.kept_results import whole_call
+from runtime.ops.lines_product import has_lines_product, lines_product
 from runtime.ops.shard import Shard
 
 _WEIGHTS = torch.float8_e4m3fn
@@ -254,10 +256,8 @@ def _gradients_in_lines(
     lines = _lines_of_tokens(along, cut, x_TI.device)
     (of_gradient, inside), (of_x, _) = (_of_tokens(one, along, lines, cut.along) for one in (gradient_TO, x_TI))
     maxima = in_powers(of_gradient, low), in_powers(of_x, _WEIGHTS)
-    of_weight = fp8_blocks_product(
-        gradient_TO.t(), maxima[0], x_TI.t(), maxima[1], inside, None, str(low).removeprefix("torch.")
-    )
-    return of_inputs, of_weight
+    whole = not lines.shared and along % LINE == 0
+    return of_inputs, _by_lines(gradient_TO.t(), maxima[0], x_TI.t(), maxima[1], inside, low, whole=whole)
 
 
 def _lines_product(
@@ -273,8 +273,25 @@ def _lines_product(
         for group in groups if lines.shared else ():
             most = collectives.all_reduce_max(most, group)
         maxima.append(in_powers(most, dtype))
+    return _by_lines(rows_RK, maxima[0], others_CK, maxima[1], lines.at, low, whole=not lines.shared)
+
+
+def _by_lines(
+    rows_RK: torch.Tensor,
+    of_rows_RL: torch.Tensor,
+    others_CK: torch.Tensor,
+    of_others_CL: torch.Tensor,
+    inside: torch.Tensor,
+    low: torch.dtype,
+    *,
+    whole: bool,
+) -> torch.Tensor:
+    """The product of rows with others, turned, by the largest elements of the lines that K is `inside` of, `whole` ones
+    one after the other or parts; by the kernel of the device where it has one for that."""
+    if whole and has_lines_product(rows_RK, others_CK):
+        return lines_product(rows_RK, of_rows_RL, others_CK, of_others_CL, low)
     name = str(low).removeprefix("torch.")
-    made_RC: torch.Tensor = fp8_blocks_product(rows_RK, maxima[0], others_CK, maxima[1], lines.at, None, name)
+    made_RC: torch.Tensor = fp8_blocks_product(rows_RK, of_rows_RL, others_CK, of_others_CL, inside, None, name)
     return made_RC
 
 
@@ -322,7 +339,7 @@ def _has_products(one_RK: torch.Tensor, other_CK: torch.Tensor, dtype: torch.dty
     row have results in bf16 alone (PyTorch 2.13)."""
     if one_RK.device.type == "cpu":
         return dtype in (torch.float32, torch.bfloat16)
-    if one_RK.device.type != "cuda" or torch.cuda.get_device_capability(one_RK.device) < _CAPABILITY:
+    if cuda_capability(one_RK.device) < _CAPABILITY:
         return False
     results = (torch.bfloat16,) if by_row else (torch.bfloat16, torch.float16, torch.float32)
     return dtype in results and all(extent % _WORDS == 0 for extent in (*one_RK.shape, *other_CK.shape))

@@ -1,0 +1,13 @@
+"""What products in fp8 a device has."""
+
+import torch
+
+NOTHING = (0, 0)
+
+
+def cuda_capability(device: torch.device) -> tuple[int, int]:
+    """That of a CUDA device, by which its kernels are known; none of others, and of AMD's, whose formats of 8 bits are
+    other ones before gfx950."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return NOTHING
+    return torch.cuda.get_device_capability(device)

@@ -1,0 +1,63 @@
+"""Products of operands in 8 bits with a power of two for each 32 elements of a row, by the kernel of the device.
+
+    rows R K ──> 8 bits, and a scale in e8m0 for each 32 of K ─┐
+                                                             ├─> `torch._scaled_mm` ─> R C, accumulated in fp32
+    others C K ──> the same ─────────────────────────────────┘
+
+The kernel wants scales in tiles, of 128 rows and 4 lines each, padded with zeros: the scale of row r and line l of a
+tile stands at (r mod 32) 16 + (r div 32) 4 + l. It is on CUDA devices of capability 10 or more (Blackwell); all others
+multiply the same rounded operands in fp32 (`planner.models.fp8_experts`), also where K is no multiple of 32.
+
+Source: NVIDIA, cuBLAS, "1D Block Scaling Factors Layout"; OCP Microscaling Formats 1.0.
+
+Shape legend: R and C rows of the operands, K what is summed over, L lines of it.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from planner.fp8_recipes import LINE
+from runtime.ops.capability import cuda_capability
+
+_CAPABILITY = (10, 0)
+_WORDS = 16
+"""What extents of CUDA's products in fp8 are multiples of."""
+_RESULTS = (torch.bfloat16, torch.float16, torch.float32)
+_ROWS, _LINES, _ROUND = 128, 4, 32
+"""Of a tile of scales: its rows and lines, and the rows that stand side by side."""
+
+
+def has_lines_product(rows_RK: torch.Tensor, others_CK: torch.Tensor) -> bool:
+    """Whether the device has a kernel for such operands, with results in their dtype."""
+    whole = rows_RK.shape[1] % LINE == 0 and others_CK.shape[0] % _WORDS == 0
+    return whole and rows_RK.dtype in _RESULTS and cuda_capability(rows_RK.device) >= _CAPABILITY
+
+
+def lines_product(
+    rows_RK: torch.Tensor,
+    of_rows_RL: torch.Tensor,
+    others_CK: torch.Tensor,
+    of_others_CL: torch.Tensor,
+    low: torch.dtype,
+) -> torch.Tensor:
+    """The product of rows, in `low`, with others in e4m3, turned, R C, by the largest elements of their lines, for which
+    scales are powers of two (`planner.models.fp8_experts.in_powers`)."""
+    rows, of_rows = _cast(rows_RK, of_rows_RL, low)
+    others, of_others = _cast(others_CK, of_others_CL, torch.float8_e4m3fn)
+    return torch._scaled_mm(rows, others.t(), of_rows, of_others, out_dtype=rows_RK.dtype)
+
+
+def _cast(values_RK: torch.Tensor, most_RL: torch.Tensor, low: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """In 8 bits, row after row in memory, and the scales in tiles."""
+    top = torch.finfo(low).max
+    scale_RL = most_RL.float() / top
+    lines = values_RK.float().unflatten(1, (-1, LINE)) / scale_RL.unsqueeze(-1)
+    return lines.clamp_(-top, top).flatten(1).to(low).contiguous(), _in_tiles(scale_RL.to(torch.float8_e8m0fnu))
+
+
+def _in_tiles(scale_RL: torch.Tensor) -> torch.Tensor:
+    """Scales as the kernel reads them, one after the other."""
+    rows, lines = scale_RL.shape
+    padded = F.pad(scale_RL.view(torch.uint8), (0, -lines % _LINES, 0, -rows % _ROWS))
+    tiles = padded.view(padded.shape[0] // _ROWS, _ROWS // _ROUND, _ROUND, padded.shape[1] // _LINES, _LINES)
+    return tiles.permute(0, 3, 2, 1, 4).contiguous().flatten().view(torch.float8_e8m0fnu)
