@@ -35,14 +35,15 @@ Source: Micikevicius et al., "FP8 formats for deep learning", 2022, arXiv 2209.0
 one scale for each tensor); torchao 0.14, `torchao.float8.config` (the names of recipes).
 """
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.errors import RequestError, nearest_names
 from planner.faults import Fault
-from planner.fp8_recipes import HISTORY, RECIPES, Recipe
+from planner.fp8_recipes import EXPERT_TENSORS, HISTORY, LAYER_TENSORS, RECIPES, Recipe
 from planner.graph.expert_load import EXPERTS_OPERATOR
-from planner.graph.operator_graph import Operator, OperatorGraph
+from planner.graph.operator_graph import Operator, OperatorGraph, TensorType
 from planner.graph.per_replica import PER_REPLICA, called
 from planner.matching import matches
 
@@ -50,6 +51,8 @@ _LINEAR = "aten.linear.default"
 _PREFIX = "planner.fp8_linear."
 _TENSORS, _SETTINGS = 6, (0, 1.0, False, 1, 1)
 """Of an operator with experts: its tensors, and its settings where they are as usual (`planner.models.experts`)."""
+_GATE, _RECIPE = 3, 11
+"""Among its arguments: the first of its matrices, and its recipe."""
 _WORDS = 16
 """Extents of products in fp8 are multiples of so many elements, as the kernels of devices demand."""
 _LONGEST, _WIDEST = 2**16, 64
@@ -96,14 +99,13 @@ class Fp8:
 
 NO_FP8 = Fp8()
 
-_TENSORS_OF_LAYER = 3  # what flows in, the weight, the gradient of what flows out
 _FP32 = 4  # bytes
 
 
-def history_bytes(fp8: Fp8) -> float:
-    """Bytes that a device has of every layer with delayed scales: of each of its tensors the largest elements of the
-    steps before, that of this step, and the scale (`runtime.ops.delayed_scales`)."""
-    return float(_TENSORS_OF_LAYER * (fp8.history + 2) * _FP32)
+def history_bytes(fp8: Fp8, scales: Sequence[int] = (LAYER_TENSORS,)) -> float:
+    """Bytes that a device has of what has so many delayed `scales` (`delayed_scales`): for each the largest elements of
+    the steps before, that of this step, and the scale (`runtime.ops.delayed_scales`)."""
+    return float(math.prod(scales) * (fp8.history + 2) * _FP32)
 
 
 def fp8_fault(fp8: Fp8) -> Fault | None:
@@ -117,10 +119,6 @@ def fp8_fault(fp8: Fp8) -> Fault | None:
     for option, asked in (("fp8_experts", fp8.experts), ("fp8_dispatch", fp8.dispatch)):
         if asked and not fp8.recipe:
             return Fault(option=option, value="true", reason="goes with a recipe of linear layers; name one (fp8)")
-    if fp8.delayed and fp8.experts:
-        others = ", ".join(name for name, recipe in RECIPES.items() if not recipe.delayed)
-        reason = f"goes with scales of tensors as they are, and fp8 = {fp8.recipe} has those of steps before"
-        return Fault(option="fp8_experts", value="true", reason=reason, hint=f"take fp8 = {others}, or leave it out")
     return _history_fault(fp8)
 
 
@@ -165,10 +163,33 @@ def recipe_of(op: Operator) -> Recipe | None:
     return RECIPES.get(op.op.removeprefix(_PREFIX)) if op.op.startswith(_PREFIX) else None
 
 
-def delayed_layers(operators: Iterable[Operator]) -> tuple[str, ...]:
-    """The weights of the linear layers whose scales are those of steps before."""
-    recipes = ((op, recipe_of(op)) for op in operators)
-    return tuple(op.operands[1] for op, recipe in recipes if recipe is not None and recipe.delayed)
+def is_linear(op: Operator) -> bool:
+    """Whether it is a linear layer, in fp8 or not."""
+    return op.op == _LINEAR or recipe_of(op) is not None
+
+
+def delayed_scales(operators: Iterable[Operator], types: Mapping[str, TensorType]) -> dict[str, tuple[int, ...]]:
+    """How many scales are those of steps before: of linear layers one for each of their tensors, by the weight, which
+    several may share; of experts one for each tensor of each expert, by the first of their matrices."""
+    found: dict[str, tuple[int, ...]] = {}
+    for op in operators:
+        name = delayed_weight(op)
+        if name is not None:
+            found[name] = (EXPERT_TENSORS, types[name].shape[0]) if op.op == EXPERTS_OPERATOR else (LAYER_TENSORS,)
+    return found
+
+
+def delayed_weight(op: Operator) -> str | None:
+    """The weight by which scales of steps before are called that an operator has; None where it has none."""
+    recipe, place = (experts_recipe(op), _GATE) if op.op == EXPERTS_OPERATOR else (recipe_of(op), 1)
+    return None if recipe is None or not recipe.delayed else op.operands[place]
+
+
+def experts_recipe(op: Operator) -> Recipe | None:
+    """The recipe of experts in fp8; None for every other operator."""
+    if op.op != EXPERTS_OPERATOR or len(op.arguments) <= _RECIPE:
+        return None
+    return RECIPES.get(str(op.arguments[_RECIPE]))
 
 
 def fp8_operator(recipe: str) -> str:
@@ -206,13 +227,6 @@ def with_fp8(graph: OperatorGraph, inside: Sequence[int], fp8: Fp8) -> OperatorG
                 f"fp8 = {fp8.recipe}: every replica computes '{op.name}' by itself (per_replica), as it reads what is"
                 " another in each, and a scale is one of all samples; leave it out"
                 f" (fp8_left_out = '{op.operands[1]}')"
-            )
-    for at in taken if fp8.delayed else ():
-        weight = graph.operators[at].operands[1]
-        if len(graph.consumers[weight]) > 1:
-            raise RequestError(
-                f"fp8 = {fp8.recipe}: '{weight}' is the weight of several operators, which have one history of largest"
-                " elements; leave it out (fp8_left_out), or take another recipe"
             )
     name = fp8_operator(fp8.recipe)
     operators = [replace(op, op=name) if at in taken else op for at, op in enumerate(graph.operators)]

@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 import torch.nn.functional as F
 
+from planner.models.delayed_experts import DelayedProducts
 from planner.models.fp8_experts import PLAIN, Fp8Products, PlainProducts
 
 
@@ -87,7 +88,7 @@ class Gradients(NamedTuple):
 Matrices = Sequence[torch.Tensor]
 """gate and up, E F H, and down, E H F."""
 
-Products: TypeAlias = PlainProducts | Fp8Products
+Products: TypeAlias = PlainProducts | Fp8Products | DelayedProducts
 
 
 def run_experts(
@@ -99,10 +100,10 @@ def run_experts(
 ) -> tuple[torch.Tensor, Kept]:
     """What the experts make of their rows, each times its weight, R H, and what is kept; `by` are their products."""
     gate, up, down = matrices
-    gate_RF = by.product(rows_RH, gate.transpose(1, 2), counts_E, "hidden", back=False)
-    up_RF = by.product(rows_RH, up.transpose(1, 2), counts_E, "hidden", back=False)
+    gate_RF = by.product(rows_RH, gate.transpose(1, 2), counts_E, "hidden", of="gate", back=False)
+    up_RF = by.product(rows_RH, up.transpose(1, 2), counts_E, "hidden", of="up", back=False)
     product_RF = F.silu(gate_RF).mul_(up_RF).mul_(weights_R.unsqueeze(-1))
-    result_RH = by.product(product_RF, down.transpose(1, 2), counts_E, "width", back=False)
+    result_RH = by.product(product_RF, down.transpose(1, 2), counts_E, "width", of="down", back=False)
     return result_RH, Kept(rows_RH, gate_RF, up_RF, product_RF, weights_R)
 
 
@@ -116,18 +117,18 @@ def differentiate_experts(
 ) -> Gradients:
     """The gradients that are `needed`, of rows, weights, gate, up and down in this order, from that of the result."""
     gate, up, down = matrices
-    of_down = by.outer(gradient_RH, kept.product, counts_E, "hidden") if needed[4] else None
+    of_down = by.outer(gradient_RH, kept.product, counts_E, "hidden", of="down") if needed[4] else None
     if not any(needed[:4]):
         return Gradients(None, None, (None, None, of_down))
     of_gate_RF, of_up_RF, of_weights = _inside(gradient_RH, kept, counts_E, down, by, weights=needed[1])
     del gradient_RH  # nothing that is as large as all rows lives longer than it must
-    of_gate = by.outer(of_gate_RF, kept.rows, counts_E, "width") if needed[2] else None
-    of_up = by.outer(of_up_RF, kept.rows, counts_E, "width") if needed[3] else None
+    of_gate = by.outer(of_gate_RF, kept.rows, counts_E, "width", of="gate") if needed[2] else None
+    of_up = by.outer(of_up_RF, kept.rows, counts_E, "width", of="up") if needed[3] else None
     of_rows = None
     if needed[0]:
-        of_rows = by.product(of_gate_RF, gate, counts_E, "width", back=True)
+        of_rows = by.product(of_gate_RF, gate, counts_E, "width", of="gate", back=True)
         del of_gate_RF
-        of_rows += by.product(of_up_RF, up, counts_E, "width", back=True)
+        of_rows += by.product(of_up_RF, up, counts_E, "width", of="up", back=True)
     return Gradients(of_rows, of_weights, (of_gate, of_up, of_down))
 
 
@@ -145,14 +146,14 @@ def differentiate_rows(
     of_gate_RF, of_up_RF, of_weights = _inside(gradient_RH, kept, counts_E, down, by, weights=needed[1])
     of_rows = None
     if needed[0]:
-        of_rows = by.product(of_gate_RF, gate, counts_E, "width", back=True)
-        of_rows += by.product(of_up_RF, up, counts_E, "width", back=True)
+        of_rows = by.product(of_gate_RF, gate, counts_E, "width", of="gate", back=True)
+        of_rows += by.product(of_up_RF, up, counts_E, "width", of="up", back=True)
 
     def of_matrices() -> MatrixGradients:
         return (
-            by.outer(of_gate_RF, kept.rows, counts_E, "width") if needed[2] else None,
-            by.outer(of_up_RF, kept.rows, counts_E, "width") if needed[3] else None,
-            by.outer(gradient_RH, kept.product, counts_E, "hidden") if needed[4] else None,
+            by.outer(of_gate_RF, kept.rows, counts_E, "width", of="gate") if needed[2] else None,
+            by.outer(of_up_RF, kept.rows, counts_E, "width", of="up") if needed[3] else None,
+            by.outer(gradient_RH, kept.product, counts_E, "hidden", of="down") if needed[4] else None,
         )
 
     return Gradients(of_rows, of_weights, (None, None, None)), of_matrices
@@ -162,7 +163,7 @@ def _inside(
     gradient_RH: torch.Tensor, kept: Kept, counts_E: torch.Tensor, down: torch.Tensor, by: Products, *, weights: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """The gradients of g and u, R F, and of the weights of rows, R, where they are asked for."""
-    of_product_RF = by.product(gradient_RH, down, counts_E, "hidden", back=True)
+    of_product_RF = by.product(gradient_RH, down, counts_E, "hidden", of="down", back=True)
     active_RF = F.silu(kept.gate)
     of_weights = (active_RF * kept.up).mul_(of_product_RF).sum(-1) if weights else None
     of_wide_RF = of_product_RF.mul_(kept.weights.unsqueeze(-1))

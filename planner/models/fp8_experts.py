@@ -29,6 +29,8 @@ from planner.models.grouped import grouped_outer, grouped_product, rows_by_group
 Side = Literal["hidden", "width"]
 """A dim of experts: that of tokens, which is never cut, or that of an expert."""
 
+Matrix = Literal["gate", "up", "down"]
+
 _LOW = torch.float8_e4m3fn
 _LEAST = 1e-12
 """Of a scale's largest element: a tensor of zeros has a scale, too."""
@@ -59,13 +61,23 @@ class PlainProducts:
     """Those of experts as they are."""
 
     def product(
-        self, rows_RI: torch.Tensor, matrices_EIO: torch.Tensor, counts_E: torch.Tensor, over: Side, *, back: bool
+        self,
+        rows_RI: torch.Tensor,
+        matrices_EIO: torch.Tensor,
+        counts_E: torch.Tensor,
+        over: Side,
+        *,
+        of: Matrix,
+        back: bool,
     ) -> torch.Tensor:
-        """Each row times the matrix of its expert, R O, summed `over` that dim; `back` says that rows are gradients."""
+        """Each row times the matrix of its expert, R O, summed `over` that dim; `of` says which matrix that is, `back`
+        that rows are gradients."""
         made_RO: torch.Tensor = grouped_product(rows_RI, matrices_EIO, counts_E)
         return made_RO
 
-    def outer(self, rows_RI: torch.Tensor, rows_RO: torch.Tensor, counts_E: torch.Tensor, first: Side) -> torch.Tensor:
+    def outer(
+        self, rows_RI: torch.Tensor, rows_RO: torch.Tensor, counts_E: torch.Tensor, first: Side, *, of: Matrix
+    ) -> torch.Tensor:
         """The gradient of matrices, E I O, from gradients, whose dim is `first`, and from what was multiplied."""
         made_EIO: torch.Tensor = grouped_outer(rows_RI, rows_RO, counts_E)
         return made_EIO
@@ -82,7 +94,14 @@ class Fp8Products:
     agreement: Agreement = ALONE
 
     def product(
-        self, rows_RI: torch.Tensor, matrices_EIO: torch.Tensor, counts_E: torch.Tensor, over: Side, *, back: bool
+        self,
+        rows_RI: torch.Tensor,
+        matrices_EIO: torch.Tensor,
+        counts_E: torch.Tensor,
+        over: Side,
+        *,
+        of: Matrix,
+        back: bool,
     ) -> torch.Tensor:
         low = self.recipe.gradients if back else "float8_e4m3fn"
         inside = self._cells(rows_RI, rows_RI.shape[1], over, each=False)
@@ -90,7 +109,7 @@ class Fp8Products:
         outside = self._cells(rows_RI, matrices_EIO.shape[2], _other(over), each=each)
         if self.recipe.scales == "tensor":
             of_experts = self._of_experts(rows_RI, counts_E, over)
-            of_rows = of_experts[:, 0].index_select(0, _experts_of(counts_E, len(rows_RI)))
+            of_rows = of_experts[:, 0].index_select(0, experts_of(counts_E, len(rows_RI)))
         else:
             of_rows = largest(rows_RI, None, 0, inside.at, inside.cells)
             of_rows = self.agreement.width(of_rows) if inside.shared else of_rows
@@ -104,15 +123,17 @@ class Fp8Products:
         )
         return made_RO
 
-    def outer(self, rows_RI: torch.Tensor, rows_RO: torch.Tensor, counts_E: torch.Tensor, first: Side) -> torch.Tensor:
+    def outer(
+        self, rows_RI: torch.Tensor, rows_RO: torch.Tensor, counts_E: torch.Tensor, first: Side, *, of: Matrix
+    ) -> torch.Tensor:
         if not self.recipe.weight_gradients:
-            return PLAIN.outer(rows_RI, rows_RO, counts_E, first)
+            return PLAIN.outer(rows_RI, rows_RO, counts_E, first, of=of)
         if self.recipe.scales == "tensor":
             scales = [
                 self._of_experts(rows, counts_E, side) for rows, side in ((rows_RI, first), (rows_RO, _other(first)))
             ]
         else:
-            experts_R = _experts_of(counts_E, len(rows_RI))
+            experts_R = experts_of(counts_E, len(rows_RI))
             scales = [
                 self.agreement.tokens(largest(rows, experts_R, len(counts_E), None, 0)) for rows in (rows_RI, rows_RO)
             ]
@@ -128,7 +149,7 @@ class Fp8Products:
         """The largest element of all rows of each expert, E 1 1."""
         agreement = self.agreement
         zeros = torch.zeros(rows.shape[1], dtype=torch.long, device=rows.device)
-        found = largest(rows, _experts_of(counts_E, len(rows)), len(counts_E), zeros, 1)
+        found = largest(rows, experts_of(counts_E, len(rows)), len(counts_E), zeros, 1)
         found = agreement.tokens(found)
         return (agreement.width(found) if side == "width" and agreement.whole else found).unsqueeze(-1)
 
@@ -166,7 +187,7 @@ def blocks_of(
     return Cells(torch.arange(first, first + extent, device=device) // block, -(-whole // block), shared=shared)
 
 
-def _experts_of(counts_E: torch.Tensor, rows: int) -> torch.Tensor:
+def experts_of(counts_E: torch.Tensor, rows: int) -> torch.Tensor:
     """The expert of each row, R."""
     numbers = torch.arange(len(counts_E), device=counts_E.device)
     return torch.repeat_interleave(numbers, counts_E, output_size=rows)

@@ -19,11 +19,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from planner.graph.fp8 import delayed_layers
+from planner.graph.fp8 import delayed_scales
 from planner.graph.placed import tables_outside
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.parameter_owners import Owner, owners_of
-from planner.plan.layout.per_step_communication import SCALED_TENSORS
 from planner.plan.layout.stage_cut import cut_stage
 from planner.sharding.even_cut import piece_length
 from planner.sharding.layout import Layout, cuts, replicated
@@ -153,9 +152,9 @@ class StateOfPlan:
     def _scales(self) -> Iterator[Spread]:
         """What delayed scales are made of."""
         graph, whole = self.bound.graph, replicated(len(self.bound.plan.mesh.axes))
-        for name in delayed_layers(graph.operators):
+        for name, scales in delayed_scales(graph.operators, graph.types).items():
             dtype = "float64" if graph.types[name].dtype == "float64" else "float32"
-            shape = (SCALED_TENSORS, self.bound.plan.training.fp8.history)
+            shape = (*scales, self.bound.plan.training.fp8.history)
             stages = self.homes[name]
             yield Spread(name=scales_name(saved_name(name)), shape=shape, dtype=dtype, layout=whole, stages=stages)
 

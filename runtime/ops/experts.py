@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from costmodels import once_share
+from planner.models.delayed_experts import DelayedProducts
 from planner.models.expert_rows import (
     Gradients,
     Kept,
@@ -65,6 +66,15 @@ class SplitExperts:
     @property
     def groups(self) -> list[dist.ProcessGroup]:
         return [cut.group for cut in self.cuts if cut.group is not None]
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """The first expert of this device, and how many it has."""
+        first, count = 0, self.experts
+        for cut in self.cuts:
+            count //= cut.size
+            first += cut.own * count
+        return first, count
 
     @property
     def within_reach(self) -> int:
@@ -122,6 +132,7 @@ class ExpertsCall:
     def __init__(self, split: SplitExperts, *, beside: bool = False, switch: Callable[[], None] = lambda: None) -> None:
         self.split, self.beside, self._switch = split, beside, switch
         self.wanted = (False, False)  # gradients of tokens, and of weights
+        self.trains = False  # whether a backward pass follows
         self.chosen, self.shape = 0, torch.Size()
         self._token: torch.Tensor | None = None  # without elements: ties a node to the one before
         self._route: tuple[Rows, Journey] | None = None
@@ -133,6 +144,7 @@ class ExpertsCall:
 
     def compute(self, matrices: Sequence[torch.Tensor]) -> None:
         """They have come; what the experts make of them sets out."""
+        self.trains = torch.is_grad_enabled()
         self._token = _Compute.apply(self, self._token, *matrices)  # type: ignore[no-untyped-call]
 
     def arrive(self) -> torch.Tensor:
@@ -202,6 +214,8 @@ class _Compute(torch.autograd.Function):
         (rows, journey), matrices = call.route, (gate, up, down)
         moved_RH, moved_R = call.landed()
         made_RH, kept = run_experts(moved_RH, moved_R, journey.counts, matrices, call.split.products)
+        if call.trains and isinstance(call.split.products, DelayedProducts):
+            call.split.products.see(kept.rows, kept.product, journey.counts, matrices)
         ctx.tokens = len(rows.places) // call.chosen
         call.send(_back(made_RH, journey, ctx.tokens))
         ctx.call, ctx.once, ctx.journey = call, journey.once, journey.ways

@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from planner.errors import ModelError
+from planner.fp8_recipes import RECIPES
+from planner.models.delayed_experts import DelayedProducts
 from planner.models.experts import products_of
 from planner.models.fp8_experts import PLAIN, Agreement
 from runtime.comm import collectives
@@ -93,15 +96,18 @@ def splitting_experts(
         )
         for axis in shard.cutting("e")
     ]
-    return SplitExperts(
+    split = SplitExperts(
         experts=shard.extent("e"),
         cuts=cuts,
         capacity=capacity,
         imbalance=imbalance,
         once=(groups, chosen_groups) if once else None,
-        products=products_of(fp8, _agreement(shard)) if fp8 else PLAIN,
         dispatch=dispatch,
     )
+    if shard.scales is not None:
+        own = shard.scales.among(*split.held)
+        return replace(split, products=DelayedProducts(recipe=RECIPES[fp8], scales=own))
+    return replace(split, products=products_of(fp8, _agreement(shard)) if fp8 else PLAIN)
 
 
 def _agreement(shard: Shard) -> Agreement:

@@ -16,7 +16,7 @@ import torch
 from planner.fp8_recipes import RECIPES
 from planner.graph.bags import BAG
 from planner.graph.blocks import IDENTITY
-from planner.graph.fp8 import fp8_operator, recipe_of
+from planner.graph.fp8 import delayed_weight, fp8_operator
 from planner.graph.masks import MASKED_ATTENTION
 from planner.graph.operator_graph import Argument, OperatorGraph, TorchConstant, ValueRef
 from planner.graph.recurrent import GATES
@@ -94,8 +94,8 @@ def local_call(
     sizes = place.mesh.sizes
     shapes = tuple(local_shape(t.shape, layout, sizes) for t, layout in zip(types, layouts, strict=True))
     region = region_of(types[0].shape, layouts[0], place, (sequences or {}).get(made[0], ()))
-    recipe = recipe_of(op)
-    own = scales.of(op.operands[1]) if scales is not None and recipe is not None and recipe.delayed else None
+    delayed = delayed_weight(op)
+    own = None if scales is None or delayed is None else scales.of(delayed)
     shard = Shard(bound=bound, place=place, shapes=shapes, region=region, scales=own)
     sliced = SLICED.get(op.op)
     drops = drop_probability(op) > 0

@@ -31,7 +31,7 @@ from runtime.reference.per_replica import Forward
 from runtime.reference.plain_tables import sparse_tables, start_sparse
 from runtime.reference.same_choices import SameChoices
 from runtime.step.same_dropout import SameDropout
-from runtime.step.same_fp8 import Recipes, SameFp8, delayed_scales
+from runtime.step.same_fp8 import Recipes, SameFp8, scales_of_module
 
 
 class UnshardedStep:
@@ -57,7 +57,7 @@ class UnshardedStep:
         self._module, self._update = module, training.update
         self._dropping = dropping
         self._recipes = recipes or {}
-        self._scales = delayed_scales(module, self._recipes, training.fp8)
+        self._scales = scales_of_module(module, self._recipes, training.fp8)
         self._seed = seed
         self._steps = 0
         self._parts = training.parts

@@ -6,6 +6,7 @@ such a layer inside of itself, as `F.multi_head_attention_forward` does, is not 
 end says so.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +17,13 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from planner.errors import ModelError
-from planner.fp8_recipes import Recipe
+from planner.fp8_recipes import EXPERT_TENSORS, LAYER_TENSORS, RECIPES, Recipe
 from planner.graph.expert_load import EXPERTS_OPERATOR
-from planner.graph.fp8 import Fp8, recipe_of
+from planner.graph.fp8 import Fp8, is_linear, recipe_of
 from planner.graph.operator_graph import Operator
-from runtime.ops.delayed_scales import DelayedScales
+from planner.models.delayed_experts import DelayedProducts
+from runtime.ops.delayed_scales import DelayedScales, LayerScales
+from runtime.ops.experts import SplitExperts, split_experts
 from runtime.ops.fp8_linear import fp8_linear
 
 _GATE, _FP8 = 3, 11
@@ -35,64 +38,91 @@ class ExpertsIn:
     dispatch: bool
 
 
-Recipes = Mapping[str, Recipe | ExpertsIn]
-"""Of linear layers by the names of their weights, and of experts by that of their first matrices."""
+Recipes = Mapping[str, tuple[Recipe | ExpertsIn | None, ...]]
+"""Of linear layers by the names of their weights, and of experts by that of their first matrices: one, or, where only
+some of the layers that share a weight are in fp8, that of each call, one after the other."""
 
 
-def recipes_of(operators: Iterable[Operator]) -> dict[str, Recipe | ExpertsIn]:
+def recipes_of(operators: Iterable[Operator]) -> dict[str, tuple[Recipe | ExpertsIn | None, ...]]:
     """The recipes of what is in fp8."""
-    found: dict[str, Recipe | ExpertsIn] = {}
+    found: defaultdict[str, list[Recipe | ExpertsIn | None]] = defaultdict(list)
     for op in operators:
-        recipe = recipe_of(op)
-        if recipe is not None:
-            found[op.operands[1]] = recipe
+        if is_linear(op):
+            found[op.operands[1]].append(recipe_of(op))
         elif op.op == EXPERTS_OPERATOR and len(op.arguments) > _FP8 and any(op.arguments[_FP8:]):
             fp8, dispatch = op.arguments[_FP8:]
-            found[op.operands[_GATE]] = ExpertsIn(fp8=str(fp8), dispatch=bool(dispatch))
-    return found
+            found[op.operands[_GATE]].append(ExpertsIn(fp8=str(fp8), dispatch=bool(dispatch)))
+    return {
+        name: tuple(each) if len(set(each)) > 1 else (each[0],)
+        for name, each in found.items()
+        if any(recipe is not None for recipe in each)
+    }
 
 
-def delayed_scales(module: nn.Module, recipes: Recipes, fp8: Fp8) -> DelayedScales:
-    """Those of what has `recipes`, as a plan on one device has them."""
-    weights = dict(module.named_parameters())
-    names = [name for name, recipe in recipes.items() if isinstance(recipe, Recipe) and recipe.delayed]
-    wide = {weights[name].dtype for name in names} == {torch.float64}
-    return DelayedScales(names, fp8, next(iter(weights.values())).device, wide=wide)
+def scales_of_module(module: nn.Module, recipes: Recipes, fp8: Fp8) -> DelayedScales:
+    """The delayed scales of what has `recipes`, as a plan on one device has them."""
+    weights, shapes = dict(module.named_parameters()), {}
+    for name, each in recipes.items():
+        for one in each:
+            if isinstance(one, Recipe) and one.delayed:
+                shapes[name] = (LAYER_TENSORS,)
+            elif isinstance(one, ExpertsIn) and one.fp8 and RECIPES[one.fp8].delayed:
+                shapes[name] = (EXPERT_TENSORS, weights[name].shape[0])
+    wide = {weights[name].dtype for name in shapes} == {torch.float64}
+    return DelayedScales(shapes, fp8, next(iter(weights.values())).device, wide=wide)
 
 
 class SameFp8(TorchFunctionMode):
-    """A context in which what has `recipes`, by the names of its weights in a module, is computed in fp8, with these
-    `scales` where they are those of steps before."""
+    """A context for one call of a module, in which what has `recipes`, by the names of its weights, is computed in fp8,
+    with these `scales` where they are those of steps before."""
 
     def __init__(self, module: nn.Module, recipes: Recipes, scales: DelayedScales | None = None) -> None:
         super().__init__()
         weights = dict(module.named_parameters()) if recipes else {}
-        self._recipes = {id(weights[name]): recipe for name, recipe in recipes.items()}
+        self._recipes = {id(weights[name]): each for name, each in recipes.items()}
         self._scales = {} if scales is None else {id(weights[name]): scales.of(name) for name in scales.names}
-        self._left = {id(weights[name]): name for name in recipes}
+        self._names = {id(weights[name]): name for name in recipes}
+        self._calls: Counter[int] = Counter()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.planner.experts.default:
-            how = self._recipes.get(id(args[_GATE])) if len(args) > _GATE else None
+            how = self._next(args[_GATE]) if len(args) > _GATE else None
             if not isinstance(how, ExpertsIn):
                 return func(*args, **(kwargs or {}))
-            self._left.pop(id(args[_GATE]), None)
+            scales = self._scales.get(id(args[_GATE]))
+            if scales is not None:
+                return _delayed_experts(args[: _GATE + 3], how, scales)
             return func(*args, **(kwargs or {}), fp8=how.fp8, dispatch=how.dispatch)
         named = dict(zip(("input", "weight", "bias"), args, strict=False)) if func is F.linear else {}
         given = {**named, **(kwargs or {})} if named else {}
-        recipe = self._recipes.get(id(given.get("weight")))
+        recipe = self._next(given["weight"]) if given else None
         if not isinstance(recipe, Recipe):
             return func(*args, **(kwargs or {}))
-        self._left.pop(id(given["weight"]), None)
-        return fp8_linear(
-            given["input"], given["weight"], given.get("bias"), recipe, delayed=self._scales.get(id(given["weight"]))
-        )
+        delayed = self._scales.get(id(given["weight"]))
+        return fp8_linear(given["input"], given["weight"], given.get("bias"), recipe, delayed=delayed)
+
+    def _next(self, weight: torch.Tensor) -> Recipe | ExpertsIn | None:
+        """The recipe of the next call with a weight."""
+        each = self._recipes.get(id(weight))
+        if each is None:
+            return None
+        self._calls[id(weight)] += 1
+        return each[(self._calls[id(weight)] - 1) % len(each)]
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        if error is None and self._left:
+        unmet = next((name for key, name in self._names.items() if not self._calls[key]), None)
+        if error is None and unmet is not None:
             raise ModelError(
-                f"the module computes with '{next(iter(self._left.values()))}' inside of a function that is not seen"
+                f"the module computes with '{unmet}' inside of a function that is not seen"
                 " through, where the plan has it in fp8; leave it out (--fp8-left-out; no --fp8-experts), or do not"
                 " compare (--no-check)"
             )
+
+
+def _delayed_experts(operands: tuple[torch.Tensor, ...], how: ExpertsIn, scales: LayerScales) -> torch.Tensor:
+    """Experts by the scales of steps before, all of them on this device."""
+    x, weights, chosen, *matrices = operands
+    products = DelayedProducts(recipe=RECIPES[how.fp8], scales=scales)
+    split = SplitExperts(experts=matrices[0].shape[0], cuts=(), products=products, dispatch=how.dispatch)
+    return split_experts(x, weights, chosen, matrices, split)

@@ -235,7 +235,9 @@ class RankStep:
 
     def end_scales(self) -> None:
         """Make the delayed scales of the next step. Collective."""
-        self.scales.end_step([group for group in self.place.groups if group is not None] if self.scales else ())
+        groups = [group for group in self.place.groups if group is not None] if self.scales else ()
+        twins = ((name, self.parameters[name].twins) for name in sorted(self.scales.names))
+        self.scales.end_step(groups, [(name, group) for name, group in twins if group is not None])
 
     def _accepts(self, loss: float, gradients: Iterable[torch.Tensor]) -> bool:
         self.trouble = self.guard.judge(self.steps + 1, loss, gradients)

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from hardware_profiles import load_profile
-from planner.graph.fp8 import NO_FP8, Fp8, delayed_layers, history_bytes
+from planner.fp8_recipes import EXPERT_TENSORS
+from planner.graph.fp8 import NO_FP8, Fp8, delayed_scales, history_bytes
 from planner.plan.binding.bind import bind, prepare
 from planner.plan.prediction.chunk_memory import STATES
 from planner.plan.prediction.predict import predict
@@ -17,6 +18,7 @@ from runtime import audit
 from runtime.auditing import audit as auditing
 from tests.contract.test_priced_is_emitted import Hand, cluster_of
 from tests.distributed import plans
+from tests.distributed.dividing import by_hand
 
 DELAYED = Fp8(recipe="delayed", history=2000)
 
@@ -36,6 +38,18 @@ def test_an_audit_finds_the_histories_that_are_counted() -> None:
     assert abs(stage.peak / stage.predicted_peak - 1) < auditing.MEMORY_TOLERANCE
 
 
+@pytest.mark.slow
+def test_those_of_experts_are_counted_for_each_of_them() -> None:
+    fp8 = replace(DELAYED, experts=True)
+    plan = by_hand("tensor inside", "wide", plans.mesh_of(2, 2), fp8=fp8)
+    traced = plans.traced("wide")
+    machine = cluster_of(plan)
+    (stage,) = audit(plan, traced, plans.BATCH, machine)
+    assert stage.unequal == ()
+    assert stage.live[STATES] == pytest.approx(stage.predicted_live[STATES], rel=1e-6)
+    assert stage.live[STATES] > 2 * history_bytes(fp8, (EXPERT_TENSORS, 4))
+
+
 def test_the_tables_of_a_search_count_them() -> None:
     graph, blocks = prepare(plans.traced("llama"), fp8=DELAYED)
     machine = load_profile("h100-80gb").with_devices(4)
@@ -45,8 +59,8 @@ def test_the_tables_of_a_search_count_them() -> None:
         for fp8 in (DELAYED, NO_FP8)
     )
     with_them, without = (builder.build(fold(graph, blocks)).parameters for builder in builders)
-    layers = set(delayed_layers(graph.operators))
+    layers = delayed_scales(graph.operators, graph.types)
     more = {one.name: one.prices.state - other.prices.state for one, other in zip(with_them, without, strict=True)}
-    assert layers & more.keys()
+    assert layers.keys() & more.keys()
     for name, nbytes in more.items():
         assert nbytes == pytest.approx(history_bytes(DELAYED) if name in layers else 0.0)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from hardware_profiles import Cluster, load_profile
+from planner.graph.fp8 import Fp8
 from planner.graph.trace import trace
 from planner.plan.binding.bind import BoundPlan, bind
 from planner.plan.plan import Plan
@@ -92,6 +93,7 @@ KEEPING = {"recomputation": "selective", "kept": ("scaled_dot_product_attention"
 SOME = {"recomputation": ("full", "none"), "kept": ()}
 TWO_PARTS = {"micro_batches": 2}
 LAMB = {"optimizer": "lamb"}
+DELAYED = Fp8(recipe="delayed", history=4)
 CLIPPED = Update(clip_norm=1.0, buckets=4096)
 FOUR_STAGES = {"stages": (1, 1, 1, 1), "micro_batches": 4}
 PLANS = (
@@ -144,6 +146,7 @@ PLANS = (
     Hand(model="gpt", kind="zero1", mesh=(2, 2), settings=LAMB, update=Update(buckets=(("*.attn.*", 0), ("*", 1)))),
     Hand(model="llama", kind="zero3", mesh=(4,), settings=LAMB),
     *(Hand(model="llama", kind=seed, mesh=(2, 2), update=Update(buckets=1000)) for seed in (8, 9)),
+    Hand(model="sharing", kind="zero1", mesh=(2,), settings={"stages": (2, 2), **TWO_PARTS, "fp8": DELAYED}),
     Searched(model="llama", devices=4),
     Searched(model="gpt", devices=4, pinned=Pinned(mesh=(4,)), update=Update(buckets="auto", clip_norm=1.0)),
     Searched(model="llama", devices=16, pinned=Pinned(mesh=(4, 4))),

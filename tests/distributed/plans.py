@@ -194,6 +194,36 @@ class LateTable(nn.Module):
         return F.cross_entropy(self.head(x + self.late(tokens_BS)).flatten(0, 1), labels_BS.flatten())
 
 
+class Sharing(nn.Module):
+    """Blocks, each with a linear layer of its own and one that all of them share."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, 32)
+        self.own = nn.ModuleList(nn.Linear(32, 32) for _ in range(layers))
+        self.shared, self.head = nn.Linear(32, 32, bias=False), nn.Linear(32, VOCABULARY)
+
+    def forward(self, tokens_BS: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(tokens_BS)
+        for own in self.own:
+            x = x + self.shared(torch.tanh(own(x)))
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels_BS.flatten())
+
+
+class TiedLinears(nn.Module):
+    """Two linear layers that share a weight, and nothing that repeats: the last one is not in fp8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, VOCABULARY)
+        self.first, self.head = nn.Linear(VOCABULARY, VOCABULARY), nn.Linear(VOCABULARY, VOCABULARY)
+        self.head.weight = self.first.weight
+
+    def forward(self, tokens_BS: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.first(self.tokens(tokens_BS)))
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels_BS.flatten())
+
+
 class Bags(nn.Module):
     """Bags of embeddings, losses of pairs, and norms and pools that the image models lack; in float64."""
 
@@ -353,6 +383,7 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "mixture4": lambda: Llama(replace(MIXTURE, num_layers=4)),
     "mixture64": lambda: Llama(MIXTURE).double(),
     "lonely64": lonely_experts,
+    "wide": lambda: Llama(replace(MIXTURE, num_layers=2, expert_size=144, shared_size=32)),
     "wide64": lambda: Llama(replace(MIXTURE, num_layers=2, expert_size=144, shared_size=32)).double(),
     "mixture-frozen": frozen_experts,
     "capped": lambda: Llama(replace(MIXTURE, capacity_factor=0.75)),
@@ -376,6 +407,9 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "unusual": lambda: Unusual(VOCABULARY),
     "skipping": lambda: Skipping(4),
     "late-table": lambda: LateTable(4),
+    "sharing": lambda: Sharing(4),
+    "sharing64": lambda: Sharing(4).double(),
+    "tied-linears64": lambda: TiedLinears().double(),
     "towers": lambda: Towers(VOCABULARY),
 }
 

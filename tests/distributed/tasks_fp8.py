@@ -72,14 +72,21 @@ class _Alone:
 
 
 def delayed(
-    model: str, sizes: tuple[int, ...], seeds: list[int | str], settings: dict[str, object], steps: int = 4
+    model: str,
+    sizes: tuple[int, ...],
+    seeds: list[int | str],
+    settings: dict[str, object],
+    fp8: dict[str, bool],
+    steps: int = 4,
 ) -> list[tuple[float, float]]:
-    """Under each plan the worst error of losses and weights over some steps beside the plain model with delayed scales,
-    of histories of two steps and a margin; and by how much scales change the loss of the last step."""
+    """Under each plan, which may divide experts by hand ("experts: WAY"), the worst error of losses and weights over
+    some steps beside the plain model with delayed scales, of histories of two steps and a margin; and by how much
+    scales change the loss of the last step."""
     mesh, found = plans.mesh_of(*sizes), []
     for seed in seeds:
-        fp8 = Fp8(recipe="delayed", history=2, margin=1)
-        plan = plan_of(model, mesh, seed, kept=KEPT, fp8=fp8, **settings)
+        words = {"kept": KEPT, "fp8": Fp8(recipe="delayed", history=2, margin=1, **fp8), **settings}
+        way = seed.removeprefix("experts: ") if isinstance(seed, str) and seed.startswith("experts: ") else None
+        plan = plan_of(model, mesh, seed, **words) if way is None else by_hand(way, model, mesh, **words)
         step, plain, wide = build_step(model, plan, SETTINGS), plain_of(model, plan), plain_of(model, plan, bare=True)
         errors, far = [], 0.0
         for number in range(steps):

@@ -95,28 +95,49 @@ def test_experts_that_get_no_token(pool, recipe: str, once: bool) -> None:
         assert max(errors) < TOLERANCE, dict(zip(LONELY, errors, strict=True))
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("recipe", NOW)
+def test_of_layers_that_share_a_weight_some_are_not_in_fp8(pool, recipe: str) -> None:
+    for errors in pool.run("tasks_fp8", "parity", "tied-linears64", recipe, (2, 2), ["zero1", 0, 1], {}):
+        assert max(errors) < TOLERANCE
+
+
 @pytest.mark.parametrize("recipe", ["tensorwise", pytest.param("rowwise", marks=pytest.mark.thorough)])
 def test_devices_that_do_not_agree_on_scales_are_noticed(pool, recipe: str) -> None:
     assert pool.run("tasks_fp8", "without_agreement", "llama64", recipe, (2, 2))[0] > 100 * TOLERANCE
 
 
+IN_TWO = {"stages": (1, 1), "micro_batches": 2}
 STEPS = [
-    ("gpt64", (2, 2), ["zero3", 1], {}),
-    ("llama64", (2, 2), ["megatron", "zero3", 0], {}),
-    ("llama64", (4,), ["zero2", 2], {"recomputation": "full", "micro_batches": 2}),
-    ("llama64", (2, 2), [4, 5], {"recomputation": "selective"}),
-    ("llama64", (2,), [6, 7], {"stages": (1, 1), "micro_batches": 2}),
-    ("llama64", (2,), [8], {"stages": (1, 1), "micro_batches": 4, "schedule": "zb_h1"}),
+    ("gpt64", (2, 2), ["zero3", 1], {}, {}),
+    ("wide64", (2, 2), ["experts: samples", "experts: tensor inside", "experts: alone and exchanged"], {}, BOTH),
+    ("sharing64", (2,), ["zero3", 9], {"stages": (2, 2), "micro_batches": 2}, {}),
+    ("sharing64", (2, 2), ["zero1", 10], {"recomputation": "full"}, {}),
+    ("lonely64", (2, 2), ["experts: folded", "experts: alone"], {"micro_batches": 2}, {"experts": True}),
+    ("wide64", (2, 2), ["experts: zero3", "experts: folded samples"], {"recomputation": "full"}, {"experts": True}),
+    ("wide64", (1, 2), ["experts: samples"], IN_TWO, BOTH),
+    ("llama64", (2, 2), ["megatron", "zero3", 0], {}, {}),
+    ("llama64", (4,), ["zero2", 2], {"recomputation": "full", "micro_batches": 2}, {}),
+    ("llama64", (2, 2), [4, 5], {"recomputation": "selective"}, {}),
+    ("llama64", (2,), [6, 7], IN_TWO, {}),
+    ("llama64", (2,), [8], {"stages": (1, 1), "micro_batches": 4, "schedule": "zb_h1"}, {}),
 ]
-"""Model, mesh, plans and settings: 12 plans over four steps each, by the scales of the two steps before."""
+"""Model, mesh, plans, settings and what is in fp8 beside linear layers: 24 plans over four steps each, by the scales of
+the two steps before; 8 with experts, of which some get no token, 4 with a weight that layers of several blocks share,
+on other stages, too."""
 
 
-@pytest.mark.cases(1)
-@pytest.mark.parametrize(("model", "sizes", "seeds", "settings"), STEPS, ids=lambda value: str(value)[:40])
+@pytest.mark.cases(1, 2)
+@pytest.mark.parametrize(("model", "sizes", "seeds", "settings", "fp8"), STEPS, ids=lambda value: str(value)[:40])
 def test_delayed_scales_are_those_of_the_plain_model_step_by_step(
-    pool, model: str, sizes: tuple[int, ...], seeds: list[int | str], settings: Mapping[str, object]
+    pool,
+    model: str,
+    sizes: tuple[int, ...],
+    seeds: list[int | str],
+    settings: Mapping[str, object],
+    fp8: Mapping[str, bool],
 ) -> None:
-    for found in pool.run("tasks_fp8", "delayed", model, sizes, seeds, dict(settings)):
+    for found in pool.run("tasks_fp8", "delayed", model, sizes, seeds, dict(settings), dict(fp8)):
         for seed, (error, far) in zip(seeds, found, strict=True):
             assert error < TOLERANCE < far, seed  # and fp8 tells
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from costmodels import collective_time
 from hardware_profiles import Cluster, Machine, links_of_all
-from planner.graph.fp8 import delayed_layers
+from planner.graph.fp8 import delayed_scales
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.parameter_owners import Owner, broadcasts_of, owners_of, pushes_of, weight_bytes
 from planner.plan.layout.shared_parameters import shared_parameters
@@ -39,9 +39,6 @@ from planner.sharding.update import NO_BUCKETS
 
 NORM_BYTES = 4.0
 """Of a sum of squares: one fp32 number."""
-
-SCALED_TENSORS = 3
-"""Of a linear layer in fp8: what flows in, the weight, and the gradient of what flows out."""
 
 
 @dataclass(kw_only=True)
@@ -159,11 +156,17 @@ def norm_messages(bound: BoundPlan) -> tuple[Message, ...]:
 
 
 def scale_messages(bound: BoundPlan, held: Collection[str]) -> tuple[Message, ...]:
-    """Those of delayed scales: over each axis the largest elements of the three tensors of every layer."""
-    layers = [name for name in delayed_layers(bound.graph.operators) if name in held]
-    nbytes = SCALED_TENSORS * sum(max(4, bound.graph.types[name].element_bytes) for name in layers)
-    axes = [axis for axis, size in enumerate(bound.plan.mesh.sizes) if size > 1]
-    return tuple(Message(kind="all_reduce", axis=axis, nbytes=float(nbytes)) for axis in axes if layers)
+    """Those of delayed scales: the largest elements of all tensors that have one, over each axis, and before that those
+    of weights which several stages share over these."""
+    types = bound.graph.types
+    scales = {name: n for name, n in delayed_scales(bound.graph.operators, types).items() if name in held}
+    nbytes = {name: float(math.prod(shape) * max(4, types[name].element_bytes)) for name, shape in scales.items()}
+    axes = [axis for axis, size in enumerate(bound.plan.mesh.sizes) if size > 1 and nbytes]
+    shared = sorted(shared_parameters(bound).intersection(nbytes))
+    return (
+        *(Message(kind="all_reduce", axis=None, nbytes=nbytes[name]) for name in shared),
+        *(Message(kind="all_reduce", axis=axis, nbytes=sum(nbytes.values())) for axis in axes),
+    )
 
 
 def trust_messages(bound: BoundPlan, held: Collection[str]) -> tuple[Message, ...]:

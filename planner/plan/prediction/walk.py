@@ -15,7 +15,7 @@ from hardware_profiles import PYTORCH, Cluster, Group, Hidden, Machine, Seconds,
 from planner.errors import RequestError
 from planner.faults import refuse
 from planner.graph.blocks import Blocks
-from planner.graph.fp8 import delayed_layers, history_bytes
+from planner.graph.fp8 import delayed_scales, history_bytes
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.binding.slices import work_of_slices
@@ -136,7 +136,7 @@ class Walk:
             for place in deferred_weight_gradients(self.bound, at)
         }
         self.waiting = 0
-        self.scaled = frozenset(delayed_layers(bound.graph.operators))
+        self.scaled = delayed_scales(bound.graph.operators, bound.graph.types)
         self.flops = 0.0
         overlaps = overlaps_of(bound) if overlaps is None else overlaps
         self.overlapped = {(one.reader, one.place) for one in overlaps}
@@ -391,7 +391,7 @@ class Walk:
             )
         prices = self._stored[kind]
         if name in self.scaled:
-            cost.memory["optimizer state"] += history_bytes(plan.training.fp8)
+            cost.memory["optimizer state"] += history_bytes(plan.training.fp8, self.scaled[name])
         if trainable and not local:
             sums, hidden = self.route("sums", self.summed(tensor), stored.gradient, stored.state)
             gathered, below = self.route("updated", tensor, stored.state, stored.weight)

@@ -173,6 +173,8 @@ class _Rows:
                 forward=forward, backward=backward, blocks=blocks,
             )  # fmt: skip
 
+        if recipe.delayed:
+            return
         of_experts, of_rows = Work(coefficient=1.0, factors=(e,)), self.work(1.0, "")
         if recipe.scales == "tensor":
             # forward rows (twice), p and its result; backward those of rows (3), and of both sides of matrices (6)

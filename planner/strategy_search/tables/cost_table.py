@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hardware_profiles import Cluster
 from planner.graph.blocks import IDENTITY
-from planner.graph.fp8 import NO_FP8, Fp8, delayed_layers, history_bytes
+from planner.graph.fp8 import NO_FP8, Fp8, delayed_scales, history_bytes
 from planner.graph.operator_graph import TensorType
 from planner.limits import check, room
 from planner.plan.layout.block_gathers import longest_gather
@@ -384,10 +384,9 @@ class TableBuilder:
             among = (own_copies(len(self.mesh.axes)),)
         states = self.offload.optimizer if trainable else NOTHING.optimizer
         weights = self.offload.weights if name in template.every_own_parameter else NOTHING.weights
-        scaled = self.fp8.delayed and name in delayed_layers(
-            graph.operators[at] for at in graph.consumers.get(name, ())
-        )
-        key = (tensor, trainable, among, local, weights, scaled)
+        readers = (graph.operators[at] for at in graph.consumers.get(name, ()))
+        scales = delayed_scales(readers, graph.types).get(name) if self.fp8.delayed else None
+        key = (tensor, trainable, among, local, weights, scales)
         if key not in self._parameters:
             stored = legal_stored(tensor.shape, self.mesh.sizes, trainable) if among is None else among
             if states != NOTHING.optimizer or weights != NOTHING.weights:
@@ -395,8 +394,8 @@ class TableBuilder:
             prices = price_parameter(
                 tensor, trainable, stored, self.precision, self.optimizer, self._pricers, self.update, local
             )
-            if scaled:
-                prices = replace(prices, state=prices.state + history_bytes(self.fp8))
+            if scales is not None:
+                prices = replace(prices, state=prices.state + history_bytes(self.fp8, scales))
             if not self.dominated:
                 kept = undominated(stored, prices)
                 stored, prices = tuple(stored[place] for place in kept), priced_among(prices, kept)

@@ -13,7 +13,7 @@ E4M3, E5M2 = 448.0, 57344.0
 
 
 def scales(history: int = 2, margin: int = 0) -> DelayedScales:
-    return DelayedScales(["w", "v"], Fp8(recipe="delayed", history=history, margin=margin), CPU)
+    return DelayedScales({"w": (3,), "v": (3,)}, Fp8(recipe="delayed", history=history, margin=margin), CPU)
 
 
 def test_a_scale_is_of_the_largest_element_of_the_steps_before() -> None:
@@ -71,6 +71,19 @@ def test_elements_beyond_the_scale_become_the_largest_number() -> None:
     x, weight = torch.full((16, 16), 1000.0), torch.eye(16, requires_grad=True)
     y = fp8_linear(x, weight, None, RECIPES["delayed"], delayed=scales().of("w"))
     assert y.detach().max() == E4M3
+
+
+def test_experts_have_scales_of_their_own_and_pieces_are_views() -> None:
+    every = DelayedScales({"w": (3,), "experts": (8, 4)}, Fp8(recipe="delayed", history=2), CPU)
+    own = every.of("experts").among(2, 2)
+    for tensor in (0, 7):  # what flows in, and a gradient
+        own.note(tensor, torch.tensor([0.0, 7.0]))
+    every.end_step()
+    assert own.scale(0).tolist() == pytest.approx([1.0, 7.0 / E4M3])
+    assert own.scale(7).tolist() == pytest.approx([1.0, 7.0 / E5M2])
+    assert every.of("experts").scale(0).tolist() == pytest.approx([1.0, 1.0, 1.0, 7.0 / E4M3])
+    assert every.history_of("experts").shape == (8, 4, 2)
+    assert not every.history_of("w").any()
 
 
 @pytest.mark.parametrize("length", [1, 2, 16, 17, 50])

@@ -1,0 +1,107 @@
+"""Products of experts in fp8 by scales of steps before, one for each expert and each of its eight tensors.
+
+    x ─ gate ─> g ─┐                        in e4m3: what flows in (x), gate, up, down, and p, which goes into down
+      ─ up ───> u ─┴─> p ─ down ─> result   in e5m2: the gradients of the result, of g and of u
+
+An expert that gets no row in a step has 0 as its largest element of rows and gradients. Operands are rounded and
+multiplied as those of other recipes are (`planner.models.fp8_experts`); scales are read, and largest elements noted,
+through `Scales`, which the runtime keeps (`runtime.ops.delayed_scales`). Nothing is said between devices.
+
+Source: Transformer Engine, `GroupedLinear` under `DelayedScaling`, which has a scale for each group as well.
+
+Shape legend: R rows, E experts, I and O the dims of a matrix that are summed over and left.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from planner.fp8_recipes import EXPERT_TENSORS, Recipe
+from planner.models.fp8_experts import Matrix, Side, experts_of, fp8_grouped_outer, fp8_grouped_product, largest
+
+_X, _GATE, _UP, _DOWN, _P, _OF_RESULT, _OF_G, _OF_U = range(EXPERT_TENSORS)
+_MATRICES: Mapping[Matrix, int] = {"gate": _GATE, "up": _UP, "down": _DOWN}
+_ROWS: Mapping[Matrix, int] = {"gate": _X, "up": _X, "down": _P}
+_GRADIENTS: Mapping[Matrix, int] = {"gate": _OF_G, "up": _OF_U, "down": _OF_RESULT}
+_LOW = "float8_e4m3fn"
+
+
+class Scales(Protocol):
+    """Those of the experts of a device."""
+
+    def scale(self, tensor: int) -> torch.Tensor:
+        """By which elements of one of the tensors are divided, E."""
+
+    def note(self, tensor: int, largest_E: torch.Tensor) -> None:
+        """Take notice of largest elements."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelayedProducts:
+    """Products by these `scales`."""
+
+    recipe: Recipe
+    scales: Scales
+
+    def see(
+        self, rows_RI: torch.Tensor, p_RF: torch.Tensor, counts_E: torch.Tensor, matrices: Sequence[torch.Tensor]
+    ) -> None:
+        """Take notice of what a forward pass multiplies, before a backward pass."""
+        for tensor, rows in ((_X, rows_RI), (_P, p_RF)):
+            self.scales.note(tensor, _of_experts(rows, counts_E))
+        for tensor, matrix in zip((_GATE, _UP, _DOWN), matrices, strict=True):
+            self.scales.note(tensor, matrix.abs().amax(dim=(1, 2)))
+
+    def product(
+        self,
+        rows_RI: torch.Tensor,
+        matrices_EIO: torch.Tensor,
+        counts_E: torch.Tensor,
+        over: Side,
+        *,
+        of: Matrix,
+        back: bool,
+    ) -> torch.Tensor:
+        """As `planner.models.fp8_experts.PlainProducts.product`."""
+        low = self.recipe.gradients if back else _LOW
+        of_rows = self._most((_GRADIENTS if back else _ROWS)[of], low)
+        of_matrices = self._most(_MATRICES[of], _LOW)
+        inside, outside = (
+            torch.zeros(extent, dtype=torch.long, device=rows_RI.device) for extent in matrices_EIO.shape[1:]
+        )
+        made_RO: torch.Tensor = fp8_grouped_product(
+            rows_RI,
+            of_rows.index_select(0, experts_of(counts_E, len(rows_RI))).unsqueeze(1),
+            matrices_EIO,
+            of_matrices.view(-1, 1, 1),
+            inside,
+            outside,
+            counts_E,
+            low,
+        )
+        return made_RO
+
+    def outer(
+        self, rows_RI: torch.Tensor, rows_RO: torch.Tensor, counts_E: torch.Tensor, first: Side, *, of: Matrix
+    ) -> torch.Tensor:
+        """As `planner.models.fp8_experts.PlainProducts.outer`, which is called for every gradient of rows."""
+        self.scales.note(_GRADIENTS[of], _of_experts(rows_RI, counts_E))
+        low = self.recipe.gradients
+        of_rows, of_others = self._most(_GRADIENTS[of], low), self._most(_ROWS[of], _LOW)
+        made_EIO: torch.Tensor = fp8_grouped_outer(
+            rows_RI, of_rows.view(-1, 1, 1), rows_RO, of_others.view(-1, 1, 1), counts_E, low
+        )
+        return made_EIO
+
+    def _most(self, tensor: int, low: str) -> torch.Tensor:
+        """The largest elements that the scales of a tensor are for, E."""
+        return self.scales.scale(tensor) * torch.finfo(getattr(torch, low)).max
+
+
+def _of_experts(rows: torch.Tensor, counts_E: torch.Tensor) -> torch.Tensor:
+    """The largest element of the rows of each expert, E; 0 without rows."""
+    zeros = torch.zeros(rows.shape[1], dtype=torch.long, device=rows.device)
+    found: torch.Tensor = largest(rows, experts_of(counts_E, len(rows)), len(counts_E), zeros, 1)
+    return found.flatten()
