@@ -10,7 +10,7 @@ multiply the same rounded operands in fp32 (`planner.models.fp8_experts`), also 
 
 Source: NVIDIA, cuBLAS, "1D Block Scaling Factors Layout"; OCP Microscaling Formats 1.0.
 
-Shape legend: R and C rows of the operands, K what is summed over, L lines of it.
+Shape legend: R and C rows of the operands, K what is summed over, L lines of it, N elements of a line.
 """
 
 import torch
@@ -40,7 +40,7 @@ def lines_product(
     of_others_CL: torch.Tensor,
     low: torch.dtype,
 ) -> torch.Tensor:
-    """The product of rows, in `low`, with others in e4m3, turned, R C, by the largest elements of their lines, for which
+    """The product of rows, in `low`, with others in e4m3, turned, R C, by the largest elements of their lines, of which
     scales are powers of two (`planner.models.fp8_experts.in_powers`)."""
     rows, of_rows = _cast(rows_RK, of_rows_RL, low)
     others, of_others = _cast(others_CK, of_others_CL, torch.float8_e4m3fn)
@@ -51,8 +51,8 @@ def _cast(values_RK: torch.Tensor, most_RL: torch.Tensor, low: torch.dtype) -> t
     """In 8 bits, row after row in memory, and the scales in tiles."""
     top = torch.finfo(low).max
     scale_RL = most_RL.float() / top
-    lines = values_RK.float().unflatten(1, (-1, LINE)) / scale_RL.unsqueeze(-1)
-    return lines.clamp_(-top, top).flatten(1).to(low).contiguous(), _in_tiles(scale_RL.to(torch.float8_e8m0fnu))
+    lines_RLN = values_RK.float().reshape(*scale_RL.shape, LINE) / scale_RL.unsqueeze(-1)
+    return lines_RLN.clamp_(-top, top).flatten(1).to(low).contiguous(), _in_tiles(scale_RL.to(torch.float8_e8m0fnu))
 
 
 def _in_tiles(scale_RL: torch.Tensor) -> torch.Tensor:

@@ -61,7 +61,8 @@ def recipes_of(operators: Iterable[Operator]) -> dict[str, tuple[Recipe | Expert
 
 def scales_of_module(module: nn.Module, recipes: Recipes, fp8: Fp8) -> DelayedScales:
     """The delayed scales of what has `recipes`, as a plan on one device has them."""
-    weights, shapes = dict(module.named_parameters()), {}
+    weights: dict[str, torch.Tensor] = dict(module.named_parameters())
+    shapes: dict[str, tuple[int, ...]] = {}
     for name, each in recipes.items():
         for one in each:
             if isinstance(one, Recipe) and one.delayed:
