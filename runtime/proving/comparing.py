@@ -185,6 +185,7 @@ def _trained(
         change=change if singly else None,
         worst_change=worst_change if singly else "",
         buffer=worst(buffers, held, 1e-6)[0] if singly and held else None,
+        fp8=bool(step.plan.training.fp8),
     )
 
 
@@ -212,6 +213,7 @@ def _first_pass(step: TrainingStep, batch: Arguments) -> tuple[float, dict[str, 
     for parameter in step.rank.parameters.values():
         parameter.gradient = None
     step.rank.tables.forget()
+    step.rank.scales.forget()
     step.rank.buffers.update(buffers)
     return loss, gradients, changed
 

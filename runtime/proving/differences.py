@@ -28,13 +28,16 @@ GRADIENTS, CHANGES = 1e-3, 1e-2
 parts of itself or all in fp32, a missing or doubled term by 0.1 and more."""
 TOGETHER = 0.1
 """What all gradients together may differ by in 16 bits, of which a mantissa has 8 (bf16) or 11."""
+TOGETHER_IN_FP8 = 0.3
+"""The same where they are made by products in fp8, whose operands have 3 or 4: what 16 bits round otherwise may be the
+next number there. A term that is missing or doubled is half of a sum or all of it; scales are proved in float64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
     """What was compared in a precision. Of the losses, gradients, changes of weights and buffers the worst relative
-    difference, and the parameter that has it; `parameters` and `steps` are how many were compared. None: not
-    compared."""
+    difference, and the parameter that has it; `parameters` and `steps` are how many were compared, `fp8` whether
+    layers are in fp8. None: not compared."""
 
     precision: str
     steps: int
@@ -45,6 +48,7 @@ class Differences:
     change: float | None
     worst_change: str
     buffer: float | None
+    fp8: bool = False
 
     @property
     def tolerances(self) -> Mapping[str, float]:
@@ -53,7 +57,7 @@ class Differences:
         assert loss is not None, "plans are trained in it"
         return {
             "loss": loss,
-            "gradient": GRADIENTS if self.precision in SINGLY else TOGETHER,
+            "gradient": GRADIENTS if self.precision in SINGLY else TOGETHER_IN_FP8 if self.fp8 else TOGETHER,
             "change": CHANGES,
             "buffer": CHANGES,
         }

@@ -87,6 +87,21 @@ def test_batch_norm_that_amplifies_rounding(pair: WorkerPool) -> None:
     assert found.gradient < 1e-9
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.parametrize("recipe", ["tensorwise", "delayed", "blockwise"])
+def test_layers_and_experts_in_fp8(pair: WorkerPool, recipe: str) -> None:
+    """Over two steps, the second of which has delayed scales of the first, and of nothing else."""
+    settings = {"precision": "bf16", "fp8": recipe, "fp8_experts": True, "pinned": {"expert": 2}}
+    plan = planner.search("mixtral-tiny", "cpu", devices=2, **settings).plan
+    small, missing = smallest_of(plan)
+    found = pair.run("tasks_proving", "proved", small.plan, small.traced, "")[0]
+    assert (missing, small.plan.training.fp8, found.precision) == ([], plan.training.fp8, EXACT)
+    assert found.agrees, found
+    assert found.gradient < 1e-12
+    assert found.change < 1e-12
+
+
 _OWN = """
 import torch
 from torch import nn

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from hardware_profiles import Cluster, HardwareProfileError, Machine, parts_of
 from planner.errors import LayoutError, RequestError, StrategyError
 from planner.graph.blocks import Blocks, block_parameters
-from planner.graph.fp8 import NO_FP8
 from planner.graph.in_float64 import InFloat64
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
@@ -225,7 +224,6 @@ def _training(large: BoundPlan, numbers: SmallNumbers, precision: str) -> Traini
         tensor_overlap=(),  # its operators and chunks are those of the large model (`_overlapped`)
         expert_overlap=(),
         update=replace(_update(training.update), replicas=replicas),
-        fp8=training.fp8 if precision == training.precision else NO_FP8,
     )
 
 

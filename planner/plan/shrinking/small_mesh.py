@@ -6,6 +6,7 @@ a chunk between, too. Of micro-batches as many are kept as the schedule needs fo
 where the large plan has fewer of them than ranks, the small one has, too.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 from planner.errors import RequestError
@@ -18,11 +19,14 @@ _BETWEEN = 3
 _BOTH_BETWEEN = 4
 """Where ranks take chunks in turn, an even and an odd rank between them do not change turns alike."""
 
+_IN_FP8 = 8
+"""What dims are even multiples of, so that they are multiples of 16 as those of products in fp8."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallNumbers:
     """Everything about a small plan that is counted. `unit` is what its dims are multiples of: the product of all axes,
-    at least 2."""
+    at least 2, and 8 where layers are in fp8."""
 
     mesh: Mesh
     ranks: int
@@ -61,7 +65,7 @@ def small_numbers(plan: Plan, processes: int, wide: int | None = None) -> SmallN
         slices=slices,
         interleave=interleave,
         micro_batches=_micro_batches(plan, ranks, virtual, interleave),
-        unit=max(2, mesh.size) * (slices if slices > 2 else 1),
+        unit=math.lcm(max(2, mesh.size), _IN_FP8 if plan.training.fp8 else 1) * (slices if slices > 2 else 1),
     )
 
 
