@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.graph.fp8 import Fp8
 from tests.long_lists import first, rarely
 
 COMPILES = shutil.which("g++") is not None and Path(sysconfig.get_path("include"), "Python.h").exists()
@@ -38,6 +39,14 @@ CASES = [
     *(("llama", seed, (2, 2), {"micro_batches": 2}, {}) for seed in range(20, 23)),
 ]
 
+IN_FP8 = [
+    ("llama64", "zero3", (4,), {"micro_batches": 2, "fp8": Fp8(recipe="tensorwise")}, BLOCK),
+    ("llama64", "megatron", (2, 2), {**FULL, "fp8": Fp8(recipe="mxfp8")}, {}),
+    ("gpt64", "zero2", (2,), {"stages": (1, 1), "micro_batches": 4, "fp8": Fp8(recipe="delayed", history=2)}, {}),
+    ("wide64", "zero3", (2, 2), {**SELECTIVE, "fp8": Fp8(recipe="delayed", history=2, experts=True)}, BLOCK),
+    ("wide64", 7, (2, 2), {"fp8": Fp8(recipe="blockwise", experts=True, dispatch=True)}, {}),
+]
+
 COMPILED = [
     ("llama", "megatron", (2, 2), FULL, {}),
     ("gpt4", "zero2", (2,), PIPELINE, {}),
@@ -55,6 +64,17 @@ def test_programs_with_chains_make_the_same(
     made = pool.run("tasks_compiled", "compared", model, kind, sizes, settings, how | {"backend": None})
     assert max(worst for worst, _ in made) < 1e-5
     assert min(chains for _, chains in made) > 0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(NAMES, IN_FP8, ids=str)
+def test_chains_between_layers_in_fp8(
+    pool, model: str, kind: int | str, sizes: tuple[int, ...], settings: dict, how: dict
+) -> None:
+    for backend in (None, "aot_eager"):
+        made = pool.run("tasks_compiled", "compared", model, kind, sizes, settings, how | {"backend": backend})
+        assert max(worst for worst, _ in made) < 1e-5
+        assert min(chains for _, chains in made) > 0
 
 
 @pytest.mark.exhaustive

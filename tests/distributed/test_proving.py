@@ -92,7 +92,8 @@ def test_batch_norm_that_amplifies_rounding(pair: WorkerPool) -> None:
 @pytest.mark.parametrize("recipe", ["tensorwise", "delayed", "blockwise"])
 def test_layers_and_experts_in_fp8(pair: WorkerPool, recipe: str) -> None:
     """Over two steps, the second of which has delayed scales of the first, and of nothing else."""
-    settings = {"precision": "bf16", "fp8": recipe, "fp8_experts": True, "pinned": {"expert": 2}}
+    fp8 = {"fp8": recipe, "fp8_experts": True, "fp8_dispatch": recipe == "blockwise"}
+    settings = {"precision": "bf16", **fp8, "pinned": {"expert": 2}}
     plan = planner.search("mixtral-tiny", "cpu", devices=2, **settings).plan
     small, missing = smallest_of(plan)
     found = pair.run("tasks_proving", "proved", small.plan, small.traced, "")[0]

@@ -121,7 +121,7 @@ def test_kernels_are_chosen_by_capability(recipe: str, capability: tuple[int, in
     assert scaled_products(recipe, capability) == products
 
 
-def test_parts_of_lines_and_wide_dtypes_have_no_kernel() -> None:
+def test_parts_of_lines_and_results_in_fp32_have_no_kernel() -> None:
     assert scaled_products("mxfp8", (10, 0), tokens=48) == 1  # the weight gradient sums over lines of tokens
     assert scaled_products("mxfp8", (10, 0), inputs=80) == 1
-    assert scaled_products("mxfp8", (10, 0), dtype=torch.float64) == 0
+    assert scaled_products("mxfp8", (10, 0), dtype=torch.float32) == 0
