@@ -358,7 +358,7 @@ def frozen_experts() -> nn.Module:
 
 def lonely_experts() -> nn.Module:
     """Experts of which the router chooses the same two for every token: the others get none."""
-    model = Llama(replace(MIXTURE, num_layers=2, expert_size=144, shared_size=32)).double()
+    model = Llama(replace(MIXTURE, num_layers=2, expert_size=144, shared_size=32))
     for name, parameter in model.named_parameters():
         if ".router." in name or name.endswith("gate.weight"):
             nn.init.zeros_(parameter)
@@ -382,7 +382,9 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "mixture": lambda: Llama(MIXTURE),
     "mixture4": lambda: Llama(replace(MIXTURE, num_layers=4)),
     "mixture64": lambda: Llama(MIXTURE).double(),
-    "lonely64": lonely_experts,
+    "lonely": lonely_experts,
+    "lonely64": lambda: lonely_experts().double(),
+    "wide4": lambda: Llama(replace(MIXTURE, num_layers=4, expert_size=144, shared_size=32)),
     "wide": lambda: Llama(replace(MIXTURE, num_layers=2, expert_size=144, shared_size=32)),
     "wide64": lambda: Llama(replace(MIXTURE, num_layers=2, expert_size=144, shared_size=32)).double(),
     "mixture-frozen": frozen_experts,
@@ -409,6 +411,7 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "late-table": lambda: LateTable(4),
     "sharing": lambda: Sharing(4),
     "sharing64": lambda: Sharing(4).double(),
+    "tied-linears": TiedLinears,
     "tied-linears64": lambda: TiedLinears().double(),
     "towers": lambda: Towers(VOCABULARY),
 }

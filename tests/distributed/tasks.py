@@ -28,6 +28,7 @@ from runtime.step.same_dropout import SameDropout
 from runtime.step.same_fp8 import SameFp8, recipes_of
 from runtime.step.training_step import TrainingStep, parallelize
 from tests.distributed import plans
+from tests.distributed.dividing import by_hand
 from tests.distributed.stale import StaleTraining
 
 CPU = torch.device("cpu")
@@ -88,6 +89,13 @@ def plan_of(model: str, mesh: Mesh, seed: int | str, **settings: object) -> Plan
     if isinstance(seed, int):
         return plans.random_plan(model, mesh, seed, **settings)
     return plans.hand_plan(seed, model, mesh, **settings)
+
+
+def planned(model: str, mesh: Mesh, kind: int | str, **settings: object) -> Plan:
+    """The same, or one whose experts are divided by hand in a way ("experts: WAY")."""
+    if isinstance(kind, str) and kind.startswith("experts: "):
+        return by_hand(kind.removeprefix("experts: "), model, mesh, **settings)
+    return plan_of(model, mesh, kind, **settings)
 
 
 def parity(

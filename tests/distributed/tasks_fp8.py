@@ -13,7 +13,7 @@ from runtime.reference.unsharded import UnshardedStep
 from runtime.step.same_fp8 import recipes_of
 from tests.distributed import plans
 from tests.distributed.dividing import by_hand
-from tests.distributed.tasks import KEPT, SEED, build_step, plan_of, relative, worst_error
+from tests.distributed.tasks import KEPT, SEED, build_step, plan_of, planned, relative, worst_error
 from tests.distributed.tasks_alltoall import without
 from tests.refusals import refused
 
@@ -85,8 +85,7 @@ def delayed(
     mesh, found = plans.mesh_of(*sizes), []
     for seed in seeds:
         words = {"kept": KEPT, "fp8": Fp8(recipe="delayed", history=2, margin=1, **fp8), **settings}
-        way = seed.removeprefix("experts: ") if isinstance(seed, str) and seed.startswith("experts: ") else None
-        plan = plan_of(model, mesh, seed, **words) if way is None else by_hand(way, model, mesh, **words)
+        plan = planned(model, mesh, seed, **words)
         step, plain, wide = build_step(model, plan, SETTINGS), plain_of(model, plan), plain_of(model, plan, bare=True)
         errors, far = [], 0.0
         for number in range(steps):
