@@ -73,16 +73,20 @@ def give_up_interleave(giving: Giving) -> None:
         giving.up("interleaved micro-batches", giving.description.interleave, 1, interleave=1)
 
 
-def give_up_fp8(giving: Giving, recipes: tuple[str, ...] = (), *, leaves_out: bool = True) -> None:
-    """Linear layers in fp8, by other recipes than an engine has; or by those, but for some that are left out."""
+def give_up_fp8(
+    giving: Giving, recipes: tuple[str, ...] = (), *, leaves_out: bool = True, takes_experts: bool = False
+) -> None:
+    """Linear layers in fp8, by other recipes than an engine has; or by those, but for some that are left out. Where it
+    `takes_experts` along, those of a model with experts that computes these otherwise."""
     fp8 = giving.description.fp8
-    if fp8 and fp8.recipe not in recipes:
+    along = takes_experts and giving.description.expert is not None
+    if fp8 and (fp8.recipe not in recipes or (along and not fp8.experts)):
         giving.up("linear layers in fp8", fp8.text(), "none", fp8=NO_FP8)
     elif fp8.left_out and not leaves_out:
         giving.up("linear layers in fp8", fp8.text(), f"{fp8.recipe}, all", fp8=replace(fp8, left_out=()))
     fp8 = giving.description.fp8
-    if fp8.experts or fp8.dispatch:
-        kept = replace(fp8, experts=False, dispatch=False)
+    kept = replace(fp8, experts=fp8.experts and along, dispatch=False)
+    if kept != fp8:
         giving.up("experts in fp8", fp8.text(), kept.text(), fp8=kept)
 
 

@@ -106,12 +106,12 @@ def _check(space: EngineSpace, request: SearchRequest) -> None:
     if request.fp8 and request.fp8.recipe not in space.fp8:
         has = f"it has {', '.join(space.fp8)}" if space.fp8 else "none is searched for it; leave it out"
         raise RequestError(f"{where}: fp8 = {request.fp8.recipe}: {has}")
-    if request.fp8 and not space.leaves_out and _expert_degrees(request):
-        raise RequestError(f"{where}: {space.title} computes experts in fp8, too, which plans do not; leave out fp8")
+    if request.fp8 and not (space.leaves_out or request.fp8.experts) and _expert_degrees(request):
+        raise RequestError(f"{where}: {space.title} computes experts in fp8, too; take fp8_experts with it, or no fp8")
     if request.fp8.left_out and not space.leaves_out:
         raise RequestError(f"{where}: {space.title} leaves no linear layer out of fp8; leave out fp8_left_out")
-    if request.fp8.experts or request.fp8.dispatch:
-        option = "fp8_experts" if request.fp8.experts else "fp8_dispatch"
+    if request.fp8.dispatch or (request.fp8.experts and space.leaves_out):
+        option = "fp8_dispatch" if request.fp8.dispatch else "fp8_experts"
         raise RequestError(f"{where}: {option}: no engine is told of that here; leave it out, or --for")
     if request.tokens_once:
         raise RequestError(f"{where}: tokens_once is what {space.title} makes of it; leave it out")

@@ -31,8 +31,7 @@ def nearest(description: Description, schedules: tuple[str, ...] = SCHEDULES) ->
     giving = Giving(description)
     common.give_up_schedules(giving, schedules)
     common.give_up_interleave(giving)
-    whole = description.expert is None  # it would compute experts in fp8, too
-    common.give_up_fp8(giving, tuple(FP8_RECIPES) if whole else (), leaves_out=False)
+    common.give_up_fp8(giving, tuple(FP8_RECIPES), leaves_out=False, takes_experts=True)
     _give_up_layouts(giving)
     _give_up_recomputation(giving)
     d = giving.description

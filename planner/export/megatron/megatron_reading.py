@@ -144,7 +144,7 @@ def said_of(options: Options, facts: Facts) -> tuple[str, ...]:
     if _read_offload(options) != "device":
         known |= {"optimizer-cpu-offload", "use-precision-aware-optimizer"}
         options.flag("use-precision-aware-optimizer")
-    if _read_fp8(options, []):
+    if _read_fp8(options, [], experts=False):
         known.add("fp8-format")
     given = [
         (f"--{name}", True if values == () else " ".join(values)) for name, values in options.all if name not in known
@@ -202,7 +202,7 @@ def read_options(options: Options, facts: Facts) -> tuple[Description, list[str]
         selective=selective,
         kept=kept,
         precision=precision,
-        fp8=_read_fp8(options, notes),
+        fp8=_read_fp8(options, notes, experts=experts),
         optimizer=_read_optimizer(options),
         states_at=_read_offload(options),
         sequence_length=options.size("seq-length") or facts.sequence_length,
@@ -211,8 +211,9 @@ def read_options(options: Options, facts: Facts) -> tuple[Description, list[str]
     return replace(description, update=_read_update(options, description)), notes
 
 
-def _read_fp8(options: Options, notes: list[str]) -> Fp8:
-    """Linear layers in fp8. Delayed scales of the last step alone ("most_recent") are those of a history of one."""
+def _read_fp8(options: Options, notes: list[str], *, experts: bool) -> Fp8:
+    """Linear layers in fp8, and experts where there are any. Delayed scales of the last step alone ("most_recent") are
+    those of a history of one."""
     recipe, layout = options.word("fp8-recipe", "delayed"), options.word("fp8-format", "")
     ours = next((name for name, (_, theirs) in FP8_RECIPES.items() if theirs == recipe), None)
     if not layout or ours is None:
@@ -221,10 +222,10 @@ def _read_fp8(options: Options, notes: list[str]) -> Fp8:
     if layout != usual:
         notes.append(f"--fp8-format {layout}: priced as {usual}, with gradients in {_GRADIENTS[usual]}")
     if not RECIPES[ours].delayed:
-        return Fp8(recipe=ours)
+        return Fp8(recipe=ours, experts=experts)
     length, newest = options.degree("fp8-amax-history-len"), options.word("fp8-amax-compute-algo", "most_recent")
     history = 1 if newest == "most_recent" else length
-    return Fp8(recipe=ours, history=history, margin=options.integer("fp8-margin") or 0)
+    return Fp8(recipe=ours, experts=experts, history=history, margin=options.integer("fp8-margin") or 0)
 
 
 def _devices(options: Options) -> int | None:

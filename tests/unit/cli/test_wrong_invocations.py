@@ -32,6 +32,7 @@ def raises(): raise RuntimeError("out of luck")
 def leaves(): raise SystemExit(5)
 """
 TINY = "--model llama-tiny --hardware cpu --devices 2"
+EXPERTS = "--model mixtral-tiny --devices 4"
 GOOD = "good.json"
 ABSENT = os.strerror(errno.ENOENT)
 
@@ -102,6 +103,8 @@ CASES: tuple[tuple[str, tuple[object, ...]], ...] = (
     (f"{TINY} --fp8 rowwise --fp8-history 16", ("fp8_history", "16", "fp8 = delayed")),
     (f"{TINY} --fp8-margin 2", ("fp8_margin", "2", "fp8 = delayed")),
     (f"{TINY} --fp8 delayed --schedule pipedream_2bw --pipeline 2", ("fp8", "delayed", "steps before others")),
+    (f"{EXPERTS} --for megatron --fp8 delayed", ("--for megatron", "experts in fp8", "fp8_experts")),
+    (f"{EXPERTS} --for megatron --fp8 delayed --fp8-experts --fp8-dispatch", ("--for megatron", "fp8_dispatch")),
     (f"{TINY} --fp8 rowwise --fp8-left-out *.nothing", ("fp8_left_out", "*.nothing")),
     (f"{TINY} --fp8-left-out *.nothing", ("fp8_left_out", "*.nothing", "recipe")),
     (f"{TINY} --recompute half", ("--recompute", "half", "full, none, selective")),

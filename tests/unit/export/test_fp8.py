@@ -60,6 +60,21 @@ def test_engines_on_transformer_engine_have_its_recipes(name: str, fp8: Fp8) -> 
     assert not [word for word in reading.unread if "fp8" in word]
 
 
+@pytest.mark.parametrize("name", ["megatron", "nemo", "megatron-bridge"])
+@pytest.mark.parametrize("recipe", ["tensorwise", "delayed", "mxfp8"])
+def test_engines_on_transformer_engine_compute_experts_in_fp8_too(name: str, recipe: str) -> None:
+    target, fp8 = TARGETS[name], Fp8(recipe=recipe, experts=True)
+    description = replace(PLAIN, fp8=fp8, zero=1, expert=2)
+    losses = target.nearest(description)
+    assert not [loss for loss in losses if "fp8" in loss.what]
+    description = losses[-1].description if losses else description
+    text = target.write(job_of(description, "mixtral-8x7b"))[target.main]
+    assert target.read(text, facts_of(description, "mixtral-8x7b")).description.fp8 == fp8
+    for other, kept in ((replace(fp8, experts=False), NO_FP8), (replace(fp8, dispatch=True), fp8)):
+        losses = target.nearest(replace(description, fp8=other))
+        assert [loss.description.fp8 for loss in losses if "fp8" in loss.what] == [kept]
+
+
 def test_delayed_scales_of_the_last_step_alone_are_a_history_of_one() -> None:
     """What Megatron-LM does unless told otherwise, whatever the length of its history."""
     target, description = TARGETS["megatron"], replace(PLAIN, fp8=Fp8(recipe="delayed", history=64), zero=1)
