@@ -201,6 +201,7 @@ class ProvedIn(Strict):
     change: Number
     worst_change: str
     buffer: Number
+    fp8: bool
     failures: list[str]
     tolerances: dict[str, float]
 

@@ -48,3 +48,12 @@ def test_what_is_too_far(precision: str, gradient: float, failures: tuple[str, .
     )  # fmt: skip
     assert found.failures == failures
     assert found.agrees == (not failures)
+
+
+@pytest.mark.parametrize(("fp8", "gradient", "agrees"), [(True, 0.2, True), (False, 0.2, False), (True, 0.5, False)])
+def test_gradients_in_16_bits_may_differ_by_more_in_fp8(fp8: bool, gradient: float, agrees: bool) -> None:
+    found = Differences(
+        precision="bf16", steps=2, parameters=2, loss=1e-7, gradient=gradient, worst_gradient="a", change=None,
+        worst_change="", buffer=None, fp8=fp8,
+    )  # fmt: skip
+    assert found.agrees == agrees
