@@ -3,13 +3,14 @@
 Every element counts once. On an axis that does not cut the state of a parameter its devices hold copies, and the first
 of them counts; of stages that share a parameter the first counts. A parameter that each device has for itself counts on
 each. Of a gradient that was pushed to a parameter server the server has the only one. Sums of squares are float32, or
-float64 where gradients are.
+float64 where gradients of the model are.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
+from planner.graph.operator_graph import OperatorGraph
 from planner.plan.layout.parameter_owners import Owner
 from runtime.comm.collectives import all_reduce
 from runtime.comm.device_mesh import RankMesh, stage_line
@@ -24,10 +25,12 @@ def global_norm(
     parameters: Mapping[str, LocalParameter],
     place: RankMesh,
     servers: Mapping[str, Owner],
+    dtype: torch.dtype,
 ) -> torch.Tensor:
     """The norm over all parameters of all ranks, of their gradients in the layouts of the state; those of which
-    `servers` are owners are on the host of this one alone. Collective."""
-    total = torch.zeros((), dtype=torch.float32, device=place.device)
+    `servers` are owners are on the host of this one alone. Squares are summed in a `dtype` that all ranks agree on.
+    Collective."""
+    total = torch.zeros((), dtype=dtype, device=place.device)
     for name, gradient in gradients.items():
         if _counts(parameters[name], place, servers[name].axes if name in servers else ()):
             wide = torch.promote_types(gradient.dtype, total.dtype)
@@ -38,6 +41,12 @@ def global_norm(
     if place.stages > 1:
         total = all_reduce(total, stage_line(place, tuple(range(place.stages)), "forward"))
     return total.sqrt()
+
+
+def norm_dtype(graph: OperatorGraph) -> torch.dtype:
+    """The dtype of sums of squares of gradients, the same on all ranks, also on those that have none."""
+    wide = any(graph.types[one.name].dtype == "float64" for one in graph.parameters if one.trainable)
+    return torch.float64 if wide else torch.float32
 
 
 def _counts(parameter: LocalParameter, place: RankMesh, alone: Collection[int]) -> bool:

@@ -50,7 +50,7 @@ from runtime.optimizers.optimizers import (
     wide_dtype,
 )
 from runtime.parameters.shards import LocalParameter
-from runtime.update.norms import clip, global_norm, whole_squares
+from runtime.update.norms import clip, global_norm, norm_dtype, whole_squares
 from runtime.update.reduction import Reduction
 from runtime.waiting import waiting_for
 
@@ -89,6 +89,7 @@ class ShardedOptimizer:
         self._trainable = {name: parameter for name, parameter in parameters.items() if parameter.trainable}
         self.reduction = Reduction(bound, self._trainable, place, arrivals)
         self._norm: torch.Tensor | None = None
+        self._norm_dtype = norm_dtype(bound.graph)
         self._renews = not bound.plan.schedule_kind.flushes  # somebody still computes with the weight from before
         self.moments = moments_of(training.optimizer, settings)  # what is kept of every element, after an update
         self.updates = 0  # that were made
@@ -195,7 +196,7 @@ class ShardedOptimizer:
         if not accept(gradients.values()):
             return False
         if self._update.clip_norm is not None:
-            norm = global_norm(gradients, self._trainable, self._place, self.reduction.servers)
+            norm = global_norm(gradients, self._trainable, self._place, self.reduction.servers, self._norm_dtype)
             clip(gradients, norm, self._update.clip_norm)
             self._norm = norm
         self.updates += 1

@@ -21,13 +21,14 @@ DENSE = {"llama4": ("megatron", "sequence", "sequence_zero3", "outer", "zero3"),
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
     """A plan of a model in float64: by hand, at random from a number, or with experts in one of the `WAYS`; and the
-    gathers, whether tokens are sent once, and axes without the all-to-all."""
+    gathers, the norm to which gradients are clipped, whether tokens are sent once, and axes without the all-to-all."""
 
     model: str
     kind: str | int
     sizes: tuple[int, ...]
     settings: dict[str, Any] = field(default_factory=dict)
     gathers: str = "each"
+    clip_norm: float | None = None
     once: bool = False
     lacking: tuple[int, ...] = ()
     lowered: bool = True

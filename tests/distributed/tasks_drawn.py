@@ -31,9 +31,9 @@ def traced(model: str) -> OperatorGraph:
         return discover(trace(plans.build(model).double(), plans.inputs(model)))
 
 
-def compared(seed: int) -> tuple[float, float]:
+def compared(which: int | Drawn) -> tuple[float, float]:
     """The worst errors over some steps: of losses, in training and evaluation, and of weights and histories."""
-    one = drawn(seed)
+    one = drawn(which) if isinstance(which, int) else which
     plan = _plan(one)
     step = _step(one, plan)
     graph = prepare(traced(one.model), fp8=plan.training.fp8)[0]
@@ -63,7 +63,7 @@ def _plan(one: Drawn) -> Plan:
     mesh = without(plans.mesh_of(*one.sizes), one.lacking)
     settings = {"kept": KEPT, "optimizer": "sgd", **one.settings, "graph": traced(one.model)}
     plan = planned(one.model, mesh, one.kind, **settings)
-    update = Update(buckets="none", gathers=one.gathers)
+    update = Update(buckets="none", gathers=one.gathers, clip_norm=one.clip_norm)
     return replace(plan, training=replace(plan.training, update=update, tokens_once=one.once))
 
 
