@@ -225,8 +225,9 @@ class Options:
             "WORD",
             "Context parallelism by: heads, ring, hybrid or auto. heads (Ulysses): all-to-all; ring: ring"
             " attention; hybrid: Ulysses within a ring; auto compares them, and all degrees where"
-            " --context is not given.",
-            "heads",
+            " --context is not given. By default heads; where no degree is given, rings are tried around"
+            " the best plan, too.",
+            "heads, then rings",
             known=completion.contexts,
         ),
     ] = None

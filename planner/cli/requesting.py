@@ -287,7 +287,7 @@ def pinned_of(options: Options) -> "Pinned":
         schedule=FORWARD if options.forward_only else options.schedule,
         data=options.data,
         context=options.context,
-        context_by=cast("ContextBy", options.context_by or "heads"),
+        context_by=cast("ContextBy | None", options.context_by),
         ulysses=options.ulysses,
         zigzag=options.zigzag,
         tensor=options.tensor,

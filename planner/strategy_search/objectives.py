@@ -23,6 +23,7 @@ from planner.strategy_search.offloading import decided_as, with_offload
 from planner.strategy_search.placing import with_placing
 from planner.strategy_search.request.request import AUTO, SearchRequest
 from planner.strategy_search.result import Progress, SearchResult
+from planner.strategy_search.rings import with_rings
 from planner.strategy_search.simplicity import with_simplicity
 from planner.strategy_search.variants import best_of_variants
 from planner.strategy_search.within import anything_fits, best_plans
@@ -59,10 +60,12 @@ def _plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) ->
     engines: dict[object, Shared] = {}
 
     def fastest(one: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
-        shared = Shared() if request.simplicity else None
-        if shared is not None:
+        shared = Shared()
+        if request.simplicity:
             engines[one.update.placed, one.offload] = shared
-        return best_plans(one, on_progress, cancelled, shared=shared)
+        return with_rings(
+            one, lambda asked: best_plans(asked, on_progress, cancelled, shared=shared), shared, on_progress, cancelled
+        )
 
     solve, score = {"memory": (least_memory, _peak), "cost": (least_cost, _cost)}.get(
         request.objective, (fastest, _time)

@@ -95,14 +95,14 @@ def _word_fault(pinned: Pinned) -> Fault | None:
 
 
 def _context_fault(pinned: Pinned) -> Fault | None:
-    if pinned.context_by != "heads" and not pinned.manual:
+    if pinned.context_by not in (None, "heads") and not pinned.manual:
         return Fault(
             option="context_by",
             value=pinned.context_by,
             reason="is about a context axis",
             hint="decide a degree too, as in context = 2",
         )
-    if pinned.zigzag is not None and pinned.context_by == "heads":
+    if pinned.zigzag is not None and pinned.context_by in (None, "heads"):
         return Fault(
             option="zigzag",
             value="yes" if pinned.zigzag else "no",

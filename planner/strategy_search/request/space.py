@@ -189,7 +189,8 @@ class Pinned:
         context_by: how attention is split among the devices of a context: by "heads", after an all-to-all of
             activations (Ulysses); by a "ring", where keys and values come round to the queries; "hybrid", by heads
             inside of a ring; "auto" leaves it, and the degree where that is not given, to the search, beside meshes on
-            which every operator splits as it likes.
+            which every operator splits as it likes. None is by heads; where nothing else is decided either, rings are
+            tried around the best plan (`planner.strategy_search.rings`).
         ulysses: of the degree of a context the part by heads, for "hybrid" and "auto"; None leaves it to the search.
         zigzag: whether a ring of causal attention cuts the sequence in zigzag order; None means yes.
         never_kept: classes of operators (`hardware_profiles.OP_CLASSES`) whose results a recomputed block never keeps;
@@ -222,7 +223,7 @@ class Pinned:
     node: int = 1
     recompute: Running | None = None
     never_kept: tuple[str, ...] = ()
-    context_by: ContextBy = "heads"
+    context_by: ContextBy | None = None
     ulysses: int | None = None
     zigzag: bool | None = None
     even: bool = False
@@ -301,8 +302,8 @@ def context_splits(pinned: Pinned, context: int) -> Iterator[tuple[int, int]]:
     """Devices in a ring and devices by heads that make up a context of so many."""
     if context == 1:
         yield 1, 1
-    elif pinned.context_by in ("heads", "ring"):
-        yield (1, context) if pinned.context_by == "heads" else (context, 1)
+    elif pinned.context_by in (None, "heads", "ring"):
+        yield (context, 1) if pinned.context_by == "ring" else (1, context)
     else:
         least = 2 if pinned.context_by == "hybrid" else 1
         for heads in divisors(context):

@@ -1,11 +1,13 @@
 """Attention along a split sequence: keys and values come round to the queries."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+import planner
 from costmodels import AttentionShape, attention_time
-from planner.errors import RequestError
+from planner.errors import InfeasibleError, RequestError
 from planner.graph.call import Call
 from planner.graph.operator_graph import TensorType
 from planner.plan.layout.roles import roles
@@ -125,6 +127,46 @@ def test_a_ring_without_an_axis_for_it_is_refused() -> None:
     """Nobody splits by a ring where axes have no purpose: the wish would be lost in silence."""
     with refused(RequestError, "context_by = ring"):
         search(request_of("llama-2", CLUSTER, 8, pinned=Pinned(context_by="ring")))
+
+
+JOB = {"devices": 16, "seq_len": 131072, "global_batch": 1}
+
+
+@pytest.mark.slow
+def test_rings_are_tried_around_the_best_plan_where_that_splits_sequences() -> None:
+    """Keys and values go over the slow links of two nodes under attention; by heads, all-to-alls are waited for."""
+    heads = planner.search("llama-tiny", "a100-80gb", pinned={"context_by": "heads"}, **JOB)
+    free = planner.search("llama-tiny", "a100-80gb", **JOB)
+    assert roles(heads.bound).context > 1
+    assert any("by a ring in attention" in axis.detail for axis in roles(free.bound).axes)
+    assert free.plans[0].seconds < heads.plans[0].seconds * 0.99
+    assert not free.covered
+    assert free.bound_seconds == heads.bound_seconds
+    assert free.statistics.evaluated > heads.statistics.evaluated
+    assert {(way.ring, way.heads) for way in free.contexts} >= {(16, 1), (2, 8)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "job", [{**JOB, "seq_len": 512, "global_batch": 16}, {**JOB, "pinned": {"context": 4, "tensor": 2, "data": 1, "pipeline": 2}}]
+)
+def test_no_ring_is_tried_where_sequences_are_whole_or_degrees_are_decided(job: dict[str, Any]) -> None:
+    free = planner.search("llama-tiny", "a100-80gb", **job)
+    heads = planner.search(
+        "llama-tiny", "a100-80gb", **{**job, "pinned": {**job.get("pinned", {}), "context_by": "heads"}}
+    )
+    assert free.statistics.evaluated == heads.statistics.evaluated
+    assert free.plans[0].seconds == heads.plans[0].seconds
+
+
+@pytest.mark.slow
+def test_rings_are_searched_where_nothing_fits_by_heads() -> None:
+    """The leanest plan by heads needs 9.2 GiB, that with a ring 8.1."""
+    job = {**JOB, "seq_len": 4_194_304, "memory_limit": 9.5e9, "pinned": {"pipeline": 1, "offload": "none"}}
+    with refused(InfeasibleError, "llama-tiny"):
+        planner.search("llama-tiny", "a100-80gb", **{**job, "pinned": {**job["pinned"], "context_by": "heads"}})
+    free = planner.search("llama-tiny", "a100-80gb", **job)
+    assert free.plans[0].configuration.context[0] > 1
 
 
 @pytest.mark.slow

@@ -1,0 +1,169 @@
+"""Attention by a ring, or by heads inside a ring, around the best plan that has none.
+
+    best plan    data 4 x tensor 2 x context 8, attention by heads (Ulysses)
+    tried        context 8 as ring 2 x heads 4, 4 x 2, 8 x 1
+                 and context 16 in all such ways, with half of the data, tensor or pipeline devices
+
+A ring overlaps keys and values with attention and needs no heads to divide, so it can win where a context reaches over
+slow links or further than there are heads. On meshes of its own it would double the space and seldom win, so it is
+searched around the best plan alone: where that splits sequences, with its micro-batches, without a proof. Each set of
+degrees is a search with everything else free, cut off by the best plan yet. `--context-by auto` searches all of it.
+
+Where nothing fits without a ring, and there are fewer samples than devices, everything is searched with rings.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from hardware_profiles import Cluster
+from planner.errors import InfeasibleError, LimitError, RequestError
+from planner.limits import reached
+from planner.plan.layout.roles import roles
+from planner.sharding.rule import FactorKind
+from planner.sharding.rules import rule_of
+from planner.strategy_search.engine.families import Shared
+from planner.strategy_search.engine.proofs import Ranked, with_proof
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.result import Progress, SearchResult, Statistics
+from planner.strategy_search.search import search
+
+WORTH = 0.001
+"""A plan with a ring is taken where its step is shorter by this share: it is one more thing to explain."""
+
+Listener = Callable[[Progress], None]
+Stop = Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Degrees:
+    """Degrees of a plan whose sequences are split."""
+
+    pipeline: int
+    data: int
+    tensor: int
+    context: int
+
+    @property
+    def around(self) -> "Iterator[_Degrees]":
+        """These degrees, and those with twice the context and half of another."""
+        yield self
+        for name in ("data", "tensor", "pipeline"):
+            degree = getattr(self, name)
+            if degree % 2 == 0:
+                yield replace(self, context=2 * self.context, **{name: degree // 2})
+
+
+def with_rings(
+    request: SearchRequest,
+    solve: Callable[[SearchRequest], SearchResult],
+    shared: Shared,
+    on_progress: Listener = lambda _: None,
+    cancelled: Stop = lambda: False,
+) -> SearchResult:
+    """`solve`, and where it was left to the search how attention is split, rings around its best plan.
+
+    Raises what `solve` raises where rings do not fit either.
+    """
+    if not _left_open(request):
+        return solve(request)
+    try:
+        result = solve(request)
+    except InfeasibleError as error:
+        short = request.global_batch < request.cluster.devices
+        if isinstance(error, LimitError) or cancelled() or not short:
+            raise
+        try:
+            return solve(replace(request, pinned=replace(request.pinned, context_by="auto")))
+        except (InfeasibleError, RequestError):
+            raise error from None
+    return result if result.statistics.stopped else _improved(request, result, shared, on_progress, cancelled)
+
+
+def _left_open(request: SearchRequest) -> bool:
+    """Whether axes are free, for plans of our own runtime or its prices, and attention can go by a ring."""
+    pinned = request.pinned
+    free = pinned.context_by is None and pinned.free and pinned.mesh is None and not request.certify
+    decided = request.space or request.alternatives or request.shards or request.stores or request.default != "search"
+    exact = request.algorithm == "dynamic_programming" and request.prune and isinstance(request.cluster, Cluster)
+    return free and exact and not decided and _has_rings(request)
+
+
+def _has_rings(request: SearchRequest) -> bool:
+    rules = (rule_of(request.graph, op) for op in request.graph.operators if "attention" in op.op)
+    return any(factor.kind is FactorKind.RING for rule in rules for factor in rule.factors)
+
+
+def _improved(
+    request: SearchRequest, result: SearchResult, shared: Shared, on_progress: Listener, cancelled: Stop
+) -> SearchResult:
+    """The result, with a plan that has a ring before it where one is faster."""
+    best = result.plans[0]
+    words = roles(best.bound)
+    if words.context == 1 or words.replicated > 1:
+        return result
+    degrees = _Degrees(pipeline=words.pipeline, data=words.data, tensor=words.tensor, context=words.context)
+    found, statistics = None, result.statistics
+    for one in degrees.around:
+        if cancelled() or reached():
+            break
+        with contextlib.suppress(InfeasibleError, RequestError):
+            cutoff = (found.plans[0] if found else best).bounded * (1 - WORTH)
+            tried = search(_by_rings(request, one, best), _told(on_progress, result), cancelled, cutoff, shared)
+            statistics = _together(statistics, tried.statistics)
+            if tried.plans[0].bounded < cutoff and tried.plans[0].configuration.context[0] > 1:
+                found = tried
+    if found is None:
+        return replace(result, statistics=statistics)
+    bound = result.bound_seconds
+    first = tuple(with_proof(one, bound, covered=False) for one in found.plans if one.bounded < best.bounded)
+    return replace(
+        result,
+        plans=_fastest((*first, *result.plans), request.top),
+        statistics=statistics,
+        covered=False,
+        contexts=found.contexts,
+        close=(*found.close, *result.close),
+        priced=(*found.priced, *result.priced),
+    )
+
+
+def _by_rings(request: SearchRequest, degrees: _Degrees, best: Ranked) -> SearchRequest:
+    """The request for such degrees and micro-batches, with attention split in whichever way."""
+    pinned = replace(
+        request.pinned,
+        context_by="auto",
+        pipeline=degrees.pipeline,
+        data=degrees.data,
+        tensor=degrees.tensor,
+        context=degrees.context,
+        micro_batches=best.configuration.micro_batches,
+    )
+    return replace(request, pinned=pinned)
+
+
+def _together(first: Statistics, second: Statistics) -> Statistics:
+    """Of two searches, one after the other."""
+    return replace(
+        first,
+        configurations=first.configurations + second.configurations,
+        evaluated=first.evaluated + second.evaluated,
+        solved=first.solved + second.solved,
+        seconds=first.seconds + second.seconds,
+    )
+
+
+def _fastest(plans: tuple[Ranked, ...], top: int) -> tuple[Ranked, ...]:
+    return tuple(sorted(plans, key=lambda one: one.seconds))[:top]
+
+
+def _told(on_progress: Listener, result: SearchResult) -> Listener:
+    """Tells of a search around the best plan, which is never worse than what is known."""
+
+    def tell(progress: Progress) -> None:
+        best = min(progress.best_seconds, result.plans[0].seconds)
+        bound = result.bound_seconds if math.isfinite(result.bound_seconds) else progress.bound_seconds
+        on_progress(replace(progress, best_seconds=best, bound_seconds=bound, phase="trying ring attention"))
+
+    return tell
