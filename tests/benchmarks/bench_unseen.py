@@ -3,9 +3,10 @@
     python tests/benchmarks/bench_unseen.py [runs.json]
 
 `data/unseen_runs.csv.gz` has runs of sources that `published_runs.csv.gz` lacks, each with what was predicted for it
-before its error was known (`first_predicted_s`, its ends, and whether it fits), by the code at `first_commit`. What was
-learned from them came after: `told_later` says what rows say since then of how they were run. With `runs.json`, which
-`plan validate --json` has printed of the same file, the errors of today stand beside.
+before its error was known (`first_predicted_s`, its ends, `first_peak_GB`, and whether it fits), by the code at
+`first_commit`. Runs without were refused then. What was learned from them came after: `told_later` says what rows say
+since then of how they were run. With `runs.json`, which `plan validate --json` has printed of the same file, the errors
+of today stand beside.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import csv
 import gzip
 import io
 import json
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -26,7 +28,7 @@ Run = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """Of so many runs the mean error of the step, its bias, and the share that lies in its interval."""
+    """Of so many predicted runs the mean error of the step, its bias, and the share that lies in its interval."""
 
     runs: int
     mean: float
@@ -68,9 +70,14 @@ def first_errors(runs: Sequence[Run]) -> Errors:
     judged = [
         (float(run["first_predicted_s"]), float(run["first_low_s"]), float(run["first_high_s"]), measured)
         for run in runs
-        if (measured := seconds(run)) is not None
+        if (measured := seconds(run)) is not None and run["first_predicted_s"]
     ]
     return _errors(judged)
+
+
+def peak_errors(runs: Sequence[Run]) -> list[float]:
+    """First predicted over measured peaks, less one, of the runs that have both."""
+    return [float(run["first_peak_GB"]) / float(run["peak_mem_GB"]) - 1 for run in runs if run["first_peak_GB"]]
 
 
 def errors_now(runs: Sequence[Run], now: Mapping[str, Mapping[str, float]]) -> Errors:
@@ -78,11 +85,14 @@ def errors_now(runs: Sequence[Run], now: Mapping[str, Mapping[str, float]]) -> E
     judged = [
         (one["predicted_seconds"], one["low_seconds"], one["high_seconds"], one["measured_seconds"])
         for one in (now[run["id"]] for run in runs)
+        if one["predicted_seconds"] is not None
     ]
     return _errors(judged)
 
 
 def _errors(judged: Sequence[tuple[float, float, float, float]]) -> Errors:
+    if not judged:
+        return Errors(runs=0, mean=math.nan, bias=math.nan, inside=math.nan)
     relative = [predicted / measured - 1 for predicted, _, _, measured in judged]
     return Errors(
         runs=len(judged),
@@ -112,14 +122,17 @@ def main() -> None:
         if now is not None:
             today = errors_now(some, now)
             line += f"  {today.mean:6.1%}  {today.bias:+6.1%}  {today.inside:6.0%}"
+            line += f" (of {today.runs})" if today.runs != first.runs else ""
         print(line)
     for commit in dict.fromkeys(run["first_commit"] for run in runs):
         own = [run for run in runs if run["first_commit"] == commit]
         first, no = first_errors(own), out_of_memory(own)
-        by_source = statistics.fmean(first_errors(some).mean for some in groups(own).values())
+        errors = [one for some in groups(own).values() if (one := first_errors(some)).runs]
+        by_source = statistics.fmean(one.mean for one in errors)
         print(
             f"predicted by {commit}: {first.runs} runs {first.mean:.1%}, by source {by_source:.1%}, inside"
             f" {first.inside:.0%}; of {no[1]} that ran out of memory {no[0]} were said not to fit"
+            + (f"; {len(peaks)} peaks {statistics.fmean(map(abs, peaks)):.1%}" if (peaks := peak_errors(own)) else "")
         )
 
 

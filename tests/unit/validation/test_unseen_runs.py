@@ -42,6 +42,9 @@ def test_every_run_can_be_read_and_names_its_place(bench: ModuleType, tmp_path: 
             assert row.measured_seconds is None
         else:
             assert row.measured_seconds == pytest.approx(measured, rel=2e-3)
+        if not run["first_predicted_s"]:
+            assert not run["first_low_s"]  # refused at first
+            continue
         assert float(run["first_low_s"]) <= float(run["first_predicted_s"]) <= float(run["first_high_s"])
 
 
@@ -49,7 +52,7 @@ def test_none_of_them_is_among_the_published_runs(bench: ModuleType) -> None:
     text = gzip.decompress((DATA / "published_runs.csv.gz").read_bytes()).decode()
     published = list(csv.DictReader(io.StringIO(text)))
     names = [run["id"] for run in bench.unseen()]
-    assert len(names) == len(set(names)) == 203
+    assert len(names) == len(set(names)) == 281
     assert not set(names) & {row["id"] for row in published}
     assert not {run["source"] for run in bench.unseen()} & {row["source"] for row in published}
 
@@ -66,3 +69,14 @@ def test_the_page_says_what_was_predicted_first(bench: ModuleType) -> None:
     assert f"The {errors.runs} runs of the first eleven lines: {errors.mean:.1%} by run" in page
     assert f"{errors.inside:.0%} inside" in page
     assert f"Of {ended} runs that ran out of\nmemory {no} were said not to fit" in page
+
+
+def test_the_page_says_how_the_third_draw_was_predicted(bench: ModuleType) -> None:
+    page = (ROOT / "docs" / "validate.md").read_text(encoding="utf-8")
+    drawn = [run for run in bench.unseen() if run["first_commit"] == "1d7505fd"]
+    errors, peaks = bench.first_errors(drawn), bench.peak_errors(drawn)
+    by_source = [one.mean for some in bench.groups(drawn).values() if (one := bench.first_errors(some)).runs]
+    assert f"{len(drawn)} runs of {len(by_source)} publishers".replace("12", "twelve") in page
+    assert f"The {errors.runs} that were predicted: {errors.mean:.1%} by run" in page
+    assert f"{sum(by_source) / len(by_source):.1%} by source" in page
+    assert f"{errors.inside:.0%} inside; {len(peaks)} peaks {sum(map(abs, peaks)) / len(peaks):.1%}" in page
