@@ -148,7 +148,11 @@ def test_rings_are_tried_around_the_best_plan_where_that_splits_sequences() -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "job", [{**JOB, "seq_len": 512, "global_batch": 16}, {**JOB, "pinned": {"context": 4, "tensor": 2, "data": 1, "pipeline": 2}}]
+    "job",
+    [
+        {**JOB, "seq_len": 512, "global_batch": 16},
+        {**JOB, "pinned": {"context": 4, "tensor": 2, "data": 1, "pipeline": 2}},
+    ],
 )
 def test_no_ring_is_tried_where_sequences_are_whole_or_degrees_are_decided(job: dict[str, Any]) -> None:
     free = planner.search("llama-tiny", "a100-80gb", **job)
