@@ -18,12 +18,20 @@ class DType:
         tolerance: by how much losses of a sharded and an unsharded model may differ, relatively, as sums are in another
             order; None where nothing is trained in it alone.
         engines: what engines call it as the precision of a training.
+        operands: what PyTorch calls the dtype of what is rounded to it inside of matrix products, where it is nobody's
+            own: weights are stored, and all else is computed, in that.
     """
 
     tensors: tuple[str, ...]
     nbytes: int
     tolerance: float | None = None
     engines: Mapping[Engine, str] = field(default_factory=dict)
+    operands: str = ""
+
+    @property
+    def weights(self) -> str:
+        """What PyTorch calls the dtype of weights that are trained in it."""
+        return self.operands or self.tensors[0]
 
 
 DTYPES: Mapping[str, DType] = {
@@ -44,7 +52,7 @@ DTYPES: Mapping[str, DType] = {
     ),
     "fp8": DType(tensors=("float8_e4m3fn", "float8_e5m2"), nbytes=1),
     "mxfp8": DType(tensors=(), nbytes=1),  # e4m3 with a scale for each 32 elements: 3% more, which nobody counts
-    "tf32": DType(tensors=(), nbytes=4),
+    "tf32": DType(tensors=(), nbytes=4, tolerance=5e-3, operands="float32"),  # 10 bits, as fp16 has
 }
 """By the names of rates in profiles."""
 

@@ -92,6 +92,7 @@ def asked_like(
 ) -> "SearchRequest":
     """A request for plans that train as another one does, in the space of an engine where one is given. Where no
     `update` is given, what becomes of gradients is open but for what would train something else."""
+    from planner.plan.binding.machine import computing_in
     from planner.sharding.update import DEFAULT
     from planner.strategy_search.request.request import SearchRequest
 
@@ -101,7 +102,7 @@ def asked_like(
         graph=subject.graph,
         batch=subject.batch,
         model=subject.model,
-        cluster=subject.cluster,
+        cluster=computing_in(subject.cluster, trained.precision),
         global_batch=trained.global_batch,
         precision=trained.precision,
         optimizer=trained.optimizer,

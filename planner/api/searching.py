@@ -108,7 +108,7 @@ def trace(
         model: a name (of the zoo, a config.json or its folder, package.module:factory), or a torch module whose call
             gives the loss.
         seq_len: tokens of a sequence, of a model that is named.
-        precision: "bf16", "fp16" or "fp32".
+        precision: "bf16", "fp16", "fp32" or "tf32", fp32 with matrix products in TF32.
         args, kwargs, batch: example inputs of a module, and how many samples they have.
         rule_cache: a folder that keeps rules that were found by trial.
         graph_cache: a folder that keeps graphs of zoo models.
@@ -189,7 +189,8 @@ def search(
         imbalance: maximum expert load over the mean; 1 is a balanced router.
         tokens_once: devices of a node, to which a token is sent once and copied there for its experts; 1 sends it once
             to each device. Once for each expert where not given.
-        precision: "bf16", "fp16", "fp32", or "fp8", which is a recipe of `fp8`; bf16 where not given, on CPUs fp32.
+        precision: "bf16", "fp16", "fp32", "tf32" (fp32 with matrix products in TF32), or "fp8", which is a recipe of
+            `fp8`; bf16 where not given, on CPUs fp32.
         fp8: a recipe by which linear layers are computed in fp8 where that pays: "tensorwise", "rowwise",
             "rowwise_with_gw_hp", "blockwise", "delayed" or "mxfp8"; all else is in bf16.
         fp8_left_out: patterns of weights whose linear layers stay out of fp8.

@@ -146,8 +146,8 @@ class Options:
         word(
             JOB,
             "WORD",
-            "Compute dtype: bf16, fp16, fp32 or fp8. fp8 is linear layers in fp8 and all else in bf16 (on CPUs fp32)."
-            " Master weights are fp32.",
+            "Compute dtype: bf16, fp16, fp32, tf32 or fp8. tf32 is fp32 with matrix products in TF32, fp8 linear"
+            " layers in fp8 and all else in bf16 (on CPUs fp32). Master weights are fp32.",
             known=completion.precisions,
         ),
     ] = None

@@ -5,7 +5,7 @@ from dataclasses import replace
 from planner.export.description import Description, ExportError, schedule_of
 from planner.export.target import Giving
 from planner.graph.fp8 import NO_FP8
-from planner.plan.plan import SLICED
+from planner.plan.plan import SLICED, products_in
 from planner.plan.words import replica_words, table_words
 from planner.sharding.update import PLAIN, Update
 
@@ -21,6 +21,11 @@ def refuse_other_training(description: Description, engine: str, optimizers: tup
     if description.optimizer not in optimizers:
         raise ExportError(
             f"{engine} has no optimizer {description.optimizer}; it has {', '.join(optimizers)}: plan again with one"
+        )
+    if products_in(description.precision):
+        raise ExportError(
+            f"{engine} is not told in what products of fp32 are computed, the plan has them in"
+            f" {description.precision}; plan again with --precision fp32"
         )
     if update.gradients != "mean":
         raise ExportError(f"{engine} takes the mean of gradients, the plan their sum; plan again with --gradients mean")

@@ -30,6 +30,7 @@ from planner.plan.plan import (
     Stage,
     StagePrediction,
     Training,
+    products_in,
 )
 from planner.plan.refusing import refuse_plan
 from planner.plan.schema import (
@@ -161,7 +162,8 @@ def _prediction_content(prediction: Prediction) -> dict[str, Any]:
 def _cluster_content(cluster: ClusterReference) -> dict[str, Any]:
     """Nothing is said of what is as the profile and the runtime have it, as in files older than that."""
     plain = {"composition": "", "software": "pytorch"}
-    return {name: value for name, value in _fields(cluster).items() if plain.get(name) != value}
+    said = {name: value for name, value in _fields(cluster).items() if name != "products"}
+    return {name: value for name, value in said.items() if plain.get(name) != value}
 
 
 def _rule_content(rule: WrittenRule) -> dict[str, Any]:
@@ -258,7 +260,7 @@ def _plan_of(file: PlanFile) -> Plan:
         schema_version=file.schema_version,
         model=_model_of(file.model),
         training=_training(file.training),
-        cluster=ClusterReference(**file.cluster.model_dump()),
+        cluster=ClusterReference(**file.cluster.model_dump(), products=products_in(file.training.precision)),
         mesh=Mesh(axes=tuple(_mesh_axis(axis) for axis in file.mesh)),
         stages=tuple(Stage(**stage.model_dump()) for stage in file.stages),
         virtual_stages=file.virtual_stages,

@@ -24,14 +24,20 @@ from planner.sharding.update import PLAIN, Update
 SCHEMA_VERSION = 2
 PLANNER_VERSION = "0.1.0"  # written into plans; equals the version of the distribution
 RECOMPUTATION = ("none", "selective", "full")
-PRECISIONS = {name: dtype.tensors[0] for name, dtype in TRAINED.items()}
+PRECISIONS = {name: dtype.weights for name, dtype in TRAINED.items()}
 """What can be trained in, and the dtype of weights."""
 OPTIMIZERS = ("adamw", "sgd", "lamb")
 MOST_CHUNKS = 64
 """A collective of tensor parallelism is taken apart into so many chunks at most; more than ever pays."""
 
+
 INTERLEAVED = next(name for name, schedule in SCHEDULES.items() if schedule.interleaved)
 SLICED = next(name for name, schedule in SCHEDULES.items() if schedule.sliced)
+
+
+def products_in(precision: str) -> str:
+    """The dtype of matrix products under a precision that is that of products alone; empty under any other."""
+    return precision if TRAINED[precision].operands else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +122,8 @@ class ClusterReference:
 
     `composition` makes its levels from those of the profile (see `hardware_profiles.compose`); empty: they are those.
     Of several kinds of devices `profile` lists the groups in the order of the pipeline (see `hardware_profiles.mixed`).
-    `software` is the training stack that it is priced for.
+    `software` is the training stack that it is priced for, `products` the dtype in which it multiplies matrices, where
+    that is not theirs: it follows from the precision of the training, and plan files do not say it here.
     """
 
     profile: str
@@ -124,6 +131,7 @@ class ClusterReference:
     devices: int
     composition: str = ""
     software: str = "pytorch"
+    products: str = ""
 
     @property
     def machine(self) -> str:

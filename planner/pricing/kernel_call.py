@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodels import AttentionShape, Quantity, element_bytes, operator_time
-from hardware_profiles import Device, Software
+from hardware_profiles import DTYPES, Device, Software
 from planner.sharding.rule import Rule
 
 Array: TypeAlias = NDArray[np.float64]
@@ -37,6 +37,11 @@ class KernelCall:
     uneven: Array
 
     @property
+    def multiplied(self) -> str:
+        """The dtype in which matrices are multiplied."""
+        return multiplied_in(self.software, self.dtype)
+
+    @property
     def worked(self) -> int:
         """Operands whose gradients take work: addends do not."""
         return sum(operand not in self.rule.addends for operand in self.graded)
@@ -44,6 +49,14 @@ class KernelCall:
     def extent(self, factors: frozenset[int] | tuple[int, ...]) -> Array:
         """Product of the local extents of factors, (K,)."""
         return np.asarray(self.extents[:, list(factors)].prod(axis=1))
+
+
+def multiplied_in(software: Software, dtype: str) -> str:
+    """The dtype in which a stack multiplies operands of a dtype; one of products alone takes those that are rounded to
+    it, and no others."""
+    products = software.products
+    rounded = DTYPES[products].operands if products else ""
+    return dtype if not products or (rounded and rounded not in DTYPES[dtype].tensors) else products
 
 
 def misaligned(call: KernelCall, dtype: str, *rows: Quantity) -> Array:

@@ -152,7 +152,7 @@ def _products(call: KernelCall) -> tuple[Array, Array]:
         return _cast_matmul(call)
     first, second = (operand for operand in range(len(rule.operands)) if operand not in rule.addends)
     m, n, k, batch = _product_shape(call, first, second)
-    dtype = call.software.products or call.dtype
+    dtype = call.multiplied
     slower = misaligned(call, dtype, n, k)
     products = [(m, n, k)]
     products += [(m, k, n)] if first in call.graded else []
@@ -338,7 +338,7 @@ def _mask(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:
 def _experts(call: KernelCall) -> tuple[Array, Array]:
     """Operands are tokens, their weights, the experts chosen, and the matrices of all experts. A device has rows of as
     many tokens as its share of all experts is of the tokens that it can get."""
-    dtype = call.software.products or call.dtype
+    dtype = call.multiplied
     roles = {role: call.extent(factors) for role, factors in call.rule.roles}
     computed = call.flops / (_EXPERT_PRODUCTS * roles["width"] * roles["hidden"])
     shape = ExpertsShape(
@@ -416,7 +416,7 @@ def _held_experts(call: KernelCall, most: Array) -> Array:
 
 
 def _recurrent(call: KernelCall) -> tuple[Array, Array]:
-    dtype = call.software.products or call.dtype
+    dtype = call.multiplied
     shape = RecurrentShape(**{role: call.extent(factors) for role, factors in call.rule.roles})
     forward = np.asarray(recurrent_time(shape, dtype, call.device))
     if not call.graded:

@@ -29,6 +29,7 @@ from hardware_profiles import (
 from hardware_profiles.memory_intervals import peak_spread
 from planner.errors import RequestError, unknown_name
 from planner.graph.operator_graph import OperatorGraph
+from planner.plan.binding.machine import computing_in
 from planner.plan.carried import Carried
 from planner.plan.graph_cache import graph_key, keep_graph, read_graph
 from planner.plan.outline import model_reference
@@ -140,7 +141,7 @@ class Job:
             model=self.model,
             graph=self.graph,
             batch=self.batch,
-            cluster=self.cluster,
+            cluster=computing_in(self.cluster, self.precision),
             precision=self.precision,
             global_batch=self.global_batch,
             **asked,

@@ -30,6 +30,7 @@ from runtime.parameters.after_step import step_ends
 from runtime.reference.per_replica import Forward
 from runtime.reference.plain_tables import sparse_tables, start_sparse
 from runtime.reference.same_choices import SameChoices
+from runtime.step.narrow_products import narrow_products
 from runtime.step.same_dropout import SameDropout
 from runtime.step.same_fp8 import Recipes, SameFp8, scales_of_module
 
@@ -55,6 +56,7 @@ class UnshardedStep:
     ) -> None:
         self._forward = forward
         self._module, self._update = module, training.update
+        self._precision = training.precision
         self._dropping = dropping
         self._recipes = recipes or {}
         self._scales = scales_of_module(module, self._recipes, training.fp8)
@@ -160,6 +162,12 @@ class UnshardedStep:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], choices: Sequence[torch.Tensor | None] = ()
     ) -> float:
         """Forward and backward of all micro-batches; returns their mean loss."""
+        with narrow_products(self._precision):
+            return self._all_parts(args, kwargs, choices)
+
+    def _all_parts(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], choices: Sequence[torch.Tensor | None]
+    ) -> float:
         total = 0.0
         for part, samples in enumerate(self._parts):
             part_args, part_kwargs = self._part((args, dict(kwargs)), part)
@@ -183,11 +191,12 @@ class UnshardedStep:
         total = 0.0
         for part, samples in enumerate(self._parts):
             part_args, part_kwargs = self._part((args, dict(kwargs)), part)
-            if self._forward is not None:
-                loss = self._forward(part_args, part_kwargs, FIRST)
-            else:
-                with SameFp8(self._module, self._recipes, self._scales):
-                    loss = loss_in(self._module(*part_args, **part_kwargs))
+            with narrow_products(self._precision):
+                if self._forward is not None:
+                    loss = self._forward(part_args, part_kwargs, FIRST)
+                else:
+                    with SameFp8(self._module, self._recipes, self._scales):
+                        loss = loss_in(self._module(*part_args, **part_kwargs))
             total += float(loss) * samples / self._samples
         for module in trained:
             module.training = True

@@ -46,6 +46,7 @@ from runtime.step.arguments import InputMatcher, arguments_of, forward_of, match
 from runtime.step.evaluation import Evaluation
 from runtime.step.guard import Trouble
 from runtime.step.inputs import InputPieces, Inputs, LocalBatch
+from runtime.step.narrow_products import narrow_products
 from runtime.step.same_batch import check_same_batch
 from runtime.step.step import RankStep
 
@@ -312,7 +313,8 @@ class TrainingStep:
     def _whole(self) -> Iterator[None]:
         """A step is made, or all ranks agree that its loss is none; whatever else ends it aborts it."""
         try:
-            yield
+            with narrow_products(self.plan.training.precision):
+                yield
         except (NonFiniteError, LossSpikeError):
             raise
         except BaseException as error:

@@ -39,6 +39,7 @@ def imported_operators(file: Path, target: "OperatorTarget", given: Given) -> "t
     from planner.cli.tracing import traced
     from planner.models.zoo import build_model
     from planner.plan.binding.bind import prepare
+    from planner.plan.binding.machine import computing_in
     from planner.plan.outline import model_reference
     from planner.plan.plan import PRECISIONS
     from planner.sharding.discover import discover
@@ -68,7 +69,7 @@ def imported_operators(file: Path, target: "OperatorTarget", given: Given) -> "t
         graph=graph,
         batch=built.batch,
         model=model_reference(graph, name=given.model, sequence_length=built.sequence_length, batch=built.batch),
-        cluster=machine.with_devices(devices),
+        cluster=computing_in(machine.with_devices(devices), training.precision),
         global_batch=training.global_batch,
         precision=training.precision,
         optimizer=training.optimizer,

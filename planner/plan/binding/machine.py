@@ -15,9 +15,10 @@ from hardware_profiles import (
     load_profile,
     load_software,
     parse_mixed,
+    parts_of,
 )
-from planner.errors import PlanFileError
-from planner.plan.plan import ClusterReference, Stage
+from planner.errors import PlanFileError, RequestError
+from planner.plan.plan import ClusterReference, Stage, products_in
 
 
 def cluster_reference(cluster: Machine) -> ClusterReference:
@@ -28,6 +29,7 @@ def cluster_reference(cluster: Machine) -> ClusterReference:
         devices=cluster.devices,
         composition=cluster.composition,
         software=cluster.software.name,
+        products=cluster.software.products,
     )
 
 
@@ -38,16 +40,32 @@ def machine_of(reference: ClusterReference, profile: str | None = None) -> Machi
     `HardwareProfileError` where there is no such profile or it cannot have so many devices, PlanFileError where the
     composition does not read.
     """
+    software = load_software(reference.software)
+    if reference.products:
+        software = replace(software, products=reference.products)
     if is_mixed(profile or reference.profile):
-        mixed = load_mixed(profile or reference.profile)
-        return mixed.with_software(load_software(reference.software)).with_devices(reference.devices)
+        return load_mixed(profile or reference.profile).with_software(software).with_devices(reference.devices)
     cluster = load_profile(profile or reference.profile)
     if reference.composition:
         try:
             cluster = compose(cluster, reference.composition)
         except TopologyError as error:
             raise PlanFileError(f"cluster.composition '{reference.composition}': {error}") from error
-    return cluster.with_software(load_software(reference.software)).with_devices(reference.devices)
+    return cluster.with_software(software).with_devices(reference.devices)
+
+
+def computing_in(machine: Machine, precision: str) -> Machine:
+    """The machine with its matrix products in a precision that is that of products alone.
+
+    Raises RequestError where devices have none in it.
+    """
+    products = products_in(precision)
+    if not products or machine.software.products == products:
+        return machine
+    for part in parts_of(machine):
+        if not part.device.multiplies(products):
+            raise RequestError(f"precision = {precision}: {part.name} has no products in it; take fp32, or bf16")
+    return machine.with_software(replace(machine.software, products=products))
 
 
 def groups_of_ranks(reference: ClusterReference, ranks: int) -> tuple[str, ...]:

@@ -9,11 +9,14 @@ from dataclasses import replace
 
 from planner.graph.call import Call, Typed, typed_call
 from planner.graph.operator_graph import OperatorGraph, TensorType
+from planner.plan.plan import PRECISIONS
 from planner.plan.shrinking.shrink import EXACT
 from planner.sharding.discover.find import one_thread
 from planner.sharding.discover.trial import settings, small_calls, try_call
 
 _NARROW = ("bfloat16", "float16")
+_WIDE = tuple(name for name, dtype in PRECISIONS.items() if dtype == "float32")
+"""Precisions in which processes on CPUs compute alike, in fp32."""
 
 
 def precisions_of(graph: OperatorGraph, own: str) -> tuple[tuple[str, ...], str]:
@@ -22,8 +25,8 @@ def precisions_of(graph: OperatorGraph, own: str) -> tuple[tuple[str, ...], str]
     calls = sorted({typed_call(graph, op) for op in graph.operators if op.rule is not None}, key=repr)
     why = _first([_why_not(call, doubles=True) for call in calls])
     if not why:
-        return (EXACT,) if own == "fp32" else (EXACT, own), ""
-    if own == "fp32" or _first([_why_not(call, doubles=False) for call in calls]):
+        return (EXACT,) if own in _WIDE else (EXACT, own), ""
+    if own in _WIDE or _first([_why_not(call, doubles=False) for call in calls]):
         return (own,), why
     return ("fp32", own), why
 

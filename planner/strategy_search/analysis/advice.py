@@ -17,6 +17,7 @@ from planner.errors import PlannerError
 from planner.graph.placed import tables_of
 from planner.limits import limited, reached
 from planner.nearest import divisors
+from planner.plan.plan import PRECISIONS
 from planner.strategy_search.request.offload import NOTHING, parse_offload
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import FREE, Pinned
@@ -143,7 +144,7 @@ def _ladders(request: SearchRequest, needed: float | None, retrace: Retrace | No
     if request.optimizer != "sgd":
         text = "SGD with momentum, which keeps less state (--optimizer sgd)"
         yield [(text, lambda: replace(request, optimizer="sgd"))]
-    if request.precision == "fp32":
+    if PRECISIONS[request.precision] == PRECISIONS["fp32"]:
         yield [("16-bit compute (--precision bf16)", lambda: replace(request, precision="bf16"))]
 
 

@@ -8,6 +8,7 @@ from costmodels import best_rate, parameter_bytes
 from hardware_profiles import Cluster
 from planner.errors import RuleError
 from planner.graph.operator_graph import OperatorGraph
+from planner.pricing.kernel_call import multiplied_in
 from planner.pricing.operator_price import PROFILE_DTYPES
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
@@ -100,6 +101,6 @@ def _work_seconds(graph: OperatorGraph, index: int, rule: Rule, cluster: Cluster
     computed = PROFILE_DTYPES[dtype]
     if rule.casts and cluster.device.multiplies(rule.computed[0]):
         computed = rule.computed[0]
-    elif rule.op_class in ("matmul", "experts", "recurrent") and cluster.software.products:
-        computed = cluster.software.products
+    elif rule.op_class in ("matmul", "experts", "recurrent"):
+        computed = multiplied_in(cluster.software, computed)
     return work / best_rate(rule.op_class, computed, cluster.device)
