@@ -187,7 +187,8 @@ def local_parameters(
         stored, shape = bound.parameters[parameter.name], bound.whole.types[parameter.name].shape
         piece = local_piece(padded(weight.detach(), shape), stored.weight, place).to(place.device, copy=True)
         piece = piece.contiguous()
-        leaf = _leaf(piece, shape, stored, place).requires_grad_(parameter.trainable)
+        leaf = _leaf(piece, shape, stored, place) if parameter.trainable else piece  # no gradient is cut
+        leaf.requires_grad_(parameter.trainable)
         dtype = str(weight.dtype).removeprefix("torch.")
         kept = LocalParameter(
             name=parameter.name,

@@ -97,7 +97,13 @@ class Gone:
 
 @contextmanager
 def one_rank(
-    model: str, plan: Plan, graph: OperatorGraph, stage: int = 0, dtype: torch.dtype = torch.float32
+    model: str,
+    plan: Plan,
+    graph: OperatorGraph,
+    stage: int = 0,
+    dtype: torch.dtype = torch.float32,
+    *,
+    lowered: bool = True,
 ) -> Iterator[tuple[TrainingStep, Recorder]]:
     """The training step of a rank in the middle of a stage, with nothing written down yet."""
     recorder = Recorder()
@@ -113,7 +119,13 @@ def one_rank(
             patch.setattr(dist, "P2POp", lambda op, tensor, group, group_peer: (op, tensor, group))
             module = plans.build(model).to(dtype)
             step = parallelize(
-                module, plan, example=plans.inputs(model), traced=graph, device=torch.device("cpu"), check_layouts=False
+                module,
+                plan,
+                example=plans.inputs(model),
+                traced=graph,
+                device=torch.device("cpu"),
+                check_layouts=False,
+                lowered=lowered,
             )
             step.rank.pipeline.has_gone = Gone.is_completed
             recorder.calls.clear()

@@ -25,3 +25,12 @@ def test_a_stub_has_the_shape_of_the_gradient_and_no_memory(kind: str, stubs: bo
                 assert parameter.piece.shape == parameter.shape
                 assert not parameter.piece.requires_grad
                 assert parameter.gradient.numel() * 4 == parameter.piece.numel()
+
+
+def test_a_frozen_weight_has_no_stub_whatever_its_gradient_would_be() -> None:
+    plan = plans.hand_plan("zero2", "mixture-frozen", plans.mesh_of(4))
+    with one_rank("mixture-frozen", plan, plans.traced("mixture-frozen"), lowered=False) as (step, _):
+        step.accumulate(*plans.batch())
+        frozen = [parameter for parameter in step.rank.parameters.values() if not parameter.trainable]
+        assert frozen
+        assert all(parameter.stub is None and parameter.gradient is None for parameter in frozen)
