@@ -43,13 +43,11 @@ from planner.strategy_search.request.template import Template, ValueEdge
 from planner.strategy_search.tables.candidates import CandidateLists, Candidates, DuplexColumn, LayoutColumn
 from planner.strategy_search.tables.dominance import among as priced_among
 from planner.strategy_search.tables.dominance import undominated
+from planner.strategy_search.tables.launches import kernels_share
 from planner.strategy_search.tables.under_experts import beside_experts, saved_by_exchange
 from planner.strategy_search.tables.under_products import UnderProducts, takes_result
 
 Array = NDArray[np.float64]
-
-_LAUNCHED = 0.05
-"""Share of kernels and messages where launches take longer: they still tell strategies apart."""
 
 _CELL_BYTES = 24  # of an edge for each pair of candidates: seconds forward and backward, bytes; some are shared
 
@@ -191,7 +189,7 @@ class TableBuilder:
         if self.overlapped:
             edges = tuple(self._overlapped(template, table, lists) for table in edges)
         if self.ahead:
-            share = _kernels_share(template, operators, edges)
+            share = kernels_share(template, operators, edges)
             operators = tuple(_launched_ahead(table, share) for table in operators)
             edges = tuple(_scaled(table, share) for table in edges)
         parameters = tuple(self._parameter(template, p.name, operators, restriction) for p in graph.parameters)
@@ -484,21 +482,6 @@ class TableBuilder:
             first_gather=firsts[0] if goes else None,
             first_reduce=(firsts[1] if reduces else np.zeros_like(back)) if goes else None,
         )
-
-
-def _kernels_share(template: Template, operators: Sequence[OperatorTable], edges: Sequence[EdgeTable]) -> float:
-    """How much kernels and messages count where hosts launch ahead; their launches count the rest. No block takes less
-    than any such mean: the one is meant that says most, with the kernels and messages that no choice spares."""
-    kernels = launches = 0.0
-    for edge in edges:
-        kernels += template.times(edge.edge.consumer) * float((edge.forward + edge.backward).min())
-    for at, table in enumerate(operators):
-        (there, back), (first, second) = table.prices.late, table.prices.host
-        inner = table.prices.inner_forward + table.prices.inner_backward
-        own = table.prices.forward - there + table.prices.backward - back + inner
-        kernels += template.times(at) * float(own.min())
-        launches += template.times(at) * float((first + (second if table.prices.backward.any() else 0.0)).min())
-    return 1.0 if launches <= kernels else _LAUNCHED
 
 
 def _launched_ahead(table: OperatorTable, share: float) -> OperatorTable:
