@@ -47,12 +47,13 @@ class Alternation:
         made: list[_Other] = []
         raised: list[BaseException] = []
         context = contextvars.copy_context()
+        stream = None if self._device.type == "cpu" else torch.accelerator.current_stream(self._device)
 
         def beside() -> None:
             self._go[1].acquire()
             try:
-                if self._device.type != "cpu":
-                    torch.get_device_module(self._device).set_device(self._device)
+                if stream is not None:  # the device is the thread's own, too, and follows from the stream
+                    torch.accelerator.set_stream(stream)
                 made.append(context.run(other))
             except BaseException as error:  # handed on to the thread that waits for it
                 raised.append(error)

@@ -39,7 +39,11 @@ def embedding(
             f"{shard.bound.operator.name}: scale_grad_by_freq counts over the whole batch; it is not supported"
         )
     if not shard.axes("v"):
-        return F.embedding(indices, weight_VH, padding_idx if padding_idx >= 0 else None)
+        try:
+            return F.embedding(indices, weight_VH, padding_idx if padding_idx >= 0 else None)
+        except IndexError:  # which says neither where nor of how many
+            expect_within(indices, rows, f"indices of {shard.bound.operator.name}")
+            raise
     expect_within(indices, shard.extent("v"), f"indices of {shard.bound.operator.name}")
     offset = shard.offset("v")
     row = indices - offset

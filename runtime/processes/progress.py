@@ -75,8 +75,11 @@ class EvaluationReport:
 
     @property
     def difference(self) -> float:
-        """Relative difference of the two losses; NaN in either is infinitely different."""
-        return 0.0 if self.unsharded is None else relative_difference(self.loss, self.unsharded)
+        """Relative difference of the two losses; NaN in one of them is infinitely different, in both it is the same, as
+        where all targets are ignored."""
+        if self.unsharded is None or (math.isnan(self.loss) and math.isnan(self.unsharded)):
+            return 0.0
+        return relative_difference(self.loss, self.unsharded)
 
     def lines(self) -> list[str]:
         """The report as people read it."""

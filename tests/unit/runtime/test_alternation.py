@@ -1,5 +1,7 @@
 """Two passes that take turns: only one of them runs at a time, and both are through at the end."""
 
+import threading
+
 import pytest
 import torch
 
@@ -48,3 +50,11 @@ def test_gradients_of_a_pass_that_another_thread_recorded() -> None:
     made.backward()
     assert x.grad is not None
     assert x.grad.tolist() == [2.0] * 3
+
+
+def test_the_other_thread_computes_on_the_stream_of_the_one_that_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: f"stream of {device}")
+    monkeypatch.setattr(torch.accelerator, "set_stream", lambda stream: told.extend((threading.get_ident(), stream)))
+    threads = Alternation(torch.device("cuda:0")).run(lambda: None, threading.get_ident)
+    assert told == [threads[1], "stream of cuda:0"]

@@ -105,13 +105,14 @@ def test_embedding_looks_up_its_own_rows() -> None:
     assert {("v", "v"), ("v", "b"), ("h", "v")} <= strategies
 
 
+@pytest.mark.parametrize("split", ["v", None])
 @pytest.mark.parametrize("stranger", [8, -1])
-def test_a_row_that_no_rank_has_is_refused_as_by_the_whole_embedding(stranger: int) -> None:
+def test_a_row_that_no_rank_has_is_refused_by_name(stranger: int, split: str | None) -> None:
     weight, tokens = torch.randn(8, 4), torch.tensor([[0, 7, 3, 4], [5, 1, 2, stranger]])
     graph = traced(lambda x, w: nn.functional.embedding(x, w), tokens.clamp(0, 7), weight)
     op = next(op for op in graph.operators if op.op == "aten.embedding.default")
     rule = rule_of(graph, op)
-    bound = _bound(graph, op, rule, named_strategy(rule, ("v", "v"), op.name))
+    bound = _bound(graph, op, rule, named_strategy(rule, (split, split), op.name))
     for place in RANKS:
         piece = _operand(weight, bound.layouts.operands[0].forward, place)
         with refused(RuntimeError, "embedding", 8, 0, 7):
