@@ -50,7 +50,8 @@ class Device:
     `generations` says how many times longer older attention kernels take than those, of heads of 64 elements under a
     name that ends in _64, where these differ; `misaligned` how many times longer
     a 16-bit matrix product takes whose rows are no multiples of 16 bytes. `power_share` is the power limit that is set
-    over that of the board whose kernels those are: it costs clock, not peak (see `clock`).
+    over that of the board whose kernels those are: it costs clock, not peak (see `clock`). `communication_units` are
+    the compute units that a collective occupies while it overlaps with computation (see `overlapped`).
     """
 
     name: str
@@ -70,12 +71,21 @@ class Device:
     generations: tuple[tuple[str, float], ...] = field(default=(), metadata=OPTIONAL_IN_DIGEST)
     power_share: float = field(default=1.0, metadata=OPTIONAL_IN_DIGEST)
     installed: Bytes | None = field(default=None, metadata=OPTIONAL_IN_DIGEST)
+    communication_units: float = field(default=0.0, metadata=OPTIONAL_IN_DIGEST)
 
     @property
     def clock(self) -> float:
         """Share of the rate of products and attention that the power limit leaves, (P / P_board)^x with x the
         `POWER_EXPONENT`; memory keeps its clock."""
         return float(min(1.0, self.power_share**POWER_EXPONENT))
+
+    @property
+    def overlapped(self) -> float:
+        """Share of the seconds of a collective that costs nothing where it overlaps with computation.
+
+        Its kernels occupy s = communication_units / compute_units of the device, so computation of w seconds beside a
+        collective of c seconds takes max(w + s c, c) = s c + max(w, (1 - s) c): s c are exposed, (1 - s) c overlap."""
+        return 1.0 - self.communication_units / self.compute_units
 
     def peak(self, dtype: str) -> FlopsPerSecond:
         """Dense peak for a dtype ("bf16", "fp32", ...); raises `UnknownKeyError` for one that has no figure."""

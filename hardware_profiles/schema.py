@@ -175,6 +175,7 @@ class _Device(Strict):
     power: _Power | None = None
     generations: dict[Literal["flash1", "flash1_64", "flash2", "sdpa"], AtLeastOne] = Field(default_factory=dict)
     usable_gib: Positive | None = None
+    communication_units: Number | None = None
 
     @model_validator(mode="after")
     def _has_every_op_class(self) -> "_Device":
@@ -184,6 +185,8 @@ class _Device(Strict):
             raise ValueError(f"efficiency lacks op classes {missing} and has unknown ones {unknown}")
         if self.usable_gib is not None and self.usable_gib.value > self.memory_gib.value:
             raise ValueError("usable_gib is more than memory_gib")
+        if self.communication_units is not None and self.communication_units.value >= self.compute_units.value:
+            raise ValueError("communication_units leave no compute unit")
         if self.reserved_gib.value >= (self.usable_gib or self.memory_gib).value:
             raise ValueError("reserved_gib leaves no memory")
         return self
@@ -222,6 +225,7 @@ class _Device(Strict):
             host_latency=0.0 if self.host_latency_us is None else seconds_from_us(self.host_latency_us.value),
             misaligned=1.0 if self.misaligned is None else self.misaligned.value,
             power_share=1.0 if self.power is None else self.power.share,
+            communication_units=0.0 if self.communication_units is None else self.communication_units.value,
             generations=tuple((name, fact.value) for name, fact in sorted(self.generations.items())),
         )
 

@@ -72,13 +72,14 @@ class Together:
                 charge(cost.messages, way.part, A_BLOCK, message, {way.phase: 1})
             sent[way.part, way.phase] += sum(seconds)
             if way not in waited or relayed:
-                _pass(chunk, way.phase).hide(seconds[0])  # what follows it is waited for when it is there
+                # what follows it is waited for when it is there
+                _pass(chunk, way.phase).hide(seconds[0] * self.cluster.device.overlapped)
             if (
                 way in waited
                 and relayed
                 and ((way.kind == "there" and not stage) or (way.kind == "back" and stage < self.bound.plan.pipeline))
             ):
-                _pass(chunk, way.phase).uncovered += seconds[0]
+                _pass(chunk, way.phase).uncovered += seconds[0] * self.cluster.device.overlapped
         for phase in ("forward", "recomputation", "backward"):
             for part in (GATHERING, REDUCING):
                 beyond = sent[part, phase] - self.charged.pop((stage, part, phase), 0.0)

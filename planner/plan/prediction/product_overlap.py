@@ -125,7 +125,8 @@ class ProductOverlap:
         into: PassCost = chunk.forward if phase == "forward" else chunk.backward
         part = "recomputation" if phase == "recomputation" else COMMUNICATION
         cost.micro_batch[part] += route.seconds
-        into.add(waits=route.seconds - saved, hidden=hidden, sent=route.seconds, under_products=saved)
+        sent = route.seconds * walk.cluster.device.overlapped
+        into.add(waits=route.seconds - saved, hidden=hidden, sent=sent, under_products=saved)
         for message in route.messages:
             piece = replace(message, nbytes=message.nbytes / chunks)
             charge(cost.messages, part, owner, piece, {phase: chunks})
@@ -135,7 +136,9 @@ class ProductOverlap:
         bound = self.walk.bound
         nbytes = step.fraction * bound.graph.types[one.value].nbytes
         sent = self.walk.pricers.activations.message_seconds(step.kind, step.axis, nbytes)
-        return min(sent, sum(self._of_rows(bound.operators[at]) for at in one.products))
+        return min(
+            sent * self.walk.cluster.device.overlapped, sum(self._of_rows(bound.operators[at]) for at in one.products)
+        )
 
     def _of_rows(self, op: BoundOperator) -> Seconds:
         """Seconds of the gradient of the rows of a product."""
@@ -158,7 +161,10 @@ class ProductOverlap:
         key = (kinds, id(tensor), way, step, dim, chunks, one.kind)
         if key not in self._saved:
             pricer, nbytes = self.walk.pricers.activations, step.fraction * tensor.nbytes
-            sent, piece = (pricer.message_seconds(step.kind, step.axis, nbytes / count) for count in (1, chunks))
+            overlapped = self.walk.cluster.device.overlapped
+            sent, piece = (
+                overlapped * pricer.message_seconds(step.kind, step.axis, nbytes / count) for count in (1, chunks)
+            )
             found = (self._forward if way == "forward" else self._backward)(one, operators, dim, chunks)
             taken = (arriving_time if arrives else leaving_time)(found.chunk, piece, chunks, found.under)
             copied = found.copied if chunks > 1 else 0.0

@@ -249,7 +249,7 @@ class Walk:
         cost.memory["transient"] += once.flat
         if self.cluster.software.name == PYTORCH.name and not self.update.served:
             for number, slots in slots_of(self.bound, used, once.early).items():
-                cost.chunks[number].buckets = tuple(slots)
+                cost.chunks[number].buckets = tuple(self.cluster.device.overlapped * seconds for seconds in slots)
         self._updates(cost, rank)
         self._crossings(cost, rank, live)
         self._loss(cost, rank)
@@ -312,7 +312,7 @@ class Walk:
         for phase, number in times.items():
             into = chunk.forward if phase == "forward" else chunk.pass_of(later=later)
             waits = self.bound.plan.mesh.zigzag or self.in_pairs  # what is reordered, and where only experts take turns
-            sent = 0.0 if waits else number * route.seconds
+            sent = 0.0 if waits else number * route.seconds * self.cluster.device.overlapped
             more = number * (beyond or 0.0)
             into.add(waits=number * route.seconds + more, hidden=number * hidden, sent=sent)
             if more:

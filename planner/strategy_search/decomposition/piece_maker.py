@@ -62,6 +62,7 @@ class PieceMaker:
         self.travels = self.gathers == AHEAD and self.template.blocks.count > 1
         self.reduces = self.cutter.reduces
         self.alias = self.cutter.alias
+        self.overlapped = self.cutter.cluster.device.overlapped
         self.modules = self.cutter.run_again if self.way == "selective" else None
         inside = set(self.operators)
         edges = [table for table in self.tables.edges if self._counts(table, inside)]
@@ -326,9 +327,10 @@ class PieceMaker:
         keys = (name, self._key(use.consumer))
         if self.travels and way.first_gather is not None and way.first_reduce is not None:
             self.begins |= bool(self.share.first and not self.share.blocks and not self.whole)
-            there, back = way.first_gather, way.first_gather * twice + way.first_reduce
+            first_gather, first_reduce = (self.overlapped * one for one in (way.first_gather, way.first_reduce))
+            there, back = first_gather, first_gather * twice + first_reduce
             seconds, backward = seconds - there - back, backward - back  # what follows a first message is waited for
-            self._join(*keys, under=there, under_again=back, last=way.first_reduce)
+            self._join(*keys, under=there, under_again=back, last=first_reduce)
         apart = self.at_once and self.share.blocks and not self.template.in_block(use.consumer)
         self._join(*keys, part=seconds, steady=seconds, backward=backward, **{"outside" if apart else "replay": kept})
 
@@ -365,7 +367,7 @@ class PieceMaker:
             replay=prices.visiting,
         )
         if self._goes_early(parameter):
-            self._add(parameter.name, reduction=prices.synchronisation)
+            self._add(parameter.name, reduction=self.overlapped * prices.synchronisation)
         self._most(parameter.name, prices.transient)
 
     def _goes_early(self, parameter: ParameterTable) -> bool:

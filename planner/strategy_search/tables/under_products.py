@@ -218,8 +218,7 @@ class UnderProducts:
             return seconds
         found = np.zeros((len(way.moves) + 1, beside.number))
         if beside.any_of:
-            sent = [self.pricer.message_seconds(*move) for move in way.moves]
-            found[:-1, beside.any_of] = np.array(sent).reshape(-1, 1)
+            found[:-1, beside.any_of] = self._sent(way, range(len(way.moves)), 1)
         if seconds is not None:
             found[:, beside.among] = np.maximum.reduceat(seconds, beside.starts, axis=1)
         return found[:, beside.groups]
@@ -255,10 +254,10 @@ class UnderProducts:
         return saved
 
     def _sent(self, way: _Way, rows: Sequence[int], chunks: int) -> Array:
-        """Seconds of a chunk of some steps, (rows, 1)."""
+        """Seconds of a chunk of some steps that may overlap, (rows, 1)."""
         moves = (way.moves[row] for row in rows)
         found = [self.pricer.message_seconds(kind, axis, nbytes / chunks) for kind, axis, nbytes in moves]
-        return np.array(found).reshape(-1, 1)
+        return np.array(found).reshape(-1, 1) * self.cluster.device.overlapped
 
     def _of(self, template: Template, at: int, candidates: Candidates) -> _Products:
         """What a linear layer takes under its candidates."""

@@ -55,6 +55,18 @@ def test_figures_are_in_si_units(
     assert cluster.devices == 8
 
 
+def test_a_profile_says_what_collectives_occupy_that_overlap(tmp_path: Path) -> None:
+    fact = 'communication_units = { value = %s, source = "a test", kind = "assumed" }\n'
+    units = "compute_units ="
+    path = tmp_path / "mine.toml"
+    path.write_text(packaged_text("h100-80gb").replace(units, fact % 33 + units))
+    assert load_profile(path).device.overlapped == pytest.approx(0.75)
+    assert load_profile("h100-80gb").device.overlapped == 1.0
+    path.write_text(packaged_text("h100-80gb").replace(units, fact % 132 + units))
+    with refused(InvalidProfileError, "communication_units leave no compute unit"):
+        load_profile(path)
+
+
 def test_memory_is_in_gib() -> None:
     device = load_profile("a100-80gb").device
     assert (device.installed, device.memory) == (80 * GIB, 79.1 * GIB)
