@@ -19,6 +19,7 @@ from hardware_profiles.foreign import SETTINGS, parse_json, parse_toml
 from planner.export.description import Description, ExportError
 from planner.export.files.arguments import options_in
 from planner.export.files.toml import changed_toml
+from planner.export.pytorch.trainer_reading import is_trainers
 from planner.export.target import Job, Target
 
 Path = tuple[str, ...]
@@ -36,9 +37,10 @@ def edited(target: Target, text: str, before: Job, after: Description) -> str:
     }
     if target.name == "torchtitan" and not re.search(r"^def ", text, re.MULTILINE):
         return changed_toml(text, {".".join(at): None if value is _ABSENT else value for at, value in changes.items()})
-    if target.name == "deepspeed":
+    if target.name == "deepspeed" and not is_trainers(text):
         return _edited_json(text, changes)
-    if target.name in ("mindformers", "accelerate") and not re.search(r"^base_model:", text, re.MULTILINE):
+    own = not re.search(r"^base_model:", text, re.MULTILINE) and not is_trainers(text)
+    if target.name in ("mindformers", "accelerate") and own:
         return _edited_yaml(text, _without_empty_sections(changes, new))
     words = ", ".join(
         f"{'.'.join(path)} {'left out' if value is _ABSENT else value}" for path, value in sorted(changes.items())

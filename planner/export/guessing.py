@@ -4,9 +4,15 @@ import re
 from collections.abc import Mapping
 
 from planner.export.description import ExportError
+from planner.export.pytorch.trainer_reading import engine_of
+from planner.export.strangers import foreign
 
 _MARKS: tuple[tuple[str, str], ...] = (
-    ("nemo", r"\Atask,model,size,"),
+    ("nemo", r"\Atask,model,size,|--model_recipe_name\b"),
+    ("megatron", r"^\s*megatron[ \t]+(pt|sft|rlhf)\b|--actor-num-gpus-per-node\b|^\s+framework:\s*megatron\s*$"),
+    ("megatron", r"^(tensor|pipeline|expert)_model_parallel_size:"),
+    ("megatron", r"""^\s*["']?pipe[-_]parallel[-_]size["']?\s*:"""),
+    ("megatron", r"^system:[ \t]*\n(?:[ \t#].*\n|\n)*?[ \t]+\w+_model_parallel_size:"),
     ("megatron-bridge", r"^(from|import) megatron\.bridge\b"),
     ("megatron", r"^MODEL_ARGS:"),
     ("torchtitan", r"^\[(parallelism|activation_checkpoint|training)\]|\bTrainer\.Config\("),
@@ -23,7 +29,13 @@ _MARKS: tuple[tuple[str, str], ...] = (
 
 
 def guessed_engine(text: str, known: Mapping[str, object]) -> str:
-    """The engine whose settings a file has. Raises ExportError where it does not tell."""
+    """The engine whose settings a file has. Raises ExportError where it does not tell, or is of none."""
+    stranger = foreign(text)
+    if stranger is not None:
+        raise ExportError(stranger)
+    trainers = engine_of(text)
+    if trainers is not None:
+        return trainers
     for engine, mark in _MARKS:
         if re.search(mark, text, re.MULTILINE | (re.DOTALL if engine == "deepspeed" else re.NOFLAG)):
             return engine

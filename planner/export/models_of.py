@@ -14,8 +14,10 @@ from planner.export.files.arguments import Options
 from planner.export.files.recipes import recipe_in
 from planner.export.files.settings import Settings
 from planner.export.files.yaml_files import settings_of
+from planner.export.megatron.launchers import launched
 from planner.export.megatron.megatron_reading import experts_of, options_of
 from planner.export.model_names import model_among, zoo_name
+from planner.export.pytorch.trainer_reading import is_trainers, model_named
 
 _FLAVORS: Mapping[str, str] = {
     "llama3": "llama-3-{}", "llama3.1": "llama-3-{}", "qwen3": "qwen3-{}", "deepseek_v3": "deepseek-{}",
@@ -44,17 +46,35 @@ def model_of(engine: str, text: str, recipe: str = "") -> str | None:
         if engine in ("megatron", "mindspeed"):
             if "pretrain_bert" in text:
                 return None
-            return _by_dimensions(_of_options(options_of(text)))
+            options = options_of(text)
+            return _named(options.named) if options.named else _by_dimensions(_of_options(options))
         if engine == "torchtitan":
             return _of_torchtitan(text, recipe)
         if engine in ("nemo", "megatron-bridge"):
-            return _of_nemo(text, recipe)
+            given = launched(text)
+            return _of_nemo(text, recipe) if given is None else _named(given.named)
+        if engine in ("deepspeed", "accelerate") and is_trainers(text):
+            named = model_named(text)
+            return _named(named) if named else None
         if engine in ("mindformers", "accelerate"):
             settings = settings_of(text)
-            return _of_mindformers(settings) if engine == "mindformers" else zoo_name(str(settings.value("base_model")))
+            if engine == "mindformers":
+                return _of_mindformers(settings)
+            return _named(str(settings.value("base_model"))) if settings.has("base_model") else None
     except ForeignTextError as error:
         raise ExportError(str(error)) from error
     return None
+
+
+def _named(name: str) -> str:
+    """The model that a file names. Raises ExportError where the zoo has none that is called so."""
+    found = zoo_name(name)
+    if found is None:
+        raise ExportError(
+            f"{name.strip():.80}: no model that can be planned is called so; name the model with --model, or a folder"
+            " with its config.json"
+        )
+    return found
 
 
 def _of_torchtitan(text: str, recipe: str) -> str | None:

@@ -9,7 +9,7 @@ _PAGED = "states of the optimizer move to the memory of the host where a device 
 _MATTERS: tuple[tuple[str, str], ...] = (
     (r"fp8|mixed-precision: fp8|fp8-format|fp4|fp4-format|fp8-config\..*backend",
      "products in 8 bits or less: priced in 16 bits, so a step takes less than this"),
-    (r"load-in-4bit|load-in-8bit|quantization-config|compression-training\..*",
+    (r"load-in-4bit|load-in-8bit|quantization-(config|bit)|quant-(bits|method)|compression-training\..*",
      "weights in 8 bits or less: priced in full, so memory is less than this"),
     (r"adapter|peft|lora-r|lora-rank|lora-target.*",
      "an adapter is trained, not the model: priced as if all weights were, so memory is far less than this"),
@@ -41,7 +41,7 @@ _MATTERS: tuple[tuple[str, str], ...] = (
     (r"enable-zbh1-pipeline", "a zero-bubble pipeline: priced as 1F1B, so a step takes less than this"),
     (r"ds-sequence-parallel-fpdt", "sequences go through blocks in chunks: priced whole, so memory is less than this"),
     (r"noop-layers", "layers that do nothing fill up the stages: priced without them"),
-    (r"liger-fused-linear-cross-entropy|cut-cross-entropy|fused-linear-cross-entropy",
+    (r"liger-fused-linear-cross-entropy|(use|enable)-liger(-kernel)?|cut-cross-entropy|fused-linear-cross-entropy",
      "the loss is taken piece by piece: priced whole, so memory is less than this"),
 )  # fmt: skip
 

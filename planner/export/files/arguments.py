@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from planner.export.description import ExportError
 from planner.export.files.settings import checked_count
-from planner.export.files.shell_words import scheduled_devices, words_of
+from planner.export.files.shell_words import Variables, scheduled_devices, words_of
 
 Option = tuple[str, Sequence[object]]
 """`--name` and its values; a flag has none."""
@@ -38,14 +38,25 @@ def _text(value: object) -> str:
 class Options:
     """Options that were read, each at most once: the last one counts, as argparse has it. It is remembered which ones
     were asked for. `programs` are the names of files of Python among them, `scheduled` the devices that the
-    script asks Slurm for."""
+    script asks Slurm for, `variables` those that it sets. `named` is the name of the model, where the launcher has
+    one, and `notes` what is read otherwise than it stands there."""
 
     def __init__(
-        self, found: Mapping[str, tuple[str, ...]], programs: Iterable[str] = (), scheduled: int | None = None
+        self,
+        found: Mapping[str, tuple[str, ...]],
+        programs: Iterable[str] = (),
+        scheduled: int | None = None,
+        *,
+        variables: Mapping[str, str] | None = None,
+        named: str = "",
+        notes: Iterable[str] = (),
     ) -> None:
         self._found = dict(found)
         self.programs = tuple(programs)
         self.scheduled = scheduled
+        self.variables = dict(variables or {})
+        self.named = named
+        self.notes = tuple(notes)
         self._asked: set[str] = set()
 
     @property
@@ -128,8 +139,8 @@ def options_in(script: str) -> Options:
     where the script, or what its variables become, is too long."""
     found: dict[str, list[str]] = {}
     programs: list[str] = []
-    name = None
-    for word in words_of(script):
+    variables, name = Variables(), None
+    for word in words_of(script, variables):
         if _NAME.match(word):
             name, equals, value = word[2:].partition("=")
             found[name] = [value] if equals else []
@@ -140,4 +151,9 @@ def options_in(script: str) -> Options:
             name = None
         elif name is not None:
             found[name].append(word)
-    return Options({name: tuple(values) for name, values in found.items()}, programs, scheduled_devices(script))
+    return Options(
+        {name: tuple(values) for name, values in found.items()},
+        programs,
+        scheduled_devices(script),
+        variables=variables.known,
+    )

@@ -48,13 +48,14 @@ _LAUNCHERS = ("accelerate", "deepspeed", "numactl", "python", "python3", "srun",
 _OPENED = {"if": "condition", "elif": "condition", "then": "branch", "else": "branch", "fi": "end"}
 
 
-def words_of(script: str) -> Iterator[str]:
+def words_of(script: str, variables: "Variables | None" = None) -> Iterator[str]:
     """The words that commands, variables and arrays of a script may hold, in their order; the end of a command is an
-    empty word. Raises ExportError where quotes do not match, and where the script, or what its variables become, is too
-    long."""
+    empty word. What the script sets is put into `variables`. Raises ExportError where quotes do not match, and where
+    the script, or what its variables become, is too long."""
     if len(script) > _SCRIPT:
         raise ExportError(f"not a launch script: {len(script)} characters are too many; at most {_SCRIPT}")
-    known, branches = Variables(known=_of_slurm(script)), _Branches()
+    known, branches = Variables() if variables is None else variables, _Branches()
+    known.known.update(_of_slurm(script))
     for command in _commands(script):
         if not branches.runs(command, known):
             continue

@@ -20,6 +20,7 @@ from planner.export.description import (
 from planner.export.files.arguments import Options, options_in
 from planner.export.files.settings import size_of
 from planner.export.files.yaml_files import parse_yaml
+from planner.export.megatron.launchers import launched
 from planner.export.megatron.megatron_writing import (
     FP8_RECIPES,
     MODULES,
@@ -69,7 +70,9 @@ _STRANGERS = {
     "num-tokens-to-generate": _GENERATION,
     "out-seq-length": _GENERATION,
 }
-_NO_TRAINING = re.compile(r"convert|evaluat|export|generat|inference|preprocess|prune|ptq|quantiz|server")
+_NO_TRAINING = re.compile(
+    r"checkpoint_util|convert|evaluat|export|generat|inference|merge|preprocess|prune|ptq|quantiz|server"
+)
 """In the names of programs that train nothing."""
 
 _SHAPE = ("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "num-query-groups", "kv-channels",
@@ -95,7 +98,9 @@ def read(text: str, facts: Facts) -> Reading:
 def options_of(text: str) -> Options:
     """The arguments in a script, or in the YAML of a test case of Megatron-LM. Raises ExportError where there are none
     that a plan could be made of."""
-    options = _yaml_options(text) if re.search(r"^MODEL_ARGS:", text, re.MULTILINE) else options_in(text)
+    options = launched(text)
+    if options is None:
+        options = _yaml_options(text) if re.search(r"^MODEL_ARGS:", text, re.MULTILINE) else options_in(text)
     if not any(options.flag(name) for name in _TELLING):
         raise ExportError(
             f"it has no argument of Megatron-LM (--{', --'.join(_TELLING[:3])} and the like); give the file that does"
@@ -132,7 +137,7 @@ def reading_of(options: Options, facts: Facts, stack: str) -> Reading:
     return Reading(
         description=description,
         unmodelled=said_of(options, facts),
-        notes=tuple(notes),
+        notes=(*options.notes, *notes),
         unread=tuple(f"--{name}" for name in options.unread),
         stack=stack,
     )
@@ -169,12 +174,14 @@ def read_options(options: Options, facts: Facts) -> tuple[Description, list[str]
     ulysses = options.degree("ds-sequence-parallel-size")  # of Megatron-DeepSpeed
     data = data_of(devices, tensor=tensor, pipeline=pipeline, context=context * ulysses)
     micro_batch = options.degree("micro-batch-size")
-    global_batch = options.degree("global-batch-size", micro_batch * data)
+    steps = options.degree("gradient-accumulation-steps")  # of launchers; Megatron-LM counts the whole batch
+    global_batch = options.degree("global-batch-size", micro_batch * data * steps)
     layers, virtual = _layers(options, facts.layers, pipeline)
     ring, heads, notes = _read_context(options, context)
     heads *= ulysses
     full, selective, kept = _read_recomputation(options, layers)
     check_model(options, facts.architecture)
+    notes += _otherwise(options, facts.architecture)
     precision = "bf16" if options.flag("bf16") else "fp16" if options.flag("fp16") else "fp32"
     whole = options.degree("expert-tensor-parallel-size", tensor) == 1 and tensor > 1
     expert = options.degree("expert-model-parallel-size")
@@ -354,6 +361,23 @@ def _read_context(options: Options, context: int) -> tuple[int, int, list[str]]:
     if kind == "p2p":
         return context, 1, []
     return context, 1, [f"--cp-comm-type {kind}: priced as a ring (p2p)"]
+
+
+def _otherwise(options: Options, a: Architecture | None) -> list[str]:
+    """What a GPT of the arguments has otherwise than ours, which has learned positions, layer norms and biases."""
+    if a is None or a.family != "gpt":
+        return []
+    positions = options.word("position-embedding-type")
+    if options.flag("use-rotary-position-embeddings"):
+        positions = "rope"
+    found = []
+    if positions not in ("", "learned_absolute", "absolute"):
+        found.append(f"--position-embedding-type {positions}: priced with learned positions")
+    if options.word("normalization", "LayerNorm") != "LayerNorm":
+        found.append(f"--normalization {options.word('normalization')}: priced with layer norms")
+    if options.flag("disable-bias-linear"):
+        found.append("--disable-bias-linear: priced with biases")
+    return found
 
 
 def _read_offload(options: Options) -> Home:

@@ -21,7 +21,8 @@ from planner.export.files.arguments import Options, options_in
 from planner.export.files.recipes import Recipe, plain_settings, recipe_in
 from planner.export.files.settings import size_of
 from planner.export.files.yaml_files import settings_of
-from planner.export.megatron.megatron_reading import reading_of
+from planner.export.megatron.launchers import launched
+from planner.export.megatron.megatron_reading import options_of, reading_of
 from planner.export.megatron.nemo_paths import ARGUMENTS, PATHS
 from planner.export.model_names import zoo_name
 from planner.export.target import Facts, Reading
@@ -72,6 +73,8 @@ def read(text: str, facts: Facts) -> Reading:
     """A recipe, a table or a YAML file as a description."""
     if text.startswith("task,model,size,"):
         return _read_table(text, facts)
+    if launched(text) is not None:
+        return reading_of(options_of(text), facts, "nemo")
     if re.search(r"^(trainer|model):", text, re.MULTILINE):
         return _read_yaml(text, facts)
     return _read_recipe(recipe_in(text, facts.recipe), facts)

@@ -15,7 +15,7 @@ from planner.export.description import Description, ExportError
 from planner.export.files.arguments import Options, options_in
 from planner.export.files.settings import Settings, size_of
 from planner.export.files.yaml_files import settings_of
-from planner.export.pytorch import deepspeed
+from planner.export.pytorch import deepspeed, trainer_reading
 from planner.export.target import Facts, Reading
 from planner.export.unmodelled import unmodelled
 from planner.sharding.update import PLAIN
@@ -40,7 +40,9 @@ _PASSED_OVER = (
 
 
 def read(text: str, facts: Facts) -> Reading:
-    """A YAML file, and the script beside it, as a description."""
+    """A YAML file, and the script beside it, as a description; or what a program that stands on Accelerate is given."""
+    if trainer_reading.is_trainers(text):
+        return trainer_reading.read(text, facts)
     settings = settings_of(text)
     if settings.has("base_model"):
         return _read_axolotl(settings, facts)
@@ -48,10 +50,10 @@ def read(text: str, facts: Facts) -> Reading:
         raise ExportError(f"it has none of the keys of Accelerate ({', '.join(_KEYS[:3])}, ...); give its file")
     if settings.word("distributed_type", "NO") == "DEEPSPEED":
         return _read_deepspeed(settings, facts)
-    return _reading_of(settings, options_in(facts.beside), facts, settings, bool(facts.beside))
+    return reading_of(settings, options_in(facts.beside), facts, settings, bool(facts.beside))
 
 
-def _reading_of(settings: Settings, options: Options, facts: Facts, said: Settings, batches: bool) -> Reading:
+def reading_of(settings: Settings, options: Options, facts: Facts, said: Settings, batches: bool) -> Reading:
     """Settings in the words of Accelerate with the arguments of its program; `said` are those of the file itself."""
     notes: list[str] = [] if batches else [_OPEN]
     description = common.normalised(_read(settings, options, facts))
@@ -141,7 +143,7 @@ def _read_axolotl(settings: Settings, facts: Facts) -> Reading:
     )
     if given.get("gradient_checkpointing"):
         options["gradient_checkpointing"] = ()
-    reading = _reading_of(Settings(content, "YAML"), Options(options), facts, settings, True)
+    reading = reading_of(Settings(content, "YAML"), Options(options), facts, settings, True)
     return replace(reading, description=_with_experts(reading.description, settings.degree("expert_parallel_size")))
 
 

@@ -197,7 +197,11 @@ def fill_in(job: Job) -> Asked:
 
 
 def read(text: str, facts: Facts) -> Reading:
-    """A JSON file as a description."""
+    """A JSON file as a description, or what a program that is started with DeepSpeed is given."""
+    from planner.export.pytorch import trainer_reading
+
+    if trainer_reading.is_trainers(text):
+        return trainer_reading.read(text, facts)
     try:
         settings = Settings(parse_json(text, SETTINGS), "JSON")
     except ForeignTextError as error:

@@ -1,16 +1,18 @@
 """Configurations that other projects publish are read as they are meant, or refused in one line."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from planner.export.architecture import architecture_of
 from planner.export.description import ExportError
+from planner.export.editing import edited
 from planner.export.guessing import guessed_engine
 from planner.export.model_names import zoo_name
 from planner.export.models_of import model_of
-from planner.export.target import Facts, Reading
+from planner.export.target import Facts, Job, Reading
 from planner.export.targets import TARGETS
 from planner.graph.fp8 import Fp8
 from planner.models.zoo import zoo_entry
@@ -24,23 +26,34 @@ SAID = {  # what is in no price, of some
     "mindspeed/pretrain_deepseek3_671b_4k_ptd.sh": "moe-fb-overlap",
     "mindspeed/pretrain_deepseek32_671b_4k_A3_ptd.sh": "keys that an indexer picks",
     "accelerate/axolotl_dpo.yaml": "rl: preferences or rewards",
+    "megatron/swift_new_special_tokens.sh": "an adapter is trained",
+    "megatron/slime_run-qwen3-4B-amd.sh": "preferences or rewards",
+    "megatron/slime_run-qwen3-4B-base-sft.sh": "known by the name of this file, which was not read",
+    "megatron/primus_llama3.1_8B-MXFP4-pretrain.yaml": "products in 8 bits or less",
+    "megatron/neox_pythia_2-8B.yml": "priced with learned positions",
+    "megatron/rocm_gpt3_rope_interleaved.yaml": "--position-embedding-type rope: priced with learned positions",
+    "nemo/gcp_bridge_deepseek_v3_256gpus.sh": "what this recipe of Megatron Bridge decides",
+    "deepspeed/factory_qwen2_full_asft.yaml": "read as ZeRO 0 by its name",
+    "accelerate/handbook_zephyr-141b-orpo.yaml": "nothing is said of FSDP or DeepSpeed",
     "accelerate/axolotl_fft-8b.yaml": "move to the memory of the host",
 }
 
 
 def reading_of(row: dict[str, str]) -> Reading:
+    """As `plan import` reads it; the engine of a file that is no configuration is asked for."""
     text = (HERE / row["file"]).read_text()
-    model = row["model"] or model_of(row["engine"], text, row["recipe"])
+    engine = row["engine"] or guessed_engine(text, TARGETS)
+    model = row["model"] or model_of(engine, text, row["recipe"])
     if not model:
         raise ExportError("name the model with --model")
     facts = Facts(
         layers=dict(zoo_entry(model).dimensions).get("num_layers", 12),
-        devices=int(row["devices"]),
+        devices=int(row["devices"]) if row["devices"] else None,
         architecture=architecture_of(model, None),
         recipe=row["recipe"],
         model=model,
     )
-    return TARGETS[row["engine"]].read(text, facts)
+    return TARGETS[engine].read(text, facts)
 
 
 def words_of(reading: Reading) -> str:
@@ -297,3 +310,42 @@ def test_fp8_of_nemo_1_is_a_switch() -> None:
     fp8 = reading.description.fp8
     assert (fp8.recipe, fp8.history) == ("delayed", 1024)
     assert not any("fp8" in words for words in reading.unmodelled)
+
+
+def test_samples_of_a_step_are_counted_as_each_launcher_does() -> None:
+    """ms-swift aims at 16; slime divides what it generates; without a number the Trainer takes 8 on each device."""
+    facts = Facts(layers=28, devices=4, architecture=None)
+    for text, micro_batch, micro_batches in (
+        ("swift sft --model Qwen/Qwen2.5-7B --per_device_train_batch_size 2", 2, 2),
+        ("python sft.py --per_device_train_batch_size 3 --gradient_accumulation_steps 5", 3, 5),
+        ("per_device_train_batch_size: auto", 8, 1),
+    ):
+        description = TARGETS["accelerate"].read(text, facts).description
+        assert (description.micro_batch, description.micro_batches) == (micro_batch, micro_batches)
+    slime = "train.py --actor-num-nodes 1 --actor-num-gpus-per-node 4 --num-layers 28 --rollout-batch-size 6"
+    slime += " --n-samples-per-prompt 8 --num-steps-per-rollout 3"
+    found = TARGETS["megatron"].read(slime, Facts(layers=28, devices=None, architecture=None)).description
+    assert (found.devices, found.global_batch) == (4, 16)
+
+
+def test_one_process_on_several_devices_is_no_plan() -> None:
+    text = "CUDA_VISIBLE_DEVICES=0,1 \\\nswift sft --model Qwen/Qwen2.5-7B --per_device_train_batch_size 1"
+    with refused(ExportError, "CUDA_VISIBLE_DEVICES", "NPROC_PER_NODE"):
+        TARGETS["accelerate"].read(text, Facts(layers=28, devices=None, architecture=None))
+
+
+@pytest.mark.parametrize("stage", ["", "4", "$ZERO"])
+def test_a_stage_that_is_none_is_refused(stage: str) -> None:
+    with refused(ExportError, "zero_stage", stage) if stage else refused(ExportError, "ds_config.json", "ZeRO"):
+        said = f"--zero_stage {stage}" if stage else "--deepspeed ds_config.json"
+        text = f"deepspeed main.py --per_device_train_batch_size 1 {said}"
+        TARGETS["deepspeed"].read(text, Facts(layers=28, devices=4, architecture=None))
+
+
+def test_arguments_of_a_program_are_listed_and_not_rewritten() -> None:
+    text = "per_device_train_batch_size: 1\ndeepspeed: zero2.json\nbf16: true\n"
+    target, facts = TARGETS["deepspeed"], Facts(layers=28, devices=4, architecture=None)
+    before = target.read(text, facts).description
+    job = Job(model="qwen2.5-7b", description=before, architecture=None, per_node=8)
+    with refused(ExportError, "deepspeed", "zero_optimization.stage", 3):
+        edited(target, text, job, replace(before, zero=3))

@@ -1,0 +1,376 @@
+"""Arguments of Megatron-LM in the words of those who start it.
+
+    ms-swift          megatron sft --model Qwen/Qwen3-8B --tensor_model_parallel_size 2 --sequence_parallel true
+    LLaMA-Factory     a YAML with per_device_train_batch_size beside tensor_model_parallel_size and the like
+    slime             the arguments themselves, in arrays; the model is in a file that the script reads
+    Primus            modules.pre_trainer.overrides of a YAML, over a model and defaults of its own
+    FlagScale         system, model and data of a YAML
+    GPT-NeoX          keys of a YAML: pipe_parallel_size, model_parallel_size, zero_optimization
+    Megatron Bridge   run_script.py --model_recipe_name llama3_8b --tensor_model_parallel_size 2
+
+What one of them takes for granted otherwise than Megatron-LM is added. Sources: modelscope/ms-swift
+(swift/megatron/arguments/megatron_args.py), hiyouga/LLaMA-Factory (examples/megatron), THUDM/slime (scripts),
+AMD-AGI/Primus (primus/configs/modules/megatron), FlagOpen/FlagScale (examples), EleutherAI/gpt-neox
+(megatron/neox_arguments), NVIDIA-NeMo/Megatron-Bridge (scripts/performance/argument_parser.py), as of
+November 2026.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from hardware_profiles.foreign import ForeignTextError
+from planner.export.description import ExportError
+from planner.export.files.arguments import Options, options_in
+from planner.export.files.recipe_setters import SETTERS
+from planner.export.files.yaml_files import parse_yaml
+
+Found = dict[str, tuple[str, ...]]
+
+_RENAMED: Mapping[str, str] = {
+    "max-length": "seq-length",
+    "virtual-pipeline-model-parallel-size": "num-virtual-stages-per-pipeline-rank",
+    "num-moe-experts": "num-experts",
+    "fp8": "fp8-format",
+}
+_OFF = ("false", "none", "null", "")
+_ON = ("true",)
+
+
+def launched(text: str) -> Options | None:
+    """The arguments that a launcher gives Megatron-LM; None where the file is that of none of these launchers. Raises
+    ExportError where one is there and leaves open what has to be known."""
+    for mark, read in _LAUNCHERS:
+        if re.search(mark, text, re.MULTILINE):
+            return read(text)
+    return None
+
+
+def _swift(text: str) -> Options:
+    """A command, or a YAML file that it is given."""
+    given = options_in(text)
+    command = re.search(r"^\s*megatron[ \t]+(\w+)", text, re.MULTILINE)
+    if command is not None and command[1] not in ("pt", "sft"):
+        raise ExportError(
+            f"megatron {command[1]}: preferences or rewards are trained for, beside other models; plans are read of"
+            " pt and sft"
+        )
+    found = _of_values(_yaml_of(text).items()) if command is None else dict(_spoken(given))
+    found.setdefault("micro-batch-size", ("1",))
+    found.setdefault("global-batch-size", ("16",))
+    found.setdefault("recompute-granularity", ("selective",))
+    found.setdefault("use-distributed-optimizer", ())
+    if "fp16" not in found:
+        found["bf16"] = ()
+    found.setdefault("fp8-amax-history-len", ("1024",))
+    found.setdefault("fp8-amax-compute-algo", ("max",))
+    if found["recompute-granularity"] == ("none",):
+        del found["recompute-granularity"]
+    kind = (found.pop("tuner-type", None) or found.pop("train-type", None) or ("full",))[0]
+    if kind != "full":
+        found["adapter"] = (kind,)
+    notes = []
+    if "packing" in found or "padding-free" in found:
+        notes.append("samples are packed: priced as samples of --max_length tokens each")
+    processes, nodes = (given.variables.get(name, "") for name in ("NPROC_PER_NODE", "NNODES"))
+    for name, value in (("nproc-per-node", processes), ("nnodes", nodes)):
+        if value.isdecimal():
+            found[name] = (value,)
+    named = " ".join(found.pop("model", ()) or found.pop("load", ()) or found.pop("mcore-model", ()))
+    return Options(found, given.programs, given.scheduled, variables=given.variables, named=named, notes=notes)
+
+
+def _spoken(options: Options) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Options with underscores and with true and false, as those of Megatron-LM."""
+    for name, values in options.all:
+        plain = name.replace("_", "-")
+        plain = _RENAMED.get(plain, plain)
+        if len(values) == 1 and values[0].lower() in _OFF:
+            continue
+        yield plain, () if len(values) == 1 and values[0].lower() in _ON else values
+
+
+def _mca(text: str) -> Options:
+    """A file of LLaMA-Factory for its Megatron trainer, which counts batches as transformers does."""
+    values = dict(_yaml_of(text))
+    kind, named = str(values.pop("finetuning_type", "full")), str(values.pop("model_name_or_path", ""))
+    found = _of_values(values.items())
+    for theirs, ours in (("per-device-train-batch-size", "micro-batch-size"), ("cutoff-len", "seq-length")):
+        if theirs in found:
+            found[ours] = found.pop(theirs)
+    if kind != "full":
+        found["adapter"] = (kind,)
+    if found.get("stage", ("sft",)) not in (("sft",), ("pt",)):
+        found["rl"] = ()
+    return Options(found, named=named)
+
+
+def _slime(text: str) -> Options:
+    """The arguments stand in the script. Its actors are the devices that train; samples are packed by their tokens."""
+    given = options_in(text)
+    found = dict(given.all)
+    if "megatron" not in (found.get("train-backend") or ("megatron",)):
+        raise ExportError(f"--train-backend {' '.join(found['train-backend']):.40}: slime is read with megatron")
+    if found.get("loss-type") != ("sft_loss",):
+        found["rl"] = ()
+    if "slime_plugins" in " ".join(found.get("spec", ())):
+        raise ExportError(
+            f"--spec {' '.join(found['spec']):.60}: layers of their own, with other attention, are in no model that can"
+            " be planned"
+        )
+    nodes, each = found.pop("actor-num-nodes", ("1",)), found.pop("actor-num-gpus-per-node", None)
+    if each is not None:
+        found |= {"nnodes": nodes, "nproc-per-node": each}
+    if "global-batch-size" not in found:
+        found |= _batch_of_rollouts(given)
+    found.setdefault("bf16", ())
+    found.setdefault("use-distributed-optimizer", ())
+    found.setdefault("micro-batch-size", ("1",))
+    notes = []
+    tokens = given.size("max-tokens-per-gpu") if "use-dynamic-batch-size" in found else None
+    if tokens is not None:
+        whole = tokens * given.degree("context-parallel-size")
+        found["seq-length"] = (str(whole),)
+        found["micro-batch-size"] = ("1",)
+        notes.append(
+            f"--use-dynamic-batch-size: samples are packed to {whole} tokens; priced as samples of so many tokens, one"
+            " a micro-batch, so a step takes less than this where samples are shorter"
+        )
+    sourced = re.search(r"^\s*(?:source|\.)\s+\S*?models/([\w.-]+)\.sh", text, re.MULTILINE)
+    if sourced is not None:
+        notes.append(f"models/{sourced[1]}.sh: the model is known by the name of this file, which was not read")
+    return Options(
+        found, given.programs, given.scheduled, variables=given.variables,
+        named="" if sourced is None else sourced[1], notes=notes,
+    )  # fmt: skip
+
+
+def _batch_of_rollouts(given: Options) -> Found:
+    """Samples of a step: those that are generated, over the steps that are made of them."""
+    prompts, each = given.size("rollout-batch-size"), given.degree("n-samples-per-prompt")
+    steps = given.degree("num-steps-per-rollout")
+    if prompts is None or prompts * each % steps:
+        return {}
+    return {"global-batch-size": (str(prompts * each // steps),)}
+
+
+def _primus(text: str) -> Options:
+    """What a file of Primus sets over its defaults, which are those of Megatron-LM but for these."""
+    modules = _section(_yaml_of(text), "modules")
+    module = next((part for part in modules.values() if isinstance(part, dict) and "overrides" in part), None)
+    if module is None:
+        raise ExportError("modules: none of them has overrides; give a file of Primus that trains")
+    given = _with_variables(module["overrides"] or {})
+    found: Found = {
+        "micro-batch-size": ("2",), "global-batch-size": ("128",), "seq-length": ("4096",), "bf16": (),
+        "use-distributed-optimizer": (), "fp8-amax-history-len": ("1024",), "fp8-amax-compute-algo": ("max",),
+    }  # fmt: skip
+    for name, value in given.items():
+        plain = _RENAMED.get(name.replace("_", "-"), name.replace("_", "-"))
+        found.pop(plain, None)
+        found |= _of_values([(plain, value)])
+    if "fp8-format" in found:
+        found.setdefault("fp8-recipe", ("delayed",))
+    named = str(_expanded(str(module.get("model", "")))).removesuffix(".yaml")
+    return Options(
+        found, named=named, notes=[f"{named}: the model is known by the name of this file, which was not read"]
+    )
+
+
+def _flagscale(text: str) -> Options:
+    """Keys of all sections as arguments."""
+    content = _yaml_of(text)
+    given = {**dict(_leaves(_section(content, "system"))), **dict(_leaves(_section(content, "model")))}
+    if any("hetero" in name for name in given):
+        raise ExportError("system.hetero: stages on unlike meshes are in no description of an engine here")
+    found = _of_values(given.items())
+    if "peft-type" in found:
+        found["adapter"] = found.pop("peft-type")
+    return Options(found)
+
+
+def _neox(text: str) -> Options:
+    """Keys as arguments of Megatron-DeepSpeed, on which GPT-NeoX stands."""
+    content = _yaml_of(text)
+    given = {str(key).replace("-", "_"): value for key, value in content.items()}
+    micro = given.get("train_micro_batch_size_per_gpu")
+    if micro is None and given.get("train_batch_size") is None:
+        raise ExportError("train_micro_batch_size_per_gpu: it is not said; give the file that does")
+    zero = given.get("zero_optimization") or {}
+    names = {
+        "pipe_parallel_size": "pipeline-model-parallel-size", "model_parallel_size": "tensor-model-parallel-size",
+        "num_layers": "num-layers", "hidden_size": "hidden-size", "num_attention_heads": "num-attention-heads",
+        "num_kv_heads": "num-query-groups", "intermediate_size": "ffn-hidden-size", "seq_length": "seq-length",
+        "train_micro_batch_size_per_gpu": "micro-batch-size", "train_batch_size": "global-batch-size",
+        "gradient_clipping": "clip-grad",
+    }  # fmt: skip
+    found: Found = {
+        theirs: (str(given[name]),) for name, theirs in names.items() if given.get(name) not in (None, "auto")
+    }
+    for degree in ("pipeline-model-parallel-size", "tensor-model-parallel-size"):
+        if found.get(degree) == ("0",):
+            found[degree] = ("1",)
+    found |= {"deepspeed": (), "zero-stage": (str(zero.get("stage", 0)) if isinstance(zero, dict) else "0",)}
+    steps = given.get("gradient_accumulation_steps", given.get("gas"))
+    if "global-batch-size" not in found and steps not in (None, "auto"):
+        found["gradient-accumulation-steps"] = (str(steps),)
+    precision = str(given.get("precision", ""))
+    for word in ("bf16", "bfloat16", "fp16"):
+        section = given.get(word)
+        if precision == word or (isinstance(section, dict) and section.get("enabled")):
+            found[word.replace("bfloat16", "bf16")] = ()
+    if given.get("checkpoint_activations"):
+        found["checkpoint-activations"] = ()
+    if str(given.get("pos_emb", "learned")) in ("rotary", "rope"):
+        found["position-embedding-type"] = ("rope",)
+    elif given.get("pos_emb") not in (None, "learned"):
+        found["position-embedding-type"] = (str(given["pos_emb"]),)
+    if str(given.get("activation", "gelu")) == "swiglu" or str(given.get("mlp_type")) == "llama":
+        found["swiglu"] = ()
+    elif str(given.get("activation", "gelu")) not in ("gelu", "geglu"):
+        found["squared-relu"] = ()
+    if given.get("no_weight_tying"):
+        found["untie-embeddings-and-output-weights"] = ()
+    if "moe_num_experts" in given:
+        found["num-experts"] = (str(given["moe_num_experts"]),)
+    for kind in ("rwkv", "mamba"):
+        if kind in str(given.get("attention_config", "")):
+            found["is-hybrid-model"] = ()
+    optimizer = given.get("optimizer")
+    kind = str(optimizer.get("type", "Adam")).lower() if isinstance(optimizer, dict) else "adam"
+    found["optimizer"] = ("adam" if kind in ("adam", "adamw", "cpu_adam") else kind,)
+    notes = []
+    if given.get("gpt_j_residual"):
+        notes.append("gpt_j_residual: attention and MLP side by side; priced one after the other")
+    return Options(found, notes=notes)
+
+
+def _bridge(text: str) -> Options:
+    """What a script gives the performance scripts of Megatron Bridge over a recipe that it names."""
+    given = options_in(text)
+    found = dict(_spoken(given))
+    name = " ".join(found.pop("model-recipe-name", ()) or found.pop("m", ()))
+    family = " ".join(found.pop("model-family-name", ()))
+    devices = found.pop("num-gpus", None)
+    if devices is not None:
+        found |= {"nnodes": ("1",), "nproc-per-node": devices}
+    if not any(f"{degree}-parallel-size" in found for degree in ("tensor-model", "pipeline-model", "context")):
+        raise ExportError(
+            f"--model_recipe_name {name:.60}: its degrees are those of a recipe of Megatron Bridge, which is another"
+            " file; give that file, or --tensor_model_parallel_size and its like in this one"
+        )
+    virtual = found.get("num-virtual-stages-per-pipeline-rank")
+    if virtual in (("-1",), ("1",)):
+        del found["num-virtual-stages-per-pipeline-rank"]
+    dtype = (found.pop("compute-dtype", None) or ("bf16",))[0]
+    found |= {"bf16": (), "use-distributed-optimizer": (), **_PRECISIONS.get(dtype, {})}
+    if found.get("recompute-modules"):
+        found["recompute-granularity"] = ("selective",)
+    if found.get("recompute-num-layers"):
+        found |= {"recompute-granularity": ("full",), "recompute-method": ("block",)}
+    if (found.get("tensor-model-parallel-size") or ("1",)) != ("1",):
+        found["sequence-parallel"] = ()
+    if name.startswith(_ACCOUNTED):
+        found |= {f"account-for-{end}-in-pipeline-split": () for end in ("embedding", "loss")}
+    if name.startswith("deepseek_v3"):
+        found |= _layout(found)
+    notes = [f"{name}: what this recipe of Megatron Bridge decides beside these settings is not known"]
+    return Options(
+        found, given.programs, given.scheduled, variables=given.variables, named=f"{family} {name}", notes=notes
+    )
+
+
+_ACCOUNTED = ("llama31_405b", "qwen3_235b")
+"""Recipes that count embedding and head as layers: recipes/llama/h100/llama3.py, recipes/qwen/h100/qwen3_moe.py."""
+
+
+def _layout(found: Found) -> Found:
+    """The stages of DeepSeek-V3, which the recipe lays out by its table."""
+    degrees = {
+        theirs: int(found[name][0]) if name in found and found[name][0].isdecimal() else 1
+        for name, theirs in (
+            ("pipeline-model-parallel-size", "pipeline_model_parallel_size"),
+            ("num-virtual-stages-per-pipeline-rank", "virtual_pipeline_model_parallel_size"),
+        )
+    }
+    made = SETTERS["set_deepseek_v3_pipeline_model_parallel_layout"](degrees, ())
+    return {} if made is None else {"pipeline-model-parallel-layout": (str(made[1]),)}
+
+
+_PRECISIONS: Mapping[str, Found] = {
+    "fp8_cs": {"fp8-format": ("hybrid",), "fp8-recipe": ("tensorwise",)},
+    "fp8_ds": {"fp8-format": ("hybrid",), "fp8-recipe": ("delayed",)},
+    "fp8_sc": {"fp8-format": ("e4m3",), "fp8-recipe": ("blockwise",)},
+    "fp8_mx": {"fp8-format": ("e4m3",), "fp8-recipe": ("mxfp8",)},
+    "nvfp4": {"fp4-format": ("nvfp4",)},
+}
+"""Of --compute_dtype: current scaling, delayed scaling, blocks, and lines of 32."""
+
+
+def _of_values(values: Any) -> Found:
+    """Keys and values of a YAML file as arguments; what is off or left open is left out."""
+    found: Found = {}
+    for name, value in values:
+        plain = str(name).replace("_", "-")
+        plain = _RENAMED.get(plain, plain)
+        if value is None or value is False or (isinstance(value, str) and value.strip().lower() in _OFF):
+            continue
+        if value is True:
+            found[plain] = ()
+        elif isinstance(value, list):
+            found[plain] = tuple(str(one) for one in value)
+        else:
+            found[plain] = (str(value),)
+    return found
+
+
+def _with_variables(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {str(name): _expanded(value) if isinstance(value, str) else value for name, value in given.items()}
+
+
+def _expanded(text: str) -> Any:
+    """A value with the defaults of its variables, `${PRIMUS_TP:8}`."""
+    whole = re.fullmatch(r"\$\{\w+:([^{}]*)\}", text)
+    if whole is None:
+        return re.sub(r"\$\{\w+:([^{}]*)\}", r"\1", text)
+    words = {"true": True, "false": False, "null": None}
+    return words.get(whole[1].lower(), whole[1])
+
+
+def _leaves(section: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in section.items():
+        if isinstance(value, dict):
+            yield from ((f"{name}-on", True),) if name == "hetero" else ()
+            yield from _leaves(value)
+        else:
+            yield str(name), value
+
+
+def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = content.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _yaml_of(text: str) -> dict[str, Any]:
+    try:
+        content = parse_yaml(text)
+    except ForeignTextError as error:
+        raise ExportError(str(error)) from error
+    if not isinstance(content, dict):
+        raise ExportError("it has no keys; give a file of settings")
+    return content
+
+
+_LAUNCHERS: tuple[tuple[str, Callable[[str], Options]], ...] = (
+    (r"^\s*megatron[ \t]+(pt|sft|rlhf)\b", _swift),
+    (r"\A(?=[\s\S]*^per_device_train_batch_size:)(?=[\s\S]*^(tensor|pipeline|expert)_model_parallel_size:)", _mca),
+    (r"--actor-num-gpus-per-node\b", _slime),
+    (r"^\s+framework:\s*megatron\b", _primus),
+    (
+        r"^system:[ \t]*\n(?:[ \t#].*\n|\n)*?[ \t]+(tensor_model_parallel_size|pipeline_model_parallel_size):",
+        _flagscale,
+    ),
+    (r"""^\s*["']?pipe[-_]parallel[-_]size["']?\s*:""", _neox),
+    (r"--model_recipe_name\b", _bridge),
+)
+"""Launchers, each with what stands in the files of no other one."""

@@ -1,0 +1,66 @@
+"""Files that are no configuration of an engine here: of other frameworks, and of work that trains nothing.
+
+Each is known by what stands in no file of the engines, and refused by its name, so that nobody looks for a fault in a
+file that has none. Source of the marks: the example folders of the projects that are named.
+"""
+
+import re
+
+_NO_TRAINING = "it trains nothing; give the file that starts a training"
+_RL = "it trains by rewards, with texts that are generated between the steps, which no plan has"
+_TORCH = (
+    "of PyTorch's trainers without Megatron-LM are read torchtitan, Accelerate, DeepSpeed and transformers' Trainer"
+)
+_MODALITIES = "encoders and decoders of pictures and sound are in no model that can be planned"
+
+_MARKS: tuple[tuple[str, str, str], ...] = (
+    (r"^\s*(ici|dcn)_\w+_parallelism\s*:|\bMaxText\b|maxtext\.|framework:\s*max(text|diffusion)",
+     "MaxText (JAX)", _TORCH),
+    (r"\blevanter\.|\baxis_resources:|^\s*mp:\s*['\"]?p=f32,c=", "Levanter (JAX)", _TORCH),
+    (r"\bpaddle(\.distributed|nlp|formers|fleetx)|\b[mp]p_degree\b|\bsharding_parallel_degree\b",
+     "PaddlePaddle", _TORCH),
+    (r"\bverl\.trainer\.main_\w*|\bactor_rollout_ref\b", "verl", _RL),
+    (r"\bverl\.trainer\.\w*sft\w*|^\s*ulysses_sequence_parallel_size:", "verl", _TORCH),
+    (r"\bopen_instruct/(grpo|ppo)\w*\.py|\bopenrlhf\b|\btrlx\b|\bareal\.|\brl_grpo_\w+|InferenceParallelismConfig",
+     "a trainer by rewards", _RL),
+    (r"^\s*tp_mode:|^\s*pp_engine:|\bnanotron\b", "nanotron", _TORCH),
+    (r"\bolmo_core\b|\bscripts/train\.py configs/|--fsdp\.sharding_strategy|^fsdp:\n\s+wrapping_strategy",
+     "OLMo", _TORCH),
+    (r"\blitgpt[. ](data|pretrain|finetune)|^checkpoint_dir: checkpoints/", "LitGPT", _TORCH),
+    (r"^\s*device_train_microbatch_size:|^\s*global_train_batch_size:|\bllmfoundry\b",
+     "LLM Foundry (Composer)", _TORCH),
+    (r"\bnemo_automodel\b", "NeMo Automodel", _TORCH),
+    (r"^\s*dyn_bsz\w*:|\bveomni\b", "VeOmni", _TORCH),
+    (r"\b_component_: torchtune|\btune run\b", "torchtune", _TORCH),
+    (r"\bcolossalai\b", "ColossalAI", _TORCH),
+    (r"\bxtuner (train|pretrain)|\bXTUNER_", "XTuner", _TORCH),
+    (r"\binternlm/|\binternevo\b", "InternEvo", _TORCH),
+    (r"\barctic_training\b|^type: (swiftkv|mlp_variant_\w+)", "ArcticTraining", _TORCH),
+    (r"\bmetaseq\b", "metaseq", _TORCH),
+    (r"\bapps\.main\.train\b", "Meta Lingua", _TORCH),
+    (r"\bllava/|\binternvl_chat\b|--vision_tower\b|^\s*mm_cfg:|^\s*(perception|modality_adapter|vision_encoder):"
+     r"|\bpretrain_mm_mlp_adapter\b|--mm_tunable_parts", "a model of pictures or sound", _MODALITIES),
+    (r"\bFluxModel|\bflux_(12b|535m)|\bflux_\w+\(\) -> FluxTrainer|stable_diffusion|maxdiffusion|\bwan2\.\d_",
+     "a diffusion model", _MODALITIES),
+    (r"(?i)\brwkv\b", "RWKV", "linear attention is in no model that can be planned"),
+    (r"^(import|from) pytest\b", "a test", "give the recipe that it tests"),
+)  # fmt: skip
+"""What stands in the files of one, its name, and what else is to be known."""
+
+_SERVES = re.compile(
+    r"^run_mode:\s*['\"]?(predict|eval|export|chat)|\bvllm serve\b|\bsglang\.launch_server\b"
+    r"|^\s*(swift|megatron) (infer|deploy|export|eval|sample|app|rollout)\b"
+    r"|\bllamafactory-cli (chat|export|webchat|api)\b",
+    re.MULTILINE,
+)
+
+
+def foreign(text: str) -> str | None:
+    """Why a file is no configuration of an engine here, in one line; None where nothing tells that it is none."""
+    found = _SERVES.search(text)
+    if found is not None:
+        return f"{found[0].strip():.60}: {_NO_TRAINING}"
+    for mark, name, why in _MARKS:
+        if re.search(mark, text, re.MULTILINE):
+            return f"it is a configuration of {name}, which is not read: {why}"
+    return None

@@ -1,0 +1,18 @@
+   --spec "slime_plugins.models.qwen3_5" "get_qwen3_5_spec"
+   --num-layers 40
+   --hidden-size 2048
+   --ffn-hidden-size 512
+   --moe-ffn-hidden-size 512
+   --global-batch-size 64
+   --micro-batch-size 1
+   --tensor-model-parallel-size ${TP_SIZE}
+   --sequence-parallel
+   --pipeline-model-parallel-size ${PP_SIZE}
+   --context-parallel-size ${CP_SIZE}
+   --expert-model-parallel-size ${EP_SIZE}
+   --expert-tensor-parallel-size ${ETP_SIZE}
+   --recompute-granularity full
+   --recompute-method uniform
+   --recompute-num-layers 1
+   --use-precision-aware-optimizer
+   --actor-num-gpus-per-node "${ACTOR_NUM_GPUS_PER_NODE}" \

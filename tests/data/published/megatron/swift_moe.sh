@@ -1,0 +1,11 @@
+megatron sft \
+    --model Qwen/Qwen1.5-MoE-A2.7B \
+    --pipeline_model_parallel_size 2 \
+    --decoder_last_pipeline_num_layers 11 \
+    --expert_model_parallel_size 4 \
+    --micro_batch_size 1 \
+    --global_batch_size 16 \
+    --recompute_granularity full \
+    --recompute_method uniform \
+    --recompute_num_layers 1 \
+    --sequence_parallel true \

@@ -1,0 +1,4 @@
+    --model_recipe_name llama3_8b \
+    --micro_batch_size 2 \
+    --global_batch_size 128 \
+    --compute_dtype fp8_cs \

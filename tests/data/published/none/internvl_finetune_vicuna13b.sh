@@ -1,0 +1,5 @@
+    --pretrain_mm_mlp_adapter ./work_dirs/pretrain_internvit6b_224to336_vicuna13b/mm_projector.bin \
+    --bf16 True \
+    --per_device_train_batch_size 2 \
+    --per_device_eval_batch_size 4 \
+    --gradient_accumulation_steps 2 \

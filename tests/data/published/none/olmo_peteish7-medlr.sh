@@ -1,0 +1,3 @@
+      --fsdp.sharding_strategy=HYBRID_SHARD \
+      --fsdp.hybrid_sharding_num_model_replicas=$BEAKER_REPLICA_COUNT \
+      --device_train_microbatch_size=2 \
