@@ -69,6 +69,7 @@ class Software:
         passes: how often the bytes of elementwise work, norms and losses pass through memory, in units of one kernel
             for each operator of the graph: more where casts, bias and dropout are kernels of their own, less where a
             compiler fuses chains.
+        composed_loss: whether the loss is computed kernel by kernel, in fp32, instead of by one
         composed_norms: whether RMS norms are chains of PyTorch operators, in fp32, instead of one kernel each
             (`LlamaRMSNorm` of transformers).
         host: what the host takes to launch an operator, in units of `Device.host_latency`.
@@ -188,6 +189,7 @@ class Software:
     sorts_elements: bool = False
     scatter_gather: bool = False
     waits_to_send: bool = False
+    composed_loss: bool = False
     composed_norms: bool = False
     current_scaling: bool = False
 

@@ -52,6 +52,7 @@ from costmodels import (
     recurrent_time,
     weight_gradient_time,
 )
+from planner.pricing import composed_losses
 from planner.pricing.composed_norms import KERNELS, composed_seconds, is_composed
 from planner.pricing.kernel_call import Array, KernelCall, attention_shape, misaligned, passed, scores_of
 from planner.pricing.unfused_attention import SOFTMAX_KERNELS, UNFUSED_KERNELS, in_fp32, is_unfused, unfused_seconds
@@ -110,6 +111,8 @@ def _launched(call: KernelCall) -> int:
         return DROPLESS_KERNELS if graphs == "none" else DROPLESS_KERNELS - ROUTER_KERNELS
     if is_composed(call):
         return KERNELS
+    if composed_losses.is_composed_loss(call):
+        return composed_losses.KERNELS
     return UNFUSED_KERNELS if is_unfused(call) else 1
 
 
@@ -130,6 +133,8 @@ def _by_work(call: KernelCall) -> tuple[Array, Array]:
         return np.asarray(time, dtype=np.float64)
 
     forward = seconds(call.flops, call.moved, 1)
+    if composed_losses.is_composed_loss(call):
+        forward = composed_losses.composed_loss_seconds(call)
     if not call.graded:
         return forward, np.zeros(len(call.extents))
     work = call.flops * call.rule.backward_work(call.worked)

@@ -343,7 +343,7 @@ def _pinned(row: Row, devices: int, model: Dimensions, spared: Spared | None, no
     micro_batch = row.integer("micro_batch")
     if micro_batch is None:
         notes.append("micro_batch unknown: 1")
-    expert, whole = _expert_degrees(row, model, tensor, notes)
+    expert, whole = _expert_degrees(row, model, tensor, data * context, notes)
     recompute = running(row, spared, notes)
     parts = Kept(but=spared.but) if spared is not None and spared.but else None
     zero, replicas = _shared_out(row, data, rest, context, notes)
@@ -368,8 +368,17 @@ def _pinned(row: Row, devices: int, model: Dimensions, spared: Spared | None, no
     )
 
 
-def _expert_degrees(row: Row, model: Dimensions, tensor: int, notes: list[str]) -> tuple[int | None, bool | None]:
-    """Into how many parts experts are cut, and whether tensor parallel devices leave them whole."""
+_FOLDED = "2025"
+"""Date from which on Megatron-LM shares experts out over tensor-parallel devices, too (expert_tensor_parallel_size,
+Megatron-Core 0.10), and published recipes for experts that are no wider than the model ask for it: Megatron Bridge,
+Megatron-MoE-ModelZoo (model_configs/benchmarking at e865051), Pai-Megatron-Patch (examples/qwen3 at a098ca5)."""
+
+
+def _expert_degrees(
+    row: Row, model: Dimensions, tensor: int, shards: int, notes: list[str]
+) -> tuple[int | None, bool | None]:
+    """Into how many parts experts are cut, and whether tensor parallel devices leave them whole. `shards` devices split
+    tokens beside those of tensor parallelism."""
     expert = row.integer("ep")
     if model.experts is None:
         if (expert or 1) > 1:
@@ -379,11 +388,21 @@ def _expert_degrees(row: Row, model: Dimensions, tensor: int, notes: list[str]) 
     if tensor == 1:
         return expert, None
     given = re.search(r"(?:\betp|expert-tensor-parallel-size)\s*[=: ]\s*(\d{1,9})", _words(row))
-    within = int(given[1]) if given else tensor
-    notes += [] if given else ["tensor parallelism of experts unknown: that of all else"]
+    if given:
+        within = int(given[1])
+    elif shards % expert or (_folds(row) and model.experts.width <= model.hidden):
+        within = 1
+        notes.append("tensor parallelism of experts unknown: none, each is whole on a device")
+    else:
+        within = tensor
+        notes.append("tensor parallelism of experts unknown: that of all else")
     if within not in (1, tensor):
         raise UnsupportedError(f"experts are split by {within} of {tensor} tensor parallel devices, not by all or none")
     return expert, within == 1
+
+
+def _folds(row: Row) -> bool:
+    return row.date() >= _FOLDED and not row.text("profile").startswith("ascend")
 
 
 def _virtual_stages(row: Row, notes: list[str]) -> int:
@@ -429,6 +448,15 @@ def _zero(row: Row, shards: int, notes: list[str]) -> int:
     if stage == 3 and re.search(_KEPT_GATHERED, row.text("other_flags").lower()):
         notes.append("weights stay gathered after the forward pass: ZeRO 2")
         return 2
+    if (
+        stage == 3
+        and (row.integer("pp") or 1) > 1
+        and mentions(f"{row.text('source')} {row.text('stack')} {_words(row)}".lower(), "torchtitan")
+    ):
+        notes.append(
+            "weights stay gathered, and gradients are reduced once, as torchtitan does with a pipeline: ZeRO 1"
+        )
+        return 1
     if stage is not None:
         return stage
     shared = row.shares_optimizer()

@@ -9,6 +9,7 @@ multiple of 64 are taken for the fewest equal parts that each fit a domain: 72 a
 tray, four devices inside a domain, and says nothing of links.
 """
 
+import math
 import re
 from dataclasses import replace
 
@@ -18,6 +19,9 @@ from planner.validation.rows import Row
 
 NVL72 = ("gb200", "gb300")
 """Profiles whose devices are joined by NVLink across nodes."""
+
+_PORTS = {"v100": 100, "a100": 200, "a800": 200, "h100": 400, "h800": 400, "h200": 400}
+"""Gb/s of the fastest port that servers have for each device; a bare number above is a node's."""
 
 _NVLINK3 = 25e9  # bytes/s and direction of a link; NVIDIA A100 datasheet: 12 links, 600 GB/s in both directions
 _GIGABIT = 1e9 / 8
@@ -87,7 +91,10 @@ def stated_bandwidth(row: Row) -> float | None:
     )
     if several:
         return int(several[1]) * int(several[2]) * _GIGABIT / node
-    whole = re.search(r"(\d+)\s*Gb(?:/|p)s (?:per node|node-node)", text)
+    whole = re.search(r"(\d+)\s*Gb(?:/|p)s (?:per node|node-node|inter-?node)", text)
+    if whole is None and (bare := re.match(r"(\d+)\s*Gb(?:/|p)s(?: \(published\))?$", text)):
+        chip = row.text("profile").partition("-")[0]
+        whole = bare if int(bare[1]) > _PORTS.get(chip, math.inf) else None
     return int(whole[1]) * _GIGABIT / node if whole else None
 
 

@@ -5,6 +5,7 @@ full          full (block n=5), block 5, every 2nd layer        those blocks of 
               25% of layers                                     that share of them
               first 5 layers, 2/3 layers                        refused: of the model, or of a stage?
 selective     modules=[layernorm moe_act], selective op         what is named, in every block
+              layernorm moe, as Megatron-LM names modules       the same
               nothing                                           attention, as Megatron-LM does
 nothing                                                         by the recipe, else nothing
 """
@@ -13,12 +14,24 @@ import math
 import re
 from typing import cast
 
+from hardware_profiles import load_profile
 from planner.plan.layout.kept import EVERY_SECOND_PRODUCT
+from planner.plan.layout.parts import PARTS
 from planner.strategy_search.request.space import Running
 from planner.validation.recipes import spared_by_recipe
 from planner.validation.rows import Row
 from planner.validation.spared import Spared
 from planner.validation.unsupported import UnsupportedError
+
+_CLASSES = {"layernorm": "normalisation", "moe_act": "elementwise", "core_attn": "attention"}
+"""Modules of Megatron-LM that are classes of operators."""
+
+_REMADE = {"layernorm": "normalisation", "moe_act": "experts"}
+"""Modules whose results Megatron-LM makes again where experts are (`Software.remakes`), and runs nothing else for:
+neither products nor messages (CheckpointWithoutOutput, megatron/core/tensor_parallel/random.py)."""
+
+_NEARLY_ALL = 0.85
+"""Share of the blocks from which on all are taken to be computed again: HFU and MFU have two digits."""
 
 _EVERY = 2
 """Blocks of which torchtitan recomputes one where selective recomputation is of layers (train_configs, 2024)."""
@@ -42,7 +55,45 @@ def spared_of(row: Row, layers: int, notes: list[str]) -> Spared | None:
     if wanted == "selective" and "selective layer" in detail:
         notes.append("selective recomputation: of every second block (torchtitan's selective_ac_option = 2)")
         return Spared(recomputed=math.ceil(layers / _EVERY))
+    if wanted == "selective" and _by_blocks(row) and (share := _share_again(row)) is not None and share < _NEARLY_ALL:
+        notes.append(f"selective recomputation of fms-fsdp: {share:.0%} of the blocks, by HFU over MFU")
+        return Spared(recomputed=max(1, round(share * layers)))
+    experts = row.text("arch").lower() == "moe"
+    if wanted == "selective" and (modules := _modules(detail)) and (experts or modules & PARTS.keys()):
+        notes.append(f"selective recomputation: of {', '.join(sorted(modules))} in every block")
+        remade = tuple(sorted(_REMADE[word] for word in modules if experts and word in _REMADE))
+        again = modules - (_REMADE.keys() if experts else set())
+        return Spared(but=tuple(sorted(_CLASSES.get(word, word) for word in again)), remade=remade)
     return _some_blocks(detail, layers, notes) if wanted == "full" else None
+
+
+def _by_blocks(row: Row) -> bool:
+    """Whether selective recomputation is of a share of whole blocks."""
+    return "fms-fsdp" in f"{row.text('source')} {row.text('other_flags')}".lower()
+
+
+def _share_again(row: Row) -> float | None:
+    """The share of the forward pass that is computed again where a row says its HFU: three times what HFU has beyond
+    MFU, a forward pass being a third of a step. MFU is that of PaLM (arXiv 2204.02311, appendix B): 6 FLOP of a
+    parameter and token, and 12 of a layer, width and token of the sequence. None where something is not known."""
+    told = re.search(r"\bhfu\s*[=:]?\s*(0?\.\d+)", row.text("notes").lower())
+    seconds, devices, batch = row.measured_seconds, row.integer("n_devices"), row.integer("global_batch")
+    sizes = [row.integer(column) for column in ("n_layers", "hidden", "seq_len")]
+    if told is None or None in (seconds, devices, batch, row.parameters, *sizes):
+        return None
+    layers, hidden, sequence = (size or 0 for size in sizes)
+    each = 6 * (row.parameters or 0) + 12 * layers * hidden * sequence
+    rate = each * sequence * (batch or 0) / (devices or 1) / (seconds or 1)
+    mfu = rate / load_profile(row.text("profile")).device.peak("bf16")
+    return max(0.0, 3 * (float(told[1]) / mfu - 1))
+
+
+def _modules(detail: str) -> set[str]:
+    """Modules by their names in Megatron-LM, where a detail is a list of these and nothing else."""
+    named = re.search(r"modules=\[([^\]]*)\]", detail)
+    words = set(re.findall(r"\w+", named[1] if named else detail)) - {"selective", "modules", "recompute", "and"}
+    told = bool(named) or not words <= {"mlp", "moe"}  # which others say, too
+    return words if told and words <= {*_CLASSES, *PARTS} else set()
 
 
 def _some_blocks(detail: str, layers: int, notes: list[str]) -> Spared | None:
@@ -77,10 +128,11 @@ def running(row: Row, spared: Spared | None, notes: list[str]) -> Running:
         if spared is None:
             notes.append("recomputation unknown: none")
         return "selective" if spared is not None and spared.but else "none"
-    if wanted == "selective" and "fms-fsdp" in row.text("source").lower():
+    apart = spared is not None and (spared.recomputed or (spared.remade and not spared.but))
+    if not apart and wanted == "selective" and _by_blocks(row):
         notes.append("selective recomputation of fms-fsdp: whole blocks, all of them (selective_checkpointing = 1)")
         return "full"
-    return "none" if spared is not None and spared.recomputed else cast(Running, wanted)
+    return "none" if apart else cast(Running, wanted)
 
 
 def repeated(row: Row, recompute: Running | None, notes: list[str]) -> tuple[str, ...]:
@@ -92,8 +144,8 @@ def repeated(row: Row, recompute: Running | None, notes: list[str]) -> tuple[str
         notes.append("selective recomputation: of everything but attention and every second product")
         return ("elementwise", "normalisation", "copy", EVERY_SECOND_PRODUCT)
     named = re.search(r"modules=\[([^\]]*)\]", detail)
-    if named:
-        words = named[1]
+    if named or _modules(detail):
+        words = named[1] if named else detail
         found = {"layernorm": "normalisation", "act": "elementwise", "core_attn": "attention"}
         classes = tuple(sorted({value for key, value in found.items() if key in words}))
         notes.append(f"selective recomputation: of {', '.join(classes) or 'the fastest choice of operators'}")

@@ -6,6 +6,7 @@
     HSDP 8 x 8; 4 x 16 may be either way round, and is refused                       8
     dp_shard=8, data_parallel_shard_degree=8 (torchtitan)                            dp / 8
     sharding_group_size=8 (fms-fsdp), mics_shard_size=8 (DeepSpeed's MiCS)           dp / 8
+    zero1=8 (InternEvo; below 1: all)                                                dp / 8
     HYBRID_SHARD, _HYBRID_SHARD_ZERO2, HSDP, and no number                           nodes, where nothing else splits
 
 Without numbers PyTorch shards within a node (torch/distributed/fsdp/_init_utils.py: _init_intra_and_inter_node_groups).
@@ -27,6 +28,7 @@ _SHARDS = (
     r"\bshard(?:ing)?[-_]group[-_]size" + _IS,
     r"\bmics[-_]shard[-_]size" + _IS,
 )
+_ZERO1 = r"\bzero1(?:[-_ .]size)?" + _IS
 _PAIR = r"\bhsdp\W{1,2}(\d{1,7})\s*[x*]\s*(\d{1,7})\b"
 _HYBRID = r"\bhsdp\b|hybrid[-_ ]?shard"
 _USUAL_NODE = 8
@@ -39,6 +41,9 @@ def replicas_of(row: Row, data: int, others: int, notes: list[str]) -> int | Non
     flags = " ".join(row.text(column) for column in columns).lower()
     words = f"{flags} {row.text('notes').lower()}"
     copies, shards = _number(words, _COPIES), _number(words, _SHARDS)
+    if shards is None and mentions(f"{flags} {row.text('source').lower()}", r"internevo|internlm"):
+        within = _number(flags, (_ZERO1,))  # at most all of them, as its process groups are made
+        shards = within and min(within, data)
     if copies is shards is None and (pair := re.search(_PAIR, words)):
         if pair[1] != pair[2]:
             raise UnsupportedError(f"'{pair[0]}' does not say which are the copies: say dp_replicate=... in the flags")

@@ -49,6 +49,9 @@ _FUSED_ACCUMULATION = "2022-03"
 _COPIED_LOGITS = ("2022-10", "2024-07")
 """Months from which on Megatron-LM did as `_of_its_time` says, and until which."""
 
+_EAGER_LOSS = ("2024-12", "2025-04")
+"""Months of torchtitan's loss that was not compiled."""
+
 _FUSED_EXPERTS = "26.06"
 """Container from which on recipes with experts in MXFP8 run as one CUDA graph, with fused kernels (Megatron Bridge)."""
 
@@ -61,6 +64,13 @@ _RECIPES = "the recipes of NVIDIA for benchmarks have it"
 _TRANSFORMER_ENGINE = ("megatron", "nemo", "nemo-2606", "llm-foundry")
 """Stacks whose products in fp8 are those of Transformer Engine: they keep operands in fp8, and where weights are not
 stored so keep two copies of them in fp8, as they are and transposed, beside (transformer_engine/pytorch/module)."""
+
+_OWN_LOSS = ("megatron",)
+"""Stacks that compute the loss kernel by kernel unless they are told otherwise. `passes` of megatron-2021 and deepspeed
+was fitted to runs whose losses were so, and has it in it."""
+
+_ONCE = r"deep[-_ ]?ep\b|hybrid[-_ ]?ep\b|enable[-_]deepep"
+"""Words for exchanges that send a token once to each node (DeepSeek's DeepEP, NVIDIA's HybridEP)."""
 
 _SLOW_SINKS = "26.06.01"
 """Container whose notes tell of slow attention with learned sinks, as before 26.06 (issue 256 of cudnn-frontend)."""
@@ -102,6 +112,8 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
     if mentions(dropping, r"token[- ]?drop|moe[-_]expert[-_]capacity[-_]factor"):
         stack = replace(stack, drops_tokens=True)
     stack = _experts_of(row, stack, flags, notes)
+    if stack.name in _OWN_LOSS and not mentions(flags, r"cross[-_]entropy[-_](?:loss[-_]fusion|fusion[-_]impl)"):
+        stack = replace(stack, composed_loss=True)
     if "no-gradient-accumulation-fusion" in flags:
         stack = replace(stack, accumulates=True)
     if re.search(r"mistral-7b(?!.*v0\.[23])", row.text("model").lower()):
@@ -112,7 +124,7 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
         notes.append(f"attention in a window of {window} keys")
     if _has_sinks(row):
         fast = release_of(row) >= _FUSED_EXPERTS and release_of(row) != _SLOW_SINKS
-        slow = 1.0 if fast else load_software("nemo").sinks
+        slow = 1.0 if fast or mentions(flags, r"flex[- ]?attention") else load_software("nemo").sinks
         stack = replace(stack, has_sinks=True, sinks=slow)
         notes.append(f"attention with learned sinks takes {slow:g} times as long")
     if products_of(row) == "fp8" and stack.name in _TRANSFORMER_ENGINE:
@@ -164,6 +176,9 @@ def _experts_of(row: Row, stack: Software, flags: str, notes: list[str]) -> Soft
         sent = "once" if recipe.dispatcher == "once" else "for each expert"
         notes.append(f"rows are sent {sent}, CUDA graphs: {recipe.graphs}")
         return replace(stack, dispatcher=recipe.dispatcher, graphs=recipe.graphs)
+    if row.text("arch").lower() == "moe" and mentions(flags, _ONCE):
+        notes.append("rows are sent once to a node, whichever experts they go to")
+        return replace(stack, dispatcher="once")
     if stack.name == "mindspeed" and row.date() < _SORTED_ROWS and "dispatcher-type=alltoall" not in flags:
         return replace(stack, sorts_elements=True)
     return stack
@@ -207,13 +222,20 @@ def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
 def _of_its_time(row: Row, stack: Software) -> Software:
     """Megatron-LM as it was when a row was measured. Until February 2022 gradients were added up by a pass of their own
     (commit 83b1e42f30: gradient accumulation fusion). From September 2022 (55817ec9b9) to June 2024 (9634c0e4a3) the
-    loss left the fp32 copy of the logits in memory while it made the softmax in another."""
+    loss left the fp32 copy of the logits in memory while it made the softmax in another. torchtitan did not compile its
+    loss from December 18, 2024 (e8977b007) to April 2, 2025 (bbb1b616e)."""
     date = row.date()[:7]
     if stack.name == "megatron-2021" and date < _FUSED_ACCUMULATION:
         return replace(stack, accumulates=True)
     if stack.name in ("megatron", "nemo") and _COPIED_LOGITS[0] <= date < _COPIED_LOGITS[1]:
         return replace(stack, loss="whole")
+    if stack.name == "fsdp-compiled" and _EAGER_LOSS[0] <= date < _EAGER_LOSS[1] and mentions(_told(row), "torchtitan"):
+        return replace(stack, loss="whole")
     return stack
+
+
+def _told(row: Row) -> str:
+    return " ".join(row.text(column) for column in ("source", "stack", "other_flags", "notes")).lower()
 
 
 def _flat_gradients(row: Row) -> float:
@@ -243,6 +265,8 @@ def _narrow_states(row: Row) -> dict[str, float]:
 def _stack(row: Row, zero: int) -> str:
     """The stack that a row names, else that of words in its flags and its source, else of words in its notes."""
     if (named := row.stack()) is not None:
+        if named == "fsdp" and row.truth("compile"):
+            return "fsdp-compiled"
         return "deepspeed-zero3" if (named, zero) == ("deepspeed", 3) else named
     if row.text("profile").startswith("ascend"):
         return "mindformers" if mentions(row.text("source").lower(), r"mindformers") else "mindspeed"
@@ -296,6 +320,8 @@ def _attention(row: Row, stack: Software) -> AttentionKernels:
         return "best"
     if named in ("flash1", "flash2"):
         return named
+    if stack.name == "internevo":
+        return "flash2"
     if not date or date >= _THIRD or row.text("profile").startswith("ascend"):
         return "best" if stack.attention == "unfused" else stack.attention
     return "flash2" if date >= _SECOND or stack.name == "nemo" else "flash1"

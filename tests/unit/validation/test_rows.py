@@ -315,7 +315,7 @@ def test_heads_need_not_make_up_the_hidden_size(tmp_path: Path) -> None:
         ),
         (
             {"recompute": "selective", "recompute_detail": "selective ( n= modules=[layernorm mlp moe_act])"},
-            "selective recomputation: of elementwise, normalisation",
+            "selective recomputation: of layernorm, mlp, moe_act in every block",
         ),
     ],
 )

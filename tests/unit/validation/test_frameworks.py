@@ -1,0 +1,141 @@
+"""What rows of single frameworks mean by their words: InternEvo, Megatron-LM with experts, torchtitan, fms-fsdp."""
+
+from pathlib import Path
+
+import pytest
+
+from hardware_profiles import load_profile, load_software
+from planner.validation.configuration import Run, run_of
+from planner.validation.network import stated_bandwidth
+from planner.validation.spared import Spared
+from tests.unit.validation.test_software import machine, one
+
+EXPERTS = {"arch": "moe", "n_experts": "8", "topk": "2", "moe_ffn_hidden": "512", "n_params_B": "", "recompute": "none"}
+SIXTEEN = {"n_devices": "16", "tp": "2", "pp": "2", "dp": "4"}
+
+
+def run(folder: Path, **changes: str) -> Run:
+    return run_of(one(folder, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "whole"),
+    [
+        ({"date": "2024-06", "ep": "4"}, False),
+        ({"date": "2024-06", "ep": "8"}, True),  # more parts than devices that split tokens
+        ({"date": "2025-07", "ep": "4"}, True),
+        ({"date": "2025-07", "ep": "4", "other_flags": "ETP=2"}, False),
+        ({"date": "2025-07", "ep": "4", "moe_ffn_hidden": "4096"}, False),  # wider than the model
+        ({"date": "2025-07", "ep": "4", "profile": "ascend-910b-64gb", "device": ""}, False),
+    ],
+)
+def test_experts_are_whole_where_recipes_have_them_so(tmp_path: Path, changes: dict[str, str], whole: bool) -> None:
+    found = run(tmp_path, **{**EXPERTS, **SIXTEEN, **changes}).pinned
+    assert (found.expert, found.whole_experts) == (int(changes["ep"]), whole)
+
+
+@pytest.mark.parametrize(
+    ("arch", "detail", "spared"),
+    [
+        ("moe", "moe_act layernorm", Spared(remade=("experts", "normalisation"))),
+        ("moe", "modules=[layernorm moe]", Spared(but=("moe",), remade=("normalisation",))),
+        ("moe", "core_attn", Spared(but=("attention",))),
+        ("dense", "modules=[mlp]", Spared(but=("mlp",))),
+    ],
+)
+def test_modules_by_their_names_in_megatron(tmp_path: Path, arch: str, detail: str, spared: Spared) -> None:
+    model = EXPERTS if arch == "moe" else {"arch": "dense"}
+    found = run(tmp_path, **{**model, "recompute": "selective", "recompute_detail": detail})
+    assert found.spared == spared
+    assert found.pinned.recompute == ("selective" if spared.but else "none")
+
+
+@pytest.mark.parametrize(("flags", "dispatcher"), [("deepep", "once"), ("no deepep", "alltoall"), ("", "alltoall")])
+def test_tokens_that_are_sent_once_to_a_node(tmp_path: Path, flags: str, dispatcher: str) -> None:
+    found, notes = machine(tmp_path, 0, 8, **EXPERTS, date="2025-07", other_flags=flags)
+    assert found.software.dispatcher == dispatcher
+    assert ("rows are sent once to a node, whichever experts they go to" in notes) == (dispatcher == "once")
+
+
+def test_zero1_of_internevo_is_within_a_node(tmp_path: Path) -> None:
+    wide = {"n_devices": "32", "tp": "1", "pp": "1", "dp": "32", "source": "InternEvo"}
+    assert run(tmp_path, **wide, other_flags="zero1=8").pinned.replicas == 4
+    assert run(tmp_path, **wide, other_flags="zero1=64").pinned.replicas is None
+    assert run(tmp_path, **wide, other_flags="zero1=-1").pinned.replicas is None
+    assert run(tmp_path, **{**wide, "source": "paper"}, other_flags="zero1=8").pinned.replicas is None
+    found, _ = machine(tmp_path, 0, 32, **wide, date="2023-11", flash_attention="True")
+    assert (found.software.name, found.software.attention) == ("internevo", "flash2")
+
+
+@pytest.mark.parametrize(
+    ("profile", "text", "each"),
+    [
+        ("h100-80gb", "800Gbps (published)", 12.5e9),  # no device has such a port: a node's
+        ("h100-80gb", "400Gbps", None),
+        ("a100-80gb", "400Gbps", 6.25e9),
+        ("a100-80gb", "400Gbps inter-node", 6.25e9),
+        ("b200-180gb", "800Gbps", None),
+    ],
+)
+def test_a_bare_bandwidth_beyond_any_port_is_of_a_node(
+    tmp_path: Path, profile: str, text: str, each: float | None
+) -> None:
+    assert stated_bandwidth(one(tmp_path, profile=profile, inter_bw=text, devices_per_node="8")) == each
+
+
+def test_torchtitan_gathers_weights_once_with_a_pipeline(tmp_path: Path) -> None:
+    sharded = {"zero_stage": "fsdp2 (3)", "recompute": "none"}
+    assert run(tmp_path, **sharded, other_flags="torchtitan").pinned.zero == 1
+    assert run(tmp_path, **sharded, other_flags="").pinned.zero == 3
+    assert run(tmp_path, **sharded, other_flags="torchtitan", pp="1", dp="4").pinned.zero == 3
+
+
+@pytest.mark.parametrize(
+    ("source", "date", "loss"),
+    [
+        ("torchtitan", "2024-12", "whole"),
+        ("torchtitan", "2025-04", "in place"),
+        ("torchtitan", "2024-11", "in place"),
+        ("paper", "2024-12", "in place"),
+    ],
+)
+def test_the_loss_of_torchtitan_was_not_compiled_for_some_months(
+    tmp_path: Path, source: str, date: str, loss: str
+) -> None:
+    found, _ = machine(tmp_path, zero=3, zero_stage="3", compile="True", source=source, date=date)
+    assert (found.software.name, found.software.loss) == ("fsdp-compiled", loss)
+
+
+def test_megatron_computes_its_loss_kernel_by_kernel(tmp_path: Path) -> None:
+    changes = {"date": "2024-06", "flash_attention": "True"}
+    assert machine(tmp_path, 0, 8, **changes)[0].software.composed_loss
+    for flags in ("cross-entropy-loss-fusion", "cross-entropy-fusion-impl te"):
+        assert not machine(tmp_path, 0, 8, **changes, other_flags=flags)[0].software.composed_loss
+    assert not load_software("megatron").composed_loss  # plans: a stack is told so by a row alone
+
+
+def test_a_compiled_run_of_fsdp_by_name(tmp_path: Path) -> None:
+    named = {"zero_stage": "3", "stack": "FSDP2", "other_flags": "Hugging Face transformers"}
+    compiled, _ = machine(tmp_path, 3, 8, **named, compile="True")
+    assert (compiled.software.name, compiled.software.composed_norms) == ("fsdp-compiled", False)
+    assert machine(tmp_path, 3, 8, **named, compile="False")[0].software.name == "fsdp"
+
+
+def test_sinks_are_not_slow_in_flex_attention(tmp_path: Path) -> None:
+    model = {**EXPERTS, "model": "GPT-OSS-20B"}
+    assert machine(tmp_path, 0, 8, **model, other_flags="FlexAttention")[0].software.sinks == 1
+    assert machine(tmp_path, 0, 8, **model)[0].software.sinks > 1
+
+
+@pytest.mark.parametrize(("beyond", "spared"), [(1.0, 1), (1.0833, 1), (1.1667, 2), (1.3333, None)])
+def test_the_share_of_blocks_that_are_run_again_by_hfu(tmp_path: Path, beyond: float, spared: int | None) -> None:
+    """A forward pass is a third of a step: HFU of 13/12 of MFU is a quarter of the blocks run again."""
+    parameters, layers, hidden, sequence = 0.1024e9, 4, 1024, 512
+    flops = (6 * parameters + 12 * layers * hidden * sequence) * sequence * 16 / 8
+    mfu = flops / 0.1 / load_profile("a100-80gb").device.peak("bf16")
+    row = {"tp": "1", "pp": "1", "dp": "8", "zero_stage": "3", "micro_batch": "2", "source": "fms-fsdp"}
+    found = run(
+        tmp_path, **row, recompute="selective", recompute_detail="selective", notes=f"HFU {mfu * beyond:.6f}; seq 4096"
+    )
+    assert found.spared == (Spared() if spared is None else Spared(recomputed=spared))
+    assert found.pinned.recompute == ("full" if spared is None else "none")
