@@ -19,6 +19,7 @@ from hardware_profiles.foreign import SETTINGS, parse_json, parse_toml
 from planner.export.description import Description, ExportError
 from planner.export.files.arguments import options_in
 from planner.export.files.toml import changed_toml
+from planner.export.pytorch.torchtitan_content import place_of, primus_model
 from planner.export.pytorch.trainer_reading import is_trainers
 from planner.export.target import Job, Target
 
@@ -35,8 +36,10 @@ def edited(target: Target, text: str, before: Job, after: Description) -> str:
     changes = {
         name: new.get(name, _ABSENT) for name in {**old, **new} if old.get(name, _ABSENT) != new.get(name, _ABSENT)
     }
-    if target.name == "torchtitan" and not re.search(r"^def ", text, re.MULTILINE):
-        return changed_toml(text, {".".join(at): None if value is _ABSENT else value for at, value in changes.items()})
+    if target.name == "torchtitan" and not re.search(r"^def ", text, re.MULTILINE) and primus_model(text) is None:
+        content = parse_toml(text, replace(SETTINGS, finite=False))
+        there = {place_of(content, path): value for path, value in changes.items()}
+        return changed_toml(text, {".".join(at): None if value is _ABSENT else value for at, value in there.items()})
     if target.name == "deepspeed" and not is_trainers(text):
         return _edited_json(text, changes)
     own = not re.search(r"^base_model:", text, re.MULTILINE) and not is_trainers(text)

@@ -8,13 +8,16 @@ from planner.export.pytorch.trainer_reading import engine_of
 from planner.export.strangers import foreign
 
 _MARKS: tuple[tuple[str, str], ...] = (
-    ("nemo", r"\Atask,model,size,|--model_recipe_name\b"),
+    ("nemo", r"\Atask,model,size,|--model_recipe_name\b|launcher_scripts/main\.py"),
+    ("nemo", r"^\s+framework:\s*megatron_bridge\s*$"),
+    ("nemo", r"\bmegatron_\w*(pretraining|finetuning|sft)\w*\.py\b|\brun_recipe\.py\b"),
     ("megatron", r"^\s*megatron[ \t]+(pt|sft|rlhf)\b|--actor-num-gpus-per-node\b|^\s+framework:\s*megatron\s*$"),
     ("megatron", r"^(tensor|pipeline|expert)_model_parallel_size:"),
     ("megatron", r"""^\s*["']?pipe[-_]parallel[-_]size["']?\s*:"""),
     ("megatron", r"^system:[ \t]*\n(?:[ \t#].*\n|\n)*?[ \t]+\w+_model_parallel_size:"),
     ("megatron-bridge", r"^(from|import) megatron\.bridge\b"),
     ("megatron", r"^MODEL_ARGS:"),
+    ("torchtitan", r"^\s+framework:\s*torchtitan\s*$"),
     ("torchtitan", r"^\[(parallelism|activation_checkpoint|training)\]|\bTrainer\.Config\("),
     ("deepspeed", r"""\A\s*\{(?=.*"(zero_optimization|train_micro_batch_size_per_gpu|train_batch_size)")"""),
     ("mindformers", r"^(parallel_config|recompute_config|runner_config):"),

@@ -19,6 +19,8 @@ _NAMES: tuple[tuple[str, str], ...] = (
     (r"gemma-?(?:1\.1-)?(2|7)b", "gemma-{0}b"),
     (r"gpt-?3?.*?175b", "gpt3-175b"),
 )
+_SAME = re.compile(r"llama-?3\.?1-?nemotron-?(?:nano-?)?(8|70)b")
+"""Llama 3.1 as NVIDIA trained it further, with the same layers."""
 _OTHERS = re.compile(r"nemotron|(?<![a-z])(?:audio|omni|pro|vision|vl)(?![a-z])")
 """Words of models that are built on one of these, with other layers, or with an encoder beside them."""
 
@@ -27,6 +29,8 @@ def zoo_name(text: str) -> str | None:
     """The model of the zoo that a name means: `meta-llama/Meta-Llama-3-70B`, `Llama3Config70B`, `mixtral_8x7b`; None
     where it is none."""
     plain = re.sub(r"(?<=[0-9a-z])p(?=\d+b)", ".", re.sub(r"[\s_/]+", "-", text.lower()[:400])).replace("config", "-")
+    if (same := _SAME.search(plain)) is not None:
+        return f"llama{same[1]}b"
     if _OTHERS.search(plain):
         return None
     for pattern, name in _NAMES:

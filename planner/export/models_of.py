@@ -11,17 +11,23 @@ from hardware_profiles.foreign import ForeignTextError
 from planner.errors import PlannerError
 from planner.export.description import ExportError
 from planner.export.files.arguments import Options
+from planner.export.files.overrides import choice_in, overrides_in
 from planner.export.files.recipes import recipe_in
 from planner.export.files.settings import Settings
 from planner.export.files.yaml_files import settings_of
 from planner.export.megatron.launchers import launched
 from planner.export.megatron.megatron_reading import experts_of, options_of
+from planner.export.megatron.nemo_reading import is_overridden
 from planner.export.model_names import model_among, zoo_name
+from planner.export.pytorch.torchtitan_content import primus_model
 from planner.export.pytorch.trainer_reading import is_trainers, model_named
 
 _FLAVORS: Mapping[str, str] = {
-    "llama3": "llama-3-{}", "llama3.1": "llama-3-{}", "qwen3": "qwen3-{}", "deepseek_v3": "deepseek-{}",
+    "llama2": "llama-2-{}", "llama3": "llama-3-{}", "llama3.1": "llama-3-{}", "qwen3": "qwen3-{}",
+    "deepseek_v3": "deepseek-{}",
 }  # fmt: skip
+_SMALLER: Mapping[str, str] = {"llama3": "llama-3.2-{}"}
+"""What forks call the models of Llama 3.2."""
 _DEEPSEEK = {"16b": "deepseek-v2-lite", "236b": "deepseek-v2", "671b": "deepseek-v3"}
 _DIMENSIONS: Mapping[str, str] = {
     "num-layers": "num_layers", "hidden-size": "hidden_size", "ffn-hidden-size": "ffn_size",
@@ -66,9 +72,12 @@ def model_of(engine: str, text: str, recipe: str = "") -> str | None:
     return None
 
 
-def _named(name: str) -> str:
-    """The model that a file names. Raises ExportError where the zoo has none that is called so."""
+def _named(name: str) -> str | None:
+    """The model that a file names; None where it leaves that to its caller. Raises ExportError where the zoo has none
+    that is called so."""
     found = zoo_name(name)
+    if found is None and (not name.strip() or re.search(r"[$`{}<>]", name)):
+        return None
     if found is None:
         raise ExportError(
             f"{name.strip():.80}: no model that can be planned is called so; name the model with --model, or a folder"
@@ -80,23 +89,36 @@ def _named(name: str) -> str:
 def _of_torchtitan(text: str, recipe: str) -> str | None:
     if re.search(r"^def \w+\(", text, re.MULTILINE):
         return zoo_name(recipe)
+    primus = primus_model(text)
+    if primus is not None:
+        return _named(primus)
     name = re.search(r"""^[ \t]*name[ \t]*=[ \t]*["']([\w.]+)["']""", text, re.MULTILINE)
     flavor = re.search(r"""^[ \t]*flavor[ \t]*=[ \t]*["']([\w.-]+)["']""", text, re.MULTILINE)
     if name is None or flavor is None or name[1] not in _FLAVORS:
         return None
     if name[1] == "deepseek_v3":
         return _DEEPSEEK.get(flavor[1].lower())
-    return zoo_name(_FLAVORS[name[1]].format(flavor[1]))
+    return zoo_name(_FLAVORS[name[1]].format(flavor[1])) or zoo_name(_SMALLER.get(name[1], "").format(flavor[1]))
 
 
 def _of_nemo(text: str, recipe: str) -> str | None:
     if text.startswith("task,model,size,"):
         return zoo_name("-".join(recipe.split()[1:3]))
     if re.search(r"^(trainer|model):", text, re.MULTILINE):
-        given = {path.rpartition(".")[2]: value for path, value in settings_of(text).all if path.count(".") <= 2}
-        return _by_dimensions(_of_yaml(given), zoo_name(str(settings_of(text).value("run.name"))))
-    found = recipe_in(text, recipe)
-    return model_among((*(name for name in found.names if "onfig" in name or "model" in name), *found.names, recipe))
+        given = dict(settings_of(text).all)
+        ends = {path.rpartition(".")[2]: value for path, value in given.items() if path.count(".") <= 2}
+        named = zoo_name(str(given.get("run.name"))) or zoo_name(str(given.get("run.model_train_name")))
+        found = _of_yaml(ends)
+        return (
+            _by_dimensions(found, named) if "hidden_size" in found else zoo_name(str(given.get("run.model_train_name")))
+        )
+    if is_overridden(text):
+        given = overrides_in(text)
+        found = _of_yaml({path.rpartition(".")[2]: value for path, value in given.items()})
+        named = choice_in(text, "training")
+        return _by_dimensions(found) if "hidden_size" in found else _named(named) if named else None
+    made = recipe_in(text, recipe)
+    return model_among((*(name for name in made.names if "onfig" in name or "model" in name), *made.names, recipe))
 
 
 def _of_yaml(given: Mapping[str, Any]) -> dict[str, int]:
@@ -106,8 +128,11 @@ def _of_yaml(given: Mapping[str, Any]) -> dict[str, int]:
         "moe_router_topk": "experts_per_token",
     }  # fmt: skip
     found = {ours: given[theirs] for theirs, ours in names.items() if type(given.get(theirs)) is int}
-    if str(given.get("activation", "")).endswith("swiglu"):
+    activation = str(given.get("activation", "gelu"))
+    if activation.endswith("swiglu"):
         found["gated"] = 1
+    elif activation not in ("gelu", "fast-gelu", "openai-gelu", "None"):
+        found["strange"] = 1
     return found
 
 

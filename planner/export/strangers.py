@@ -43,6 +43,11 @@ _MARKS: tuple[tuple[str, str, str], ...] = (
     (r"\bFluxModel|\bflux_(12b|535m)|\bflux_\w+\(\) -> FluxTrainer|stable_diffusion|maxdiffusion|\bwan2\.\d_",
      "a diffusion model", _MODALITIES),
     (r"(?i)\brwkv\b", "RWKV", "linear attention is in no model that can be planned"),
+    (r"^\s*model_size_in_b:|^search_config:", "a search over configurations", "give one that it makes"),
+    (r"^\s*-\s+serve_id:|^\s*-\s+(serve|inference):|^\s*engine:\s*vllm\b|^llm:\s*$", "serving", _NO_TRAINING),
+    (r"^\s*-\s+train:\s", "an experiment of FlagScale", "give the file of conf/train that it names"),
+    (r"^\s*draft_vocab_size:|\beagle[123]\b", "a draft model", "plans have one model that is trained"),
+    (r"^run:[ \t]*\n[ \t]+name:\s*convert_\w+", "a conversion of checkpoints", _NO_TRAINING),
     (r"^(import|from) pytest\b", "a test", "give the recipe that it tests"),
 )  # fmt: skip
 """What stands in the files of one, its name, and what else is to be known."""

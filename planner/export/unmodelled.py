@@ -11,7 +11,7 @@ _MATTERS: tuple[tuple[str, str], ...] = (
      "products in 8 bits or less: priced in 16 bits, so a step takes less than this"),
     (r"load-in-4bit|load-in-8bit|quantization-(config|bit)|quant-(bits|method)|compression-training\..*",
      "weights in 8 bits or less: priced in full, so memory is less than this"),
-    (r"adapter|peft|lora-r|lora-rank|lora-target.*",
+    (r"adapter|peft|peft-scheme|lora-r|lora-rank|lora-target.*",
      "an adapter is trained, not the model: priced as if all weights were, so memory is far less than this"),
     (r"(zero-optimization\.)?offload-(optimizer|param)\.?(device|-device)?|.*offload-(optimizer|param)-device"
      r"|fsdp-offload-params|offload-params|enable-cpu-offload|optimizer-cpu-offload|swap-optimizer|optimizer\.swap|cpu-offloading",

@@ -18,6 +18,7 @@ Option = tuple[str, Sequence[object]]
 """`--name` and its values; a flag has none."""
 
 _NAME = re.compile(r"--[A-Za-z]")
+_HERE = re.compile(r"<<-?[ \t]*[\"']?([A-Za-z_]\w*)")
 _REDIRECTION = re.compile(r"\d?[<>]")
 
 
@@ -140,6 +141,7 @@ def options_in(script: str) -> Options:
     found: dict[str, list[str]] = {}
     programs: list[str] = []
     variables, name = Variables(), None
+    ends = set(_HERE.findall(script))  # of texts that stand in the script
     for word in words_of(script, variables):
         if _NAME.match(word):
             name, equals, value = word[2:].partition("=")
@@ -147,7 +149,7 @@ def options_in(script: str) -> Options:
         elif word.endswith(".py"):
             programs.append(word.rpartition("/")[2])
             name = None
-        elif not word or _REDIRECTION.match(word) or (name is not None and "$" in word and found[name]):
+        elif not word or word in ends or _REDIRECTION.match(word) or (name is not None and "$" in word and found[name]):
             name = None
         elif name is not None:
             found[name].append(word)

@@ -22,6 +22,7 @@ from typing import Any
 from hardware_profiles.foreign import ForeignTextError
 from planner.export.description import ExportError
 from planner.export.files.arguments import Options, options_in
+from planner.export.files.overrides import overrides_in
 from planner.export.files.recipe_setters import SETTERS
 from planner.export.files.yaml_files import parse_yaml
 
@@ -171,6 +172,14 @@ def _primus(text: str) -> Options:
         found |= _of_values([(plain, value)])
     if "fp8-format" in found:
         found.setdefault("fp8-recipe", ("delayed",))
+    if module.get("framework") == "megatron_bridge":
+        if not any(name.endswith("_model_parallel_size") for name in given):
+            raise ExportError(
+                "framework: megatron_bridge: its degrees are those of a recipe of Megatron Bridge, which is another"
+                " file; write tensor_model_parallel_size and its like into overrides"
+            )
+        if found.pop("peft", ("none",)) != ("none",):
+            found["adapter"] = ("lora",)
     named = str(_expanded(str(module.get("model", "")))).removesuffix(".yaml")
     return Options(
         found, named=named, notes=[f"{named}: the model is known by the name of this file, which was not read"]
@@ -284,6 +293,29 @@ _ACCOUNTED = ("llama31_405b", "qwen3_235b")
 """Recipes that count embedding and head as layers: recipes/llama/h100/llama3.py, recipes/qwen/h100/qwen3_moe.py."""
 
 
+def _recipe_run(text: str) -> Options:
+    """A recipe of Megatron Bridge by its name, with settings of it on the command line."""
+    given, over = options_in(text), overrides_in(text)
+    name = given.word("recipe")
+    found = _of_values((path.rpartition(".")[2], value) for path, value in over.items() if path.startswith(_PARTS))
+    if not any(f"{degree}-parallel-size" in found for degree in ("tensor-model", "pipeline-model", "context")):
+        raise ExportError(
+            f"--recipe {name:.60}: its degrees are those of a recipe of Megatron Bridge, which is another file; give"
+            " that file, or model.tensor_model_parallel_size=... and its like in this one"
+        )
+    for launcher in ("nproc-per-node", "nproc_per_node", "nnodes"):
+        if given.words(launcher):
+            found[launcher] = given.words(launcher)
+    found |= {"bf16": (), "use-distributed-optimizer": ()}
+    if given.words("peft-scheme") or given.words("peft_scheme"):
+        found["adapter"] = given.words("peft-scheme") or given.words("peft_scheme")
+    notes = [f"{name}: what this recipe of Megatron Bridge decides beside these settings is not known"]
+    return Options(found, (), given.scheduled, variables=given.variables, named=name, notes=notes)
+
+
+_PARTS = ("model.", "train.", "ddp.", "optimizer.", "dataset.seq")
+
+
 def _layout(found: Found) -> Found:
     """The stages of DeepSeek-V3, which the recipe lays out by its table."""
     degrees = {
@@ -365,12 +397,13 @@ _LAUNCHERS: tuple[tuple[str, Callable[[str], Options]], ...] = (
     (r"^\s*megatron[ \t]+(pt|sft|rlhf)\b", _swift),
     (r"\A(?=[\s\S]*^per_device_train_batch_size:)(?=[\s\S]*^(tensor|pipeline|expert)_model_parallel_size:)", _mca),
     (r"--actor-num-gpus-per-node\b", _slime),
-    (r"^\s+framework:\s*megatron\b", _primus),
+    (r"^\s+framework:\s*megatron(_bridge)?\s*$", _primus),
     (
         r"^system:[ \t]*\n(?:[ \t#].*\n|\n)*?[ \t]+(tensor_model_parallel_size|pipeline_model_parallel_size):",
         _flagscale,
     ),
     (r"""^\s*["']?pipe[-_]parallel[-_]size["']?\s*:""", _neox),
     (r"--model_recipe_name\b", _bridge),
+    (r"\brun_recipe\.py\b", _recipe_run),
 )
 """Launchers, each with what stands in the files of no other one."""

@@ -40,6 +40,7 @@ _GRADIENTS = {"hybrid": "e5m2", "e4m3": "e4m3"}
 
 _LAUNCHER = ("nnodes", "nproc-per-node", "nproc_per_node", "node-rank", "node_rank", "master-addr", "master_addr",
              "master-port", "master_port")  # fmt: skip
+_EACH = ("nproc-per-node", "nproc_per_node")
 _RUN = ("mock-data", "train-iters", "lr", "eval-iters", "tokenizer-type", "vocab-size", "attention-dropout",
         "hidden-dropout", "make-vocab-size-divisible-by", "max-position-embeddings")  # fmt: skip
 _TELLING = ("num-layers", "tensor-model-parallel-size", "micro-batch-size", "pipeline-model-parallel-size",
@@ -236,8 +237,11 @@ def _read_fp8(options: Options, notes: list[str], *, experts: bool) -> Fp8:
 
 
 def _devices(options: Options) -> int | None:
-    """What the launcher in the script starts; without one, a process on every device that Slurm gives."""
-    per_node = options.size("nproc-per-node") or options.size("nproc_per_node")
+    """What the launcher in the script starts; without one, a process on every device that Slurm gives. None where that
+    is left to whoever starts it."""
+    if any("$" in word for name in ("nnodes", *_EACH) for word in options.words(name)[:1]):
+        return options.scheduled
+    per_node = next((found for name in _EACH if (found := options.size(name)) is not None), None)
     return options.scheduled if per_node is None else per_node * options.degree("nnodes")
 
 
@@ -267,6 +271,15 @@ def _in_a_v(options: Options) -> bool:
 def _stages(options: Options, layers: int, pipeline: int) -> tuple[tuple[int, ...], int]:
     """Layers of every stage, those that do nothing too, and stages on each rank."""
     layout = options.word("pipeline-model-parallel-layout")
+    listed = options.word("num-layer-list")  # of MindSpeed
+    if listed:
+        stages = tuple(size_of(count) or 0 for count in listed.split(","))
+        if sum(stages) != layers or len(stages) != pipeline:
+            raise ExportError(
+                f"--num-layer-list {listed:.80}: {sum(stages)} layers of {len(stages)} ranks; the model has {layers},"
+                f" and there are {pipeline} pipeline ranks"
+            )
+        return stages, 1
     if layout:
         stages = _read_layout(layout)
         if sum(stages) != layers or len(stages) % pipeline:
@@ -430,7 +443,9 @@ def _read_recomputation(options: Options, layers: tuple[int, ...]) -> tuple[tupl
     granularity = options.word("recompute-granularity")
     modules = tuple(word for words in options.words("recompute-modules") for word in words.split(",") if word)
     modules = modules or ("core_attn",)
-    method, count = options.word("recompute-method"), options.degree("recompute-num-layers")
+    method, count = options.word("recompute-method"), options.integer("recompute-num-layers", 1) or 0
+    if count < 0:
+        raise ExportError(f"--recompute-num-layers {count}: write 0 or more")
     if options.flag("recompute-activations") or granularity == "selective":
         known = {module: name for name, module in MODULES.items()}
         strange = [module for module in modules if module not in (*known, *_KEPT_MODULES)]

@@ -18,6 +18,7 @@ from hardware_profiles import engine_words
 from hardware_profiles.foreign import ForeignTextError, parse_csv
 from planner.export.description import ExportError
 from planner.export.files.arguments import Options, options_in
+from planner.export.files.overrides import choice_in, overrides_in
 from planner.export.files.recipes import Recipe, plain_settings, recipe_in
 from planner.export.files.settings import size_of
 from planner.export.files.yaml_files import settings_of
@@ -77,6 +78,8 @@ def read(text: str, facts: Facts) -> Reading:
         return reading_of(options_of(text), facts, "nemo")
     if re.search(r"^(trainer|model):", text, re.MULTILINE):
         return _read_yaml(text, facts)
+    if is_overridden(text):
+        return _read_overrides(text, facts)
     return _read_recipe(recipe_in(text, facts.recipe), facts)
 
 
@@ -278,16 +281,43 @@ def _whole(value: str, column: str) -> str:
         raise ExportError(f"{column}: {value!r:.80} is no whole number") from None
 
 
+def _read_overrides(text: str, facts: Facts) -> Reading:
+    """What a command gives NeMo 1 or its launcher over a configuration that it names, which was not read."""
+    given = {path.removeprefix("training."): value for path, value in overrides_in(text).items()}
+    chosen = choice_in(text, "training")
+    if not any(path.endswith(("model_parallel_size", ".micro_batch_size")) for path in given):
+        raise ExportError(
+            f"training={chosen or '...'}: degrees and batches are those of this configuration, which is another file;"
+            " give that file, or model.tensor_model_parallel_size=... and its like in this one"
+        )
+    given.setdefault("trainer.num_nodes", 1)
+    reading = _read_given(given, facts)
+    named = chosen or "the configuration that the program reads"
+    return replace(reading, notes=(f"{named}: what it decides beside these settings is not known", *reading.notes))
+
+
+def is_overridden(text: str) -> bool:
+    """Whether a script starts NeMo 1 with settings on its command line."""
+    return re.search(r"megatron_\w*(pretraining|finetuning|sft)\w*\.py|launcher_scripts/main\.py", text) is not None
+
+
 def _read_yaml(text: str, facts: Facts) -> Reading:
-    settings = settings_of(text)
+    return _read_given({path.removeprefix("training."): value for path, value in settings_of(text).all}, facts)
+
+
+def _read_given(given: Mapping[str, Any], facts: Facts) -> Reading:
     options: dict[str, tuple[str, ...]] = {}
-    given = {path.removeprefix("training."): value for path, value in settings.all}
     for path, value in given.items():
         last = path.rpartition(".")[2]
         name = _LAST.get(last, _ALSO_CALLED.get(last))
         odd = value is None or value is False or isinstance(value, list | dict) or "$" in str(value) or value == 0
         if name is not None and not odd and path.partition(".")[0] in ("trainer", "model") and path.count(".") <= 2:
             options[name] = () if value is True else (str(value),)
+    if "position_embedding_type" in (ends := {path.rpartition(".")[2]: value for path, value in given.items()}):
+        options["position-embedding-type"] = (str(ends["position_embedding_type"]),)
+    length = given.get("model.data.train_ds.max_seq_length")
+    if type(length) is int:
+        options.setdefault("seq-length", (str(length),))
     options |= _fp8_of_yaml(given)
     if given.get("model.activations_checkpoint_granularity") is None:
         for name in ("recompute-method", "recompute-num-layers"):

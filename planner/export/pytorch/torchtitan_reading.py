@@ -1,17 +1,18 @@
 """Reads the TOML of torchtitan as a description."""
 
+import itertools
 import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from hardware_profiles.foreign import SETTINGS, ForeignTextError, parse_toml
 from planner.export import common
 from planner.export.architecture import Architecture
 from planner.export.description import Description, ExportError, data_of, micro_batches_of, stages_for, stages_of
 from planner.export.files.recipes import Recipe, plain_settings, recipe_in
 from planner.export.files.settings import Settings, size_of
+from planner.export.pytorch.torchtitan_content import SPLIT_POINTS, content_of
 from planner.export.pytorch.torchtitan_writing import (
     DTYPES,
     FLAVORS,
@@ -37,18 +38,16 @@ _PARTS = "parallelism.module_fqns_per_model_part"
 _OLD_FP8 = "float8"
 """The converter of linear layers, and its section, as torchtitan 0.1 has them; published files of 0.2 name it
 beside the section of the later one."""
-_LIMITS = replace(SETTINGS, finite=False)  # a norm of infinity clips nothing
 
 
 def read(text: str, facts: Facts) -> Reading:
     """A TOML file, or a function of a registry of configurations in Python, as a description."""
+    known: list[str] = []
     if re.search(r"^def \w+\(", text, re.MULTILINE):
         settings, names = _of_registry(recipe_in(text, facts.recipe))
     else:
-        try:
-            settings, names = Settings(parse_toml(text, _LIMITS), "TOML"), ()
-        except ForeignTextError as error:
-            raise ExportError(str(error)) from error
+        content, known = content_of(text)
+        settings, names = Settings(content, "TOML"), ()
     if not any(path.startswith(_SECTIONS) for path, _ in settings.all):
         raise ExportError("it has no training or parallelism of torchtitan; give the file that has them")
     description, notes = _read(settings, facts)
@@ -57,7 +56,7 @@ def read(text: str, facts: Facts) -> Reading:
     return Reading(
         description=common.normalised(description),
         unmodelled=unmodelled(_mattering(settings, names, description)),
-        notes=tuple(notes),
+        notes=(*known, *notes),
         unread=settings.unread("parallelism", "activation_checkpoint", "training"),
         stack="fsdp-compiled" if _compiles(settings) else "fsdp",
     )
@@ -235,6 +234,14 @@ def _read_stages(settings: Settings, layers: int, pipeline: int) -> tuple[tuple[
                 f" {layers}, and there are {pipeline} pipeline ranks"
             )
         return stages, len(stages) // pipeline, schedule
+    points = settings.value(f"parallelism.{SPLIT_POINTS}")
+    if points:
+        stages = _between(points, layers)
+        if len(stages) % pipeline:
+            raise ExportError(
+                f"parallelism.{SPLIT_POINTS}: {len(stages)} stages do not divide over {pipeline} pipeline ranks"
+            )
+        return stages, len(stages) // pipeline, schedule
     ends = [_fewer(settings, f"parallelism.pipeline_parallel_{end}_stage_less_layers") for end in ("first", "last")]
     where = "parallelism.pipeline_parallel_layers_per_stage"
     if settings.has(where):
@@ -249,6 +256,17 @@ def _read_stages(settings: Settings, layers: int, pipeline: int) -> tuple[tuple[
     elif schedule not in ("1f1b", "gpipe"):
         virtual = 2
     return _shared_out(layers, stages_for(layers, pipeline, virtual), ends), virtual, schedule
+
+
+def _between(points: object, layers: int) -> tuple[int, ...]:
+    """Layers of stages, of which each but the first begins with a layer that is named."""
+    where = f"parallelism.{SPLIT_POINTS}"
+    names = points if isinstance(points, list) else str(points).split(",")
+    first = [size_of(str(name).strip().removeprefix("layers.")) for name in names]
+    bounds = [0, *(0 if place is None else place for place in first), layers]
+    if any(after <= before for before, after in itertools.pairwise(bounds)):
+        raise ExportError(f"{where}: {names!s:.80}; write layers in their order, such as layers.8, below {layers}")
+    return tuple(after - before for before, after in itertools.pairwise(bounds))
 
 
 def _layers_of_parts(parts: object) -> tuple[int, ...]:

@@ -27,6 +27,8 @@ SAID = {  # what is in no price, of some
     "mindspeed/pretrain_deepseek32_671b_4k_A3_ptd.sh": "keys that an indexer picks",
     "accelerate/axolotl_dpo.yaml": "rl: preferences or rewards",
     "megatron/swift_new_special_tokens.sh": "an adapter is trained",
+    "nemo/launcher_mistral_squad.yaml": "an adapter is trained",
+    "torchtitan/primus_llama3.1_70B-FP8-pretrain.yaml": "known by the name of this file",
     "megatron/slime_run-qwen3-4B-amd.sh": "preferences or rewards",
     "megatron/slime_run-qwen3-4B-base-sft.sh": "known by the name of this file, which was not read",
     "megatron/primus_llama3.1_8B-MXFP4-pretrain.yaml": "products in 8 bits or less",
@@ -349,3 +351,50 @@ def test_arguments_of_a_program_are_listed_and_not_rewritten() -> None:
     job = Job(model="qwen2.5-7b", description=before, architecture=None, per_node=8)
     with refused(ExportError, "deepspeed", "zero_optimization.stage", 3):
         edited(target, text, job, replace(before, zero=3))
+
+
+def test_an_older_file_of_torchtitan_is_changed_in_the_words_of_its_version() -> None:
+    text = (HERE / "torchtitan" / "old_llama3_70b.toml").read_text()
+    target, facts = TARGETS["torchtitan"], Facts(layers=80, devices=64, architecture=None)
+    before = target.read(text, facts).description
+    job = Job(model="llama70b", description=before, architecture=None, per_node=8)
+    after = replace(before, tensor=4, data=16, micro_batch=4)
+    changed = edited(target, text, job, after)
+    assert target.read(changed, facts).description == after
+    assert "[parallelism]" not in changed
+    assert "tensor_parallel_degree = 4" in changed.partition("[training]")[2].partition("[experimental]")[0]
+    with refused(ExportError, "parallelism.fsdp_reshard_after_forward", "this version"):
+        edited(target, text, job, replace(before, zero=2))
+
+
+def test_stages_of_older_pipelines_are_between_split_points() -> None:
+    text = "[training]\nbatch_size = 8\n[experimental]\npipeline_parallel_degree = 2\n"
+    text += 'pipeline_parallel_split_points = ["layers.10"]\n'
+    facts = Facts(layers=32, devices=2, architecture=None)
+    description = TARGETS["torchtitan"].read(text, facts).description
+    assert (description.layers, description.micro_batch, description.micro_batches) == ((10, 22), 4, 2)
+    with refused(ExportError, "parallelism.pipeline_parallel_split_points", 32):
+        TARGETS["torchtitan"].read(text.replace("layers.10", "layers.40"), facts)
+
+
+def test_layers_of_stages_of_mindspeed_are_listed() -> None:
+    text = "--num-layers 61 --pipeline-model-parallel-size 8 --num-layer-list 7,7,7,8,8,8,8,8"
+    facts = Facts(layers=61, devices=8, architecture=None)
+    assert TARGETS["mindspeed"].read(text, facts).description.layers == (7, 7, 7, 8, 8, 8, 8, 8)
+    with refused(ExportError, "--num-layer-list", 60, 61):
+        TARGETS["mindspeed"].read(text.replace("7,7,7", "7,7,6"), facts)
+
+
+def test_settings_of_nemo_1_may_stand_on_the_command_line() -> None:
+    text = "python examples/nlp/language_modeling/megatron_gpt_pretraining.py trainer.devices=8 trainer.num_nodes=2"
+    text += (
+        " model.tensor_model_parallel_size=4 model.micro_batch_size=1 model.global_batch_size=16 model.num_layers=24"
+    )
+    text += " model.hidden_size=2048 model.num_attention_heads=16 model.optim.name=distributed_fused_adam"
+    assert guessed_engine(text, TARGETS) == "nemo"
+    assert model_of("nemo", text) == "gpt3-1.3b"
+    description = TARGETS["nemo"].read(text, Facts(layers=24, devices=None, architecture=None)).description
+    assert (description.devices, description.tensor, description.micro_batches, description.zero) == (16, 4, 4, 1)
+    with refused(ExportError, "training=llama/llama2_7b", "another file"):
+        text = "python3 launcher_scripts/main.py training=llama/llama2_7b training.trainer.num_nodes=1"
+        TARGETS["nemo"].read(text, Facts(layers=32, devices=8, architecture=None))
