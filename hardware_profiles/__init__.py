@@ -14,7 +14,7 @@ from hardware_profiles.errors import (
     UnknownProfileError,
 )
 from hardware_profiles.host import HOMES, Home, Host, Store
-from hardware_profiles.intervals import Spread, machines_of, spread_of
+from hardware_profiles.intervals import Spread, is_known, machines_of, spread_of
 from hardware_profiles.kernels import AttentionKernel, MatmulKernel
 from hardware_profiles.load import load_profile, profile_names
 from hardware_profiles.measurements import (
@@ -141,6 +141,7 @@ __all__ = [
     "recorded",
     "software_facts",
     "software_names",
+    "is_known",
     "spread_of",
     "with_network",
     "with_records",

@@ -15,7 +15,7 @@ from itertools import accumulate
 from multiprocessing import get_context
 
 from costmodels import CostModelError
-from hardware_profiles import TRAINED, Bytes, Cluster, HardwareProfileError, Software
+from hardware_profiles import TRAINED, Bytes, Cluster, HardwareProfileError, Software, is_known, spread_of
 from planner.errors import PlannerError
 from planner.graph.operator_graph import OperatorGraph
 from planner.models.dimensions import TRACED_BATCH, Dimensions, build
@@ -40,7 +40,7 @@ FEW = 12
 """Rows for which it does not pay to start processes."""
 
 _ENDLESS = 1e18  # bytes
-_ZERO_3 = "deepspeed-zero3"
+_NARROW = ("deepspeed-zero3", "internevo")
 
 INFERRED = "recomputation inferred"
 """How the note begins that says what a run must have recomputed, as it does not fit otherwise."""
@@ -184,13 +184,15 @@ def evaluate_chunk(
         except (PlannerError, HardwareProfileError, CostModelError) as error:
             results.append(Evaluated(row=row, notes=notes, error=str(error)))
             continue
+        experts = run.job.model.experts is not None
+        spread = spread_of(row.text("profile"), experts, known=is_known(row.text("source")))
         low, high = peak_ends(prediction, cluster.device, cluster.software, kind)
         results.append(
             Evaluated(
                 row=row,
                 predicted_seconds=prediction.step_seconds,
-                low_seconds=prediction.low_seconds,
-                high_seconds=prediction.high_seconds,
+                low_seconds=prediction.step_seconds * spread.low,
+                high_seconds=prediction.step_seconds * spread.high,
                 predicted_peak_bytes=peak_of(prediction, cluster.device, cluster.software, kind),
                 low_peak_bytes=low,
                 high_peak_bytes=high,
@@ -270,10 +272,10 @@ def _searched(run: Run, cluster: Cluster, graph: OperatorGraph) -> Plan:
 
 
 def gradient_dtype(software: Software, precision: str) -> str:
-    """How a stack adds up and reduces gradients: in fp16 where it keeps nothing wider of them (`Stored.fp16`), so does
-    ZeRO 3 of DeepSpeed in bf16 (`Stored.bf16`), else as plans do. (Recipes of NVIDIA do so in bf16, too; what they hide
-    of it was fitted to messages in fp32.)"""
-    kept = {"fp16": software.stored.fp16, "bf16": software.stored.bf16 if software.name == _ZERO_3 else None}
+    """How a stack adds up and reduces gradients: in fp16 where it keeps nothing wider of them (`Stored.fp16`), so do
+    ZeRO 3 of DeepSpeed, and InternEvo, in bf16 (`Stored.bf16`), else as plans do. (Recipes of NVIDIA do so in bf16,
+    too; what they hide of it was fitted to messages in fp32.)"""
+    kept = {"fp16": software.stored.fp16, "bf16": software.stored.bf16 if software.name in _NARROW else None}
     narrow = kept.get(precision) == TRAINED[precision].nbytes
     return "parameter" if narrow else DEFAULT.gradient_dtype
 

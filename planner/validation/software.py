@@ -65,6 +65,9 @@ _TRANSFORMER_ENGINE = ("megatron", "nemo", "nemo-2606", "llm-foundry")
 """Stacks whose products in fp8 are those of Transformer Engine: they keep operands in fp8, and where weights are not
 stored so keep two copies of them in fp8, as they are and transposed, beside (transformer_engine/pytorch/module)."""
 
+_OTHER_LOSS = r"cross[-_]entropy[-_](?:loss[-_]fusion|fusion[-_]impl)|\beager\b"
+"""Words for a loss in one kernel, or for that of PyTorch in a framework of one's own."""
+
 _OWN_LOSS = ("megatron",)
 """Stacks that compute the loss kernel by kernel unless they are told otherwise. `passes` of megatron-2021 and deepspeed
 was fitted to runs whose losses were so, and has it in it."""
@@ -112,7 +115,7 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
     if mentions(dropping, r"token[- ]?drop|moe[-_]expert[-_]capacity[-_]factor"):
         stack = replace(stack, drops_tokens=True)
     stack = _experts_of(row, stack, flags, notes)
-    if stack.name in _OWN_LOSS and not mentions(flags, r"cross[-_]entropy[-_](?:loss[-_]fusion|fusion[-_]impl)"):
+    if stack.name in _OWN_LOSS and not mentions(flags, _OTHER_LOSS):
         stack = replace(stack, composed_loss=True)
     if "no-gradient-accumulation-fusion" in flags:
         stack = replace(stack, accumulates=True)

@@ -222,7 +222,7 @@ def cross_validated(rows: Mapping[str, Row], known: Sequence[Known]) -> None:
             for one in (one for name in others for one in groups[name]):
                 error = one.error + float(np.dot(one.slopes, change))
                 left_out[one.id].append(error)
-                spread = spread_of(*kind_of(rows[one.id]), spreads)
+                spread = spread_of(*kind_of(rows[one.id]), spreads, known=True)
                 inside.append(spread.low <= math.exp(-error) <= spread.high)
     print("\nfitted numbers, times what profiles and stacks say: median (range) over 10 halves")
     for name, values in zip(NUMBERS, np.array(found).T, strict=True):

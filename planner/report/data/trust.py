@@ -11,11 +11,11 @@ from planner.plan.plan import Prediction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trust:
-    """The interval, with how often it should hold (`coverage`), by the errors of how many published `runs` on which
-    `machines`; 0 runs where nobody published any of such machines, or of some of several kinds, and the interval is
-    that of all others, twice as wide. `measured` are recorded errors of whole steps on this profile, `fits` those of
-    kernels and collectives. `facts` counts the numbers of the profile, or of all of them, by kind; `digest_as_planned`
-    says whether they are still those that the plan was made with."""
+    """The interval, with how often it should hold (`coverage`), by the errors of how many `runs` of sources that were
+    not known when they were predicted; 0 runs where nobody published any of such `machines`, or of some of several
+    kinds, and the interval is that of all others, twice as wide. `measured` are recorded errors of whole steps on this
+    profile, `fits` those of kernels and collectives. `facts` counts the numbers of the profile, or of all of them, by
+    kind; `digest_as_planned` says whether they are still those that the plan was made with."""
 
     step_seconds: Seconds
     low_seconds: Seconds | None
@@ -46,7 +46,7 @@ def trust_of(bound: BoundPlan, prediction: Prediction, machine: Machine) -> Trus
         coverage=COVERAGE,
         machines=" and ".join(counts),
         experts=experts,
-        runs=sum(counts.values()) if all(counts.values()) else 0,
+        runs=max(counts.values()) if all(counts.values()) else 0,
         profile=machine.name,
         software=machine.software.name,
         measured=runs[0] if runs else None,

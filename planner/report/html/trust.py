@@ -61,9 +61,7 @@ def rests_on(trust: Trust) -> str:
     """Which runs the interval is from."""
     models = "models with experts" if trust.experts else "models without experts"
     if trust.runs:
-        return (
-            f"By the errors of the predictions of {trust.runs} published runs of {models} on {trust.machines} machines."
-        )
+        return f"By the errors of {trust.runs} runs of sources that nobody had looked at when they were predicted."
     return (
         f"Nobody has published enough runs of {models} on machines like {trust.profile}: this is the interval of all"
         " other runs, twice as wide."

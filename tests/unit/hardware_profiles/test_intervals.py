@@ -10,11 +10,13 @@ from hardware_profiles.intervals import (
     FEWEST,
     TAIL,
     dump_spreads,
+    is_known,
     machines_of,
     spread_of,
     spreads_of,
     table,
 )
+from tests.benchmarks import bench_sources
 
 
 def normal(count: int, width: float, seed: int = 0) -> list[float]:
@@ -68,6 +70,44 @@ def test_what_nobody_measured_is_twice_as_uncertain() -> None:
     assert spread_of("a100-80gb", True, spreads) == other  # no runs with experts
     few = [("a100-80gb", True, 0.0, "one")] * (FEWEST - 1)
     assert ("ampere", True) not in spreads_of([*few, *(("h100-80gb", False, e, "one") for e in normal(50, 0.1))])
+
+
+def test_a_source_that_is_not_known_has_the_spread_of_first_predictions() -> None:
+    """Three sources that nobody had looked at were off by -30, 0 and +30%, those that are known by nothing."""
+    known = [("h100-80gb", False, error, "known") for error in normal(50, 0.01)]
+    first = [("a100-80gb", False, mean + e, f"{mean}") for mean in (-0.3, 0.0, 0.3) for e in normal(30, 0.02)]
+    spreads = spreads_of(known, first)
+    own, new = spread_of("h100-80gb", False, spreads, known=True), spread_of("h100-80gb", False, spreads)
+    assert own.high < 1.03
+    assert (new.low, new.high) == pytest.approx((math.exp(-0.3), math.exp(0.3)), rel=0.05)
+    assert (own.runs, new.runs) == (50, 90)
+    other = spread_of("my-machine", False, spreads)
+    assert (other.low, other.high, other.runs) == (new.low, new.high, 0)  # twice the known ones is less
+
+
+def test_experts_have_the_spread_of_all_first_predictions() -> None:
+    known = [("h100-80gb", at % 2 == 0, error, "known") for at, error in enumerate(normal(50, 0.01))]
+    dense = [("h100-80gb", False, 0.1, "dense")] * 3
+    sparse = [("h100-80gb", True, -0.5, "sparse"), *[("ascend-910b-64gb", False, -0.2, "npu")] * 3]
+    spreads = spreads_of(known, [*dense, *sparse])
+    assert spread_of("h100-80gb", False, spreads).runs == 3
+    assert spread_of("h100-80gb", True, spreads).runs == 7
+
+
+def test_intervals_hold_in_sources_that_were_left_out() -> None:
+    """What the issue of the interval asks: of runs of sources that the interval has not seen, predicted first."""
+    inside = [bench_sources.new_left_out(name) for name in {source for *_, source in bench_sources.first_errors()}]
+    share = sum(map(sum, inside)) / sum(map(len, inside))
+    by_source = sum(sum(some) / len(some) for some in inside) / len(inside)
+    assert 0.75 <= share <= 0.85
+    assert 0.75 <= by_source <= 0.85
+
+
+def test_known_sources_are_those_of_the_published_runs() -> None:
+    assert is_known("FlagPerf")
+    assert is_known(" flagperf ")
+    assert not is_known("InternEvo training performance")
+    assert not is_known("")
 
 
 def test_the_packaged_table_holds_for_every_profile() -> None:

@@ -109,7 +109,7 @@ def test_the_loss_of_torchtitan_was_not_compiled_for_some_months(
 def test_megatron_computes_its_loss_kernel_by_kernel(tmp_path: Path) -> None:
     changes = {"date": "2024-06", "flash_attention": "True"}
     assert machine(tmp_path, 0, 8, **changes)[0].software.composed_loss
-    for flags in ("cross-entropy-loss-fusion", "cross-entropy-fusion-impl te"):
+    for flags in ("cross-entropy-loss-fusion", "cross-entropy-fusion-impl te", "in-house framework in eager PyTorch"):
         assert not machine(tmp_path, 0, 8, **changes, other_flags=flags)[0].software.composed_loss
     assert not load_software("megatron").composed_loss  # plans: a stack is told so by a row alone
 
