@@ -43,6 +43,8 @@ def edited(target: Target, text: str, before: Job, after: Description) -> str:
     if target.name == "deepspeed" and not is_trainers(text):
         return _edited_json(text, changes)
     own = not re.search(r"^base_model:", text, re.MULTILINE) and not is_trainers(text)
+    if target.name in ("mindformers", "accelerate") and own and text.lstrip().startswith("{"):
+        return _edited_json(text, _without_empty_sections(changes, new))
     if target.name in ("mindformers", "accelerate") and own:
         return _edited_yaml(text, _without_empty_sections(changes, new))
     words = ", ".join(

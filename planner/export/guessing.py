@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from planner.export.description import ExportError
 from planner.export.pytorch.trainer_reading import engine_of
-from planner.export.strangers import foreign
+from planner.export.strangers import foreign, idle_program
 
 _MARKS: tuple[tuple[str, str], ...] = (
     ("nemo", r"\Atask,model,size,|--model_recipe_name\b|launcher_scripts/main\.py"),
@@ -19,6 +19,7 @@ _MARKS: tuple[tuple[str, str], ...] = (
     ("megatron", r"^MODEL_ARGS:"),
     ("torchtitan", r"^\s+framework:\s*torchtitan\s*$"),
     ("torchtitan", r"^\[(parallelism|activation_checkpoint|training)\]|\bTrainer\.Config\("),
+    ("accelerate", r"""\A\s*\{(?=[\s\S]*"(distributed_type|fsdp_config)"\s*:)"""),
     ("deepspeed", r"""\A\s*\{(?=.*"(zero_optimization|train_micro_batch_size_per_gpu|train_batch_size)")"""),
     ("mindformers", r"^(parallel_config|recompute_config|runner_config):"),
     ("accelerate", r"^(distributed_type|fsdp_config|base_model|deepspeed_config):"),
@@ -26,6 +27,7 @@ _MARKS: tuple[tuple[str, str], ...] = (
     ("nemo", r"ConfigContainer|_trainer\("),
     ("torch", r"^LAYERS = "),
     ("mindspeed", r"NPUS?_PER_NODE|mindspeed|--context-parallel-algo|--use-fused-rmsnorm|--reuse-fp32-param|\bHCCL_"),
+    ("megatron", r"--(tensor|pipeline)_model_parallel_size\b"),
     ("megatron", r"--(tensor-model-parallel-size|num-layers|micro-batch-size|pipeline-model-parallel-size)\b"),
 )  # fmt: skip
 """Engines, each with what stands in no file of those below it."""
@@ -42,4 +44,7 @@ def guessed_engine(text: str, known: Mapping[str, object]) -> str:
     for engine, mark in _MARKS:
         if re.search(mark, text, re.MULTILINE | (re.DOTALL if engine == "deepspeed" else re.NOFLAG)):
             return engine
+    idle = idle_program(text)
+    if idle is not None:
+        raise ExportError(idle)
     raise ExportError(f"the file does not tell whose settings it has; name the engine with --from: {', '.join(known)}")

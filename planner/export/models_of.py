@@ -33,7 +33,7 @@ _DIMENSIONS: Mapping[str, str] = {
     "num-layers": "num_layers", "hidden-size": "hidden_size", "ffn-hidden-size": "ffn_size",
     "num-attention-heads": "num_heads", "num-query-groups": "num_kv_heads", "num-key-value-heads": "num_kv_heads",
     "moe-router-topk": "experts_per_token", "moe-ffn-hidden-size": "expert_size", "kv-channels": "head_size",
-    "moe-shared-expert-intermediate-size": "shared_size",
+    "moe-shared-expert-intermediate-size": "shared_size", "moe-intermediate-size": "expert_size",
 }  # fmt: skip
 """Dimensions by the arguments of Megatron-LM, and as models of the zoo have them."""
 
@@ -50,9 +50,9 @@ def model_of(engine: str, text: str, recipe: str = "") -> str | None:
     model that can be planned."""
     try:
         if engine in ("megatron", "mindspeed"):
-            if "pretrain_bert" in text:
-                return None
             options = options_of(text)
+            if "pretrain_bert" in text or "bert" in " ".join(options.words("data-path")):
+                return None
             return _named(options.named) if options.named else _by_dimensions(_of_options(options))
         if engine == "torchtitan":
             return _of_torchtitan(text, recipe)
@@ -108,6 +108,8 @@ def _of_nemo(text: str, recipe: str) -> str | None:
         given = dict(settings_of(text).all)
         ends = {path.rpartition(".")[2]: value for path, value in given.items() if path.count(".") <= 2}
         named = zoo_name(str(given.get("run.name"))) or zoo_name(str(given.get("run.model_train_name")))
+        if "bert_binary_head" in ends:
+            return None
         found = _of_yaml(ends)
         return (
             _by_dimensions(found, named) if "hidden_size" in found else zoo_name(str(given.get("run.model_train_name")))

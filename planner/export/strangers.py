@@ -21,7 +21,7 @@ _MARKS: tuple[tuple[str, str, str], ...] = (
      "PaddlePaddle", _TORCH),
     (r"\bverl\.trainer\.main_\w*|\bactor_rollout_ref\b", "verl", _RL),
     (r"\bverl\.trainer\.\w*sft\w*|^\s*ulysses_sequence_parallel_size:", "verl", _TORCH),
-    (r"\bopen_instruct/(grpo|ppo)\w*\.py|\bopenrlhf\b|\btrlx\b|\bareal\.|\brl_grpo_\w+|InferenceParallelismConfig",
+    (r"\bopen_instruct/(grpo|ppo)\w*\.py|\bopenrlhf\b|\btrlx\b|\bareal\.|\brl_grpo_\w+|\bchatlearn_|InferenceParallelismConfig",
      "a trainer by rewards", _RL),
     (r"^\s*tp_mode:|^\s*pp_engine:|\bnanotron\b", "nanotron", _TORCH),
     (r"\bolmo_core\b|\bscripts/train\.py configs/|--fsdp\.sharding_strategy|^fsdp:\n\s+wrapping_strategy",
@@ -47,7 +47,8 @@ _MARKS: tuple[tuple[str, str, str], ...] = (
     (r"^\s*-\s+serve_id:|^\s*-\s+(serve|inference):|^\s*engine:\s*vllm\b|^llm:\s*$", "serving", _NO_TRAINING),
     (r"^\s*-\s+train:\s", "an experiment of FlagScale", "give the file of conf/train that it names"),
     (r"^\s*draft_vocab_size:|\beagle[123]\b", "a draft model", "plans have one model that is trained"),
-    (r"^run:[ \t]*\n[ \t]+name:\s*convert_\w+", "a conversion of checkpoints", _NO_TRAINING),
+    (r"\$\{(conversion\w*|evaluation|export|fw_inference)\.|\bhf2nemo\b", "a conversion, an evaluation or an export",
+     _NO_TRAINING),
     (r"^(import|from) pytest\b", "a test", "give the recipe that it tests"),
 )  # fmt: skip
 """What stands in the files of one, its name, and what else is to be known."""
@@ -58,6 +59,15 @@ _SERVES = re.compile(
     r"|\bllamafactory-cli (chat|export|webchat|api)\b",
     re.MULTILINE,
 )
+
+
+_IDLE = re.compile(r"\b\w*(?:convert|reshap|preprocess|evaluat|generat|infer|analy[sz]e|quantiz|serve)\w*\.py\b")
+
+
+def idle_program(text: str) -> str | None:
+    """Why a script of which nothing else is known is no training: the program that it starts. None for another one."""
+    found = _IDLE.search(text)
+    return None if found is None else f"{found[0]}: {_NO_TRAINING}"
 
 
 def foreign(text: str) -> str | None:

@@ -16,6 +16,8 @@ _MATTERS: tuple[tuple[str, str], ...] = (
     (r"(zero-optimization\.)?offload-(optimizer|param)\.?(device|-device)?|.*offload-(optimizer|param)-device"
      r"|fsdp-offload-params|offload-params|enable-cpu-offload|optimizer-cpu-offload|swap-optimizer|optimizer\.swap|cpu-offloading",
      "states in the memory of the host: priced as on the device, so memory is less than this and a step takes longer"),
+    (r"use-kt",
+     "experts are computed on the processors of the host: priced on the device, so memory is less than this"),
     (r"activation-offloading|activation-offload-layers|fine-grained-activation-offloading",
      "activations in the memory of the host: priced as on the device"),
     (r"rl|reward-model|process-reward-model|perform-rl-step",

@@ -35,6 +35,7 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _INNERMOST = re.compile(
     r"\$\{(?P<braced>\w+)(?::?(?P<sign>[-=])(?P<default>[^${}]{0,256}))?\}|\$(?P<plain>[A-Za-z_]\w*|\d)|\$\(\((?P<sum>[^$]{0,200}?)\)\)"
 )
+_EXPR = re.compile(r"(?:\$\([ ]*|`)expr ([\w\s$\{\}+*/%\\-]{1,200}?)[ ]*(?:\)|`)")
 _SUM = re.compile(r"[\d\s()*/+%-]+")
 _SBATCH = re.compile(r"^#SBATCH[ \t]+(--?[A-Za-z][\w-]*)[= \t]+(?:[\w-]+:){0,2}(\d{1,9})(?=\s|$)", re.MULTILINE)
 _SLURM = {
@@ -56,7 +57,7 @@ def words_of(script: str, variables: "Variables | None" = None) -> Iterator[str]
         raise ExportError(f"not a launch script: {len(script)} characters are too many; at most {_SCRIPT}")
     known, branches = Variables() if variables is None else variables, _Branches()
     known.known.update(_of_slurm(script))
-    for command in _commands(script):
+    for command in _commands(_EXPR.sub(r"$((\1))", script)):
         if not branches.runs(command, known):
             continue
         for raw in command:
@@ -269,7 +270,7 @@ def _lists_options(text: str) -> bool:
     words = text.split()
     if len(words) < 2 or not (words[0].startswith(("--", "$")) or words[0] in _LAUNCHERS):
         return False
-    return any(word.startswith("--") for word in words)
+    return any(word.startswith("--") or word.endswith(".py") for word in words)
 
 
 def _unbracketed(token: str) -> str:

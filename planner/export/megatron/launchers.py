@@ -47,6 +47,14 @@ def launched(text: str) -> Options | None:
     return None
 
 
+def with_dashes(options: Options) -> Options:
+    """The same options where a fork of Megatron-LM has underscores in their names."""
+    return Options(
+        dict(_spoken(options)), options.programs, options.scheduled, variables=options.variables,
+        named=options.named, notes=options.notes,
+    )  # fmt: skip
+
+
 def _swift(text: str) -> Options:
     """A command, or a YAML file that it is given."""
     given = options_in(text)

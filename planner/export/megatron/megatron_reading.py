@@ -20,7 +20,7 @@ from planner.export.description import (
 from planner.export.files.arguments import Options, options_in
 from planner.export.files.settings import size_of
 from planner.export.files.yaml_files import parse_yaml
-from planner.export.megatron.launchers import launched
+from planner.export.megatron.launchers import launched, with_dashes
 from planner.export.megatron.megatron_writing import (
     FP8_RECIPES,
     MODULES,
@@ -46,11 +46,16 @@ _RUN = ("mock-data", "train-iters", "lr", "eval-iters", "tokenizer-type", "vocab
 _TELLING = ("num-layers", "tensor-model-parallel-size", "micro-batch-size", "pipeline-model-parallel-size",
             "global-batch-size", "hidden-size", "encoder-num-layers", "pipeline-model-parallel-layout",
             "clip-grad")  # fmt: skip
+_TRAINING = ("tensor-model-parallel-size", "pipeline-model-parallel-size", "micro-batch-size", "global-batch-size",
+             "context-parallel-size", "expert-model-parallel-size", "use-distributed-optimizer", "lr", "train-iters",
+             "bf16", "fp16", "recompute-granularity", "deepspeed", "pipeline-model-parallel-layout",
+             "clip-grad")  # fmt: skip
 _GENERATION = "it generates text and trains nothing; give a file that trains"
 _PICTURES = "encoders of pictures and sound beside a language model are in no model that can be planned"
 _LINEAR = "layers of linear attention (Gated DeltaNet) are in no model that can be planned"
 _STRANGERS = {
     "encoder-num-layers": "models of an encoder and a decoder are not read; plan them with `plan --model t5-base`",
+    "encoder-seq-length": "models of an encoder and a decoder are not read; plan them with `plan --model t5-base`",
     "hybrid-layer-pattern": "state-space layers (Mamba) are in no model that can be planned",
     "hybrid-override-pattern": "state-space layers (Mamba) are in no model that can be planned",
     "hybrid-attention-ratio": "state-space layers (Mamba) are in no model that can be planned",
@@ -61,6 +66,7 @@ _STRANGERS = {
     "num-zero-experts": "experts that compute nothing are in no model that can be planned",
     "enable-mhc": "residuals of several streams (hyper-connections) are in no model that can be planned",
     "kv-compress": "attention to compressed keys is in no model that can be planned",
+    "block-lm": "blocks of GLM, which fill gaps, are in no model that can be planned",
     "retro-add-retriever": "blocks that read retrieved neighbours (RETRO) are in no model that can be planned",
     "language-model-type": _PICTURES,
     "vision-model-type": _PICTURES,
@@ -72,7 +78,8 @@ _STRANGERS = {
     "out-seq-length": _GENERATION,
 }
 _NO_TRAINING = re.compile(
-    r"checkpoint_util|convert|evaluat|export|generat|inference|merge|preprocess|prune|ptq|quantiz|server"
+    r"checkpoint_|convert|evaluat|export|generat|hf_to_|_to_hf|hf2|2hf|inference|merge|preprocess|prune|ptq|quantiz|reshap"
+    r"|server"
 )
 """In the names of programs that train nothing."""
 
@@ -93,7 +100,18 @@ _LAYOUT = 4096  # characters of a layout that is written out
 
 def read(text: str, facts: Facts) -> Reading:
     """A script, a list of arguments or a YAML file of them, as a description."""
-    return reading_of(options_of(text), facts, "megatron")
+    options = options_of(text)
+    check_trains(options)
+    return reading_of(options, facts, "megatron")
+
+
+def check_trains(options: Options) -> None:
+    """Raise ExportError where arguments describe a model and nothing of its training."""
+    if options.flag("num-layers") and not any(options.flag(name) for name in _TRAINING):
+        raise ExportError(
+            "it has the dimensions of a model, and neither degrees nor batches nor a precision; give the file that"
+            " starts the training"
+        )
 
 
 def options_of(text: str) -> Options:
@@ -102,6 +120,8 @@ def options_of(text: str) -> Options:
     options = launched(text)
     if options is None:
         options = _yaml_options(text) if re.search(r"^MODEL_ARGS:", text, re.MULTILINE) else options_in(text)
+    if not any(options.flag(name) for name in _TELLING):
+        options = with_dashes(options)
     if not any(options.flag(name) for name in _TELLING):
         raise ExportError(
             f"it has no argument of Megatron-LM (--{', --'.join(_TELLING[:3])} and the like); give the file that does"
@@ -388,6 +408,8 @@ def _otherwise(options: Options, a: Architecture | None) -> list[str]:
         found.append(f"--position-embedding-type {positions}: priced with learned positions")
     if options.word("normalization", "LayerNorm") != "LayerNorm":
         found.append(f"--normalization {options.word('normalization')}: priced with layer norms")
+    if options.word("attention-head-type", "multihead") != "multihead":
+        found.append("--attention-head-type: priced with keys and values of every head")
     if options.flag("disable-bias-linear"):
         found.append("--disable-bias-linear: priced with biases")
     return found
@@ -510,7 +532,7 @@ def check_model(options: Options, a: Architecture | None) -> None:
         known |= {"kv-lora-rank": a.latent.kv_rank, "qk-head-dim": a.latent.plain, "v-head-dim": a.latent.value}
     if a.experts is not None:
         known |= {"num-experts": a.experts.count, "moe-router-topk": a.experts.chosen}
-        known |= {"moe-ffn-hidden-size": a.experts.width}
+        known |= {"moe-ffn-hidden-size": a.experts.width, "moe-intermediate-size": a.experts.width}
         if not a.experts.dense_layers:
             del known["ffn-hidden-size"]  # which is that of blocks without experts
     if a.predicted:

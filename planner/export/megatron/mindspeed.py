@@ -18,7 +18,7 @@ from planner.export import common
 from planner.export.description import Description, ExportError
 from planner.export.files.arguments import Option, option
 from planner.export.megatron import megatron
-from planner.export.megatron.megatron_reading import options_of, read_options, read_run, said_of
+from planner.export.megatron.megatron_reading import check_trains, options_of, read_options, read_run, said_of
 from planner.export.megatron.megatron_writing import (
     OPTIMIZERS,
     degree_options,
@@ -147,6 +147,7 @@ def _recompute(d: Description) -> list[Option]:
 def read(text: str, facts: Facts) -> Reading:
     """A script, or a list of arguments, as a description."""
     options = options_of(text)
+    check_trains(options)
     algorithm = options.word("context-parallel-algo", _RING)
     heads = options.degree("ulysses-degree-in-cp")
     description, notes = read_options(options, facts)

@@ -283,7 +283,7 @@ def _whole(value: str, column: str) -> str:
 
 def _read_overrides(text: str, facts: Facts) -> Reading:
     """What a command gives NeMo 1 or its launcher over a configuration that it names, which was not read."""
-    given = {path.removeprefix("training."): value for path, value in overrides_in(text).items()}
+    given = {path.removeprefix("training.").removeprefix("peft."): v for path, v in overrides_in(text).items()}
     chosen = choice_in(text, "training")
     if not any(path.endswith(("model_parallel_size", ".micro_batch_size")) for path in given):
         raise ExportError(

@@ -99,6 +99,8 @@ def read(text: str, facts: Facts) -> Reading:
     again = given.truth("gradient_checkpointing", given.swift or _factory(given))
     again = again and not given.truth("disable_gradient_checkpointing")
     precision = _precision(given)
+    if precision == "fp32" and not given.word("mixed_precision", "torch_dtype", "dtype"):
+        notes.append("nothing is said of bf16 or fp16: priced in fp32")
     reading = (
         _of_accelerate(given, facts, micro, steps, again, precision, notes)
         if stage is None

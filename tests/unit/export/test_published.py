@@ -27,6 +27,8 @@ SAID = {  # what is in no price, of some
     "mindspeed/pretrain_deepseek32_671b_4k_A3_ptd.sh": "keys that an indexer picks",
     "accelerate/axolotl_dpo.yaml": "rl: preferences or rewards",
     "megatron/swift_new_special_tokens.sh": "an adapter is trained",
+    "accelerate/factory_qwen3moe_lora_sft_kt.yaml": "experts are computed on the processors of the host",
+    "accelerate/open-instruct_llama3.1_8b_preview_mix.yaml": "nothing is said of bf16 or fp16",
     "nemo/launcher_mistral_squad.yaml": "an adapter is trained",
     "torchtitan/primus_llama3.1_70B-FP8-pretrain.yaml": "known by the name of this file",
     "megatron/slime_run-qwen3-4B-amd.sh": "preferences or rewards",
@@ -398,3 +400,45 @@ def test_settings_of_nemo_1_may_stand_on_the_command_line() -> None:
     with refused(ExportError, "training=llama/llama2_7b", "another file"):
         text = "python3 launcher_scripts/main.py training=llama/llama2_7b training.trainer.num_nodes=1"
         TARGETS["nemo"].read(text, Facts(layers=32, devices=8, architecture=None))
+
+
+def test_dimensions_alone_are_no_training() -> None:
+    text = "--num-layers 28 --hidden-size 2048 --num-attention-heads 16"
+    for engine in ("megatron", "mindspeed"):
+        with refused(ExportError, "dimensions"):
+            TARGETS[engine].read(text, Facts(layers=28, devices=8, architecture=None))
+
+
+def test_options_with_underscores_are_those_of_megatron() -> None:
+    text = "torchrun --nproc_per_node 8 finetune.py --tensor_model_parallel_size 2 --micro_batch_size 1 --bf16"
+    text += " --global_batch_size 8 --num_layers 28 --sequence_parallel"
+    assert guessed_engine(text, TARGETS) == "megatron"
+    description = TARGETS["megatron"].read(text, Facts(layers=28, devices=None, architecture=None)).description
+    assert (description.devices, description.tensor, description.micro_batches, description.precision) == (
+        8,
+        2,
+        2,
+        "bf16",
+    )
+
+
+def test_accelerate_s_file_may_be_json() -> None:
+    text = '{"distributed_type": "FSDP", "num_processes": 8,\n "mixed_precision": "bf16",\n'
+    text += ' "fsdp_config":\n {"fsdp_version": 2}}\n'
+    assert guessed_engine(text, TARGETS) == "accelerate"
+    target, facts = TARGETS["accelerate"], Facts(layers=32, devices=None, architecture=None)
+    before = target.read(text, facts).description
+    assert (before.devices, before.zero, before.precision) == (8, 3, "bf16")
+    job = Job(model="llama8b", description=before, architecture=None, per_node=8)
+    changed = edited(target, text, job, replace(before, zero=2))
+    assert target.read(changed, facts).description.zero == 2
+    assert changed.startswith("{")
+
+
+def test_a_sum_of_expr_and_the_end_of_a_text_are_no_values() -> None:
+    text = "GPUS=2\nmegatron sft --model Qwen/Qwen3-8B --global_batch_size $(expr 16 / $GPUS)"
+    text += " --micro_batch_size `expr 2 - 1`"
+    facts = Facts(layers=36, devices=2, architecture=None)
+    assert TARGETS["megatron"].read(text, facts).description.global_batch == 8
+    text = "c=$(cat <<- EOM\n  run.py --model_recipe_name llama3_8b --tensor_model_parallel_size 2 \\\n\nEOM\n)\n"
+    assert TARGETS["nemo"].read(text, Facts(layers=32, devices=2, architecture=None)).description.tensor == 2

@@ -1,0 +1,4 @@
+    --gpus 8 -- source configs/beaker_configs/ray_node_setup.sh \&\& python open_instruct/grpo_fast.py \
+    --deepspeed_stage 2 \
+    --per_device_train_batch_size 1 \
+    --vllm_tensor_parallel_size 1 \
