@@ -5,9 +5,10 @@ every state of the boundary. No stage of n blocks that fits is then busy for les
 
     head + n inner + tail - y capacity                                                  (Lagrange)
 
-and that for every y. Where blocks are of several kinds, n inner is a sum over them. How many of each kind a stage holds
-is not known, so stages are measured in units: a block of kind k is u_k of them, for any u, and a stage with n units is
-busy for n min_k (inner_k / u_k) at least. Every price suggests units, in which that is exact for it.
+and that for every y. Where blocks are of several kinds, n inner is a sum over them, in the order in which they stand
+(`planner.strategy_search.decomposition.in_order`). Where stages are not one range of blocks each, or on devices of
+several kinds, they are measured in units: a block of kind k is u_k of them, for any u, and a stage with n units is busy
+for n min_k (inner_k / u_k) at least. Every price suggests units, in which that is exact for it.
 
 The pieces of a larger micro-batch prove the same for its k-th parts: k parts take no less time together than the whole,
 and hold no less than a k-th of its activations each.
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.strategy_search.decomposition.in_order import InOrder, Reach
 from planner.strategy_search.decomposition.pieces import (
     NEITHER,
     WAITED,
@@ -39,6 +41,7 @@ from planner.strategy_search.decomposition.setting import Setting
 
 Array = NDArray[np.float64]
 State = tuple[int, ...]
+_Alike = tuple[tuple[int, ...], bool, bool, tuple[int, ...]]
 
 _HALVINGS = 24
 """Of the interval in which a pace is sought: the bound is low by a ten-millionth at most; half as many for bounds that
@@ -306,7 +309,8 @@ class Multipliers:
         `setting` has the micro-batches that are bounded, but flights counted in those of the chain.
 
         Rank s with n inner blocks is busy for a + n b or more, for every a and b that a price proves. The slowest rank
-        is busy for at least the time in which all ranks together have room for all blocks, whole ones.
+        is busy for at least the time in which all ranks together have room for all blocks, whole ones, of several kinds
+        in their order.
         """
         everywhere = self._possible(setting)
         some: NDArray[np.bool_] | None = None if among is None else everywhere & among
@@ -316,6 +320,32 @@ class Multipliers:
         # the slowest rank takes as long as the average one; what of its weight the prices have not counts so
         own_weight = 1 / setting.chunks + (setting.weight - self.weight) / setting.ranks
         lone = self._sum_of_parts(setting) * own_weight if setting.ranks > 1 else np.zeros(everywhere.shape)
+        within = None if limit == math.inf else limit - _picked(lone, some)
+        if len(self.counts) > 1 and setting.ranks > 1 and setting.chunks == 1:
+            slowest = InOrder(self.reaches(setting, possible, some), self.chain.block_ranges.along).pace(
+                self._halvings, within
+            )
+            possible &= np.isfinite(slowest)
+        else:
+            slowest = self._in_units(setting, possible, some, within)
+        if some is not None:
+            least = self._unpriced(setting)
+            everywhere[some], least[some] = possible, slowest
+            possible, slowest = everywhere, least
+        if setting.ranks == 1:
+            return np.where(possible, slowest, math.inf)
+        bound = np.maximum(slowest + lone, self._averaged.get(setting.chunks, 0.0))
+        return np.where(possible, bound, math.inf)
+
+    def _in_units(
+        self,
+        setting: Setting,
+        possible: NDArray[np.bool_],
+        some: NDArray[np.bool_] | None,
+        within: Array | None,
+    ) -> Array:
+        """Least busy seconds of the slowest rank where blocks are measured in units, of `some` states; rules out those
+        that are not `possible` in which they do not fit."""
         slowest = np.zeros(possible.shape)
         for units in self.units(possible, some):
             total = self.whole(units)
@@ -327,17 +357,13 @@ class Multipliers:
                 possible &= np.min([line.room for line in lines], axis=0) >= 0
                 room = sum(np.maximum(line.room, 0.0) * line.ranks for line in lines)
                 possible &= room >= total * (1 - _ROUNDING)
-                within = None if limit == math.inf else limit - _picked(lone, some)
                 busy = self.pace(lines, busy, total, within)
             slowest = np.maximum(slowest, busy)
-        if some is not None:
-            least = self._unpriced(setting)
-            everywhere[some], least[some] = possible, slowest
-            possible, slowest = everywhere, least
-        if setting.ranks == 1:
-            return np.where(possible, slowest, math.inf)
-        bound = np.maximum(slowest + lone, self._averaged.get(setting.chunks, 0.0))
-        return np.where(possible, bound, math.inf)
+        return slowest
+
+    @property
+    def _halvings(self) -> int:
+        return _HALVINGS if self.columns else _HALVINGS // 2
 
     def averages(self, setting: Setting) -> bool:
         """Whether it is known what the average rank takes, or there is but one."""
@@ -426,64 +452,94 @@ class Multipliers:
     ) -> list["Lines"]:
         """What the prices prove for the ranks, or some `among` them, at `some` states, if not at all; those for which
         the same is known are taken together."""
-        alike: dict[tuple[tuple[int, ...], bool, bool, tuple[int, ...]], list[int]] = {}
-        for rank in range(setting.ranks) if among is None else among:
-            flights = setting.flights(rank) * (1 + 1e-12)
-            usable = tuple(
-                at
-                for at, known in enumerate(self.priced)
-                if known.proves and (not known.price or known.flights <= flights)
-            )
-            between = tuple(map(id, self.chain.crossing.between[max(0, rank - 1) : rank + 1]))
-            key = (usable, rank == 0, rank == setting.ranks - 1, between)
-            alike.setdefault(key, []).append(rank)
+        every = range(setting.ranks) if among is None else among
+        alike: dict[_Alike, list[int]] = {}
+        for rank in every:
+            alike.setdefault(self._alike(setting, rank), []).append(rank)
         return [
-            self._line(setting, possible, usable, ranks[0], len(ranks), units, some)
+            self._line(self._reach(setting, possible, usable, ranks, some), setting, possible, units)
             for (usable, *_), ranks in alike.items()
         ]
 
-    def _line(
+    def reaches(
+        self, setting: Setting, possible: NDArray[np.bool_], some: NDArray[np.bool_] | None = None
+    ) -> list[Reach]:
+        """What the prices prove for the ranks in their order, at `some` states, if not at all."""
+        return [
+            self._reach(setting, possible, usable, list(ranks), some)
+            for (usable, *_), ranks in itertools.groupby(
+                range(setting.ranks), key=lambda rank: self._alike(setting, rank)
+            )
+        ]
+
+    def _alike(self, setting: Setting, rank: int) -> _Alike:
+        """The prices that prove something of a rank, whether it is the first, or the last, and its links; the same is
+        known of ranks in which these are the same."""
+        flights = setting.flights(rank) * (1 + 1e-12)
+        usable = tuple(
+            at for at, known in enumerate(self.priced) if known.proves and (not known.price or known.flights <= flights)
+        )
+        between = tuple(map(id, self.chain.crossing.between[max(0, rank - 1) : rank + 1]))
+        return usable, rank == 0, rank == setting.ranks - 1, between
+
+    def _reach(
         self,
         setting: Setting,
         possible: NDArray[np.bool_],
         usable: tuple[int, ...],
-        rank: int,
-        ranks: int,
-        units: Array,
+        ranks: Sequence[int],
         some: NDArray[np.bool_] | None,
-    ) -> "Lines":
-        """What the prices that are `usable` prove for a rank and others like it, `ranks` in all."""
+    ) -> Reach:
+        """What the prices that are `usable` prove for ranks that are alike."""
+        rank = ranks[0]
         first, last = rank == 0, rank == setting.ranks - 1
         crossing = _picked(self.crossing_seconds(setting, rank), some) * (self.weight / self.parts)
         at_once = self.least_transient(first, last)
         own = last and self.blocks and not self.chain.blocks_in_tail  # the last block is an inner one and may hold less
         ending = np.minimum(_picked(self.chain.ending, some), 0.0)
         less = ending * setting.in_flight[-1][-1] if own else np.zeros(possible.shape)
-        ends, slopes, wholes, room = [], [], [], np.full(possible.shape, math.inf)
+        ends, inner, left, leanest = list[Array](), list[Array](), list[Array](), list[Array]()
         for at in usable:
             priced = self.priced[at]
             capacity = setting.capacity - at_once * (1 - priced.at_tail if last else 1.0)
-            head, inner, tail = (_picked(values, some) for values in priced.values)
+            head, blocks, tail = (_picked(values, some) for values in priced.values)
             value = (head if first else 0.0) + (tail if last else 0.0)
             value = value + less * (1.0 if math.isinf(priced.price) else priced.price)
-            inner = np.where(possible, np.maximum(inner, 1e-30), 1.0)
-            slope = (inner / units).min(axis=0) if len(inner) else np.full(possible.shape, 1.0)
+            blocks = np.where(possible, np.maximum(blocks, 1e-30), 1.0)
             if math.isinf(priced.price):
-                left = np.where(possible, capacity + 1e-9 * setting.capacity - value, 0.0)
-                room = np.minimum(room, np.where(left < 0, -math.inf, self.whole_blocks(left / slope + 1e-6)))
+                left.append(np.where(possible, capacity + 1e-9 * setting.capacity - value, 0.0))
+                leanest.append(blocks)
             else:
-                wholes.append(self.whole(inner))
-                ends.append(
-                    np.where(possible, crossing + value - (priced.price * capacity if priced.price else 0.0), 0.0)
-                )
-                slopes.append(slope)
-        return Lines(
+                value = crossing + value - (priced.price * capacity if priced.price else 0.0)
+                ends.append(np.where(possible, value, 0.0))
+                inner.append(blocks)
+        kinds = (len(self.counts), *possible.shape)
+        return Reach(
             ends=np.array(ends),
-            slopes=np.array(slopes),
-            wholes=np.array(wholes),
+            inner=np.array(inner).reshape(len(inner), *kinds),
+            most=self.most,
+            left=np.array(left).reshape(len(left), *possible.shape),
+            leanest=np.array(leanest).reshape(len(leanest), *kinds),
+            ranks=len(ranks),
+        )
+
+    def _line(self, reach: Reach, setting: Setting, possible: NDArray[np.bool_], units: Array) -> "Lines":
+        """The same where blocks are measured in units."""
+
+        def slope(blocks: Array) -> Array:
+            found: Array = (blocks / units).min(axis=0) if len(blocks) else np.full(possible.shape, 1.0)
+            return found
+
+        room = np.full(possible.shape, math.inf)
+        for left, blocks in zip(reach.left, reach.leanest, strict=True):
+            room = np.minimum(room, np.where(left < 0, -math.inf, self.whole_blocks(left / slope(blocks) + 1e-6)))
+        return Lines(
+            ends=reach.ends,
+            slopes=np.array([slope(blocks) for blocks in reach.inner]),
+            wholes=np.array([self.whole(blocks) for blocks in reach.inner]),
             most=self.most * units.min(axis=0) if len(units) else np.full(possible.shape, math.inf),
             room=room,
-            ranks=ranks,
+            ranks=reach.ranks,
         )
 
     def whole_blocks(self, units: Array) -> Array:
@@ -510,7 +566,7 @@ class Multipliers:
             return found
         low = np.zeros(high.shape)
         high = (high + np.max([line.slopes.max(axis=0) for line in lines], axis=0)) * 2
-        for _ in range(_HALVINGS if self.columns else _HALVINGS // 2):
+        for _ in range(self._halvings):
             middle = (low + high) / 2
             enough = self._room(lines, middle) >= total
             low, high = np.where(enough, low, middle), np.where(enough, middle, high)

@@ -153,7 +153,11 @@ class Evaluation:
                 share = max(self.next_price.share, CAPS[1]) if asked.price == math.inf else self.next_price.share
                 if share:
                     multipliers.solve(*prices, cap=self.pipeline_of_kinds.capacities[asked.kind] / share)
+                before = float(proved[state])
                 proved = np.maximum(proved, self._bounds(proved < limit))
+                if proved[state] <= before and (others := self.next_price.of_later_ranks(asked)):
+                    multipliers.solve_all([(one.price, one.flights, one.under) for one in others])
+                    proved = np.maximum(proved, self._bounds(proved < limit))
         except (LimitError, MemoryError):
             if best is None:
                 raise

@@ -83,6 +83,16 @@ class NextPrice:
                 return asked
         return None
 
+    def of_later_ranks(self, asked: Asked) -> list[Asked]:
+        """The same price for ranks with fewer micro-batches in flight, of which it proves nothing else: where they may
+        take all that one rank has no time for, nothing is proved of the step."""
+        if not 0 < asked.price < math.inf:
+            return []
+        last = self.setting.ranks - 1
+        flights = dict.fromkeys(self.setting.flights(rank) for rank in (last // 2, last))
+        fewer = (replace(asked, flights=number, at_tail=0.0) for number in flights if number < asked.flights)
+        return [one for one in fewer if one.under[2] != WAITED and self.new(one) is not None]
+
     def _leaner(self, state: State, ranks: Sequence[Filled]) -> Asked | None:
         """Where nothing fits: the least memory, of the ranks that lack most."""
         setting, kinds = self.setting, self.kinds

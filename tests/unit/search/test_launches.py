@@ -70,6 +70,7 @@ def test_kernels_count_in_full_where_no_choice_is_as_quick_as_its_launches() -> 
         assert (kernels_share(template, operators, tables.edges) == 1.0) == longer
 
 
+@pytest.mark.slow
 def test_messages_that_every_plan_has_are_proved_of_all() -> None:
     """Statistics of batches are summed up in every layer: each can be without, but not all."""
     found = search("resnet50", "h100-80gb", devices=64, pinned={"pipeline": 1, "mesh": (64,), "micro_batches": 1})
