@@ -129,11 +129,16 @@ def left_out(rows: Sequence[Row], every: Sequence[Row], source: str) -> list[boo
 
 
 def first_errors() -> list[tuple[str, bool, float, str]]:
-    """Of every run that nobody had seen: profile, experts, log of measured over first predicted, source."""
+    """Of every run of a source that nobody had looked at: profile, experts, log of measured over first predicted,
+    source. Runs that were drawn afterwards of a source are none."""
+    runs = unseen()
+    looked_at = {run["source"]: run["first_commit"] for run in reversed(runs)}
     return [
         (run["profile"], run["arch"] == "moe", math.log(measured / float(run["first_predicted_s"])), run["source"])
-        for run in unseen()
-        if (measured := seconds(run)) is not None and run["first_predicted_s"]
+        for run in runs
+        if (measured := seconds(run)) is not None
+        and run["first_predicted_s"]
+        and run["first_commit"] == looked_at[run["source"]]
     ]
 
 
