@@ -5,8 +5,8 @@ then put in its place in the file: the value of a key of TOML, YAML or JSON. Wha
 beside its like; what is to go goes with its line. Whoever calls this reads the file again: only what says what was
 meant is written.
 
-Scripts are not changed: what else a line does, and where else a variable is used, only a shell knows. Their changes are
-listed.
+Of scripts and YAML files of options the options themselves are changed (`option_editing.py`). Recipes in Python and
+arguments of a program that only transformers knows are not changed: their changes are listed.
 """
 
 import json
@@ -18,6 +18,7 @@ from typing import Any
 from hardware_profiles.foreign import SETTINGS, parse_json, parse_toml
 from planner.export.description import Description, ExportError
 from planner.export.files.arguments import options_in
+from planner.export.files.option_editing import edited_keys, edited_options
 from planner.export.files.toml import changed_toml
 from planner.export.pytorch.torchtitan_content import place_of, primus_model
 from planner.export.pytorch.trainer_reading import is_trainers
@@ -26,6 +27,10 @@ from planner.export.target import Job, Target
 Path = tuple[str, ...]
 Settings = Mapping[Path, Any]
 _SHELL = ("megatron", "mindspeed")
+_PADDING = ("make-vocab-size-divisible-by",)
+_ARGUMENTS = ("per-device-train-batch-size", "gradient-accumulation-steps", "gradient-checkpointing")
+_AXOLOTL = ("micro-batch-size", "gradient-accumulation-steps", "gradient-checkpointing")
+"""Samples of a micro-batch, micro-batches, and whether blocks are recomputed."""
 _ABSENT = object()
 
 
@@ -47,10 +52,44 @@ def edited(target: Target, text: str, before: Job, after: Description) -> str:
         return _edited_json(text, _without_empty_sections(changes, new))
     if target.name in ("mindformers", "accelerate") and own:
         return _edited_yaml(text, _without_empty_sections(changes, new))
+    if target.name in _SHELL:
+        options = {
+            name: None if value is _ABSENT else str(value)
+            for (name,), value in changes.items()
+            if name not in _PADDING  # the vocabulary of the file is padded as it was
+        }
+        keys = re.search(r"^MODEL_ARGS:|^modules:|^system:", text, re.MULTILINE) is not None
+        return edited_keys(text, options) if keys else edited_options(text, options)
+    of_program = _of_program(text, before.description, after)
+    if of_program is not None:
+        keys = re.search(r"^[\"']?[a-z_]+[\"']?:", text, re.MULTILINE) is not None
+        return edited_keys(text, of_program) if keys else edited_options(text, of_program)
     words = ", ".join(
         f"{'.'.join(path)} {'left out' if value is _ABSENT else value}" for path, value in sorted(changes.items())
     )
     raise ExportError(f"such files of {target.name} are not rewritten; the settings to change are {words:.400}")
+
+
+def _of_program(text: str, before: Description, after: Description) -> dict[str, str | None] | None:
+    """Changes of the arguments of a program of transformers, or of axolotl's file; None for another file, and where
+    more changes than batches and recomputation."""
+    names = _ARGUMENTS if is_trainers(text) else _AXOLOTL if re.search(r"^base_model:", text, re.MULTILINE) else None
+    kept = replace(
+        after, micro_batch=before.micro_batch, micro_batches=before.micro_batches, full=before.full,
+        selective=before.selective, kept=before.kept,
+    )  # fmt: skip
+    if names is None or kept != before or any(after.selective):
+        return None
+    found: dict[str, str | None] = {}
+    for name, was, now in zip(
+        names,
+        (before.micro_batch, before.micro_batches, any(before.full)),
+        (after.micro_batch, after.micro_batches, any(after.full)),
+        strict=True,
+    ):
+        if was != now:
+            found[name] = str(now).lower()
+    return found
 
 
 def _without_empty_sections(changes: Settings, new: Settings) -> dict[Path, Any]:

@@ -66,14 +66,12 @@ def test_what_is_changed_saves_and_the_rest_stays(
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_scripts_are_not_rewritten(plan: Any, here: Path) -> None:
-    """What was found is shown all the same."""
+def test_a_script_is_changed_in_its_options(plan: Any, here: Path) -> None:
     (here / "train.sh").write_text(SCRIPT)
-    outcome = plan("advise", "train.sh", *TINY, "-o", "better.sh")
-    assert (outcome.code, outcome.err.count("\n")) == (2, 1), outcome
-    assert "micro-batch-size" in outcome.err
-    assert "Changes, cheapest to make first" in outcome.out
-    assert not (here / "better.sh").exists()
+    content = plan.json("advise", "train.sh", *TINY, "-o", "better.sh")
+    again = plan.json("import", "better.sh", *TINY[:4])
+    assert again["step_seconds"] == pytest.approx(content["best"]["step_seconds"])
+    assert len(set(SCRIPT.splitlines()) - set((here / "better.sh").read_text().splitlines())) <= 6
 
 
 def test_a_file_of_nobody_is_refused(plan: Any, here: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from planner.api.advising import _GROUPS
+from planner.export.architecture import architecture_of
 from planner.export.description import Description, ExportError
 from planner.export.files.yaml_files import parse_yaml
 from planner.export.onto import written_onto
@@ -95,11 +96,23 @@ def test_advice_names_every_field_in_which_a_better_plan_may_differ() -> None:
     assert {field.name for field in fields(Description)} == named | of_the_training
 
 
-def test_scripts_are_not_rewritten() -> None:
+def test_a_script_is_changed_in_its_options_alone() -> None:
     text = (PUBLISHED / "megatron" / "train_llama3_8b_h100_fp8.sh").read_text()
     facts = Facts(layers=32, devices=8, architecture=None)
     target = TARGETS["megatron"]
     job = Job(model="llama8b", description=target.read(text, facts).description, architecture=None, per_node=8)
     assert written_onto(target, text, facts, job) == text
+    wanted = replace(job.description, micro_batch=2, micro_batches=8)
+    changed = written_onto(target, text, facts, replace(job, description=wanted))
+    assert target.read(changed, facts).description == wanted
+    assert len(set(text.splitlines()) - set(changed.splitlines())) == 1
+
+
+def test_recipes_are_not_rewritten() -> None:
+    text = (PUBLISHED / "nemo" / "llama3_8b.py").read_text()
+    facts = Facts(layers=32, devices=8, architecture=None)
+    target = TARGETS["nemo"]
+    a = architecture_of("llama8b", None)
+    job = Job(model="llama8b", description=target.read(text, facts).description, architecture=a, per_node=8)
     with pytest.raises(ExportError, match="not rewritten"):
-        written_onto(target, text, facts, replace(job, description=replace(job.description, micro_batch=2)))
+        written_onto(target, text, facts, replace(job, description=replace(job.description, zero=0)))

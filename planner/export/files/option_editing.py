@@ -1,0 +1,119 @@
+"""Options of a script, or keys of a YAML file of options, with other values: the user's own lines but for these.
+
+A value is put where the option stands, as a number, though a variable stood there: where else that is used, only a
+shell knows. What is new goes behind an option that is there, on a line of its own where options have such. An option
+that stands nowhere, or in two places, is not changed. Whoever calls this reads the text again.
+"""
+
+import re
+from collections.abc import Mapping
+
+from planner.export.description import ExportError
+
+_ANCHORS = ("micro-batch-size", "tensor-model-parallel-size", "global-batch-size", "pipeline-model-parallel-size",
+            "num-layers", "seq-length", "per-device-train-batch-size")  # fmt: skip
+
+
+def edited_options(text: str, changes: Mapping[str, str | None]) -> str:
+    """A script with other values of some options; None leaves one out. Raises ExportError where one has no place."""
+    lines = text.splitlines(keepends=True)
+    for name, value in sorted(changes.items(), key=lambda change: (change[1] is not None, change[0])):
+        found = _places(lines, name)
+        if len(found) > 1:
+            raise ExportError(f"--{name} stands {len(found)} times in this script; change it by hand")
+        if found:
+            _put(lines, *found[0], value)
+        elif value is not None:
+            _add(lines, name, value)
+    return "".join(lines)
+
+
+def edited_keys(text: str, changes: Mapping[str, str | None]) -> str:
+    """The same of a YAML file whose keys are options, with or without their dashes."""
+    lines = text.splitlines(keepends=True)
+    for name, value in changes.items():
+        found = [n for n, line in enumerate(lines) if _key(name).match(line)]
+        if len(found) > 1:
+            raise ExportError(f"{name} stands {len(found)} times in this file; change it by hand")
+        if found and value is None:
+            del lines[found[0]]
+        elif found:
+            head, comment = _key(name).match(lines[found[0]]), re.search(r"[ \t]+#.*", lines[found[0]])
+            assert head is not None
+            lines[found[0]] = f"{head[0]}{_plain(value or '')}{comment[0] if comment else ''}\n"
+        elif value is not None:
+            at, like = _key_anchor(lines)
+            written = f"--{name}" if "--" in like else name.replace("-", "_")
+            indent = re.match(r"\s*", lines[at])
+            lines.insert(at + 1, f"{indent[0] if indent else ''}{written}: {_plain(value)}\n")
+    return "".join(lines)
+
+
+def _plain(value: str) -> str:
+    """A value of an option as YAML has it; an option without one is a switch."""
+    if not value:
+        return "true"
+    return f"[{value.replace(' ', ', ')}]" if " " in value else value
+
+
+def _key(name: str) -> re.Pattern[str]:
+    words = "[-_]".join(re.escape(word) for word in name.split("-"))
+    return re.compile(rf"^[ \t]*['\"]?(?:--)?{words}['\"]?[ \t]*:[ \t]*")
+
+
+def _key_anchor(lines: list[str]) -> tuple[int, str]:
+    for name in _ANCHORS:
+        for n, line in enumerate(lines):
+            if _key(name).match(line):
+                return n, line
+    raise ExportError("no option of this file is a place for a new one; change it by hand")
+
+
+def _option(name: str) -> re.Pattern[str]:
+    words = "[-_]".join(re.escape(word) for word in name.split("-"))
+    value = r"""(?:"[^"\n]*"|'[^'\n]*'|\$\(\([^\n]*?\)\)|[^\s"'\\)]+)"""
+    return re.compile(rf"(?<![\w-])--{words}(?![\w-])((?:=|[ \t]+)(?!--|\\)(?:{value})(?:[ \t]+(?!--|\\|#){value})*)?")
+
+
+def _places(lines: list[str], name: str) -> list[tuple[int, re.Match[str]]]:
+    """Lines with an option, outside of comments, and where it stands in them."""
+    found = []
+    for n, line in enumerate(lines):
+        if not line.lstrip().startswith("#"):
+            found += [(n, match) for match in _option(name).finditer(line)]
+    return found
+
+
+def _put(lines: list[str], at: int, match: re.Match[str], value: str | None) -> None:
+    line = lines[at]
+    given = match[1] or ""
+    option = match[0][: len(match[0]) - len(given)]
+    if value is None:
+        rest = line[: match.start()].rstrip(" \t") + " " + line[match.end() :].lstrip(" \t")
+        if re.fullmatch(r"\s*\\?\s*", rest):
+            del lines[at]
+        else:
+            lines[at] = (line[: match.start()] + line[match.end() :].lstrip(" \t")).rstrip(" \t\n") + "\n"
+        return
+    sign = "=" if given.startswith("=") else " "
+    written = f"{option}{sign}{value}" if value else option
+    lines[at] = line[: match.start()] + written + line[match.end() :]
+
+
+def _add(lines: list[str], name: str, value: str) -> None:
+    for anchor in _ANCHORS:
+        found = _places(lines, anchor)
+        if len(found) == 1:
+            at, match = found[0]
+            break
+    else:
+        raise ExportError(f"--{name}: no option of this script is a place for it; add it by hand")
+    line = lines[at]
+    underscored = "_" in match[0].partition(" ")[0]
+    written = f"--{name.replace('-', '_') if underscored else name}"
+    written += f" {value}" if value else " true" if underscored else ""
+    before, after = line[: match.start()], line[match.end() :]
+    if not before.strip() and re.fullmatch(r"[ \t]*\\?[ \t]*\n?", after):
+        lines.insert(at + 1, f"{before}{written}{after}")
+    else:
+        lines[at] = f"{before}{match[0]} {written}{after}"
