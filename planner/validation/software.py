@@ -102,6 +102,8 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
         stack = replace(stack, gathers_narrow=False)  # Transformer Engine, but none of the recipes that ask for it
     stack = _of_its_time(row, _memory_of(row, stack, notes))
     stack = with_kernels(with_overlaps(stack, flags), flags, notes)
+    if stack.name.startswith("fsdp") and stack.loss == "whole":
+        stack = replace(stack, buffers=stack.buffers + _third_copy(row))
     if products_of(row) == "fp8" and stack.name.startswith("fsdp") and gathers_float8(flags):
         stack = replace(stack, gathers_narrow=True)
     attention = _attention(row, stack)
@@ -239,6 +241,13 @@ def _of_its_time(row: Row, stack: Software) -> Software:
 
 def _told(row: Row) -> str:
     return " ".join(row.text(column) for column in ("source", "stack", "other_flags", "notes")).lower()
+
+
+def _third_copy(row: Row) -> float:
+    """Bytes of logits in fp32 beside the two that `loss` counts: the backward pass of PyTorch's own cross entropy holds
+    the softmax, the gradient that nll_loss_backward makes, and that which _log_softmax_backward_data makes of both."""
+    tokens = (row.integer("micro_batch") or 1) * (row.integer("seq_len") or 0) / (row.integer("cp") or 1)
+    return 4.0 * tokens * (row.integer("vocab") or 0) / (row.integer("tp") or 1)
 
 
 def _flat_gradients(row: Row) -> float:

@@ -106,6 +106,13 @@ def test_the_loss_of_torchtitan_was_not_compiled_for_some_months(
     assert (found.software.name, found.software.loss) == ("fsdp-compiled", loss)
 
 
+def test_the_loss_of_pytorch_holds_three_copies_of_the_logits(tmp_path: Path) -> None:
+    sharded = {"zero_stage": "3", "seq_len": "512", "vocab": "50257", "micro_batch": "2"}
+    eager, compiled = (machine(tmp_path, 3, 8, **sharded, compile=word)[0] for word in ("False", "True"))
+    assert eager.software.buffers == load_software("fsdp").buffers + 4 * 2 * 512 * 50257 / 2  # of two tensor ranks
+    assert compiled.software.buffers == load_software("fsdp-compiled").buffers
+
+
 def test_megatron_computes_its_loss_kernel_by_kernel(tmp_path: Path) -> None:
     changes = {"date": "2024-06", "flash_attention": "True"}
     assert machine(tmp_path, 0, 8, **changes)[0].software.composed_loss
