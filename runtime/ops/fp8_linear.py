@@ -129,54 +129,76 @@ def fp8_linear(
     x_TI = x.reshape(-1, x.shape[-1])
     along = x.shape[-2] if x.ndim > 1 else 1
     how = _How(recipe, cut, along, delayed, torch.is_grad_enabled())
-    y_TO: torch.Tensor = _Fp8Linear.apply(x_TI, weight_OI, bias_O, how)  # type: ignore[no-untyped-call]
+    operands = [operand for operand in (x_TI, weight_OI, bias_O) if operand is not None]
+    if how.trains and any(operand.requires_grad for operand in operands):
+        run = _Run(how)
+        token = _Begin.apply(run, x_TI, weight_OI, bias_O)  # type: ignore[no-untyped-call]
+        y_TO: torch.Tensor = _End.apply(token, run, *(operand.detach() for operand in operands))  # type: ignore[no-untyped-call]
+    else:
+        y_TO, *_ = _made(how, x_TI, weight_OI, bias_O)
     return y_TO.reshape(*x.shape[:-1], weight_OI.shape[0])
 
 
-class _Fp8Linear(torch.autograd.Function):
-    """Keeps its operands as they were given: the gradients need them along their other dim."""
+def _made(
+    how: _How, x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
+) -> tuple[torch.Tensor, ...]:
+    """The product, and the scales of its operands where each has one."""
+    recipe, cut, _, delayed, trains = how
+
+    def compute() -> tuple[torch.Tensor, ...]:
+        if recipe.scales == "block":
+            y_TO = _blocks_product(x_TI, weight_OI, _WEIGHTS, cut)
+            return (y_TO if bias_O is None else y_TO + bias_O,)
+        if recipe.scales == "line":
+            y_TO = _lines_product(x_TI, weight_OI, _WEIGHTS, cut.input_from, cut.inputs)
+            return (y_TO if bias_O is None else y_TO + bias_O,)
+        left, right = _Side(x_TI, _WEIGHTS), _Side(weight_OI, _WEIGHTS)
+        if delayed is not None:
+            scales = delayed.scale(INPUT), delayed.scale(WEIGHT)
+        elif recipe.scales == "tensor":
+            scales = left.scale((*cut.tokens, *cut.inputs)), right.scale((*cut.outputs, *cut.inputs))
+        else:
+            scales = left.scales(cut.inputs), right.scales(cut.inputs)
+        y_TO = _product(left, right, scales, x_TI.dtype)
+        y_TO = y_TO if bias_O is None else y_TO + bias_O
+        return y_TO, *(scales if recipe.scales == "tensor" else ())
+
+    if delayed is not None and trains:
+        delayed.see(INPUT, x_TI)
+        delayed.see(WEIGHT, weight_OI)
+    return whole_call(compute)
+
+
+class _Run:
+    """A layer between its two nodes of autograd: the scales of its operands, and the gradient of its result."""
+
+    def __init__(self, how: _How) -> None:
+        self.how = how
+        self.scales: Sequence[torch.Tensor] = ()
+        self.gradient: torch.Tensor | None = None
+
+
+class _Begin(torch.autograd.Function):
+    """Keeps the operands as they were given, as gradients need them along their other dim, and makes the gradients. It
+    comes before the product: where a block is computed again only until all is there that its backward pass needs, it
+    ends before that (see `runtime.ops.overlapped_products`)."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x_TI: torch.Tensor,
-        weight_OI: torch.Tensor,
-        bias_O: torch.Tensor | None,
-        how: _How,
+        ctx: Any, run: _Run, x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
     ) -> torch.Tensor:
-        recipe, cut, _, delayed, trains = ctx.how = how
+        ctx.run = run
         ctx.save_for_backward(x_TI, weight_OI)
-
-        def compute() -> tuple[torch.Tensor, ...]:
-            if recipe.scales == "block":
-                y_TO = _blocks_product(x_TI, weight_OI, _WEIGHTS, cut)
-                return (y_TO if bias_O is None else y_TO + bias_O,)
-            if recipe.scales == "line":
-                y_TO = _lines_product(x_TI, weight_OI, _WEIGHTS, cut.input_from, cut.inputs)
-                return (y_TO if bias_O is None else y_TO + bias_O,)
-            left, right = _Side(x_TI, _WEIGHTS), _Side(weight_OI, _WEIGHTS)
-            if delayed is not None:
-                scales = delayed.scale(INPUT), delayed.scale(WEIGHT)
-            elif recipe.scales == "tensor":
-                scales = left.scale((*cut.tokens, *cut.inputs)), right.scale((*cut.outputs, *cut.inputs))
-            else:
-                scales = left.scales(cut.inputs), right.scales(cut.inputs)
-            y_TO = _product(left, right, scales, x_TI.dtype)
-            y_TO = y_TO if bias_O is None else y_TO + bias_O
-            return y_TO, *(scales if recipe.scales == "tensor" else ())
-
-        if delayed is not None and trains:
-            delayed.see(INPUT, x_TI)
-            delayed.see(WEIGHT, weight_OI)
-        y_TO, *ctx.scales = whole_call(compute)
-        return y_TO
+        return x_TI.new_empty(0)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x_TI, weight_OI = ctx.saved_tensors
-        recipe, cut, along, delayed, _ = ctx.how
-        gradient_TO, low = gradients[0].reshape(-1, weight_OI.shape[0]), getattr(torch, recipe.gradients)
-        bias = gradient_TO.sum(0) if ctx.needs_input_grad[2] else None
+        recipe, cut, along, delayed, _trains = ctx.run.how
+        gradient, ctx.run.gradient = ctx.run.gradient, None
+        assert gradient is not None, "the node behind has been there"
+        gradient_TO, low = gradient.reshape(-1, weight_OI.shape[0]), getattr(torch, recipe.gradients)
+        bias = gradient_TO.sum(0) if ctx.needs_input_grad[3] else None
         if recipe.scales == "block":
             turned = replace(
                 cut, inputs=cut.outputs, outputs=cut.inputs, input_from=cut.output_from, output_from=cut.input_from
@@ -184,22 +206,44 @@ class _Fp8Linear(torch.autograd.Function):
             gradient_TI = _blocks_product(gradient_TO, weight_OI.t(), low, turned)
             left, right = _Side(gradient_TO.t(), low), _Side(x_TI.t(), _WEIGHTS)
             scales = left.scales(cut.tokens), right.scales(cut.tokens)
-            return gradient_TI, _product(left, right, scales, weight_OI.dtype), bias, None
+            return None, gradient_TI, _product(left, right, scales, weight_OI.dtype), bias
         if recipe.scales == "line":
-            return *_gradients_in_lines(x_TI, weight_OI, gradient_TO, low, cut, along), bias, None
+            return None, *_gradients_in_lines(x_TI, weight_OI, gradient_TO, low, cut, along), bias
         left = _Side(gradient_TO, low)
         whole = left.scale((*cut.tokens, *cut.outputs)) if recipe.scales == "tensor" and delayed is None else None
         if delayed is not None:
             delayed.see(GRADIENT, gradient_TO)
             whole = delayed.scale(GRADIENT)
-        right = _Side(weight_OI.t(), _WEIGHTS)
-        scales = (left.scales(cut.outputs), right.scales(cut.outputs)) if whole is None else (whole, ctx.scales[1])
+        right, known = _Side(weight_OI.t(), _WEIGHTS), ctx.run.scales
+        scales = (left.scales(cut.outputs), right.scales(cut.outputs)) if whole is None else (whole, known[1])
         gradient_TI = _product(left, right, scales, x_TI.dtype)
         if not recipe.weight_gradients:
-            return gradient_TI, gradient_TO.t().mm(x_TI), bias, None
+            return None, gradient_TI, gradient_TO.t().mm(x_TI), bias
         left, right = _Side(gradient_TO.t(), low), _Side(x_TI.t(), _WEIGHTS)
-        scales = (left.scales(cut.tokens), right.scales(cut.tokens)) if whole is None else (whole, ctx.scales[0])
-        return gradient_TI, _product(left, right, scales, weight_OI.dtype), bias, None
+        scales = (left.scales(cut.tokens), right.scales(cut.tokens)) if whole is None else (whole, known[0])
+        return None, gradient_TI, _product(left, right, scales, weight_OI.dtype), bias
+
+
+class _End(torch.autograd.Function):
+    """Computes, and brings the gradient of the result to the node before."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        token: torch.Tensor,
+        run: _Run,
+        x_TI: torch.Tensor,
+        weight_OI: torch.Tensor,
+        bias_O: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        ctx.run = run
+        y_TO, *run.scales = _made(run.how, x_TI, weight_OI, bias_O)
+        return y_TO
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        ctx.run.gradient = gradients[0]
+        return (gradients[0].new_empty(0), *[None] * (len(ctx.needs_input_grad) - 1))
 
 
 @dataclass(frozen=True, slots=True)
