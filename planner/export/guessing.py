@@ -8,10 +8,11 @@ from planner.export.pytorch.trainer_reading import engine_of
 from planner.export.strangers import foreign, idle_program
 
 _MARKS: tuple[tuple[str, str], ...] = (
-    ("nemo", r"\Atask,model,size,|--model_recipe_name\b|launcher_scripts/main\.py"),
+    ("nemo", r"\Atask,model,size,|--model_recipe_name\b|scripts/performance/\w+\.py|launcher_scripts/main\.py"),
     ("nemo", r"^\s+framework:\s*megatron_bridge\s*$"),
     ("nemo", r"\bmegatron_\w*(pretraining|finetuning|sft)\w*\.py\b|\brun_recipe\.py\b"),
     ("megatron", r"^\s*megatron[ \t]+(pt|sft|rlhf)\b|--actor-num-gpus-per-node\b|^\s+framework:\s*megatron\s*$"),
+    ("megatron", r"\A(?=[\s\S]*^tuner_type:)(?=[\s\S]*^micro_batch_size:)"),
     ("megatron", r"^(tensor|pipeline|expert)_model_parallel_size:"),
     ("megatron", r"""^\s*["']?pipe[-_]parallel[-_]size["']?\s*:"""),
     ("megatron", r"^system:[ \t]*\n(?:[ \t#].*\n|\n)*?[ \t]+\w+_model_parallel_size:"),

@@ -40,7 +40,8 @@ _MARKS: tuple[tuple[str, str, str], ...] = (
     (r"\bapps\.main\.train\b", "Meta Lingua", _TORCH),
     (r"\bllava/|\binternvl_chat\b|--vision_tower\b|^\s*mm_cfg:|^\s*(perception|modality_adapter|vision_encoder):"
      r"|\bpretrain_mm_mlp_adapter\b|--mm_tunable_parts", "a model of pictures or sound", _MODALITIES),
-    (r"\bFluxModel|\bflux_(12b|535m)|\bflux_\w+\(\) -> FluxTrainer|stable_diffusion|maxdiffusion|\bwan2\.\d_",
+    (r"\bFluxModel|\bflux_(12b|535m)|^name\s*=\s*['\"]flux['\"]|\bflux_\w+\(\) -> FluxTrainer"
+     r"|stable_diffusion|maxdiffusion|\bwan2\.\d_",
      "a diffusion model", _MODALITIES),
     (r"(?i)\brwkv\b", "RWKV", "linear attention is in no model that can be planned"),
     (r"^\s*model_size_in_b:|^search_config:", "a search over configurations", "give one that it makes"),
@@ -61,6 +62,7 @@ _SERVES = re.compile(
 )
 
 
+_TRAINS = re.compile(r"\b(swift|megatron) (sft|pt|rlhf)\b")
 _IDLE = re.compile(r"\b\w*(?:convert|reshap|preprocess|evaluat|generat|infer|analy[sz]e|quantiz|serve)\w*\.py\b")
 
 
@@ -73,7 +75,7 @@ def idle_program(text: str) -> str | None:
 def foreign(text: str) -> str | None:
     """Why a file is no configuration of an engine here, in one line; None where nothing tells that it is none."""
     found = _SERVES.search(text)
-    if found is not None:
+    if found is not None and _TRAINS.search(text) is None:
         return f"{found[0].strip():.60}: {_NO_TRAINING}"
     for mark, name, why in _MARKS:
         if re.search(mark, text, re.MULTILINE):

@@ -266,15 +266,16 @@ def _bridge(text: str) -> Options:
     """What a script gives the performance scripts of Megatron Bridge over a recipe that it names."""
     given = options_in(text)
     found = dict(_spoken(given))
-    name = " ".join(found.pop("model-recipe-name", ()) or found.pop("m", ()))
-    family = " ".join(found.pop("model-family-name", ()))
+    found = {name: values[:1] if name.endswith("-size") else values for name, values in found.items()}
+    name = " ".join(found.pop("model-recipe-name", ()) or found.pop("model-size", ()))
+    family = " ".join(found.pop("model-family-name", ()) or found.pop("model-name", ()))
     devices = found.pop("num-gpus", None)
     if devices is not None:
         found |= {"nnodes": ("1",), "nproc-per-node": devices}
     if not any(f"{degree}-parallel-size" in found for degree in ("tensor-model", "pipeline-model", "context")):
         raise ExportError(
-            f"--model_recipe_name {name:.60}: its degrees are those of a recipe of Megatron Bridge, which is another"
-            " file; give that file, or --tensor_model_parallel_size and its like in this one"
+            f"--model_recipe_name {name or family:.60}: its degrees are those of a recipe of Megatron Bridge, which is"
+            " another file; give that file, or --tensor_model_parallel_size and its like in this one"
         )
     virtual = found.get("num-virtual-stages-per-pipeline-rank")
     if virtual in (("-1",), ("1",)):
@@ -285,6 +286,8 @@ def _bridge(text: str) -> Options:
         found["recompute-granularity"] = ("selective",)
     if found.get("recompute-num-layers"):
         found |= {"recompute-granularity": ("full",), "recompute-method": ("block",)}
+    if "use-megatron-fsdp" in found:
+        found.setdefault("data-parallel-sharding-strategy", ("optim_grads_params",))
     if (found.get("tensor-model-parallel-size") or ("1",)) != ("1",):
         found["sequence-parallel"] = ()
     if name.startswith(_ACCOUNTED):
@@ -403,6 +406,7 @@ def _yaml_of(text: str) -> dict[str, Any]:
 
 _LAUNCHERS: tuple[tuple[str, Callable[[str], Options]], ...] = (
     (r"^\s*megatron[ \t]+(pt|sft|rlhf)\b", _swift),
+    (r"\A(?=[\s\S]*^(tuner_type|train_type|max_length):)(?=[\s\S]*^micro_batch_size:)(?=[\s\S]*^model:)", _swift),
     (r"\A(?=[\s\S]*^per_device_train_batch_size:)(?=[\s\S]*^(tensor|pipeline|expert)_model_parallel_size:)", _mca),
     (r"--actor-num-gpus-per-node\b", _slime),
     (r"^\s+framework:\s*megatron(_bridge)?\s*$", _primus),
@@ -411,7 +415,7 @@ _LAUNCHERS: tuple[tuple[str, Callable[[str], Options]], ...] = (
         _flagscale,
     ),
     (r"""^\s*["']?pipe[-_]parallel[-_]size["']?\s*:""", _neox),
-    (r"--model_recipe_name\b", _bridge),
+    (r"--model_recipe_name\b|scripts/performance/(custom_setup_experiment|run_script)\.py", _bridge),
     (r"\brun_recipe\.py\b", _recipe_run),
 )
 """Launchers, each with what stands in the files of no other one."""

@@ -77,6 +77,7 @@ _STRANGERS = {
     "num-tokens-to-generate": _GENERATION,
     "out-seq-length": _GENERATION,
 }
+_OTHER_MODELS = re.compile(r"pretrain_(ict|realm|retro|t5|vision|vlm|mimo|multimodal)")
 _NO_TRAINING = re.compile(
     r"checkpoint_|convert|evaluat|export|generat|hf_to_|_to_hf|hf2|2hf|inference|merge|preprocess|prune|ptq|quantiz|reshap"
     r"|server"
@@ -131,6 +132,9 @@ def options_of(text: str) -> Options:
             raise ExportError(f"--{name}: {_STRANGERS[name]}")
     if options.programs and all(_NO_TRAINING.search(program) for program in options.programs):
         raise ExportError(f"{options.programs[-1]:.80} trains nothing; give a file that starts a training")
+    other = next((program for program in options.programs if _OTHER_MODELS.match(program)), None)
+    if other is not None:
+        raise ExportError(f"{other:.80}: what it trains is no decoder of text, as plans for Megatron-LM have it")
     return options
 
 
@@ -207,7 +211,7 @@ def read_options(options: Options, facts: Facts) -> tuple[Description, list[str]
     whole = options.degree("expert-tensor-parallel-size", tensor) == 1 and tensor > 1
     expert = options.degree("expert-model-parallel-size")
     if facts.architecture is None:  # a model that the arguments do not describe
-        experts = options.flag("expert-model-parallel-size") or experts_of(options) > 0 or facts.experts
+        experts = options.degree("expert-model-parallel-size") > 1 or experts_of(options) > 0 or facts.experts
     else:
         experts = experts_of(options) > 0 or facts.architecture.experts is not None
     description = Description(
@@ -261,6 +265,8 @@ def _devices(options: Options) -> int | None:
     is left to whoever starts it."""
     if any("$" in word for name in ("nnodes", *_EACH) for word in options.words(name)[:1]):
         return options.scheduled
+    if (workers := options.size("worker_num")) is not None:  # of msrun
+        return workers
     per_node = next((found for name in _EACH if (found := options.size(name)) is not None), None)
     return options.scheduled if per_node is None else per_node * options.degree("nnodes")
 

@@ -130,7 +130,7 @@ def _given(text: str) -> _Given:
     return _Given(
         values=values,
         options=options,
-        swift=re.search(r"\bswift (sft|pt|rlhf)\b", text) is not None,
+        swift=re.search(r"\bswift(?: |/cli/)(sft|pt|rlhf)\b", text) is not None,
         yaml=False,
     )
 

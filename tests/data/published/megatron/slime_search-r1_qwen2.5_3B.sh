@@ -1,0 +1,14 @@
+source "${SCRIPT_DIR}/../../scripts/models/qwen2.5-3B.sh"
+   --global-batch-size 256
+   --tensor-model-parallel-size 2
+   --sequence-parallel
+   --pipeline-model-parallel-size 1
+   --context-parallel-size 1
+   --expert-model-parallel-size 1
+   --expert-tensor-parallel-size 1
+   --recompute-granularity full
+   --recompute-method uniform
+   --recompute-num-layers 1
+   --use-dynamic-batch-size
+   --max-tokens-per-gpu 9216
+   --actor-num-gpus-per-node 4 \

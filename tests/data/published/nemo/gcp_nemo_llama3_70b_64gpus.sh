@@ -1,0 +1,13 @@
+    --model_recipe_name llama3_70b \
+    --num_gpus 64 \
+    --compute_dtype bf16 \
+    --seq_length 8192 \
+    --global_batch_size 256 \
+    --micro_batch_size 1 \
+    --tensor_model_parallel_size 1 \
+    --pipeline_model_parallel_size 1 \
+    --context_parallel_size 1 \
+    --expert_model_parallel_size 1 \
+    --expert_tensor_parallel_size 1 \
+    --use_megatron_fsdp true \
+    --activation_offload_layers 20
