@@ -8,7 +8,7 @@
 Rows and their evidence are in `features.py`. Every verdict is what commands and tests said just now: a command of a row
 is called, its exit code and its output looked at, and a test is run by pytest. Extents: "quick" calls the commands that
 start no processes; "usual" all commands, and the tests of the default list; "full" the thorough and exhaustive tests as
-well.
+well. Where only some rows are asked for, commands of others that write what these read are called first.
 """
 
 import argparse
@@ -23,6 +23,7 @@ import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from features import ROWS, Command, Row, Test
@@ -32,6 +33,8 @@ LISTS = {"usual": "not thorough and not exhaustive", "full": ""}
 """Which tests an extent runs, in the words of pytest; "quick" runs none."""
 LONGEST = 300.0
 """Seconds of a command; longer is no evidence."""
+WRITING = ("-o", "--save", "--measure")
+"""Options whose value is what a command writes."""
 _SHOWN = 96
 
 
@@ -57,6 +60,8 @@ def main() -> None:
     tests = {} if asked.extent == "quick" else tested(wanted, LISTS[asked.extent])
     verdicts: dict[str, list[int]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
+        for command in needed(wanted):
+            called(command, Path(folder), asked.extent)
         for row in wanted:
             found = [
                 called(one, Path(folder), asked.extent) if isinstance(one, Command) else found_of(one, tests)
@@ -79,6 +84,30 @@ def numbers_of(text: str) -> set[int]:
         first, _, last = part.partition("-")
         found |= set(range(int(first), int(last or first) + 1))
     return found
+
+
+def needed(wanted: Sequence[Row]) -> list[Command]:
+    """Commands of other rows that write what commands of these rows read, directly or by way of each other."""
+    others = [one for row in ROWS if row not in wanted for one in row.evidence if isinstance(one, Command)]
+    words = {word for row in wanted for one in row.evidence if isinstance(one, Command) for word in paths_of(one)}
+    found: list[Command] = []
+    for one in reversed(others):
+        if words & written_by(one):
+            words |= paths_of(one)
+            found.append(one)
+    return found[::-1]
+
+
+def paths_of(command: Command) -> set[str]:
+    """Words of a command, and the folders of those that are paths: what it may read."""
+    words = shlex.split(command.words)
+    return {*words, *(word.partition("/")[0] for word in words)}
+
+
+def written_by(command: Command) -> set[str]:
+    """Files and folders that a command writes."""
+    words = shlex.split(command.words)
+    return {word for option, word in pairwise(words) if option in WRITING}
 
 
 def verdict_of(found: Iterable[Found]) -> str:
