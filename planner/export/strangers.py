@@ -14,23 +14,23 @@ _TORCH = (
 _MODALITIES = "encoders and decoders of pictures and sound are in no model that can be planned"
 
 _MARKS: tuple[tuple[str, str, str], ...] = (
-    (r"^\s*(ici|dcn)_\w+_parallelism\s*:|\bMaxText\b|maxtext\.|framework:\s*max(text|diffusion)",
+    (r"^[ \t]*(ici|dcn)_\w+_parallelism\s*:|\bMaxText\b|maxtext\.|framework:\s*max(text|diffusion)",
      "MaxText (JAX)", _TORCH),
-    (r"\blevanter\.|\baxis_resources:|^\s*mp:\s*['\"]?p=f32,c=", "Levanter (JAX)", _TORCH),
+    (r"\blevanter\.|\baxis_resources:|^[ \t]*mp:\s*['\"]?p=f32,c=", "Levanter (JAX)", _TORCH),
     (r"\bpaddle(\.distributed|nlp|formers|fleetx)|\b[mp]p_degree\b|\bsharding_parallel_degree\b",
      "PaddlePaddle", _TORCH),
     (r"\bverl\.trainer\.main_\w*|\bactor_rollout_ref\b", "verl", _RL),
-    (r"\bverl\.trainer\.\w*sft\w*|^\s*ulysses_sequence_parallel_size:", "verl", _TORCH),
+    (r"\bverl\.trainer\.\w*sft\w*|^[ \t]*ulysses_sequence_parallel_size:", "verl", _TORCH),
     (r"\bopen_instruct/(grpo|ppo)\w*\.py|\bopenrlhf\b|\btrlx\b|\bareal\.|\brl_grpo_\w+|\bchatlearn_|InferenceParallelismConfig",
      "a trainer by rewards", _RL),
-    (r"^\s*tp_mode:|^\s*pp_engine:|\bnanotron\b", "nanotron", _TORCH),
+    (r"^[ \t]*tp_mode:|^[ \t]*pp_engine:|\bnanotron\b", "nanotron", _TORCH),
     (r"\bolmo_core\b|\bscripts/train\.py configs/|--fsdp\.sharding_strategy|^fsdp:\n\s+wrapping_strategy",
      "OLMo", _TORCH),
     (r"\blitgpt[. ](data|pretrain|finetune)|^checkpoint_dir: checkpoints/", "LitGPT", _TORCH),
-    (r"^\s*device_train_microbatch_size:|^\s*global_train_batch_size:|\bllmfoundry\b",
+    (r"^[ \t]*device_train_microbatch_size:|^[ \t]*global_train_batch_size:|\bllmfoundry\b",
      "LLM Foundry (Composer)", _TORCH),
     (r"\bnemo_automodel\b", "NeMo Automodel", _TORCH),
-    (r"^\s*dyn_bsz\w*:|\bveomni\b", "VeOmni", _TORCH),
+    (r"^[ \t]*dyn_bsz\w*:|\bveomni\b", "VeOmni", _TORCH),
     (r"\b_component_: torchtune|\btune run\b", "torchtune", _TORCH),
     (r"\bcolossalai\b", "ColossalAI", _TORCH),
     (r"\bxtuner (train|pretrain)|\bXTUNER_", "XTuner", _TORCH),
@@ -38,16 +38,16 @@ _MARKS: tuple[tuple[str, str, str], ...] = (
     (r"\barctic_training\b|^type: (swiftkv|mlp_variant_\w+)", "ArcticTraining", _TORCH),
     (r"\bmetaseq\b", "metaseq", _TORCH),
     (r"\bapps\.main\.train\b", "Meta Lingua", _TORCH),
-    (r"\bllava/|\binternvl_chat\b|--vision_tower\b|^\s*mm_cfg:|^\s*(perception|modality_adapter|vision_encoder):"
+    (r"\bllava/|\binternvl_chat\b|--vision_tower\b|^[ \t]*mm_cfg:|^[ \t]*(perception|modality_adapter|vision_encoder):"
      r"|\bpretrain_mm_mlp_adapter\b|--mm_tunable_parts", "a model of pictures or sound", _MODALITIES),
     (r"\bFluxModel|\bflux_(12b|535m)|^name\s*=\s*['\"]flux['\"]|\bflux_\w+\(\) -> FluxTrainer"
      r"|stable_diffusion|maxdiffusion|\bwan2\.\d_",
      "a diffusion model", _MODALITIES),
     (r"(?i)\brwkv\b", "RWKV", "linear attention is in no model that can be planned"),
-    (r"^\s*model_size_in_b:|^search_config:", "a search over configurations", "give one that it makes"),
-    (r"^\s*-\s+serve_id:|^\s*-\s+(serve|inference):|^\s*engine:\s*vllm\b|^llm:\s*$", "serving", _NO_TRAINING),
-    (r"^\s*-\s+train:\s", "an experiment of FlagScale", "give the file of conf/train that it names"),
-    (r"^\s*draft_vocab_size:|\beagle[123]\b", "a draft model", "plans have one model that is trained"),
+    (r"^[ \t]*model_size_in_b:|^search_config:", "a search over configurations", "give one that it makes"),
+    (r"^[ \t]*-\s+serve_id:|^[ \t]*-\s+(serve|inference):|^[ \t]*engine:\s*vllm\b|^llm:\s*$", "serving", _NO_TRAINING),
+    (r"^[ \t]*-\s+train:\s", "an experiment of FlagScale", "give the file of conf/train that it names"),
+    (r"^[ \t]*draft_vocab_size:|\beagle[123]\b", "a draft model", "plans have one model that is trained"),
     (r"\$\{(conversion\w*|evaluation|export|fw_inference)\.|\bhf2nemo\b", "a conversion, an evaluation or an export",
      _NO_TRAINING),
     (r"^(import|from) pytest\b", "a test", "give the recipe that it tests"),
@@ -56,14 +56,16 @@ _MARKS: tuple[tuple[str, str, str], ...] = (
 
 _SERVES = re.compile(
     r"^run_mode:\s*['\"]?(predict|eval|export|chat)|\bvllm serve\b|\bsglang\.launch_server\b"
-    r"|^\s*(swift|megatron) (infer|deploy|export|eval|sample|app|rollout)\b"
+    r"|^[ \t]*(swift|megatron) (infer|deploy|export|eval|sample|app|rollout)\b"
     r"|\bllamafactory-cli (chat|export|webchat|api)\b",
     re.MULTILINE,
 )
 
 
 _TRAINS = re.compile(r"\b(swift|megatron) (sft|pt|rlhf)\b")
-_IDLE = re.compile(r"\b\w*(?:convert|reshap|preprocess|evaluat|generat|infer|analy[sz]e|quantiz|serve)\w*\.py\b")
+_IDLE = re.compile(
+    r"\b\w{0,80}(?:convert|reshap|preprocess|evaluat|generat|infer|analy[sz]e|quantiz|serve)\w{0,80}\.py\b"
+)
 
 
 def idle_program(text: str) -> str | None:

@@ -58,7 +58,7 @@ def with_dashes(options: Options) -> Options:
 def _swift(text: str) -> Options:
     """A command, or a YAML file that it is given."""
     given = options_in(text)
-    command = re.search(r"^\s*megatron[ \t]+(\w+)", text, re.MULTILINE)
+    command = re.search(r"^[ \t]*megatron[ \t]+(\w+)", text, re.MULTILINE)
     if command is not None and command[1] not in ("pt", "sft"):
         raise ExportError(
             f"megatron {command[1]}: preferences or rewards are trained for, beside other models; plans are read of"
@@ -145,7 +145,7 @@ def _slime(text: str) -> Options:
             f"--use-dynamic-batch-size: samples are packed to {whole} tokens; priced as samples of so many tokens, one"
             " a micro-batch, so a step takes less than this where samples are shorter"
         )
-    sourced = re.search(r"^\s*(?:source|\.)\s+\S*?models/([\w.-]+)\.sh", text, re.MULTILINE)
+    sourced = re.search(r"^[ \t]*(?:source|\.)\s+\S*?models/([\w.-]+)\.sh", text, re.MULTILINE)
     if sourced is not None:
         notes.append(f"models/{sourced[1]}.sh: the model is known by the name of this file, which was not read")
     return Options(
@@ -405,16 +405,16 @@ def _yaml_of(text: str) -> dict[str, Any]:
 
 
 _LAUNCHERS: tuple[tuple[str, Callable[[str], Options]], ...] = (
-    (r"^\s*megatron[ \t]+(pt|sft|rlhf)\b", _swift),
+    (r"^[ \t]*megatron[ \t]+(pt|sft|rlhf)\b", _swift),
     (r"\A(?=[\s\S]*^(tuner_type|train_type|max_length):)(?=[\s\S]*^micro_batch_size:)(?=[\s\S]*^model:)", _swift),
     (r"\A(?=[\s\S]*^per_device_train_batch_size:)(?=[\s\S]*^(tensor|pipeline|expert)_model_parallel_size:)", _mca),
     (r"--actor-num-gpus-per-node\b", _slime),
-    (r"^\s+framework:\s*megatron(_bridge)?\s*$", _primus),
+    (r"^[ \t]+framework:\s*megatron(_bridge)?\s*$", _primus),
     (
-        r"^system:[ \t]*\n(?:[ \t#].*\n|\n)*?[ \t]+(tensor_model_parallel_size|pipeline_model_parallel_size):",
+        r"^system:[ \t]*\n(?:[ \t#].*\n|\n){0,80}?[ \t]+(tensor_model_parallel_size|pipeline_model_parallel_size):",
         _flagscale,
     ),
-    (r"""^\s*["']?pipe[-_]parallel[-_]size["']?\s*:""", _neox),
+    (r"""^[ \t]*["']?pipe[-_]parallel[-_]size["']?\s*:""", _neox),
     (r"--model_recipe_name\b|scripts/performance/(custom_setup_experiment|run_script)\.py", _bridge),
     (r"\brun_recipe\.py\b", _recipe_run),
 )

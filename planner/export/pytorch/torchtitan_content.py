@@ -21,7 +21,7 @@ _PAIR = 2
 _SHARDS = "data_parallel_shard_degree"
 SPLIT_POINTS = "pipeline_parallel_split_points"
 _LIMITS = replace(SETTINGS, finite=False)  # a norm of infinity clips nothing
-_PRIMUS = re.compile(r"^\s+framework:\s*torchtitan\b", re.MULTILINE)
+_PRIMUS = re.compile(r"^[ \t]+framework:\s*torchtitan\b", re.MULTILINE)
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "activation_checkpoint": {"mode": "none"},
     "compile": {"enable": True},
@@ -47,7 +47,7 @@ def primus_model(text: str) -> str | None:
     if not _PRIMUS.search(text):
         return None
     named = re.search(
-        r"^\s+model:[ \t]*(?:\$\{\w+:)?([\w.-]+?)\}?(?:-fp8|-bf16)?\.yaml", text, re.MULTILINE | re.IGNORECASE
+        r"^[ \t]+model:[ \t]*(?:\$\{\w+:)?([\w.-]+?)\}?(?:-fp8|-bf16)?\.yaml", text, re.MULTILINE | re.IGNORECASE
     )
     return "" if named is None else named[1]
 

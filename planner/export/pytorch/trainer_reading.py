@@ -25,8 +25,8 @@ from planner.export.target import Facts, Reading
 from planner.export.unmodelled import unmodelled
 
 _BATCH = "per_device_train_batch_size"
-_MARK = re.compile(rf"^\s*(?:[\"']?{_BATCH}[\"']?\s*:|[^#\n]*--{_BATCH}\b)", re.MULTILINE)
-_OTHERS = re.compile(r"^base_model:|^\s*[\"']?\w+_model_parallel_size[\"']?\s*:", re.MULTILINE)
+_MARK = re.compile(rf"^(?:[ \t]*[\"']?{_BATCH}[\"']?[ \t]*:|[^#\n]*--{_BATCH}\b)", re.MULTILINE)
+_OTHERS = re.compile(r"^base_model:|^[ \t]*[\"']?\w+_model_parallel_size[\"']?\s*:", re.MULTILINE)
 _MODELS = ("model", "model_name_or_path", "model_id", "base_model_name_or_path", "model_id_or_path")
 _LENGTHS = ("max_length", "max_seq_length", "model_max_length", "cutoff_len", "max_seq_len", "block_size")
 _ADAPTED = ("finetuning_type", "tuner_type", "train_type", "sft_type")

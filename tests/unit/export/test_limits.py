@@ -5,8 +5,10 @@ import pytest
 from planner.export.description import ExportError
 from planner.export.files.arguments import options_in
 from planner.export.files.yaml_files import settings_of
+from planner.export.guessing import guessed_engine
 from planner.export.target import Facts
 from planner.export.targets import TARGETS
+from tests.refusals import refused
 
 FACTS = Facts(layers=4, devices=4, architecture=None)
 LAUGHS = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(
@@ -69,3 +71,14 @@ def test_slurm_sets_what_a_script_asks_it_for() -> None:
     used = "p.py --x $SLURM_NNODES --y $((SLURM_NNODES * 2)) --z ${SLURM_NTASKS:-1} --w $SLURM_CPUS_PER_TASK --v $N"
     options = options_in(f"{asked}N=$((SLURM_NNODES * SLURM_GPUS_ON_NODE))\n{used}")
     assert [options.integer(name) for name in "xyzwv"] == [4, 8, 1, 12, 32]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\n" * 400_000, " " * 400_000, "convert" * 60_000, "system:\n \n" * 50_000, "--" * 200_000, "fsdp:\n \n" * 60_000],
+    ids=["lines", "blanks", "word", "sections", "dashes", "mappings"],
+)
+def test_whose_a_long_file_is_takes_no_longer_than_reading_it(text: str) -> None:
+    """A mark that tries every place against every other would not come back from these."""
+    with refused(ExportError, "--from"):
+        guessed_engine(text, TARGETS)
