@@ -31,7 +31,7 @@ from planner.validation.contradictions import refuse_peak, refuse_rate
 from planner.validation.peak import KIND_WORDS, kind_of_peak, least_needed, peak_ends, peak_of
 from planner.validation.rows import Row
 from planner.validation.software import machine_of_run
-from planner.validation.spared import fewest_recomputed, spared_plan
+from planner.validation.spared import fewest_recomputed, keeping_all, spared_plan
 
 CHUNK = 60
 """Rows that a process takes at once: tracing a model again costs as much as evaluating a few of its rows."""
@@ -40,6 +40,9 @@ FEW = 12
 """Rows for which it does not pay to start processes."""
 
 _ENDLESS = 1e18  # bytes
+_ALL_SHARDED = 3
+"""ZeRO stage that shares weights out, too."""
+
 _NARROW = ("deepspeed-zero3", "internevo")
 
 INFERRED = "recomputation inferred"
@@ -245,14 +248,21 @@ def _priced(
 ) -> tuple[Prediction, tuple[str, ...]]:
     """The prediction of a run on devices that have so many bytes, priced on some without end, and notes on what had to
     be inferred from them."""
-    plan = _searched(run, cluster, graph)
-    prediction = plan.prediction
-    if run.spared.by_block:
-        plan = spared_plan(plan, run.spared, graph, TRACED_BATCH)
-        prediction = predict(bind(plan, graph, TRACED_BATCH), cluster)
 
     def fits(one: Prediction) -> bool:
         return least_needed(one, cluster.device, cluster.software) <= memory
+
+    def as_run(plan: Plan) -> tuple[Plan, Prediction]:
+        if not run.spared.by_block:
+            return plan, plan.prediction
+        plan = spared_plan(plan, run.spared, graph, TRACED_BATCH)
+        return plan, predict(bind(plan, graph, TRACED_BATCH), cluster)
+
+    plan, prediction = as_run(_searched(run, cluster, graph))
+    if run.pinned.zero == _ALL_SHARDED and not run.spared.offloaded and not fits(prediction):
+        sharded = _as_sharded(run, cluster, graph, memory)
+        if sharded is not None:
+            plan, prediction = as_run(sharded)
 
     if not run.untold or row.out_of_memory or fits(prediction):
         return prediction, ()
@@ -260,6 +270,19 @@ def _priced(
     if found is None:
         return prediction, ("it does not fit with all blocks recomputed, either",)
     return found[1], (f"{INFERRED}: {found[0]} blocks of every pipeline rank, the fewest with which it fits",)
+
+
+def _as_sharded(run: Run, cluster: Cluster, graph: OperatorGraph, memory: Bytes) -> Plan | None:
+    """The plan of a run under ZeRO 3 on devices of so many bytes; None where none fits. Where devices do not divide the
+    dims of weights there are several ways to share these out, and without end of memory the fastest has them whole."""
+    small = replace(cluster, device=replace(cluster.device, memory=memory))
+    pinned = replace(run.pinned, recompute="full", never_kept=()) if run.spared.by_block else run.pinned
+    with suppress(PlannerError):
+        plan = _searched(replace(run, pinned=pinned), small, graph)
+        if not plan.prediction.offloaded:
+            plan = keeping_all(plan, graph, TRACED_BATCH) if run.spared.by_block else plan
+            return replace(plan, prediction=predict(bind(plan, graph, TRACED_BATCH), cluster))
+    return None
 
 
 def _searched(run: Run, cluster: Cluster, graph: OperatorGraph) -> Plan:

@@ -6,6 +6,7 @@ import pytest
 
 from hardware_profiles import load_profile, load_software
 from planner.validation.configuration import Run, run_of
+from planner.validation.evaluate import evaluate_rows
 from planner.validation.network import stated_bandwidth
 from planner.validation.spared import Spared
 from tests.unit.validation.test_software import machine, one
@@ -146,3 +147,24 @@ def test_the_share_of_blocks_that_are_run_again_by_hfu(tmp_path: Path, beyond: f
     )
     assert found.spared == (Spared() if spared is None else Spared(recomputed=spared))
     assert found.pinned.recompute == ("full" if spared is None else "none")
+
+
+@pytest.mark.slow
+def test_weights_are_shared_out_where_devices_do_not_divide_their_dims(tmp_path: Path) -> None:
+    """On 96 devices a 34B fits as FSDP has it; with whole weights, which a slow network makes faster, it does not."""
+    (found,) = evaluate_rows(
+        [
+            one(
+                tmp_path,
+                **{"profile": "h100-80gb", "device": "H100", "n_layers": "48", "hidden": "8192", "ffn_hidden": "22016"},
+                **{"n_heads": "64", "n_kv_heads": "8", "head_dim": "128", "vocab": "32000", "n_params_B": "33.7"},
+                **{"arch": "gqa", "seq_len": "4096", "n_devices": "96", "devices_per_node": "8", "dp": "96", "tp": "1"},
+                **{"pp": "1", "zero_stage": "3", "micro_batch": "2", "global_batch": "192", "recompute": "full"},
+                **{"inter_bw": "800Gb/s per node", "iter_time_s": "5.285", "peak_mem_GB": "", "date": "2024-02"},
+            )
+        ]
+    )
+    assert found.error is None
+    assert found.needed_bytes is not None
+    assert found.capacity_bytes is not None
+    assert found.needed_bytes < found.capacity_bytes
