@@ -287,8 +287,8 @@ class Options:
             HAND,
             "NAME",
             "Pipeline schedule: 1f1b, gpipe, interleaved_1f1b, zb_h1, seqpipe. Twice the warm-up: eager_1f1b. In a"
-            " V: zb_v, dualpipe_v. Asynchronous: pipedream, pipedream_2bw. Where not given, the fastest of 1f1b,"
-            " eager_1f1b, gpipe, interleaved_1f1b and zb_h1.",
+            " V: zb_v, dualpipe_v. Asynchronous: pipedream, pipedream_2bw. Where not given, the fastest with a"
+            " flush; those in a V where pipelines are idle.",
             known=completion.schedules,
         ),
     ] = None

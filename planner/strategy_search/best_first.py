@@ -455,6 +455,8 @@ class BestFirst:
                 why if not stopped else "the search was stopped",
             )
         plans = self._plans(bound, stopped)
+        if plans[0].plan.schedule_kind.v_shaped:
+            bound = min(bound, self.engine.least_work)
         return SearchResult(
             plans=plans,
             priced=self.priced,
@@ -494,8 +496,12 @@ class BestFirst:
             return self._proved(self.ready, bound)
 
     def _proved(self, plans: Sequence[Ranked], bound: float) -> tuple[Ranked, ...]:
-        """Plans with what is known by now: none takes less than the bound."""
-        return tuple(with_proof(ranked, bound, covered=self.covered) for ranked in plans)
+        """Plans with what is known by now: none takes less than the bound, which is about stages that lie one after the
+        other; of those in a V no more is known than that all of them work."""
+        work = min(bound, self.engine.least_work)
+        return tuple(
+            with_proof(one, work if one.plan.schedule_kind.v_shaped else bound, covered=self.covered) for one in plans
+        )
 
     def _finalists(self, found: Sequence[Contender]) -> Finalists:
         maker = PlanMaker(

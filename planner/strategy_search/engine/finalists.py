@@ -7,12 +7,15 @@ import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
 from typing import NamedTuple
 
 from hardware_profiles import Bytes, Hidden, Seconds
 from planner.errors import InfeasibleError, LimitError
 from planner.limits import reached, reading, seconds_left
 from planner.plan.layout.offloaded import offloaded_fault
+from planner.plan.prediction.step import PIPELINE_BUBBLE
 from planner.pricing.bucket_size import room_of
 from planner.sharding.update import AUTO_BUCKETS, EACH
 from planner.strategy_search.engine.contenders import Contender
@@ -27,10 +30,12 @@ from planner.strategy_search.engine.product_overlap import (
 )
 from planner.strategy_search.engine.proofs import OPTIMAL, Ranked
 from planner.strategy_search.engine.scheduling import (
+    IN_A_V,
     WORTH,
     as_asked,
     asks,
     fastest_schedule,
+    may_lie_in_a_v,
     reorders,
     turns_may_cover,
     with_turns,
@@ -51,6 +56,13 @@ _LEANER = 10
 
 _GROWS = 4
 """By what the memory that is left grows from one time to the next."""
+
+_IDLE = 0.05
+"""Share of a step that a pipeline must be idle, before its stages are tried in a V: some of it is left there, and
+dividing them anew takes as long as it took before."""
+
+_TURNED = 2
+"""Results whose stages are tried in a V, at most."""
 
 _LESS = 0.5
 """Of what was missing for overlaps, more is left for them as long as so much or less is missing then."""
@@ -89,6 +101,7 @@ class Finalists:
         self._before: dict[int, Ranked] = {}  # of what is known, without overlaps
         self._overlapped: dict[int, _WithOverlap] = {}  # by identity
         self._turned: dict[int, tuple[Ranked, Ranked]] = {}
+        self._laid: dict[tuple[int, str], Ranked | None] = {}  # in a V, by the identity of what is in `_known`
 
     def plans(self) -> tuple[Ranked, ...]:
         """The fastest of the contenders, fastest first; those that cannot be among them are not priced."""
@@ -123,7 +136,8 @@ class Finalists:
                 " optimizer:disk, or more devices"
             )
         best, *others = [ranked for ranked, fault in zip(fitting, faults, strict=True) if fault is None]
-        best = best if seconds_left() < longest else self._with_turns(best)
+        if seconds_left() >= longest:
+            best = self._in_a_v(self._with_turns(best))
         return tuple(sorted([best, *others[: top - 1]], key=lambda ranked: ranked.seconds))
 
     def _least_step(self, found: Contender) -> Seconds:
@@ -278,6 +292,58 @@ class Finalists:
             return best
         settled = self._in_turns(self.maker.as_found(found), cutoff)
         return settled if settled.seconds < turned.seconds and self._storable(settled) else turned
+
+    def _in_a_v(self, best: Ranked) -> Ranked:
+        """The best, or a faster result with two stages on each rank, in a V, whose orders have next to no bubble:
+        results are tried that are faster without theirs."""
+        if not may_lie_in_a_v(self.request):
+            return best
+        bubbles = [
+            (dict(ranked.plan.prediction.time)[PIPELINE_BUBBLE], number, found, ranked)
+            for number, (found, ranked) in enumerate(self._known.values())
+            if 1 < found.configuration.pipeline <= self.engine.template.blocks.count // 2
+            and found.configuration.virtual_stages == 1
+        ]
+        hopeful = [
+            (ranked.seconds - bubble, number, found)
+            for bubble, number, found, ranked in bubbles
+            if bubble > _IDLE * ranked.seconds
+        ]
+        for (least, _, found), schedule in product(sorted(hopeful)[:_TURNED], IN_A_V):
+            if least < best.seconds * (1 - WORTH) and not reached():
+                with contextlib.suppress(LimitError):
+                    laid = self._laid_in_a_v(found, schedule, best.seconds)
+                    if laid is not None and laid.seconds < best.seconds * (1 - WORTH):
+                        best = laid
+        return best
+
+    def _laid_in_a_v(self, found: Contender, schedule: str, cutoff: Seconds) -> Ranked | None:
+        """What a contender has, with its stages in a V; None where that takes `cutoff` or does not fit."""
+        key = (id(found), schedule)
+        if key not in self._laid:
+            self._laid[key] = self._divided_for_a_v(found, schedule, cutoff)
+        return self._laid[key]
+
+    def _divided_for_a_v(self, found: Contender, schedule: str, cutoff: Seconds) -> Ranked | None:
+        own, gathers = self._in_order_of_a_v, found.outcome.gathers
+        configuration = replace(found.configuration, schedule=schedule)
+        p, m = configuration.pipeline, configuration.micro_batches
+        longer = cutoff * (m + p - 1) / m  # sums have the bubble of 1F1B
+        outcome = own.engine.evaluate_as(gathers, configuration, cutoff=longer)
+        if not outcome.ranks:
+            return None
+        pieces = own.engine.pipeline_of_kinds(configuration, gathers)
+        laid = Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pieces)
+        ranked = own.overlapped(own._best_of(laid, longer))
+        return ranked if own._storable(ranked) else None
+
+    @cached_property
+    def _in_order_of_a_v(self) -> "Finalists":
+        """What makes plans where such an order is asked for: nothing travels under its products, so that layouts are
+        others."""
+        request = replace(self.request, pinned=replace(self.request.pinned, schedule=IN_A_V[0]))
+        engine = Engine(request=request, template=self.engine.template, limits=self.engine.limits)
+        return Finalists(maker=replace(self.maker, request=request, engine=engine), found=())
 
     def overlapped(self, ranked: Ranked) -> Ranked:
         """A result whose tensor parallelism communicates under its products, and whose experts under other work, where

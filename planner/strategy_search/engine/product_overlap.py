@@ -154,6 +154,7 @@ def _tried(bound: BoundPlan, pinned: Pinned, cluster: Machine) -> BoundPlan | No
     """The plan with the overlaps that are asked for, or its best, perhaps under 1F1B; None where it can have none."""
     plan, asked = bound.plan, pinned.tensor_overlap
     free = pinned.schedule is None and pinned.interleave is None and pinned.slices is None
+    free = free and not plan.schedule_kind.v_shaped  # whose stages lie otherwise
     for schedule in dict.fromkeys((plan.schedule, "1f1b")) if free else (plan.schedule,):
         if tensor_overlap_fault(True, schedule, plan.training.interleave, plan.slices) is not None:
             continue

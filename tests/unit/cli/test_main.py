@@ -261,7 +261,7 @@ def test_what_is_asked_for_is_kept(folder: Path) -> None:
     options = ("--mesh", "1x2", "--pipeline", "2", "--micro-batches", "4", "--recompute", "full", "--optimizer", "sgd")
     made(*TINY, "--devices", "4", *options, "--precision", "bf16", "--seq-len", "64", "--global-batch", "8")
     found = load_plan(folder / "plan.json")
-    assert (found.mesh.sizes, len(found.stages), found.training.micro_batches) == ((2,), 2, 4)
+    assert (found.mesh.sizes, found.pipeline, found.training.micro_batches) == ((2,), 2, 4)
     words = {group.recomputation for group in found.groups if group.blocks}
     assert (words, found.training.optimizer, found.training.precision) == ({"full"}, "sgd", "bf16")
     assert (found.model.sequence_length, found.training.global_batch) == (64, 8)

@@ -1,6 +1,7 @@
 """The search and the schedules: pinned, compared, and within the memory there is."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from planner.sharding.update import PLAIN, Update
 from planner.strategy_search.best_first import BestFirst
 from planner.strategy_search.engine import finalists
 from planner.strategy_search.engine.finalists import OverfullError
-from planner.strategy_search.engine.scheduling import WORTH
+from planner.strategy_search.engine.scheduling import IN_A_V, WORTH
 from planner.strategy_search.engine.v_stages import v_counts
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import SearchResult
@@ -56,6 +57,25 @@ def test_stages_in_a_v_are_pinned(schedule: str) -> None:
     assert 0 < found.bound_seconds < found.plan.prediction.step_seconds
     with refused(RequestError, schedule, 8, 4):
         result_of("llama-4", pipeline=4, schedule=schedule)
+
+
+@pytest.mark.slow
+def test_stages_lie_in_a_v_where_a_pipeline_is_idle_and_nobody_decided() -> None:
+    """As fast as where such an order is asked for, and without a proof that is about others."""
+
+    def found(**pinned: Any) -> Any:
+        given = {"pipeline": 4, "micro_batches": 16, **pinned}
+        return planner.search("gpt2-xl", devices=8, hardware="v100-32gb", global_batch=32, pinned=given)
+
+    free, asked, straight = found(), found(schedule="zb_v"), found(virtual_stages=1)
+    seconds = free.plan.prediction.step_seconds
+    assert free.plan.schedule in IN_A_V
+    assert len(free.plan.stages) == 8
+    assert straight.plan.schedule not in IN_A_V
+    assert seconds < straight.plan.prediction.step_seconds * (1 - WORTH)
+    assert seconds < asked.plan.prediction.step_seconds * (1 + WORTH)
+    assert free.plan.provenance.status == "feasible"
+    assert free.plan.provenance.gap == pytest.approx(asked.plan.provenance.gap, abs=0.01)
 
 
 @pytest.mark.parametrize(
