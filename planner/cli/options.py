@@ -227,7 +227,7 @@ class Options:
             " attention; hybrid: Ulysses within a ring; auto compares them, and all degrees where"
             " --context is not given. By default heads; where no degree is given, rings are tried around"
             " the best plan, too.",
-            "heads, then rings",
+            "heads",
             known=completion.contexts,
         ),
     ] = None
