@@ -59,7 +59,7 @@ def test_bounds_know_of_it(pipeline: int, slower: float) -> None:
     fast = occupied(cluster_of("h100-80gb", 4))
     cluster = replace(fast, levels=tuple(replace(one, bandwidth=one.bandwidth / slower) for one in fast.levels))
     case = replace(make_case("llama-4", "h100-80gb", configuration, 16, "bf16", update=update), cluster=cluster)
-    pinned = Pinned(pipeline=pipeline, micro_batches=4)
+    pinned = Pinned(pipeline=pipeline, micro_batches=4, schedule="1f1b")
     found = search(request_of("llama-4", cluster, 16, pinned=pinned, update=update, precision="bf16"))
     plans = [found.plan, *(plan_of(case, random_ranks(case, draw, random_state(case, draw))) for _ in range(20))]
     sums = [predict(bind(plan, traced("llama-4"), BATCH), cluster).objective_seconds for plan in plans]
