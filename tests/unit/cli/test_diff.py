@@ -18,7 +18,7 @@ PLANS: dict[str, tuple[str, ...]] = {
     "zero": ("--devices", "4", "--data", "4", "--zero", "3", "--micro-batches", "2", "--recompute", "full"),
     "tensor": ("--devices", "4", "--tensor", "4", "--micro-batches", "1"),
     "both": ("--devices", "4", "--data", "2", "--tensor", "2", "--micro-batches", "2"),
-    "pipeline": ("--devices", "4", "--pipeline", "2", "--tensor", "2", "--micro-batches", "8"),
+    "pipeline": ("--devices", "4", "--pipeline", "2", "--tensor", "2", "--micro-batches", "8", "--schedule", "1f1b"),
     "host": ("--devices", "4", "--data", "4", "--zero", "0", "--micro-batches", "1", "--place", EMBEDDING),
     "servers": ("--devices", "4", "--pipeline", "2", "--tensor", "2", "--micro-batches", "8", "--place", ON_SERVERS),
     "short": ("--devices", "4", "--data", "4", "--zero", "0", "--micro-batches", "1", "--seq-len", "64"),
