@@ -6,12 +6,13 @@ interpreters do it, too, is in test_launch_random.py, test_sockets.py, test_brea
 """
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
@@ -24,8 +25,15 @@ from tests.suite_times import worked
 def forked_ranks() -> Iterator[None]:
     """Meanwhile runs of this process fork their ranks."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runtime.processes.ranks, "subprocess", SimpleNamespace(Popen=_Forked))
+        patch.setattr(runtime.processes.ranks, "subprocess", SimpleNamespace(Popen=_started))
         yield
+
+
+def _started(command: Sequence[str], **settings: Any) -> "_Forked | subprocess.Popen[bytes]":
+    """Ranks of runs are forked; those of proofs, another module, are started as ever."""
+    if "runtime" in command:
+        return _Forked(command, **settings)
+    return subprocess.Popen(command, **settings)
 
 
 class _Forked:

@@ -66,8 +66,15 @@ STANDS_FOR = {
 
 _BY_HAND = "plan --model llama70b --devices 64 --tensor 8 --pipeline 8 --zero 1 -o llama70b-64-by-hand.json"
 _TWO = "plan --model llama-tiny --devices 2 --hardware cpu --global-batch 16 -o two.json"
+_TINY = "plan --model llama-tiny --devices 4 --hardware cpu -o tiny.json"
+_SAVED = "plan run tiny.json --steps 4 --save runs/tiny --save-every 2 --continue --no-check"
 
 FIRST = {
+    "plan audit llama70b-64.json": (_TINY,),
+    "plan prove llama70b-64.json": (_TINY,),
+    "plan run tiny.json --steps 20 --save runs/tiny --save-every 10 --continue --no-check": (_TINY,),
+    "plan run two.json --steps 30 --resume runs/tiny --no-check": (_TINY, _SAVED, _TWO),
+    "plan checkpoint merge runs/tiny -o tiny-model": (_TINY, _SAVED),
     "plan explain llama70b-64.json": (_TWO,),
     "plan explain llama70b-64.json '*.mlp.up_proj'": (_TWO,),
     "plan run plan.json --model package.module:factory": (
@@ -86,9 +93,7 @@ FIRST = {
 
 SMALLER = {
     # ten seconds of steps each
-    "plan run tiny.json --steps 20 --save runs/tiny --save-every 10 --continue --no-check": (
-        "plan run tiny.json --steps 4 --save runs/tiny --save-every 2 --continue --no-check"
-    ),
+    "plan run tiny.json --steps 20 --save runs/tiny --save-every 10 --continue --no-check": _SAVED,
     "plan run two.json --steps 30 --resume runs/tiny --no-check": (
         "plan run two.json --steps 6 --resume runs/tiny --no-check"
     ),
