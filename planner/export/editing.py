@@ -154,6 +154,8 @@ def _edited_yaml(text: str, changes: Settings) -> str:
         first, last, indent = place
         written = "" if value is _ABSENT else json.dumps(value).strip('"')
         at = _line_of(lines, key, first, last, indent)
+        if at is not None and _says(lines[at], value):
+            continue
         if at is not None:
             _, mark, comment = lines[at].rstrip("\n").partition("#")
             tail = f"  #{comment}" if mark else ""
@@ -162,6 +164,12 @@ def _edited_yaml(text: str, changes: Settings) -> str:
         elif value is not _ABSENT:
             lines.insert(last, f"{indent}{_quoted(key)}: {written}\n")
     return "".join(lines)
+
+
+def _says(line: str, value: Any) -> bool:
+    """Whether a line gives its key this value already, in other words perhaps: `True` for true."""
+    written = line.partition("#")[0].partition(":")[2].strip()
+    return isinstance(value, bool) and written.lower() == json.dumps(value)
 
 
 def _quoted(key: str) -> str:

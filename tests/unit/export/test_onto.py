@@ -8,6 +8,7 @@ import pytest
 from planner.api.advising import _GROUPS
 from planner.export.architecture import architecture_of
 from planner.export.description import Description, ExportError
+from planner.export.editing import edited
 from planner.export.files.yaml_files import parse_yaml
 from planner.export.onto import written_onto
 from planner.export.target import Facts, Job
@@ -54,6 +55,18 @@ def test_what_a_plan_changes_is_changed_and_the_rest_stays() -> None:
     assert {"  model_parallel: 4", "  data_parallel: 2", "  use_seq_parallel: false"} <= lines
     assert target.read(again, LLAMA).description == changed
     assert "strategy_ckpt_save_file: ./ckpt_strategy.ckpt" in again
+
+
+def test_a_line_that_says_so_already_stays_as_it_is_written() -> None:
+    """Sharded states of one replica are none, so that the plan is told of them: the file was all along."""
+    text = (PUBLISHED / "mindformers" / "finetune_llama3_1_70b.yaml").read_text()
+    text = text.replace("enable_parallel_optimizer: true", "enable_parallel_optimizer: True")
+    target, job = TARGETS["mindformers"], job_of("mindformers", text)
+    job = replace(job, description=replace(job.description, zero=0))
+    changed = replace(job.description, tensor=4, data=2, zero=1)
+    again = edited(target, text, job, changed)
+    assert "enable_parallel_optimizer: True" in again
+    assert "  model_parallel: 4" in again.splitlines()
 
 
 QWEN = """parallel_config:  # of 8
