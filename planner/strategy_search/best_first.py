@@ -455,12 +455,10 @@ class BestFirst:
                 why if not stopped else "the search was stopped",
             )
         plans = self._plans(bound, stopped)
-        if plans[0].plan.schedule_kind.v_shaped:
-            bound = min(bound, self.engine.least_work)
         return SearchResult(
             plans=plans,
             priced=self.priced,
-            bound_seconds=bound,
+            bound_seconds=self._bound_of(plans[0], bound),
             covered=self.covered,
             contexts=self.contexts.outcomes(),
             limits=self.limits,
@@ -496,12 +494,13 @@ class BestFirst:
             return self._proved(self.ready, bound)
 
     def _proved(self, plans: Sequence[Ranked], bound: float) -> tuple[Ranked, ...]:
-        """Plans with what is known by now: none takes less than the bound, which is about stages that lie one after the
-        other; of those in a V no more is known than that all of them work."""
-        work = min(bound, self.engine.least_work)
-        return tuple(
-            with_proof(one, work if one.plan.schedule_kind.v_shaped else bound, covered=self.covered) for one in plans
-        )
+        """Plans with what is known by now."""
+        return tuple(with_proof(one, self._bound_of(one, bound), covered=self.covered) for one in plans)
+
+    def _bound_of(self, ranked: Ranked, bound: float) -> float:
+        """What no plan like one takes less than. The bound of the search is about stages that lie one after the other;
+        of those in a V no more is known than that all of them work."""
+        return min(bound, self.engine.least_work) if ranked.plan.schedule_kind.v_shaped else bound
 
     def _finalists(self, found: Sequence[Contender]) -> Finalists:
         maker = PlanMaker(

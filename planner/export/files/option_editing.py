@@ -32,15 +32,15 @@ def edited_keys(text: str, changes: Mapping[str, str | None]) -> str:
     """The same of a YAML file whose keys are options, with or without their dashes."""
     lines = text.splitlines(keepends=True)
     for name, value in changes.items():
-        found = [n for n, line in enumerate(lines) if _key(name).match(line)]
+        found = [(n, head[0]) for n, line in enumerate(lines) if (head := _key(name).match(line))]
         if len(found) > 1:
             raise ExportError(f"{name} stands {len(found)} times in this file; change it by hand")
         if found and value is None:
-            del lines[found[0]]
+            del lines[found[0][0]]
         elif found:
-            head, comment = _key(name).match(lines[found[0]]), re.search(r"[ \t]+#.*", lines[found[0]])
-            assert head is not None
-            lines[found[0]] = f"{head[0]}{_plain(value or '')}{comment[0] if comment else ''}\n"
+            (place, key), *_ = found
+            comment = re.search(r"[ \t]+#.*", lines[place])
+            lines[place] = f"{key}{_plain(value or '')}{comment[0] if comment else ''}\n"
         elif value is not None:
             at, like = _key_anchor(lines)
             written = f"--{name}" if "--" in like else name.replace("-", "_")
@@ -56,9 +56,13 @@ def _plain(value: str) -> str:
     return f"[{value.replace(' ', ', ')}]" if " " in value else value
 
 
+def _words(name: str) -> str:
+    """The pattern of a name whose words are joined by dashes or underscores."""
+    return "[-_]".join(re.escape(word) for word in name.split("-"))
+
+
 def _key(name: str) -> re.Pattern[str]:
-    words = "[-_]".join(re.escape(word) for word in name.split("-"))
-    return re.compile(rf"^[ \t]*['\"]?(?:--)?{words}['\"]?[ \t]*:[ \t]*")
+    return re.compile(rf"^[ \t]*['\"]?(?:--)?{_words(name)}['\"]?[ \t]*:[ \t]*")
 
 
 def _key_anchor(lines: list[str]) -> tuple[int, str]:
@@ -70,9 +74,10 @@ def _key_anchor(lines: list[str]) -> tuple[int, str]:
 
 
 def _option(name: str) -> re.Pattern[str]:
-    words = "[-_]".join(re.escape(word) for word in name.split("-"))
     value = r"""(?:"[^"\n]*"|'[^'\n]*'|\$\(\([^\n]*?\)\)|[^\s"'\\)]+)"""
-    return re.compile(rf"(?<![\w-])--{words}(?![\w-])((?:=|[ \t]+)(?!--|\\)(?:{value})(?:[ \t]+(?!--|\\|#){value})*)?")
+    return re.compile(
+        rf"(?<![\w-])--{_words(name)}(?![\w-])((?:=|[ \t]+)(?!--|\\)(?:{value})(?:[ \t]+(?!--|\\|#){value})*)?"
+    )
 
 
 def _places(lines: list[str], name: str) -> list[tuple[int, re.Match[str]]]:

@@ -71,15 +71,15 @@ class Together:
             for message in bucket_messages(way.bucket):
                 charge(cost.messages, way.part, A_BLOCK, message, {way.phase: 1})
             sent[way.part, way.phase] += sum(seconds)
+            first = seconds[0] * self.cluster.device.overlapped  # what follows it is waited for when it is there
             if way not in waited or relayed:
-                # what follows it is waited for when it is there
-                _pass(chunk, way.phase).hide(seconds[0] * self.cluster.device.overlapped)
+                _pass(chunk, way.phase).hide(first)
             if (
                 way in waited
                 and relayed
                 and ((way.kind == "there" and not stage) or (way.kind == "back" and stage < self.bound.plan.pipeline))
             ):
-                _pass(chunk, way.phase).uncovered += seconds[0] * self.cluster.device.overlapped
+                _pass(chunk, way.phase).uncovered += first
         for phase in ("forward", "recomputation", "backward"):
             for part in (GATHERING, REDUCING):
                 beyond = sent[part, phase] - self.charged.pop((stage, part, phase), 0.0)

@@ -1,29 +1,19 @@
 """The benchmark of one accelerator, on a CPU."""
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.benchmarks import bench_device as bench
 
-
-def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_device", ROOT / "tests" / "benchmarks" / "bench_device.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+PROFILE = Path(__file__).resolve().parents[3] / "hardware_profiles" / "cpu.toml"
 
 
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_it_measures_what_was_predicted_and_plain_pytorch(tmp_path: Path) -> None:
-    bench = benchmark()
     case = bench.ON_PROCESSORS[0]
-    found = bench.measured(case, tmp_path, ROOT / "hardware_profiles" / "cpu.toml")
+    found = bench.measured(case, tmp_path, PROFILE)
     assert found["agrees"] is True
     assert found["seconds"] > 0
     assert "%" in bench.columns(found)
@@ -33,7 +23,6 @@ def test_it_measures_what_was_predicted_and_plain_pytorch(tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_what_cannot_be_planned_says_why(tmp_path: Path) -> None:
-    bench = benchmark()
     found = bench.measured(bench.ON_PROCESSORS[0], tmp_path, tmp_path / "missing.toml")
     assert isinstance(found, str)
     assert "missing.toml" in found

@@ -85,12 +85,17 @@ def test_the_pieces_and_the_judge_agree(
 @pytest.mark.parametrize("pipeline", [1, 2])
 def test_no_sum_of_a_plan_whose_weights_come_ahead_is_less_than_the_bound(pipeline: int, slower: float) -> None:
     """Whether its messages are shorter than its work or longer."""
-    draw, update = random.Random(pipeline), Update(buckets="none", gathers="ahead")
-    configuration = Configuration(pipeline=pipeline, mesh=(4 // pipeline,), micro_batches=4)
-    fast = cluster_of("h100-80gb", 4)
+    pinned = Pinned(pipeline=pipeline, micro_batches=4)
+    check_bound(cluster_of("h100-80gb", 4), slower, pinned, Update(buckets="none", gathers="ahead"))
+
+
+def check_bound(fast: Cluster, slower: float, pinned: Pinned, update: Update) -> None:
+    """No plan of four blocks that is drawn has a sum below the bound, on links that are so many times slower."""
+    assert pinned.pipeline is not None
+    draw = random.Random(pinned.pipeline)
+    configuration = Configuration(pipeline=pinned.pipeline, mesh=(4 // pinned.pipeline,), micro_batches=4)
     cluster = replace(fast, levels=tuple(replace(one, bandwidth=one.bandwidth / slower) for one in fast.levels))
     case = replace(make_case("llama-4", "h100-80gb", configuration, 16, "bf16", update=update), cluster=cluster)
-    pinned = Pinned(pipeline=pipeline, micro_batches=4)
     found = search(request_of("llama-4", cluster, 16, pinned=pinned, update=update, precision="bf16"))
     plans = [found.plan, *(plan_of(case, random_ranks(case, draw, random_state(case, draw))) for _ in range(20))]
     sums = [predict(bind(plan, traced("llama-4"), BATCH), cluster).objective_seconds for plan in plans]

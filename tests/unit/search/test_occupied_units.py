@@ -1,27 +1,17 @@
 """Collectives that occupy a part of the device while they overlap with computation."""
 
 import math
-import random
 from dataclasses import replace
 
 import pytest
 
 from hardware_profiles import Cluster
-from planner.plan.binding.bind import bind
 from planner.plan.prediction.predict import predict
 from planner.sharding.update import Update
-from planner.strategy_search.request.space import Configuration, Pinned
+from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.search import search
-from tests.unit.search.cases import (
-    BATCH,
-    cluster_of,
-    make_case,
-    plan_of,
-    random_ranks,
-    random_state,
-    request_of,
-    traced,
-)
+from tests.unit.search.cases import cluster_of, request_of
+from tests.unit.search.test_block_gathers import check_bound
 
 UNITS = 33.0
 SHARE = UNITS / 132  # of an H100
@@ -54,17 +44,8 @@ def test_its_share_of_an_overlapped_collective_is_exposed(under: str) -> None:
 @pytest.mark.parametrize("pipeline", [1, 2])
 def test_bounds_know_of_it(pipeline: int, slower: float) -> None:
     """No plan that is drawn takes less than the bound, whether its collectives are shorter than its work or longer."""
-    draw, update = random.Random(pipeline), Update(gathers="ahead")
-    configuration = Configuration(pipeline=pipeline, mesh=(4 // pipeline,), micro_batches=4)
-    fast = occupied(cluster_of("h100-80gb", 4))
-    cluster = replace(fast, levels=tuple(replace(one, bandwidth=one.bandwidth / slower) for one in fast.levels))
-    case = replace(make_case("llama-4", "h100-80gb", configuration, 16, "bf16", update=update), cluster=cluster)
     pinned = Pinned(pipeline=pipeline, micro_batches=4, schedule="1f1b")
-    found = search(request_of("llama-4", cluster, 16, pinned=pinned, update=update, precision="bf16"))
-    plans = [found.plan, *(plan_of(case, random_ranks(case, draw, random_state(case, draw))) for _ in range(20))]
-    sums = [predict(bind(plan, traced("llama-4"), BATCH), cluster).objective_seconds for plan in plans]
-    assert found.bound_seconds <= min(sums) * (1 + 1e-9)
-    assert found.bound_seconds > 0.7 * sums[0]
+    check_bound(occupied(cluster_of("h100-80gb", 4)), slower, pinned, Update(gathers="ahead"))
 
 
 @pytest.mark.slow
