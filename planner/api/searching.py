@@ -143,6 +143,7 @@ def search(
     tokens_once: int | None = None,
     precision: str | None = None,
     fp8: str | None = None,
+    fp8_layers: Sequence[str] = (),
     fp8_left_out: Sequence[str] = (),
     fp8_experts: bool = False,
     fp8_dispatch: bool = False,
@@ -193,6 +194,8 @@ def search(
             `fp8`; bf16 where not given, on CPUs fp32.
         fp8: a recipe by which linear layers are computed in fp8 where that pays: "tensorwise", "rowwise",
             "rowwise_with_gw_hp", "blockwise", "delayed" or "mxfp8"; all else is in bf16.
+        fp8_layers: patterns of weights whose linear layers are in fp8 whatever that takes; ["*"] for all. Of the others
+            the search decides.
         fp8_left_out: patterns of weights whose linear layers stay out of fp8.
         fp8_experts: experts compute by that recipe, too.
         fp8_history: with "delayed", steps of whose largest elements scales are; 1,024 where not given.
@@ -287,6 +290,7 @@ def search(
             imbalance=imbalance,
             tokens_once=tokens_once is not None,
             fp8=in_fp8,
+            fp8_layers=tuple(fp8_layers),
             algorithm=search,
             pinned=forward_pinned(decided) if forward_only else decided,
             shards=_shards(shard),

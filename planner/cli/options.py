@@ -159,9 +159,18 @@ class Options:
             "Recipe of linear layers in fp8. Recipes of torchao: tensorwise, which --precision fp8 means, rowwise, or"
             " rowwise_with_gw_hp, whose weight gradients are as without fp8; blockwise, a scale for each 128 elements,"
             " as DeepSeek-V3; delayed, with scales of steps before, as Transformer Engine; or mxfp8, one for each 32,"
-            " on Blackwell. Layers that would get slower are left out.",
+            " on Blackwell. The search leaves out layers that are faster so.",
             "",
             known=completion.recipes,
+        ),
+    ] = None
+    fp8_layers: Annotated[
+        list[str] | None,
+        word(
+            JOB,
+            "PATTERN",
+            "Linear layers that are in fp8 in any case, as in '*.mlp.*'. Repeatable; '*' means all. Of the others the"
+            " search decides.",
         ),
     ] = None
     fp8_left_out: Annotated[

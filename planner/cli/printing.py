@@ -86,6 +86,7 @@ def _print_proof(console: "PlainConsole", answer: Answer) -> None:
         proof_text,
         simpler_text,
         sum_text,
+        without_fp8_text,
     )
     from planner.strategy_search.request.offload import offload_of
 
@@ -102,6 +103,8 @@ def _print_proof(console: "PlainConsole", answer: Answer) -> None:
         console.print(placements_text(answer.result.placements), soft_wrap=True)
     if answer.request.pinned.offload is None and offload_of(answer.result.plan).stores:
         console.print(offload_text(), soft_wrap=True)
+    if answer.request.fp8 and not answer.result.plan.training.fp8:
+        console.print(without_fp8_text(answer.request.fp8.recipe), soft_wrap=True)
     if (simpler := answer.result.simpler) is not None:
         counts = len(simpler.decisions), len(simpler.fastest_decisions)
         console.print(simpler_text(answer.result.slower, *counts), soft_wrap=True)

@@ -164,6 +164,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         imbalance=EVEN if options.imbalance is None else options.imbalance,
         tokens_once=options.tokens_once is not None,
         fp8=fp8,
+        fp8_layers=tuple(options.fp8_layers or ()),
         algorithm=options.search or "dynamic_programming",
         pinned=pinned,
         shards=(*shards, *_taken_over(sources, shards, job.graph)),

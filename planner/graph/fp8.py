@@ -25,7 +25,8 @@ tensor, row, column or block, however a plan cuts it: devices that have pieces o
 that a plan computes what the unsharded model computes under the same recipe.
 
 What is in fp8 are linear layers with trainable weights inside the repeated blocks (all but the last one where nothing
-repeats), unless their names match a pattern of those that are left out, and experts where that is asked for (`experts`:
+repeats), unless their names match a pattern of those that are left out; the search leaves out those that are faster so
+(`planner.strategy_search.request.fp8_layers`). Experts are where that is asked for (`experts`:
 a scale for a tensor is then one for the rows, or the matrix, of each expert). Embeddings, heads, routers of experts and
 attention are not. Tokens may be sent to experts in fp8 (`dispatch`), whatever the experts compute in: e4m3 with a scale
 for 128 elements of a token; so are the gradients of what becomes of them, and what comes back is not (DeepSeek-AI 2024,
@@ -36,7 +37,9 @@ one scale for each tensor); torchao 0.14, `torchao.float8.config` (the names of 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.errors import RequestError, nearest_names
@@ -53,6 +56,8 @@ _TENSORS, _SETTINGS = 6, (0, 1.0, False, 1, 1)
 """Of an operator with experts: its tensors, and its settings where they are as usual (`planner.models.experts`)."""
 _GATE, _RECIPE = 3, 11
 """Among its arguments: the first of its matrices, and its recipe."""
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+"""Of a block, in the name of a weight."""
 _WORDS = 16
 """Extents of products in fp8 are multiples of so many elements, as the kernels of devices demand."""
 _LONGEST, _WIDEST = 2**16, 64
@@ -98,6 +103,9 @@ class Fp8:
 
 
 NO_FP8 = Fp8()
+
+ALL_LAYERS = ("*",)
+"""The pattern that means every linear layer."""
 
 _FP32 = 4  # bytes
 
@@ -212,14 +220,9 @@ def with_fp8(graph: OperatorGraph, inside: Sequence[int], fp8: Fp8) -> OperatorG
             f"fp8 = {fp8.recipe}: the model has no linear layer that can be in fp8: one with a trainable weight of two"
             f" dims that are multiples of {_WORDS}, in a repeated block"
         )
-    for pattern in fp8.left_out:
-        if not any(_is_meant(graph.operators[at], pattern) for at in could):
-            names = [graph.operators[at].operands[1] for at in could]
-            near = nearest_names(pattern, names)
-            hint = f"; did you mean {' or '.join(near)}?" if near else f"; there is {names[0]}"
-            raise RequestError(f"fp8_left_out: no linear layer that could be in fp8 matches '{pattern}'{hint}")
+    check_patterns(graph, could, fp8.left_out, "fp8_left_out")
     taken = {at for at in could if not is_left_out(graph.operators[at], fp8)}
-    if not taken:
+    if not (taken or fp8.experts or fp8.dispatch):
         raise RequestError(f"fp8_left_out: {', '.join(fp8.left_out)} leaves no linear layer in fp8; leave fp8 out")
     for op in (graph.operators[at] for at in sorted(taken)):
         if op.op == PER_REPLICA:
@@ -233,6 +236,51 @@ def with_fp8(graph: OperatorGraph, inside: Sequence[int], fp8: Fp8) -> OperatorG
     if fp8.experts or fp8.dispatch:
         operators = _with_experts(graph, operators, fp8)
     return replace(graph, operators=tuple(operators))
+
+
+def without_fp8(op: Operator) -> Operator:
+    """A linear layer in fp8 as one without it."""
+    assert recipe_of(op) is not None
+    return replace(op, op=_LINEAR)
+
+
+def leaving_out(graph: OperatorGraph, fp8: Fp8) -> OperatorGraph:
+    """A graph with linear layers in fp8, without those that `fp8` leaves out; without any where it has no recipe."""
+    changed = [
+        without_fp8(op) if recipe_of(op) is not None and (not fp8 or is_left_out(op, fp8)) else op
+        for op in graph.operators
+    ]
+    same = all(one is other for one, other in zip(changed, graph.operators, strict=True))
+    return graph if same else replace(graph, operators=tuple(changed))
+
+
+def also_left_out(graph: OperatorGraph, fp8: Fp8, plain: Collection[int]) -> Fp8:
+    """What says of a graph with linear layers in `fp8` that those at some places are computed without it, too: by the
+    patterns of their weights, `*` for numbers of blocks, where these mean no other layer in fp8; nothing in fp8 where
+    none is left."""
+    places = [at for at, op in enumerate(graph.operators) if recipe_of(op) is not None]
+    if len(plain) == len(places) and not (fp8.experts or fp8.dispatch):
+        return NO_FP8
+    uses = Counter(graph.operators[at].operands[1] for at in places)
+    words = dict[str, None]()
+    for at in sorted(plain):
+        op = graph.operators[at]
+        weight = op.operands[1]
+        exact = weight if uses[weight] == 1 else op.name
+        pattern = _NUMBER.sub("*", exact)
+        meant = {other for other in places if _is_meant(graph.operators[other], pattern)}
+        words[pattern if meant <= set(plain) else exact] = None
+    return replace(fp8, left_out=tuple(dict.fromkeys((*fp8.left_out, *words))))
+
+
+def check_patterns(graph: OperatorGraph, could: Sequence[int], patterns: Sequence[str], option: str) -> None:
+    """Raise RequestError for a pattern that means none of the linear layers that could be in fp8."""
+    for pattern in patterns:
+        if not any(_is_meant(graph.operators[at], pattern) for at in could):
+            names = [graph.operators[at].operands[1] for at in could]
+            near = nearest_names(pattern, names)
+            hint = f"; did you mean {' or '.join(near)}?" if near else f"; there is {names[0]}"
+            raise RequestError(f"{option}: no linear layer that could be in fp8 matches '{pattern}'{hint}")
 
 
 def _with_experts(graph: OperatorGraph, operators: Sequence[Operator], fp8: Fp8) -> list[Operator]:
@@ -277,7 +325,12 @@ def eligible(graph: OperatorGraph, inside: Sequence[int]) -> tuple[int, ...]:
 
 def is_left_out(op: Operator, fp8: Fp8) -> bool:
     """Whether a linear layer is one of those that are left out."""
-    return any(_is_meant(op, pattern) for pattern in fp8.left_out)
+    return is_meant(op, fp8.left_out)
+
+
+def is_meant(op: Operator, patterns: Sequence[str]) -> bool:
+    """Whether a linear layer is meant by one of some patterns of names of operators, modules or weights."""
+    return any(_is_meant(op, pattern) for pattern in patterns)
 
 
 def _fits(graph: OperatorGraph, op: Operator, experts: set[int]) -> bool:

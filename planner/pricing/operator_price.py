@@ -7,8 +7,9 @@ work terms, bytes from the local shapes, saved activations from what autograd ke
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +73,30 @@ class OperatorPrices:
     unsaved_extra: Array
     transient: Array
     flops: Array
+
+
+def joined(first: OperatorPrices, second: OperatorPrices) -> OperatorPrices:
+    """Prices of one operator that computes in two ways: under strategies of the first, then of the second."""
+
+    def both(one: Any, other: Any) -> Any:
+        if isinstance(one, tuple):
+            return tuple(both(*pair) for pair in zip(one, other, strict=True))
+        return np.concatenate([one, other])
+
+    names = [field.name for field in fields(OperatorPrices)]
+    return OperatorPrices(**{name: both(getattr(first, name), getattr(second, name)) for name in names})
+
+
+def dominated_by_second(prices: OperatorPrices) -> NDArray[np.bool_]:
+    """Of prices of an operator that computes in two ways, under the same K strategies each: whether the second takes no
+    more of anything than the first, kernels, launches, messages and bytes, (K,)."""
+    (late, late_back), (host, host_back) = prices.late, prices.host
+    every = (
+        prices.forward - late, prices.backward - late_back, prices.forward, prices.backward, host, host_back,
+        prices.inner_forward, prices.inner_backward, prices.saved_extra, prices.unsaved_extra, prices.transient,
+    )  # fmt: skip
+    first, second = np.split(np.stack(every), 2, axis=1)
+    return np.asarray((second <= first).all(axis=0))
 
 
 def price_operator(

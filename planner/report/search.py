@@ -40,6 +40,14 @@ def offload_text() -> str:
     return "Nothing fits on the devices alone: the host holds what costs the step least; --offload none excludes that"
 
 
+def without_fp8_text(recipe: str) -> str:
+    """That fp8 was asked for, and no layer is in it."""
+    return (
+        f"No linear layer is in fp8 ({recipe}): casting operands takes longer here than products save, or what travels"
+        " under products without it; --fp8-layers '*' has all of them in it"
+    )
+
+
 def sum_text(step: float, bounded: float, pipeline: int) -> str:
     """What the proof is about, where a step takes less than the sum that was bounded; else nothing. `pipeline`: the
     ranks."""

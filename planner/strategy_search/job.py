@@ -37,7 +37,7 @@ from planner.plan.plan import PRECISIONS, ModelReference
 from planner.sharding.discover import discover
 from planner.sharding.fixed_batch import batch_fault
 from planner.strategy_search.request.fixed_batch import with_fixed_batch
-from planner.strategy_search.request.paying import paying
+from planner.strategy_search.request.fp8_layers import with_fp8_layers
 from planner.strategy_search.request.per_replica import with_replica_count
 from planner.strategy_search.request.request import SearchRequest
 
@@ -136,7 +136,8 @@ class Job:
     only_batch: str | None = None
 
     def request(self, **asked: Any) -> SearchRequest:
-        """A request for plans of this job; `asked` are other fields of `SearchRequest`. Raises RequestError."""
+        """A request for plans of this job; `asked` are other fields of `SearchRequest`. The search decides which
+        linear layers are in fp8 where nothing is said of them. Raises RequestError."""
         request = SearchRequest(
             model=self.model,
             graph=self.graph,
@@ -144,10 +145,9 @@ class Job:
             cluster=computing_in(self.cluster, self.precision),
             precision=self.precision,
             global_batch=self.global_batch,
-            **asked,
+            **{"fp8_layers": (), **asked},
         )
-        if request.space is None or request.space.leaves_out:
-            request = replace(request, fp8=paying(request.graph, request.fp8, request.cluster))
+        request = with_fp8_layers(request)
         request = with_replica_count(request, self.only_batch)
         if self.only_batch is None:
             return request

@@ -23,6 +23,7 @@ from itertools import groupby
 
 from hardware_profiles import Cluster
 from planner.errors import InfeasibleError, LimitError, RequestError, StrategyError
+from planner.graph.fp8 import leaving_out
 from planner.limits import reached
 from planner.plan.binding.bind import bind_prepared
 from planner.plan.layout.decisions import decisions
@@ -230,6 +231,7 @@ class _Simplifier:
             replace(plan, training=replace(plan.training, tensor_overlap=(), expert_overlap=())), sample
         )
         whole = rescale_batch(self.prepared, self.request.prepared_batch, plan.training.part)
+        whole = leaving_out(whole, plan.training.fp8)
         bound = bind_prepared(changed, whole, self.engine.template.blocks)
         prediction = predict(bound, self.engine.machine(like.configuration))
         if not all_fit(prediction, (self.result.limits[0],) * plan.pipeline):

@@ -20,6 +20,7 @@ from hardware_profiles import Cluster
 from planner.engines.space import EngineSpace, Recomputed, Settings
 from planner.errors import InfeasibleError, RequestError
 from planner.graph.expert_load import EXPERTS_OPERATOR
+from planner.graph.fp8 import ALL_LAYERS
 from planner.models.overrides import split_reference
 from planner.nearest import divisors
 from planner.plan.binding.bind import BoundPlan, prepare
@@ -29,6 +30,7 @@ from planner.sharding.update import DEFAULT
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.engine.proofs import Ranked, with_proof
 from planner.strategy_search.fixed.megatron_layout import Usual, usual_plan
+from planner.strategy_search.fp8_ends import with_fp8_ends
 from planner.strategy_search.request.offload import NOTHING
 from planner.strategy_search.request.padded_batch import nearest_batches
 from planner.strategy_search.request.request import SearchRequest
@@ -251,10 +253,14 @@ def best_plans(
     cutoff: float = math.inf,
     shared: Shared | None = None,
 ) -> SearchResult:
-    """`search`, within the space of an engine where the request names one."""
-    if request.space is None:
-        return search(request, on_progress, cancelled, cutoff, shared)
-    return search_within(request.space, request, on_progress, cancelled, cutoff)
+    """`search`, within the space of an engine where the request names one, and with layers in fp8 where that pays."""
+
+    def solve(one: SearchRequest, cutoff: float) -> SearchResult:
+        if one.space is None:
+            return search(one, on_progress, cancelled, cutoff, shared if one is request else None)
+        return search_within(one.space, one, on_progress, cancelled, cutoff)
+
+    return with_fp8_ends(request, solve, cutoff, cancelled)
 
 
 def anything_fits(request: SearchRequest, cancelled: Callable[[], bool] = lambda: False) -> bool:
@@ -296,6 +302,7 @@ def search_within(
 def _as_run(space: EngineSpace, request: SearchRequest, ranked: Ranked) -> Ranked:
     """A plan that was found as the engine runs it."""
     stages = tuple(stage.blocks for stage in ranked.plan.stages)
+    request = replace(request, fp8=ranked.plan.training.fp8, fp8_layers=ALL_LAYERS)
     made = plan_within(space, request, ranked.configuration, stages, _recomputed(ranked.bound))
     return replace(ranked, bound=made, certificate=None)
 

@@ -39,7 +39,6 @@ from planner.graph.trace import trace
 from planner.models.zoo import build_model
 from planner.plan.outline import model_reference
 from planner.plan.plan import Plan
-from planner.strategy_search.request.paying import paying
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.search import search
@@ -178,7 +177,8 @@ def test_their_stack_takes_what_was_published(in_a_v: bool, fewer: bool) -> None
         global_batch=GLOBAL_BATCH,
         precision="bf16",
         pinned=pipelined(in_a_v, overlaps=True),
-        fp8=paying(graph, Fp8(recipe="blockwise", experts=True, dispatch=True), cluster),
+        fp8=Fp8(recipe="blockwise", experts=True, dispatch=True),
+        fp8_layers=(),
     )
     prediction = search(request).plan.prediction
     assert abs(prediction.step_seconds / PUBLISHED - 1) < 0.15

@@ -401,6 +401,7 @@ class Engine:
                 overlapped=self.overlapped,
                 exchanged=may_exchange_under_work(request.pinned, request.cluster),
                 fp8=request.fp8,
+                alike=len(self.groups) > 1,
                 paths=self.built.paths.setdefault(mesh.routing, {}),
             )
         return self.built.builders[key]

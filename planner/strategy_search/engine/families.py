@@ -11,6 +11,7 @@ from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.family import Family
 from planner.strategy_search.request.bounds import bounds
 from planner.strategy_search.request.constraints import NothingAgreesError
+from planner.strategy_search.request.fp8_layers import open_layers
 from planner.strategy_search.request.refusals import space_of
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
@@ -77,6 +78,7 @@ def _engine_of(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
     )
     never_kept = frozenset(request.pinned.never_kept)
     template = fold(prepared, blocks, request.cluster.software, never_kept)
+    template = replace(template, either=open_layers(template, prepared, request.fp8_layers))
     if "device" not in request.offload.weights and not template.every_own_parameter:
         raise RequestError(
             "offload: the weights of repeated blocks are offloaded, and this model has no blocks of which each is"

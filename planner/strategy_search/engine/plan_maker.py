@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from costmodels import SCHEDULES
 from hardware_profiles import Machine
+from planner.graph.fp8 import Fp8, leaving_out
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundPlan, bind_prepared
 from planner.plan.binding.machine import cluster_reference, placed
@@ -18,6 +19,7 @@ from planner.strategy_search.engine.assemble import assembly, groups_of, input_l
 from planner.strategy_search.engine.bucket_sizes import in_faster_buckets, without_needless_buckets
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
+from planner.strategy_search.engine.fp8_choice import chosen_layers
 from planner.strategy_search.engine.outcome import RankFilling
 from planner.strategy_search.engine.proofs import Ranked, proved
 from planner.strategy_search.engine.scheduling import all_fit
@@ -41,7 +43,7 @@ class PlanMaker:
     bound: float
     limits: tuple[float, ...]
     covered: bool
-    _wholes: dict[int, OperatorGraph] = field(default_factory=dict)
+    _wholes: dict[tuple[int, Fp8], OperatorGraph] = field(default_factory=dict)
 
     def limits_of(self, configuration: Configuration) -> tuple[float, ...]:
         """The most bytes that a device of each pipeline rank may be predicted to need."""
@@ -94,6 +96,7 @@ class PlanMaker:
         stages, virtual = stages_of(whole), configuration.virtual_stages
         if in_a_v:
             stages, virtual = v_stages(whole, chain, configuration.pipeline, configuration.micro_batches), 2
+        fp8 = chosen_layers(whole, self.prepared, request.fp8)
         plan = Plan(
             model=request.model,
             training=Training(
@@ -104,7 +107,7 @@ class PlanMaker:
                 update=self._update(chain.tables.update, found, ranks),
                 imbalance=request.imbalance,
                 tokens_once=request.tokens_once,
-                fp8=request.fp8,
+                fp8=fp8,
             ),
             cluster=cluster_reference(machine),
             mesh=chain.tables.mesh,
@@ -118,7 +121,7 @@ class PlanMaker:
             provenance=Provenance(planner=PLANNER_VERSION, search=request.algorithm, status="feasible", gap=0.0),
         )
         plan = replace(plan, training=replace(plan.training, update=applied_update(plan)))
-        bound = bind_prepared(plan, self._whole(plan.training.part), blocks)
+        bound = bind_prepared(plan, self._whole(plan.training), blocks)
         sized = self.request.update.buckets == AUTO_BUCKETS
         return self._predicted(without_needless_buckets(bound) if sized else bound, machine)
 
@@ -145,8 +148,10 @@ class PlanMaker:
         """A plan with what is proved of it."""
         return replace(bound_plan, plan=proved(bound_plan.plan, self.bound, covered=self.covered))
 
-    def _whole(self, part: int) -> OperatorGraph:
-        """The whole graph with the batch of one micro-batch."""
-        if part not in self._wholes:
-            self._wholes[part] = rescale_batch(self.prepared, self.request.prepared_batch, part)
-        return self._wholes[part]
+    def _whole(self, training: Training) -> OperatorGraph:
+        """The whole graph with the batch of one micro-batch, and the layers in fp8 that a plan has there."""
+        key = training.part, training.fp8
+        if key not in self._wholes:
+            graph = rescale_batch(self.prepared, self.request.prepared_batch, training.part)
+            self._wholes[key] = leaving_out(graph, training.fp8)
+        return self._wholes[key]

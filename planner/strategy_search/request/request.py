@@ -8,7 +8,7 @@ from planner.engines.space import EngineSpace
 from planner.errors import RequestError, unknown_name
 from planner.faults import refuse
 from planner.graph.expert_load import EVEN, EXPERTS_OPERATOR, imbalance_fault
-from planner.graph.fp8 import NO_FP8, Fp8, fp8_fault
+from planner.graph.fp8 import ALL_LAYERS, NO_FP8, Fp8, fp8_fault
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.placed import placed_tables
 from planner.plan.offload_checks import offload_fault, owners_fault, saved_fault, served_fault
@@ -110,8 +110,9 @@ class SearchRequest:
     `planner.strategy_search.variants` decides "auto".
     `tolerance`: plans that are faster by a smaller share than that, relatively, than what was found are of no interest.
     `prune` is for tests: without it every configuration is evaluated in full. `imbalance` is that of routers (see
-    `planner.graph.expert_load`), `fp8` says which linear layers are in fp8 (see `planner.graph.fp8`). `certify` asks an
-    integer program what it makes of the best plans.
+    `planner.graph.expert_load`), `fp8` says which linear layers are in fp8 (see `planner.graph.fp8`): those
+    that `fp8_layers` means, and of the others those for which the search finds that it pays. `certify` asks an integer
+    program what it makes of the best plans.
     """
 
     graph: OperatorGraph
@@ -127,6 +128,7 @@ class SearchRequest:
     imbalance: float = EVEN
     tokens_once: bool = False
     fp8: Fp8 = NO_FP8
+    fp8_layers: tuple[str, ...] = ALL_LAYERS
     algorithm: str = "dynamic_programming"
     pinned: Pinned = FREE
     alternatives: tuple[Pinned, ...] = ()

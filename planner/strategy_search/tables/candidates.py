@@ -32,6 +32,10 @@ class LayoutColumn:
         index = np.array([order.setdefault(layout, len(order)) for layout in layouts], dtype=np.intp)
         return LayoutColumn(distinct=tuple(order), index=index)
 
+    def at(self, places: Indices) -> "LayoutColumn":
+        """Those of candidates at some places."""
+        return LayoutColumn(distinct=self.distinct, index=self.index[places])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DuplexColumn:
@@ -40,14 +44,37 @@ class DuplexColumn:
     forward: LayoutColumn
     gradient: LayoutColumn
 
+    def at(self, places: Indices) -> "DuplexColumn":
+        """Those of candidates at some places."""
+        return DuplexColumn(forward=self.forward.at(places), gradient=self.gradient.at(places))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidates:
-    """Legal strategies of an operator and the layouts of its operands and results under each."""
+    """Legal strategies of an operator and the layouts of its operands and results under each. Of a linear layer that
+    may be in fp8 or not the first `narrow` are in fp8 and all others are not, so that a strategy may be there twice;
+    None of what has one way to compute."""
 
     strategies: tuple[Strategy, ...]
     operands: tuple[DuplexColumn, ...]
     results: tuple[DuplexColumn, ...]
+    narrow: int | None = None
+
+    @property
+    def ways(self) -> tuple[tuple[Strategy, bool], ...]:
+        """Strategies, with whether they are among the `narrow`."""
+        count = len(self.strategies) if self.narrow is None else self.narrow
+        return tuple((strategy, at < count) for at, strategy in enumerate(self.strategies))
+
+    def either(self, narrow: Indices, wide: Indices) -> "Candidates":
+        """These, at some places in fp8, and at some without it."""
+        places = np.concatenate([narrow, wide])
+        return Candidates(
+            strategies=tuple(self.strategies[at] for at in places.tolist()),
+            operands=tuple(column.at(places) for column in self.operands),
+            results=tuple(column.at(places) for column in self.results),
+            narrow=len(narrow),
+        )
 
 
 @dataclass(kw_only=True)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hardware_profiles import Cluster
 from planner.graph.blocks import IDENTITY
-from planner.graph.fp8 import NO_FP8, Fp8, delayed_scales, history_bytes
+from planner.graph.fp8 import NO_FP8, Fp8, delayed_scales, history_bytes, without_fp8
 from planner.graph.operator_graph import TensorType
 from planner.limits import check, room
 from planner.plan.layout.block_gathers import longest_gather
@@ -29,7 +29,7 @@ from planner.pricing import (
     price_parameter,
 )
 from planner.pricing.bucket_size import sized
-from planner.pricing.operator_price import transient_bytes
+from planner.pricing.operator_price import dominated_by_second, joined, transient_bytes
 from planner.pricing.parameter_price import reduced
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import Rule, Strategy
@@ -40,7 +40,7 @@ from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.offload import NOTHING, Offload
 from planner.strategy_search.request.restriction import Restriction
 from planner.strategy_search.request.template import Template, ValueEdge
-from planner.strategy_search.tables.candidates import CandidateLists, Candidates, DuplexColumn, LayoutColumn
+from planner.strategy_search.tables.candidates import CandidateLists, Candidates, DuplexColumn, Indices, LayoutColumn
 from planner.strategy_search.tables.dominance import among as priced_among
 from planner.strategy_search.tables.dominance import undominated
 from planner.strategy_search.tables.launches import kernels_share
@@ -139,7 +139,8 @@ class TableBuilder:
     kernels and messages, or as its launches: counted is a weighted mean of both. `paths` between layouts are shared by
     builders of meshes on which they are the same. With `overlapped` collectives beside
     linear layers travel under their products, with `exchanged` the rows of experts under other work. Layers whose
-    scales are delayed have the histories that `fp8` says.
+    scales are delayed have the histories that `fp8` says. `alike` keeps every candidate of layers that may be in fp8 or
+    not, as tables of other groups of devices are to have the same.
     """
 
     mesh: Mesh
@@ -154,6 +155,7 @@ class TableBuilder:
     overlapped: bool = False
     exchanged: bool = False
     fp8: Fp8 = NO_FP8
+    alike: bool = False
     paths: Paths = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -164,6 +166,7 @@ class TableBuilder:
         self._under = UnderProducts(mesh=self.mesh, cluster=self.cluster, pricer=self._pricers.activations)
         self._prices: dict[tuple[int, tuple[bool, ...], int], tuple[Rule, Candidates, OperatorPrices]] = {}
         self._parameters: dict[object, tuple[tuple[StoredParameter, ...], ParameterPrices, DuplexColumn]] = {}
+        self._twofold: dict[tuple[int, bytes, bytes], tuple[Candidates, Candidates]] = {}
         self._uses: dict[tuple[str, int, int], tuple[DuplexColumn, DuplexColumn, Array, UseTable]] = {}
 
     def build(
@@ -225,8 +228,8 @@ class TableBuilder:
         found = [self._own(template, index, restriction) for index in range(len(template.graph.operators))]
         for first in dict.fromkeys(template.twins.values()):
             twins = [first, *(index for index, other in template.twins.items() if other == first)]
-            others = [frozenset(found[twin].strategies) for twin in twins[1:]]
-            common = tuple(s for s in found[first].strategies if all(s in other for other in others))
+            others = [frozenset(found[twin].ways) for twin in twins[1:]]
+            common = tuple(way for way in found[first].ways if all(way in other for other in others))
             if not common:
                 names = " and ".join(f"'{template.graph.operators[twin].name}'" for twin in twins)
                 raise NothingAgreesError(
@@ -234,10 +237,19 @@ class TableBuilder:
                     " the same for them"
                 )
             for twin in twins:
-                if common != found[twin].strategies:
-                    rule = rule_of(template.graph, template.graph.operators[twin])
-                    found[twin] = self._lists.among(rule, common)
+                if common != found[twin].ways:
+                    found[twin] = self._among(template, twin, common)
         return found
+
+    def _among(self, template: Template, index: int, ways: Sequence[tuple[Strategy, bool]]) -> Candidates:
+        """Some ways of an operator as its candidates."""
+        base = self._lists.among(
+            rule_of(template.graph, template.graph.operators[index]), tuple(strategy for strategy, _ in ways)
+        )
+        if index not in template.either:
+            return base
+        narrow = np.array([narrow for _, narrow in ways])
+        return self._ways(base, np.flatnonzero(narrow), np.flatnonzero(~narrow))
 
     def _own(self, template: Template, index: int, restriction: Restriction | None) -> Candidates:
         """The candidates of an operator by itself."""
@@ -257,11 +269,28 @@ class TableBuilder:
         graded = any(name in graph.differentiable for name in results) if graph.trains else op.op == IDENTITY
         if shared and not graded:
             candidates = self._lists.among(rule, _by_samples(rule, candidates.strategies))
-        return candidates
+        return self._either(template, index, candidates) if index in template.either else candidates
 
-    def _operator(self, template: Template, index: int, candidates: Candidates) -> OperatorTable:
-        check()
-        graph, alive = template.graph, template.alive
+    def _either(self, template: Template, index: int, candidates: Candidates) -> Candidates:
+        """Candidates of a linear layer in fp8 and without it; in fp8 only where that is better at anything, unless
+        other groups of devices are to have the same."""
+        every = np.arange(len(candidates.strategies))
+        both = self._ways(candidates, every, every)
+        if self.alike:
+            return both
+        needed = ~dominated_by_second(self._priced(template, index, both))
+        return self._ways(candidates, np.flatnonzero(needed), every)
+
+    def _ways(self, candidates: Candidates, narrow: Indices, wide: Indices) -> Candidates:
+        """`Candidates.either`, once for the same."""
+        key = (id(candidates), narrow.tobytes(), wide.tobytes())
+        if key not in self._twofold:
+            self._twofold[key] = (candidates, candidates.either(narrow, wide))
+        return self._twofold[key][1]
+
+    def _priced(self, template: Template, index: int, candidates: Candidates) -> OperatorPrices:
+        """What an operator takes under its candidates."""
+        graph = template.graph
         op = graph.operators[index]
         rule = rule_of(graph, op)
         results = [name for name in op.results if name is not None]
@@ -269,9 +298,26 @@ class TableBuilder:
         key = (id(rule), graded, id(candidates))
         if key not in self._prices:
             types = ([graph.types[name] for name in op.operands], [graph.types[name] for name in results])
-            priced = price_operator(rule, candidates.strategies, *types, graded, self.mesh, self.cluster)
-            self._prices[key] = (rule, candidates, priced)  # the first two keep their identities
-        prices = self._prices[key][2]
+
+            def priced(rule: Rule, strategies: Sequence[Strategy]) -> OperatorPrices:
+                return price_operator(rule, strategies, *types, graded, self.mesh, self.cluster)
+
+            some = candidates.narrow
+            if some is None:
+                prices = priced(rule, candidates.strategies)
+            else:
+                plain = priced(rule_of(graph, without_fp8(op)), candidates.strategies[some:])
+                prices = joined(priced(rule, candidates.strategies[:some]), plain) if some else plain
+            self._prices[key] = (rule, candidates, prices)  # the first two keep their identities
+        return self._prices[key][2]
+
+    def _operator(self, template: Template, index: int, candidates: Candidates) -> OperatorTable:
+        check()
+        graph, alive = template.graph, template.alive
+        op = graph.operators[index]
+        rule = rule_of(graph, op)
+        results = [name for name in op.results if name is not None]
+        prices = self._priced(template, index, candidates)
         made = [place for place, name in enumerate(results) if name in alive.kept]
         if self._kept_in_pieces(template, index):
             made = []
@@ -382,7 +428,8 @@ class TableBuilder:
             among = (own_copies(len(self.mesh.axes)),)
         states = self.offload.optimizer if trainable else NOTHING.optimizer
         weights = self.offload.weights if name in template.every_own_parameter else NOTHING.weights
-        readers = (graph.operators[at] for at in graph.consumers.get(name, ()))
+        decided = (at for at in graph.consumers.get(name, ()) if at not in template.either)
+        readers = (graph.operators[at] for at in decided)
         scales = delayed_scales(readers, graph.types).get(name) if self.fp8.delayed else None
         key = (tensor, trainable, among, local, weights, scales)
         if key not in self._parameters:

@@ -11,7 +11,8 @@ with the best number of chunks for each way, so that layouts are chosen for what
 
 Not less than what a plan saves, and more where a plan may have no overlap: for rows that chunks do not divide, results
 that a recomputed block keeps and sends (what that loses is charged where it is decided what to keep), and blocks that
-compute again one of both alone.
+compute again one of both alone. Products in fp8 run alone: of a layer that may be in fp8 or not the other candidates
+save, and what an identity shares out saves as if some of its readers were not in fp8.
 """
 
 import math
@@ -26,7 +27,8 @@ from numpy.typing import NDArray
 from costmodels import arriving_time, leaving_time, operator_time
 from hardware_profiles import Cluster
 from planner.graph.blocks import IDENTITY
-from planner.graph.operator_graph import TensorType
+from planner.graph.fp8 import without_fp8
+from planner.graph.operator_graph import Operator, TensorType
 from planner.plan.layout.overlapped_products import BACK, THERE, Kind, is_product
 from planner.pricing import OperatorPrices, RedistributionPricer, price_operator
 from planner.pricing.redistribution_price import SingleSteps
@@ -267,29 +269,40 @@ class UnderProducts:
         graded = tuple(name in graph.differentiable for name in op.operands)
         key = (id(rule), graded, id(candidates))
         if key not in self._known:
-            types = ([graph.types[name] for name in op.operands], [graph.types[n] for n in op.results if n is not None])
-            rows, weights = (graded[0], *(False for _ in graded[1:])), (False, *graded[1:])
-
-            def priced(rule: Rule, strategies: Sequence[Strategy], graded: tuple[bool, ...]) -> OperatorPrices:
-                return price_operator(rule, strategies, *types, graded, self.mesh, self.cluster)
-
-            whole = priced(rule, candidates.strategies, graded)
-            alone = priced(rule, candidates.strategies, rows)
-            longest = _longest_rows(rule)
-            held = np.array([pieces_of(rule, one, self.mesh.sizes)[longest or 0] for one in candidates.strategies])
-            pieces, gradients = [whole.forward], [alone.backward]
-            for chunks in CHUNKS[1:]:
-                pieces.append(whole.forward / chunks)  # no chunk takes less than its share
-                gradients.append(alone.backward / chunks)
-                extent = 0 if longest is None else rule.factors[longest].extent // chunks
-                fitting = np.flatnonzero(held <= extent)
-                if longest is not None and fitting.size:
-                    some = [candidates.strategies[at] for at in fitting.tolist()]
-                    part = priced(_with_extent(rule, longest, extent), some, rows)
-                    pieces[-1][fitting], gradients[-1][fitting] = part.forward, part.backward
-            products = _Products.of(whole, priced(rule, candidates.strategies, weights).backward, pieces, gradients)
+            some, strategies = candidates.narrow, candidates.strategies
+            if some is None:
+                products = self._products(template, op, rule, strategies)
+            else:  # those in fp8 run alone
+                products = self._products(template, op, rule_of(graph, without_fp8(op)), strategies[some:])
+                products = _Products.joined([_Products(np.zeros((len(products.rows), some))), products])
             self._known[key] = (rule, candidates, products)
         return self._known[key][2]
+
+    def _products(self, template: Template, op: Operator, rule: Rule, strategies: Sequence[Strategy]) -> _Products:
+        """What a linear layer takes under strategies of a rule."""
+        graph = template.graph
+        graded = tuple(name in graph.differentiable for name in op.operands)
+        types = ([graph.types[name] for name in op.operands], [graph.types[n] for n in op.results if n is not None])
+        rows, weights = (graded[0], *(False for _ in graded[1:])), (False, *graded[1:])
+
+        def priced(rule: Rule, strategies: Sequence[Strategy], graded: tuple[bool, ...]) -> OperatorPrices:
+            return price_operator(rule, strategies, *types, graded, self.mesh, self.cluster)
+
+        whole = priced(rule, strategies, graded)
+        alone = priced(rule, strategies, rows)
+        longest = _longest_rows(rule)
+        held = np.array([pieces_of(rule, one, self.mesh.sizes)[longest or 0] for one in strategies])
+        pieces, gradients = [whole.forward], [alone.backward]
+        for chunks in CHUNKS[1:]:
+            pieces.append(whole.forward / chunks)  # no chunk takes less than its share
+            gradients.append(alone.backward / chunks)
+            extent = 0 if longest is None else rule.factors[longest].extent // chunks
+            fitting = np.flatnonzero(held <= extent)
+            if longest is not None and fitting.size:
+                some = [strategies[at] for at in fitting.tolist()]
+                part = priced(_with_extent(rule, longest, extent), some, rows)
+                pieces[-1][fitting], gradients[-1][fitting] = part.forward, part.backward
+        return _Products.of(whole, priced(rule, strategies, weights).backward, pieces, gradients)
 
 
 def _chunked(way: _Way) -> list[int]:
@@ -310,6 +323,7 @@ def _with_extent(rule: Rule, factor: int, extent: int) -> Rule:
 
 def _is_product(template: Template, at: int) -> bool:
     op, graph = template.graph.operators[at], template.graph
+    op = without_fp8(op) if at in template.either else op
     return is_product(graph, op) and len(graph.types[op.operands[0]].shape) > 1
 
 
@@ -330,10 +344,11 @@ def _readers(template: Template, edge: ValueEdge) -> tuple[int, ...]:
 
 
 def _reading(candidates: Candidates, ends: tuple[Layout, Layout]) -> Indices:
-    """The candidates of a product whose operand has these layouts, forward and of its gradient."""
+    """The candidates of a product whose operand has these layouts, forward and of its gradient; none in fp8."""
     operand = candidates.operands[0]
     there = np.array([layout == ends[0] for layout in operand.forward.distinct])[operand.forward.index]
     back = np.array([layout == ends[1] for layout in operand.gradient.distinct])[operand.gradient.index]
+    there[: candidates.narrow or 0] = False
     return np.flatnonzero(there & back)
 
 

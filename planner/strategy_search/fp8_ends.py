@@ -1,0 +1,61 @@
+"""The search for layers in fp8, and both of its ends: every layer in fp8 that could be, and none.
+
+    open     the search decides for each layer and strategy       a bound, and a plan
+    all      every layer in fp8                                   the plans that are found where that is asked for
+    none     no layer in fp8                                      the same
+
+The space of the first has that of the others in it, and its bound holds for them. Its best sums need not be the fastest
+steps: what an identity shares out counts as overlapped with whichever reader covers most, and a layer in fp8 covers
+nothing. So the ends are searched, too, as if they had been asked for, and no plan is slower than these: three searches
+in the place of one.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from planner.errors import InfeasibleError, RequestError
+from planner.graph.fp8 import ALL_LAYERS, NO_FP8
+from planner.limits import reached, sharing
+from planner.strategy_search.engine.proofs import with_proof
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.result import SearchResult
+
+Solve = Callable[[SearchRequest, float], SearchResult]
+"""The best plans of a request whose objectives are below a cutoff."""
+
+
+def with_fp8_ends(
+    request: SearchRequest, solve: Solve, cutoff: float, cancelled: Callable[[], bool] = lambda: False
+) -> SearchResult:
+    """`solve`, never slower than with all layers in fp8 or with none where the search decides which are.
+
+    Raises what `solve` raises.
+    """
+    if not request.fp8 or request.fp8_layers == ALL_LAYERS:
+        return solve(request, cutoff)
+    ends = ends_of(request)
+    with sharing(1 + len(ends)):
+        best = solve(request, cutoff)
+    bound, covered = best.bound_seconds, best.covered
+    for number, end in enumerate(ends):
+        if cancelled() or reached() or best.statistics.stopped:
+            break
+        try:
+            with sharing(len(ends) - number):
+                found = solve(end, cutoff)
+        except (InfeasibleError, RequestError):  # nothing fits, or no layer is left
+            continue
+        plans = sorted((*best.plans, *found.plans), key=lambda one: one.seconds)[: request.top]
+        proved = tuple(with_proof(one, bound, covered=covered and found.covered) for one in plans)
+        best = replace(best, plans=proved, priced=(*best.priced, *found.priced))
+    return best
+
+
+def ends_of(request: SearchRequest) -> tuple[SearchRequest, ...]:
+    """The requests with all layers in fp8, and with none."""
+    fp8 = request.fp8
+    every = replace(request, fp8_layers=ALL_LAYERS)
+    if request.fp8_layers:  # some are to be in fp8
+        return (every,)
+    others = replace(fp8, left_out=ALL_LAYERS) if fp8.experts or fp8.dispatch else NO_FP8
+    return (every, replace(request, fp8=others, fp8_layers=ALL_LAYERS))

@@ -1,0 +1,88 @@
+"""Which linear layers are in fp8: those that are meant by name, and of the others those for which that pays.
+
+Products in fp8 take half as long on devices that have them, and casting their operands takes what it takes, so that
+narrow products, those of few rows, and pieces of products get slower. So it is a choice for each layer and each of its
+strategies:
+
+    q_proj, b on axis0     in fp8       without it                the first `narrow` candidates, and all others
+    q_proj, o on axis0     in fp8       without it
+    k_proj, b on axis0         -        without it                narrow: no better at anything in fp8
+
+Candidates differ in seconds, in launches, in what lives while they run, and in what travels under their products, not
+in layouts; so exact search and its bounds hold over them as over strategies
+(`planner.strategy_search.tables.cost_table`). Blocks of a kind are alike in a plan. A search may find ways to run them
+of which some have a layer in fp8 and others not, which is a relaxation: then the plan has what takes less over all
+blocks (`planner.strategy_search.engine.fp8_choice`).
+
+On devices without such products none would pay, and all are taken as asked: who asks for fp8 there wants its numerics.
+So are those of engines that are told of all layers or of none.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hardware_profiles import MixedCluster
+from planner.errors import RequestError
+from planner.fp8_recipes import LINE, RECIPES
+from planner.graph.blocks import Blocks
+from planner.graph.fp8 import ALL_LAYERS, check_patterns, eligible, is_left_out, is_meant, recipe_of
+from planner.graph.kinds import find_blocks
+from planner.graph.operator_graph import OperatorGraph
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.template import Template
+
+
+def with_fp8_layers(request: SearchRequest) -> SearchRequest:
+    """The request with all layers decided where nothing is to be searched: on devices without products in fp8, and for
+    engines that leave out none.
+
+    Raises RequestError for a recipe that the devices have no products for, and for patterns of layers that are in fp8
+    which mean none, or one that is left out.
+    """
+    fp8, layers = request.fp8, request.fp8_layers
+    if layers and layers != ALL_LAYERS:
+        if not fp8:
+            raise RequestError(f"fp8_layers: {', '.join(layers)} is to be in fp8; name a recipe (fp8)")
+        graph = request.graph
+        could = eligible(graph, tuple(find_blocks(graph).numbers))
+        check_patterns(graph, could, layers, "fp8_layers")
+        both = [op for at in could if is_meant(op := graph.operators[at], layers) and is_left_out(op, fp8)]
+        if both:
+            raise RequestError(
+                f"fp8_layers and fp8_left_out both mean '{both[0].operands[1]}'; leave it out of one of them"
+            )
+    if not fp8:
+        return replace(request, fp8_layers=ALL_LAYERS)
+    cluster = request.cluster
+    device = (cluster.groups[0] if isinstance(cluster, MixedCluster) else cluster).device
+    told = request.space is not None and not request.space.leaves_out
+    if not device.multiplies("fp8"):
+        return replace(request, fp8_layers=ALL_LAYERS)
+    rate = RECIPES[fp8.recipe].rate
+    if not device.multiplies(rate):
+        others = ", ".join(name for name, recipe in RECIPES.items() if device.multiplies(recipe.rate))
+        raise RequestError(
+            f"fp8 = {fp8.recipe}: {device.name} multiplies in fp8, but has no products in {rate}, with a scale"
+            f" for each {LINE} elements (devices of Blackwell do); take {others}, or leave fp8 out"
+        )
+    return replace(request, fp8_layers=ALL_LAYERS) if told else request
+
+
+def open_layers(template: Template, prepared: OperatorGraph, layers: Sequence[str]) -> frozenset[int]:
+    """The linear layers in fp8 of a template of which none in any block of their kind is meant by a pattern."""
+    blocks = template.blocks
+    return frozenset(
+        at
+        for at, op in enumerate(template.graph.operators)
+        if recipe_of(op) is not None
+        and not any(is_meant(prepared.operators[place], layers) for place in places_of(template, blocks, at))
+    )
+
+
+def places_of(template: Template, blocks: Blocks, index: int) -> tuple[int, ...]:
+    """Where an operator of a template stands in the whole graph: once in each block of its kind."""
+    kind = template.kind_of(index)
+    if kind is None:
+        return (index if index < template.start or not blocks.count else index - template.stop + blocks.stop,)
+    place = index - template.held[kind].start
+    return tuple(blocks.borders[b] + place for b, other in enumerate(blocks.kinds) if other == kind)

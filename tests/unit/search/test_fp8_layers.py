@@ -1,0 +1,184 @@
+"""Which layers are in fp8: what is decided by name, and what the search makes of the others."""
+
+from dataclasses import replace
+from functools import cache
+from itertools import chain, combinations, pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from hardware_profiles import load_profile
+from planner.errors import RequestError
+from planner.fp8_recipes import RECIPES
+from planner.graph.fp8 import ALL_LAYERS, NO_FP8, Fp8, recipe_of
+from planner.graph.operator_graph import OperatorGraph
+from planner.graph.trace import trace
+from planner.plan.binding.bind import bind
+from planner.plan.compare.verify import verify
+from planner.plan.plan import ModelReference
+from planner.strategy_search.fp8_ends import ends_of
+from planner.strategy_search.request.fp8_layers import with_fp8_layers
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import FREE, Pinned
+from planner.strategy_search.result import SearchResult
+from planner.strategy_search.search import search
+from planner.strategy_search.within import best_plans
+from tests.refusals import refused
+from tests.unit.search.cases import BATCH, cluster_of, request_of, traced
+
+WITH_FP8 = (
+    "b200-180gb", "b300-288gb", "gb200-186gb", "gb300-288gb", "gh200-96gb", "h100-80gb", "h100-94gb", "h100-96gb",
+    "h200-141gb", "h800-80gb",
+)  # fmt: skip
+TENSORWISE = Fp8(recipe="tensorwise")
+ROWS = 4096
+
+
+class Uneven(nn.Module):
+    """Wide and narrow products; all may be in fp8 but the last, and the first, through which no gradient flows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (4096, 4096, 8192, 256, 8192, 256)
+        self.layers = nn.ModuleList(nn.Linear(i, o, bias=False) for i, o in pairwise(widths))
+
+    def forward(self, x_BI: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x_BI = torch.relu(layer(x_BI))
+        return x_BI.sum()
+
+
+@cache
+def uneven() -> OperatorGraph:
+    with torch.device("meta"):
+        return trace(Uneven().to(torch.bfloat16), (torch.zeros(ROWS, 4096, dtype=torch.bfloat16),))
+
+
+def of_uneven(devices: int, **options: object) -> SearchRequest:
+    graph = uneven()
+    reference = ModelReference(
+        reference="uneven",
+        sequence_length=None,
+        parameters=graph.parameter_count(),
+        fingerprint=graph.fingerprint(),
+    )
+    return SearchRequest(
+        graph=graph, batch=ROWS, model=reference, cluster=cluster_of("h100-80gb", devices), global_batch=8 * ROWS,
+        precision="bf16", **options,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def seconds(result: SearchResult) -> float:
+    return result.plan.prediction.step_seconds
+
+
+def opened(request: SearchRequest) -> SearchRequest:
+    return with_fp8_layers(replace(request, fp8_layers=()))
+
+
+@pytest.mark.parametrize("devices", [1, 2, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_the_search_finds_the_best_of_all_subsets(devices: int, recipe: str) -> None:
+    """Brute force: each subset of the three layers that could be in fp8, decided by name."""
+    graph, fp8 = uneven(), Fp8(recipe=recipe)
+    names = [parameter.name for parameter in graph.parameters][1:-1]
+    subsets = chain.from_iterable(combinations(names, count) for count in range(len(names) + 1))
+    decided = [NO_FP8 if set(some) == set(names) else replace(fp8, left_out=some) for some in subsets]
+    best = min(seconds(search(of_uneven(devices, fp8=one))) for one in decided)
+    free = search(of_uneven(devices, fp8=fp8, fp8_layers=()))  # without its ends
+    assert seconds(free) == pytest.approx(best, rel=1e-9)
+    assert free.bound_seconds <= best * (1 + 1e-9)
+    of_plan = free.plan.training.fp8
+    assert of_plan in decided
+    if devices == 1 and recipe == "tensorwise":
+        assert of_plan.left_out == ("layers.2.weight", "layers.3.weight")  # 256 columns, or as many inputs, do not pay
+
+
+@pytest.mark.parametrize(
+    ("profile", "pinned"),
+    [
+        *(pytest.param(profile, FREE, marks=pytest.mark.slow) for profile in WITH_FP8),
+        *(
+            pytest.param("h100-80gb", pinned, marks=pytest.mark.slow)
+            for pinned in (Pinned(tensor=4), Pinned(tensor=2, pipeline=2), Pinned(recompute="full"))
+        ),
+    ],
+)
+def test_a_free_search_is_as_good_as_all_layers_in_fp8_and_as_none(profile: str, pinned: Pinned) -> None:
+    asked = request_of("llama70b-4-layers", cluster_of(profile, 8), 16, precision="bf16", fp8=TENSORWISE, pinned=pinned)
+    free = opened(asked)
+    found = best_plans(free)
+    ends = [search(end) for end in ends_of(free)]
+    assert seconds(found) <= min(map(seconds, ends)) * (1 + 1e-9)
+    assert found.bound_seconds <= min(end.plans[0].bounded for end in ends) * (1 + 1e-9)
+    plan = found.plan
+    assert not verify(plan, asked.graph, BATCH, asked.cluster).remarks
+
+
+def test_products_overlap_with_tensor_parallelism_or_are_in_fp8() -> None:
+    """Layers in fp8 cover no collectives; on tensor parallel devices with fast links that decides."""
+    graph = traced("llama70b-4-layers")
+    asked = request_of(
+        "llama70b-4-layers", cluster_of("h100-80gb", 8), 16, precision="bf16", fp8=TENSORWISE, pinned=Pinned(tensor=8)
+    )
+    found = best_plans(opened(asked))
+    products = [op for op in bind(found.plan, graph, BATCH).graph.operators if recipe_of(op) is not None]
+    assert seconds(found) < 0.9 * seconds(search(asked))
+    assert len(products) < 4 * 7
+
+
+def test_blocks_of_a_kind_are_alike() -> None:
+    asked = request_of("llama70b-4-layers", cluster_of("h100-80gb", 8), 16, precision="bf16", fp8=TENSORWISE)
+    plan = best_plans(opened(asked)).plan
+    assert plan.training.fp8.left_out
+    assert all(pattern.startswith("model.layers.*.") for pattern in plan.training.fp8.left_out)
+
+
+def test_where_fp8_pays_nowhere_the_plan_has_none() -> None:
+    asked = request_of("llama-4", cluster_of("h100-80gb", 2), 4, precision="bf16", fp8=TENSORWISE)
+    assert best_plans(opened(asked)).plan.training.fp8 == NO_FP8
+
+
+def test_layers_that_are_meant_are_in_fp8_whatever_it_takes() -> None:
+    asked = request_of("llama-4", cluster_of("h100-80gb", 2), 4, precision="bf16", fp8=TENSORWISE)
+    found = best_plans(with_fp8_layers(replace(asked, fp8_layers=("*.up_proj.weight",)))).plan.training.fp8
+    assert found.left_out
+    assert not any("up_proj" in pattern for pattern in found.left_out)
+
+
+def test_layers_of_delayed_scales_that_are_left_out_have_no_histories() -> None:
+    asked = request_of("llama-4", cluster_of("h100-80gb", 2), 4, precision="bf16", fp8=Fp8(recipe="delayed"))
+    layers = ("*.up_proj.weight", "*.q_proj.weight")
+    plan = best_plans(with_fp8_layers(replace(asked, fp8_layers=layers))).plan
+    found = bind(plan, asked.graph, BATCH)
+    assert {op.operands[1].rsplit(".", 2)[1] for op in found.graph.operators if recipe_of(op)} == {"up_proj", "q_proj"}
+    assert not verify(plan, asked.graph, BATCH, asked.cluster).remarks
+
+
+@pytest.mark.parametrize(
+    ("layers", "left_out", "said"),
+    [
+        (("*.nothing",), (), ("fp8_layers", "*.nothing")),
+        (("*.up_proj.weight",), ("*.0.mlp.*",), ("fp8_layers and fp8_left_out", "model.layers.0.mlp.up_proj.weight")),
+    ],
+)
+def test_layers_are_refused(layers: tuple[str, ...], left_out: tuple[str, ...], said: tuple[str, ...]) -> None:
+    fp8 = replace(TENSORWISE, left_out=left_out)
+    asked = request_of("llama-4", cluster_of("h100-80gb", 2), 4, precision="bf16", fp8=fp8)
+    with refused(RequestError, *said):
+        with_fp8_layers(replace(asked, fp8_layers=layers))
+
+
+def test_lines_of_32_are_refused_where_products_in_fp8_have_none() -> None:
+    asked = request_of("llama-4", load_profile("h100-80gb").with_devices(2), 4, fp8=Fp8(recipe="mxfp8"))
+    with pytest.raises(RequestError, match=r"mxfp8: NVIDIA H100.*Blackwell.*take tensorwise, rowwise.*blockwise"):
+        opened(asked)
+
+
+@pytest.mark.parametrize("profile", ["cpu", "a100-80gb"])
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
+def test_devices_without_products_in_fp8_take_all_layers(profile: str, recipe: str) -> None:
+    """Who asks for fp8 there wants its numerics."""
+    asked = request_of("llama-4", load_profile(profile).with_devices(2), 4, fp8=Fp8(recipe=recipe))
+    assert opened(asked) == replace(asked, fp8_layers=ALL_LAYERS)
