@@ -23,6 +23,9 @@ GATHERING = "parameter gathering"
 REDUCING = "gradient reduction of micro-batches"
 """Gradients that are reduced behind the use of their weights, a micro-batch; the rest is once a step."""
 
+TRANSFER = "stage transfer"
+"""What comes from other stages, a micro-batch."""
+
 TIME_PER_MICRO_BATCH = (
     "forward",
     "backward",
@@ -31,7 +34,7 @@ TIME_PER_MICRO_BATCH = (
     GATHERING,
     REDUCING,
     "gradient accumulation",
-    "stage transfer",
+    TRANSFER,
 )
 TIME_PER_STEP = ("gradient reduction", "optimizer", "weight gathering")
 OFFLOAD = "offload"

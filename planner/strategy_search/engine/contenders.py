@@ -14,12 +14,13 @@ slower.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from costmodels import SCHEDULES, least_step_time
+from costmodels import SCHEDULES, least_step_time, step_time
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
-from planner.strategy_search.decomposition.setting import setting_of
-from planner.strategy_search.engine.outcome import Outcome
+from planner.strategy_search.decomposition.setting import Setting, setting_of
+from planner.strategy_search.engine.outcome import Outcome, RankFilling
 from planner.strategy_search.request.space import Configuration
 
 CONTENDERS = 5
@@ -67,8 +68,23 @@ class Contender:
     def least_step(self, *, any_order: bool = False) -> float:
         """No step of what was found takes less; in `any_order` of turns none takes less than its ranks work."""
         hidden = self.pipeline_of_kinds.chain.tables.update.bucketed  # gradients, which updates wait for
-        setting, parts, steps = setting_of(self.configuration, math.inf), [], []
-        for rank, filling in enumerate(self.outcome.ranks):
+        setting = setting_of(self.configuration, math.inf)
+        parts, steps = self._sums(self.outcome.ranks, setting)  # transfers may be hidden
+        steps = [0.0] * len(steps) if hidden else steps
+        if any_order or not SCHEDULES[self.configuration.schedule].in_rows:  # which another order may beat
+            return max(setting.micro_batches * part + step for part, step in zip(parts, steps, strict=True))
+        return least_step_time(parts, steps, setting.micro_batches, setting.chunks)
+
+    def sum_with(self, ranks: Sequence[RankFilling]) -> float:
+        """About the objective with other ways to run its ranks, of the same blocks: transfers left out, and with all of
+        the reductions that the work of last backward passes may cover."""
+        setting = setting_of(self.configuration, math.inf)
+        return float(step_time(*self._sums(ranks, setting), setting.micro_batches, setting.chunks))
+
+    def _sums(self, ranks: Sequence[RankFilling], setting: Setting) -> tuple[list[float], list[float]]:
+        """Seconds of every rank per micro-batch, and those per step that nothing covers."""
+        parts, steps = [], []
+        for rank, filling in enumerate(ranks):
             ends = [column.amounts for column in (filling.head, filling.tail) if column is not None]
             inner = [column.amounts for column in filling.inner]
             amounts = [*ends, *inner * setting.chunks]
@@ -79,11 +95,10 @@ class Contender:
                 0.0, sum(a.excess_backward for a in amounts)
             )
             waits = max(alone, excess)  # which counts that block, too
-            parts.append(sum(a.part for a in amounts) + waits)  # transfers may be hidden
-            steps.append(0.0 if hidden else sum(a.step for a in amounts))
-        if any_order or not SCHEDULES[self.configuration.schedule].in_rows:  # which another order may beat
-            return max(setting.micro_batches * part + step for part, step in zip(parts, steps, strict=True))
-        return least_step_time(parts, steps, setting.micro_batches, setting.chunks)
+            covered = min(sum(a.reduction for a in amounts), sum(a.backward for a in amounts))
+            parts.append(sum(a.part for a in amounts) + waits)
+            steps.append(sum(a.step for a in amounts) - covered)
+        return parts, steps
 
 
 class Contenders:

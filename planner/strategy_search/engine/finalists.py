@@ -15,8 +15,10 @@ from hardware_profiles import Bytes, Hidden, Seconds
 from planner.errors import InfeasibleError, LimitError
 from planner.limits import reached, reading, seconds_left
 from planner.plan.layout.offloaded import offloaded_fault
+from planner.plan.prediction.stage_cost import TRANSFER
 from planner.plan.prediction.step import PIPELINE_BUBBLE
 from planner.pricing.bucket_size import room_of
+from planner.sharding.rules import rule_of
 from planner.sharding.update import AUTO_BUCKETS, EACH
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
@@ -25,7 +27,9 @@ from planner.strategy_search.engine.next_price import REDUCTIONS
 from planner.strategy_search.engine.plan_maker import PlanMaker
 from planner.strategy_search.engine.product_overlap import (
     ChunksError,
+    Everything,
     may_overlap,
+    with_everything,
     with_tensor_overlap,
 )
 from planner.strategy_search.engine.proofs import OPTIMAL, Ranked
@@ -60,6 +64,9 @@ _GROWS = 4
 _IDLE = 0.05
 """Share of a step that a pipeline must be idle, before its stages are tried in a V: some of it is left there, and
 dividing them anew takes as long as it took before."""
+
+_HELD = 0.5
+"""Of what a rank holds of micro-batches in flight, what another one holds at least: the rest may be of one block."""
 
 _TURNED = 2
 """Results whose stages are tried in a V, at most."""
@@ -100,6 +107,7 @@ class Finalists:
         self._known: dict[int, tuple[Contender, Ranked]] = {}  # by identity
         self._before: dict[int, Ranked] = {}  # of what is known, without overlaps
         self._overlapped: dict[int, _WithOverlap] = {}  # by identity
+        self._every: dict[int, tuple[Ranked, Everything]] = {}  # likewise
         self._turned: dict[int, tuple[Ranked, Ranked]] = {}
         self._laid: dict[tuple[int, str], Ranked | None] = {}  # in a V, by the identity of what is in `_known`
 
@@ -108,11 +116,12 @@ class Finalists:
         top, plans, fitting = self.request.top, list[Ranked](), list[Ranked]()
         longest = 0.0  # seconds to make a plan of one
         refusal = None
-        bounded = [(self._least_step(found), found.objective, found.order, found) for found in self.found]
-        for least, _, _, found in sorted(bounded, key=lambda one: one[:3]):
+        # what is known says how fast others must be; the least sum first, which others are measured by
+        ordered = sorted(self.found, key=lambda found: (id(found) not in self._known, found.objective, found.order))
+        for found in ordered:
             slowest = fitting[top - 1].seconds if len(fitting) >= top else math.inf
-            if least >= slowest * (1 - OPTIMAL):
-                break
+            if self._least_step(found) >= slowest * (1 - OPTIMAL):
+                continue
             if plans and (reached() or seconds_left() < longest):
                 break
             began = reading()
@@ -166,27 +175,84 @@ class Finalists:
 
     def _best_of(self, found: Contender, cutoff: Seconds) -> Ranked:
         """The best plan of a contender, without its overlaps. Where these lack memory, plans that leave room for them
-        are looked for first: beside what is found so, few of the others are of interest."""
+        are looked for first: beside what is found so, few of the others are of interest. Where not even with all of
+        them, whatever memory there is, it would take less than `cutoff`, only plans of other sums are looked for."""
         ranked = self.maker.as_found(found)
         if not self.overlaps or not self._missing(ranked):
             return self._finished(found, self._ranked(found, ranked), cutoff)
+        if self._hoped(ranked) >= cutoff:
+            other = self._ranked(found, ranked, cutoff)
+            if other is not ranked:
+                return self._finished(found, other, cutoff)
+            self._overlapped.setdefault(id(ranked), _WithOverlap(ranked, ranked))
+            return ranked
         roomy = self._finished(found, ranked, cutoff)
         least = self.overlapped(roomy).seconds
         if least <= found.objective * (1 + _MESSAGES):
             return roomy
-        other = self._ranked(found, ranked, least)
+        other = self._ranked(found, ranked, min(least, cutoff))
         if other is ranked:
             return roomy
         return min(roomy, self._finished(found, other, cutoff), key=lambda one: self.overlapped(one).seconds)
+
+    def _hoped(self, ranked: Ranked) -> Seconds:
+        """What a result takes at least, about, with all its overlaps, in any order of turns, were there memory for it:
+        the plan of more room that has them takes as much more as its sum does."""
+        own = self._expected(ranked).seconds - self._saves(ranked)
+        return min(own, self._in_other_orders(ranked))
+
+    def _expected(self, ranked: Ranked) -> Ranked:
+        """A result with all the overlaps of its tensor parallelism that save time, whether they fit or not."""
+        return self.overlapped(ranked) if self._has_experts else replace(ranked, bound=self._everything(ranked).bound)
+
+    def _in_other_orders(self, ranked: Ranked) -> Seconds:
+        """What a result of 1F1B takes at least in other orders of turns: where weight gradients are apart, without a
+        bubble and without its overlaps; in one that holds more micro-batches, for which there may be no room, with
+        transfers between stages under its work. Infinite where there are no others."""
+        plan, pipeline = ranked.plan, ranked.plan.pipeline
+        if pipeline == 1 or plan.schedule != "1f1b" or not reorders(self.request.pinned):
+            return math.inf
+        time, memory = dict(plan.prediction.time), dict(plan.prediction.memory)
+        bubble, apart = time[PIPELINE_BUBBLE], ranked.seconds - time[PIPELINE_BUBBLE]
+        holds = _HELD * memory["activations"] * (pipeline - 1) / pipeline
+        if holds > -self._overfull_by(ranked):
+            return apart
+        return min(apart, self._expected(ranked).seconds - min(bubble, time[TRANSFER]))
 
     def _finished(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> Ranked:
         """A plan of a contender in an order of turns that takes it least, with less memory if need be, and with room
         for its overlaps."""
         if reorders(self.request.pinned):
             with contextlib.suppress(LimitError):  # in the order that the search assumed, then
-                ranked = self._scheduled(ranked, math.inf if self.overlaps else cutoff)
+                ranked = self._reordered(ranked, cutoff)
+        if self.overlaps and self._overfull_by(ranked) > 0 and self._missing(ranked):
+            roomy = self._with_room_for_overlap(found, ranked, cutoff)
+            if not self._storable(roomy):
+                return roomy if cutoff < math.inf else self._lean(found, ranked, cutoff)
+            seconds = self.overlapped(roomy).seconds
+            if seconds <= self._hoped(ranked) * (1 + WORTH):
+                return roomy
+            other = self._lean(found, ranked, min(cutoff, seconds))  # with less memory for fewer overlaps
+            faster = self._storable(other) and self.overlapped(other).seconds < seconds
+            return other if faster else roomy
+        return self._lean(found, ranked, cutoff)
+
+    def _lean(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> Ranked:
+        """A plan of a contender that fits, and leaves room for its overlaps where that is faster."""
         leaner, ranked = self._leaner(found, ranked, cutoff)
+        if not self.maker.fits(found.configuration, ranked.plan.prediction):
+            return ranked
         return self._with_room_for_overlap(leaner, ranked, cutoff)
+
+    def _reordered(self, ranked: Ranked, cutoff: Seconds) -> Ranked:
+        """A result in the order of turns that takes it least, as far as that, with what overlaps then, may take less
+        than `cutoff`, and less than it takes."""
+        if not self.overlaps or asks(self.request.pinned):
+            return self._scheduled(ranked, math.inf if self.overlaps else cutoff)
+        others = self._in_other_orders(ranked)
+        if others == math.inf or others >= min(cutoff, self._expected(ranked).seconds * (1 - WORTH)):
+            return ranked
+        return self._scheduled(ranked, math.inf)
 
     def _leaner(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> tuple[Contender, Ranked]:
         """A contender that needs more memory than its sums know of, for its schedule or for redistributions on their
@@ -197,15 +263,28 @@ class Finalists:
         with contextlib.suppress(LimitError):
             while missing > 0 and tried < _LEANER:
                 # as if what is left out grew with what is known; then what is missing, and more: plans differ by steps
-                room += missing * _GROWS ** (tried - 1) if tried else missing * limits[0] / (limits[0] + missing)
+                beside = self._beyond(found, other, room, missing)
+                room += max(
+                    missing * _GROWS ** (tried - 1) if tried else missing * limits[0] / (limits[0] + missing), beside
+                )
                 outcome = self.engine.evaluate_as(found.outcome.gathers, found.configuration, room=room)
                 leaner = replace(found, outcome=outcome, room=room)
                 if not outcome.ranks or leaner.least_step(any_order=any_order) >= cutoff:
                     break
                 other = self.maker.as_found(leaner)
-                other = self._scheduled(other, math.inf) if any_order else other
+                other = self._reordered(other, cutoff) if any_order else other
                 missing, tried = self._overfull_by(other), tried + 1
         return (leaner, other) if missing <= 0 else (found, ranked)
+
+    def _beyond(self, found: Contender, ranked: Ranked, room: Bytes, missing: Bytes) -> Bytes:
+        """What more than `room` must be left of every device for plans that, as a result, hold so much more than their
+        sums say that they lack `missing` bytes: with what the rank that lacks most has left by its sums."""
+        limits, stages = self.maker.limits_of(found.configuration), ranked.plan.prediction.stages
+        rank = max(range(len(stages)), key=lambda rank: stages[rank].peak_bytes - limits[rank])
+        if not ranked.filled:
+            return missing
+        capacity = self.engine.capacities[self.engine.group_of(found.configuration, rank)]
+        return missing + max(0.0, capacity - room - ranked.filled[rank])
 
     def _overfull_by(self, ranked: Ranked) -> Bytes:
         """What the fullest device lacks; negative where there is room."""
@@ -215,27 +294,39 @@ class Finalists:
     def _with_room_for_overlap(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> Ranked:
         """A contender that leaves room for its overlaps, where it has none for lack of memory, if it is faster so, and
         as far as it may take less than `cutoff`."""
-        configuration, fastest = found.configuration, self.overlapped(ranked).seconds
-        if not self.overlaps or seconds_left() < math.inf or not self.maker.fits(configuration, ranked.plan.prediction):
+        configuration = found.configuration
+        if not self.overlaps or seconds_left() < math.inf:
             return ranked  # of a search whose time is limited the rest is for other contenders
         room, other, buckets = found.room, ranked, room_of(found.pipeline_of_kinds.chain.tables.update.bucket_size)
-        before, any_order = math.inf, reorders(self.request.pinned)
+        before, any_order, cutoff = math.inf, reorders(self.request.pinned), min(cutoff, ranked.seconds)
         with contextlib.suppress(LimitError):
             # what is found with less memory may need more for its overlaps, then perhaps without an end, and more
             # for buckets, which may be smaller now for lack of room
-            tried, saves = 0, self._overlapped[id(other)].saves
+            tried, saves, hoped = 0, self._saves(ranked), self._hoped(ranked)
             while 0 < (missing := self._missing(other)) <= (before if saves else _LESS * before) and tried < _LEANER:
-                more = max(missing * (2**tried if saves else 1), room / 4)
+                if other.filled and not saves:  # what plans of its sums need
+                    more = self._beyond(found, other, room, missing)
+                else:
+                    more = max(missing * (2**tried if saves else 1), room / 4)
                 before, room, tried = missing, (max(room, buckets) if tried else room) + more, tried + 1
                 outcome = self.engine.evaluate_as(found.outcome.gathers, configuration, room=room)
                 leaner = replace(found, outcome=outcome, room=room)
-                if not outcome.ranks or leaner.least_step(any_order=any_order) - saves >= min(fastest, cutoff):
+                if not outcome.ranks or leaner.least_step(any_order=any_order) - saves >= cutoff:
+                    break
+                if hoped + outcome.seconds - found.objective >= cutoff:
                     break
                 other = self.maker.as_found(leaner)
                 if any_order:
-                    other = self._scheduled(other, math.inf)
+                    other = self._reordered(other, cutoff)
+            if other is ranked:
+                return ranked
+            every = self._expected(ranked).seconds * (1 + WORTH)
             overlapped = self.overlapped(other)
-            return other if self._storable(overlapped) and overlapped.seconds < fastest else ranked
+            if not self._storable(overlapped):
+                return ranked
+            return (
+                other if overlapped.seconds < every or overlapped.seconds < self.overlapped(ranked).seconds else ranked
+            )
         return ranked
 
     @property
@@ -354,13 +445,38 @@ class Finalists:
 
     def _missing(self, ranked: Ranked) -> Bytes:
         """What a result lacks to have more overlaps."""
+        if not self._has_experts:
+            return self._everything(ranked).missing
         self.overlapped(ranked)
         return self._overlapped[id(ranked)].missing
+
+    def _saves(self, ranked: Ranked) -> Seconds:
+        """What those would save that no sum of the search knows of."""
+        if not self._has_experts:
+            return 0.0
+        self.overlapped(ranked)
+        return self._overlapped[id(ranked)].saves
+
+    @cached_property
+    def _has_experts(self) -> bool:
+        graph = self.engine.template.graph
+        return any(rule_of(graph, operator).op_class == "experts" for operator in graph.operators)
+
+    def _everything(self, ranked: Ranked) -> Everything:
+        """A result with all overlaps of its tensor parallelism that save time, and what it lacks for them."""
+        if id(ranked) not in self._every:
+            machine, limits = self.engine.machine(ranked.configuration), self.maker.limits_of(ranked.configuration)
+            found = with_everything(ranked.bound, self.request.pinned, machine, limits)
+            self._every[id(ranked)] = (ranked, found)
+        return self._every[id(ranked)][1]
 
     def _with_overlap(self, ranked: Ranked) -> "_WithOverlap":
         with contextlib.suppress(LimitError):
             machine, limits = self.engine.machine(ranked.configuration), self.maker.limits_of(ranked.configuration)
-            bound, missing, _ = with_tensor_overlap(ranked.bound, self.request.pinned, machine, limits)
+            every = self._everything(ranked)
+            if every.missing and self._overfull_by(ranked) > 0:  # and with some of them, too
+                return _WithOverlap(ranked, ranked, every.missing)
+            bound, missing, _ = with_tensor_overlap(ranked.bound, self.request.pinned, machine, limits, every)
             bound, more, saves = with_expert_overlap(bound, self.request.pinned, machine, limits)
             bound = self.maker.proved(bound)
             configuration = replace(ranked.configuration, schedule=bound.plan.schedule)
@@ -396,7 +512,7 @@ class Finalists:
         for buckets, or have none; where it was more, and not for lack of room, plans whose blocks cover more of what
         travels. Sums hope that a backward pass covers all reductions but the last: where it does not, the best that
         waits for them is priced."""
-        overlapped = self.overlapped(ranked) if self.overlaps else ranked
+        overlapped = self._expected(ranked) if self.overlaps else ranked
         expected, engine = found.objective * (1 + _MESSAGES), self.engine
         others = list[tuple[Engine, str, Bytes, float]]()
         if overlapped.seconds - (overlapped.waited if self.overlaps else 0.0) > expected:

@@ -1,5 +1,6 @@
 """Contenders as plans: settled, bound to their graph, priced by the judge, with what is proved of them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from costmodels import SCHEDULES
@@ -59,25 +60,24 @@ class PlanMaker:
         setting = self.engine.setting(configuration)
         setting = replace(setting, capacity=setting.capacity - found.room)
         ranks, busy, certificate = settle_and_certify(request, found.pipeline_of_kinds, setting, found.outcome)
-        priced: BoundPlan | None = None
-        plain: BoundPlan | None = None
-        if ranks != found.outcome.ranks:
-            settled = self.made(found, ranks)
-            prediction = settled.plan.prediction
-            # settled, another block's interior may be the largest; less per step may not make up for more per part, and
-            # is not told from messages in smaller buckets than those that the objective assumes
+        priced, filled = None, found.outcome.ranks
+        if ranks != filled:
+            # less per step may not make up for more per part, and is not told from messages in smaller buckets than
+            # those that the objective assumes
             assumed = replace(found.pipeline_of_kinds.chain.tables.update, gathers=found.outcome.gathers)
             faster = self._update(found.pipeline_of_kinds.chain.tables.update, found, ranks) != assumed
-            fits = self.fits(configuration, prediction)
-            if fits and not faster:  # by what both take where everything waits, of which the search knows the least
-                plain = self.made(found, found.outcome.ranks)
-                faster = prediction.objective_seconds < plain.plan.prediction.objective_seconds
-            if fits and faster:
-                priced = settled
-                certificate = None if certificate is None else replace(certificate, busy_seconds=busy)
+            faster = faster or found.sum_with(ranks) < found.sum_with(filled)
+            if faster and not found.room and any(a.peak > b.peak for a, b in zip(ranks, filled, strict=True)):
+                priced = self.made(found, filled)  # settled, all that there is by the sums is taken
+                faster = not self._overflows(found, ranks, priced)
+            if faster:
+                settled = self.made(found, ranks)
+                if self.fits(configuration, settled.plan.prediction):  # another block's interior may be the largest
+                    priced, filled = settled, ranks
+                    certificate = None if certificate is None else replace(certificate, busy_seconds=busy)
         if priced is None:
-            priced = plain or self.made(found, found.outcome.ranks)
-        if request.update.buckets == AUTO_BUCKETS:
+            priced = self.made(found, filled)
+        if request.update.buckets == AUTO_BUCKETS and self.fits(configuration, priced.plan.prediction):
             machine = self.engine.machine(configuration)
             priced = in_faster_buckets(priced, lambda other: self._predicted(other, machine))
         return Ranked(
@@ -85,9 +85,17 @@ class PlanMaker:
             configuration=configuration,
             memory_price=found.outcome.price,
             certificate=certificate,
+            filled=tuple(rank.peak for rank in filled),
         )
 
-    def made(self, found: Contender, ranks: tuple[RankFilling, ...]) -> BoundPlan:
+    def _overflows(self, found: Contender, ranks: Sequence[RankFilling], priced: BoundPlan) -> bool:
+        """Whether other ways to run the ranks do not fit: they hold as much more than what was found, which is
+        `priced`, as their sums say."""
+        limits, stages = self.limits_of(found.configuration), priced.plan.prediction.stages
+        more = (own.peak - before.peak for own, before in zip(ranks, found.outcome.ranks, strict=True))
+        return any(one.peak_bytes + own > limit for one, own, limit in zip(stages, more, limits, strict=True))
+
+    def made(self, found: Contender, ranks: Sequence[RankFilling]) -> BoundPlan:
         """What ranks run as a plan, bound and priced."""
         request, configuration = self.request, found.configuration
         chain, machine = found.pipeline_of_kinds.chain, self.engine.machine(configuration)
@@ -125,7 +133,7 @@ class PlanMaker:
         sized = self.request.update.buckets == AUTO_BUCKETS
         return self._predicted(without_needless_buckets(bound) if sized else bound, machine)
 
-    def _update(self, update: Update, found: Contender, ranks: tuple[RankFilling, ...]) -> Update:
+    def _update(self, update: Update, found: Contender, ranks: Sequence[RankFilling]) -> Update:
         """What becomes of gradients, in buckets for which the fullest rank has room where their size was left to the
         search."""
         configuration, update = found.configuration, replace(update, gathers=found.outcome.gathers)

@@ -42,20 +42,55 @@ class Overlapped(NamedTuple):
     saves: Seconds = 0.0
 
 
+class Everything(NamedTuple):
+    """A plan with all overlaps that save time, priced, whether they fit or not; as it is where they save nothing to
+    speak of. The rank that lacks most for them lacks so many bytes."""
+
+    bound: BoundPlan
+    missing: Bytes = 0.0
+
+    @property
+    def seconds(self) -> Seconds:
+        """Of a step with all of them."""
+        return self.bound.plan.prediction.step_seconds
+
+
 def may_overlap(pinned: Pinned, cluster: Machine) -> bool:
     """Whether collectives may run under products: where that is asked for, and on devices of our runtime."""
     asked = pinned.tensor_overlap
     return runs_here(cluster) and asked != 1 and (asked is not None or device_type_of(cluster) != "cpu")
 
 
-def with_tensor_overlap(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: Sequence[Bytes]) -> Overlapped:
+def with_tensor_overlap(
+    bound: BoundPlan,
+    pinned: Pinned,
+    cluster: Machine,
+    limits: Sequence[Bytes],
+    everything: Everything | None = None,
+) -> Overlapped:
     """The same plan with overlaps, where that is faster or asked for; on ranks whose devices may use so many bytes.
+    `everything`: with all of them, where that is known.
 
     Raises ChunksError where chunks are asked for, and nothing of the plan can be in so many.
     """
+    found, missing = everything or with_everything(bound, pinned, cluster, limits)
+    if not missing:
+        return Overlapped(found)
+    fewer = _fitting(found, cluster, limits)
+    if fewer is None or fewer.plan.prediction.step_seconds >= bound.plan.prediction.step_seconds * (1 - WORTH):
+        return Overlapped(bound, missing)
+    rest = fewer.plan.prediction.step_seconds - found.plan.prediction.step_seconds
+    return Overlapped(fewer, missing if rest > WORTH * bound.plan.prediction.step_seconds else 0.0)
+
+
+def with_everything(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: Sequence[Bytes]) -> Everything:
+    """The same plan with all overlaps that save time, or that are asked for.
+
+    Raises ChunksError where chunks are asked for, and nothing of the plan can be in so many, or they do not fit.
+    """
     asked = pinned.tensor_overlap
     if not may_overlap(pinned, cluster):
-        return Overlapped(bound)
+        return Everything(bound)
     tried = _tried(bound, pinned, cluster)
     if tried is None:
         if asked:
@@ -63,7 +98,7 @@ def with_tensor_overlap(bound: BoundPlan, pinned: Pinned, cluster: Machine, limi
                 "the plan that was found has no collective of tensor parallelism, next to a linear layer, whose rows"
                 f" {asked} chunks divide; take --tensor-overlap auto, or decide about --tensor"
             )
-        return Overlapped(bound)
+        return Everything(bound)
     prediction = predict(tried, cluster)
     missing = max(0.0, *(stage.peak_bytes - limit for stage, limit in zip(prediction.stages, limits, strict=True)))
     if asked and missing:
@@ -72,15 +107,8 @@ def with_tensor_overlap(bound: BoundPlan, pinned: Pinned, cluster: Machine, limi
             " auto, or off"
         )
     if not asked and prediction.step_seconds >= bound.plan.prediction.step_seconds * (1 - WORTH):
-        return Overlapped(bound)
-    found = replace(tried, plan=replace(tried.plan, prediction=prediction))
-    if not missing:
-        return Overlapped(found)
-    fewer = _fitting(found, cluster, limits)
-    if fewer is None or fewer.plan.prediction.step_seconds >= bound.plan.prediction.step_seconds * (1 - WORTH):
-        return Overlapped(bound, missing)
-    rest = fewer.plan.prediction.step_seconds - prediction.step_seconds
-    return Overlapped(fewer, missing if rest > WORTH * bound.plan.prediction.step_seconds else 0.0)
+        return Everything(bound)
+    return Everything(replace(tried, plan=replace(tried.plan, prediction=prediction)), missing)
 
 
 def _fitting(overlapped: BoundPlan, cluster: Machine, limits: Sequence[Bytes]) -> BoundPlan | None:

@@ -6,7 +6,7 @@ gap = 1 - bound / seconds        no plan takes less than the bound; seconds is w
 import math
 from dataclasses import dataclass, replace
 
-from hardware_profiles import Seconds
+from hardware_profiles import Bytes, Seconds
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.plan import Plan
 from planner.plan.prediction.stage_cost import COMMUNICATION
@@ -25,12 +25,14 @@ class Ranked:
 
     `memory_price` is what a byte more on every device would save, in seconds of the step, about; 0 where memory does
     not bind. `certificate` is what a solver says that knows nothing of how the plan was found, if one was asked.
+    `filled` are the bytes of every rank by the sums of the search, where the plan comes of those.
     """
 
     bound: BoundPlan
     configuration: Configuration
     memory_price: float
     certificate: Certificate | None = None
+    filled: tuple[Bytes, ...] = ()
 
     def __repr__(self) -> str:
         return f"Ranked({self.plan!r})"
