@@ -1,10 +1,11 @@
 """The size of a bucket that fits a cluster: where starting a message is a small share of its time."""
 
+import math
 from collections import Counter
 from dataclasses import replace
 
 from costmodels import collective_time
-from hardware_profiles import Cluster
+from hardware_profiles import Bytes, Cluster
 from hardware_profiles.units import KIB, MIB
 from planner.graph.operator_graph import OperatorGraph
 from planner.pricing.parameter_price import summed
@@ -34,14 +35,18 @@ def auto_bucket(mesh: Mesh, cluster: Cluster) -> int:
     return max((_on_axis(axis.size, axis.stride, cluster) for axis in mesh.axes if axis.size > 1), default=_LEAST)
 
 
-def sized(update: Update, mesh: Mesh, cluster: Cluster) -> Update:
-    """The update with the size of its buckets, where that is left to the cluster. Software that has buckets keeps its
+def sized(update: Update, mesh: Mesh, cluster: Cluster, gradients: Bytes = math.inf) -> Update:
+    """The update with the size of its buckets, where that is left to the cluster. All `gradients` of the model fit into
+    one: in a larger one a small model's only message would count as a part of one. Software that has buckets keeps its
     own; where a stage has one device nothing is sent."""
     if update.buckets != AUTO_BUCKETS:
         return update
-    return replace(
-        update, buckets=NO_BUCKETS if cluster.software.bucket or mesh.size == 1 else auto_bucket(mesh, cluster)
-    )
+    if cluster.software.bucket or mesh.size == 1:
+        return replace(update, buckets=NO_BUCKETS)
+    size = auto_bucket(mesh, cluster)
+    while size // 2 >= max(gradients, _LEAST):
+        size //= 2
+    return replace(update, buckets=size)
 
 
 def smaller(update: Update) -> Update:

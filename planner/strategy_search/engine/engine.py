@@ -388,7 +388,7 @@ class Engine:
             mesh = build_mesh(
                 request.cluster, configuration.mesh, zigzag=configuration.zigzag_axes, alltoall=request.decided_alltoall
             )
-            sizes = [sized(update, mesh, one) for one in self.groups]
+            sizes = [sized(update, mesh, one, self.template.gradient_bytes(update)) for one in self.groups]
             self.built.builders[key] = TableBuilder(
                 mesh=mesh,
                 cluster=group,

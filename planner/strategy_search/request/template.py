@@ -20,15 +20,17 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
-from hardware_profiles import PYTORCH, Software
+from hardware_profiles import PYTORCH, Bytes, Software
 from planner.graph.blocks import IDENTITY, NO_BLOCKS, Blocks, block_parameters, operand_sources
 from planner.graph.kinds import lanes
 from planner.graph.operator_graph import Operator, OperatorGraph, substitute
 from planner.plan.layout.kept import EVERY_SECOND_PRODUCT
 from planner.pricing.kept_shares import kept_shares
 from planner.pricing.liveness import Liveness, Replay, liveness, replay
+from planner.pricing.parameter_price import summed
 from planner.sharding.rule import FactorKind
 from planner.sharding.rules import rule_of
+from planner.sharding.update import Update
 
 EdgeKind = Literal["outside", "inside", "enter", "every", "loop", "leave"]
 
@@ -160,6 +162,16 @@ class Template:
         """How many parameters of the model one of the template stands for."""
         kind = next((kind for kind, own in enumerate(self.own_parameters) if name in own), None)
         return 1 if kind is None else self.blocks.kinds.count(kind)
+
+    def gradient_bytes(self, update: Update) -> Bytes:
+        """Of the gradients of all parameters of the model, as they are added up."""
+        types, trained = self.graph.types, self.graph.differentiable
+        sizes = (
+            summed(types[one.name], update).nbytes * self.parameter_times(one.name)
+            for one in self.graph.parameters
+            if one.name in trained
+        )
+        return float(sum(sizes))
 
     @cached_property
     def causal_ring(self) -> bool:

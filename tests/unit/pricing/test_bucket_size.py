@@ -53,6 +53,16 @@ def test_only_auto_is_replaced() -> None:
     assert sized(Update(buckets=7), mesh, CLUSTER) == Update(buckets=7)
 
 
+@pytest.mark.parametrize("shards", [1, 3, 2**40])
+def test_all_gradients_of_a_small_model_fill_half_of_one(shards: int) -> None:
+    """In a bucket that they fill to a hundredth their one message would count as a hundredth of one."""
+    mesh = build_mesh(CLUSTER, (64,))
+    auto = auto_bucket(mesh, CLUSTER)
+    size = sized(Update(), mesh, CLUSTER, auto / shards).bucket_size
+    assert size == max(auto // (2 if shards == 3 else shards), 64 * KIB)
+    assert size >= auto / shards
+
+
 def test_auto_leaves_software_its_own_buckets_and_a_single_device_none() -> None:
     mesh = build_mesh(CLUSTER, (64,))
     nemo = replace(CLUSTER, software=load_software("nemo"))

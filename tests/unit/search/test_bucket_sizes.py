@@ -1,12 +1,17 @@
 """Gradients that are reduced under the last backward pass: what the bound is about, and how large buckets become."""
 
+from dataclasses import replace
+
 import pytest
 
 import planner
 from planner.plan.layout.block_gathers import kinds_of_runs, longest_gather, run_of
 from planner.plan.prediction.step import REDUCED_AHEAD
 from planner.strategy_search.engine.proofs import bounded_seconds
+from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import SearchResult
+from planner.strategy_search.search import search
+from tests.unit.search.cases import cluster_of, request_of
 
 
 def found(buckets: int | str = "auto") -> SearchResult:
@@ -69,3 +74,13 @@ def test_what_sums_hope_too_little_of_contends_where_steps_are_longer() -> None:
         return found.plan.prediction.step_seconds
 
     assert best() <= best(pipeline=1, micro_batches=1) * (1 + 1e-9)
+
+
+@pytest.mark.thorough
+def test_a_small_model_pays_for_the_one_message_that_it_sends() -> None:
+    """All its gradients fill a hundredth of the bucket that the links ask for."""
+    request = request_of("kinds-in-turn", cluster_of("cpu", 8), 32)
+    free = search(request).plans[0].seconds
+    for zero in (0, 1):
+        decided = search(replace(request, pinned=Pinned(zero=zero, pipeline=1)))
+        assert free <= decided.plans[0].seconds * (1 + 1e-9)
