@@ -247,6 +247,7 @@ class Multipliers:
             steady=rest,
             excess=(under[0] * self.weight / self.parts, under[1] * (self.weight - last) / self.parts),
             under=(under[0] * rest, under[1] * rest),
+            uncovered=self._uncovered(under, last),
             step=1.0,
             backward=last / self.parts,
             reduction=0.0 if waited else 1.0 - last,
@@ -254,6 +255,12 @@ class Multipliers:
             live=price * flights,
             replay=price / (self.most + ENDS) / self.parts,
         )
+
+    def _uncovered(self, under: Passes, last: float) -> tuple[float, float]:
+        """Shares that count of what is uncovered in a pass, U, once a step. Where a pass works for W and messages take
+        H, it takes max(W, H), and once max(W + U, H) >= s H + (1 - s) (W + U), for the share s that counts of
+        messages. Of a last backward pass that covers reductions to some share, less counts."""
+        return (1 - under[0]) * min(1.0, self.weight), (1 - under[1]) * min(1.0, self.weight - last)
 
     def _add(self, questions: Sequence["_Question"]) -> None:
         self.priced += _answers([(self, question) for question in questions])
@@ -618,6 +625,7 @@ class Multipliers:
         weights = Weights(
             part=weight / self.parts,
             steady=weight * (1 - 1 / self.parts),
+            uncovered=(min(1.0, self.weight) / setting.ranks,) * 2,
             step=1 / setting.ranks,
             reduction=1 / setting.ranks,
         )

@@ -38,7 +38,8 @@ its own does not add. What is found so is a bound on all of them."""
 
 _COLUMNS = (
     "part", "steady", "step", "fixed", "live", "replay", "k_part", "k_live", "k_replay", "k_work", "transient",
-    "outside", "under", "under_again", "last", "work", "work_again", "reduction", "backward",
+    "outside", "under", "under_again", "last", "first_there", "last_back", "work", "work_again", "reduction",
+    "backward",
 )  # fmt: skip
 
 
@@ -326,11 +327,13 @@ class PieceMaker:
             kept = np.minimum(kept, use.together.gathered)
         keys = (name, self._key(use.consumer))
         if self.travels and way.first_gather is not None and way.first_reduce is not None:
-            self.begins |= bool(self.share.first and not self.share.blocks and not self.whole)
             first_gather, first_reduce = (self.overlapped * one for one in (way.first_gather, way.first_reduce))
             there, back = first_gather, first_gather * twice + first_reduce
             seconds, backward = seconds - there - back, backward - back  # what follows a first message is waited for
             self._join(*keys, under=there, under_again=back, last=first_reduce)
+            if use.consumer < self.template.start:
+                self.begins = True
+                self._join(*keys, first_there=there, last_back=first_reduce)
         apart = self.at_once and self.share.blocks and not self.template.in_block(use.consumer)
         self._join(*keys, part=seconds, steady=seconds, backward=backward, **{"outside" if apart else "replay": kept})
 
@@ -383,6 +386,7 @@ class PieceMaker:
         order = [(pair, flip) for (pair, flip) in plan.edge_pairs]
         wanted = ["part", "steady", "live", "replay", "outside"]
         wanted += ["under", "under_again", "last"] if self.travels else []
+        wanted += ["first_there", "last_back"] if self.begins else []
         wanted += ["backward"] if self.reduces else []
         flat = {name: [self.columns[name]] for name in wanted}
         turned: list[tuple[int, dict[str, Array], bool]] = [
@@ -429,6 +433,6 @@ class PieceMaker:
             excess=excess,
             reduction=nodes["reduction"] if self.reduces else None,
             backward=joined["backward"] if self.reduces else None,
-            begins=self.begins,
+            uncovered=(joined["first_there"], joined["last_back"]) if self.begins else None,
             always=frozenset(self.always),
         )

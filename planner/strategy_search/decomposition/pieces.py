@@ -48,7 +48,8 @@ class Weights:
     """What a second per micro-batch, a second per step and a byte of each kind cost.
 
     `steady` is a surcharge on seconds per micro-batch that do not depend on its size; `excess` and `under` price
-    messages that travel under the work of the forward and of the backward pass (see `Amounts`). What a second less of
+    messages that travel under the work of the forward and of the backward pass (see `Amounts`), `uncovered` those with
+    which the first pass of a step begins and the last one ends. What a second less of
     the backward pass saves is `backward`, and of reductions, which are in those per step, `reduction`.
     """
 
@@ -56,6 +57,7 @@ class Weights:
     steady: float = 0.0
     excess: tuple[float, float] = (0.0, 0.0)
     under: tuple[float, float] = (0.0, 0.0)
+    uncovered: tuple[float, float] = (0.0, 0.0)
     step: float = 0.0
     backward: float = 0.0
     reduction: float = 0.0
@@ -70,8 +72,9 @@ class Amounts:
     """What a choice of a piece comes to: seconds per micro-batch and per step, bytes; `transient` is the largest. Of a
     micro-batch `under` travels while other blocks run, beside `part`: each `excess` has what it takes in a pass more
     than the work that may cover it, less than nothing where it is covered; `last` is the part of it that reduces
-    gradients. Of `step` so much `reduction` of gradients
-    may travel under the last backward pass, whose seconds in `part` are `backward`."""
+    gradients. What stands before the blocks has nothing before it in the first pass of a step, nor behind it in the
+    last: so much of `under` is `uncovered` there. Of `step` so much `reduction` of gradients may travel under the last
+    backward pass, whose seconds in `part` are `backward`."""
 
     part: float = 0.0
     step: float = 0.0
@@ -81,6 +84,8 @@ class Amounts:
     transient: float = 0.0
     under: float = 0.0
     last: float = 0.0
+    uncovered_forward: float = 0.0
+    uncovered_backward: float = 0.0
     excess_forward: float = 0.0
     excess_backward: float = 0.0
     reduction: float = 0.0
@@ -106,11 +111,10 @@ class Piece:
 
     `steady` is what of `part` does not depend on the size of the micro-batch. `step` and `fixed` end with the nodes.
     `keeping_*` is what changes at a node where an operator of a recomputed block keeps its results; zero where it may
-    not. `under` and `excess` are those of `Amounts`, of both passes, and `last` is; None where nothing travels under
-    work, as is `keeping_work`: what is not run again covers nothing in the backward pass. So are `reduction`, of the
-    nodes, and `backward`; what keeping results changes at a node is all of the backward pass.
+    not. `under`, `excess` and `uncovered` are those of `Amounts`, of both passes, and `last` is; None where nothing
+    travels under work, as is `keeping_work`: what is not run again covers nothing in the backward pass. So are
+    `reduction`, of the nodes, and `backward`; what keeping results changes at a node is all of the backward pass.
     `outside`: the interior of what stands before a block that is in it, or behind: bounds have that of the block alone.
-    `begins`: whether weights of it may go together, before the blocks.
     """
 
     keys: tuple[Key, ...]
@@ -137,7 +141,7 @@ class Piece:
     keeping_work: Array | None = None
     reduction: Array | None = None
     backward: Array | None = None
-    begins: bool = False
+    uncovered: tuple[Array, Array] | None = None  # None, too, where nothing of it stands before the blocks
     always: frozenset[int] = frozenset()  # operators that keep their results, whatever is chosen
 
     @cached_property
@@ -172,6 +176,7 @@ class Piece:
         for weight, values in (
             *zip(weights.excess, self.excess or (), strict=False),
             *zip(weights.under, self.under or (), strict=False),
+            *zip(weights.uncovered, self.uncovered or (), strict=False),
         ):
             if weight:
                 cost += weight * values
@@ -267,6 +272,8 @@ class Piece:
             transient=max((float(t[k]) for t, k in zip(self.transient, choice, strict=True)), default=0.0),
             under=sum(float(values[cells].sum()) for values in self.under or ()),
             last=0.0 if self.last is None else float(self.last[cells].sum()),
+            uncovered_forward=0.0 if self.uncovered is None else float(self.uncovered[0][cells].sum()),
+            uncovered_backward=0.0 if self.uncovered is None else float(self.uncovered[1][cells].sum()),
             excess_forward=0.0 if self.excess is None else float(self.excess[0][cells].sum()),
             excess_backward=0.0
             if self.excess is None or self.keeping_work is None
@@ -397,6 +404,11 @@ class Chain:
     def travels(self) -> bool:
         """Whether weights or their gradients may travel while other blocks run."""
         return any(bool(values.any()) for piece in self.inner for values in piece.under or ())
+
+    @cached_property
+    def begins(self) -> bool:
+        """Whether weights of what stands before the blocks may go together."""
+        return any(piece.uncovered is not None for piece in self.head)
 
     @cached_property
     def reduces(self) -> bool:

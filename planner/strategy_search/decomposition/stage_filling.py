@@ -60,8 +60,10 @@ class Rank:
 
     @property
     def uncovered(self) -> float:
-        """Seconds of what the head gathers together, with nothing before it that it could travel under."""
-        return self.ends[0][0].under if self.begins else 0.0
+        """Seconds of what the head gathers together with nothing before it that this could travel under, and of its
+        gradients with nothing behind."""
+        head = self.ends[0][0] if self.begins else Amounts()
+        return head.uncovered_forward + head.uncovered_backward
 
     def handing_over(self, blocks: Sequence[bool]) -> float:
         """Bytes that inner blocks, recomputed or not, in the order of the model, hold of what others hand to them."""

@@ -323,7 +323,7 @@ class Composition:
             after=tail.recompute if tail is not None and chain.blocks_in_tail else None,
             seconds=float(self.multipliers[0].crossing_seconds(self.setting, rank)[state]),
             first=rank == 0,
-            begins=rank == 0 and head is not None and any(piece.begins for piece in chain.head),
+            begins=rank == 0 and head is not None and chain.begins,
             relays=setting.relays,
         )
 

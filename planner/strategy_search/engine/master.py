@@ -2,11 +2,11 @@
 
 A rank with n_k inner blocks of kind k runs columns j, x_j blocks in each, not whole ones (Dantzig and Wolfe 1960):
 
-    min   sum x_j (w part_j + step_j - reduction_j) + w (f + b) + l
+    min   sum x_j (w part_j + step_j - reduction_j + uncovered_j) + w (f + b) + l
     with  sum over the columns of a piece x_j = its number on the rank           (head and tail: 1)
           sum x_j bytes_j + interior <= capacity                                 price of memory, two rows
-          sum x_j forward excess_j  <= f                                         share of the forward pass
-          sum x_j backward excess_j <= b                                         share of the backward pass
+          sum x_j (forward excess_j - forward uncovered_j / w)  <= f              share of the forward pass
+          sum x_j (backward excess_j - backward uncovered_j / w) <= b             share of the backward pass
           sum x_j (reduction_j - backward_j) <= l                                share of the last backward pass
 
 The interior, what is there for a moment, is a maximum. It is no less than the average of the recomputed blocks with the
@@ -151,11 +151,14 @@ def _solved(
     rows[len(memory) : limits, :_TRAVELS] = -np.eye(_TRAVELS)
     for at, (number, flights, column) in enumerate(columns, _TRAVELS):
         a = column.amounts
-        costs[at] = weight * a.part + a.step - a.reduction
+        uncovered = a.uncovered_forward, a.uncovered_backward
+        once = min(1.0, weight) * sum(uncovered)  # which messages that take longer than the work have in them
+        costs[at] = weight * a.part + a.step - a.reduction + once
+        there, back = (seconds * min(1.0, 1 / weight) if weight else 0.0 for seconds in uncovered)
         for row, own in enumerate(memory):
             held = a.replay + a.transient if number == own.interior_of else own.interior * a.replay
             rows[row, at] = (a.fixed + flights * a.live + held) / own.capacity
-        rows[len(memory) : limits, at] = a.excess_forward, a.excess_backward, a.reduction - a.backward
+        rows[len(memory) : limits, at] = a.excess_forward - there, a.excess_backward - back, a.reduction - a.backward
         rows[limits + number, at] = 1.0
     numbers = [float(group.count) for group in groups]
     lower = np.array([-np.inf] * limits + numbers)

@@ -479,7 +479,7 @@ class TableBuilder:
         use = self._use(self._pricers, at, *moving, needed=needed, reduces=reduces)
         if not self.together:
             return use
-        goes = _goes_along(template, name, at)
+        goes = _goes_along(template, name, at) and not _goes_alone(template, name, at)
         other = self._use(self._prices_together(template, at), at, *moving, needed=needed, reduces=reduces, goes=goes)
         return replace(use, together=other)
 
@@ -577,6 +577,16 @@ def _goes_along(template: Template, name: str, at: int) -> bool:
     alone = tuple(graph.consumers.get(name, ())) == (at,) and op.operands.count(name) == 1
     goes = name in graph.differentiable or not graph.trains
     return alone and goes and rule_of(graph, op).op_class not in ("view", "copy")
+
+
+def _goes_alone(template: Template, name: str, at: int) -> bool:
+    """Whether a weight that an operator reads is the only one before the blocks that might go with others: it is
+    gathered when it is used (`planner.plan.layout.block_gathers`)."""
+    graph, before = template.graph, template.start if template.blocks.count else len(template.graph.operators)
+    if at >= before:
+        return False
+    uses = ((other, reader) for reader in range(before) for other in graph.operators[reader].operands if other != name)
+    return not any(other in graph.parameter_names and _goes_along(template, other, reader) for other, reader in uses)
 
 
 def _by_samples(rule: Rule, strategies: tuple[Strategy, ...]) -> tuple[Strategy, ...]:

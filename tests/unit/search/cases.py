@@ -74,6 +74,25 @@ def gpt(layers: int, tied: bool = True) -> nn.Module:
     )  # fmt: skip
 
 
+class Entered(nn.Module):
+    """Equal blocks behind layers that are like none of them, as a decoder behind an encoder."""
+
+    def __init__(self, layers: int, enters: int) -> None:
+        super().__init__()
+        widths = [WIDTH * (2 + at) for at in range(enters)]
+        self.enter = nn.ModuleList(
+            nn.Linear(one, other, bias=False) for one, other in pairwise([WIDTH, *widths, WIDTH])
+        )
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers))
+
+    def forward(self, x_BI: torch.Tensor) -> torch.Tensor:
+        for layer in self.enter:
+            x_BI = torch.relu(layer(x_BI))
+        for block in self.blocks:
+            x_BI = x_BI + torch.relu(block(x_BI))
+        return x_BI.pow(2).mean()
+
+
 class Perceptron(nn.Module):
     """No two layers alike."""
 
@@ -330,6 +349,8 @@ def few_experts() -> torch.nn.Module:
 
 
 LARGE: Mapping[str, Model] = {
+    "entered": (lambda: Entered(4, 3), FLOATS),
+    "entered-by-one": (lambda: Entered(4, 0), FLOATS),
     "few-experts": (few_experts, lambda: (torch.zeros(BATCH, 4096, dtype=torch.int64),) * 2),
     "llama-4-words": (lambda: llama(4, words=4096), PAIR),
     "llama-tiny": large("llama-tiny", 4, "float32"),
