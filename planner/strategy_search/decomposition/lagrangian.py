@@ -130,7 +130,8 @@ class Lines:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Question:
     """Pieces to be solved for a price of memory, and the share `under` of what messages take in each pass more than the
-    work that covers them: those of the head, the tail and every kind of block, so many each."""
+    work that covers them: those of the head, the tail and every kind of block, so many each; and of
+    the first block, where that `opens` the model."""
 
     price: float
     flights: float
@@ -139,6 +140,7 @@ class _Question:
     at_tail: float
     asked: list[Asked]
     numbers: list[int]
+    opens: bool = False  # whether the first block was asked for apart
 
 
 class Multipliers:
@@ -149,6 +151,7 @@ class Multipliers:
     `most`: inner blocks of a rank, up to which the largest interior of those that are recomputed is taken as their
     average (see `Setting.most`).
     `columns`: whether choices are asked for, not bounds alone.
+    `single`: whether all is to be on one rank: then reductions of gradients wait for its last backward pass.
     `like`: those of the same chain, parts and candidates by another weight; they share what does not depend on it.
     """
 
@@ -161,6 +164,7 @@ class Multipliers:
         *,
         most: int | None = None,
         columns: bool = True,
+        single: bool = False,
         like: "Multipliers | None" = None,
     ) -> None:
         self.chain, self.weight, self.parts, self.columns, self.like = chain, weight, parts, columns, like
@@ -170,6 +174,10 @@ class Multipliers:
         self.blocks = chain.block_ranges.blocks
         self.counts = chain.block_ranges.totals
         self.most = self.blocks if most is None else most
+        number = chain.tables.template.blocks.count
+        self.covers = number / (1 + number) if number else 1.0  # of the last backward pass, behind its first part
+        self.single = single
+        self.opens = single and chain.reduces and self.blocks > 0 and not chain.blocks_in_head
         self.priced: list[Priced] = []
         self._alone: Priced | None = None
         self._averaged: dict[int, Array] = {}  # by virtual stages
@@ -187,10 +195,12 @@ class Multipliers:
         """Solve the pieces at a price of memory, for so many micro-batches in flight; an infinite price asks for the
         least memory. `under`, from 0 to 1, is the share that counts of what travels under the work of each pass,
         beyond that work: max(0, excess) is no less than any share of it. So it is with what of the reductions R of
-        gradients is left beyond the last backward pass B: max(0, R - B). With a cap on the bytes that an operator needs
-        for a moment nothing is proved, but found. The largest interior of a recomputed block is no smaller than the
-        average, nor than what the tail replays, and the most that an operator needs for a moment is no less than the
-        least, nor than that of one in the tail: both count so by a share, the latter by the share `at_tail`."""
+        gradients is left beyond the last backward pass B. That makes no gradients before the first of its n + 1 parts,
+        and those of the first block at its end: max(r, R - n B / (n + 1)) is no less than any mean of both. With a cap
+        on the bytes that an operator needs for a moment nothing is proved, but found. The largest interior of a
+        recomputed block is no smaller than the average, nor than what the tail replays, and the most that an operator
+        needs for a moment is no less than the least, nor than that of one in the tail: both count so by a share, the
+        latter by the share `at_tail`."""
         self._add([self._priced(price, flights, under, cap, at_tail)])
 
     def solve_all(self, prices: Sequence[tuple[float, float, Passes]], average: Setting | None = None) -> None:
@@ -233,7 +243,8 @@ class Multipliers:
     def _weights(self, price: float, flights: float, under: Passes) -> Weights:
         waited = under[2] == WAITED
         last = under[2] if self.chain.reduces and not waited else 0.0
-        rest = (self.weight - last) * (1 - 1 / self.parts)
+        covering = last * self.covers
+        rest = (self.weight - covering) * (1 - 1 / self.parts)
         if math.isinf(price):
             return Weights(
                 part=self.weight * _LEAN,
@@ -245,22 +256,22 @@ class Multipliers:
         return Weights(
             part=self.weight / self.parts,
             steady=rest,
-            excess=(under[0] * self.weight / self.parts, under[1] * (self.weight - last) / self.parts),
+            excess=(under[0] * self.weight / self.parts, under[1] * (self.weight - covering) / self.parts),
             under=(under[0] * rest, under[1] * rest),
-            uncovered=self._uncovered(under, last),
+            uncovered=self._uncovered(under, covering),
             step=1.0,
-            backward=last / self.parts,
+            backward=covering / self.parts,
             reduction=0.0 if waited else 1.0 - last,
             fixed=price,
             live=price * flights,
             replay=price / (self.most + ENDS) / self.parts,
         )
 
-    def _uncovered(self, under: Passes, last: float) -> tuple[float, float]:
+    def _uncovered(self, under: Passes, covering: float) -> tuple[float, float]:
         """Shares that count of what is uncovered in a pass, U, once a step. Where a pass works for W and messages take
         H, it takes max(W, H), and once max(W + U, H) >= s H + (1 - s) (W + U), for the share s that counts of
-        messages. Of a last backward pass that covers reductions to some share, less counts."""
-        return (1 - under[0]) * min(1.0, self.weight), (1 - under[1]) * min(1.0, self.weight - last)
+        messages. Of a last backward pass, of which such a share is `covering` reductions, less counts."""
+        return (1 - under[0]) * min(1.0, self.weight), (1 - under[1]) * min(1.0, self.weight - covering)
 
     def _add(self, questions: Sequence["_Question"]) -> None:
         self.priced += _answers([(self, question) for question in questions])
@@ -283,6 +294,9 @@ class Multipliers:
             ending = replace(weights, live=weights.live / flights * single)
         chain = self.chain
         groups = [(chain.head, weights), (chain.tail, ending), *((pieces, weights) for pieces in chain.kinds)]
+        opens = self.opens and weights.reduction > 0 and not math.isinf(price)
+        if opens:  # nothing covers what reduces the gradients of the first block
+            groups.append((chain.kinds[0], replace(weights, reduction=0.0)))
         worth = [(_worth(pieces, price), own) for pieces, own in groups]
         return _Question(
             price=price,
@@ -292,11 +306,17 @@ class Multipliers:
             at_tail=0.0,
             asked=[Asked(piece=one, weights=own, banned=banned(one)) for pieces, own in worth for one in pieces],
             numbers=[len(pieces) for pieces, _ in worth],
+            opens=opens,
         )
 
     def _answer(self, question: "_Question", solved: Sequence[Solved]) -> Priced:
         left = iter(solved)
         head, tail, *inner = (tuple(itertools.islice(left, number)) for number in question.numbers)
+        first = inner.pop() if question.opens else ()
+        least, others = self._least_value(head), self._least_values(inner)
+        if first:
+            more = self._least_value(first) - np.where(np.isfinite(others[0]), others[0], 0.0)
+            least = least + np.maximum(more, 0.0)
         return Priced(
             price=question.price,
             flights=question.flights,
@@ -306,7 +326,7 @@ class Multipliers:
             head=head if self.columns else (),
             inner=tuple(inner) if self.columns else (),
             tail=tail if self.columns else (),
-            values=(self._least_value(head), self._least_values(inner), self._least_value(tail)),
+            values=(least, others, self._least_value(tail)),
         )
 
     def bounds(self, setting: Setting, among: NDArray[np.bool_] | None = None, limit: float = math.inf) -> Array:

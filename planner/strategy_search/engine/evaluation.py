@@ -91,7 +91,7 @@ class Evaluation:
         self.multipliers = [] if multipliers is None else multipliers
         if not self.multipliers:
             self.multipliers += [
-                Multipliers(one, setting.shared_weight, most=setting.most(self.chain))
+                Multipliers(one, setting.shared_weight, most=setting.most(self.chain), single=setting.ranks == 1)
                 for one in self.pipeline_of_kinds.chains
             ]
         self.block_ranges = self.chain.block_ranges

@@ -175,8 +175,11 @@ class _Bounds:
             like = [known for (parts, _), known in self._duals.items() if parts == ratio]
             others: Sequence[Multipliers | None] = like[0] if like else [None] * len(chains)
             allowed = None if like else self.scaling.allowed(ratio)
+            single = setting.ranks == 1
             self._duals[key] = [
-                Multipliers(chain, weight, ratio, allowed, most=setting.most(chain), columns=False, like=other)
+                Multipliers(
+                    chain, weight, ratio, allowed, most=setting.most(chain), columns=False, single=single, like=other
+                )
                 for chain, other in zip(chains, others, strict=True)
             ]
         flights = tuple(tuple(number / ratio for number in chunks) for chunks in setting.in_flight)

@@ -7,7 +7,8 @@ A rank with n_k inner blocks of kind k runs columns j, x_j blocks in each, not w
           sum x_j bytes_j + interior <= capacity                                 price of memory, two rows
           sum x_j (forward excess_j - forward uncovered_j / w)  <= f              share of the forward pass
           sum x_j (backward excess_j - backward uncovered_j / w) <= b             share of the backward pass
-          sum x_j (reduction_j - backward_j) <= l                                share of the last backward pass
+          sum x_j (reduction_j - c backward_j) - c b <= l                         share of the last backward pass
+          sum x_j reduction_j / n <= l                                           of n blocks one is covered by nothing
 
 The interior, what is there for a moment, is a maximum. It is no less than the average of the recomputed blocks with the
 least that an operator needs, nor than what the tail has of both: a row for each.
@@ -32,7 +33,7 @@ from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.solvers.linear_program import LinearSolution, minimized
 
 _TRAVELS = 3
-"""Rows of what travels under the work of a pass."""
+"""Passes under whose work something travels, and rows of that; one more has the reductions that nothing covers."""
 
 _NONE = 1e-9
 """Blocks: none."""
@@ -109,20 +110,19 @@ def master_of(
             memory.append(_Memory(capacity=setting.capacity, interior_of=len(groups) - 1))
     else:
         memory = [_Memory(capacity=setting.capacity - at_once)]
-    found = _solved(groups, memory, multipliers.weight) if min(row.capacity for row in memory) > 0 else None
+    found = _solved(groups, memory, multipliers) if min(row.capacity for row in memory) > 0 else None
     if found is None:
         return None
     solution, taken = found
     price, *rest = (dual / row.capacity for dual, row in zip(_duals(solution), memory, strict=False))
     total = price + sum(rest)
     waits = _duals(solution)[len(memory) : len(memory) + _TRAVELS]
-    costs = (multipliers.weight, multipliers.weight, 1.0)
-    there, back, late = (
-        _rounded(min(1.0, dual / cost)) if cost else 0.0 for dual, cost in zip(waits, costs, strict=True)
-    )
+    late = min(1.0, waits[2])
+    costs = (multipliers.weight, multipliers.weight - late * _lengthens(multipliers))
+    there, back = (min(1.0, dual / cost) if cost > 0 else 0.0 for dual, cost in zip(waits, costs, strict=False))
     return Master(
         price=_rounded(total),
-        under=(there, back, late),
+        under=(_rounded(there), _rounded(back), _rounded(late)),
         at_tail=_rounded(sum(rest) / total) if total else 0.0,
         seconds=solution.value,
         shares=[
@@ -138,17 +138,23 @@ def _duals(solution: LinearSolution) -> list[float]:
     return found
 
 
+def _lengthens(multipliers: Multipliers) -> float:
+    """Share of what a backward pass waits for, by which it covers more reductions."""
+    return multipliers.covers if multipliers.single else 0.0
+
+
 def _solved(
-    groups: Sequence[_Group], memory: Sequence[_Memory], weight: float
+    groups: Sequence[_Group], memory: Sequence[_Memory], multipliers: Multipliers
 ) -> tuple[LinearSolution, list[list[tuple[Column, float]]]] | None:
     """The program, whose rows are those of memory, of what travels, and the numbers of columns; and how often each
     column of every group is taken. None where none fits."""
     columns = [(number, group.flights, c) for number, group in enumerate(groups) for c in group.columns]
-    limits = len(memory) + _TRAVELS
+    limits, weight, covers = len(memory) + _TRAVELS + 1, multipliers.weight, multipliers.covers
     rows = np.zeros((limits + len(groups), _TRAVELS + len(columns)))
     costs = np.zeros(rows.shape[1])
     costs[:_TRAVELS] = weight, weight, 1.0
-    rows[len(memory) : limits, :_TRAVELS] = -np.eye(_TRAVELS)
+    rows[len(memory) : limits - 1, :_TRAVELS] = -np.eye(_TRAVELS)
+    rows[limits - 2, 1], rows[limits - 1, 2] = -_lengthens(multipliers), -1.0
     for at, (number, flights, column) in enumerate(columns, _TRAVELS):
         a = column.amounts
         uncovered = a.uncovered_forward, a.uncovered_backward
@@ -158,11 +164,17 @@ def _solved(
         for row, own in enumerate(memory):
             held = a.replay + a.transient if number == own.interior_of else own.interior * a.replay
             rows[row, at] = (a.fixed + flights * a.live + held) / own.capacity
-        rows[len(memory) : limits, at] = a.excess_forward - there, a.excess_backward - back, a.reduction - a.backward
+        rows[len(memory) : limits - 1, at] = (
+            a.excess_forward - there,
+            a.excess_backward - back,
+            a.reduction - covers * a.backward,
+        )
+        if multipliers.opens:
+            rows[limits - 1, at] = a.reduction / multipliers.blocks
         rows[limits + number, at] = 1.0
     numbers = [float(group.count) for group in groups]
     lower = np.array([-np.inf] * limits + numbers)
-    solution = minimized(costs, rows, lower, np.array([1.0] * len(memory) + [0.0] * _TRAVELS + numbers))
+    solution = minimized(costs, rows, lower, np.array([1.0] * len(memory) + [0.0] * (_TRAVELS + 1) + numbers))
     if solution is None:
         return None
     taken = list[list[tuple[Column, float]]]([] for _ in groups)

@@ -100,6 +100,21 @@ def test_no_plan_takes_less_than_a_bound_that_has_what_stands_before_the_blocks(
     check_bound(cluster_of("h100-80gb", 4), slower, pinned, Update(buckets="none", gathers="ahead"), model)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("slower", [3, 30, 300])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("model", ["llama-4", "entered", "chain-from-input", "kinds-in-turn"])
+def test_no_plan_takes_less_than_a_bound_on_what_a_last_pass_covers(
+    model: str, micro_batches: int, slower: float
+) -> None:
+    """Gradients of the first block are reduced behind the pass, and none before its first part is over."""
+    fast, update = cluster_of("h100-80gb", 4), Update(buckets=2**12, gathers="ahead")
+    check_bound(fast, slower, Pinned(pipeline=1, micro_batches=micro_batches), update, model)
+    for data, zero in ((4, 0), (4, 1), (2, 2)):
+        pinned = Pinned(pipeline=1, micro_batches=micro_batches, data=data, zero=zero)
+        check_bound(fast, slower, pinned, update, model, drawn=0)
+
+
 def test_what_the_first_pass_begins_with_is_waited_for_and_bounded() -> None:
     """Four weights before the blocks, more than all of these: a fifth of the step."""
     fast, pinned = cluster_of("h100-80gb", 4), Pinned(data=4, zero=3, micro_batches=1, recompute="none")
@@ -112,7 +127,9 @@ def test_what_the_first_pass_begins_with_is_waited_for_and_bounded() -> None:
     assert step - uncovered / 4 < found.bound_seconds <= step
 
 
-def check_bound(fast: Cluster, slower: float, pinned: Pinned, update: Update, model: str = "llama-4") -> None:
+def check_bound(
+    fast: Cluster, slower: float, pinned: Pinned, update: Update, model: str = "llama-4", drawn: int = 20
+) -> None:
     """No plan of four blocks that is drawn has a sum below the bound, on links that are so many times slower; nor a
     step, where it is no pipeline."""
     assert pinned.pipeline is not None
@@ -122,7 +139,7 @@ def check_bound(fast: Cluster, slower: float, pinned: Pinned, update: Update, mo
     cluster = replace(fast, levels=tuple(replace(one, bandwidth=one.bandwidth / slower) for one in fast.levels))
     case = replace(make_case(model, "h100-80gb", configuration, 16, "bf16", update=update), cluster=cluster)
     found = search(request_of(model, cluster, 16, pinned=pinned, update=update, precision="bf16"))
-    plans = [found.plan, *(plan_of(case, random_ranks(case, draw, random_state(case, draw))) for _ in range(20))]
+    plans = [found.plan, *(plan_of(case, random_ranks(case, draw, random_state(case, draw))) for _ in range(drawn))]
     priced = [predict(bind(plan, traced(model), BATCH), cluster) for plan in plans]
     sums = [one.objective_seconds for one in priced]
     assert found.bound_seconds <= min(sums) * (1 + 1e-9)
