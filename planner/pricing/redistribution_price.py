@@ -32,6 +32,9 @@ LONG: Bytes = 2.0**50
 composed the buckets: the least that it can take, as nobody knows what goes together before all layouts are chosen."""
 
 
+_EMPTY: Bytes = 2.0**-40
+"""A message that takes what starting one takes."""
+
 _NARROW = 0.5
 """Bytes of weights in fp8 over those in 16 bits."""
 
@@ -76,12 +79,17 @@ class Pricers:
         are known on such a mesh; more are put there."""
         software = cluster.software
         paths = {} if paths is None else paths
-        known: dict[tuple[float, Bytes, bool, float], RedistributionPricer] = {}
+        known: dict[tuple[float, Bytes, bool, float, bool], RedistributionPricer] = {}
 
         def pricer(
-            hidden: float, bucket: Bytes, *, copied: bool = software.copies_out, width: float = 1.0
+            hidden: float,
+            bucket: Bytes,
+            *,
+            copied: bool = software.copies_out,
+            width: float = 1.0,
+            uncut: bool = False,
         ) -> "RedistributionPricer":
-            key = (hidden, bucket, copied, width)
+            key = (hidden, bucket, copied, width, uncut)
             if key not in known:
                 known[key] = RedistributionPricer(
                     mesh=mesh,
@@ -90,6 +98,7 @@ class Pricers:
                     bucket=bucket,
                     copied=copied,
                     width=width,
+                    uncut=uncut,
                     _paths=paths,
                 )
             return known[key]
@@ -100,8 +109,8 @@ class Pricers:
         once = update.bucket_size or (LONG if update.composed else software.bucket)
         return cls(
             activations=pricer(software.hidden.tensor, 0.0, copied=False),
-            parameters=pricer(software.hidden.gathers, there, width=narrow),
-            gradients=pricer(software.hidden.reductions, back),
+            parameters=pricer(software.hidden.gathers, there, width=narrow, uncut=update.by_block),
+            gradients=pricer(software.hidden.reductions, back, uncut=update.by_block),
             sums=pricer(software.hidden.reductions, once),
             updated=pricer(software.hidden.gathers, once, width=narrow),
         )
@@ -109,9 +118,10 @@ class Pricers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedRoute:
-    """One redistribution: its seconds and its messages in order."""
+    """One redistribution: its seconds, those of its messages alone, and these in order."""
 
     seconds: float
+    sent: float
     messages: tuple[Message, ...]
 
 
@@ -147,7 +157,13 @@ class RedistributionPricer:
     """Prices redistributions on one mesh of one cluster. Keeps what it has priced.
 
     `exposed` is the share of the seconds of messages that computation does not hide. Messages shorter than `bucket`
-    are sent together with others up to that size, and take their share of it. What is gathered or scattered is
+    are sent together with others up to that size, and take their share of it. Where the bucket is what all tensors that
+    go together come to, `uncut`, they are cut together, too: of a message of S bytes, t(S) seconds, a tensor of w of
+    W bytes, of which m are sent, takes no less than
+
+        (w / W) t(0)  +  m (t(W) - t(0)) / W          t is concave, so that t(S) >= t(0) + S (t(W) - t(0)) / W
+
+    its part of the time to start the message, and of the slope up to the longest. What is gathered or scattered is
     `copied` once more where software does so, which nothing hides: the device does it. What is gathered has `width`
     times the bytes of the tensor.
     """
@@ -158,11 +174,12 @@ class RedistributionPricer:
     bucket: Bytes = 0.0
     copied: bool = False
     width: float = 1.0
+    uncut: bool = False
     _paths: Paths = field(default_factory=dict)
     _places: dict[tuple[int, int], _Places] = field(default_factory=dict)
     _asked: dict[tuple[tuple[int, ...], bytes, bytes], _Asked] = field(default_factory=dict)
     _matrices: dict[tuple[tuple[int, ...], bytes, bytes, int], RedistributionMatrix] = field(default_factory=dict)
-    _prices: dict[tuple[str, int, float], float] = field(default_factory=dict)
+    _prices: dict[tuple[str, int, float, float], float] = field(default_factory=dict)
     _routes: dict[tuple[tuple[int, ...], int, Layout, Layout], PricedRoute] = field(default_factory=dict)
 
     def matrix(self, tensor: TensorType, sources: Layouts, targets: Layouts) -> RedistributionMatrix:
@@ -218,8 +235,10 @@ class RedistributionPricer:
                 for step in redistribution(tensor.shape, self.mesh, source, target)
                 if self.mesh.sizes[step.axis] > 1
             ]
+            prices = [self._price(s.kind, s.axis, s.fraction * tensor.nbytes, float(tensor.nbytes)) for s in steps]
             self._routes[key] = PricedRoute(
-                seconds=math.fsum(self._price(s.kind, s.axis, s.fraction * tensor.nbytes) for s in steps),
+                seconds=math.fsum(prices),
+                sent=math.fsum(price for price, step in zip(prices, steps, strict=True) if step.kind in COLLECTIVES),
                 messages=tuple(
                     Message(kind=step.kind, axis=step.axis, nbytes=step.fraction * tensor.nbytes)
                     for step in steps
@@ -247,7 +266,7 @@ class RedistributionPricer:
         return _Asked(hops=hops, sends=sends)
 
     def _priced(self, asked: _Asked, nbytes: float) -> RedistributionMatrix:
-        price = [self._price(kind, axis, fraction * nbytes) for kind, axis, fraction in asked.hops.moves]
+        price = [self._price(kind, axis, fraction * nbytes, nbytes) for kind, axis, fraction in asked.hops.moves]
         seconds, first = np.zeros(asked.sends.shape), np.zeros(asked.sends.shape)
         sent = [own if kind in COLLECTIVES else 0.0 for own, (kind, _, _) in zip(price, asked.hops.moves, strict=True)]
         for step, message in zip(
@@ -257,24 +276,28 @@ class RedistributionPricer:
             first = np.where(first == 0.0, message, first)
         return RedistributionMatrix(seconds=seconds, first=first, sends=asked.sends)
 
-    def message_seconds(self, kind: str, axis: int, nbytes: float) -> float:
-        """Seconds of one message that is not hidden: its share, where it goes in a bucket."""
-        return self._price(kind, axis, nbytes)
+    def message_seconds(self, kind: str, axis: int, nbytes: float, whole: float | None = None) -> float:
+        """Seconds of one message that is not hidden: its share, where it goes in a bucket. `whole`: the bytes of its
+        tensor, where more than are sent."""
+        return self._price(kind, axis, nbytes, nbytes if whole is None else whole)
 
-    def _price(self, kind: str, axis: int, message: float) -> float:
-        """Seconds of a step, given the bytes of its message."""
-        key = (kind, axis, message)
+    def _price(self, kind: str, axis: int, message: float, whole: float) -> float:
+        """Seconds of a step, given the bytes of its message, and of the whole tensor."""
+        key = (kind, axis, message, whole if self.uncut else 0.0)
         if key not in self._prices:
-            self._prices[key] = self._step_seconds(kind, axis, message)
+            self._prices[key] = self._step_seconds(kind, axis, message, whole)
         return self._prices[key]
 
-    def _step_seconds(self, kind: str, axis: int, message: float) -> float:
+    def _step_seconds(self, kind: str, axis: int, message: float, whole: float) -> float:
         if kind in COLLECTIVES or kind == "broadcast":
             message = message * self.width if kind == "all_gather" else message
-            sent = max(message, self.bucket)
+            sent, start = max(message, self.bucket), 0.0
+            if self.uncut and message < sent:
+                least = message_seconds(Message(kind=kind, axis=axis, nbytes=_EMPTY), self.mesh, self.cluster)
+                start = least * max(0.0, min(whole / self.bucket, 1.0) - message / sent)
             seconds = message_seconds(Message(kind=kind, axis=axis, nbytes=sent), self.mesh, self.cluster)
             copied = self._copy_seconds(message) if self.copied and kind in _COPIED else 0.0
-            return self.exposed * seconds * (message / sent if sent else 1.0) + copied
+            return self.exposed * (start + seconds * (message / sent if sent else 1.0)) + copied
         if kind == "slice" or self.mesh.sizes[axis] == 1:
             return 0.0  # a view
         return self._copy_seconds(message)  # zero and pad write a tensor of the size held before

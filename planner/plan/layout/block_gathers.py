@@ -15,7 +15,7 @@ that several operators read, or an operator that hands on their memory, and thos
 their own. What is gathered is there until the block is done, and again until its backward pass is.
 
 The sum that the search minimises charges every weight its share of the longest message that it may be in, all weights
-of its run, uncut (`longest_gather`): the least that it can take, as a byte of a longer message takes no longer. Who
+of its run, uncut (`longest_gather`), and its part of the time to start one: the least that it can take. Who
 adds what the messages really take finds them in the segments of a stage (`planner.plan.layout.segments`).
 """
 

@@ -47,14 +47,10 @@ class Together:
         beyond that by themselves, each time; None for one that goes with others, and has none."""
         if not self._by_block:
             return 0.0
-        shares = 0.0
-        for message in route.messages:
-            assert message.axis is not None, "weights stay within a stage"
-            shares += pricer.message_seconds(message.kind, message.axis, message.nbytes)
         if name not in self._going:
-            return sum(self._seconds(pricer, message) for message in route.messages) - shares
+            return sum(self._seconds(pricer, message) for message in route.messages) - route.sent
         for phase, number in times.items():
-            self.charged[self._stages[name], part, phase] += number * shares
+            self.charged[self._stages[name], part, phase] += number * route.sent
         return None
 
     def end_stage(self, cost: StageCost, chunk: ChunkCost, stage: int) -> None:

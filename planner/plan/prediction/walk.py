@@ -400,7 +400,8 @@ class Walk:
                 if self.update.served:
                     whole, steps = self.summed(tensor).nbytes, pushes_of(self.bound, name, owner)
                     messages = (Message(kind=s.kind, axis=s.axis, nbytes=s.fraction * whole) for s in steps)
-                    sums = PricedRoute(seconds=float(prices.synchronisation[0]), messages=tuple(messages))
+                    seconds = float(prices.synchronisation[0])
+                    sums = PricedRoute(seconds=seconds, sent=seconds, messages=tuple(messages))
                     cost.offloaded["host"] += float(prices.served[0])
             for part, route in (("gradient reduction", sums), ("weight gathering", gathered)):
                 cost.once[part] += route.seconds

@@ -1,5 +1,6 @@
 """What a training stack changes in prices, by hand."""
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -281,12 +282,25 @@ def test_buckets_share_the_latency_of_one_message() -> None:
 @pytest.mark.parametrize("devices", [8, 512, 4096])
 @pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce"])
 def test_no_message_takes_less_than_the_shares_of_what_goes_in_it(devices: int, kind: str) -> None:
-    cluster = cluster_of("h100-80gb", devices)
+    """Tensors of a block, of which some go together, each cut by other axes: shares of the longest message that they
+    may be in come to less than theirs, and to just that where all go uncut."""
+    draw, cluster = random.Random(devices), cluster_of("h100-80gb", devices)
     mesh = build_mesh(cluster, (devices,))
-    together = Pricers.of(mesh, cluster, Update(buckets="none", gathers="block")).parameters
-    for nbytes in (2.0**power for power in range(10, 38, 3)):
-        whole = message_seconds(Message(kind=kind, axis=0, nbytes=nbytes), mesh, cluster)
-        assert 0 < together.message_seconds(kind, 0, nbytes) < whole
+    for power in range(10, 38, 3):
+        tensors = [draw.uniform(0.1, 1) * 2.0**power for _ in range(5)]
+        longest = (sum(tensors), sum(tensors))
+        together = Pricers.of(mesh, cluster, Update(buckets="none", gathers="block"), longest).parameters
+        sent = [nbytes / draw.choice((1, 2, 8)) for nbytes in tensors]
+        for number in range(1, 6):
+            group = draw.sample(range(5), number)
+            message = Message(kind=kind, axis=0, nbytes=sum(sent[at] for at in group))
+            shares = [together.message_seconds(kind, 0, sent[at], tensors[at]) for at in group]
+            assert 0 < sum(shares) <= message_seconds(message, mesh, cluster) * (1 + 1e-12)
+        every = sum(together.message_seconds(kind, 0, nbytes) for nbytes in tensors)
+        whole = message_seconds(Message(kind=kind, axis=0, nbytes=longest[0]), mesh, cluster)
+        assert every == pytest.approx(whole)
+        quarter = sum(together.message_seconds(kind, 0, nbytes / 4, nbytes) for nbytes in tensors)
+        assert quarter > whole / 4, "starting a message does not become less"
 
 
 def test_recomputation_to_the_end_of_a_block() -> None:
