@@ -11,8 +11,10 @@ And stages of a pipeline have memory for what the next turn of each chunk receiv
 Complexity: O(operators times operands), without those of repeated blocks; equal redistributions are followed once.
 """
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from hardware_profiles import PYTORCH, Bytes, Cluster
 from planner.graph.operator_graph import TensorType
@@ -29,18 +31,24 @@ from planner.sharding.redistribute import is_view, redistribution
 _OTHER = "transient"
 
 
-def most_moving(bound: BoundPlan, repeated: frozenset[int] = frozenset()) -> list[Bytes]:
+def most_moving(bound: BoundPlan, repeated: Mapping[int, int] = MappingProxyType({})) -> list[Bytes]:
     """For each pipeline rank the bytes of the fullest moment of a redistribution of its operators: values on their way
-    to an operator, or gradients on their way back. `repeated` blocks are like the one before them, on its rank."""
+    to an operator, or gradients on their way back. `repeated` blocks are like earlier ones."""
     found = [0.0] * bound.plan.pipeline
     if bound.plan.mesh.size == 1:
         return found
-    stages, moving = stage_of_operators(bound), _Moving(bound=bound)
+    stages, moving, numbers = stage_of_operators(bound), _Moving(bound=bound), bound.blocks.numbers
+    of_blocks = defaultdict[int, Bytes](float)
     for at, op in enumerate(bound.operators):
-        if bound.blocks.numbers.get(at) in repeated:
+        block = numbers.get(at, -1)
+        if block in repeated:
             continue
-        rank = bound.plan.rank_of(stages[at])
-        found[rank] = max(found[rank], *moving.moments(at, op), 0.0)
+        most, rank = max(*moving.moments(at, op), 0.0, 0.0), bound.plan.rank_of(stages[at])
+        of_blocks[block] = max(of_blocks[block], most)
+        found[rank] = max(found[rank], most)
+    for block, like in repeated.items():
+        rank = bound.plan.rank_of(stages[bound.blocks.borders[block]])
+        found[rank] = max(found[rank], of_blocks[like])
     return found
 
 

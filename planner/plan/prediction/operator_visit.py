@@ -7,7 +7,7 @@ hold           what it keeps for the backward pass, on the device or offloaded, 
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from costmodels import away_seconds, counts_beyond, fullest_moment, offloaded_bytes
 from hardware_profiles import Bytes, Home
@@ -20,6 +20,7 @@ from planner.plan.layout.kept import replayed_places
 from planner.plan.layout.saved_tensor_offload import read_elsewhere
 from planner.plan.prediction.charges import UNCHARGED, Phase, Times, charge
 from planner.plan.prediction.exchange_overlap import NOTHING_LEFT
+from planner.plan.prediction.repeated_blocks import InFlight
 from planner.plan.prediction.stage_cost import StageCost
 from planner.plan.schedule import whole_in_flight
 from planner.pricing import OperatorPrices, keeping
@@ -161,12 +162,15 @@ class OperatorVisit:
         if self.again or passing or self.at >= self.walk.ending:  # what follows the blocks frees first what it kept
             where = AFTER if self.block is None else self.block
             self.at_once[where] = self.at_once.get(where, 0.0) + kept
-            memory["activations"] += (
-                0.0 if self.again else kept * counts_beyond(self.live, self.bound.plan.training.interleave)
-            )
+            memory["activations"] += 0.0 if self.again else kept * self._beside(self.bound.plan.training.interleave)
         else:
             memory["activations"] += kept * self.live
         memory["transient"] = max(memory["transient"], transient)
+
+    def _beside(self, taken: int) -> float:
+        """Micro-batches in flight beside so many."""
+        live: object = self.live
+        return cast(float, live.beyond(taken)) if isinstance(live, InFlight) else counts_beyond(self.live, taken)
 
     # work
 

@@ -1,13 +1,15 @@
-"""Blocks of a stage that add the same to its sums, visited once.
+"""Blocks that add the same to the sums of their stages, visited once.
 
-    stage     | block 3 | block 4 | block 5 | block 6 | block 7 |
-    visited        x         x                             x        the first, the second (written down), the last
-    added                              4         4                  what the second added, number by number, again
+    stage     | block 3 | block 4 | block 5 | block 6 |     | block 7 | block 8 | ...
+    visited        x         x                   x
+    added                              4                         3         4        what those added, number by number
 
-A block is like the one before it where each operator is: same rule, types, strategies and layouts, operands from the
-same place of the same block, of the block before or from outside, the same readers, and the same of it kept for the
-backward pass. All of that is compared, not assumed. Sums are made of the same numbers in the same order as if every
-operator were visited, so that they are the same to the last bit.
+A block is like an earlier one where each operator is: same rule, types, strategies and layouts, operands from the same
+place of the same block, of the block before or from outside, the same readers, and the same of it kept for the
+backward pass; and where so are the blocks before and behind, as far as these are in its stage. All of that is compared,
+not assumed. What is held of every micro-batch in flight is written down as such, as their number differs from stage to
+stage. Sums are made of the same numbers in the same order as if every operator were visited, so that they are the same
+to the last bit.
 
 Not for walks that somebody looks on at, nor for plans in which blocks differ by their names or wait for each other:
 those that offload, interleave, slice, or defer gradients. What blocks gather together travels in messages of a stage,
@@ -15,10 +17,11 @@ which are counted at its end.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from costmodels import counts_beyond
 from planner.graph.blocks import Blocks, block_parameters
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundPlan, stage_of_operators
@@ -28,8 +31,8 @@ from planner.pricing.liveness import Liveness
 from planner.sharding.rules import rule_of
 
 
-def repeated_blocks(bound: BoundPlan, alive: Liveness) -> frozenset[int]:
-    """Blocks that add what the one before them adds; that one has another of their like before it."""
+def repeated_blocks(bound: BoundPlan, alive: Liveness) -> Mapping[int, int]:
+    """For blocks that add what an earlier one adds, to the sums of this or of another stage, the first such."""
     plan, blocks = bound.plan, bound.blocks
     update = plan.training.update
     if (
@@ -41,43 +44,60 @@ def repeated_blocks(bound: BoundPlan, alive: Liveness) -> frozenset[int]:
         or plan.schedule_kind.splits_backward
         or plan.mesh.zigzag
     ):
-        return frozenset()
+        return {}
     key = ("alike", blocks.borders, blocks.kinds)
     known = bound.graph.derived.get(key)
     if known is None or known[0] is not alive:
-        known = bound.graph.derived[key] = (alive, _alike(bound.graph, blocks, alive))
-    alike = cast("frozenset[int]", known[1])
-    stages = stage_of_operators(bound)
-    chosen = _chosen(bound)
-    runs = [(chosen[block], stages[blocks.borders[block]]) for block in range(blocks.count)]
-    return frozenset(
-        block
-        for block in range(2, blocks.count - 1)
-        if len(set(runs[block - 2 : block + 2])) == 1 and alike.issuperset((block - 1, block, block + 1))
-    )
+        known = bound.graph.derived[key] = (alive, _kinds(bound.graph, blocks, alive))
+    kinds = cast("Sequence[int]", known[1])
+    stages, chosen = stage_of_operators(bound), _chosen(bound)
+    held = [stages[blocks.borders[block]] for block in range(blocks.count)]
+    first, found = dict[object, int](), dict[int, int]()
+    for block in range(1, blocks.count - 1):
+        around = range(block - 1, block + 2)
+        own = (held[block - 1] == held[block], held[block] == held[block + 1])
+        like = first.setdefault((own, *(kinds[at] for at in around), *(chosen[at] for at in around)), block)
+        if like != block:
+            found[block] = like
+    return found
 
 
 def _chosen(bound: BoundPlan) -> list[object]:
     """For each block what the plan chooses for it, equal where that is the same, whatever groups it names."""
-    groups, blocks = bound.plan.groups, bound.blocks
-    if len(groups) < blocks.count:
-        numbers = {group.first_block + k: at for at, group in enumerate(groups) for k in range(group.blocks)}
-        return [numbers[block] for block in range(blocks.count)]
-    return [
-        (
-            bound.recompute_of(block),
-            tuple(id(bound.operators[at].layouts) for at in blocks.operators(block)),  # equal calls share theirs
-            tuple(bound.parameters[name] for name in block_parameters(bound.graph, blocks, block)),
-        )
-        for block in range(blocks.count)
-    ]
+    groups, blocks, found = bound.plan.groups, bound.blocks, dict[object, int]()
+    numbers = dict[int, int]()  # of what is chosen, in short
+    for group in groups if len(groups) < blocks.count else ():
+        if group.blocks:
+            own = found.setdefault(_choice(bound, group.first_block), len(found))
+            numbers.update((group.first_block + k, own) for k in range(group.blocks))
+    rest = (block for block in range(blocks.count) if block not in numbers)
+    numbers.update((block, found.setdefault(_choice(bound, block), len(found))) for block in rest)
+    return [numbers[block] for block in range(blocks.count)]
 
 
-def _alike(graph: OperatorGraph, blocks: Blocks, alive: Liveness) -> frozenset[int]:
-    """Blocks that are like the one before them, whatever plan there is."""
-    told = [_told(graph, blocks, alive, block) for block in range(blocks.count)]
-    pairs = zip(told[1:], told[:-1], strict=True)
-    return frozenset(at for at, (own, before) in enumerate(pairs, start=1) if own is not None and own == before)
+def _choice(bound: BoundPlan, block: int) -> object:
+    inside = bound.blocks.operators(block)
+    return (
+        bound.recompute_of(block),
+        tuple(id(bound.operators[at].layouts) for at in inside),  # equal calls share theirs
+        tuple(bound.operators[at].strategy for at in inside),
+        tuple(bound.parameters[name] for name in block_parameters(bound.graph, bound.blocks, block)),
+    )
+
+
+def _kinds(graph: OperatorGraph, blocks: Blocks, alive: Liveness) -> tuple[int, ...]:
+    """A number for each block, the same for those that are alike whatever plan there is."""
+    found, kinds = list[list[object]](), list[int]()
+    for block in range(blocks.count):
+        told = _told(graph, blocks, alive, block)
+        if told is None:  # like no other
+            kinds.append(-1 - block)
+            continue
+        like = next((number for number, other in reversed([*enumerate(found)]) if other == told), len(found))
+        if like == len(found):
+            found.append(told)
+        kinds.append(like)
+    return tuple(kinds)
 
 
 def _told(graph: OperatorGraph, blocks: Blocks, alive: Liveness, block: int) -> list[object] | None:
@@ -112,6 +132,37 @@ def _told(graph: OperatorGraph, blocks: Blocks, alive: Liveness, block: int) -> 
             found += (graph.types[result], result in graph.differentiable, result in alive.kept)
             found.append(alive.share(result))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes that are held of every micro-batch in flight, or of those beside so many that are `taken`."""
+
+    each: float
+    taken: int = 0
+
+    def __radd__(self, other: float) -> "Held":
+        assert other == 0.0, other
+        return self
+
+    def of(self, live: int) -> float:
+        """Bytes with so many in flight, at each moment."""
+        return self.each * (counts_beyond(live, self.taken) if self.taken else live)
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """Stands for the number of micro-batches in flight where what is held of each is written down."""
+
+    taken: int = 0
+
+    def __mul__(self, each: float) -> Held:
+        return Held(each, self.taken)
+
+    __rmul__ = __mul__
+
+    def beyond(self, taken: int) -> "InFlight":
+        return InFlight(taken)
 
 
 class _Sums(dict[Any, float]):
@@ -172,9 +223,19 @@ class BlockSums:
     def cost(self) -> StageCost:
         return cast("StageCost", self)
 
-    def add(self, cost: StageCost, at_once: dict[int, float], charged: MutableMapping[Any, float], block: int) -> None:
-        """Add it to the sums of a rank, as those of this block, and to what weights were `charged` that are gathered
+    def add(
+        self,
+        cost: StageCost,
+        at_once: dict[int, float],
+        charged: MutableMapping[Any, float],
+        block: int,
+        place: tuple[int, int],
+        live: int,
+    ) -> None:
+        """Add it to the sums of a rank, as those of this block, which is in a stage that is such a chunk of its rank
+        (`place`), with so many micro-batches in flight; and to what weights were `charged` that are gathered
         together."""
+        stage, number = place
         for name, values in self.micro_batch.added.items():
             for value in values:
                 cost.micro_batch[name] += value
@@ -183,10 +244,11 @@ class BlockSums:
                 cost.memory[name] = max(cost.memory[name], *values)
                 continue
             for value in values:
-                cost.memory[name] += value
+                held: object = value
+                cost.memory[name] += held.of(live) if isinstance(held, Held) else value
         for key, values in self.charged.added.items():
             for value in values:
-                charged[key] += value
+                charged[stage, *key[1:]] += value
         for part, values in self.together.added.items():
             for value in values:
                 cost.together[part] += value
@@ -194,10 +256,10 @@ class BlockSums:
             assert where == self.block, where
             for value in values:
                 at_once[block] = at_once.get(block, 0.0) + value
-        own, written = cost.chunks[self.chunk], self.chunks[self.chunk]
+        own, written = cost.chunks[number], self.chunks[self.chunk]
         for into, added in ((own.forward, written.forward), (own.backward, written.backward)):
             for _, named in added:
                 into.add(**named)
-        for (chunk, _, name), added in self.launches.items():
+        for (_, _, name), added in self.launches.items():
             for launched, _ in added:
-                cost.launches[chunk, block, name].add(*launched)
+                cost.launches[number, block, name].add(*launched)

@@ -8,7 +8,8 @@ backward pass of a block begins: it counts as one more such block.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple, cast
 
 from costmodels import counts_at_moments, fullest_moment
 from hardware_profiles import PYTORCH, Cluster, Group, Hidden, Machine, Seconds, clusters_of_ranks, links_of_ranks
@@ -36,7 +37,7 @@ from planner.plan.prediction.coalesced_collectives import Together
 from planner.plan.prediction.exchange_overlap import ExchangeOverlap
 from planner.plan.prediction.operator_visit import OperatorVisit
 from planner.plan.prediction.product_overlap import ProductOverlap
-from planner.plan.prediction.repeated_blocks import BlockSums
+from planner.plan.prediction.repeated_blocks import BlockSums, InFlight
 from planner.plan.prediction.stage_cost import (
     GATHERING,
     REDUCING,
@@ -62,8 +63,6 @@ from planner.pricing.parameter_price import reduced, summed
 from planner.pricing.redistribution_price import PricedRoute
 from planner.sharding.layout import Layout, local_fraction, replicated
 from planner.sharding.rule import Duplex
-
-_NO_SUMS = BlockSums(block=-1, chunk=0)
 
 
 class _Routed(NamedTuple):
@@ -155,6 +154,7 @@ class Walk:
             if self.stage_of[at] == stage
         }
         self.together = Together(bound=bound, stages=stages, cluster=self.cluster, pricers=self.pricers)
+        self._blocks = dict[int, BlockSums]()  # what visits of blocks add that others are like
 
     def rank(
         self,
@@ -162,12 +162,12 @@ class Walk:
         moments: Sequence[Moment] | None = None,
         after: Callable[[int, StageCost, Mapping[int, float]], None] = lambda at, cost, at_once: None,
         *,
-        repeated: frozenset[int] = frozenset(),
+        repeated: Mapping[int, int] = MappingProxyType({}),
     ) -> StageCost:
         """Walk the operators of all stages of one pipeline rank, which holds most at one of these moments, where they
         are not those of the schedule. `after` each operator somebody may look at the sums so far, and at
-        the bytes of each block that are there while its backward pass runs. Operators of `repeated` blocks add what the
-        block before theirs added; their messages are not listed."""
+        the bytes of each block that are there while its backward pass runs. Operators of `repeated` blocks add what
+        those of an earlier block add; neither's messages are listed."""
         plan, operators = self.bound.plan, self.bound.operators
         training, interleave = plan.training, plan.training.interleave
         held = [plan.stages[stage] for stage in plan.stages_of(rank)]
@@ -191,15 +191,18 @@ class Walk:
         seen: set[str] = set()  # what flows into blocks
         at_once: dict[int, float] = {}
         own = [at for at in range(len(operators)) if self.rank_of[at] == rank]
-        numbers, written, last = self.bound.blocks.numbers, _NO_SUMS, -1
+        numbers, last = self.bound.blocks.numbers, -1
+        models = frozenset(repeated.values())
         for at in own:
             block, number = numbers.get(at, -1), self.chunk_of[at]
-            if block in repeated or block + 1 in repeated:
+            if block in repeated or block in models:
                 if block != last:
-                    if block not in repeated:
-                        self.waiting = waiting[number]
-                        written = self._written(block, number, live[number], seen)
-                    written.add(cost, at_once, self.together.charged, block)
+                    like = repeated.get(block, block)
+                    if like not in self._blocks:
+                        self._blocks[like] = self._written(block, number)
+                    written = self._blocks[like]
+                    place = (self.stage_of[at], number)
+                    written.add(cost, at_once, self.together.charged, block, place, live[number])
                     for flops in written.flops:
                         self.flops += flops
                 last = block
@@ -263,10 +266,11 @@ class Walk:
         visit.communicate()
         visit.hold()
 
-    def _written(self, block: int, number: int, live: int, seen: set[str]) -> BlockSums:
+    def _written(self, block: int, number: int) -> BlockSums:
         """What the operators of a block of a chunk add to the sums."""
         written, flops, charged = BlockSums(block=block, chunk=number), self.flops, self.together.charged
-        self.together.charged = written.charged
+        self.together.charged, seen = written.charged, set[str]()
+        live = cast(int, InFlight())  # all that is done with it is written down
         for at in self.bound.blocks.operators(block):
             self.flops = 0.0
             self._visit(written.cost, at, live, seen, written.at_once)

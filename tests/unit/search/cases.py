@@ -353,6 +353,7 @@ LARGE: Mapping[str, Model] = {
     "entered-by-one": (lambda: Entered(4, 0), FLOATS),
     "few-experts": (few_experts, lambda: (torch.zeros(BATCH, 4096, dtype=torch.int64),) * 2),
     "llama-4-words": (lambda: llama(4, words=4096), PAIR),
+    "llama-12": (lambda: llama(12), PAIR),
     "llama-tiny": large("llama-tiny", 4, "float32"),
     "llama8b": large("llama8b", 32),
     "llama70b-4-layers": large("llama70b", 4),
