@@ -53,8 +53,8 @@ def priced(op: str, shapes: list[tuple[int, ...]], cluster: Cluster, *arguments:
     return price_operator(rule, [WHOLE], types[:-1], types[-1:], [True] * (len(types) - 1), mesh, cluster)
 
 
-def attention(cluster: Cluster) -> OperatorPrices:
-    shapes = [(2, 16, 512, 64)] * 4
+def attention(cluster: Cluster, head: int = 64) -> OperatorPrices:
+    shapes = [(2, 16, 512, head)] * 4
     return priced("aten.scaled_dot_product_attention.default", shapes, cluster, None, 0.0, True)
 
 
@@ -314,6 +314,14 @@ def test_pytorch_calls_flash_attention_2_on_hopper() -> None:
     hopper = cluster_of("h100-80gb", 16)
     own, best = (attention(hopper.with_software(replace(PYTORCH, attention=one))) for one in ("sdpa", "best"))
     assert own.forward[0] == pytest.approx(1.5 * best.forward[0])
+
+
+@pytest.mark.parametrize(("head", "times"), [(64, 1.34), (96, (1.34 + 1.59) / 2), (128, 1.59)])
+def test_flash_attention_2_on_hopper_goes_by_the_size_of_heads(head: int, times: float) -> None:
+    hopper = cluster_of("h100-80gb", 16)
+    older, best = (attention(hopper.with_software(replace(PYTORCH, attention=one)), head) for one in ("flash2", "best"))
+    assert older.forward[0] == pytest.approx(times * best.forward[0])
+    assert older.backward[0] == pytest.approx(times * best.backward[0])
 
 
 def test_weight_gradients_that_are_added_in_fp32_take_longer() -> None:
