@@ -18,6 +18,7 @@ TOLERANCE = 1e-5
         ((), (1, 1, 1, 1), 1, "full"),
         ((2,), (3, 1), 1, "none"),
         ((2,), (2, 2), 4, ("selective", "none", "full", "selective")),
+        ((), (0, 2, 2, 0), 4, "none"),
     ],
     ids=str,
 )
@@ -41,6 +42,8 @@ def test_random_plans_with_stages(
 
 @pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("model", ["llama4", "gpt4"])
-@pytest.mark.parametrize(("sizes", "stages"), [((2,), (2, 2)), ((), (1, 1, 1, 1))], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "stages"), [((2,), (2, 2)), ((), (1, 1, 1, 1)), ((), (0, 2, 2, 0)), ((2,), (4, 0))], ids=str
+)
 def test_training_with_stages(pool, model: str, sizes: tuple[int, ...], stages: tuple[int, ...]) -> None:
     assert max(pool.run("tasks", "train_pipelined", model, sizes, stages, 7)) < TOLERANCE

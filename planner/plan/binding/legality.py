@@ -24,15 +24,18 @@ from planner.sharding.zigzag import Sequences, check_parameter, order_fault, ten
 
 
 def check_stages(plan: Plan, blocks: Blocks) -> None:
-    """Stages must hold all blocks, one after the other, and each of several at least one."""
-    following = 0
+    """Stages must hold all blocks, one after the other. Each of several holds at least one; the first may hold nothing
+    but what comes before the blocks (the embedding), the last nothing but what follows them (the head and the loss)."""
+    following, ends = 0, (0, len(plan.stages) - 1)
     for index, stage in enumerate(plan.stages):
         if stage.first_block != following:
             raise PlanFileError(
                 f"stages.{index}: starts at block {stage.first_block}, the stage before ends at block {following - 1}"
             )
-        if not stage.blocks and len(plan.stages) > 1:
-            raise PlanFileError(f"stages.{index}: holds no block; give it one, or leave the stage out")
+        if not stage.blocks and len(plan.stages) > 1 and index not in ends:
+            raise PlanFileError(
+                f"stages.{index}: holds no block, as only the first and the last may; give it one, or leave it out"
+            )
         following += stage.blocks
     if following != blocks.count:
         raise PlanFileError(f"stages: they hold {following} blocks, the model has {blocks.count}")

@@ -12,7 +12,9 @@ import pytest
 
 from planner.errors import LayoutError, PlanFileError, PlannerError, StrategyError
 from planner.plan import writing
+from planner.plan.binding.legality import check_stages
 from planner.plan.file import dump_plan, format_strategy, load_plan, parse_plan, parse_strategy, save_plan
+from planner.plan.plan import Stage
 from tests import refusals
 from tests.unit.plan.plans import NAMES, Content, Edit, drop, edited, plan_named, put, verdict_of
 
@@ -359,12 +361,29 @@ def test_what_is_illegal_is_named(case: str) -> None:
     assert all(word in message for word in words), message
 
 
-def test_a_stage_without_blocks_is_refused() -> None:
-    text = edited(
-        "only stages", put("stages", value=[{"first_block": 0, "blocks": 4}, {"first_block": 4, "blocks": 0}])
-    )
-    with refusals.refused(PlanFileError, "stages.1", "no block"):
-        verdict_of(parse_plan(text))
+def stages_of(*held: int) -> str:
+    """The plan with stages that hold so many blocks each."""
+    firsts = [sum(held[:number]) for number in range(len(held))]
+    stages = [{"first_block": first, "blocks": blocks} for first, blocks in zip(firsts, held, strict=True)]
+    return edited("only stages", put("stages", value=stages))
+
+
+def test_a_stage_without_blocks_is_refused_between_others() -> None:
+    plan = plan_named("only stages")
+    blocks = verdict_of(plan).bound.blocks
+    stages = tuple(Stage(first_block=first, blocks=held) for first, held in ((0, 2), (2, 0), (2, 2)))
+    with refusals.refused(PlanFileError, "stages.1", "no block", "only the first and the last may"):
+        check_stages(replace(plan, stages=stages), blocks)
+
+
+@pytest.mark.parametrize("held", [(4, 0), (0, 4)], ids=str)
+def test_the_first_and_the_last_stage_may_hold_no_block(held: tuple[int, int]) -> None:
+    """Vocabularies that take as long as blocks are stages of their own: such plans are bound, priced and read again."""
+    verdict = verdict_of(parse_plan(stages_of(*held)))
+    assert verdict.fits
+    assert not verdict.as_stated
+    assert [stage.blocks for stage in verdict.bound.plan.stages] == list(held)
+    assert verdict.prediction.objective_seconds > plan_named("only stages").prediction.objective_seconds
 
 
 def test_micro_batches_that_are_no_round_of_virtual_stages_are_refused() -> None:
