@@ -180,12 +180,13 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePrediction:
-    """What the cost model says of the devices of one pipeline rank: seconds for each micro-batch, seconds once a step,
-    bytes that a device needs."""
+    """What the cost model says of the devices of one pipeline rank: seconds for each micro-batch, of which a host that
+    launches ahead saves some, seconds once a step, bytes that a device needs."""
 
     micro_batch_seconds: float
     once_seconds: float
     peak_bytes: float
+    ahead_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

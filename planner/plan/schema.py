@@ -127,6 +127,7 @@ class StagePredictionSection(_Strict):
     micro_batch_seconds: float
     once_seconds: float
     peak_bytes: float
+    ahead_seconds: float = 0.0
 
 
 class PredictionSection(_Strict):

@@ -120,7 +120,7 @@ def _figures(prediction: Prediction) -> dict[str, float]:
         **{
             f"stage {index}: {name}": getattr(stage, name)
             for index, stage in enumerate(prediction.stages)
-            for name in ("micro_batch_seconds", "once_seconds", "peak_bytes")
+            for name in ("micro_batch_seconds", "once_seconds", "peak_bytes", "ahead_seconds")
         },
     }
 

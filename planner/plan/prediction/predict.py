@@ -186,8 +186,8 @@ def _assemble(
         memory=tuple(memory),
         offloaded=tuple((home, outside[home]) for home in HOMES if outside[home]),
         stages=tuple(
-            StagePrediction(micro_batch_seconds=part, once_seconds=once, peak_bytes=bytes_)
-            for part, once, bytes_ in zip(per_part, per_step, peaks, strict=True)
+            StagePrediction(micro_batch_seconds=part, once_seconds=once, peak_bytes=bytes_, ahead_seconds=cost.ahead)
+            for part, once, bytes_, cost in zip(per_part, per_step, peaks, costs, strict=True)
         ),
     )
 

@@ -6,11 +6,12 @@ gap = 1 - bound / seconds        no plan takes less than the bound; seconds is w
 import math
 from dataclasses import dataclass, replace
 
+from costmodels import step_time
 from hardware_profiles import Bytes, Seconds
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.plan import Plan
 from planner.plan.prediction.stage_cost import COMMUNICATION
-from planner.plan.prediction.step import AHEAD, UNDER_PRODUCTS
+from planner.plan.prediction.step import UNDER_PRODUCTS
 from planner.plan.prediction.timeline import REDUCTION
 from planner.strategy_search.engine.settle import Certificate
 from planner.strategy_search.request.space import Configuration
@@ -89,14 +90,15 @@ def proved(plan: Plan, bound: float, *, covered: bool) -> Plan:
 def bounded_seconds(plan: Plan) -> Seconds:
     """What of a plan a bound is compared with: its step. In pipelines, with offload, and where micro-batches or slices
     take turns, steps may be shorter than the sums that are bounded, and those of other plans, too: then the longer of
-    its step and its sum, with what the busiest rank saves by launching ahead. Of stages in a V the work alone is
-    bounded."""
+    its step and its sum, with what every rank saves by launching ahead. Of stages in a V the work alone is bounded."""
     prediction, turns = plan.prediction, plan.training.interleave > 1 or plan.slices > 1
-    time = dict(prediction.time)
     in_order = plan.pipeline == 1 and not turns and not prediction.offloaded
     if in_order or plan.schedule_kind.v_shaped:
         return prediction.step_seconds
-    return max(prediction.step_seconds, prediction.objective_seconds + time.get(AHEAD, 0.0))
+    parts = [stage.micro_batch_seconds - stage.ahead_seconds for stage in prediction.stages]
+    once = [stage.once_seconds for stage in prediction.stages]
+    summed = step_time(parts, once, plan.training.micro_batches * plan.slices, plan.virtual_stages)
+    return max(prediction.step_seconds, float(summed))
 
 
 def gap_of(plan: Plan, bound: Seconds) -> float:
