@@ -33,7 +33,7 @@ from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradie
 from planner.plan.layout.expert_overlap import expert_overlaps_of
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.layout.segments import segments_of
-from planner.plan.layout.stage_cut import StageCut, promised_layouts
+from planner.plan.layout.stage_cut import StageCut
 from planner.plan.prediction.charges import Phase
 from planner.pricing.liveness import replays
 from planner.sharding.layout import PARTIAL, local_shape, replicated
@@ -310,7 +310,7 @@ def build_executor(
     It also returns those of the values `outputs` that the stage makes, whole on every rank of it. Raises ModelError for
     an operator that cannot run yet."""
     graph, mesh = bound.graph, place.mesh
-    promised = promised_layouts(bound)
+    promised = bound.promised
     results = (*cut.sends, *((graph.loss,) if cut.last else ()))
     asked = tuple(name for name in outputs if graph.producer.get(name) in cut.operators)
     updates = tuple((buffer, content) for buffer, content in graph.updates if graph.producer[content] in cut.operators)

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.overlapped_products import Overlap, is_shared
-from planner.plan.layout.stage_cut import promised_layouts
 from planner.sharding.layout import local_shape
 from planner.sharding.rule import Duplex
 from runtime.comm.device_mesh import RankMesh
@@ -25,7 +24,7 @@ def overlap(
     instructions: Mapping[int, Instruction], overlaps: tuple[Overlap, ...], bound: BoundPlan, place: RankMesh
 ) -> dict[int, Instruction]:
     """The instructions of a stage with its overlaps; products that others run are left out."""
-    found, promised = dict(instructions), promised_layouts(bound) if overlaps else {}
+    found, promised = dict(instructions), bound.promised if overlaps else {}
     for one in overlaps:
         (_result if one.kind == "result" else _operand)(found, one, bound, place, promised)
     return found

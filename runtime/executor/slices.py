@@ -21,7 +21,7 @@ from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.graph.trace import resolve
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.binding.slices import LOSS, positional
-from planner.plan.layout.stage_cut import StageCut, promised_layouts
+from planner.plan.layout.stage_cut import StageCut
 from runtime.comm.device_mesh import RankMesh
 from runtime.comm.redistribute import apply_steps, local_piece
 from runtime.executor.executor import Executor, build_executor, build_operand
@@ -40,7 +40,7 @@ class Slices:
         self._place = place
         own = positional(bound.whole, bound.graph)
         values = _evaluated(bound.whole, own - buffers.keys(), buffers, place.device)
-        promised = promised_layouts(bound)
+        promised = bound.promised
         self._constants = [
             {
                 name: local_piece(_part(value, bound, name, number), promised[name].forward, place).contiguous()
@@ -106,7 +106,7 @@ class _Targets:
         chain = _way_to(bound.graph, cut, op, name)
         alone = StageCut(stage=0, stages=2, operators=chain, receives=(), sends=(name,), parameters=frozenset())
         self._executor: Executor = build_executor(bound, place, alone)
-        self._operand: Operand = build_operand(bound, name, promised_layouts(bound)[name], at, 1)
+        self._operand: Operand = build_operand(bound, name, bound.promised[name], at, 1)
 
     def counted(self, slices: Slices, inputs: Callable[[int], Given]) -> torch.Tensor:
         total = torch.zeros((), dtype=torch.int64, device=self._place.device)

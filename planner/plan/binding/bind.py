@@ -43,13 +43,21 @@ from planner.plan.samples import replicas_fault, samples_fault
 from planner.plan.schedule import check_stale
 from planner.plan.schedule_checks import check_schedule
 from planner.sharding.discover import with_rules
-from planner.sharding.layout import Layout
+from planner.sharding.layout import Layout, replicated
 from planner.sharding.mesh import Mesh
 from planner.sharding.padded_batch import weighted_of, with_sample_weights
 from planner.sharding.padding import Padded, with_padding
 from planner.sharding.per_replica import prepared_batch, with_replicas
 from planner.sharding.rescale import rescale_batch
-from planner.sharding.rule import OperatorLayouts, Rule, Strategy, check_strategy, derive_layouts, named_strategy
+from planner.sharding.rule import (
+    Duplex,
+    OperatorLayouts,
+    Rule,
+    Strategy,
+    check_strategy,
+    derive_layouts,
+    named_strategy,
+)
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter
 from planner.sharding.update import PLAIN, Update
@@ -93,6 +101,18 @@ class BoundPlan:
     def offloads_weights(self) -> bool:
         """Whether any weight of the plan is offloaded."""
         return any(stored.weight_offloaded for stored in self.parameters.values())
+
+    @cached_property
+    def promised(self) -> Mapping[str, Duplex]:
+        """Layouts in which every value is before it is moved: stored parameters, whole buffers, inputs as the plan
+        loads them, results as their operators make them."""
+        whole = replicated(len(self.plan.mesh.axes))
+        found = {name: Duplex(forward=layout, gradient=whole) for name, layout in self.inputs.items()}
+        found.update((name, Duplex(forward=whole, gradient=whole)) for name in self.graph.buffers)
+        found.update((name, Duplex(forward=p.weight, gradient=p.gradient)) for name, p in self.parameters.items())
+        for op in self.operators:
+            found.update(zip((r for r in op.operator.results if r is not None), op.layouts.results, strict=True))
+        return found
 
     def recompute_of(self, block: int | None) -> frozenset[int] | None:
         """How a block is recomputed: the places in it of the operators whose results are kept all the same (none under

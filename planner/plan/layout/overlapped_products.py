@@ -30,7 +30,6 @@ from planner.errors import PlanFileError
 from planner.graph.blocks import IDENTITY
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.plan.binding.bind import BoundPlan, stage_of_operators
-from planner.plan.layout.stage_cut import promised_layouts
 from planner.pricing.liveness import Replay, replays
 from planner.sharding.layout import Layout, local_shape
 from planner.sharding.redistribute import Step, redistribution
@@ -163,7 +162,7 @@ class _Finder:
     def __init__(self, bound: BoundPlan) -> None:
         self.bound, self.graph, self.mesh = bound, bound.graph, bound.plan.mesh
         self.stages = stage_of_operators(bound)
-        self.promised = promised_layouts(bound)
+        self.promised = bound.promised
         self.replays: Sequence[Replay] = replays(bound.graph, bound.blocks)
         self.renewed = {content for _, content in bound.graph.updates}
         self.known: dict[object, tuple[Step | None, Step | None] | None] = {}

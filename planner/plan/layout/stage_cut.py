@@ -8,8 +8,6 @@ from planner.errors import PlannerError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundPlan, stage_ends, stage_of_operators
 from planner.plan.binding.slices import positional
-from planner.sharding.layout import replicated
-from planner.sharding.rule import Duplex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,15 +101,3 @@ def _crossing(graph: OperatorGraph, stages: Mapping[int, int], count: int) -> tu
                 for stage in range(stages[at] + 1, last + 1):
                     found[stage].append(name)
     return tuple(tuple(names) for names in found)
-
-
-def promised_layouts(bound: BoundPlan) -> dict[str, Duplex]:
-    """Layouts in which every value is before it is moved: stored parameters, whole buffers, inputs as the plan loads
-    them, results as their operators make them."""
-    whole = replicated(len(bound.plan.mesh.axes))
-    found = {name: Duplex(forward=layout, gradient=whole) for name, layout in bound.inputs.items()}
-    found.update((name, Duplex(forward=whole, gradient=whole)) for name in bound.graph.buffers)
-    found.update((name, Duplex(forward=p.weight, gradient=p.gradient)) for name, p in bound.parameters.items())
-    for op in bound.operators:
-        found.update(zip((r for r in op.operator.results if r is not None), op.layouts.results, strict=True))
-    return found

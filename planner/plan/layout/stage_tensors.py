@@ -8,7 +8,7 @@ from functools import cached_property
 from hardware_profiles import Bytes
 from planner.plan.binding.bind import BoundOperator, BoundPlan
 from planner.plan.layout.segments import Segment, segments_of
-from planner.plan.layout.stage_cut import StageCut, promised_layouts
+from planner.plan.layout.stage_cut import StageCut
 from planner.pricing.operator_price import inner_messages, joined_bytes
 from planner.sharding.layout import Layout, local_shape
 from planner.sharding.redistribute import COLLECTIVES, Step, is_view, redistribution
@@ -46,7 +46,7 @@ class StageTensors:
 
     @cached_property
     def promised(self) -> Mapping[str, Duplex]:
-        return promised_layouts(self.bound)
+        return self.bound.promised
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:

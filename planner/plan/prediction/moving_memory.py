@@ -20,7 +20,7 @@ from hardware_profiles import PYTORCH, Bytes, Cluster
 from planner.graph.operator_graph import TensorType
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.layout.overlapped_products import overlaps_of
-from planner.plan.layout.stage_cut import crossing_values, promised_layouts
+from planner.plan.layout.stage_cut import crossing_values
 from planner.plan.plan import Plan
 from planner.plan.prediction.memory_account import MemoryAccount, Piece, moved
 from planner.plan.prediction.stage_cost import StageCost
@@ -59,7 +59,7 @@ def receive_buffers(bound: BoundPlan) -> list[Bytes]:
     found = [0.0] * plan.pipeline
     if plan.pipeline == 1:
         return found
-    promised = promised_layouts(bound)
+    promised = bound.promised
     for stage, names in enumerate(crossing_values(bound)):
         source, target = plan.rank_of(max(0, stage - 1)), plan.rank_of(stage)
         if source == target:  # also of the first stage, which receives nothing
@@ -85,7 +85,7 @@ class _Moving:
     _peaks: dict[object, Bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._promised = promised_layouts(self.bound)
+        self._promised = self.bound.promised
         self._elsewhere = {(one.reader, one.place) for one in overlaps_of(self.bound)}
         self._together = self.bound.plan.training.update.by_block
 

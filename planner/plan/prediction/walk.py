@@ -538,8 +538,13 @@ def walks_of(bound: BoundPlan, machine: Machine) -> tuple[Walk, ...]:
 
 def _handed_alone(graph: OperatorGraph, blocks: Blocks) -> bool:
     """Whether what follows the blocks reads of the last one only what every block of its kind hands to the next."""
-    if blocks.count < 2:
-        return False
+    key = ("handed alone", blocks.borders, blocks.kinds)
+    if key not in graph.derived:
+        graph.derived[key] = blocks.count > 1 and _is_handed_alone(graph, blocks)
+    return bool(graph.derived[key])
+
+
+def _is_handed_alone(graph: OperatorGraph, blocks: Blocks) -> bool:
     handed, left = set(), set()
     for block in range(1, blocks.count):
         for at in blocks.operators(block):
