@@ -11,13 +11,15 @@ import pytest
 from planner.plan.binding.bind import bind
 from planner.plan.prediction.predict import stage_costs
 from planner.strategy_search.decomposition.pieces import Column
+from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.evaluation import Evaluation
+from planner.strategy_search.engine.families import all_configurations, engine_of
 from planner.strategy_search.engine.outcome import Outcome, RankFilling
 from planner.strategy_search.engine.settle import RankProblem, rank_problem, settled
 from planner.strategy_search.request.space import Configuration, Pinned, configurations
 from planner.strategy_search.solvers import SOLVERS
 from planner.strategy_search.solvers.problem import Solution
-from tests.unit.search.cases import BATCH, Case, make_case, plan_of, template_of, total, traced
+from tests.unit.search.cases import BATCH, Case, cluster_of, make_case, plan_of, request_of, template_of, total, traced
 
 ALL = 1 + 1e-9
 MODELS = (
@@ -150,3 +152,22 @@ def test_no_rank_of_a_pipeline_is_solved_worse_than_it_was_found(model: str, pip
             assert solution.status == "optimal"
             assert solution.evaluation is not None
             assert solution.evaluation.time <= found.problem.evaluate(found.choice).time * ALL
+
+
+@pytest.mark.parametrize("pinned", [Pinned(pipeline=1), Pinned(pipeline=2, virtual_stages=2), Pinned(pipeline=4)])
+def test_the_sum_of_ways_to_run_ranks_is_between_their_least_step_and_the_objective(pinned: Pinned) -> None:
+    """So that ranks that are settled are compared with what was found; slower ones take longer by it."""
+    request = request_of("residual-8", cluster_of("h100-80gb", 4), 8, pinned=pinned)
+    engine, _ = engine_of(request)
+    configuration = next(c for c in all_configurations(engine) if c.micro_batches == 4)
+    outcome = engine.evaluate(configuration)
+    pieces = engine.pipeline_of_kinds(configuration, outcome.gathers)
+    found = Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pieces)
+    own = found.sum_with(outcome.ranks)
+    assert found.least_step() <= own * ALL
+    assert own <= outcome.seconds * ALL
+    slower = [
+        replace(column, amounts=replace(column.amounts, part=2 * column.amounts.part))
+        for column in outcome.ranks[-1].inner
+    ]
+    assert found.sum_with((*outcome.ranks[:-1], replace(outcome.ranks[-1], inner=tuple(slower)))) > own
