@@ -17,6 +17,10 @@ OWNERS = {
 """Who has the states that are not cut, by `Update.zero_by`."""
 
 
+_SPLITS = 6
+"""Ends of buckets that are said one by one, at most."""
+
+
 def plan_words(bound: BoundPlan, roles: Roles) -> dict[str, str]:
     """The choices that set one plan apart from another, each under its name. The keys are always the same."""
     plan = bound.plan
@@ -116,6 +120,8 @@ def _bucket_words(update: Update) -> str:
     if update.bucket_size:
         return f"in buckets of {update.bucket_size / MIB:.3g} MiB"
     if splits := split_positions(update.buckets):
+        if len(splits) > _SPLITS:
+            return f"in {len(splits) + 1} buckets that end at parameter {splits[0]}, {splits[1]}, ..., {splits[-1]}"
         return f"in buckets that end at parameter {', '.join(map(str, splits))}"
     return f"in {len({number for _, number in bucket_numbers(update.buckets)})} buckets by name"
 

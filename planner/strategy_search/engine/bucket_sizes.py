@@ -6,17 +6,25 @@
 
 A search assumes the size at which latency is a small share of a message (`planner.pricing.bucket_size`). Which is the
 fastest depends on how long the backward pass is, that is on the plan: so it is halved as long as steps become shorter.
+
+Where some of the reductions are exposed all the same, buckets end with blocks: each with one, or the last ones alone,
+and those before them, which have more of the pass before them, with more and more:
+
+    last backward pass   block 7 | block 6 | block 5 | block 4 | block 3 | block 2 | block 1 | block 0
+    buckets                       [          7 .. 4           ][     3 .. 2      ][    1    ][    0    ]
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import accumulate, takewhile
 
 from hardware_profiles import Seconds
 from planner.limits import reached
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.per_step_communication import reduces_in_buckets, shares_buckets
-from planner.plan.prediction.step import REDUCED_AHEAD
+from planner.plan.prediction.step import REDUCED_AHEAD, UNCOVERED
 from planner.pricing.bucket_size import smaller
+from planner.sharding.buckets import trainable_positions
 from planner.sharding.update import NO_BUCKETS, Update
 
 _WORTH = 2e-3
@@ -26,8 +34,11 @@ _TRIES = 2
 """Sizes in turn that are slower, after which no smaller one is tried."""
 
 
-def in_faster_buckets(bound: BoundPlan, predicted: Callable[[BoundPlan], BoundPlan]) -> BoundPlan:
-    """A plan, priced, with its gradients in smaller buckets where its step is shorter so. `predicted` prices one."""
+def in_faster_buckets(
+    bound: BoundPlan, predicted: Callable[[BoundPlan], BoundPlan], fits: Callable[[BoundPlan], bool]
+) -> BoundPlan:
+    """A plan, priced, with its gradients in smaller buckets, or in buckets of whole blocks, where its step is shorter
+    so and it `fits`. `predicted` prices one."""
     best, tried, slower = bound, bound.plan.training.update, 0
     if _bucketed(bound) <= _WORTH * bound.plan.prediction.step_seconds:
         return bound
@@ -40,7 +51,30 @@ def in_faster_buckets(bound: BoundPlan, predicted: Callable[[BoundPlan], BoundPl
             best, slower = other, 0
         else:
             slower += 1
+    exposed = dict(best.plan.prediction.time).get(UNCOVERED, 0.0)
+    if best.plan.pipeline > 1 or exposed <= _WORTH * best.plan.prediction.step_seconds:
+        return best
+    for buckets in _of_blocks(bound):
+        other = predicted(_with_update(bound, replace(bound.plan.training.update, buckets=buckets)))
+        if other.plan.prediction.step_seconds < best.plan.prediction.step_seconds and fits(other):
+            best = other
     return best
+
+
+def _of_blocks(bound: BoundPlan) -> Iterator[tuple[int, ...]]:
+    """Positions at which buckets end, so that each has the gradients of one block, or the last ones have, and those
+    before them of ever more."""
+    blocks, consumers = bound.blocks, bound.graph.consumers
+    starts: dict[int, int] = {}  # position of the first parameter of each block
+    for name, position in trainable_positions(bound.graph).items():
+        block = blocks.block_of(min(consumers[name])) if consumers.get(name) else None
+        if block is not None:
+            starts[block] = min(position, starts.get(block, position))
+    if blocks.count < 2 or len(starts) < blocks.count:
+        return
+    for sizes in ((1 for _ in range(blocks.count)), (1 + at // 2 for at in range(blocks.count))):
+        ends = takewhile(lambda end: end < blocks.count, accumulate(sizes, initial=0))
+        yield tuple(sorted({starts[end] for end in ends} - {0}))
 
 
 def without_needless_buckets(bound: BoundPlan) -> BoundPlan:

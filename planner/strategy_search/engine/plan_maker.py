@@ -79,7 +79,11 @@ class PlanMaker:
             priced = self.made(found, filled)
         if request.update.buckets == AUTO_BUCKETS and self.fits(configuration, priced.plan.prediction):
             machine = self.engine.machine(configuration)
-            priced = in_faster_buckets(priced, lambda other: self._predicted(other, machine))
+            priced = in_faster_buckets(
+                priced,
+                lambda other: self._predicted(other, machine),
+                lambda other: self.fits(configuration, other.plan.prediction),
+            )
         return Ranked(
             bound=priced,
             configuration=configuration,

@@ -99,4 +99,6 @@ def test_words_for_people() -> None:
         " weights of rank 0 sent at the start; each device has its own *router*, bias"
     )
     assert gradient_words(Update(buckets=(20, 35))) == "; gradients in buckets that end at parameter 20, 35"
+    many = gradient_words(Update(buckets=tuple(range(5, 100, 5))))
+    assert many == "; gradients in 20 buckets that end at parameter 5, 10, ..., 95"
     assert gradient_words(Update(buckets=(("a", 1), ("b", 1), ("c", 2)))) == "; gradients in 2 buckets by name"

@@ -5,8 +5,11 @@ from dataclasses import replace
 import pytest
 
 import planner
+from hardware_profiles import load_profile
 from planner.plan.layout.block_gathers import kinds_of_runs, longest_gather, run_of
+from planner.plan.prediction.predict import predict
 from planner.plan.prediction.step import REDUCED_AHEAD
+from planner.sharding.buckets import trainable_positions
 from planner.strategy_search.engine.proofs import bounded_seconds
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import SearchResult
@@ -45,6 +48,25 @@ def test_no_size_of_buckets_beats_the_one_that_is_found_or_the_bound(free: Searc
     assert free.bound_seconds <= pinned * (1 + 1e-9)
     assert free.plan.prediction.step_seconds <= pinned * (1 + 1e-9)
     assert buckets < 2**28 or free.plan.prediction.step_seconds < pinned
+
+
+def test_buckets_end_with_blocks_where_that_exposes_less(free: SearchResult) -> None:
+    """The gradients of the last block of the pass wait for no others; no fewer buckets are as fast."""
+    bound, splits = free.plans[0].bound, free.plan.training.update.buckets
+    assert isinstance(splits, tuple)
+    positions = trainable_positions(bound.graph)
+    firsts = {bound.blocks.block_of(min(bound.graph.consumers[name])): at for name, at in reversed(positions.items())}
+    assert set(splits) <= set(firsts.values())
+    assert {firsts[0], firsts[1]} <= set(splits)
+    step = free.plan.prediction.step_seconds
+    for fewer in (splits[:1], splits[-1:], splits[::2]):
+        update = replace(free.plan.training.update, buckets=fewer)
+        plan = replace(free.plan, training=replace(free.plan.training, update=update))
+        assert (
+            free.bound_seconds
+            <= step
+            < predict(replace(bound, plan=plan), load_profile("cpu").with_devices(4)).step_seconds
+        )
 
 
 def test_the_longest_message_is_all_weights_of_a_block(free: SearchResult) -> None:
