@@ -145,6 +145,7 @@ def search(
     fp8: str | None = None,
     fp8_layers: Sequence[str] = (),
     fp8_left_out: Sequence[str] = (),
+    fp8_gathered: bool = False,
     fp8_experts: bool = False,
     fp8_dispatch: bool = False,
     fp8_history: int | None = None,
@@ -197,6 +198,7 @@ def search(
         fp8_layers: patterns of weights whose linear layers are in fp8 whatever that takes; ["*"] for all. Of the others
             the search decides.
         fp8_left_out: patterns of weights whose linear layers stay out of fp8.
+        fp8_gathered: weights of blocks are cast where they are stored, and gathered in 8 bits; with "delayed".
         fp8_experts: experts compute by that recipe, too.
         fp8_history: with "delayed", steps of whose largest elements scales are; 1,024 where not given.
         fp8_margin: with "delayed", powers of two that scales leave free; 0 where not given.
@@ -261,6 +263,7 @@ def search(
         precision,
         fp8,
         fp8_left_out,
+        gathered=fp8_gathered,
         experts=fp8_experts,
         dispatch=fp8_dispatch,
         history=fp8_history,

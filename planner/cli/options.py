@@ -177,6 +177,14 @@ class Options:
         list[str] | None,
         word(JOB, "PATTERN", "Linear layers that stay out of fp8, as in '*.o_proj.weight'. Repeatable."),
     ] = None
+    fp8_gathered: Annotated[
+        bool,
+        typer.Option(
+            "--fp8-gathered",
+            help="Weights of blocks are gathered in fp8, with --fp8 delayed. The search does so where it is faster.",
+            rich_help_panel=JOB,
+        ),
+    ] = False
     fp8_experts: Annotated[
         bool,
         typer.Option("--fp8-experts", help="Experts compute by the recipe of --fp8, too.", rich_help_panel=JOB),

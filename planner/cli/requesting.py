@@ -131,6 +131,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         options.precision,
         options.fp8,
         options.fp8_left_out or (),
+        gathered=options.fp8_gathered,
         experts=options.fp8_experts,
         dispatch=options.fp8_dispatch,
         history=options.fp8_history,

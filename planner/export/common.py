@@ -90,6 +90,9 @@ def give_up_fp8(
     elif fp8.left_out and not leaves_out:
         giving.up("linear layers in fp8", fp8.text(), f"{fp8.recipe}, all", fp8=replace(fp8, left_out=()))
     fp8 = giving.description.fp8
+    if fp8.gathered:
+        fp8 = replace(fp8, gathered=False)
+        giving.up("weights gathered in fp8", "yes", "no", fp8=fp8)
     kept = replace(fp8, experts=fp8.experts and along, dispatch=False)
     if kept != fp8:
         giving.up("experts in fp8", fp8.text(), kept.text(), fp8=kept)

@@ -58,6 +58,8 @@ _GATE, _RECIPE = 3, 11
 """Among its arguments: the first of its matrices, and its recipe."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 """Of a block, in the name of a weight."""
+IN_FP8 = "weight_in_fp8"
+"""The keyword of a linear layer in fp8 whose weight is cast where it is stored, and travels so."""
 _WORDS = 16
 """Extents of products in fp8 are multiples of so many elements, as the kernels of devices demand."""
 _LONGEST, _WIDEST = 2**16, 64
@@ -74,11 +76,13 @@ USUAL = "tensorwise"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8:
     """Which linear layers are computed in fp8, and how: the name of a recipe, none without one; patterns of the names
-    of operators, modules or weights that are `left_out`; whether `experts` are, too, and tokens on their way to them
-    (`dispatch`). Delayed scales are those of the largest elements of `history` steps, times 2 to the `margin`."""
+    of operators, modules or weights that are `left_out`; whether weights of blocks are `gathered` in fp8; whether
+    `experts` are, too, and tokens on their way to them (`dispatch`). Delayed scales are those of the largest elements
+    of `history` steps, times 2 to the `margin`."""
 
     recipe: str = ""
     left_out: tuple[str, ...] = ()
+    gathered: bool = False
     experts: bool = False
     dispatch: bool = False
     history: int = HISTORY
@@ -90,7 +94,8 @@ class Fp8:
     def text(self) -> str:
         """As people read it."""
         left = f" but for {', '.join(self.left_out)}" if self.left_out else ""
-        more = (", experts" if self.experts else "") + (", dispatch" if self.dispatch else "")
+        more = ", weights gathered in fp8" if self.gathered else ""
+        more += (", experts" if self.experts else "") + (", dispatch" if self.dispatch else "")
         if self.delayed and (self.history, self.margin) != (HISTORY, 0):
             more += f", history {self.history}" + (f", margin {self.margin}" if self.margin else "")
         return f"{self.recipe}{left}{more}" if self.recipe else "none"
@@ -103,6 +108,9 @@ class Fp8:
 
 
 NO_FP8 = Fp8()
+
+GATHERED = ("delayed",)
+"""Recipes whose weights may be gathered in fp8: one cast is that of the forward product and of the backward one."""
 
 ALL_LAYERS = ("*",)
 """The pattern that means every linear layer."""
@@ -127,6 +135,9 @@ def fp8_fault(fp8: Fp8) -> Fault | None:
     for option, asked in (("fp8_experts", fp8.experts), ("fp8_dispatch", fp8.dispatch)):
         if asked and not fp8.recipe:
             return Fault(option=option, value="true", reason="goes with a recipe of linear layers; name one (fp8)")
+    if fp8.gathered and fp8.recipe not in GATHERED:
+        reason = f"goes with fp8 = {' or '.join(GATHERED)}, whose weights are cast once for both of their products"
+        return Fault(option="fp8_gathered", value="true", reason=reason)
     return _history_fault(fp8)
 
 
@@ -148,6 +159,7 @@ def chosen(
     recipe: str | None,
     left_out: Sequence[str] = (),
     *,
+    gathered: bool = False,
     experts: bool = False,
     dispatch: bool = False,
     history: int | None = None,
@@ -159,6 +171,7 @@ def chosen(
     return None if precision == WORD else precision, Fp8(
         recipe=known,
         left_out=tuple(left_out),
+        gathered=gathered,
         experts=experts,
         dispatch=dispatch,
         history=HISTORY if history is None else history,
@@ -169,6 +182,24 @@ def chosen(
 def recipe_of(op: Operator) -> Recipe | None:
     """The recipe of a linear layer in fp8; None for every other operator."""
     return RECIPES.get(op.op.removeprefix(_PREFIX)) if op.op.startswith(_PREFIX) else None
+
+
+def reads_fp8(op: Operator) -> bool:
+    """Whether a linear layer in fp8 gets its weight in fp8, as it travels."""
+    return recipe_of(op) is not None and bool(dict(op.keywords).get(IN_FP8))
+
+
+def _travelling(graph: OperatorGraph, inside: Sequence[int]) -> frozenset[int]:
+    """Linear layers of repeated blocks whose weights nothing else reads."""
+    return frozenset(at for at in inside if _has_own_weight(graph, at))
+
+
+def _has_own_weight(graph: OperatorGraph, at: int) -> bool:
+    op = graph.operators[at]
+    if called(op) != _LINEAR:
+        return False
+    weight = op.operands[1]
+    return tuple(graph.consumers[weight]) == (at,) and op.operands.count(weight) == 1
 
 
 def is_linear(op: Operator) -> bool:
@@ -231,8 +262,11 @@ def with_fp8(graph: OperatorGraph, inside: Sequence[int], fp8: Fp8) -> OperatorG
                 " another in each, and a scale is one of all samples; leave it out"
                 f" (fp8_left_out = '{op.operands[1]}')"
             )
-    name = fp8_operator(fp8.recipe)
-    operators = [replace(op, op=name) if at in taken else op for at, op in enumerate(graph.operators)]
+    name, travelling = fp8_operator(fp8.recipe), _travelling(graph, inside) if fp8.gathered else frozenset()
+    operators = [
+        replace(op, op=name, keywords=((IN_FP8, True),) if at in travelling else ()) if at in taken else op
+        for at, op in enumerate(graph.operators)
+    ]
     if fp8.experts or fp8.dispatch:
         operators = _with_experts(graph, operators, fp8)
     return replace(graph, operators=tuple(operators))
@@ -241,7 +275,7 @@ def with_fp8(graph: OperatorGraph, inside: Sequence[int], fp8: Fp8) -> OperatorG
 def without_fp8(op: Operator) -> Operator:
     """A linear layer in fp8 as one without it."""
     assert recipe_of(op) is not None
-    return replace(op, op=_LINEAR)
+    return replace(op, op=_LINEAR, keywords=())
 
 
 def leaving_out(graph: OperatorGraph, fp8: Fp8) -> OperatorGraph:

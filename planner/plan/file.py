@@ -139,7 +139,7 @@ def training_content(training: Training) -> dict[str, Any]:
         own["fp8"] = training.fp8.recipe
     if training.fp8.left_out:
         own["fp8_left_out"] = list(training.fp8.left_out)
-    for word in ("experts", "dispatch"):
+    for word in ("gathered", "experts", "dispatch"):
         if getattr(training.fp8, word):
             own[f"fp8_{word}"] = True
     if training.fp8.delayed:
@@ -342,6 +342,7 @@ def _training(training: TrainingSection) -> Training:
     fp8 = Fp8(
         recipe=content.pop("fp8"),
         left_out=tuple(content.pop("fp8_left_out")),
+        gathered=content.pop("fp8_gathered"),
         experts=content.pop("fp8_experts"),
         dispatch=content.pop("fp8_dispatch"),
         history=content.pop("fp8_history"),

@@ -268,6 +268,8 @@ def check_schedule(plan: Plan) -> None:
     refuse_plan(schedule_fault(turns))
     refuse_plan(sliced_fp8_fault(training.fp8, plan.slices))
     refuse_plan(stale_fp8_fault(training.fp8, plan.schedule_kind, plan.schedule))
+    offloaded = any(stored.weight_offloaded for group in plan.groups for _, stored in group.parameters)
+    refuse_plan(gathered_fault(training.fp8, training.update, offloaded))
     refuse_plan(sliced_replicas_fault(training.update, plan.slices))
     overlaps = bool(training.tensor_overlap)
     refuse_plan(tensor_overlap_fault(overlaps, plan.schedule, training.interleave, plan.slices))
@@ -279,6 +281,20 @@ def stale_fp8_fault(fp8: Fp8, schedule: Schedule, name: str) -> Fault | None:
         return None
     reason = f"has scales of the step before, and schedule = {name} begins steps before others have ended"
     return Fault(option="fp8", value=fp8.recipe, reason=reason, hint="take a schedule with a flush, as 1f1b")
+
+
+def gathered_fault(fp8: Fp8, update: Update, offloaded: bool) -> Fault | None:
+    """Why weights cannot be gathered in fp8 as `update` gathers them, where the weights of some blocks are `offloaded`
+    or not; None where they can. They are cast for a block, before it begins."""
+    if not fp8.gathered:
+        return None
+    if not update.by_block:
+        reason = f"casts the weights of a block before it begins; gathers = {update.gathers} brings each as it is used"
+        return Fault(option="fp8_gathered", value="true", reason=reason, hint="take gathers = ahead or block")
+    if offloaded or update.local_parameters:
+        reason = "goes neither with offloaded weights nor with local parameters, which are not gathered"
+        return Fault(option="fp8_gathered", value="true", reason=reason, hint="leave one of them out")
+    return None
 
 
 def sliced_replicas_fault(update: Update, slices: int | None) -> Fault | None:

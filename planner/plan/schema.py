@@ -73,6 +73,7 @@ class TrainingSection(_Strict):
     tokens_once: bool = False
     fp8: str = ""
     fp8_left_out: list[str] = []
+    fp8_gathered: bool = False
     fp8_experts: bool = False
     fp8_dispatch: bool = False
     fp8_history: Count = HISTORY

@@ -186,11 +186,11 @@ def _cast_matmul(call: KernelCall) -> tuple[Array, Array]:
     """A linear layer each of whose products has operands that are cast for it, or none (`Rule.computed`)."""
     m, n, k, batch = _product_shape(call, 0, 1)
     result, inputs, weights = call.rule.computed
-    share = call.software.casts
-    forward = _cast_product(call, result, (m, n, k, batch), share * batch * (m + n) * k)
+    share, weight = call.software.casts, 0.0 if call.rule.narrow else 1.0
+    forward = _cast_product(call, result, (m, n, k, batch), share * batch * (m + weight * n) * k)
     backward = np.zeros(len(m))
     if 0 in call.graded:
-        backward = backward + _cast_product(call, inputs, (m, k, n, batch), batch * (m * n + share * n * k))
+        backward = backward + _cast_product(call, inputs, (m, k, n, batch), batch * (m * n + share * weight * n * k))
     if 1 in call.graded and weights:
         columns = share * batch * (n + k) * m
         backward = backward + _cast_product(call, weights, (n, k, m, batch), columns, in_columns=True)

@@ -177,7 +177,7 @@ def price_operator(
         host=launches,
         inner_forward=inner_forward,
         inner_backward=inner_backward,
-        operands=operand_bytes,
+        operands=tuple(b / operands[i].element_bytes if i in rule.narrow else b for i, b in enumerate(operand_bytes)),
         results=result_bytes,
         saved_extra=extra,
         joined=come,

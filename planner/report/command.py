@@ -21,6 +21,7 @@ def command_of(plan: Plan) -> str:
     else:
         words += ["--forward-only"]
     words += ["--fp8", training.fp8.recipe] if training.fp8 else []
+    words += ["--fp8-gathered"] if training.fp8.gathered else []
     words += ["--fp8-experts"] if training.fp8.experts else []
     words += ["--fp8-dispatch"] if training.fp8.dispatch else []
     words += ["--imbalance", f"{training.imbalance:g}"] if training.imbalance != EVEN else []

@@ -186,8 +186,9 @@ class Rule:
     it gets of a table that is not on the devices. `computed` are the dtypes that the result, the gradient of the
     first operand and that of the second are computed in, where these are not those of the tensors, `gained` the share
     that is left of what that saves, and `scaled_in_blocks` says that the operands of the first two have scales of
-    blocks, which a kernel finds and casts with in one pass. An operator that every data-parallel replica
-    computes by itself has in `one` the rule of one replica, and the loop over them as its last factor
+    blocks, which a kernel finds and casts with in one pass. Operands that are `narrow` come cast, in 8 bits. An
+    operator that every data-parallel replica computes by itself has in `one` the rule of one replica, and the loop over
+    them as its last factor
     (`planner.sharding.rules.per_replica`).
     """
 
@@ -220,6 +221,7 @@ class Rule:
     computed: tuple[str, str, str] = ("", "", "")
     gained: float = 1.0
     scaled_in_blocks: bool = False
+    narrow: tuple[int, ...] = ()
     outside: Outside | None = None
     one: "Rule | None" = None
 

@@ -78,6 +78,8 @@ def _plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) ->
     found = settled(request, result)
     whole = with_neighbours(found, result, on_progress, cancelled)
     shared = engines.get((found.update.placed, found.offload), Shared())
+    if found.fp8 != request.fp8:  # they are of another graph
+        shared = Shared()
     return with_candidates(request, with_simplicity(found, whole, shared, on_progress, cancelled))
 
 
@@ -92,7 +94,8 @@ def settled(request: SearchRequest, result: SearchResult) -> SearchRequest:
     axes = [axis.alltoall for axis in result.plan.mesh.axes if axis.size > 1]
     alltoall = request.alltoall if request.alltoall != AUTO else all(axes) or (NODE if any(axes) else False)
     placed = replace(update, placed=plan.placed)
-    return replace(given, placing="given", padding="given", alltoall=alltoall, update=placed)
+    fp8 = replace(request.fp8, gathered=result.plan.training.fp8.gathered)
+    return replace(given, placing="given", padding="given", alltoall=alltoall, update=placed, fp8=fp8)
 
 
 def _peak(result: SearchResult) -> float:

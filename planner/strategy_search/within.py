@@ -112,6 +112,8 @@ def _check(space: EngineSpace, request: SearchRequest) -> None:
         raise RequestError(f"{where}: {space.title} computes experts in fp8, too; take fp8_experts with it, or no fp8")
     if request.fp8.left_out and not space.leaves_out:
         raise RequestError(f"{where}: {space.title} leaves no linear layer out of fp8; leave out fp8_left_out")
+    if request.fp8.gathered:
+        raise RequestError(f"{where}: fp8_gathered: no engine is told of that here; leave it out, or --for")
     if request.fp8.dispatch or (request.fp8.experts and space.leaves_out):
         option = "fp8_dispatch" if request.fp8.dispatch else "fp8_experts"
         raise RequestError(f"{where}: {option}: no engine is told of that here; leave it out, or --for")

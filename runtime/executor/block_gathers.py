@@ -32,13 +32,16 @@ from planner.sharding.redistribute import Step
 from runtime.comm.async_collectives import Flight, Groups
 from runtime.comm.device_mesh import RankMesh
 from runtime.observer import Observer, teller
+from runtime.ops.delayed_scales import DelayedScales, LayerScales
+from runtime.ops.narrow_weights import Narrow, belongs, cast, received
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
     """Weights that are gathered together: their `names`, the steps of each `there`, those of its gradient `back`, in
     the dtype in which gradients are `reduced_in`. `sent` says whether weights are, `returns` whether their gradients
-    are, `again` whether the backward pass needs them."""
+    are, or are made here, `again` whether the backward pass needs them. With `scales`, those of each, they are cast to
+    8 bits before they set out (`runtime.ops.narrow_weights`)."""
 
     names: tuple[str, ...]
     there: tuple[tuple[Step, ...], ...]
@@ -47,18 +50,21 @@ class Bundle:
     sent: bool
     returns: bool
     again: bool
+    scales: tuple[LayerScales, ...] = ()
 
 
-def bundle_of(one: BlockGather) -> Bundle:
-    """What a segment gathers together, in the terms of the executor."""
+def bundle_of(one: BlockGather, scales: DelayedScales | None = None) -> Bundle:
+    """What a segment gathers together, in the terms of the executor; layers in fp8 have `scales` of steps before."""
+    assert scales is not None or not one.narrow
     return Bundle(
         names=one.names,
         there=tuple(member.steps for member in one.there.members),
         back=tuple(member.steps for member in one.back.members),
         reduced_in=getattr(torch, one.back.members[0].dtype),
-        sent=bool(one.there.moves),
+        sent=one.comes,
         returns=bool(one.back.moves),
         again=one.again,
+        scales=tuple(scales.of(name) for name in one.names) if one.narrow and scales is not None else (),
     )
 
 
@@ -76,6 +82,7 @@ class Gathered:
     ) -> None:
         self.bundle, self.section, self.observer, self._tensors = bundle, section, observer, tensors
         self._place, self._groups = place, groups
+        self.gradients = tuple(Narrow() for _ in bundle.scales)  # of weights in 8 bits, which autograd would cast
         self._memory: list[torch.Tensor] = []
         self._coming: Flight | None = None
 
@@ -88,6 +95,8 @@ class Gathered:
         """Let them set out, where they have not."""
         if self._coming is None:
             pieces = [self._tensors[name] for name in self.bundle.names]
+            if self.bundle.scales:
+                pieces = [cast(piece, own) for piece, own in zip(pieces, self.bundle.scales, strict=True)]
             self._coming = Flight(self.bundle.there, pieces, self._place, self._groups, holds=True)
 
     def bring(self) -> list[torch.Tensor]:
@@ -96,10 +105,21 @@ class Gathered:
         self.start()
         assert self._coming is not None
         landed, self._coming = self._coming.land(), None
+        if self.bundle.scales:
+            landed = [received(weight) for weight in landed]
         if not self.bundle.sent:
             return landed
         landed.reverse()
         return [_own(landed.pop()) for _ in self.bundle.names]  # one after the other is let go
+
+    def with_gradients(self, weights: Sequence[torch.Tensor]) -> None:
+        """Let the readers of weights in 8 bits know where their gradients are brought."""
+        for weight, own in zip(weights, self.gradients, strict=bool(self.gradients)):
+            belongs(weight, own)
+
+    def wide(self, gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The gradients of the weights, where autograd has brought them or stand-ins of those in 8 bits."""
+        return [own.take() for own in self.gradients] if self.gradients else gradients
 
     def send_back(self, gradients: Sequence[torch.Tensor]) -> Flight:
         """Gradients on their way to where they are stored."""

@@ -360,7 +360,7 @@ def build_executor(
 
     return Executor(
         place=place,
-        sections=tuple(section_of(segment, instructions, behind) for segment in segments),
+        sections=tuple(section_of(segment, instructions, behind, scales) for segment in segments),
         activation_offload=activation_offload if bound.offloaded_blocks else None,
         programs=programs,
         weights=weights,

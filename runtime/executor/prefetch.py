@@ -63,6 +63,7 @@ class Prefetch:
             with self._meanwhile(phase):
                 leaves = [batch.stubs.get(name, batch.tensors[name]) for name in way.bundle.names]
                 made = _Gather.apply(self, way, *leaves)  # type: ignore[no-untyped-call]
+                way.with_gradients(made)
             batch.values.update(zip(way.bundle.names, made, strict=True))
             if not self.recomputed[number] and way.bundle.again and any(weight.requires_grad for weight in made):
                 way.keep(made)
@@ -192,4 +193,4 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return None, None, *ctx.trip.returned(ctx.way, gradients)
+        return None, None, *ctx.trip.returned(ctx.way, ctx.way.wide(gradients))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from planner.plan.layout.segments import Segment
 from runtime.executor.block_gathers import Bundle, bundle_of
 from runtime.executor.instruction import Instruction
+from runtime.ops.delayed_scales import DelayedScales
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,10 +23,13 @@ class Section:
 
 
 def section_of(
-    segment: Segment, instructions: Mapping[int, Instruction], behind: Mapping[int, Sequence[Instruction]]
+    segment: Segment,
+    instructions: Mapping[int, Instruction],
+    behind: Mapping[int, Sequence[Instruction]],
+    scales: DelayedScales | None = None,
 ) -> Section:
     """A segment with the instructions of its operators, and those that follow `behind` an operator; those without one
-    are run by another."""
+    are run by another. Layers in fp8 may have `scales` of steps before."""
 
     def of(operators: Sequence[int]) -> tuple[Instruction, ...]:
         return tuple(one for at in operators if at in instructions for one in (instructions[at], *behind.get(at, ())))
@@ -34,5 +38,5 @@ def section_of(
         segment=segment,
         instructions=of(segment.operators),
         again=len(of(segment.operators[: segment.again])),
-        bundles=tuple(bundle_of(one) for one in segment.gathers),
+        bundles=tuple(bundle_of(one, scales) for one in segment.gathers),
     )

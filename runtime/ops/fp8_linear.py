@@ -32,6 +32,7 @@ from runtime.ops.capability import cuda_capability
 from runtime.ops.delayed_scales import GRADIENT, INPUT, WEIGHT, LayerScales
 from runtime.ops.kept_results import whole_call
 from runtime.ops.lines_product import has_lines_product, lines_product
+from runtime.ops.narrow_weights import Narrow, place_of, stand_in
 from runtime.ops.shard import Shard
 
 _WEIGHTS = torch.float8_e4m3fn
@@ -65,9 +66,16 @@ WHOLE = Cut()
 
 
 def local_fp8_linear(
-    shard: Shard, x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None
+    shard: Shard,
+    x: torch.Tensor,
+    weight_OI: torch.Tensor,
+    bias_O: torch.Tensor | None = None,
+    *,
+    weight_in_fp8: bool = False,
 ) -> torch.Tensor:
-    """The local form of a linear layer in fp8; where an axis cuts the inputs, a term of a sum."""
+    """The local form of a linear layer in fp8; where an axis cuts the inputs, a term of a sum. The weight may come
+    `weight_in_fp8` (`runtime.ops.narrow_weights`)."""
+    assert weight_in_fp8 == (weight_OI.dtype == _WEIGHTS), weight_OI.dtype
     recipe = recipe_of(shard.bound.operator)
     assert recipe is not None, shard.bound.operator.op
     rule = shard.bound.rule
@@ -165,7 +173,8 @@ def _made(
 
     if delayed is not None and trains:
         delayed.see(INPUT, x_TI)
-        delayed.see(WEIGHT, weight_OI)
+        if weight_OI.dtype != _WEIGHTS:  # else who cast it has
+            delayed.see(WEIGHT, weight_OI)
     return whole_call(compute)
 
 
@@ -174,6 +183,7 @@ class _Run:
 
     def __init__(self, how: _How) -> None:
         self.how = how
+        self.narrow: Narrow | None = None  # where the gradient of a weight in 8 bits goes
         self.scales: Sequence[torch.Tensor] = ()
         self.gradient: torch.Tensor | None = None
 
@@ -188,6 +198,8 @@ class _Begin(torch.autograd.Function):
         ctx: Any, run: _Run, x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
     ) -> torch.Tensor:
         ctx.run = run
+        if weight_OI.dtype == _WEIGHTS:
+            run.narrow = place_of(weight_OI)
         ctx.save_for_backward(x_TI, weight_OI)
         return x_TI.new_empty(0)
 
@@ -221,7 +233,10 @@ class _Begin(torch.autograd.Function):
             return None, gradient_TI, gradient_TO.t().mm(x_TI), bias
         left, right = _Side(gradient_TO.t(), low), _Side(x_TI.t(), _WEIGHTS)
         scales = (left.scales(cut.tokens), right.scales(cut.tokens)) if whole is None else (whole, known[0])
-        return None, gradient_TI, _product(left, right, scales, weight_OI.dtype), bias
+        if ctx.run.narrow is None:
+            return None, gradient_TI, _product(left, right, scales, weight_OI.dtype), bias
+        ctx.run.narrow.gradient = _product(left, right, scales, x_TI.dtype)
+        return None, gradient_TI, stand_in(weight_OI), bias
 
 
 class _End(torch.autograd.Function):
@@ -268,7 +283,9 @@ class _Side:
         return largest.clamp(min=_LEAST) / torch.finfo(self.dtype).max
 
     def cast(self, scale: torch.Tensor) -> torch.Tensor:
-        """In 8 bits, (R, K), row after row in memory."""
+        """In 8 bits, (R, K), row after row in memory; as it is where it came so."""
+        if self.rows.dtype == self.dtype:
+            return self.rows.contiguous()
         most = torch.finfo(self.dtype).max
         return (_wide(self.rows) / scale).clamp_(-most, most).to(self.dtype).contiguous()
 

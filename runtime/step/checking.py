@@ -29,6 +29,7 @@ import torch.distributed as dist
 
 from planner.errors import StrategyError
 from planner.plan.binding.bind import BoundPlan
+from planner.pricing.narrow_weights import DTYPE
 from planner.sharding.layout import REPLICATE, Layout, format_layout, local_shape
 from planner.sharding.rule import strategy_names
 from runtime.comm.agreement import Finding, Moment, first_of_all
@@ -212,7 +213,8 @@ class MicroBatchCheck(Observer):
         layouts = instruction.bound.layouts.operands
         for slot, (operand, tensor, duplex) in enumerate(zip(instruction.operands, operands, layouts, strict=True)):
             self._note(instruction, slot, f"operand {slot} ('{operand.name}')", operand.name, tensor, duplex.forward)
-            if operand.transfer is not None or self._alone(operand):
+            narrow = slot + instruction.first in instruction.bound.rule.narrow
+            if not narrow and (operand.transfer is not None or self._alone(operand)):
                 self._note_gradient(instruction, slot, f"operand {slot} ('{operand.name}')", tensor, duplex.gradient)
 
     def _alone(self, operand: Operand) -> bool:
@@ -233,8 +235,12 @@ class MicroBatchCheck(Observer):
         moment = (_FORWARD, self.number, instruction.index, instruction.first + slot)
         text, suspect = self._words(instruction, what), _suspect(instruction)
         kind = self.check.bound.graph.types[name]
-        promised = (local_shape(kind.shape, layout, self.check.place.mesh.sizes), kind.dtype)
-        self.check.expect(moment, tensor, text, suspect, promised)
+        narrow = slot + instruction.first in instruction.bound.rule.narrow
+        dtype = DTYPE if narrow else kind.dtype
+        self.check.expect(
+            moment, tensor, text, suspect, (local_shape(kind.shape, layout, self.check.place.mesh.sizes), dtype)
+        )
+        tensor = tensor.float() if narrow else tensor
         bound = self.check.bound
         if name not in bound.graph.parameter_names or not bound.plan.training.update.is_local(name):
             self.check.note(moment, tensor, text, suspect, layout)  # of a local one every rank may have another

@@ -6,6 +6,7 @@ from planner.errors import CheckpointError
 from planner.graph.fp8 import NO_FP8, Fp8
 from planner.plan.binding.bind import prepare
 from planner.plan.plan import Plan
+from planner.sharding.update import Update
 from runtime.checkpoint.saving import Checkpoints
 from runtime.ops.randomness import dropping
 from runtime.optimizers.optimizers import OptimizerSettings
@@ -85,7 +86,11 @@ def delayed(
     mesh, found = plans.mesh_of(*sizes), []
     for seed in seeds:
         words = {"kept": KEPT, "fp8": Fp8(recipe="delayed", history=2, margin=1, **fp8), **settings}
+        gathers = words.pop("gathers", None)
         plan = planned(model, mesh, seed, **words)
+        if gathers is not None:
+            update = Update(buckets="none", gathers=str(gathers))
+            plan = replace(plan, training=replace(plan.training, update=update))
         step, plain, wide = build_step(model, plan, SETTINGS), plain_of(model, plan), plain_of(model, plan, bare=True)
         errors, far = [], 0.0
         for number in range(steps):

@@ -142,6 +142,27 @@ def test_delayed_scales_are_those_of_the_plain_model_step_by_step(
             assert error < TOLERANCE < far, seed  # and fp8 tells
 
 
+GATHERED = [
+    ("llama64", (4,), ["zero3", 0], {"gathers": "block"}),
+    ("llama64", (2, 2), ["megatron", "zero3", 1], {"gathers": "ahead"}),
+    ("llama64", (4,), ["zero3", "zero2"], {"gathers": "ahead", "recomputation": "full", "micro_batches": 2}),
+    ("gpt64", (2, 2), ["zero3", 2], {"gathers": "ahead", "recomputation": "selective"}),
+    ("llama64", (2,), ["zero3", 3], {"gathers": "ahead", **IN_TWO}),
+    ("sharing64", (2, 2), ["zero3", 4], {"gathers": "block"}),
+]
+"""Model, mesh, plans and settings: 13 plans whose weights are gathered in fp8, over four steps each."""
+
+
+@pytest.mark.cases(1, 1)
+@pytest.mark.parametrize(("model", "sizes", "seeds", "settings"), GATHERED, ids=lambda value: str(value)[:40])
+def test_weights_that_are_gathered_in_fp8_are_those_of_the_plain_model(
+    pool, model: str, sizes: tuple[int, ...], seeds: list[int | str], settings: Mapping[str, object]
+) -> None:
+    for found in pool.run("tasks_fp8", "delayed", model, sizes, seeds, dict(settings), {"gathered": True}):
+        for seed, (error, far) in zip(seeds, found, strict=True):
+            assert error < TOLERANCE < far, seed
+
+
 def test_delayed_scales_go_on_under_another_plan(pool, tmp_path) -> None:
     """With the histories of a checkpoint; without them the first step of the other plan would have scales of 1."""
     for error in pool.run("tasks_fp8", "handed_on", "llama64", str(tmp_path), "megatron", "zero3"):

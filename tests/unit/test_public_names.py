@@ -38,7 +38,7 @@ SIGNATURES = {
     "save": "plan path",
     "search": "model hardware='h100-80gb' *devices=None *cluster=None *software=None *engine=None *seq_len=None"
     " *global_batch=None *imbalance=1.0 *tokens_once=None *precision=None *fp8=None *fp8_layers=()"
-    " *fp8_left_out=() *fp8_experts=False *fp8_dispatch=False *fp8_history=None *fp8_margin=None"
+    " *fp8_left_out=() *fp8_gathered=False *fp8_experts=False *fp8_dispatch=False *fp8_history=None *fp8_margin=None"
     " *optimizer='adamw' *pinned=None *shard=() *default='search' *place=None *pad=None *per_replica=() *update=None"
     " *search='dynamic_programming' *forward_only=False"
     " *objective='time' *top=1 *simplicity=0.01 *alltoall=True *time_limit=None *memory_limit=None *memory_margin=None"

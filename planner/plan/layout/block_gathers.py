@@ -28,6 +28,7 @@ from planner.graph.blocks import Blocks
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundOperator, BoundPlan
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
+from planner.pricing.narrow_weights import DTYPE, in_8_bits
 from planner.pricing.parameter_price import reduced
 from planner.sharding.buckets import Bucket, Traveller, traveller
 from planner.sharding.update import Update
@@ -48,6 +49,16 @@ class BlockGather:
     def names(self) -> tuple[str, ...]:
         return self.there.names
 
+    @property
+    def narrow(self) -> bool:
+        """Whether they are cast to 8 bits before they set out."""
+        return self.there.members[0].dtype == DTYPE
+
+    @property
+    def comes(self) -> bool:
+        """Whether a block gets them in memory of their own: they are sent, or cast."""
+        return _is_new(self.there.members[0])
+
 
 Known: TypeAlias = dict[tuple[int, ...], tuple[Traveller, Traveller]]
 """Weights and their gradients on their way, by the identity of all that decides it, which blocks share."""
@@ -67,7 +78,7 @@ def block_gathers(bound: BoundPlan, operators: Sequence[int], known: Known) -> t
         for place in range(len(op.operator.operands)):
             if _goes_along(bound, at, place):
                 there, back = _ways(bound, op, place, known)
-                if there.moves or back.moves:
+                if there.moves or back.moves or place in op.rule.narrow:
                     key = (there.moves, there.dtype, back.moves, back.dtype)
                     together.setdefault(key, []).append((there, back, (at, place)))
     return tuple(
@@ -75,10 +86,10 @@ def block_gathers(bound: BoundPlan, operators: Sequence[int], known: Known) -> t
             there=Bucket(members=tuple(there for there, _, _ in members)),
             back=Bucket(members=tuple(back for _, back, _ in members)),
             uses=tuple(use for _, _, use in members),
-            again=bool(members[0][0].moves) and any(_needed(bound, *use) for _, _, use in members),
+            again=_is_new(members[0][0]) and any(_needed(bound, *use) for _, _, use in members),
         )
         for members in together.values()
-        if len(members) >= fewest
+        if len(members) >= fewest or members[0][0].dtype == DTYPE
     )
 
 
@@ -118,16 +129,21 @@ def _goes_along(bound: BoundPlan, at: int, place: int) -> bool:
     )
 
 
+def _is_new(there: Traveller) -> bool:
+    return bool(there.moves) or there.dtype == DTYPE
+
+
 def _ways(bound: BoundPlan, op: BoundOperator, place: int, known: Known) -> tuple[Traveller, Traveller]:
     """A weight on its way to its operator, and its gradient on the way back."""
     mesh, name = bound.plan.mesh, op.operator.operands[place]
     tensor, stored, wanted = bound.graph.types[name], bound.parameters[name], op.layouts.operands[place]
-    key = (id(tensor), id(stored), id(wanted))  # of what the plan and its graph keep
+    key = (id(tensor), id(stored), id(wanted), place in op.rule.narrow)  # of what the plan and its graph keep
     if key not in known:
         wide = reduced(tensor, bound.plan.training.update)
         gradient = wanted.gradient if bound.graph.trains else stored.gradient  # there is none to bring
+        sent = in_8_bits(tensor) if place in op.rule.narrow else tensor
         known[key] = (
-            traveller(name, tensor.shape, tensor.dtype, tensor.element_bytes, mesh, stored.weight, wanted.forward),
+            traveller(name, tensor.shape, sent.dtype, sent.element_bytes, mesh, stored.weight, wanted.forward),
             traveller(name, wide.shape, wide.dtype, wide.element_bytes, mesh, gradient, stored.gradient),
         )
     there, back = known[key]

@@ -142,7 +142,9 @@ class ChunkMemory:
         self.pasts: dict[tuple[int, int], list[Storage]] = {}  # of attention, by micro-batch and operator
         self.waiting: dict[int, list[Product]] = {}
         self.products: list[Product] = []
-        self.coming: dict[tuple[int, bool], list[Sent]] = {}  # weights that have set out, by section, once more or not
+        self.coming: dict[
+            tuple[int, bool], list[Sent | None]
+        ] = {}  # weights that set out, by section, once more or not
         self.posted: dict[str, list[Storage]] = {VALUES: [], BACK: []}  # of what comes from other ranks, for a turn
         self.expected = dict.fromkeys(self.posted, 0)  # turns of the step whose receives are still to be posted
 

@@ -1,5 +1,6 @@
 """Memory of weights that are gathered together, and of their gradients (`planner.plan.layout.block_gathers`)."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
@@ -28,20 +29,40 @@ class GatherMemory(ChunkMemory):
     def _landing(self, number: int, again: bool) -> Iterator[list[Storage]]:
         coming = iter(self.coming.pop((number, again), ()))
         for one in self.tensors.segments[number].gathers:
-            yield self._landed(one, next(coming, None)) if one.there.moves else []
+            yield self._landed(one, next(coming, None)) if one.comes else []
 
     def _landed(self, one: BlockGather, sent: Sent | None) -> list[Storage]:
-        """Weights as they come together: the message, out of it a tensor for each, and of that what is wanted."""
-        message = self._arrived(one.there, sent or self._sent(one.there, 0))
-        whole = [self.account.new(member.nbytes[-1], OTHER) for member in one.there.members]
-        self.account.release(message)
+        """Weights as they come together: the message, out of it a tensor for each, and of that what is wanted. Those
+        that are cast and not sent are there when they are cast."""
+        if one.there.moves:
+            message = self._arrived(one.there, sent or self._sent(one.there, 0))
+            whole = [self.account.new(member.nbytes[-1], OTHER) for member in one.there.members]
+            self.account.release(message)
+        else:
+            if sent is not None:
+                self.account.release(sent.comes)
+            whole = [
+                self.account.new(self._travelling_bytes(one, name, self._standing(name).shape), OTHER)
+                for name in one.names
+            ]
         found = []
         for storage, name, use in zip(whole, one.names, one.uses, strict=True):
-            nbytes = self.tensors.bytes(name, self._wanted(*use))
+            nbytes = self._travelling_bytes(one, name, self._wanted(*use))
             found.append(storage if nbytes == storage.nbytes else self.account.new(nbytes, OTHER))
             if found[-1] is not storage:
                 self.account.release(storage)
         return found
+
+    def _started(self, one: BlockGather) -> Sent:
+        """Weights that have set out; those that are not sent are cast."""
+        if one.there.moves:
+            return self._sent(one.there, 0)
+        cast = sum(self._travelling_bytes(one, name, self._standing(name).shape) for name in one.names)
+        return Sent(self.account.new(0.0, OTHER), self.account.new(cast, OTHER))
+
+    def _travelling_bytes(self, one: BlockGather, name: str, shape: Sequence[int]) -> float:
+        """Of a piece of a weight as it travels."""
+        return float(math.prod(shape)) if one.narrow else self.tensors.bytes(name, shape)
 
     def _sent(self, bucket: Bucket, number: int) -> Sent:
         """One of the collectives, which has been started."""
@@ -66,12 +87,10 @@ class GatherMemory(ChunkMemory):
             return
         for number in numbers:
             wanted = again and not self.tensors.segments[number].recomputed
-            ways = [
-                one for one in self.tensors.segments[number].gathers if one.there.moves and (one.again or not wanted)
-            ]
+            ways = [one for one in self.tensors.segments[number].gathers if one.comes and (one.again or not wanted)]
             if ways:
                 if (number, again) not in self.coming:
-                    self.coming[number, again] = [self._sent(one.there, 0) for one in ways]
+                    self.coming[number, again] = [self._started(one) for one in ways]
                 return
         self.held.depart()
 
@@ -84,7 +103,7 @@ class GatherMemory(ChunkMemory):
     def comes_again(self) -> bool:
         """Whether a backward pass gathers anything."""
         return any(
-            one.there.moves and (one.again or segment.recomputed)
+            one.comes and (one.again or segment.recomputed)
             for segment in self.tensors.segments
             for one in segment.gathers
         )

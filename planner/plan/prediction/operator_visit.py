@@ -21,13 +21,15 @@ from planner.plan.layout.saved_tensor_offload import read_elsewhere
 from planner.plan.prediction.charges import UNCHARGED, Phase, Times, charge
 from planner.plan.prediction.exchange_overlap import NOTHING_LEFT
 from planner.plan.prediction.repeated_blocks import InFlight
-from planner.plan.prediction.stage_cost import StageCost
+from planner.plan.prediction.stage_cost import GATHERING, StageCost
 from planner.plan.schedule import whole_in_flight
 from planner.pricing import OperatorPrices, keeping
+from planner.pricing.narrow_weights import cast_seconds
 from planner.pricing.operator_price import inner_hidden, inner_messages, inner_seconds, transient_bytes
 from planner.pricing.parameter_price import gathered_at_once
 from planner.sharding.layout import Layout, local_fraction
 from planner.sharding.rule import Duplex
+from planner.sharding.stored import StoredParameter
 
 if TYPE_CHECKING:
     from planner.plan.prediction.walk import Walk
@@ -291,13 +293,25 @@ class OperatorVisit:
         again: Times = {"recomputation": int(self.moves)} if once_more else {"backward": int(needed)}
         tensor, stored = self.bound.graph.types[name], self.bound.parameters[name]
         there, run = (stored.weight, wanted.forward), walk.run_of(self.at)
-        walk.gather(*sums, name, "parameters", tensor, *there, {"forward": 1, **again}, run=run)
-        gathered = bool(walk.route("parameters", tensor, *there, run)[0].messages)
+        narrow, times = place in self.operator.rule.narrow, {"forward": 1, **again}
+        moving = walk.narrow(tensor) if narrow else tensor
+        walk.gather(*sums, name, "parameters", moving, *there, times, run=run)
+        gathered = bool(walk.route("parameters", moving, *there, run)[0].messages) or narrow
+        if narrow:
+            self._cast(tensor, stored, times)
         if name in self.bound.graph.differentiable and not update.is_local(name):
             moved, back = walk.reduced(tensor), (wanted.gradient, stored.gradient)
             walk.gather(*sums, name, "gradients", moved, *back, {"backward": 1}, place in self.later, run)
             gathered |= update.by_block and bool(walk.route("gradients", moved, *back, run)[0].messages)
         return gathered
+
+    def _cast(self, tensor: TensorType, stored: StoredParameter, times: Times) -> None:
+        """What it takes to cast a piece of a weight before it sets out, in each pass."""
+        mesh = self.bound.plan.mesh
+        (seconds,) = cast_seconds(tensor, [stored.weight], mesh.sizes, self.walk.cluster).tolist()
+        self.cost.micro_batch[GATHERING] += sum(times.values()) * seconds
+        for phase, number in times.items():
+            (self.chunk.forward if phase == "forward" else self.chunk.backward).add(work=number * seconds)
 
     # memory
 

@@ -59,6 +59,7 @@ from planner.pricing import (
 from planner.pricing.liveness import liveness, replays
 from planner.pricing.message import Message
 from planner.pricing.model_flops import whole_flops
+from planner.pricing.narrow_weights import in_8_bits
 from planner.pricing.parameter_price import reduced, summed
 from planner.pricing.redistribution_price import PricedRoute
 from planner.sharding.layout import Layout, local_fraction, replicated
@@ -343,6 +344,13 @@ class Walk:
                 hidden = max(0.0, whole.route(tensor, source, target).seconds - route.seconds)
             self._routes[key] = _Routed((route, hidden), (tensor, source, target))
         return self._routes[key].found
+
+    def narrow(self, tensor: TensorType) -> TensorType:
+        """A parameter of the graph as it travels in 8 bits."""
+        key = (id(tensor), "narrow")
+        if key not in self._gradients:
+            self._gradients[key] = in_8_bits(tensor)
+        return self._gradients[key]
 
     def reduced(self, tensor: TensorType) -> TensorType:
         """A parameter of the graph as the gradient of one use is reduced."""

@@ -11,7 +11,8 @@ A scale is that of the largest element: where an axis cuts what it is over, the 
 theirs, four bytes for each scale. Of blocks of which no device has parts nothing is said; where devices have parts of a
 block, they say what they know of each block of the whole dim. Lines of 32 tokens are those of a sample: tokens that
 follow each other along the last of their dims. Delayed scales are known before: devices agree once a step
-(`planner.plan.layout.per_step_communication`).
+(`planner.plan.layout.per_step_communication`). A weight may come cast (`Rule.narrow`): then it is on its way that it is
+cast, where it is stored.
 """
 
 from dataclasses import dataclass, replace
@@ -19,9 +20,12 @@ from typing import final
 
 from planner.fp8_recipes import BLOCK, LINE, Recipe
 from planner.graph.call import Call
+from planner.graph.fp8 import IN_FP8
 from planner.sharding.rule import InnerCollective, Rule, Work
 from planner.sharding.rules.spec import RuleSpec
 
+_WEIGHT = 1
+"""Its place among the operands."""
 _SCALE = 4.0
 """Bytes of the largest element of what a scale is for: fp32."""
 
@@ -42,13 +46,15 @@ class Fp8Linear(RuleSpec):
         rate = self.recipe.rate
         of_weights = rate if self.recipe.weight_gradients else ""
         cast = ((*tokens, *depth), (*columns, *depth))
+        narrow = (_WEIGHT,) if call.argument(3, IN_FP8, False) else ()
         return replace(
             rule,
             computed=(rate, rate, of_weights),
             gained=self.recipe.gained,
             scaled_in_blocks=self.recipe.block > 0,
             deferred_weight_gradients=(),
-            scratch=tuple(Work(coefficient=1.0, factors=factors) for factors in cast),
+            narrow=narrow,
+            scratch=tuple(Work(coefficient=1.0, factors=factors) for factors in (cast[:1] if narrow else cast)),
             inner=(
                 *self._of_wholes(tokens, columns, depth),
                 *self._of_blocks(rule, tokens, columns, depth),

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from hardware_profiles import parts_of
 from planner.errors import RequestError
+from planner.faults import refuse
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import prepare
 from planner.sharding.padded_batch import weighted_of
@@ -12,6 +13,7 @@ from planner.strategy_search.engine.family import Family
 from planner.strategy_search.request.bounds import bounds
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.fp8_layers import open_layers
+from planner.strategy_search.request.gathering import gathers_in_fp8_fault
 from planner.strategy_search.request.refusals import space_of
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
@@ -89,6 +91,7 @@ def _engine_of(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
             "offload: what repeated blocks save is offloaded, and this model has no blocks of which each is like the"
             " one before; leave saved out of --offload"
         )
+    refuse(gathers_in_fp8_fault(request, blocks.count), RequestError)
     asked = (request.precision, request.optimizer, request.update, request.offload)
     limits = tuple(bounds(template, request.prepared_batch, group, *asked) for group in parts_of(request.cluster))
     return Engine(request=request, template=template, limits=limits), prepared

@@ -3,14 +3,38 @@
 from dataclasses import replace
 
 from hardware_profiles import device_type_of
-from planner.plan.schedule_checks import gathers_fault
+from planner.faults import Fault
+from planner.graph.fp8 import GATHERED
+from planner.graph.kinds import find_blocks
+from planner.plan.schedule_checks import gathered_fault, gathers_fault
 from planner.sharding.update import AHEAD, AUTO_GATHERS, BLOCK, EACH
 from planner.strategy_search.request.checks import runs_here
+from planner.strategy_search.request.offload import NOTHING
 from planner.strategy_search.request.request import SearchRequest
 
 _TRIED = (AHEAD, EACH, BLOCK)
 """In this order: what takes the least time, what takes the least memory, what lies between. On CPUs nothing comes
 ahead: their messages take the cores that compute."""
+
+
+def gathers_in_fp8_fault(request: SearchRequest, blocks: int) -> Fault | None:
+    """Why weights cannot be gathered in fp8, of a model of so many repeated blocks; None where they can."""
+    if not request.fp8.gathered:
+        return None
+    offloaded = request.offload.weights != NOTHING.weights
+    if request.update.gathers == AUTO_GATHERS and EACH in ways_to_gather(request, blocks):
+        reason = "is about what the repeated blocks of a model gather, on several devices, by our own runtime"
+        return Fault(option="fp8_gathered", value="true", reason=reason, hint="leave it out")
+    by_block = (replace(request.update, gathers=way) for way in ways_to_gather(request, blocks))
+    return next((fault for one in by_block if (fault := gathered_fault(request.fp8, one, offloaded))), None)
+
+
+def may_gather_in_fp8(request: SearchRequest) -> bool:
+    """Whether weights may be gathered in fp8 that a request gathers otherwise, where the search decides on layers."""
+    if request.fp8.recipe not in GATHERED or request.fp8.gathered or request.space is not None:
+        return False
+    gathered = replace(request, fp8=replace(request.fp8, gathered=True))
+    return gathers_in_fp8_fault(gathered, find_blocks(request.graph).count) is None
 
 
 def ways_to_gather(request: SearchRequest, blocks: int) -> tuple[str, ...]:
@@ -23,5 +47,6 @@ def ways_to_gather(request: SearchRequest, blocks: int) -> tuple[str, ...]:
     if not runs_here(cluster) or cluster.devices == 1 or blocks < 2 or "device" not in request.offload.saved:
         return (EACH,)
     interleave = request.pinned.interleave or 1
-    tried = _TRIED[1:] if device_type_of(cluster) == "cpu" else _TRIED
+    tried: tuple[str, ...] = _TRIED[1:] if device_type_of(cluster) == "cpu" else _TRIED
+    tried = tuple(way for way in tried if way != EACH) if request.fp8.gathered else tried
     return tuple(way for way in tried if gathers_fault(replace(request.update, gathers=way), interleave) is None)

@@ -29,6 +29,7 @@ from planner.pricing import (
     price_parameter,
 )
 from planner.pricing.bucket_size import sized
+from planner.pricing.narrow_weights import cast_seconds, in_8_bits
 from planner.pricing.operator_price import dominated_by_second, joined, transient_bytes
 from planner.pricing.parameter_price import reduced
 from planner.sharding.mesh import Mesh
@@ -458,7 +459,13 @@ class TableBuilder:
                     nbytes = operators[at].prices.operands[operand]
                     known = self._uses.get((name, at, operand))  # the same for every micro-batch, as a rule
                     if known is None or known[:2] != (made, wanted) or not np.array_equal(known[2], nbytes):
-                        moving = (tensor, made, wanted, nbytes)
+                        moving = (
+                            tensor,
+                            made,
+                            wanted,
+                            nbytes,
+                            _narrow(template, at, operand, operators[at].candidates),
+                        )
                         use = self._both_ways(template, name, at, operand, moving, reduces=trainable and not local)
                         known = self._uses[name, at, operand] = (made, wanted, nbytes, use)
                     uses.append(known[3])
@@ -470,7 +477,7 @@ class TableBuilder:
         name: str,
         at: int,
         operand: int,
-        moving: tuple[TensorType, DuplexColumn, DuplexColumn, Array],
+        moving: tuple[TensorType, DuplexColumn, DuplexColumn, Array, NDArray[np.bool_]],
         *,
         reduces: bool,
     ) -> UseTable:
@@ -501,16 +508,24 @@ class TableBuilder:
         made: DuplexColumn,
         wanted: DuplexColumn,
         nbytes: Array,
+        narrow: NDArray[np.bool_],
         *,
         needed: bool,
         reduces: bool,
         goes: bool | None = None,
     ) -> UseTable:
-        """One use by these prices. Where weights of a block go together, `goes` says whether this one may: its gradient
-        waits for others then, and takes memory, too."""
+        """One use by these prices, of candidates of its reader of which some get it `narrow`, in 8 bits. Where weights
+        of a block go together, `goes` says whether this one may: its gradient waits for others then, and takes memory,
+        too."""
         every = (made.forward.index[:, None], wanted.forward.index[None, :])
         there = pricers.parameters.matrix(tensor, made.forward.distinct, wanted.forward.distinct)
-        sends, firsts = there.sends[every], [there.first[every]]
+        sends, gather, firsts = there.sends[every], there.seconds[every], [there.first[every]]
+        if narrow.any():  # cast where they are stored
+            other = pricers.parameters.matrix(in_8_bits(tensor), made.forward.distinct, wanted.forward.distinct)
+            cast = cast_seconds(tensor, made.forward.distinct, self.mesh.sizes, self.cluster)[made.forward.index]
+            gather = np.where(narrow[None, :], other.seconds[every] + cast[:, None], gather)
+            firsts = [np.where(narrow[None, :], other.first[every], firsts[0])]
+            sends = sends | narrow[None, :]
         back = np.zeros_like(firsts[0])
         if reduces:
             every = (wanted.gradient.index[:, None], made.gradient.index[None, :])
@@ -523,7 +538,7 @@ class TableBuilder:
         return UseTable(
             consumer=at,
             needed=needed,
-            gather=there.seconds[made.forward.index[:, None], wanted.forward.index[None, :]],
+            gather=gather,
             reduce=back,
             gathered=np.where(sends, nbytes[None, :], 0.0),
             first_gather=firsts[0] if goes else None,
@@ -568,6 +583,13 @@ def _same(made: LayoutColumn, wanted: LayoutColumn) -> NDArray[np.bool_]:
     wanted_in_made = np.array([place.get(layout, -1) for layout in wanted.distinct])
     same: NDArray[np.bool_] = made.index[:, None] == wanted_in_made[wanted.index][None, :]
     return same
+
+
+def _narrow(template: Template, at: int, operand: int, candidates: Candidates) -> NDArray[np.bool_]:
+    """Which candidates of an operator get an operand in 8 bits, (K,)."""
+    rule, count = rule_of(template.graph, template.graph.operators[at]), len(candidates.strategies)
+    among = count if candidates.narrow is None else candidates.narrow
+    return np.arange(count) < (among if operand in rule.narrow else 0)
 
 
 def _goes_along(template: Template, name: str, at: int) -> bool:
