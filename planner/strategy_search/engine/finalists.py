@@ -20,7 +20,7 @@ from planner.plan.prediction.step import PIPELINE_BUBBLE
 from planner.pricing.bucket_size import room_of
 from planner.sharding.rules import rule_of
 from planner.sharding.update import AUTO_BUCKETS, EACH
-from planner.strategy_search.engine.contenders import Contender
+from planner.strategy_search.engine.contenders import NEAR, Contender
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.exchange_overlap import in_parts, with_expert_overlap
 from planner.strategy_search.engine.next_price import REDUCTIONS
@@ -224,7 +224,7 @@ class Finalists:
         for its overlaps."""
         if reorders(self.request.pinned):
             with contextlib.suppress(LimitError):  # in the order that the search assumed, then
-                ranked = self._reordered(ranked, cutoff)
+                ranked = self._one_by_one(found, self._reordered(ranked, cutoff), cutoff)
         if self.overlaps and self._overfull_by(ranked) > 0 and self._missing(ranked):
             roomy = self._with_room_for_overlap(found, ranked, cutoff)
             if not self._storable(roomy):
@@ -243,6 +243,24 @@ class Finalists:
         if not self.maker.fits(found.configuration, ranked.plan.prediction):
             return ranked
         return self._with_room_for_overlap(leaner, ranked, cutoff)
+
+    def _one_by_one(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> Ranked:
+        """A short pipeline that stays idle in 1F1B, or what is found for it with weights gathered one by one, in an
+        order that takes less: gradients that go together are not deferred, which would fill the bubble."""
+        short = ranked.plan.training.micro_batches <= ranked.plan.pipeline > 1
+        idle = dict(ranked.plan.prediction.time)[PIPELINE_BUBBLE] > _IDLE * ranked.seconds
+        if not short or not idle or ranked.plan.schedule != "1f1b" or found.outcome.gathers == EACH:
+            return ranked
+        if EACH not in self.engine.gathers:
+            return ranked
+        outcome = self.engine.evaluate_as(EACH, found.configuration, cutoff=found.objective * (1 + NEAR))
+        if not outcome.ranks:
+            return ranked
+        pieces = self.engine.pipeline_of_kinds(found.configuration, EACH)
+        other = self.maker.as_found(replace(found, outcome=outcome, pipeline_of_kinds=pieces))
+        other = self._reordered(other, min(cutoff, ranked.seconds))
+        fits = self.maker.fits(other.configuration, other.plan.prediction)
+        return other if fits and other.seconds < ranked.seconds else ranked
 
     def _reordered(self, ranked: Ranked, cutoff: Seconds) -> Ranked:
         """A result in the order of turns that takes it least, as far as that, with what overlaps then, may take less
