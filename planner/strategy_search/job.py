@@ -138,6 +138,8 @@ class Job:
     def request(self, **asked: Any) -> SearchRequest:
         """A request for plans of this job; `asked` are other fields of `SearchRequest`. The search decides which
         linear layers are in fp8 where nothing is said of them. Raises RequestError."""
+        if asked.get("fp8_layers") and not asked.get("fp8"):
+            raise RequestError(f"fp8_layers: {', '.join(asked['fp8_layers'])} is to be in fp8; name a recipe (fp8)")
         request = SearchRequest(
             model=self.model,
             graph=self.graph,

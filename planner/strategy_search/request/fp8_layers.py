@@ -41,8 +41,6 @@ def with_fp8_layers(request: SearchRequest) -> SearchRequest:
     """
     fp8, layers = request.fp8, request.fp8_layers
     if layers and layers != ALL_LAYERS:
-        if not fp8:
-            raise RequestError(f"fp8_layers: {', '.join(layers)} is to be in fp8; name a recipe (fp8)")
         graph = request.graph
         could = eligible(graph, tuple(find_blocks(graph).numbers))
         check_patterns(graph, could, layers, "fp8_layers")

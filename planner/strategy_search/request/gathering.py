@@ -21,11 +21,15 @@ def gathers_in_fp8_fault(request: SearchRequest, blocks: int) -> Fault | None:
     """Why weights cannot be gathered in fp8, of a model of so many repeated blocks; None where they can."""
     if not request.fp8.gathered:
         return None
-    offloaded = request.offload.weights != NOTHING.weights
-    if request.update.gathers == AUTO_GATHERS and EACH in ways_to_gather(request, blocks):
+    offloaded, ways = request.offload.weights != NOTHING.weights, ways_to_gather(request, blocks)
+    if request.update.gathers == AUTO_GATHERS and EACH in ways:
         reason = "is about what the repeated blocks of a model gather, on several devices, by our own runtime"
         return Fault(option="fp8_gathered", value="true", reason=reason, hint="leave it out")
-    by_block = (replace(request.update, gathers=way) for way in ways_to_gather(request, blocks))
+    if not ways:
+        turns = f"but {request.pinned.interleave} micro-batches take turns operator by operator"
+        reason = f"casts the weights of a block before it begins, {turns}"
+        return Fault(option="fp8_gathered", value="true", reason=reason, hint="leave it out, or set interleave to 1")
+    by_block = (replace(request.update, gathers=way) for way in ways)
     return next((fault for one in by_block if (fault := gathered_fault(request.fp8, one, offloaded))), None)
 
 

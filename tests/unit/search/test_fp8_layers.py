@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import planner
 from hardware_profiles import load_profile
 from planner.errors import RequestError
 from planner.fp8_recipes import RECIPES
@@ -170,6 +171,12 @@ def test_layers_are_refused(layers: tuple[str, ...], left_out: tuple[str, ...], 
         with_fp8_layers(replace(asked, fp8_layers=layers))
 
 
+@pytest.mark.parametrize("layers", [ALL_LAYERS, ("*.mlp.*",)])
+def test_layers_in_fp8_without_a_recipe_are_refused(layers: tuple[str, ...]) -> None:
+    with refused(RequestError, "fp8_layers", layers[0], "name a recipe"):
+        planner.search("llama-tiny", devices=2, fp8_layers=layers)
+
+
 def test_lines_of_32_are_refused_where_products_in_fp8_have_none() -> None:
     asked = request_of("llama-4", load_profile("h100-80gb").with_devices(2), 4, fp8=Fp8(recipe="mxfp8"))
     with pytest.raises(RequestError, match=r"mxfp8: NVIDIA H100.*Blackwell.*take tensorwise, rowwise.*blockwise"):
@@ -219,3 +226,12 @@ def test_weights_that_cannot_be_gathered_in_fp8_are_refused(
     with refused(RequestError, *said):
         asked = request_of("llama-4", cluster_of("h100-80gb", 2), 4, fp8=changes["fp8"])
         search(replace(asked, update=replace(asked.update, gathers=str(changes.get("gathers", "auto")))))
+
+
+def test_interleaved_micro_batches_gather_no_weights_in_fp8() -> None:
+    """Operators take turns there, and what the search may do is as without; asked for, it is refused."""
+    fp8 = Fp8(recipe="delayed")
+    asked = opened(request_of("llama-4", cluster_of("h100-80gb", 2), 4, fp8=fp8, pinned=Pinned(interleave=2)))
+    assert not best_plans(asked).plan.training.fp8.gathered
+    with refused(RequestError, "fp8_gathered", "2 micro-batches take turns", "set interleave to 1"):
+        best_plans(replace(asked, fp8=replace(fp8, gathered=True)))
