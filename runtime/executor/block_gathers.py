@@ -69,7 +69,8 @@ def bundle_of(one: BlockGather, scales: DelayedScales | None = None) -> Bundle:
 
 
 class Gathered:
-    """The weights of a bundle for one pass through their block, the `section` of that number."""
+    """The weights of a bundle for one pass through their block, the `section` of that number; `trains` says whether a
+    backward pass follows."""
 
     def __init__(
         self,
@@ -79,9 +80,11 @@ class Gathered:
         observer: Observer | None,
         place: RankMesh,
         groups: Groups,
+        *,
+        trains: bool,
     ) -> None:
         self.bundle, self.section, self.observer, self._tensors = bundle, section, observer, tensors
-        self._place, self._groups = place, groups
+        self._place, self._groups, self._trains = place, groups, trains
         self.gradients = tuple(Narrow() for _ in bundle.scales)  # of weights in 8 bits, which autograd would cast
         self._memory: list[torch.Tensor] = []
         self._coming: Flight | None = None
@@ -96,7 +99,9 @@ class Gathered:
         if self._coming is None:
             pieces = [self._tensors[name] for name in self.bundle.names]
             if self.bundle.scales:
-                pieces = [cast(piece, own) for piece, own in zip(pieces, self.bundle.scales, strict=True)]
+                pieces = [
+                    cast(piece, own, trains=self._trains) for piece, own in zip(pieces, self.bundle.scales, strict=True)
+                ]
             self._coming = Flight(self.bundle.there, pieces, self._place, self._groups, holds=True)
 
     def bring(self) -> list[torch.Tensor]:

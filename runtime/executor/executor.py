@@ -155,6 +155,7 @@ class Executor:
         trip = Prefetch(
             bundles=self.bundles,
             recomputed=[section.segment.recomputed and torch.is_grad_enabled() for section in self.sections],
+            trains=torch.is_grad_enabled(),
             batch=replace(batch, values={}, deferred=None),
             parameters=parameters,
             place=self.place,

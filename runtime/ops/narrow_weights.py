@@ -35,9 +35,11 @@ class Narrow:
 
 
 @torch.no_grad()
-def cast(piece: torch.Tensor, scales: LayerScales) -> torch.Tensor:
-    """A piece of a weight as it travels; its largest element is taken notice of."""
-    scales.see(WEIGHT, piece)
+def cast(piece: torch.Tensor, scales: LayerScales, *, trains: bool) -> torch.Tensor:
+    """A piece of a weight as it travels; where a backward pass follows (`trains`), its largest element is taken notice
+    of."""
+    if trains:
+        scales.see(WEIGHT, piece)
     most = torch.finfo(DTYPE).max
     wide = piece if piece.dtype == torch.float64 else piece.float()
     return (wide / scales.scale(WEIGHT)).clamp_(-most, most).to(DTYPE).view(_BYTES)

@@ -95,6 +95,8 @@ def delayed(
         errors, far = [], 0.0
         for number in range(steps):
             batch = plans.inputs(model, samples=plan.training.global_batch, seed=number)
+            step.evaluate(*batch)  # reads scales, and adds nothing
+            errors.append(float(step.rank.scales.kept()[1].abs().max()))
             loss, expected, other = step(*batch), plain(batch, {}), wide(batch, {})
             errors.append(abs(loss - expected) / abs(expected))
             far = abs(expected - other) / abs(expected)
