@@ -35,7 +35,8 @@ def cache_folder(given: str | None) -> Path | None:
 
 
 def is_kept(options: "Options") -> bool:
-    """Whether the graph of the model that was asked for is likely there, so that PyTorch is not needed."""
+    """Whether the graph of the model that was asked for is likely there, so that PyTorch is not needed; of that of a
+    plan file nothing is known."""
     from hardware_profiles import load_machine
     from planner.graph.fp8 import chosen
     from planner.models.zoo import is_of_zoo
@@ -44,7 +45,7 @@ def is_kept(options: "Options") -> bool:
     from planner.strategy_search.job import default_precision
 
     folder = graph_folder(options)
-    if folder is None or not is_of_zoo(options.reference):
+    if folder is None or options.model is None or not is_of_zoo(options.reference):
         return False
     asked, _ = chosen(options.precision, options.fp8, ())
     precision = asked or default_precision(load_machine(options.profile))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.cli.graph_folder import VARIABLE, graph_folder
+from planner.cli.graph_folder import VARIABLE, graph_folder, is_kept
 from planner.cli.options import Options
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
@@ -179,3 +179,8 @@ def test_where_graphs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv(VARIABLE, "none")
     assert graph_folder(Options()) is None
     assert graph_folder(Options(graph_cache=str(tmp_path))) == tmp_path
+
+
+def test_of_the_graph_of_a_plan_file_nothing_is_known(tmp_path: Path) -> None:
+    """`plan compare FILE --engines` has no --model."""
+    assert not is_kept(Options(graph_cache=str(tmp_path)))
