@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from planner.export.describe import Difference
     from planner.export.description import Description
     from planner.export.target import Loss, Target
+    from planner.graph.fp8 import Fp8
     from planner.graph.operator_graph import OperatorGraph
     from planner.plan.binding.bind import BoundPlan
     from planner.plan.plan import ModelReference, Training
@@ -90,8 +91,9 @@ def asked_like(
     space: "EngineSpace | None" = None,
     time_limit: float | None = None,
 ) -> "SearchRequest":
-    """A request for plans that train as another one does, in the space of an engine where one is given. Where no
-    `update` is given, what becomes of gradients is open but for what would train something else."""
+    """A request for plans that train as another one does, in the space of an engine where one is given: in fp8 as it is
+    told (`engine_fp8`). Where no `update` is given, what becomes of gradients is open but for what would train
+    something else."""
     from planner.plan.binding.machine import computing_in
     from planner.sharding.update import DEFAULT
     from planner.strategy_search.request.request import SearchRequest
@@ -109,10 +111,16 @@ def asked_like(
         update=opened if update is None else update,
         imbalance=trained.imbalance,
         tokens_once=getattr(trained, "tokens_once", False),  # a description of an engine has none
-        fp8=trained.fp8,
+        fp8=trained.fp8 if space is None else engine_fp8(trained.fp8, space),
         space=space,
         time_limit=time_limit,
     )
+
+
+def engine_fp8(fp8: "Fp8", space: "EngineSpace") -> "Fp8":
+    """What a plan has in fp8, as an engine does the same: weights are gathered as it gathers them, and one that leaves
+    no layer out has all of them in fp8, as the nearest plan has."""
+    return replace(fp8, gathered=False, left_out=fp8.left_out if space.leaves_out else ())
 
 
 def priced_losses(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.api.carrying import Subject, asked_like
+from planner.api.carrying import Subject, asked_like, engine_fp8
 from planner.cli.commands.plan import progress_console, undisturbed
 from planner.cli.commands.show import naming, traced_again
 from planner.cli.engine_cost import free_request
@@ -89,7 +89,11 @@ def compared(plan_file: Path | None, engines: str, options: Options) -> "tuple[S
         else:
             request = _request_of_plan(plan_file, options.hardware)
         rows = [_row(free_request(request), None, console)]
-        rows += [_row(_for(request, space), space, console) for space in spaces]
+        for space in spaces:
+            own = _for(request, space)
+            if plan_file is not None:  # nobody asked the engine for it
+                own = replace(own, fp8=engine_fp8(own.fp8, space))
+            rows.append(_row(own, space, console))
     return request, tuple(rows)
 
 

@@ -4,11 +4,16 @@ from dataclasses import replace
 
 import pytest
 
+from planner.api.carrying import Subject, asked_like
+from planner.engines.spaces import SPACES
 from planner.export.description import Description
 from planner.export.targets import TARGETS
 from planner.fp8_recipes import RECIPES
 from planner.graph.fp8 import NO_FP8, Fp8
+from planner.strategy_search.within import within
 from tests.unit.export.descriptions import facts_of, job_of
+from tests.unit.plan.plans import plan_named
+from tests.unit.search.cases import BATCH, cluster_of, traced
 
 KEPT = "model.layers.*.self_attn.k_proj.weight"
 PLAIN = Description(
@@ -111,3 +116,14 @@ def test_torchtitan_is_told_nothing_of_blocks_and_of_experts() -> None:
 def test_an_engine_that_is_told_nothing_of_it_gives_it_up(name: str) -> None:
     losses = TARGETS[name].nearest(replace(PLAIN, fp8=Fp8(recipe="rowwise"), tensor=1, data=4, sequence_parallel=False))
     assert [loss.description.fp8 for loss in losses if "fp8" in loss.what] == [NO_FP8]
+
+
+@pytest.mark.parametrize("fp8", [Fp8(recipe="delayed", gathered=True), Fp8(recipe="delayed", left_out=(KEPT,))])
+def test_engines_are_searched_for_what_they_have_of_a_plan(fp8: Fp8) -> None:
+    """How weights are gathered, and layers that a search has left out, are none that somebody asked an engine for."""
+    plan, machine = plan_named("two axes"), cluster_of("h100-80gb", 16)
+    training = replace(plan.training, precision="bf16", fp8=fp8)
+    subject = Subject(model=plan.model, graph=traced("llama-4"), batch=BATCH, cluster=machine)
+    request = asked_like(subject, training, space=SPACES["megatron"])
+    assert within(SPACES["megatron"], request).fp8 == Fp8(recipe="delayed")
+    assert asked_like(subject, training).fp8 == fp8
