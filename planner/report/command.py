@@ -2,6 +2,7 @@
 
 import shlex
 
+from planner.fp8_recipes import HISTORY
 from planner.graph.expert_load import EVEN
 from planner.plan.plan import Plan
 
@@ -21,6 +22,9 @@ def command_of(plan: Plan) -> str:
     else:
         words += ["--forward-only"]
     words += ["--fp8", training.fp8.recipe] if training.fp8 else []
+    if training.fp8.delayed:
+        words += ["--fp8-history", str(training.fp8.history)] if training.fp8.history != HISTORY else []
+        words += ["--fp8-margin", str(training.fp8.margin)] if training.fp8.margin else []
     words += ["--fp8-gathered"] if training.fp8.gathered else []
     words += ["--fp8-experts"] if training.fp8.experts else []
     words += ["--fp8-dispatch"] if training.fp8.dispatch else []

@@ -18,6 +18,7 @@ from planner.graph.trace import trace
 from planner.plan.binding.bind import bind
 from planner.plan.compare.verify import verify
 from planner.plan.plan import ModelReference
+from planner.report.command import command_of
 from planner.strategy_search.fp8_ends import ends_of
 from planner.strategy_search.request.fp8_layers import with_fp8_layers
 from planner.strategy_search.request.request import SearchRequest
@@ -26,6 +27,7 @@ from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search
 from planner.strategy_search.within import best_plans
 from tests.refusals import refused
+from tests.unit.plan.plans import plan_named
 from tests.unit.search.cases import BATCH, cluster_of, request_of, traced
 
 WITH_FP8 = (
@@ -235,3 +237,11 @@ def test_interleaved_micro_batches_gather_no_weights_in_fp8() -> None:
     assert not best_plans(asked).plan.training.fp8.gathered
     with refused(RequestError, "fp8_gathered", "2 micro-batches take turns", "set interleave to 1"):
         best_plans(replace(asked, fp8=replace(fp8, gathered=True)))
+
+
+def test_the_command_of_a_plan_asks_for_its_scales() -> None:
+    plan = plan_named("two axes")
+    fp8 = Fp8(recipe="delayed", history=16, margin=1)
+    command = command_of(replace(plan, training=replace(plan.training, fp8=fp8)))
+    assert "--fp8 delayed --fp8-history 16 --fp8-margin 1" in command
+    assert "--fp8-history" not in command_of(replace(plan, training=replace(plan.training, fp8=TENSORWISE)))
