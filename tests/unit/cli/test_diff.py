@@ -13,13 +13,14 @@ from planner.plan.file import load_plan
 
 TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--global-batch", "8")
 EMBEDDING, ON_SERVERS = "model.embed_tokens.*=host", "model.embed_tokens.*=servers"
+BUCKETS = ("--buckets", "4MiB")  # the same, whatever would be best
 PLANS: dict[str, tuple[str, ...]] = {
-    "data": ("--devices", "4", "--data", "4", "--zero", "0", "--micro-batches", "1"),
+    "data": ("--devices", "4", "--data", "4", "--zero", "0", "--micro-batches", "1", *BUCKETS),
     "zero": ("--devices", "4", "--data", "4", "--zero", "3", "--micro-batches", "2", "--recompute", "full"),
     "tensor": ("--devices", "4", "--tensor", "4", "--micro-batches", "1"),
     "both": ("--devices", "4", "--data", "2", "--tensor", "2", "--micro-batches", "2"),
     "pipeline": ("--devices", "4", "--pipeline", "2", "--tensor", "2", "--micro-batches", "8", "--schedule", "1f1b"),
-    "host": ("--devices", "4", "--data", "4", "--zero", "0", "--micro-batches", "1", "--place", EMBEDDING),
+    "host": ("--devices", "4", "--data", "4", "--zero", "0", "--micro-batches", "1", "--place", EMBEDDING, *BUCKETS),
     "servers": ("--devices", "4", "--pipeline", "2", "--tensor", "2", "--micro-batches", "8", "--place", ON_SERVERS),
     "short": ("--devices", "4", "--data", "4", "--zero", "0", "--micro-batches", "1", "--seq-len", "64"),
 }

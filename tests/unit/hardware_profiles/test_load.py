@@ -56,15 +56,25 @@ def test_figures_are_in_si_units(
 
 
 def test_a_profile_says_what_collectives_occupy_that_overlap(tmp_path: Path) -> None:
-    fact = 'communication_units = { value = %s, source = "a test", kind = "assumed" }\n'
-    units = "compute_units ="
+    text = packaged_text("h100-80gb")
     path = tmp_path / "mine.toml"
-    path.write_text(packaged_text("h100-80gb").replace(units, fact % 33 + units))
+    path.write_text(text.replace("communication_units = { value = 20", "communication_units = { value = 33"))
     assert load_profile(path).device.overlapped == pytest.approx(0.75)
-    assert load_profile("h100-80gb").device.overlapped == 1.0
-    path.write_text(packaged_text("h100-80gb").replace(units, fact % 132 + units))
+    path.write_text("".join(line for line in text.splitlines(True) if not line.startswith("communication_units")))
+    assert load_profile(path).device.overlapped == 1.0
+    path.write_text(text.replace("communication_units = { value = 20", "communication_units = { value = 132"))
     with refused(InvalidProfileError, "communication_units leave no compute unit"):
         load_profile(path)
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_collectives_of_gpus_occupy_a_tenth_to_a_fifth_of_the_device(name: str) -> None:
+    """NCCL's kernels run on what computes; HCCL's default engine and gloo do not."""
+    device = load_profile(name).device
+    if device.device_type == "cuda":
+        assert 0.1 < 1 - device.overlapped < 0.2
+    else:
+        assert device.overlapped == 1
 
 
 def test_memory_is_in_gib() -> None:

@@ -7,7 +7,7 @@ import json
 import re
 from functools import cache
 from html.parser import HTMLParser
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
@@ -142,8 +142,9 @@ def test_blocks_are_listed_by_ranges() -> None:
     shown = " ".join(" ".join(read("several groups").texts).split())
     blocks = reported("several groups").report.shape.blocks
     first = blocks[0].way
-    same = [block.number for block in blocks if block.way == first]
-    text = f"0 to {same[-1]}" if len(same) > 1 else "0"
+    alike = [list(run) for way, run in groupby(blocks, key=lambda block: block.way) if way == first]
+    ranges = (f"{run[0].number} to {run[-1].number}" if len(run) > 1 else f"{run[0].number}" for run in alike)
+    text = ", ".join(ranges)
     assert re.search(rf"Blocks by the way in which they run.* {first} [a-z, _0-9]*? {text} ", shown)
 
 

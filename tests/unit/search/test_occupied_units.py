@@ -28,7 +28,7 @@ def occupied(cluster: Cluster, units: float = UNITS) -> Cluster:
 @pytest.mark.parametrize("under", UNDER)
 def test_its_share_of_an_overlapped_collective_is_exposed(under: str) -> None:
     """Of seconds that overlap the occupied share is exposed; terms still come to the step."""
-    cluster, update = cluster_of("h100-80gb", 4), Update(gathers="ahead", buckets=2**12)
+    cluster, update = occupied(cluster_of("h100-80gb", 4), 0), Update(gathers="ahead", buckets=2**12)
     request = request_of("llama-4", cluster, 64, pinned=UNDER[under], update=update, precision="bf16")
     bound = search(request).bound
     free, less = predict(bound, cluster), predict(bound, occupied(cluster))
@@ -60,7 +60,7 @@ def test_layouts_under_products_know_of_it() -> None:
     found = search(request)
     assert found.plans[0].seconds >= found.bound_seconds * (1 - 1e-9)
     assert found.gap < 0.08
-    free = search(replace(request, cluster=cluster_of("h100-80gb", 8)))
+    free = search(replace(request, cluster=occupied(cluster_of("h100-80gb", 8), 0)))
     assert found.plans[0].seconds > free.plans[0].seconds
     less, under = predict(free.bound, request.cluster), "tensor parallelism under computation"
     assert 0 < -dict(less.time)[under] < -dict(free.plan.prediction.time)[under]
