@@ -42,7 +42,7 @@ _LOG = logging.getLogger(__name__)
 """What becomes of every configuration, for people who ask; INFO."""
 
 _REORDERED = 2
-"""Pipelines whose sums do not contend that are priced in other orders, at most."""
+"""Pipelines whose sums do not contend that are priced in other orders, at most, and with virtual stages."""
 
 _NOT_ASKED: Hint = (-1.0, (-1.0, -1.0, -1.0))
 
@@ -249,12 +249,14 @@ class BestFirst:
     def _search_on(self, finalists: Finalists, plans: tuple[Ranked, ...]) -> tuple[Ranked, ...]:
         """Where the best plans take longer than the sums by which others were left out, those others, too: first what
         contended until better sums were found, then what was not evaluated and may be faster than the best of these.
-        And pipelines that were left out by the bubble of 1F1B, as far as another order may make them faster."""
+        And pipelines that were left out by the bubble of 1F1B, as far as another order may make them faster, or by
+        transfers between virtual stages."""
         if not self.request.prune or self.request.tolerance > 0:
             return plans
-        reordered = self._promising_in_other_orders(self._slowest(plans))
-        if reordered:
-            finalists.found = [*self.contenders.found, *reordered]
+        slowest = self._slowest(plans)
+        shorter = [*self._promising_in_other_orders(slowest), *self._promising_with_virtual_stages(slowest)]
+        if shorter:
+            finalists.found = [*self.contenders.found, *shorter]
             plans = finalists.plans()
         slowest = self._slowest(plans)
         if slowest <= self.contenders.cutoff or slowest >= self.limit:
@@ -288,6 +290,16 @@ class BestFirst:
         found = [self._contender(c, outcome) for c, outcome in plain]
         promising = [one for one in found if one.promise < slowest * (1 - WORTH)]
         return sorted(promising, key=lambda one: (one.promise, one.order))[:_REORDERED]
+
+    def _promising_with_virtual_stages(self, slowest: float) -> list[Contender]:
+        """Pipelines of several stages on each rank that were evaluated, and do not contend by their sums, in which all
+        transfers between stages are exposed, but may take less than `slowest` with these under work; the most promising
+        few."""
+        left = self.contenders.left.items()
+        found = [self._contender(c, outcome) for c, outcome in left if c.virtual_stages > 1 and outcome.ranks]
+        promise = {one.configuration: one.sum_with(one.outcome.ranks) for one in found}
+        promising = [one for one in found if promise[one.configuration] < slowest]
+        return sorted(promising, key=lambda one: (promise[one.configuration], one.order))[:_REORDERED]
 
     def _evaluate_short_ones(self, slowest: float) -> None:
         """Evaluate pipelines with no more micro-batches than ranks, of which 1F1B holds as many as any order, as far as

@@ -92,13 +92,14 @@ class Built:
 class Engine:
     """Evaluates configurations; keeps what they share. Use it in `search`. Engines of requests that differ in their
     memory and global batch alone may share what is `built`. `waits`: for gradients that are reduced once a step, as if
-    no backward pass covered them."""
+    no backward pass covered them. `capped`: a bucket is no larger than what all gradients of the model fill half."""
 
     request: SearchRequest
     template: Template
     limits: tuple[Bounds, ...]  # of every group of devices
     built: Built = field(default_factory=Built)
     waits: bool = False
+    capped: bool = True
 
     def __post_init__(self) -> None:
         self._kept: OrderedDict[object, _Kept] = OrderedDict()
@@ -111,6 +112,11 @@ class Engine:
         """The same without buckets of gradients."""
         update = replace(self.request.update, buckets=NO_BUCKETS)
         return Engine(request=replace(self.request, update=update), template=self.template, limits=self.limits)
+
+    @cached_property
+    def with_buckets_of_links(self) -> "Engine":
+        """The same with buckets as large as the links ask for, though all gradients of the model fill a part of one."""
+        return Engine(request=self.request, template=self.template, limits=self.limits, capped=False)
 
     @cached_property
     def waiting(self) -> "Engine":
@@ -388,7 +394,8 @@ class Engine:
             mesh = build_mesh(
                 request.cluster, configuration.mesh, zigzag=configuration.zigzag_axes, alltoall=request.decided_alltoall
             )
-            sizes = [sized(update, mesh, one, self.template.gradient_bytes(update)) for one in self.groups]
+            gradients = self.template.gradient_bytes(update) if self.capped else math.inf
+            sizes = [sized(update, mesh, one, gradients) for one in self.groups]
             self.built.builders[key] = TableBuilder(
                 mesh=mesh,
                 cluster=group,

@@ -17,7 +17,7 @@ from planner.limits import reached, reading, seconds_left
 from planner.plan.layout.offloaded import offloaded_fault
 from planner.plan.prediction.stage_cost import TRANSFER
 from planner.plan.prediction.step import PIPELINE_BUBBLE
-from planner.pricing.bucket_size import room_of
+from planner.pricing.bucket_size import auto_bucket, room_of
 from planner.sharding.rules import rule_of
 from planner.sharding.update import AUTO_BUCKETS, EACH
 from planner.strategy_search.engine.contenders import NEAR, Contender
@@ -253,14 +253,16 @@ class Finalists:
             return ranked
         if EACH not in self.engine.gathers:
             return ranked
-        outcome = self.engine.evaluate_as(EACH, found.configuration, cutoff=found.objective * (1 + NEAR))
-        if not outcome.ranks:
-            return ranked
-        pieces = self.engine.pipeline_of_kinds(found.configuration, EACH)
-        other = self.maker.as_found(replace(found, outcome=outcome, pipeline_of_kinds=pieces))
-        other = self._reordered(other, min(cutoff, ranked.seconds))
-        fits = self.maker.fits(other.configuration, other.plan.prediction)
-        return other if fits and other.seconds < ranked.seconds else ranked
+        best = ranked
+        for engine in (self.engine, self.engine.with_buckets_of_links) if self._capped(found) else (self.engine,):
+            outcome = engine.evaluate_as(EACH, found.configuration, cutoff=found.objective * (1 + NEAR))
+            if outcome.ranks:
+                pieces = engine.pipeline_of_kinds(found.configuration, EACH)
+                other = self.maker.as_found(replace(found, outcome=outcome, pipeline_of_kinds=pieces))
+                other = self._reordered(other, min(cutoff, best.seconds))
+                if other.seconds < best.seconds and self.maker.fits(other.configuration, other.plan.prediction):
+                    best = other
+        return best
 
     def _reordered(self, ranked: Ranked, cutoff: Seconds) -> Ranked:
         """A result in the order of turns that takes it least, as far as that, with what overlaps then, may take less
@@ -528,14 +530,17 @@ class Finalists:
         that messages take: those of weights that go together, and those of buckets, for which a full device may have no
         room. Where that was much too little, other ways to gather weights are priced, too, and plans that leave room
         for buckets, or have none; where it was more, and not for lack of room, plans whose blocks cover more of what
-        travels. Sums hope that a backward pass covers all reductions but the last: where it does not, the best that
-        waits for them is priced."""
+        travels. Of a small model what is found with buckets as large as the links ask for is priced, too. Sums hope
+        that a backward pass covers all reductions but the last: where it does not, the best that waits for them is
+        priced."""
         overlapped = self._expected(ranked) if self.overlaps else ranked
         expected, engine = found.objective * (1 + _MESSAGES), self.engine
         others = list[tuple[Engine, str, Bytes, float]]()
         if overlapped.seconds - (overlapped.waited if self.overlaps else 0.0) > expected:
             others += [(engine, way, 0.0, 0.0) for way in engine.gathers if way != found.outcome.gathers]
             others += [(*other, 0.0) for other in self._other_buckets(found, ranked)]
+        if overlapped.seconds > expected and self._capped(found):
+            others += [(engine.with_buckets_of_links, way, 0.0, 0.0) for way in engine.gathers]
         hoped = overlapped.seconds > found.objective * (1 + _HOPED) and not (self.overlaps and self._missing(ranked))
         if hoped and found.pipeline_of_kinds.chain.travels:
             others += [(engine, found.outcome.gathers, 0.0, share) for share in _COVERS]
@@ -551,6 +556,14 @@ class Finalists:
                 if self.maker.fits(other.configuration, other.plan.prediction):
                     ranked = min(ranked, other, key=lambda one: self.overlapped(one).seconds)
         return ranked
+
+    def _capped(self, found: Contender) -> bool:
+        """Whether a model is small, so that sums assume smaller buckets than the links ask for. A message counts as the
+        part that it is of a full one, so that either size charges another share of its latency than it takes."""
+        tables, groups = found.pipeline_of_kinds.chain.tables, self.engine.groups
+        if self.request.update.buckets != AUTO_BUCKETS or not tables.update.bucketed:
+            return False
+        return tables.update.bucket_size < max(auto_bucket(tables.mesh, group) for group in groups)
 
     def _other_buckets(self, found: Contender, ranked: Ranked) -> list[tuple[Engine, str, Bytes]]:
         """Where buckets are left to the search: leaving room for those of the size that it assumed, and without any."""

@@ -9,7 +9,9 @@ from hardware_profiles import load_profile
 from planner.plan.layout.block_gathers import kinds_of_runs, longest_gather, run_of
 from planner.plan.prediction.predict import predict
 from planner.plan.prediction.step import REDUCED_AHEAD
+from planner.pricing.bucket_size import auto_bucket
 from planner.sharding.buckets import trainable_positions
+from planner.sharding.mesh import build_mesh
 from planner.strategy_search.engine.proofs import bounded_seconds
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import SearchResult
@@ -106,3 +108,23 @@ def test_a_small_model_pays_for_the_one_message_that_it_sends() -> None:
     for zero in (0, 1):
         decided = search(replace(request, pinned=Pinned(zero=zero, pipeline=1)))
         assert free <= decided.plans[0].seconds * (1 + 1e-9)
+
+
+@pytest.mark.thorough
+def test_layouts_of_a_small_model_are_found_in_buckets_that_links_ask_for_too() -> None:
+    """Both sizes hold all gradients of a stage, so that its messages are the same in both; sums charge other shares."""
+    cluster = load_profile("h100-80gb").with_devices(8)
+    free, decided = (
+        planner.search(
+            "gpt-tiny",
+            devices=8,
+            hardware="h100-80gb",
+            global_batch=32,
+            precision="bf16",
+            pinned={"pipeline": 2, "mesh": (4,), "recompute": "full"},
+            update={"buckets": buckets},
+            simplicity=0.0,
+        ).plan.prediction.step_seconds
+        for buckets in ("auto", auto_bucket(build_mesh(cluster, (4,)), cluster))
+    )
+    assert free <= decided * (1 + 1e-9)
