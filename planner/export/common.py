@@ -167,8 +167,19 @@ def give_up_uneven_stages(giving: Giving) -> None:
     if d.even:
         return
     count, blocks = len(d.layers), sum(d.layers)
+    if blocks < count:
+        raise ExportError(
+            f"the plan has {count} stages for {blocks} layers, and every stage of this engine holds one; plan again"
+            " with fewer stages (--pipeline, --virtual-stages)"
+        )
     layers = tuple(blocks // count + (at >= count - blocks % count) for at in range(count))
     giving.up("layers of the stages", _counts(d.layers), _counts(layers), layers=layers, **_within(d, layers))
+
+
+def give_up_empty_stages(giving: Giving) -> None:
+    """A first stage of the embedding alone, or a last one of the head alone."""
+    if 0 in giving.description.layers:
+        give_up_uneven_stages(giving)
 
 
 def _within(description: Description, layers: tuple[int, ...]) -> dict[str, tuple[int, ...]]:

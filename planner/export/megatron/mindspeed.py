@@ -82,7 +82,7 @@ def _give_up_dualpipe(giving: Giving) -> None:
 
 def _says_stages(d: Description) -> bool:
     between = d.layers[1:-1]
-    return d.even or (d.virtual_stages == 1 and len(set(between)) <= 1)
+    return d.even or (d.virtual_stages == 1 and len(set(between)) <= 1 and 0 not in d.layers)
 
 
 def write(job: Job) -> Mapping[str, str]:

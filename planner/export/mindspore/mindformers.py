@@ -38,6 +38,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     giving = Giving(description)
     common.give_up_offload(giving)
     common.give_up_schedules(giving, SCHEDULES)
+    common.give_up_empty_stages(giving)
     common.give_up_fp8(giving)
     _give_up_splits(giving)
     _give_up_experts(giving)

@@ -66,6 +66,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
         giving.up("order of the ring", "contiguous", "zigzag", zigzag=True)
     common.give_up_offload(giving)
     common.give_up_schedules(giving, _SCHEDULES)
+    common.give_up_empty_stages(giving)
     common.give_up_few_micro_batches(giving)
     common.give_up_interleave(giving)
     common.give_up_fp8(giving)

@@ -75,6 +75,20 @@ def test_what_an_engine_says_is_read_back(engine: str, model: str, data: st.Data
     assert target.write(job_of(reading.description, model)) == files
 
 
+@pytest.mark.parametrize("engine", sorted(set(TARGETS) - {"accelerate"}))
+@pytest.mark.parametrize("layers", [(0, 40, 40, 0), (80, 0), (0, 80)], ids=str)
+def test_stages_without_a_layer_are_said_or_given_up(engine: str, layers: tuple[int, ...]) -> None:
+    """Never written where the engine's own settings do not mean them."""
+    none = (0,) * len(layers)
+    description = replace(PLAIN, layers=layers, full=none, selective=none, schedule="1f1b", micro_batches=8)
+    nearest, files = written(engine, "llama70b", description)
+    target = TARGETS[engine]
+    assert target.nearest(nearest) == ()
+    reading = target.read(files[target.main], facts_of(nearest, "llama70b", files.get(target.beside or "", "")))
+    assert reading.description.layers == nearest.layers
+    assert engine in ("megatron", "megatron-bridge", "nemo", "torchtitan") or 0 not in nearest.layers
+
+
 @pytest.mark.parametrize("engine", TARGETS)
 def test_losses_lead_from_one_description_to_the_next(engine: str) -> None:
     description = replace(
