@@ -104,6 +104,7 @@ class Finalists:
 
     def __post_init__(self) -> None:
         self.request, self.engine = self.maker.request, self.maker.engine
+        self._sources: dict[int, tuple[Contender, Engine, float]] = {}  # by identity, where that is another engine
         self._known: dict[int, tuple[Contender, Ranked]] = {}  # by identity
         self._before: dict[int, Ranked] = {}  # of what is known, without overlaps
         self._overlapped: dict[int, _WithOverlap] = {}  # by identity
@@ -179,21 +180,21 @@ class Finalists:
         them, whatever memory there is, it would take less than `cutoff`, only plans of other sums are looked for."""
         ranked = self.maker.as_found(found)
         if not self.overlaps or not self._missing(ranked):
-            return self._finished(found, self._ranked(found, ranked), cutoff)
+            return self._finished(*self._ranked(found, ranked), cutoff)
         if self._hoped(ranked) >= cutoff:
-            other = self._ranked(found, ranked, cutoff)
+            source, other = self._ranked(found, ranked, cutoff)
             if other is not ranked:
-                return self._finished(found, other, cutoff)
+                return self._finished(source, other, cutoff)
             self._overlapped.setdefault(id(ranked), _WithOverlap(ranked, ranked))
             return ranked
         roomy = self._finished(found, ranked, cutoff)
         least = self.overlapped(roomy).seconds
         if least <= found.objective * (1 + _MESSAGES):
             return roomy
-        other = self._ranked(found, ranked, min(least, cutoff))
+        source, other = self._ranked(found, ranked, min(least, cutoff))
         if other is ranked:
             return roomy
-        return min(roomy, self._finished(found, other, cutoff), key=lambda one: self.overlapped(one).seconds)
+        return min(roomy, self._finished(source, other, cutoff), key=lambda one: self.overlapped(one).seconds)
 
     def _hoped(self, ranked: Ranked) -> Seconds:
         """What a result takes at least, about, with all its overlaps, in any order of turns, were there memory for it:
@@ -287,14 +288,21 @@ class Finalists:
                 room += max(
                     missing * _GROWS ** (tried - 1) if tried else missing * limits[0] / (limits[0] + missing), beside
                 )
-                outcome = self.engine.evaluate_as(found.outcome.gathers, found.configuration, room=room)
-                leaner = replace(found, outcome=outcome, room=room)
-                if not outcome.ranks or leaner.least_step(any_order=any_order) >= cutoff:
+                leaner = self._again(found, room)
+                if not leaner.outcome.ranks or leaner.least_step(any_order=any_order) >= cutoff:
                     break
                 other = self.maker.as_found(leaner)
                 other = self._reordered(other, cutoff) if any_order else other
                 missing, tried = self._overfull_by(other), tried + 1
         return (leaner, other) if missing <= 0 else (found, ranked)
+
+    def _again(self, found: Contender, room: Bytes) -> Contender:
+        """What is found for a contender that leaves so much room, as it was found: without buckets, say."""
+        engine, covering = self._sources.get(id(found), (found, self.engine, 0.0))[1:]
+        outcome = engine.evaluate_as(found.outcome.gathers, found.configuration, room=room, covering=covering)
+        again = replace(found, outcome=outcome, room=room)
+        self._sources[id(again)] = (again, engine, covering)
+        return again
 
     def _beyond(self, found: Contender, ranked: Ranked, room: Bytes, missing: Bytes) -> Bytes:
         """What more than `room` must be left of every device for plans that, as a result, hold so much more than their
@@ -314,7 +322,6 @@ class Finalists:
     def _with_room_for_overlap(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> Ranked:
         """A contender that leaves room for its overlaps, where it has none for lack of memory, if it is faster so, and
         as far as it may take less than `cutoff`."""
-        configuration = found.configuration
         if not self.overlaps or seconds_left() < math.inf:
             return ranked  # of a search whose time is limited the rest is for other contenders
         room, other, buckets = found.room, ranked, room_of(found.pipeline_of_kinds.chain.tables.update.bucket_size)
@@ -329,11 +336,10 @@ class Finalists:
                 else:
                     more = max(missing * (2**tried if saves else 1), room / 4)
                 before, room, tried = missing, (max(room, buckets) if tried else room) + more, tried + 1
-                outcome = self.engine.evaluate_as(found.outcome.gathers, configuration, room=room)
-                leaner = replace(found, outcome=outcome, room=room)
-                if not outcome.ranks or leaner.least_step(any_order=any_order) - saves >= cutoff:
+                leaner = self._again(found, room)
+                if not leaner.outcome.ranks or leaner.least_step(any_order=any_order) - saves >= cutoff:
                     break
-                if hoped + outcome.seconds - found.objective >= cutoff:
+                if hoped + leaner.objective - found.objective >= cutoff:
                     break
                 other = self.maker.as_found(leaner)
                 if any_order:
@@ -525,14 +531,14 @@ class Finalists:
         configuration = replace(ranked.configuration, schedule=bound.plan.schedule)
         return replace(ranked, bound=bound, configuration=configuration)
 
-    def _ranked(self, found: Contender, ranked: Ranked, cutoff: Seconds = math.inf) -> Ranked:
-        """The plan of a contender, or a faster one that takes less than `cutoff`. The sums of the search know the least
-        that messages take: those of weights that go together, and those of buckets, for which a full device may have no
-        room. Where that was much too little, other ways to gather weights are priced, too, and plans that leave room
-        for buckets, or have none; where it was more, and not for lack of room, plans whose blocks cover more of what
-        travels. Of a small model what is found with buckets as large as the links ask for is priced, too. Sums hope
-        that a backward pass covers all reductions but the last: where it does not, the best that waits for them is
-        priced."""
+    def _ranked(self, found: Contender, ranked: Ranked, cutoff: Seconds = math.inf) -> tuple[Contender, Ranked]:
+        """The plan of a contender, or a faster one that takes less than `cutoff`, with what it was made of. The sums of
+        the search know the least that messages take: those of weights that go together, and those of buckets, for which
+        a full device may have no room. Where that was much too little, other ways to gather weights are priced, too,
+        and plans that leave room for buckets, or have none; where it was more, and not for lack of room, plans whose
+        blocks cover more of what travels. Of a small model what is found with buckets as large as the links ask for is
+        priced, too. Sums hope that a backward pass covers all reductions but the last: where it does not, the best that
+        waits for them is priced."""
         overlapped = self._expected(ranked) if self.overlaps else ranked
         expected, engine = found.objective * (1 + _MESSAGES), self.engine
         others = list[tuple[Engine, str, Bytes, float]]()
@@ -547,15 +553,19 @@ class Finalists:
         reduces = found.pipeline_of_kinds.chain.reduces and overlapped.reduced > REDUCTIONS * overlapped.seconds
         if reduces and overlapped.seconds > expected:
             others.append((engine.waiting, found.outcome.gathers, 0.0, 0.0))
+        source = found
         for engine, gathers, room, covering in others:
             least = min(ranked.seconds, cutoff)
             outcome = engine.evaluate_as(gathers, found.configuration, cutoff=least, room=room, covering=covering)
             if outcome.seconds < least:
                 pieces = engine.pipeline_of_kinds(found.configuration, gathers)
-                other = self.maker.as_found(replace(found, outcome=outcome, pipeline_of_kinds=pieces))
-                if self.maker.fits(other.configuration, other.plan.prediction):
-                    ranked = min(ranked, other, key=lambda one: self.overlapped(one).seconds)
-        return ranked
+                contender = replace(found, outcome=outcome, pipeline_of_kinds=pieces)
+                other = self.maker.as_found(contender)
+                fits = self.maker.fits(other.configuration, other.plan.prediction)
+                if fits and self.overlapped(other).seconds < self.overlapped(ranked).seconds:
+                    source, ranked = contender, other
+                    self._sources[id(source)] = (source, engine, covering)
+        return source, ranked
 
     def _capped(self, found: Contender) -> bool:
         """Whether a model is small, so that sums assume smaller buckets than the links ask for. A message counts as the

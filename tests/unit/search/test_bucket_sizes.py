@@ -128,3 +128,24 @@ def test_layouts_of_a_small_model_are_found_in_buckets_that_links_ask_for_too() 
         for buckets in ("auto", auto_bucket(build_mesh(cluster, (4,)), cluster))
     )
     assert free <= decided * (1 + 1e-9)
+
+
+@pytest.mark.thorough
+def test_room_for_overlaps_is_left_of_what_is_found_without_buckets_too() -> None:
+    """What lacks memory for its overlaps is found anew as it was found, without buckets."""
+    cluster = load_profile("h100-80gb").with_devices(16384)
+    cluster = replace(cluster, device=replace(cluster.device, communication_units=0))
+    free, without = (
+        planner.search(
+            "llama405b",
+            devices=16384,
+            hardware=cluster,
+            global_batch=65536,
+            precision="bf16",
+            pinned={"pipeline": 16, "mesh": (128, 8), "micro_batches": 512, "virtual_stages": 1},
+            update={"buckets": buckets},
+            simplicity=0.0,
+        ).plan.prediction.step_seconds
+        for buckets in ("auto", "none")
+    )
+    assert free <= without * (1 + 1e-4)
