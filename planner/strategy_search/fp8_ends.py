@@ -12,15 +12,16 @@ nothing. So the ends are searched, too, as if they had been asked for, and no pl
 in the place of one, or four.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from planner.errors import InfeasibleError, RequestError
 from planner.graph.fp8 import ALL_LAYERS, NO_FP8
 from planner.limits import reached, sharing
-from planner.strategy_search.engine.proofs import with_proof
+from planner.strategy_search.engine.proofs import Ranked, with_proof
 from planner.strategy_search.request.gathering import may_gather_in_fp8
 from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import Configuration
 from planner.strategy_search.result import SearchResult
 
 Solve = Callable[[SearchRequest, float], SearchResult]
@@ -49,7 +50,7 @@ def with_fp8_ends(
                 found = solve(end, cutoff)
         except (InfeasibleError, RequestError):  # nothing fits, or no layer is left
             continue
-        plans = sorted((*best.plans, *found.plans), key=lambda one: one.seconds)[: request.top]
+        plans = _fastest((*best.plans, *found.plans), request.top)
         proved = tuple(with_proof(one, bound, covered=covered and found.covered) for one in plans)
         best = replace(best, plans=proved, priced=(*best.priced, *found.priced))
     return best
@@ -66,8 +67,19 @@ def _with_gathered(request: SearchRequest, solve: Solve, cutoff: float) -> Searc
     if not found:
         raise errors[0]
     best, bound = min(found, key=lambda one: one.plans[0].seconds), min(one.bound_seconds for one in found)
-    plans = tuple(with_proof(one, bound, covered=best.covered) for one in best.plans)
-    return replace(best, plans=plans, bound_seconds=bound)
+    covered = all(one.covered for one in found)
+    fastest = _fastest([plan for one in found for plan in one.plans], request.top)
+    plans = tuple(with_proof(one, bound, covered=covered) for one in fastest)
+    priced = tuple(plan for one in found for plan in one.priced)
+    return replace(best, plans=plans, bound_seconds=bound, covered=covered, priced=priced)
+
+
+def _fastest(plans: Sequence[Ranked], top: int) -> tuple[Ranked, ...]:
+    """The fastest plans, of different configurations."""
+    of = dict[Configuration, Ranked]()
+    for one in sorted(plans, key=lambda one: one.seconds):
+        of.setdefault(one.configuration, one)
+    return tuple(of.values())[:top]
 
 
 def ends_of(request: SearchRequest) -> tuple[SearchRequest, ...]:

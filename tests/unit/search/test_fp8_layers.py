@@ -245,3 +245,12 @@ def test_the_command_of_a_plan_asks_for_its_scales() -> None:
     command = command_of(replace(plan, training=replace(plan.training, fp8=fp8)))
     assert "--fp8 delayed --fp8-history 16 --fp8-margin 1" in command
     assert "--fp8-history" not in command_of(replace(plan, training=replace(plan.training, fp8=TENSORWISE)))
+
+
+@pytest.mark.slow
+def test_the_fastest_plans_are_of_different_configurations() -> None:
+    """All ways to have layers in fp8 are searched, and a configuration may be the best of each."""
+    asked = request_of("llama-4", cluster_of("h100-80gb", 2), 8, precision="bf16", fp8=Fp8(recipe="delayed"), top=3)
+    plans = best_plans(opened(asked)).plans
+    assert len({one.configuration for one in plans}) == len(plans) == 3
+    assert [one.seconds for one in plans] == sorted(one.seconds for one in plans)
