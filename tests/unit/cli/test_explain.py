@@ -115,7 +115,8 @@ def test_the_alternatives_of_an_operator(file: Path, tmp_path: Path) -> None:
     assert choices["o"]["peak_bytes"] == again["peak_bytes"]
     training = content["training"]
     same = ["--mesh", "2", "--micro-batches", "1", "--gathers", training.get("gathers", "each")]
-    same += ["--buckets", f"{training['buckets'] // 2**20}MiB"]
+    buckets = training["buckets"]  # of a size, or that end at parameters
+    same += ["--buckets", f"{buckets // 2**20}MiB" if isinstance(buckets, int) else ",".join(map(str, buckets))]
     by_hand = CliRunner().invoke(app, [*TINY, *same, "--shard", f"{UP_PROJ}=o", "-o", str(edited), "--json"])
     assert by_hand.exit_code == 0, by_hand.stderr
     assert json.loads(by_hand.stdout)["step_seconds"] == choices["o"]["around"]["step_seconds"]

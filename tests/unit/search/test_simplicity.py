@@ -72,7 +72,7 @@ def test_a_simpler_plan_is_preferred_within_the_share_and_never_beyond() -> None
     result = searched(0.5, **TIGHT)
     assert checked(result, 0.5, fastest) <= most
     assert (result.plan.pipeline, result.plan.training.micro_batches, result.plan.mesh.sizes) == (2, 4, (8,))
-    assert (result.simpler is None) == (result.slower == 0)
+    assert result.simpler is not None or result.slower == 0  # a simpler one may be as fast
 
 
 def test_shares_that_are_none_are_refused() -> None:
