@@ -39,6 +39,7 @@ def test_even_routers_leave_the_graph_as_it_is(graph: OperatorGraph) -> None:
     assert all(op.arguments[-2:] == (0, 1.5) for op in changed)
 
 
+@pytest.mark.slow
 def test_it_makes_a_plan_slower_and_larger_where_experts_are_divided(graph: OperatorGraph) -> None:
     even, uneven = planned(graph, 1.0).prediction, planned(graph, 2.0).prediction
     assert uneven.objective_seconds > even.objective_seconds

@@ -81,6 +81,7 @@ def test_the_longest_message_is_all_weights_of_a_block(free: SearchResult) -> No
     assert longest == (sum(sizes[name] for name in block),) * 2
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_what_sums_hope_too_little_of_contends_where_steps_are_longer() -> None:
     """On slow links a backward pass covers less than its sum says, of one mesh more than of another."""
@@ -100,6 +101,7 @@ def test_what_sums_hope_too_little_of_contends_where_steps_are_longer() -> None:
     assert best() <= best(pipeline=1, micro_batches=1) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_small_model_pays_for_the_one_message_that_it_sends() -> None:
     """All its gradients fill a hundredth of the bucket that the links ask for."""
@@ -110,6 +112,7 @@ def test_a_small_model_pays_for_the_one_message_that_it_sends() -> None:
         assert free <= decided.plans[0].seconds * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_layouts_of_a_small_model_are_found_in_buckets_that_links_ask_for_too() -> None:
     """Both sizes hold all gradients of a stage, so that its messages are the same in both; sums charge other shares."""
@@ -130,6 +133,7 @@ def test_layouts_of_a_small_model_are_found_in_buckets_that_links_ask_for_too() 
     assert free <= decided * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_room_for_overlaps_is_left_of_what_is_found_without_buckets_too() -> None:
     """What lacks memory for its overlaps is found anew as it was found, without buckets."""

@@ -188,6 +188,7 @@ def test_auto_is_never_worse_than_what_is_searched_without_it() -> None:
     assert ways[None, None].seconds <= found.plans[0].objective * (1 + 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_ways_to_split_the_sequence_are_compared_where_they_are_left_to_the_search() -> None:
     """What is left out has a bound that is no better than the best plan, and all ways are there."""
