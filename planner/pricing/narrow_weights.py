@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from costmodels import operator_time
 from hardware_profiles import Cluster
+from planner.fp8_recipes import RECIPES
 from planner.graph.operator_graph import TensorType
 from planner.sharding.layout import Layout, local_fraction
 
-DTYPE = "float8_e4m3fn"
+DTYPE = RECIPES["delayed"].forward
 
 
 def in_8_bits(tensor: TensorType) -> TensorType:

@@ -158,7 +158,7 @@ class BestFirst:
         self.solved += outcome.solved
         if not outcome.ranks or outcome.seconds >= min(self.limit, self.best):
             return False
-        self.incumbent = self._contender(configuration, outcome)
+        self.incumbent = self.engine.contender(configuration, outcome)
         self.hint = (outcome.price, outcome.under)
         return True
 
@@ -265,7 +265,7 @@ class BestFirst:
         self.contenders.step = slowest
         again = [(c, outcome) for c, outcome in self.contenders.left.items() if outcome.seconds < slowest]
         for c, outcome in again:
-            self.contenders.add(self._contender(c, outcome))
+            self.contenders.add(self.engine.contender(c, outcome))
         if again:
             finalists.found = self.contenders.found
             plans = finalists.plans()
@@ -287,7 +287,7 @@ class BestFirst:
         self._evaluate_short_ones(slowest)
         left = self.contenders.left.items()
         plain = ((c, outcome) for c, outcome in left if c.pipeline > 1 and c.virtual_stages == 1 and outcome.ranks)
-        found = [self._contender(c, outcome) for c, outcome in plain]
+        found = [self.engine.contender(c, outcome) for c, outcome in plain]
         promising = [one for one in found if one.promise < slowest * (1 - WORTH)]
         return sorted(promising, key=lambda one: (one.promise, one.order))[:_REORDERED]
 
@@ -296,7 +296,7 @@ class BestFirst:
         transfers between stages are exposed, but may take less than `slowest` with these under work; the most promising
         few."""
         left = self.contenders.left.items()
-        found = [self._contender(c, outcome) for c, outcome in left if c.virtual_stages > 1 and outcome.ranks]
+        found = [self.engine.contender(c, outcome) for c, outcome in left if c.virtual_stages > 1 and outcome.ranks]
         promise = {one.configuration: one.sum_with(one.outcome.ranks) for one in found}
         promising = [one for one in found if promise[one.configuration] < slowest]
         return sorted(promising, key=lambda one: (promise[one.configuration], one.order))[:_REORDERED]
@@ -314,11 +314,6 @@ class BestFirst:
                 with contextlib.suppress(NothingAgreesError):
                     outcome = self.engine.evaluate(c, cutoff=slowest / left[c])
                     self._take(c, outcome, max(bounds[c], outcome.bound))
-
-    def _contender(self, configuration: Configuration, outcome: Outcome) -> Contender:
-        """What was found for a configuration, as it contends."""
-        pieces = self.engine.pipeline_of_kinds(configuration, outcome.gathers)
-        return Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pieces)
 
     def _slowest(self, plans: tuple[Ranked, ...]) -> float:
         """Seconds of the slowest plan that was asked for."""
@@ -421,7 +416,7 @@ class BestFirst:
         _LOG.info("%s: %s", configuration_words(configuration), fate_words(outcome, self.cutoff))
         self.proved = min(self.proved, bound)
         if outcome.ranks and outcome.seconds < self.cutoff:
-            self.contenders.add(self._contender(configuration, outcome))
+            self.contenders.add(self.engine.contender(configuration, outcome))
         elif outcome.ranks:  # it contends where the best plans take longer than their sums
             self.contenders.left[configuration] = outcome
         self._tell()

@@ -154,8 +154,7 @@ class _Simplifier:
             with contextlib.suppress(NothingAgreesError, InfeasibleError):
                 outcome = self.engine.evaluate(configuration, cutoff=self.cutoff)
                 if outcome.ranks and outcome.seconds < self.cutoff:
-                    pieces = self.engine.pipeline_of_kinds(configuration, outcome.gathers)
-                    yield Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pieces)
+                    yield self.engine.contender(configuration, outcome)
 
     def _estimated(self, contender: Contender) -> int:
         """How many decisions the plan of a contender has, at least about: it is not made yet."""

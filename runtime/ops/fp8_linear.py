@@ -32,7 +32,7 @@ from runtime.ops.capability import cuda_capability
 from runtime.ops.delayed_scales import GRADIENT, INPUT, WEIGHT, LayerScales
 from runtime.ops.kept_results import whole_call
 from runtime.ops.lines_product import has_lines_product, lines_product
-from runtime.ops.narrow_weights import Narrow, place_of, stand_in
+from runtime.ops.narrow_weights import Narrow, in_8_bits, place_of, stand_in, wide
 from runtime.ops.shard import Shard
 
 _WEIGHTS = torch.float8_e4m3fn
@@ -277,7 +277,7 @@ class _Side:
         return self._scale(self.rows.abs().amax(dim=1, keepdim=True), groups)
 
     def _scale(self, largest: torch.Tensor, groups: Groups) -> torch.Tensor:
-        largest = _wide(largest)
+        largest = wide(largest)
         for group in groups:
             largest = collectives.all_reduce_max(largest, group)
         return largest.clamp(min=_LEAST) / torch.finfo(self.dtype).max
@@ -286,8 +286,7 @@ class _Side:
         """In 8 bits, (R, K), row after row in memory; as it is where it came so."""
         if self.rows.dtype == self.dtype:
             return self.rows.contiguous()
-        most = torch.finfo(self.dtype).max
-        return (_wide(self.rows) / scale).clamp_(-most, most).to(self.dtype).contiguous()
+        return in_8_bits(self.rows, scale, self.dtype).contiguous()
 
 
 def _blocks_product(rows_TI: torch.Tensor, weight_OI: torch.Tensor, low: torch.dtype, cut: Cut) -> torch.Tensor:
@@ -388,11 +387,6 @@ def _product(left: _Side, right: _Side, scales: tuple[torch.Tensor, torch.Tensor
         return torch._scaled_mm(one_RK, other_CK.t(), scales[0], turned, out_dtype=dtype)
     wide = scales[0].dtype
     return ((one_RK.to(wide) * scales[0]) @ (other_CK.to(wide) * scales[1]).t()).to(dtype)
-
-
-def _wide(values: torch.Tensor) -> torch.Tensor:
-    """In float32 at least."""
-    return values if values.dtype == torch.float64 else values.float()
 
 
 def _has_products(one_RK: torch.Tensor, other_CK: torch.Tensor, dtype: torch.dtype, *, by_row: bool) -> bool:

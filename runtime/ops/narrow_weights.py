@@ -40,9 +40,18 @@ def cast(piece: torch.Tensor, scales: LayerScales, *, trains: bool) -> torch.Ten
     of."""
     if trains:
         scales.see(WEIGHT, piece)
-    most = torch.finfo(DTYPE).max
-    wide = piece if piece.dtype == torch.float64 else piece.float()
-    return (wide / scales.scale(WEIGHT)).clamp_(-most, most).to(DTYPE).view(_BYTES)
+    return in_8_bits(piece, scales.scale(WEIGHT), DTYPE).view(_BYTES)
+
+
+def in_8_bits(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Values over their scale, rounded to a dtype of 8 bits; those beyond its range are its largest."""
+    most = torch.finfo(dtype).max
+    return (wide(values) / scale).clamp_(-most, most).to(dtype)
+
+
+def wide(values: torch.Tensor) -> torch.Tensor:
+    """In float32 at least."""
+    return values if values.dtype == torch.float64 else values.float()
 
 
 def received(weight: torch.Tensor) -> torch.Tensor:

@@ -213,8 +213,7 @@ class MicroBatchCheck(Observer):
         layouts = instruction.bound.layouts.operands
         for slot, (operand, tensor, duplex) in enumerate(zip(instruction.operands, operands, layouts, strict=True)):
             self._note(instruction, slot, f"operand {slot} ('{operand.name}')", operand.name, tensor, duplex.forward)
-            narrow = slot + instruction.first in instruction.bound.rule.narrow
-            if not narrow and (operand.transfer is not None or self._alone(operand)):
+            if not _is_narrow(instruction, slot) and (operand.transfer is not None or self._alone(operand)):
                 self._note_gradient(instruction, slot, f"operand {slot} ('{operand.name}')", tensor, duplex.gradient)
 
     def _alone(self, operand: Operand) -> bool:
@@ -235,11 +234,9 @@ class MicroBatchCheck(Observer):
         moment = (_FORWARD, self.number, instruction.index, instruction.first + slot)
         text, suspect = self._words(instruction, what), _suspect(instruction)
         kind = self.check.bound.graph.types[name]
-        narrow = slot + instruction.first in instruction.bound.rule.narrow
-        dtype = DTYPE if narrow else kind.dtype
-        self.check.expect(
-            moment, tensor, text, suspect, (local_shape(kind.shape, layout, self.check.place.mesh.sizes), dtype)
-        )
+        narrow = _is_narrow(instruction, slot)
+        shape, dtype = local_shape(kind.shape, layout, self.check.place.mesh.sizes), DTYPE if narrow else kind.dtype
+        self.check.expect(moment, tensor, text, suspect, (shape, dtype))
         tensor = tensor.float() if narrow else tensor
         bound = self.check.bound
         if name not in bound.graph.parameter_names or not bound.plan.training.update.is_local(name):
@@ -259,6 +256,11 @@ class MicroBatchCheck(Observer):
         split = ",".join(str(factor) for factor in strategy_names(bound.rule, bound.strategy))
         operator = f"operator '{bound.operator.name}' ({bound.rule.format()}, split {split})"
         return f"{operator}, micro-batch {self.number}: {what}"
+
+
+def _is_narrow(instruction: Instruction, slot: int) -> bool:
+    """Whether an operand comes in 8 bits."""
+    return slot + instruction.first in instruction.bound.rule.narrow
 
 
 def _suspect(instruction: Instruction) -> str:

@@ -24,6 +24,7 @@ from planner.strategy_search.decomposition.piece_maker import LEAST_WAITING
 from planner.strategy_search.decomposition.setting import Setting, setting_of
 from planner.strategy_search.engine.assemble import Assembly
 from planner.strategy_search.engine.block_times import BlockTimes, ExpertTimes
+from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.evaluation import NO_HINT, Evaluation, Hint, check_virtual_stages
 from planner.strategy_search.engine.exchange_overlap import may_exchange_under_work
 from planner.strategy_search.engine.family import Family, Ways, scaling_of
@@ -304,6 +305,11 @@ class Engine:
             patterned=decided is not None and decided.pattern is not None, covering=covering,
         )  # fmt: skip
         return replace(evaluation.run(), gathers=gathers)
+
+    def contender(self, configuration: Configuration, outcome: Outcome) -> Contender:
+        """What was found for a configuration, as it contends."""
+        pieces = self.pipeline_of_kinds(configuration, outcome.gathers)
+        return Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pieces)
 
     def pipeline_of_kinds(self, configuration: Configuration, gathers: str) -> HeterogeneousPipeline:
         """The pieces of a configuration with weights gathered in a way; kept as long as its tables are."""

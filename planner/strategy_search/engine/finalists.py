@@ -258,8 +258,7 @@ class Finalists:
         for engine in (self.engine, self.engine.with_buckets_of_links) if self._capped(found) else (self.engine,):
             outcome = engine.evaluate_as(EACH, found.configuration, cutoff=found.objective * (1 + NEAR))
             if outcome.ranks:
-                pieces = engine.pipeline_of_kinds(found.configuration, EACH)
-                other = self.maker.as_found(replace(found, outcome=outcome, pipeline_of_kinds=pieces))
+                other = self.maker.as_found(replace(engine.contender(found.configuration, outcome), room=found.room))
                 other = self._reordered(other, min(cutoff, best.seconds))
                 if other.seconds < best.seconds and self.maker.fits(other.configuration, other.plan.prediction):
                     best = other
@@ -392,8 +391,7 @@ class Finalists:
             if EACH in self.engine.gathers and turns_may_cover(ranked.bound, self.request.pinned, machine):
                 outcome = self.engine.evaluate_as(EACH, configuration)
                 if outcome.ranks:
-                    pieces = self.engine.pipeline_of_kinds(configuration, EACH)
-                    one_by_one = Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pieces)
+                    one_by_one = self.engine.contender(configuration, outcome)
                     best = self._in_faster_turns(one_by_one, best, min(overlapped.seconds, best.seconds))
             turns = best.plan.training.interleave > 1 or best.plan.slices > 1
             return min(overlapped, best if turns else self.overlapped(best), key=lambda one: one.seconds)
@@ -449,9 +447,7 @@ class Finalists:
         outcome = own.engine.evaluate_as(gathers, configuration, cutoff=longer)
         if not outcome.ranks:
             return None
-        pieces = own.engine.pipeline_of_kinds(configuration, gathers)
-        laid = Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pieces)
-        ranked = own.overlapped(own._best_of(laid, longer))
+        ranked = own.overlapped(own._best_of(own.engine.contender(configuration, outcome), longer))
         return ranked if own._storable(ranked) else None
 
     @cached_property
@@ -558,8 +554,7 @@ class Finalists:
             least = min(ranked.seconds, cutoff)
             outcome = engine.evaluate_as(gathers, found.configuration, cutoff=least, room=room, covering=covering)
             if outcome.seconds < least:
-                pieces = engine.pipeline_of_kinds(found.configuration, gathers)
-                contender = replace(found, outcome=outcome, pipeline_of_kinds=pieces)
+                contender = replace(engine.contender(found.configuration, outcome), room=found.room)
                 other = self.maker.as_found(contender)
                 fits = self.maker.fits(other.configuration, other.plan.prediction)
                 if fits and self.overlapped(other).seconds < self.overlapped(ranked).seconds:

@@ -68,7 +68,7 @@ class PlanMaker:
             faster = self._update(found.pipeline_of_kinds.chain.tables.update, found, ranks) != assumed
             faster = faster or found.sum_with(ranks) < found.sum_with(filled)
             if faster and not found.room and any(a.peak > b.peak for a, b in zip(ranks, filled, strict=True)):
-                priced = self.made(found, filled)  # settled, all that there is by the sums is taken
+                priced = self.made(found, filled)  # these ranks take all the memory that sums say there is
                 faster = not self._overflows(found, ranks, priced)
             if faster:
                 settled = self.made(found, ranks)
