@@ -250,7 +250,7 @@ def test_about_as_many_bytes_as_the_message_says_are_enough() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_advice_is_taken_from_searches_that_found_something() -> None:
     """Each change that is named makes the request fit, and half of the devices it names do not."""
     roomy = cluster_of("cpu", 2)
@@ -302,7 +302,7 @@ def test_progress_counts_what_was_evaluated() -> None:
     assert [p.best_seconds for p in seen] == sorted((p.best_seconds for p in seen), reverse=True)
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_best_plans_come_in_order_and_differ() -> None:
     request = request_of("llama-4", cluster_of("h100-80gb", 4), 8, top=5)

@@ -81,7 +81,7 @@ def test_steps_weights_and_evaluation_are_those_without(pair, settings: dict) ->
         assert checked
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_chains_are_fused_beside_overlaps(pair) -> None:
     for worst, chains in pair.run("tasks_overlap", "compiled", "llama", "sequence", (1, 2), (2, 2), FULL):

@@ -72,7 +72,7 @@ def test_a_padded_batch_trains_as_the_unsharded_model_on_its_samples(tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "mxfp8"])
 def test_a_padded_batch_in_fp8_trains_as_the_unsharded_model_on_its_samples(tmp_path: Path, recipe: str) -> None:
     """What is behind them are copies of the last one, whose gradients are zero: of a tensor or a row no element is

@@ -76,7 +76,7 @@ def test_golden_plans(pool: WorkerPool, pair: WorkerPool, path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_batch_norm_that_amplifies_rounding(pair: WorkerPool) -> None:
     """In fp32 gradients of this model are off by 1e-2 themselves."""
     plan = planner.search("resnet50", "cpu", devices=4, global_batch=32, precision="fp32", pinned={"data": 4}).plan

@@ -47,7 +47,7 @@ def undisturbed(two: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 @pytest.mark.slow
-@pytest.mark.cases(0, 1)
+@pytest.mark.cases(0, 0)
 @pytest.mark.parametrize("options", [("--state-replicas",), ()], ids=str)
 def test_a_killed_worker_changes_nothing(
     two: Path, undisturbed: Found, tmp_path: Path, options: tuple[str, ...]

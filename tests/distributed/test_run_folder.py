@@ -84,7 +84,7 @@ class Run:
         return steps(self.out.read_text())
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_killed_launcher_a_second_run_and_a_copy(two: Path, memory: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     first = Run(two, folder, ENDLESS, "--save-every", "5", "--state-replicas")

@@ -222,7 +222,7 @@ def check_written_and_read(
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_the_best_plan_of_a_space_fits_where_memory_is_short() -> None:
     request = request_for("megatron")
     room = best_plans(request)

@@ -122,7 +122,7 @@ def test_pruning_never_loses_the_best_plan(request: SearchRequest) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @settings(max_examples=10)
 @given(request=requests(), more=st.floats(1.0, 4.0))
 def test_more_memory_never_proves_a_slower_plan(request: SearchRequest, more: float) -> None:

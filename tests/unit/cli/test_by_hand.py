@@ -193,7 +193,7 @@ def test_a_plan_edited_by_hand_is_verified_priced_and_run_in_one_command(plan: A
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_an_edited_plan_runs_as_the_unsharded_model_does(plan: Any, here: Path) -> None:
     plan.json(*TINY[:4], "--devices", "2", "--mesh", "2", "--global-batch", "4", "-o", "plan.json")
     text = (here / "plan.json").read_text()

@@ -55,7 +55,7 @@ def test_plans_for_plain_profiles_say_nothing_of_levels(plan: Any, here: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_the_search_takes_what_was_composed() -> None:
     found = search("llama-tiny", compose("h100-80gb", LEVELS), devices=8, seq_len=64)
     assert found.plan.cluster.composition == WRITTEN

@@ -21,7 +21,7 @@ def refused(plan: Any, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_every_change_makes_it_fit_at_the_cost_that_is_told(plan: Any, here: Path) -> None:
     """A request with decisions that do not fit: each change, given on the command line, is the plan that was told."""
     pins = ("--devices", "2", "--data", "2", "--micro-batch", "4", "--zero", "0", "--recompute", "none")

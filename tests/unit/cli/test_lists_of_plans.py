@@ -71,7 +71,7 @@ def test_objectives(plan: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_limit_on_memory(plan: Any) -> None:
     free = plan.json(*TINY)
     tight = plan.json(*TINY, "--memory-limit", "545MiB")

@@ -10,7 +10,7 @@ PROFILE = Path(__file__).resolve().parents[3] / "hardware_profiles" / "cpu.toml"
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_it_measures_what_was_predicted_and_plain_pytorch(tmp_path: Path) -> None:
     case = bench.ON_PROCESSORS[0]
     found = bench.measured(case, tmp_path, PROFILE)

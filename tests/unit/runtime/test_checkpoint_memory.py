@@ -47,7 +47,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_memory_grows_by_no_more_than_it_may(tmp_path: Path) -> None:
     """A model of many times the memory that is given is converted, and merged under other names with its weights
     transposed. A small model before takes what is needed to begin."""

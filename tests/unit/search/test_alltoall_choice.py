@@ -49,7 +49,7 @@ def test_another_word_is_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_the_best_of_all_is_taken_and_kept() -> None:
     job = {"devices": 8, "cluster": "node=4,cluster@5", "global_batch": 32, "seq_len": 128}
     job["pinned"] = {"tensor": 1, "pipeline": 1, "context": 2, "zero": 0, "micro_batches": 1}

@@ -102,7 +102,7 @@ def test_what_sums_hope_too_little_of_contends_where_steps_are_longer() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_small_model_pays_for_the_one_message_that_it_sends() -> None:
     """All its gradients fill a hundredth of the bucket that the links ask for."""
     request = request_of("kinds-in-turn", cluster_of("cpu", 8), 32)
@@ -134,7 +134,7 @@ def test_layouts_of_a_small_model_are_found_in_buckets_that_links_ask_for_too() 
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_room_for_overlaps_is_left_of_what_is_found_without_buckets_too() -> None:
     """What lacks memory for its overlaps is found anew as it was found, without buckets."""
     cluster = load_profile("h100-80gb").with_devices(16384)

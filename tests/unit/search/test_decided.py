@@ -89,7 +89,7 @@ def test_a_context_axis_splits_the_sequence() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_degrees_may_be_left_open() -> None:
     result = result_of("llama-4", 8, Pinned(tensor=2))
     configuration = result.plans[0].configuration

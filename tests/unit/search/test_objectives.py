@@ -64,7 +64,7 @@ def test_no_number_of_devices_is_cheaper(model: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_number_of_devices_that_is_too_small_is_left_out() -> None:
     asked = request("post-norm", 4)
     alone = least_memory(replace(asked, cluster=asked.cluster.with_devices(1)), nothing, never)

@@ -150,7 +150,7 @@ def test_rings_are_tried_around_the_best_plan_where_that_splits_sequences() -> N
 @pytest.mark.parametrize(
     "job",
     [
-        pytest.param({**JOB, "seq_len": 512, "global_batch": 16}, marks=pytest.mark.thorough),
+        pytest.param({**JOB, "seq_len": 512, "global_batch": 16}, marks=pytest.mark.exhaustive),
         {**JOB, "pinned": {"context": 4, "tensor": 2, "data": 1, "pipeline": 2}},
     ],
 )

@@ -94,7 +94,7 @@ def test_all_axes_of_a_mesh_lack_it() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_search_without_it_has_none() -> None:
     cluster = cluster_of("h100-80gb", 8)
     for alltoall in (True, False):
