@@ -14,7 +14,9 @@ from planner.strategy_search.request.space import Configuration, Counts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """How the pipeline is run: ranks, virtual stages on each, micro-batches, micro-batches in flight of every chunk
-    (ranks, chunks), the bytes that a device may fill, whether ranks hold equally many blocks, where they divide,
+    (ranks, chunks), on average over the moments at which a rank is at its fullest, and, for stages that are filled, of
+    its first and last chunk at each of them (`fullest`, one row of pairs for each rank; all chunks together hold
+    equally many), the bytes that a device may fill, whether ranks hold equally many blocks, where they divide,
     whether stages recompute equally many of their blocks, or all that they have, and whether passes let weights come
     for each other (`planner.plan.schedule.relays`), where these come ahead."""
 
@@ -23,6 +25,7 @@ class Setting:
     micro_batches: int
     in_flight: tuple[tuple[float, ...], ...]
     capacity: float
+    fullest: tuple[tuple[tuple[float, float], ...], ...]
     even: bool = False
     counts: Counts = "any"
     relays: bool = True
@@ -56,7 +59,8 @@ def setting_of(configuration: Configuration, capacity: float) -> Setting:
     flights = _flights(configuration.schedule, p, v, m)
     pattern = None if configuration.decided is None else configuration.decided.pattern
     return Setting(
-        ranks=p, chunks=v, micro_batches=m, in_flight=flights, capacity=capacity, even=configuration.even,
+        ranks=p, chunks=v, micro_batches=m, in_flight=flights, capacity=capacity,
+        fullest=_fullest(configuration.schedule, p, v, m), even=configuration.even,
         counts="any" if pattern is None else pattern.counts, relays=SCHEDULES[configuration.schedule].flushes,
     )  # fmt: skip
 
@@ -75,6 +79,18 @@ def _flights(schedule: str, ranks: int, virtual: int, micro_batches: int) -> tup
     if virtual > 1:
         return tuple(_at_the_fullest(rank, ranks, virtual, micro_batches) for rank in range(ranks))
     return tuple(tuple(map(float, named.in_flight(rank, ranks, micro_batches, virtual, 1))) for rank in range(ranks))
+
+
+@lru_cache(maxsize=1024)
+def _fullest(
+    schedule: str, ranks: int, virtual: int, micro_batches: int
+) -> tuple[tuple[tuple[float, float], ...], ...]:
+    """Micro-batches in flight of the first and the last chunk of every rank, at each moment at which it may be at its
+    fullest."""
+    if virtual == 1:
+        return tuple(((one, one),) for (one,) in _flights(schedule, ranks, virtual, micro_batches))
+    moments = (moments_in_flight(rank, ranks, virtual, micro_batches) for rank in range(ranks))
+    return tuple(tuple(sorted({(float(one[0]), float(one[-1])) for one in own})) for own in moments)
 
 
 def _at_the_fullest(rank: int, ranks: int, virtual: int, micro_batches: int) -> tuple[float, ...]:

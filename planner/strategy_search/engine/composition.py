@@ -306,24 +306,26 @@ class Composition:
 
     def rank(self, rank: int, state: State, head: Column | None, tail: Column | None) -> Rank:
         setting, chain = self.setting, self.chain
-        flights = setting.in_flight[rank]
-        keeps = flights[1:] if rank == 0 else flights
+        flights, moments = math.fsum(setting.in_flight[rank]), setting.fullest[rank]
+        first, last = rank == 0, rank == setting.ranks - 1
         handed = float(chain.crossing.nbytes[state]) if setting.ranks > 1 else 0.0
-        ends = [(head.amounts, flights[0])] if head is not None else []
-        ends += [(tail.amounts, flights[-1])] if tail is not None else []
-        last = rank == setting.ranks - 1
+        begun = 0.0 if head is None else head.amounts.live
+        done = 0.0 if tail is None else tail.amounts.live
+        ends = [(head.amounts, max(one for one, _ in moments))] if head is not None else []
+        ends += [(tail.amounts, max(one for _, one in moments))] if tail is not None else []
+        ending = float(chain.ending[state]) if last and not chain.blocks_in_tail else 0.0
         return Rank(
             chunks=setting.chunks,
-            in_flight=math.fsum(flights),
+            in_flight=flights,
             ends=tuple(ends),
-            received=handed * math.fsum(keeps),
-            ending=float(chain.ending[state]) * flights[-1] if last and not chain.blocks_in_tail else 0.0,
-            outliving=float(chain.handed[state]) * math.fsum(flights),
+            received=_more(begun, -handed, [one for one, _ in moments] if first else [0.0]) + handed * flights,
+            ending=_more(done, ending, [one for _, one in moments]),
+            outliving=float(chain.handed[state]) * flights,
             before=head.recompute if head is not None and chain.blocks_in_head else None,
             after=tail.recompute if tail is not None and chain.blocks_in_tail else None,
             seconds=float(self.multipliers[0].crossing_seconds(self.setting, rank)[state]),
-            first=rank == 0,
-            begins=rank == 0 and head is not None and chain.begins,
+            first=first,
+            begins=first and head is not None and chain.begins,
             relays=setting.relays,
         )
 
@@ -343,6 +345,11 @@ class Composition:
 
     def capacity(self, rank: int) -> float:
         return self.pipeline_of_kinds.capacities[self.pipeline_of_kinds.kinds[rank]]
+
+
+def _more(nbytes: float, other: float, numbers: Sequence[float]) -> float:
+    """What other bytes add to the most that is held at some moments, of so many at each."""
+    return max((nbytes + other) * number for number in numbers) - max(nbytes * number for number in numbers)
 
 
 def _distinct(ways: Sequence[Way]) -> list[Way]:

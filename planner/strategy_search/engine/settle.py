@@ -197,17 +197,18 @@ def settled(found: RankProblem, solution: Solution) -> tuple[Column, ...]:
 def _ran(chain: Chain, setting: Setting, rank: int, filling: RankFilling) -> list[tuple[Part, Column]]:
     """What a rank runs, equal blocks together, in the order of the model."""
     flights = setting.in_flight[rank]
+    first, last = (max(numbers) for numbers in zip(*setting.fullest[rank], strict=True))
 
     def one(pieces: Sequence[Piece], column: Column, times: int, number: float) -> tuple[Part, Column]:
         piece = next(p for p in pieces if (p.recompute, p.kind, p.home) == (column.recompute, column.kind, column.home))
         return Part(piece=piece, times=times, flights=number), column
 
-    ran = [] if filling.head is None else [one(chain.head, filling.head, 1, flights[0])]
+    ran = [] if filling.head is None else [one(chain.head, filling.head, 1, first)]
     alike = Counter(map(id, filling.inner))
     ran += [
         one(chain.inner, column, alike[id(column)] * setting.chunks, math.fsum(flights) / setting.chunks)
         for column in {id(column): column for column in filling.inner}.values()
     ]
     if filling.tail is not None:
-        ran.append(one(chain.tail, filling.tail, 1, flights[-1]))
+        ran.append(one(chain.tail, filling.tail, 1, last))
     return ran

@@ -227,6 +227,24 @@ def test_what_follows_the_blocks_is_in_flight_once() -> None:
         assert Evaluation(case.chain, setting).run().bound <= seconds_of(case, state, ranks) * ALL
 
 
+@pytest.mark.parametrize(("model", "ranks"), [("residual-frozen-rows", 2), ("residual-constant", 2), ("residual-8", 4)])
+def test_virtual_stages_are_filled_as_they_are_at_their_fullest(model: str, ranks: int) -> None:
+    """What stands before and behind the blocks, and what chunks receive, is not held equally often at every moment at
+    which all chunks together hold most."""
+    configuration = Configuration(pipeline=ranks, virtual_stages=2, mesh=(), micro_batches=8)
+    case = make_case(model, "h100-80gb", configuration, 8)
+    free = Evaluation(case.chain, case.setting).run()
+    least = Evaluation(case.chain, replace(case.setting, capacity=1.0)).run().least
+    for share in (1.0, 0.5, 0.1):
+        most = max(rank.peak for rank in free.ranks)
+        setting = replace(case.setting, capacity=least + share * (most - least))
+        outcome = Evaluation(case.chain, setting).run()
+        assert outcome.ranks
+        costs = stage_costs(bind(plan_of(case, outcome.ranks), traced(model), BATCH), case.cluster)
+        held = [math.fsum(cost.memory.values()) for cost in costs]
+        assert held == pytest.approx([rank.peak for rank in outcome.ranks], rel=1e-9)
+
+
 def engine_of(model: str, profile: str, devices: int, memory: float | None) -> Engine:
     request = request_of(model, cluster_of(profile, devices), 12, memory_limit=memory)
     template = template_of(model)
