@@ -102,8 +102,6 @@ class Software:
             nothing beside their operands and results: ("attention",) is selective recomputation of Korthikanti et al.
             2022.
         buffers: bytes of buffers for communication that are there all the time.
-        flat: ZeRO stage whose pieces are cut evenly out of flat buffers even where no dim of a parameter divides;
-            0 cuts along dims alone.
         loss: what of logits stands in memory.
         peak_low, peak_high: between which shares of the predicted peak of a device peaks were measured, of nine runs in
             ten; the latter is what a plan leaves free for the error of its prediction.
@@ -165,7 +163,6 @@ class Software:
     regathers: bool = False
     recomputed_in_backward: tuple[str, ...] = ()
     buffers: Bytes = 0.0
-    flat: int = 0
     loss: LossMemory = "whole"
     offloaded: bool = False
     offloads_inputs: bool = False

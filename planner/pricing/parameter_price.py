@@ -10,9 +10,8 @@ writes one, a pass over the parameters that software with a fused weight gradien
 runtime does not fuse.
 
 ZeRO-1 is a state cut finer than the weight; ZeRO-2 cuts the gradient too and reduce-scatters that of every use, ZeRO-3
-cuts the weight too and gathers it at every use; both are priced with the use. Software that cuts flat buffers
-(`Software.flat`) shares out what no dim of the parameter can be cut for, too: its bytes, not its messages, which the
-all-reduce of the full copy stands for.
+cuts the weight too and gathers it at every use; both are priced with the use. What an engine cuts out of flat buffers
+(`planner.sharding.layout.FlatShape`) is priced like any other piece: its bytes, its gathers and its reduce-scatters.
 
 Where states are shared out by whole parameters (`Update.owned`), one of the copies of a weight has the state
 and broadcasts what it has updated. Who that is depends on all parameters together: `share` of a state is what a device
@@ -43,7 +42,7 @@ from costmodels import (
 from hardware_profiles import Cluster, Home, Software
 from planner.graph.operator_graph import TensorType
 from planner.pricing.redistribution_price import Pricers, RedistributionPricer
-from planner.sharding.layout import PARTIAL, REPLICATE, local_fraction
+from planner.sharding.layout import local_fraction
 from planner.sharding.stored import StoredParameter, owned_axes
 from planner.sharding.update import PLAIN, Update
 
@@ -113,10 +112,8 @@ def price_parameter(
     sizes = mesh.sizes
     software = pricers.parameters.cluster.software
     per = parameter_bytes(precision, optimizer, software, update.variant)
-    pieces = np.array([_pieces(s, sizes) for s in stored]) if software.flat else np.ones(len(stored))
     weight = _weight_bytes(tensor, stored, sizes, per.weight, copied=trainable and per.weight > tensor.element_bytes)
     weight += np.array([local_fraction(s.weight, sizes) for s in stored]) * tensor.numel * software.stored.beside
-    weight = weight / (pieces if software.flat > 2 else 1.0)
     cluster, zeros = pricers.parameters.cluster, np.zeros(len(stored))
     apart = np.array([one.weight_offloaded for one in stored])
     weight_fetch, weight_store = _visits(weight, [one.weight_home for one in stored], cluster)
@@ -143,9 +140,7 @@ def price_parameter(
     whole = np.array([bool(axes) for axes in owned])  # with one owner
     shares = mean if share is None else np.where(whole, share, 1.0)
     state = np.array([local_fraction(s.state, sizes) for s in stored]) * tensor.numel * shares
-    state = state / np.where(whole, 1.0, pieces)
     gradient = np.array([local_fraction(s.gradient, sizes) for s in stored]) * tensor.numel
-    gradient = gradient / (pieces if software.flat > 1 else 1.0)
     accumulated = summed(tensor, update)
     # an fp32 weight is its own master copy where the state cuts it finer; elsewhere the piece of the state is a copy,
     # and that of an offloaded weight, too
@@ -257,10 +252,3 @@ def summed(tensor: TensorType, update: Update) -> TensorType:
 def reduced(tensor: TensorType, update: Update) -> TensorType:
     """A parameter as the gradient of one use is reduced in its micro-batch."""
     return replace(tensor, dtype=update.reduced_in(tensor.dtype))
-
-
-def _pieces(stored: StoredParameter, sizes: Sequence[int]) -> int:
-    """Into how many pieces a flat buffer is cut that could not be cut along a dim: the devices that hold full copies
-    and add up their gradients once a step."""
-    axes = zip(stored.weight, stored.gradient, stored.state, sizes, strict=True)
-    return math.prod(size for *kept, size in axes if kept == [REPLICATE, PARTIAL, REPLICATE])

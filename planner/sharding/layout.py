@@ -2,7 +2,8 @@
 
 A layout has one placement per mesh axis: `S<dim>` (split along a dim), `R` (a full copy), `P` (a term of a sum that
 is still to be taken). Where several axes split the same dim, the earlier axis is the outer cut, as in torch's
-DTensor. A tensor that is split must divide evenly; there are no uneven and no strided shards.
+DTensor. A tensor that is split must divide evenly; there are no uneven and no strided shards, but of what an engine has
+in a flat buffer (`FlatShape`), as no plan of ours has.
 """
 
 import math
@@ -77,8 +78,28 @@ def cuts(rank: int, layout: Layout, sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(counts)
 
 
+class FlatShape(tuple[int, ...]):
+    """The shape of a weight that an engine cuts out of a flat buffer, whatever its dims (FlatParameter of FSDP, the
+    partitions of DeepSpeed, the buffers of Megatron-LM), or pads to equal pieces (FSDP2): any number of devices divides
+    it, and each has an equal share. It is no shape that our runtime cuts; `planner.validation` prices engines with it.
+    """
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FlatShape) and tuple.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((FlatShape, tuple(self)))
+
+
 def divides(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> bool:
     """Whether a tensor of this shape can have the layout: the dims exist and divide evenly."""
+    if isinstance(shape, FlatShape):
+        return all(placement.dim < len(shape) for placement in layout)
     counts = [1] * len(shape)
     for placement, size in zip(layout, sizes, strict=True):
         if placement.dim >= len(shape):
@@ -91,13 +112,16 @@ def divides(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> bool:
 
 
 def local_shape(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Shape of the piece that one device holds. Raises LayoutError where a dim does not exist or does not divide."""
+    """Shape of the piece that one device holds, of a flat one that of the largest. Raises LayoutError where a dim does
+    not exist or does not divide."""
     for placement in layout:
         if placement.is_shard and placement.dim >= len(shape):
             raise LayoutError(
                 f"layout {format_layout(layout)} splits dim {placement.dim} of a tensor of shape {tuple(shape)}"
             )
     counts = cuts(len(shape), layout, sizes)
+    if isinstance(shape, FlatShape):
+        return tuple(-(-extent // count) for extent, count in zip(shape, counts, strict=True))
     for dim, (extent, count) in enumerate(zip(shape, counts, strict=True)):
         if extent % count:
             raise LayoutError(

@@ -41,6 +41,7 @@ from numpy.typing import NDArray
 
 from planner.errors import LayoutError
 from planner.sharding.layout import (
+    FlatShape,
     Layout,
     divides,
     format_layout,
@@ -119,6 +120,8 @@ def _in_order(step: Step, mesh: Mesh, sequences: Collection[int]) -> tuple[int, 
 
 def cut_limits(shape: Sequence[int], sizes: tuple[int, ...]) -> tuple[int, ...]:
     """All of a shape that the paths depend on: per dim a bit mask of the sets of axes that divide it."""
+    if isinstance(shape, FlatShape):
+        return tuple(_divisible_sets(0, sizes) for _ in shape)
     return tuple(_divisible_sets(extent, sizes) for extent in shape)
 
 

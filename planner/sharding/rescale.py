@@ -367,7 +367,7 @@ def _larger(name: str, tensor: TensorType, growths: tuple[Growth, ...]) -> Tenso
     shape = tuple(extent * growth.scale for extent, growth in zip(tensor.shape, growths, strict=True))
     if any(extent.denominator != 1 for extent in shape):
         raise _RefusalError(f"{name} of shape {tensor.shape} would get the shape ({', '.join(map(str, shape))})")
-    return replace(tensor, shape=tuple(int(extent) for extent in shape))
+    return replace(tensor, shape=type(tensor.shape)(int(extent) for extent in shape))
 
 
 def _respelled(op: Operator, rule: Rule, before: Mapping[str, TensorType], after: Mapping[str, TensorType]) -> Operator:

@@ -22,6 +22,7 @@ from planner.models.dimensions import TRACED_BATCH, Dimensions, build
 from planner.plan.binding.bind import bind
 from planner.plan.plan import INTERLEAVED, Plan, Prediction, Stage
 from planner.plan.prediction.predict import predict
+from planner.sharding.layout import FlatShape
 from planner.sharding.update import DEFAULT
 from planner.strategy_search.job import given_job
 from planner.strategy_search.objectives import plan_for
@@ -31,7 +32,7 @@ from planner.validation.contradictions import refuse_peak, refuse_rate
 from planner.validation.peak import KIND_WORDS, kind_of_peak, least_needed, peak_ends, peak_of
 from planner.validation.rows import Row
 from planner.validation.software import machine_of_run
-from planner.validation.spared import fewest_recomputed, keeping_all, spared_plan
+from planner.validation.spared import fewest_recomputed, spared_plan
 
 CHUNK = 60
 """Rows that a process takes at once: tracing a model again costs as much as evaluating a few of its rows."""
@@ -40,9 +41,6 @@ FEW = 12
 """Rows for which it does not pay to start processes."""
 
 _ENDLESS = 1e18  # bytes
-_ALL_SHARDED = 3
-"""ZeRO stage that shares weights out, too."""
-
 _NARROW = ("deepspeed-zero3", "internevo")
 
 INFERRED = "recomputation inferred"
@@ -258,12 +256,8 @@ def _priced(
         plan = spared_plan(plan, run.spared, graph, TRACED_BATCH)
         return plan, predict(bind(plan, graph, TRACED_BATCH), cluster)
 
+    graph = in_flat_buffers(graph, run)
     plan, prediction = as_run(_searched(run, cluster, graph))
-    if run.pinned.zero == _ALL_SHARDED and not run.spared.offloaded and not fits(prediction):
-        sharded = _as_sharded(run, cluster, graph, memory)
-        if sharded is not None:
-            plan, prediction = as_run(sharded)
-
     if not run.untold or row.out_of_memory or fits(prediction):
         return prediction, ()
     found = fewest_recomputed(plan, graph, TRACED_BATCH, cluster, fits)
@@ -272,17 +266,23 @@ def _priced(
     return found[1], (f"{INFERRED}: {found[0]} blocks of every pipeline rank, the fewest with which it fits",)
 
 
-def _as_sharded(run: Run, cluster: Cluster, graph: OperatorGraph, memory: Bytes) -> Plan | None:
-    """The plan of a run under ZeRO 3 on devices of so many bytes; None where none fits. Where devices do not divide the
-    dims of weights there are several ways to share these out, and without end of memory the fastest has them whole."""
-    small = replace(cluster, device=replace(cluster.device, memory=memory))
-    pinned = replace(run.pinned, recompute="full", never_kept=()) if run.spared.by_block else run.pinned
-    with suppress(PlannerError):
-        plan = _searched(replace(run, pinned=pinned), small, graph)
-        if not plan.prediction.offloaded:
-            plan = keeping_all(plan, graph, TRACED_BATCH) if run.spared.by_block else plan
-            return replace(plan, prediction=predict(bind(plan, graph, TRACED_BATCH), cluster))
-    return None
+def in_flat_buffers(graph: OperatorGraph, run: Run) -> OperatorGraph:
+    """The graph with weights cut out of flat buffers, as frameworks share them out, where a run does so and its devices
+    divide none of their dims: 96 or 12 of them, say. Weights of which they divide a dim are cut along it, which is as
+    many bytes and the same messages."""
+    pinned = run.pinned
+    if not pinned.zero:
+        return graph
+    fixed = (pinned.pipeline or 1) * (pinned.tensor or 1)
+    shards, cut = run.job.devices // fixed, run.job.devices // (pinned.pipeline or 1)
+    names = {parameter.name for parameter in graph.parameters}
+    types = {
+        name: replace(tensor, shape=FlatShape(tensor.shape))
+        if name in names and not any(extent % cut == 0 for extent in tensor.shape)
+        else tensor
+        for name, tensor in graph.types.items()
+    }
+    return graph if shards == 1 else replace(graph, types=types)
 
 
 def _searched(run: Run, cluster: Cluster, graph: OperatorGraph) -> Plan:

@@ -9,6 +9,7 @@
     eager                                                        operators are kernels of their own, RMS norms chains of
                                                                  them, and gradients have the dtype of weights
     RMSNorm kernel, fused RMSNorm                                RMS norms are one kernel all the same
+    nanotron, until July 2024                                    what sequence parallelism gathers is kept whole
 
 A word that is denied ("no", "=False") does not count, or says that it was not so.
 """
@@ -55,6 +56,11 @@ _EAGER_WORD = r"\beager\b"
 _MEGATRON = r"megatron|transformer engine|\bte\b|\bapex\b"
 """Words for kernels that are there whatever else is eager."""
 
+_NANOTRON = r"\bnanotron\b"
+_GATHERED_AGAIN = "2024-07-17"
+"""Date of nanotron's tp_recompute_allgather (commit 1e02a9ce), on by default: before, a column-parallel layer under
+sequence parallelism kept its gathered input for the weight gradient."""
+
 _NO_HEADS = 2**31
 """Of how many heads there must be a multiple for a fused softmax where there is none."""
 
@@ -73,12 +79,13 @@ def with_overlaps(stack: Software, flags: str) -> Software:
     return stack
 
 
-def with_kernels(stack: Software, flags: str, notes: list[str]) -> Software:
+def with_kernels(stack: Software, flags: str, notes: list[str], date: str = "") -> Software:
     """The stack with kernels and modules that flags name, and notes on them.
 
     Norms and gated activations of one kernel each (FlashAttention, Apex, xFormers) pass memory as Megatron's do.
     Modules of Hugging Face launch their operators from Python, as Megatron's do. What is eager but not FSDP or ZeRO 3
-    computes as InternEvo does, autograd adds up its gradients in the dtype of weights, and logits are whole.
+    computes as InternEvo does, autograd adds up its gradients in the dtype of weights, and logits are whole. What
+    changed since goes by the `date` of a row.
     """
     megatron = load_software("megatron")
     hugging_face = mentions(flags, _HUGGING_FACE) and stack.name in (*_EAGER, "deepspeed")
@@ -91,6 +98,9 @@ def with_kernels(stack: Software, flags: str, notes: list[str]) -> Software:
         stack = replace(stack, passes=like.passes, fused=like.fused, accumulates=like.accumulates, stored=stored)
         heads = load_software("deepspeed").softmax_heads if mentions(flags, _FUSED_SOFTMAX) else _NO_HEADS
         stack = replace(stack, loss="whole", softmax_heads=heads)
+    if mentions(flags, _NANOTRON) and own and date < _GATHERED_AGAIN:
+        notes.append("what sequence parallelism gathers is kept whole (nanotron before tp_recompute_allgather)")
+        stack = replace(stack, regathers=False)
     if (hugging_face or eager) and not mentions(flags, _FUSED_NORMS):
         notes.append("RMS norms are chains of operators in fp32")
         stack = replace(stack, composed_norms=True)

@@ -1,7 +1,7 @@
 """Which software a run was done with, as far as its row says.
 
     what the row says                                            stack
-    a name in its column `stack`                                 that one
+    a name in its column `stack`                                 that one; of Megatron-LM that of its date
     DeepSpeed, ZeRO 3 or less                                    deepspeed-zero3, deepspeed
     PaddlePaddle                                                 paddle
     NeMo, Megatron Bridge                                        nemo; nemo-2606 with experts in fp8, from container
@@ -94,14 +94,14 @@ def machine_of_run(row: Row, devices: int, zero: int, notes: list[str]) -> Clust
 
 def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Software:
     """The stack of a row, with its attention kernels and overlaps."""
-    stack = replace(load_software(_stack(row, zero)), flat=zero)  # all frameworks pad what they share out
+    stack = load_software(_stack(row, zero))
     flags = row.text("other_flags").lower()
     if stack.name in _TRANSFORMER_ENGINE and stores_fp8(f"{flags}; {row.text('precision_detail').lower()}"):
         stack = replace(stack, gathers_narrow=True)
     elif stack.gathers_narrow and not re.search(_NARROW_GRADIENTS, row.text("source").lower()):
         stack = replace(stack, gathers_narrow=False)  # Transformer Engine, but none of the recipes that ask for it
     stack = _of_its_time(row, _memory_of(row, stack, notes))
-    stack = with_kernels(with_overlaps(stack, flags), flags, notes)
+    stack = with_kernels(with_overlaps(stack, flags), flags, notes, row.date())
     if stack.name.startswith("fsdp") and stack.loss == "whole":
         stack = replace(stack, buffers=stack.buffers + _third_copy(row))
     if products_of(row) == "fp8" and stack.name.startswith("fsdp") and gathers_float8(flags):
@@ -279,6 +279,8 @@ def _stack(row: Row, zero: int) -> str:
     if (named := row.stack()) is not None:
         if named == "fsdp" and row.truth("compile"):
             return "fsdp-compiled"
+        if row.text("stack").lower().startswith("megatron-lm"):  # a framework, whose kernels go by the date
+            return _megatron(row)
         return "deepspeed-zero3" if (named, zero) == ("deepspeed", 3) else named
     if row.text("profile").startswith("ascend"):
         return "mindformers" if mentions(row.text("source").lower(), r"mindformers") else "mindspeed"
@@ -298,8 +300,14 @@ def _stack(row: Row, zero: int) -> str:
             return "megatron"
     if zero == 3 or re.search(r"fsdp|hsdp|shard", row.text("zero_stage").lower()) or row.zero_stage() == 3:
         return "fsdp-compiled" if row.truth("compile") else "fsdp"
-    fused = row.attention()
-    return "megatron-2021" if fused in (None, "unfused") and row.date() < "2023" else "megatron"
+    return _megatron(row)
+
+
+def _megatron(row: Row) -> str:
+    """Megatron-LM as it was when a row was measured; a row without a date is not from before FlashAttention."""
+    fused, date = row.attention(), row.date()
+    before = fused in (None, "unfused") and bool(date) and date < "2023"
+    return "megatron-2021" if before else "megatron"
 
 
 def _sharded_by_torch(row: Row) -> bool:

@@ -71,13 +71,6 @@ def fewest_recomputed(
     return many, best
 
 
-def keeping_all(plan: Plan, graph: OperatorGraph, batch: int) -> Plan:
-    """A plan with no block recomputed."""
-    loose = loosened(bind(plan, graph, batch))
-    groups = (replace(group, recomputation="none", kept=()) if group.blocks else group for group in loose.groups)
-    return replace(loose, groups=tuple(groups))
-
-
 def _run_otherwise(plan: Plan, again: Collection[int], away: Collection[int], graph: OperatorGraph, batch: int) -> Plan:
     loose = loosened(bind(plan, graph, batch))
     groups = []

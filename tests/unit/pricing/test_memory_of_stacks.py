@@ -10,7 +10,7 @@ from planner.graph.operator_graph import TensorType
 from planner.pricing import Pricers, price_operator, price_parameter
 from planner.pricing.liveness import liveness
 from planner.pricing.operator_price import transient_bytes
-from planner.sharding.layout import parse_layout
+from planner.sharding.layout import FlatShape, divides, local_shape, parse_layout
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter
@@ -66,17 +66,26 @@ def test_copies_of_logits(loss: LossMemory, copies: int) -> None:
         assert transient_bytes(alive, graph, made, rule, prices)[0] == copies * graph.types[logits].nbytes
 
 
-@pytest.mark.parametrize(
-    ("flat", "weight", "gradient", "state"), [(0, 1, 1, 1), (1, 1, 1, 8), (2, 1, 8, 8), (3, 8, 8, 8)]
-)
-def test_flat_buffers_are_cut_whatever_the_shape(flat: int, weight: int, gradient: int, state: int) -> None:
-    tensor = TensorType(shape=(7, 3), dtype="bfloat16")
-    whole = StoredParameter(weight=parse_layout("R"), gradient=parse_layout("P"), state=parse_layout("R"))
-    cluster = CLUSTER.with_software(replace(PYTORCH, flat=flat))
-    prices = price_parameter(tensor, True, [whole], "bf16", "adamw", Pricers.of(build_mesh(cluster, (8,)), cluster))
-    assert prices.weight[0] == 2 * 21 / weight
-    assert prices.gradient[0] == 4 * 21 / gradient
-    assert prices.state[0] == 12 * 21 / state
+def test_flat_buffers_are_cut_whatever_the_shape() -> None:
+    """Eight devices divide neither 7 nor 3: of a flat buffer each has an eighth of weight, gradient and state, and a
+    use gathers the whole weight, as if a dim were cut."""
+    flat = TensorType(shape=FlatShape((7, 3)), dtype="bfloat16")
+    cut, whole = parse_layout("S0"), parse_layout("R")
+    stored = StoredParameter(weight=cut, gradient=cut, state=cut)
+    mesh = build_mesh(CLUSTER, (8,))
+    pricers = Pricers.of(mesh, CLUSTER)
+    prices = price_parameter(flat, True, [stored], "bf16", "adamw", pricers)
+    assert (prices.weight[0], prices.gradient[0], prices.state[0]) == (2 * 21 / 8, 4 * 21 / 8, 12 * 21 / 8)
+    like = TensorType(shape=(8, 21), dtype="bfloat16")  # eight times as much, along a dim
+    gathers = [pricers.parameters.route(one, cut, whole) for one in (flat, like)]
+    assert [[(m.kind, m.axis, m.nbytes) for m in one.messages] for one in gathers] == [
+        [("all_gather", 0, 42.0)],
+        [("all_gather", 0, 336.0)],
+    ]
+    assert divides(flat.shape, cut, (8,))
+    assert not divides((7, 3), cut, (8,))
+    assert local_shape(flat.shape, cut, (8,)) == (1, 3)
+    assert FlatShape((7, 3)) != (7, 3)
 
 
 @pytest.mark.parametrize(("layout", "nbytes"), [("R", 2 * 64 + 4 * 8), ("S0", 4 * 8)])

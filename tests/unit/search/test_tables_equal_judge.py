@@ -198,7 +198,7 @@ def test_stacks_are_priced_alike(stack: str, model: str, mesh: tuple[int, ...], 
     """What a stack keeps, gathers and overwrites; buffers are counted by the judge alone."""
     draw = random.Random(stack)
     configuration = Configuration(pipeline=pipeline, mesh=mesh, micro_batches=4)
-    software = replace(load_software(stack), flat=1, recomputed_in_backward=("attention",))
+    software = replace(load_software(stack), recomputed_in_backward=("attention",))
     cluster = load_profile("h100-80gb").with_devices(pipeline * math.prod(mesh)).with_software(software)
     case = make_case(model, cluster, configuration, 16, "bf16")
     for _ in range(4):

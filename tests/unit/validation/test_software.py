@@ -36,6 +36,10 @@ def machine(folder: Path, zero: int = 0, devices: int = 8, **changes: str) -> tu
     ("zero", "changes", "stack"),
     [
         (0, {"date": "2021-04", "flash_attention": "False"}, "megatron-2021"),
+        (0, {"date": "2022-06", "flash_attention": "", "stack": "Megatron-LM"}, "megatron-2021"),
+        (0, {"date": "2022-06", "flash_attention": "True", "stack": "Megatron-LM"}, "megatron"),
+        (0, {"date": "2022-06", "flash_attention": "", "stack": "megatron"}, "megatron"),
+        (0, {"date": "2024-06", "flash_attention": "", "stack": "Megatron-LM"}, "megatron"),
         (0, {"date": "2024-06", "flash_attention": "True"}, "megatron"),
         (1, {"other_flags": "Megatron-DeepSpeed; 1F1B"}, "deepspeed"),
         (3, {"date": "2023-11", "compile": "False"}, "fsdp"),
@@ -397,3 +401,11 @@ def test_what_flags_deny_is_not_read(tmp_path: Path, flags: str) -> None:
 @pytest.mark.parametrize("date", ["June 2021", "12/2024", "24-06"])
 def test_dates_that_would_be_taken_for_others_are_refused(tmp_path: Path, date: str) -> None:
     assert f"column date: '{date}' is not a date" in one(tmp_path, date=date).fault
+
+
+@pytest.mark.parametrize(("date", "again"), [("2024-07", False), ("2024-07-17", True), ("2025-02", True)])
+def test_nanotron_kept_what_it_gathered(tmp_path: Path, date: str, again: bool) -> None:
+    """Until tp_recompute_allgather."""
+    cluster, notes = machine(tmp_path, other_flags="nanotron in eager PyTorch; fused RMSNorm", date=date)
+    assert cluster.software.regathers == again
+    assert any("kept whole" in note for note in notes) == (not again)

@@ -52,7 +52,7 @@ def test_none_of_them_is_among_the_published_runs(bench: ModuleType) -> None:
     text = gzip.decompress((DATA / "published_runs.csv.gz").read_bytes()).decode()
     published = list(csv.DictReader(io.StringIO(text)))
     names = [run["id"] for run in bench.unseen()]
-    assert len(names) == len(set(names)) == 333
+    assert len(names) == len(set(names)) == 403
     assert not set(names) & {row["id"] for row in published}
     assert not {run["source"] for run in bench.unseen()} & {row["source"] for row in published}
 
@@ -80,3 +80,17 @@ def test_the_page_says_how_the_third_draw_was_predicted(bench: ModuleType) -> No
     assert f"The {errors.runs} that were predicted: {errors.mean:.1%} by run" in page
     assert f"{sum(by_source) / len(by_source):.1%} by source" in page
     assert f"{errors.inside:.0%} inside; {len(peaks)} peaks {sum(map(abs, peaks)) / len(peaks):.1%}" in page
+
+
+def test_the_page_says_how_the_fourth_draw_was_predicted(bench: ModuleType) -> None:
+    page = (ROOT / "docs" / "validate.md").read_text(encoding="utf-8")
+    drawn = [run for run in bench.unseen() if run["first_commit"] == "b58526e8"]
+    errors, peaks = bench.first_errors(drawn), bench.peak_errors(drawn)
+    by_source = [bench.first_errors(some).mean for some in bench.groups(drawn).values()]
+    assert f"{len(drawn)} runs of eight publications" in page
+    assert len(by_source) == 8
+    assert (
+        f"All {errors.runs}: {errors.mean:.1%} by run, {sum(by_source) / 8:.1%} by source, {errors.inside:.0%} inside"
+        in page
+    )
+    assert f"{len(peaks)} peaks {sum(map(abs, peaks)) / len(peaks):.1%}" in page
