@@ -18,6 +18,10 @@ LINE = 32
 """Elements of a row of either operand for which there is one scale, a power of two (OCP Microscaling Formats, 1.0)."""
 
 
+FORWARD = "float8_e4m3fn"
+"""The dtype of operands that are no gradients, and of weights on their way, under every recipe."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """How products are computed in fp8: what one scale is for, the dtype that gradients are cast to (the others are
@@ -28,7 +32,7 @@ class Recipe:
     gradients: str
     weight_gradients: bool
     delayed: bool = False
-    forward: str = "float8_e4m3fn"
+    forward: str = FORWARD
 
     @property
     def gained(self) -> float:

@@ -36,6 +36,10 @@ class Observer:
         particular: for a "forward" pass, a "recomputation", or a "backward" pass."""
         return nullcontext()
 
+    def updating(self) -> AbstractContextManager[None]:
+        """Entered while anything happens that a step does once."""
+        return nullcontext()
+
     def adding_up(self) -> AbstractContextManager[None]:
         """Entered while gradients that were reduced so are added up; buckets that these complete start meanwhile."""
         return nullcontext()
@@ -50,6 +54,11 @@ class Observer:
 def gathering(observer: Observer | None, phase: Phase) -> AbstractContextManager[None]:
     """What happens meanwhile is no operator's, where somebody looks on."""
     return nullcontext() if observer is None else observer.gathering(phase)
+
+
+def updating(observer: Observer | None) -> AbstractContextManager[None]:
+    """What happens meanwhile happens once a step, where somebody looks on."""
+    return nullcontext() if observer is None else observer.updating()
 
 
 def teller(observer: Observer | None) -> Told:

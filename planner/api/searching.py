@@ -198,7 +198,8 @@ def search(
         fp8_layers: patterns of weights whose linear layers are in fp8 whatever that takes; ["*"] for all. Of the others
             the search decides.
         fp8_left_out: patterns of weights whose linear layers stay out of fp8.
-        fp8_gathered: weights of blocks are cast where they are stored, and gathered in 8 bits; with "delayed".
+        fp8_gathered: weights of blocks are cast where they are stored, and gathered in 8 bits; with scales
+            of tensors or of blocks.
         fp8_experts: experts compute by that recipe, too.
         fp8_history: with "delayed", steps of whose largest elements scales are; 1,024 where not given.
         fp8_margin: with "delayed", powers of two that scales leave free; 0 where not given.

@@ -109,8 +109,9 @@ class Fp8:
 
 NO_FP8 = Fp8()
 
-GATHERED = ("delayed",)
-"""Recipes whose weights may be gathered in fp8: one cast is that of the forward product and of the backward one."""
+GATHERED = ("tensorwise", "delayed", "blockwise")
+"""Recipes whose weights may be gathered in fp8: one cast is that of the forward product and of the backward one, which
+is not so of scales for rows or lines, along what a product sums."""
 
 ALL_LAYERS = ("*",)
 """The pattern that means every linear layer."""
@@ -218,6 +219,18 @@ def delayed_scales(operators: Iterable[Operator], types: Mapping[str, TensorType
     return found
 
 
+def scales_on_their_way(operators: Iterable[Operator], types: Mapping[str, TensorType]) -> dict[str, tuple[int, ...]]:
+    """How many scales the weights have that travel in 8 bits by scales of the step itself, by their names: one, (), or
+    one for each 128 x 128."""
+    found: dict[str, tuple[int, ...]] = {}
+    for op in operators:
+        recipe = recipe_of(op)
+        if recipe is not None and not recipe.delayed and reads_fp8(op):
+            name = op.operands[1]
+            found[name] = tuple(-(-extent // recipe.block) for extent in types[name].shape) if recipe.block else ()
+    return found
+
+
 def delayed_weight(op: Operator) -> str | None:
     """The weight by which scales of steps before are called that an operator has; None where it has none."""
     recipe, place = (experts_recipe(op), _GATE) if op.op == EXPERTS_OPERATOR else (recipe_of(op), 1)
@@ -296,14 +309,15 @@ def also_left_out(graph: OperatorGraph, fp8: Fp8, plain: Collection[int]) -> Fp8
     if len(plain) == len(places) and not (fp8.experts or fp8.dispatch):
         return NO_FP8
     uses = Counter(graph.operators[at].operands[1] for at in places)
-    words = dict[str, None]()
+    words, apart, holds = dict[str, None](), set(plain), dict[str, bool]()
     for at in sorted(plain):
         op = graph.operators[at]
         weight = op.operands[1]
         exact = weight if uses[weight] == 1 else op.name
         pattern = _NUMBER.sub("*", exact)
-        meant = {other for other in places if _is_meant(graph.operators[other], pattern)}
-        words[pattern if meant <= set(plain) else exact] = None
+        if pattern not in holds:  # once for all blocks
+            holds[pattern] = all(other in apart for other in places if _is_meant(graph.operators[other], pattern))
+        words[pattern if holds[pattern] else exact] = None
     return replace(fp8, left_out=tuple(dict.fromkeys((*fp8.left_out, *words))))
 
 

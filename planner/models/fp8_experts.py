@@ -225,9 +225,11 @@ def _(
 
 
 def rounded(values: torch.Tensor, most: torch.Tensor, low: torch.dtype) -> torch.Tensor:
-    """What 8 bits leave of values, in float32 at least, where the largest are `most`."""
+    """What 8 bits leave of values, in float32 at least, where the largest are `most`; of values that come in 8 bits by
+    these scales what they stand for."""
     scale = _scale(most, low)
-    return _in_bytes(values, scale, low).to(scale.dtype).mul_(scale)
+    bits = values if values.dtype == low else _in_bytes(values, scale, low)
+    return bits.to(scale.dtype).mul_(scale)
 
 
 def in_powers(most: torch.Tensor, low: torch.dtype) -> torch.Tensor:

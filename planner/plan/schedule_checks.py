@@ -276,9 +276,13 @@ def check_schedule(plan: Plan) -> None:
 
 
 def stale_fp8_fault(fp8: Fp8, schedule: Schedule, name: str) -> Fault | None:
-    """Why scales cannot be those of steps before under a schedule; None where they can."""
-    if schedule.flushes or not fp8.delayed:
+    """Why scales cannot be those of steps before under a schedule, or those of weights that travel in fp8; None where
+    they can."""
+    if schedule.flushes or not (fp8.delayed or fp8.gathered):
         return None
+    if not fp8.delayed:
+        reason = f"has scales that are found as a step begins, and schedule = {name} changes weights within it"
+        return Fault(option="fp8_gathered", value="true", reason=reason, hint="take a schedule with a flush, as 1f1b")
     reason = f"has scales of the step before, and schedule = {name} begins steps before others have ended"
     return Fault(option="fp8", value=fp8.recipe, reason=reason, hint="take a schedule with a flush, as 1f1b")
 

@@ -1,8 +1,8 @@
 """Weights that are cast to 8 bits where they are stored, and travel so (`Rule.narrow`).
 
-Each time that one is gathered, a device reads its piece for the largest element and for the cast, and writes it in 8
-bits: 2 e + 1 bytes for an element of e bytes, where the gathered weight would be cast whole, on every device, for each
-of its products.
+A device reads its piece for the largest elements once a step. Each time that a weight is gathered, it reads the piece
+once more, and writes it in 8 bits: e + 1 bytes for an element of e bytes, where the gathered weight would be cast
+whole, on every device, for each of its products.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodels import operator_time
-from hardware_profiles import Cluster
-from planner.fp8_recipes import RECIPES
+from hardware_profiles import Cluster, Seconds
+from planner.fp8_recipes import FORWARD
 from planner.graph.operator_graph import TensorType
 from planner.sharding.layout import Layout, local_fraction
 
-DTYPE = RECIPES["delayed"].forward
+DTYPE = FORWARD
 
 
 def in_8_bits(tensor: TensorType) -> TensorType:
@@ -29,11 +29,24 @@ def cast_seconds(
     tensor: TensorType, layouts: Sequence[Layout], sizes: Sequence[int], cluster: Cluster
 ) -> NDArray[np.float64]:
     """Seconds in which a device casts its piece of a weight in each of some stored layouts, (K,)."""
+    return _passes(tensor, layouts, sizes, cluster, tensor.element_bytes + 1)
+
+
+def maxima_seconds(tensor: TensorType, layout: Layout, sizes: Sequence[int], cluster: Cluster) -> Seconds:
+    """Seconds in which a device looks for the largest elements of its piece of a weight."""
+    (seconds,) = _passes(tensor, [layout], sizes, cluster, tensor.element_bytes).tolist()
+    return float(seconds)
+
+
+def _passes(
+    tensor: TensorType, layouts: Sequence[Layout], sizes: Sequence[int], cluster: Cluster, moved: float
+) -> NDArray[np.float64]:
+    """Seconds in which a device moves so many bytes for each element of its piece."""
     pieces = np.array([local_fraction(layout, sizes) for layout in layouts]) * tensor.numel
     time = operator_time(
         op_class="elementwise",
         flops=np.zeros(len(pieces)),
-        bytes_moved=cluster.software.casts * (2 * tensor.element_bytes + 1) * pieces,
+        bytes_moved=cluster.software.casts * moved * pieces,
         dtype="fp32",
         device=cluster.device,
     )

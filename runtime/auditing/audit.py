@@ -169,7 +169,7 @@ def _written(step: RankStep, inputs: Inputs) -> Ledger:
             parameter.leaf.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 lambda _, p=parameter: None if p.gradient is None else ledger.live.claim(p.gradient, GRADIENTS)
             )
-    for state in (*step.optimizer.states(), *step.scales.kept()):
+    for state in (*step.optimizer.states(), *step.fp8.kept()):
         ledger.live.add(state, STATES)
     ledger.live.forget_peak()
     step.observer = ledger

@@ -117,7 +117,7 @@ class Ledger(TorchDispatchMode, Observer):
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """What happens meanwhile belongs to the end of the step."""
+        """What happens meanwhile belongs to the update at the end of the step, or to what begins it."""
         self._updating = True
         try:
             yield

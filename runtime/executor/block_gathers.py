@@ -32,8 +32,8 @@ from planner.sharding.redistribute import Step
 from runtime.comm.async_collectives import Flight, Groups
 from runtime.comm.device_mesh import RankMesh
 from runtime.observer import Observer, teller
-from runtime.ops.delayed_scales import DelayedScales, LayerScales
-from runtime.ops.narrow_weights import Narrow, belongs, cast, received
+from runtime.ops.fp8_scales import Fp8Scales
+from runtime.ops.narrow_weights import Casts, Narrow, belongs, cast, received
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +50,11 @@ class Bundle:
     sent: bool
     returns: bool
     again: bool
-    scales: tuple[LayerScales, ...] = ()
+    scales: tuple[Casts, ...] = ()
 
 
-def bundle_of(one: BlockGather, scales: DelayedScales | None = None) -> Bundle:
-    """What a segment gathers together, in the terms of the executor; layers in fp8 have `scales` of steps before."""
+def bundle_of(one: BlockGather, scales: Fp8Scales | None = None) -> Bundle:
+    """What a segment gathers together, in the terms of the executor; weights in fp8 are cast by `scales`."""
     assert scales is not None or not one.narrow
     return Bundle(
         names=one.names,
@@ -64,13 +64,12 @@ def bundle_of(one: BlockGather, scales: DelayedScales | None = None) -> Bundle:
         sent=one.comes,
         returns=bool(one.back.moves),
         again=one.again,
-        scales=tuple(scales.of(name) for name in one.names) if one.narrow and scales is not None else (),
+        scales=tuple(scales.of_weight(name) for name in one.names) if one.narrow and scales is not None else (),
     )
 
 
 class Gathered:
-    """The weights of a bundle for one pass through their block, the `section` of that number; `trains` says whether a
-    backward pass follows."""
+    """The weights of a bundle for one pass through their block, the `section` of that number."""
 
     def __init__(
         self,
@@ -80,11 +79,9 @@ class Gathered:
         observer: Observer | None,
         place: RankMesh,
         groups: Groups,
-        *,
-        trains: bool,
     ) -> None:
         self.bundle, self.section, self.observer, self._tensors = bundle, section, observer, tensors
-        self._place, self._groups, self._trains = place, groups, trains
+        self._place, self._groups = place, groups
         self.gradients = tuple(Narrow() for _ in bundle.scales)  # of weights in 8 bits, which autograd would cast
         self._memory: list[torch.Tensor] = []
         self._coming: Flight | None = None
@@ -99,9 +96,7 @@ class Gathered:
         if self._coming is None:
             pieces = [self._tensors[name] for name in self.bundle.names]
             if self.bundle.scales:
-                pieces = [
-                    cast(piece, own, trains=self._trains) for piece, own in zip(pieces, self.bundle.scales, strict=True)
-                ]
+                pieces = [cast(piece, own) for piece, own in zip(pieces, self.bundle.scales, strict=True)]
             self._coming = Flight(self.bundle.there, pieces, self._place, self._groups, holds=True)
 
     def bring(self) -> list[torch.Tensor]:

@@ -56,7 +56,7 @@ from runtime.observer import Observer, Told, teller
 from runtime.offload.activations import OffloadedActivations, Trail, alone
 from runtime.offload.saved_tensors import SavedMemory
 from runtime.offload.weights import OffloadedWeights, Visits
-from runtime.ops.delayed_scales import DelayedScales
+from runtime.ops.fp8_scales import Fp8Scales
 from runtime.ops.kept_results import KeptResults
 from runtime.ops.local_ops import local_call
 from runtime.ops.randomness import FIRST, Draw
@@ -155,7 +155,6 @@ class Executor:
         trip = Prefetch(
             bundles=self.bundles,
             recomputed=[section.segment.recomputed and torch.is_grad_enabled() for section in self.sections],
-            trains=torch.is_grad_enabled(),
             batch=replace(batch, values={}, deferred=None),
             parameters=parameters,
             place=self.place,
@@ -301,12 +300,12 @@ def build_executor(
     lanes: Groups | None = None,
     outputs: Collection[str] = (),
     alternation: Alternation | None = None,
-    scales: DelayedScales | None = None,
+    scales: Fp8Scales | None = None,
     relay: Relay | None = None,
 ) -> Executor:
     """The program of this rank for its stage of a plan, with room for what it offloads, the `tables` that are not on
     the devices, the offloaded `weights` of the rank, the process groups on which weights come ahead, where they do, and
-    the `alternation` of passes that take turns, the `scales` of layers in fp8 that come from steps before, and the
+    the `alternation` of passes that take turns, the `scales` of layers in fp8 that are known before they run, and the
     `relay` in which passes let weights come for each other.
     It also returns those of the values `outputs` that the stage makes, whole on every rank of it. Raises ModelError for
     an operator that cannot run yet."""

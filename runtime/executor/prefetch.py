@@ -36,7 +36,7 @@ class Collects(Protocol):
 
 @dataclass(kw_only=True, eq=False)
 class Prefetch:
-    """The `bundles` of each section of a stage for one pass forward and, where it `trains`, one back; `recomputed` says
+    """The `bundles` of each section of a stage for one pass forward and, where it trains, one back; `recomputed` says
     of each whether it is computed again. `batch` has what is there before the first operator, and no values: these hold
     their nodes of autograd, which hold the trip. `parameters` take the gradients that are late. With `lanes`, process
     groups of their own, weights set out ahead and gradients land behind; without, each is waited for. `relay` knows the
@@ -44,7 +44,6 @@ class Prefetch:
 
     bundles: Sequence[Sequence[Bundle]]
     recomputed: Sequence[bool]
-    trains: bool
     batch: MicroBatch
     parameters: Mapping[str, Collects]
     place: RankMesh
@@ -124,10 +123,7 @@ class Prefetch:
     def _ways(self, number: int) -> list[Gathered]:
         groups = self.place.groups if self.lanes is None else self.lanes
         tensors, observer = self.batch.tensors, self.batch.observer
-        return [
-            Gathered(bundle, number, tensors, observer, self.place, groups, trains=self.trains)
-            for bundle in self.bundles[number]
-        ]
+        return [Gathered(bundle, number, tensors, observer, self.place, groups) for bundle in self.bundles[number]]
 
     @property
     def comes_again(self) -> bool:

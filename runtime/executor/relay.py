@@ -38,14 +38,13 @@ class Relay:
     _next: Sequence[Turn] = ()  # whose weights are still to set out
     _forward: Turn | None = None  # the pass forward that runs, if any does
     _entered: int = 0  # sections of it
-    _trains: bool = True  # whether passes back are among those of the step
     _trips: dict[_Key, Prefetch] = field(default_factory=dict)  # that will come back
     _coming: dict[int, tuple[int, list[Gathered]]] = field(default_factory=dict)  # by chunk, for a section
     _returning: list[Returning] = field(default_factory=list)
 
     def start(self, passes: Sequence[Sequence[Turn]], observer: Observer | None) -> None:
         """A step of so many passes begins, each one turn, or two that run together."""
-        self._forward, self._trains = None, torch.is_grad_enabled()
+        self._forward = None
         self._trips, self._coming, self._returning = {}, {}, []  # a step that was aborted may have left some
         self._next = passes[0] if passes else ()
         self.depart(observer)
@@ -100,10 +99,7 @@ class Relay:
         if section is None:
             return
         tensors = self.weights()
-        ways = [
-            Gathered(bundle, section, tensors, observer, self.place, self.lanes, trains=self._trains)
-            for bundle in own[section]
-        ]
+        ways = [Gathered(bundle, section, tensors, observer, self.place, self.lanes) for bundle in own[section]]
         self._coming[chunk] = section, ways
         with gathering(observer, "forward"):
             for way in ways:

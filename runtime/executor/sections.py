@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from planner.plan.layout.segments import Segment
 from runtime.executor.block_gathers import Bundle, bundle_of
 from runtime.executor.instruction import Instruction
-from runtime.ops.delayed_scales import DelayedScales
+from runtime.ops.fp8_scales import Fp8Scales
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +26,10 @@ def section_of(
     segment: Segment,
     instructions: Mapping[int, Instruction],
     behind: Mapping[int, Sequence[Instruction]],
-    scales: DelayedScales | None = None,
+    scales: Fp8Scales | None = None,
 ) -> Section:
     """A segment with the instructions of its operators, and those that follow `behind` an operator; those without one
-    are run by another. Layers in fp8 may have `scales` of steps before."""
+    are run by another. Layers in fp8 may have `scales` that are known before."""
 
     def of(operators: Sequence[int]) -> tuple[Instruction, ...]:
         return tuple(one for at in operators if at in instructions for one in (instructions[at], *behind.get(at, ())))

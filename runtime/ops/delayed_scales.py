@@ -29,6 +29,7 @@ from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.stage_cut import StageCut
 from runtime.comm import collectives
 from runtime.comm.device_mesh import RankMesh
+from runtime.ops.narrow_weights import largest_of, piece_in_8_bits
 
 _PARTS = 16
 """Of a history, of which one is copied at a time."""
@@ -145,7 +146,12 @@ class LayerScales:
 
     def see(self, tensor: int, values: torch.Tensor) -> None:
         """Take notice of the largest element of a piece of one of the tensors."""
-        self.note(tensor, values.detach().abs().amax())
+        self.note(tensor, largest_of(values))
+
+    def in_8_bits(self, piece: torch.Tensor) -> torch.Tensor:
+        """A piece of the weight as it travels."""
+        made: torch.Tensor = piece_in_8_bits(piece, self.scale(WEIGHT), [])
+        return made
 
     def note(self, tensor: int, largest: torch.Tensor) -> None:
         """Take notice of largest elements, () or (experts)."""

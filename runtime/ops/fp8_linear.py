@@ -30,10 +30,12 @@ from planner.sharding.rule import Dims
 from runtime.comm import collectives
 from runtime.ops.capability import cuda_capability
 from runtime.ops.delayed_scales import GRADIENT, INPUT, WEIGHT, LayerScales
+from runtime.ops.fp8_scales import Known
 from runtime.ops.kept_results import whole_call
 from runtime.ops.lines_product import has_lines_product, lines_product
 from runtime.ops.narrow_weights import Narrow, in_8_bits, place_of, stand_in, wide
 from runtime.ops.shard import Shard
+from runtime.ops.weight_scales import WeightScales
 
 _WEIGHTS = torch.float8_e4m3fn
 _LEAST = 1e-12
@@ -101,13 +103,15 @@ def local_fp8_linear(
 
 
 class _How(NamedTuple):
-    """How a layer is computed: `along` are the tokens that follow each other in a sample, on this device; whether a
-    backward pass follows (`trains`), so that delayed scales take notice."""
+    """How a layer is computed: `along` are the tokens that follow each other in a sample, on this device; by `delayed`
+    scales, or by those of a `weight` that comes in 8 bits; whether a backward pass follows (`trains`), so that delayed
+    scales take notice."""
 
     recipe: Recipe
     cut: Cut
     along: int
     delayed: LayerScales | None
+    weight: WeightScales | None
     trains: bool
 
 
@@ -129,14 +133,16 @@ def fp8_linear(
     bias_O: torch.Tensor | None,
     recipe: Recipe,
     cut: Cut = WHOLE,
-    delayed: LayerScales | None = None,
+    known: Known | None = None,
 ) -> torch.Tensor:
-    """`torch.nn.functional.linear` with products in fp8, by the `delayed` scales of the layer where the recipe has
-    such."""
+    """`torch.nn.functional.linear` with products in fp8, by scales that are `known`: all of the layer where the recipe
+    has those of steps before, or those of a weight that comes in 8 bits."""
+    delayed, weight = (known, None) if isinstance(known, LayerScales) else (None, known)
     assert (delayed is not None) == recipe.delayed, recipe
+    assert recipe.delayed or (weight is not None) == (weight_OI.dtype == _WEIGHTS), recipe
     x_TI = x.reshape(-1, x.shape[-1])
     along = x.shape[-2] if x.ndim > 1 else 1
-    how = _How(recipe, cut, along, delayed, torch.is_grad_enabled())
+    how = _How(recipe, cut, along, delayed, weight, torch.is_grad_enabled())
     operands = [operand for operand in (x_TI, weight_OI, bias_O) if operand is not None]
     if how.trains and any(operand.requires_grad for operand in operands):
         run = _Run(how)
@@ -151,11 +157,11 @@ def _made(
     how: _How, x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
 ) -> tuple[torch.Tensor, ...]:
     """The product, and the scales of its operands where each has one."""
-    recipe, cut, _, delayed, trains = how
+    recipe, cut, _, delayed, weight, trains = how
 
     def compute() -> tuple[torch.Tensor, ...]:
         if recipe.scales == "block":
-            y_TO = _blocks_product(x_TI, weight_OI, _WEIGHTS, cut)
+            y_TO = _blocks_product(x_TI, weight_OI, _WEIGHTS, cut, None if weight is None else weight.largest)
             return (y_TO if bias_O is None else y_TO + bias_O,)
         if recipe.scales == "line":
             y_TO = _lines_product(x_TI, weight_OI, _WEIGHTS, cut.input_from, cut.inputs)
@@ -164,7 +170,8 @@ def _made(
         if delayed is not None:
             scales = delayed.scale(INPUT), delayed.scale(WEIGHT)
         elif recipe.scales == "tensor":
-            scales = left.scale((*cut.tokens, *cut.inputs)), right.scale((*cut.outputs, *cut.inputs))
+            of_weight = right.scale((*cut.outputs, *cut.inputs)) if weight is None else weight.scales
+            scales = left.scale((*cut.tokens, *cut.inputs)), of_weight
         else:
             scales = left.scales(cut.inputs), right.scales(cut.inputs)
         y_TO = _product(left, right, scales, x_TI.dtype)
@@ -187,6 +194,13 @@ class _Run:
         self.scales: Sequence[torch.Tensor] = ()
         self.gradient: torch.Tensor | None = None
 
+    def handed(self, gradient_OI: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
+        """What autograd gets as the gradient of the weight."""
+        if self.narrow is None:
+            return gradient_OI.to(weight_OI.dtype)
+        self.narrow.gradient = gradient_OI
+        return stand_in(weight_OI)
+
 
 class _Begin(torch.autograd.Function):
     """Keeps the operands as they were given, as gradients need them along their other dim, and makes the gradients. It
@@ -206,7 +220,7 @@ class _Begin(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x_TI, weight_OI = ctx.saved_tensors
-        recipe, cut, along, delayed, _trains = ctx.run.how
+        recipe, cut, along, delayed, weight, _trains = ctx.run.how
         gradient, ctx.run.gradient = ctx.run.gradient, None
         assert gradient is not None, "the node behind has been there"
         gradient_TO, low = gradient.reshape(-1, weight_OI.shape[0]), getattr(torch, recipe.gradients)
@@ -215,10 +229,11 @@ class _Begin(torch.autograd.Function):
             turned = replace(
                 cut, inputs=cut.outputs, outputs=cut.inputs, input_from=cut.output_from, output_from=cut.input_from
             )
-            gradient_TI = _blocks_product(gradient_TO, weight_OI.t(), low, turned)
+            known = None if weight is None else weight.largest.t()
+            gradient_TI = _blocks_product(gradient_TO, weight_OI.t(), low, turned, known)
             left, right = _Side(gradient_TO.t(), low), _Side(x_TI.t(), _WEIGHTS)
             scales = left.scales(cut.tokens), right.scales(cut.tokens)
-            return None, gradient_TI, _product(left, right, scales, weight_OI.dtype), bias
+            return None, gradient_TI, ctx.run.handed(_product(left, right, scales, x_TI.dtype), weight_OI), bias
         if recipe.scales == "line":
             return None, *_gradients_in_lines(x_TI, weight_OI, gradient_TO, low, cut, along), bias
         left = _Side(gradient_TO, low)
@@ -226,17 +241,14 @@ class _Begin(torch.autograd.Function):
         if delayed is not None:
             delayed.see(GRADIENT, gradient_TO)
             whole = delayed.scale(GRADIENT)
-        right, known = _Side(weight_OI.t(), _WEIGHTS), ctx.run.scales
-        scales = (left.scales(cut.outputs), right.scales(cut.outputs)) if whole is None else (whole, known[1])
+        right, made = _Side(weight_OI.t(), _WEIGHTS), ctx.run.scales
+        scales = (left.scales(cut.outputs), right.scales(cut.outputs)) if whole is None else (whole, made[1])
         gradient_TI = _product(left, right, scales, x_TI.dtype)
         if not recipe.weight_gradients:
             return None, gradient_TI, gradient_TO.t().mm(x_TI), bias
         left, right = _Side(gradient_TO.t(), low), _Side(x_TI.t(), _WEIGHTS)
-        scales = (left.scales(cut.tokens), right.scales(cut.tokens)) if whole is None else (whole, known[0])
-        if ctx.run.narrow is None:
-            return None, gradient_TI, _product(left, right, scales, weight_OI.dtype), bias
-        ctx.run.narrow.gradient = _product(left, right, scales, x_TI.dtype)
-        return None, gradient_TI, stand_in(weight_OI), bias
+        scales = (left.scales(cut.tokens), right.scales(cut.tokens)) if whole is None else (whole, made[0])
+        return None, gradient_TI, ctx.run.handed(_product(left, right, scales, x_TI.dtype), weight_OI), bias
 
 
 class _End(torch.autograd.Function):
@@ -289,18 +301,24 @@ class _Side:
         return in_8_bits(self.rows, scale, self.dtype).contiguous()
 
 
-def _blocks_product(rows_TI: torch.Tensor, weight_OI: torch.Tensor, low: torch.dtype, cut: Cut) -> torch.Tensor:
-    """The product of rows with a weight, turned: a scale for 128 elements of a row, and for 128 x 128 of the weight."""
-    spread = any(whole and extent % BLOCK for extent, (_, whole) in _cuts(rows_TI, weight_OI, cut))
+def _blocks_product(
+    rows_TI: torch.Tensor, weight_OI: torch.Tensor, low: torch.dtype, cut: Cut, known: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The product of rows with a weight, turned: a scale for 128 elements of a row, and for 128 x 128 of the weight,
+    whose largest elements are `known` where it comes in 8 bits, those of all of it."""
+    spread = known is not None
+    spread |= any(whole and extent % BLOCK for extent, (_, whole) in _cuts(rows_TI, weight_OI, cut))
     inside = blocks_of(rows_TI.shape[1], *cut.input_from, rows_TI.device, spread=spread)
     outside = blocks_of(weight_OI.shape[0], *cut.output_from, rows_TI.device, spread=spread)
     of_rows = largest(rows_TI, None, 0, inside.at, inside.cells)
-    of_weight = largest(weight_OI, outside.at, outside.cells, inside.at, inside.cells)
     for group in cut.inputs if inside.shared else ():
         of_rows = collectives.all_reduce_max(of_rows, group)
-        of_weight = collectives.all_reduce_max(of_weight, group)
-    for group in cut.outputs if outside.shared else ():
-        of_weight = collectives.all_reduce_max(of_weight, group)
+    of_weight = known
+    if of_weight is None:
+        of_weight = largest(weight_OI, outside.at, outside.cells, inside.at, inside.cells)
+        shared = (*(cut.inputs if inside.shared else ()), *(cut.outputs if outside.shared else ()))
+        for group in shared:
+            of_weight = collectives.all_reduce_max(of_weight, group)
     assert inside.at is not None, "blocks have more than one element"
     assert outside.at is not None, "blocks have more than one element"
     name = str(low).removeprefix("torch.")

@@ -15,6 +15,7 @@ from planner.models.experts import products_of
 from planner.models.fp8_experts import PLAIN, Agreement
 from runtime.comm import collectives
 from runtime.ops.cross_entropy import SplitLoss, split_cross_entropy
+from runtime.ops.delayed_scales import LayerScales
 from runtime.ops.experts import Cut, SplitExperts, split_experts
 from runtime.ops.index_check import expect_within
 from runtime.ops.rms_norm import fused_rms_norm
@@ -108,7 +109,7 @@ def splitting_experts(
         once=(groups, chosen_groups) if once else None,
         dispatch=dispatch,
     )
-    if shard.scales is not None:
+    if isinstance(shard.scales, LayerScales):
         own = shard.scales.among(*split.held)
         return replace(split, products=DelayedProducts(recipe=RECIPES[fp8], scales=own))
     return replace(split, products=products_of(fp8, _agreement(shard)) if fp8 else PLAIN)

@@ -16,7 +16,7 @@ import torch
 from planner.fp8_recipes import RECIPES
 from planner.graph.bags import BAG
 from planner.graph.blocks import IDENTITY
-from planner.graph.fp8 import delayed_weight, fp8_operator
+from planner.graph.fp8 import fp8_operator
 from planner.graph.masks import MASKED_ATTENTION
 from planner.graph.operator_graph import Argument, OperatorGraph, TorchConstant, ValueRef
 from planner.graph.recurrent import GATES
@@ -37,8 +37,8 @@ from runtime.ops import (
     local_recurrent,
     local_shapes,
 )
-from runtime.ops.delayed_scales import DelayedScales
 from runtime.ops.fp8_linear import local_fp8_linear
+from runtime.ops.fp8_scales import Fp8Scales
 from runtime.ops.per_replica import per_replica
 from runtime.ops.randomness import FIRST, Draw, drop_probability, operator_code, region_of
 from runtime.ops.shard import Form, Shard
@@ -79,10 +79,10 @@ def local_call(
     place: RankMesh,
     sequences: Sequences | None = None,
     tables: PlacedTables | None = None,
-    scales: DelayedScales | None = None,
+    scales: Fp8Scales | None = None,
 ) -> LocalCall:
     """The call of one operator on this rank. `sequences` are the dims that axes with an order of their own cut in it,
-    `tables` those that are not on the devices, `scales` those of layers in fp8 that come from steps before. Raises
+    `tables` those that are not on the devices, `scales` those of layers in fp8 that are known before. Raises
     ModelError for what cannot be executed yet."""
     op = bound.operator
     if bound.rule.outside is not None:
@@ -94,8 +94,7 @@ def local_call(
     sizes = place.mesh.sizes
     shapes = tuple(local_shape(t.shape, layout, sizes) for t, layout in zip(types, layouts, strict=True))
     region = region_of(types[0].shape, layouts[0], place, (sequences or {}).get(made[0], ()))
-    delayed = delayed_weight(op)
-    own = None if scales is None or delayed is None else scales.of(delayed)
+    own = None if scales is None else scales.of(op)
     shard = Shard(bound=bound, place=place, shapes=shapes, region=region, scales=own)
     sliced = SLICED.get(op.op)
     drops = drop_probability(op) > 0

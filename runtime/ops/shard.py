@@ -12,7 +12,7 @@ from planner.plan.binding.bind import BoundOperator
 from planner.sharding.rule import FactorKind, derive_layouts, ring_axis
 from planner.sharding.rules.einsum import FEW
 from runtime.comm.device_mesh import RankMesh
-from runtime.ops.delayed_scales import LayerScales
+from runtime.ops.fp8_scales import Known
 from runtime.ops.randomness import Region
 
 _ALL = slice(None)
@@ -21,14 +21,14 @@ _ALL = slice(None)
 @dataclass(frozen=True, kw_only=True)
 class Shard:
     """What a local form may know: the operator under its strategy, this rank, the local shapes of the results, and
-    which piece of the first result that is; `scales` are those of a layer in fp8 that come from steps before. What
+    which piece of the first result that is; `scales` are those of a layer in fp8 that are known before it runs. What
     attention asks for every time is found once."""
 
     bound: BoundOperator
     place: RankMesh
     shapes: tuple[tuple[int, ...], ...]
     region: Region
-    scales: LayerScales | None = None
+    scales: Known | None = None
 
     def axes(self, factor: str) -> tuple[int, ...]:
         """Axes of size 2 or more that split a factor, outer cut first."""

@@ -34,7 +34,7 @@ from runtime.executor.relay import Relay
 from runtime.executor.slices import Slices
 from runtime.observer import Observer, teller
 from runtime.offload.weights import OffloadedWeights
-from runtime.ops.delayed_scales import DelayedScales
+from runtime.ops.fp8_scales import Fp8Scales
 from runtime.step.inputs import Inputs
 from runtime.step.pipeline import Pipeline, Values
 from runtime.tables.placed import PlacedTables
@@ -61,12 +61,14 @@ class _Rank(Protocol):
     slices: Slices | None
     tables: PlacedTables
     weights: OffloadedWeights
-    scales: DelayedScales
+    fp8: Fp8Scales
     lanes: tuple[dist.ProcessGroup | None, ...] | None
     observer: Observer | None
     relay: Relay | None
 
     def new_relay(self) -> Relay | None: ...
+
+    def begin_scales(self, *, trains: bool) -> None: ...
 
     def compute(
         self,
@@ -120,7 +122,7 @@ class ForwardPass:
                 rank.weights,
                 rank.lanes,
                 names,
-                scales=rank.scales,
+                scales=rank.fp8,
                 relay=self._relay,
             )
             for cut in cuts
@@ -147,6 +149,7 @@ class ForwardPass:
     def mean_loss(self, inputs: Inputs, parts: Parts) -> torch.Tensor:
         """The mean loss; this rank's outputs gather in `parts`."""
         rank = self._rank
+        rank.begin_scales(trains=False)
         slices = nullcontext() if rank.slices is None else rank.slices.keeping()
         with slices, rank.tables.aside():
             loss = rank.pipeline.evaluate(self._forward(inputs, parts), self._relay)

@@ -100,7 +100,7 @@ class SameFp8(TorchFunctionMode):
         if not isinstance(recipe, Recipe):
             return func(*args, **(kwargs or {}))
         delayed = self._scales.get(id(given["weight"]))
-        return fp8_linear(given["input"], given["weight"], given.get("bias"), recipe, delayed=delayed)
+        return fp8_linear(given["input"], given["weight"], given.get("bias"), recipe, known=delayed)
 
     def _next(self, weight: torch.Tensor) -> Recipe | ExpertsIn | None:
         """The recipe of the next call with a weight."""

@@ -33,11 +33,11 @@ from runtime.executor.lowering.programs import Programs
 from runtime.executor.relay import Relay
 from runtime.executor.slices import Slices
 from runtime.guard_settings import GuardSettings
-from runtime.observer import Observer, teller
+from runtime.observer import Observer, teller, updating
 from runtime.offload.activations import OffloadedActivations
 from runtime.offload.storage import Outside
 from runtime.offload.weights import OffloadedWeights
-from runtime.ops.delayed_scales import scales_of_rank
+from runtime.ops.fp8_scales import fp8_scales_of_rank
 from runtime.ops.randomness import Draw
 from runtime.optimizers.optimizers import OptimizerSettings
 from runtime.parameters.after_step import step_ends
@@ -107,7 +107,8 @@ class RankStep:
         self.programs = Programs(bound=bound, place=place, compiled=chains) if lowered else None
         self.lanes = axis_lines(place, "gathers") if bound.plan.training.update.ahead else None
         self.alternation = Alternation(place.device)
-        self.scales = scales_of_rank(bound, own, place)
+        self.fp8 = fp8_scales_of_rank(bound, own, place)
+        self.scales = self.fp8.delayed
         self.relay = self.new_relay()
         self.executors: tuple[Executor, ...] = tuple(
             build_executor(
@@ -120,7 +121,7 @@ class RankStep:
                 self.weights,
                 self.lanes,
                 alternation=self.alternation,
-                scales=self.scales,
+                scales=self.fp8,
                 relay=self.relay,
             )
             for cut in own
@@ -260,9 +261,17 @@ class RankStep:
             self._forward_passes[outputs] = ForwardPass(self, outputs)
         return self._forward_passes[outputs]
 
+    def begin_scales(self, *, trains: bool) -> None:
+        """Know the scales of weights that travel in 8 bits, before any sets out. Collective."""
+        if self.fp8.cast:
+            with updating(self.observer):
+                pieces = {name: self.parameters[name].piece for name in self.fp8.cast}
+                self.fp8.begin_step(pieces, trains=trains)
+
     def accumulate(self, inputs: Inputs) -> torch.Tensor:
         """Forward and backward of all micro-batches: adds to the gradients, changes no weight. Returns the mean
         loss."""
+        self.begin_scales(trains=True)
         if not self.check_layouts:
             return self.pipeline.run(
                 lambda turn, received, deferred: self.compute(turn, received, inputs, deferred=deferred), self.scale

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from planner.graph.fp8 import Fp8
+from planner.fp8_recipes import RECIPES
+from planner.graph.fp8 import GATHERED, Fp8
 from planner.plan.plan import Plan
 from planner.sharding.update import Update
 from runtime import audit
@@ -24,19 +25,22 @@ CASES: list[tuple[str, tuple[int, ...], str, dict[str, Any]]] = [
 ]
 
 
-def plan_of(kind: str, mesh: tuple[int, ...], gathers: str, settings: dict[str, Any], *, gathered: bool = True) -> Plan:
-    fp8 = Fp8(recipe="delayed", history=2, gathered=gathered)
+def plan_of(recipe: str, kind: str, mesh: tuple[int, ...], gathers: str, settings: dict[str, Any]) -> Plan:
+    own = {"history": 2} if RECIPES[recipe].delayed else {}
+    fp8 = Fp8(recipe=recipe, gathered=True, **own)
     plan = Hand(model="llama", kind=kind, mesh=mesh, settings={"fp8": fp8, **settings})()
     update = Update(buckets="none", gathers=gathers)
     return replace(plan, training=replace(plan.training, update=update))
 
 
-@pytest.mark.cases(1, 2)
-@pytest.mark.parametrize(("kind", "mesh", "gathers", "settings"), CASES)
+@pytest.mark.cases(3, 6)
+@pytest.mark.parametrize(
+    ("kind", "mesh", "gathers", "settings", "recipe"), [(*case, recipe) for case in CASES for recipe in GATHERED]
+)
 def test_messages_are_equal_and_live_memory_is_close(
-    kind: str, mesh: tuple[int, ...], gathers: str, settings: dict[str, Any]
+    kind: str, mesh: tuple[int, ...], gathers: str, settings: dict[str, Any], recipe: str
 ) -> None:
-    plan = plan_of(kind, mesh, gathers, settings)
+    plan = plan_of(recipe, kind, mesh, gathers, settings)
     (stage,) = audit(plan, plans.traced("llama"), plans.BATCH, cluster_of(plan))
     assert stage.unequal == ()
     assert abs(stage.peak / stage.predicted_peak - 1) < auditing.MEMORY_TOLERANCE / 2

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from planner.errors import CheckpointError
+from planner.fp8_recipes import RECIPES
 from planner.graph.fp8 import NO_FP8, Fp8
 from planner.plan.binding.bind import prepare
 from planner.plan.plan import Plan
@@ -72,20 +73,35 @@ class _Alone:
     all_reduce_max = staticmethod(lambda term, group: term)
 
 
-def delayed(
+def weights_without_agreement(recipe: str) -> float:
+    """The worst error of a step whose weights are cast by the largest elements of the pieces of each device."""
+    from runtime.ops import weight_scales
+
+    agreed = weight_scales.collectives
+    weight_scales.collectives = _Alone  # type: ignore[assignment]
+    try:
+        fp8 = {"gathered": True}
+        return steps_of("llama64", (4,), ["zero3"], {"gathers": "block"}, fp8, recipe, steps=1)[0][0]
+    finally:
+        weight_scales.collectives = agreed
+
+
+def steps_of(
     model: str,
     sizes: tuple[int, ...],
     seeds: list[int | str],
     settings: dict[str, object],
     fp8: dict[str, bool],
+    recipe: str = "delayed",
     steps: int = 4,
 ) -> list[tuple[float, float]]:
     """Under each plan, which may divide experts by hand ("experts: WAY"), the worst error of losses and weights over
-    some steps beside the plain model with delayed scales, of histories of two steps and a margin; and by how much
-    scales change the loss of the last step."""
+    some steps beside the plain model under the same recipe, delayed scales of histories of two steps and a margin; and
+    by how much fp8 changes the loss of the last step."""
     mesh, found = plans.mesh_of(*sizes), []
+    own = {"history": 2, "margin": 1} if RECIPES[recipe].delayed else {}
     for seed in seeds:
-        words = {"kept": KEPT, "fp8": Fp8(recipe="delayed", history=2, margin=1, **fp8), **settings}
+        words = {"kept": KEPT, "fp8": Fp8(recipe=recipe, **own, **fp8), **settings}  # type: ignore[arg-type]
         gathers = words.pop("gathers", None)
         plan = planned(model, mesh, seed, **words)
         if gathers is not None:

@@ -9,7 +9,7 @@ import pytest
 from tests.distributed.drawing import STAGES, Drawn, drawn
 
 LOSSES, WEIGHTS = 1e-6, 1e-12
-SEEDS = range(120)
+SEEDS = range(180)
 
 
 @pytest.mark.slow

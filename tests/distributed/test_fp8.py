@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import pytest
 
 from planner.fp8_recipes import RECIPES
+from planner.graph.fp8 import GATHERED
 
 TOLERANCE = 1e-5
 NOW = [name for name, recipe in RECIPES.items() if not recipe.delayed]
@@ -137,12 +138,12 @@ def test_delayed_scales_are_those_of_the_plain_model_step_by_step(
     settings: Mapping[str, object],
     fp8: Mapping[str, bool],
 ) -> None:
-    for found in pool.run("tasks_fp8", "delayed", model, sizes, seeds, dict(settings), dict(fp8)):
+    for found in pool.run("tasks_fp8", "steps_of", model, sizes, seeds, dict(settings), dict(fp8)):
         for seed, (error, far) in zip(seeds, found, strict=True):
             assert error < TOLERANCE < far, seed  # and fp8 tells
 
 
-GATHERED = [
+GATHERED_IN_FP8 = [
     ("llama64", (4,), ["zero3", 0], {"gathers": "block"}),
     ("llama64", (2, 2), ["megatron", "zero3", 1], {"gathers": "ahead"}),
     ("llama64", (4,), ["zero3", "zero2"], {"gathers": "ahead", "recomputation": "full", "micro_batches": 2}),
@@ -150,17 +151,28 @@ GATHERED = [
     ("llama64", (2,), ["zero3", 3], {"gathers": "ahead", **IN_TWO}),
     ("sharing64", (2, 2), ["zero3", 4], {"gathers": "block"}),
 ]
-"""Model, mesh, plans and settings: 13 plans whose weights are gathered in fp8, over four steps each."""
+"""Model, mesh, plans and settings: 13 plans whose weights are gathered in fp8, over four steps each, for each recipe.
+Devices have parts of blocks of 128, and whole ones."""
 
 
-@pytest.mark.cases(1, 1)
-@pytest.mark.parametrize(("model", "sizes", "seeds", "settings"), GATHERED, ids=lambda value: str(value)[:40])
+@pytest.mark.cases(3, 3)
+@pytest.mark.parametrize(
+    ("recipe", "model", "sizes", "seeds", "settings"),
+    [(recipe, *one) for one in GATHERED_IN_FP8 for recipe in GATHERED],
+    ids=lambda value: str(value)[:40],
+)
 def test_weights_that_are_gathered_in_fp8_are_those_of_the_plain_model(
-    pool, model: str, sizes: tuple[int, ...], seeds: list[int | str], settings: Mapping[str, object]
+    pool, recipe: str, model: str, sizes: tuple[int, ...], seeds: list[int | str], settings: Mapping[str, object]
 ) -> None:
-    for found in pool.run("tasks_fp8", "delayed", model, sizes, seeds, dict(settings), {"gathered": True}):
+    arguments = (model, sizes, seeds, dict(settings), {"gathered": True}, recipe)
+    for found in pool.run("tasks_fp8", "steps_of", *arguments):
         for seed, (error, far) in zip(seeds, found, strict=True):
             assert error < TOLERANCE < far, seed
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "blockwise"])
+def test_scales_of_weights_that_nobody_agrees_on_are_noticed(pool, recipe: str) -> None:
+    assert pool.run("tasks_fp8", "weights_without_agreement", recipe)[0] > 100 * TOLERANCE
 
 
 def test_delayed_scales_go_on_under_another_plan(pool, tmp_path) -> None:

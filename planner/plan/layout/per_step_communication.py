@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 
 from costmodels import collective_time
 from hardware_profiles import Cluster, Machine, links_of_all
-from planner.graph.fp8 import delayed_scales
+from planner.graph.fp8 import delayed_scales, reads_fp8, scales_on_their_way
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.parameter_owners import Owner, broadcasts_of, owners_of, pushes_of, weight_bytes
 from planner.plan.layout.shared_parameters import shared_parameters
 from planner.pricing import Pricers
 from planner.pricing.bucket_size import room_of
 from planner.pricing.message import Message, bucket_messages, message_seconds
+from planner.pricing.narrow_weights import maxima_seconds
 from planner.pricing.parameter_price import summed
 from planner.sharding.buckets import (
     Bucket,
@@ -84,8 +85,12 @@ def once_of(bound: BoundPlan, held: Collection[str], cluster: Cluster, pricers: 
             alone = (weight_bytes(bound, name) for name in broadcast.names)
             shares = (pricers.updated.message_seconds(message.kind, message.axis, nbytes) for nbytes in alone)
             cost.add("weight gathering", message, whole - sum(shares))
-    for message in (*norm_messages(bound), *trust_messages(bound, held), *scale_messages(bound, held)):
+    maxima = maxima_messages(bound, held)
+    for message in (*norm_messages(bound), *trust_messages(bound, held), *scale_messages(bound, held), *maxima):
         cost.add("optimizer", message, _norm_seconds(bound, message, cluster, machine))
+    for name in sorted({op.operands[1] for op in bound.graph.operators if reads_fp8(op)}.intersection(held)):
+        stored, sizes = bound.parameters[name].weight, bound.plan.mesh.sizes
+        cost.seconds["optimizer"] += maxima_seconds(bound.graph.types[name], stored, sizes, cluster)
     return cost
 
 
@@ -167,6 +172,22 @@ def scale_messages(bound: BoundPlan, held: Collection[str]) -> tuple[Message, ..
         *(Message(kind="all_reduce", axis=None, nbytes=nbytes[name]) for name in shared),
         *(Message(kind="all_reduce", axis=axis, nbytes=sum(nbytes.values())) for axis in axes),
     )
+
+
+def axes_of_maxima(bound: BoundPlan, names: Collection[str]) -> list[int]:
+    """The axes along which devices agree on the largest elements of these weights: those that cut any of them."""
+    stored = [bound.parameters[name].weight for name in names]
+    sizes = bound.plan.mesh.sizes
+    return [axis for axis, size in enumerate(sizes) if size > 1 and any(layout[axis].is_shard for layout in stored)]
+
+
+def maxima_messages(bound: BoundPlan, held: Collection[str]) -> tuple[Message, ...]:
+    """Those of the largest elements of weights that travel in 8 bits, as they are now: of all of them together, over
+    each axis that cuts any."""
+    types = bound.graph.types
+    scales = {name: n for name, n in scales_on_their_way(bound.graph.operators, types).items() if name in held}
+    nbytes = sum(math.prod(shape) * max(4, types[name].element_bytes) for name, shape in scales.items())
+    return tuple(Message(kind="all_reduce", axis=axis, nbytes=float(nbytes)) for axis in axes_of_maxima(bound, scales))
 
 
 def trust_messages(bound: BoundPlan, held: Collection[str]) -> tuple[Message, ...]:

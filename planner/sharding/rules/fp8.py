@@ -11,8 +11,8 @@ A scale is that of the largest element: where an axis cuts what it is over, the 
 theirs, four bytes for each scale. Of blocks of which no device has parts nothing is said; where devices have parts of a
 block, they say what they know of each block of the whole dim. Lines of 32 tokens are those of a sample: tokens that
 follow each other along the last of their dims. Delayed scales are known before: devices agree once a step
-(`planner.plan.layout.per_step_communication`). A weight may come cast (`Rule.narrow`): then it is on its way that it is
-cast, where it is stored.
+(`planner.plan.layout.per_step_communication`). A weight may come cast (`Rule.narrow`): then it is cast where it is
+stored, and nothing is said of it here, as devices agree on its scales once a step.
 """
 
 from dataclasses import dataclass, replace
@@ -56,16 +56,17 @@ class Fp8Linear(RuleSpec):
             narrow=narrow,
             scratch=tuple(Work(coefficient=1.0, factors=factors) for factors in (cast[:1] if narrow else cast)),
             inner=(
-                *self._of_wholes(tokens, columns, depth),
-                *self._of_blocks(rule, tokens, columns, depth),
+                *self._of_wholes(tokens, columns, depth, known=bool(narrow)),
+                *self._of_blocks(rule, tokens, columns, depth, known=bool(narrow)),
                 *self._of_lines(rule, tokens, columns, depth),
             ),
         )
 
     def _of_wholes(
-        self, tokens: tuple[int, ...], columns: tuple[int, ...], depth: tuple[int, ...]
+        self, tokens: tuple[int, ...], columns: tuple[int, ...], depth: tuple[int, ...], *, known: bool
     ) -> tuple[InnerCollective, ...]:
-        """What is said of scales that are those of tensors, or of rows."""
+        """What is said of scales that are those of tensors, or of rows; nothing of those of the weight that are
+        `known`."""
         return tuple(
             InnerCollective(
                 kind="all_reduce",
@@ -75,7 +76,7 @@ class Fp8Linear(RuleSpec):
                 forward=int(not backward),
                 backward=int(backward),
             )
-            for over, scales, backward in self._maxima(tokens, columns, depth)
+            for over, scales, backward in self._maxima(tokens, columns, depth, known=known)
             for factor in over
         )
 
@@ -104,10 +105,10 @@ class Fp8Linear(RuleSpec):
         )
 
     def _of_blocks(
-        self, rule: Rule, tokens: tuple[int, ...], columns: tuple[int, ...], depth: tuple[int, ...]
+        self, rule: Rule, tokens: tuple[int, ...], columns: tuple[int, ...], depth: tuple[int, ...], *, known: bool
     ) -> tuple[InnerCollective, ...]:
         """What is said of blocks of which devices have parts: of those of operands forward, of the gradient and of the
-        weight backward."""
+        weight backward, unless its are `known`."""
         if self.recipe.scales != "block":
             return ()
         across, along = (-(-rule.whole_extent(factors) // BLOCK) for factors in (columns, depth))
@@ -115,8 +116,7 @@ class Fp8Linear(RuleSpec):
         said: tuple[tuple[tuple[int, ...], tuple[int, ...], int, bool], ...] = (
             (depth, tokens, along, False),
             (columns, tokens, across, True),
-            (both, (), all_blocks, False),
-            (both, (), all_blocks, True),
+            *(((both, (), all_blocks, False), (both, (), all_blocks, True)) if not known else ()),
         )
         return tuple(
             InnerCollective(
@@ -133,13 +133,14 @@ class Fp8Linear(RuleSpec):
         )
 
     def _maxima(
-        self, tokens: tuple[int, ...], columns: tuple[int, ...], depth: tuple[int, ...]
+        self, tokens: tuple[int, ...], columns: tuple[int, ...], depth: tuple[int, ...], *, known: bool
     ) -> list[tuple[tuple[int, ...], tuple[int, ...], bool]]:
         """The factors that maxima are over, those of which each scale is one point, and whether it is backward."""
         if self.recipe.delayed:
             return []
         if self.recipe.scales == "tensor":
-            return [((*tokens, *depth), (), False), ((*columns, *depth), (), False), ((*tokens, *columns), (), True)]
+            of_weight = [] if known else [((*columns, *depth), (), False)]
+            return [((*tokens, *depth), (), False), *of_weight, ((*tokens, *columns), (), True)]
         found = [
             (depth, tokens, False), (depth, columns, False), (columns, tokens, True), (columns, depth, True)
         ]  # fmt: skip

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
+from costmodels import SCHEDULES
 from hardware_profiles import device_type_of
 from planner.faults import Fault
 from planner.graph.fp8 import GATHERED
 from planner.graph.kinds import find_blocks
-from planner.plan.schedule_checks import gathered_fault, gathers_fault
+from planner.plan.schedule_checks import gathered_fault, gathers_fault, stale_fp8_fault
 from planner.sharding.update import AHEAD, AUTO_GATHERS, BLOCK, EACH
 from planner.strategy_search.request.checks import runs_here
 from planner.strategy_search.request.offload import NOTHING
@@ -29,6 +30,10 @@ def gathers_in_fp8_fault(request: SearchRequest, blocks: int) -> Fault | None:
         turns = f"but {request.pinned.interleave} micro-batches take turns operator by operator"
         reason = f"casts the weights of a block before it begins, {turns}"
         return Fault(option="fp8_gathered", value="true", reason=reason, hint="leave it out, or set interleave to 1")
+    schedule = request.pinned.schedule
+    stale = stale_fp8_fault(request.fp8, SCHEDULES[schedule], schedule) if schedule in SCHEDULES else None
+    if stale is not None:
+        return stale
     by_block = (replace(request.update, gathers=way) for way in ways)
     return next((fault for one in by_block if (fault := gathered_fault(request.fp8, one, offloaded))), None)
 

@@ -59,17 +59,17 @@ def test_evaluation_reads_scales_and_adds_nothing() -> None:
     every = scales()
     x, weight = torch.randn(4, 16), torch.randn(16, 16, requires_grad=True)
     with torch.no_grad():
-        fp8_linear(x, weight, None, RECIPES["delayed"], delayed=every.of("w"))
+        fp8_linear(x, weight, None, RECIPES["delayed"], known=every.of("w"))
     every.end_step()
     assert not every.history_of("w").any()
-    fp8_linear(x, weight, None, RECIPES["delayed"], delayed=every.of("w")).sum().backward()
+    fp8_linear(x, weight, None, RECIPES["delayed"], known=every.of("w")).sum().backward()
     every.end_step()
     assert every.history_of("w")[:, 0].tolist() == [float(x.abs().max()), float(weight.detach().abs().max()), 1.0]
 
 
 def test_elements_beyond_the_scale_become_the_largest_number() -> None:
     x, weight = torch.full((16, 16), 1000.0), torch.eye(16, requires_grad=True)
-    y = fp8_linear(x, weight, None, RECIPES["delayed"], delayed=scales().of("w"))
+    y = fp8_linear(x, weight, None, RECIPES["delayed"], known=scales().of("w"))
     assert y.detach().max() == E4M3
 
 

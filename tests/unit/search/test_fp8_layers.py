@@ -12,7 +12,7 @@ import planner
 from hardware_profiles import load_profile
 from planner.errors import RequestError
 from planner.fp8_recipes import RECIPES
-from planner.graph.fp8 import ALL_LAYERS, NO_FP8, Fp8, recipe_of
+from planner.graph.fp8 import ALL_LAYERS, GATHERED, NO_FP8, Fp8, recipe_of
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.plan.binding.bind import bind
@@ -195,9 +195,10 @@ def test_devices_without_products_in_fp8_take_all_layers(profile: str, recipe: s
 
 
 @pytest.mark.slow
-def test_weights_are_gathered_in_fp8_where_that_pays() -> None:
+@pytest.mark.parametrize("recipe", GATHERED)
+def test_weights_are_gathered_in_fp8_where_that_pays(recipe: str) -> None:
     """Layers of which nobody said how they gather: cast once on every piece, half as many bytes are sent."""
-    fp8 = Fp8(recipe="delayed")
+    fp8 = Fp8(recipe=recipe)
     asked = request_of("llama70b-4-layers", cluster_of("h100-80gb", 8), 16, precision="bf16", fp8=fp8)
     found = best_plans(opened(asked))
     assert found.plan.training.fp8.gathered
@@ -207,8 +208,9 @@ def test_weights_are_gathered_in_fp8_where_that_pays() -> None:
     assert not verify(found.plan, asked.graph, BATCH, asked.cluster).remarks
 
 
-def test_weights_in_fp8_leave_tables_as_the_judge_has_them() -> None:
-    fp8 = Fp8(recipe="delayed", gathered=True)
+@pytest.mark.parametrize("recipe", ["delayed", pytest.param("blockwise", marks=pytest.mark.thorough)])
+def test_weights_in_fp8_leave_tables_as_the_judge_has_them(recipe: str) -> None:
+    fp8 = Fp8(recipe=recipe, gathered=True)
     asked = request_of("llama70b-4-layers", cluster_of("h100-80gb", 8), 16, precision="bf16", fp8=fp8)
     for recompute in ("none", "full"):
         found = search(replace(asked, pinned=Pinned(pipeline=1, recompute=recompute, interleave=1)))
@@ -219,7 +221,8 @@ def test_weights_in_fp8_leave_tables_as_the_judge_has_them() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"fp8": Fp8(recipe="rowwise", gathered=True)}, ("fp8_gathered", "fp8 = delayed")),
+        ({"fp8": Fp8(recipe="rowwise", gathered=True)}, ("fp8_gathered", "fp8 = tensorwise or delayed or blockwise")),
+        ({"fp8": Fp8(recipe="mxfp8", gathered=True)}, ("fp8_gathered", "fp8 = tensorwise")),
         ({"fp8": Fp8(recipe="delayed", gathered=True), "gathers": "each"}, ("fp8_gathered", "gathers = each")),
     ],
 )
