@@ -181,7 +181,7 @@ class Options:
         bool,
         typer.Option(
             "--fp8-gathered",
-            help="Weights of blocks are gathered in fp8: tensorwise, delayed, blockwise. The search does so where it is faster.",
+            help="Gather weights of blocks in fp8: tensorwise, delayed or blockwise. The search does where that pays.",
             rich_help_panel=JOB,
         ),
     ] = False

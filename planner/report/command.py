@@ -4,6 +4,7 @@ import shlex
 
 from planner.fp8_recipes import HISTORY
 from planner.graph.expert_load import EVEN
+from planner.graph.fp8 import ALL_LAYERS
 from planner.plan.plan import Plan
 
 
@@ -25,6 +26,8 @@ def command_of(plan: Plan) -> str:
     if training.fp8.delayed:
         words += ["--fp8-history", str(training.fp8.history)] if training.fp8.history != HISTORY else []
         words += ["--fp8-margin", str(training.fp8.margin)] if training.fp8.margin else []
+    words += ["--fp8-layers", *ALL_LAYERS] if training.fp8 else []  # but for these
+    words += [word for pattern in training.fp8.left_out for word in ("--fp8-left-out", pattern)]
     words += ["--fp8-gathered"] if training.fp8.gathered else []
     words += ["--fp8-experts"] if training.fp8.experts else []
     words += ["--fp8-dispatch"] if training.fp8.dispatch else []

@@ -30,7 +30,7 @@ def gathers_in_fp8_fault(request: SearchRequest, blocks: int) -> Fault | None:
         turns = f"but {request.pinned.interleave} micro-batches take turns operator by operator"
         reason = f"casts the weights of a block before it begins, {turns}"
         return Fault(option="fp8_gathered", value="true", reason=reason, hint="leave it out, or set interleave to 1")
-    schedule = request.pinned.schedule
+    schedule = request.pinned.schedule or "1f1b"
     stale = stale_fp8_fault(request.fp8, SCHEDULES[schedule], schedule) if schedule in SCHEDULES else None
     if stale is not None:
         return stale

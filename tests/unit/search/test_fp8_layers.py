@@ -248,6 +248,8 @@ def test_the_command_of_a_plan_asks_for_its_scales() -> None:
     fp8 = Fp8(recipe="delayed", history=16, margin=1)
     command = command_of(replace(plan, training=replace(plan.training, fp8=fp8)))
     assert "--fp8 delayed --fp8-history 16 --fp8-margin 1" in command
+    left_out = command_of(replace(plan, training=replace(plan.training, fp8=replace(fp8, left_out=("*.mlp.*",)))))
+    assert "--fp8-layers '*' --fp8-left-out '*.mlp.*'" in left_out
     assert "--fp8-history" not in command_of(replace(plan, training=replace(plan.training, fp8=TENSORWISE)))
 
 
