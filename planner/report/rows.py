@@ -19,6 +19,9 @@ Rows = tuple[tuple[str, str], ...]
 _LONG = 100
 """Characters of a list of kept operators after which blocks are only counted."""
 
+_TOLD = 0.05
+"""Of the parameters, from which share on a ZeRO stage beside that of most is told."""
+
 
 def job_text(plan: Plan) -> tuple[str, str]:
     """What was planned for which machine, and the training step: `llama70b (70.6B parameters) on 64 x h100-80gb`."""
@@ -52,9 +55,8 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
     if plan.training.expert_overlap:
         rows.append(("expert overlap", expert_overlap_words(plan.training.expert_overlap)))
     copies = f", in {roles.replicas} copies" if roles.replicas > 1 else ""
-    called = (", HSDP" if copies else ", FSDP") if roles.zero.startswith("3") else ""
     if plan.schedule_kind.trains:
-        rows.append(("optimizer sharding", f"ZeRO {roles.zero}{copies}{called}" if roles.zero != "off" else "off"))
+        rows.append(("optimizer sharding", _optimizer_sharding(roles)))
     else:
         rows.append(("weights", f"gathered for use{copies}" if roles.zero != "off" else "as they are used"))
     together = f", {plan.training.interleave} at a time" if plan.training.interleave > 1 else ""
@@ -74,6 +76,20 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
     if roles.offload != "none":
         rows.append(("offload", roles.offload))
     return tuple(rows)
+
+
+def _optimizer_sharding(roles: Roles) -> str:
+    """The ZeRO stage of the parameters; of which shares of them, where there are several."""
+    copies = f", in {roles.replicas} copies" if roles.replicas > 1 else ""
+
+    def words(zero: str) -> str:
+        called = (", HSDP" if copies else ", FSDP") if zero.startswith("3") else ""
+        return f"ZeRO {zero}{copies}{called}" if zero != "off" else "off"
+
+    several = [(zero, share) for zero, share in roles.zero_shares if share >= _TOLD]
+    if len(several) < 2:
+        return words(roles.zero)
+    return "; ".join(f"{words(zero)} for {share:.0%} of the parameters" for zero, share in several)
 
 
 def _groups(plan: Plan) -> Rows:

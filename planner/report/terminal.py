@@ -1,6 +1,6 @@
 """A plan on a terminal: what was decided, for whom, what it costs, and how sure that is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 from rich.console import Console, Group, RenderableType
@@ -22,6 +22,9 @@ from planner.report.units import bytes_text, percent_text, seconds_text
 from planner.report.words import SHOWN, short_name, strategy_words
 from planner.sharding.labels import factor_labels
 from planner.sharding.layout import format_layout
+
+_CYCLE = 12
+"""Rows that may repeat together."""
 
 
 def print_plan(
@@ -75,10 +78,39 @@ def _patterns(bound: BoundPlan, roles: Roles) -> RenderableType:
         stored = [name for name in operator.operator.operands if name in bound.parameters]
         kept = found.of_parameter(stored[0]) if stored else ""
         rows.append((short_name(operator.operator), (*found.of_operator(at), kept)))
-    for words, alike in groupby(rows, key=lambda row: row[1]):
-        names = dict.fromkeys(name for name, _ in alike)
-        table.add_row(", ".join(names), *words)
+    grouped = groupby(rows, key=lambda row: row[1])
+    told = [(", ".join(dict.fromkeys(name for name, _ in alike)), *words) for words, alike in grouped]
+    for row in counted(told):
+        table.add_row(*row)
     return table
+
+
+def counted(rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """Rows of a table, of which some that repeat one after the other are told once, with how often they come again."""
+    at = 0
+    while at < len(rows):
+        length, again = max(
+            ((length, _again(rows, at, length)) for length in range(1, _CYCLE + 1)),
+            key=lambda found: (found[0] * found[1], -found[0]),
+        )
+        if length * again < 2:  # no shorter with the row that counts
+            length, again = 1, 0
+        yield from rows[at : at + length]
+        if again:
+            above = "the row" if length == 1 else f"the {length} rows"
+            times = "once more" if again == 1 else f"{again} times more"
+            yield (f"({above} above {times})", *("" for _ in rows[at][1:]))
+        at += length * (again + 1)
+
+
+def _again(rows: Sequence[tuple[str, ...]], at: int, length: int) -> int:
+    """How often so many rows from a place on come again behind themselves."""
+    again = 0
+    while (start := at + length * (again + 1)) + length <= len(rows):
+        if rows[start : start + length] != rows[at : at + length]:
+            break
+        again += 1
+    return again
 
 
 def _layers(bound: BoundPlan) -> RenderableType:

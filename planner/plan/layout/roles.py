@@ -43,7 +43,7 @@ class AxisRole:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
     """Degrees of parallelism in the usual words. But for `expert`, the parts into which experts are cut, their product
-    is the number of devices."""
+    is the number of devices. `zero_shares`: every ZeRO stage that there is, and its share of the parameters."""
 
     pipeline: int
     data: int
@@ -52,10 +52,11 @@ class Roles:
     expert: int
     replicated: int
     sequence_parallel: bool
-    zero: str
+    zero: str  # of most parameters
     recomputation: str
     offload: str
     axes: tuple[AxisRole, ...]
+    zero_shares: tuple[tuple[str, float], ...] = ()
 
     @property
     def replicas(self) -> int:
@@ -74,6 +75,7 @@ def roles(bound: BoundPlan) -> Roles:
     degrees = Counter({"data": 1, "tensor": 1, "context": 1, "replicated": 1})
     for axis in axes:
         degrees[axis.role] *= axis.size
+    shares = _zero_shares(bound)
     return Roles(
         pipeline=bound.plan.pipeline,
         data=degrees["data"],
@@ -84,7 +86,8 @@ def roles(bound: BoundPlan) -> Roles:
         sequence_parallel=any(
             axis.role == "tensor" and _norms_cut(bound, labels, position) for position, axis in enumerate(axes)
         ),
-        zero=_zero(bound),
+        zero=shares[0][0] if shares else "off",
+        zero_shares=shares,
         recomputation=_recomputation(bound),
         offload=_offload(bound),
         axes=axes,
@@ -170,8 +173,8 @@ def _norms_cut(bound: BoundPlan, labels: tuple[tuple[str, ...], ...], position: 
     return bool(cut) and sum(cut) * 2 > len(cut)
 
 
-def _zero(bound: BoundPlan) -> str:
-    """The ZeRO stage that covers most parameters:
+def _zero_shares(bound: BoundPlan) -> tuple[tuple[str, float], ...]:
+    """The ZeRO stages of the parameters, and the share of these that each covers, that of most first:
 
     3 where weights are gathered for use, 2 where the gradient is cut finer than the weight, 1 where only the state is.
     Experts that are cut over all devices which share out other parameters have nothing left to share.
@@ -194,7 +197,7 @@ def _zero(bound: BoundPlan) -> str:
     for name, stored in bound.parameters.items():
         if some and not shared[name] and all(stored.state[axis].is_shard for axis in some):
             sizes["off"] -= bound.graph.types[name].numel
-    return sizes.most_common(1)[0][0] if sizes else "off"
+    return tuple((word, size / max(sizes.total(), 1)) for word, size in sizes.most_common())
 
 
 def _recomputation(bound: BoundPlan) -> str:

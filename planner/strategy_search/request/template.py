@@ -15,6 +15,7 @@ first: operators that make a lane in another kind are its `twins` and choose as 
 is its own template.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -112,7 +113,25 @@ class Template:
     def times(self, index: int) -> int:
         """How often an operator stands in the model."""
         kind = self.kind_of(index)
-        return 1 if kind is None else self.blocks.kinds.count(kind)
+        return 1 if kind is None else self._repeated[kind]
+
+    @cached_property
+    def _repeated(self) -> tuple[int, ...]:
+        """How many blocks of each kind there are."""
+        return tuple(self.blocks.kinds.count(kind) for kind in range(len(self.held)))
+
+    @cached_property
+    def leaving(self) -> Mapping[int, tuple[ValueEdge, ...]]:
+        """The edges of every operator whose results are read, by its place."""
+        found: dict[int, list[ValueEdge]] = defaultdict(list)
+        for edge in self.edges:
+            found[edge.producer].append(edge)
+        return {producer: tuple(edges) for producer, edges in found.items()}
+
+    @cached_property
+    def entered(self) -> frozenset[tuple[int, int]]:
+        """Operators of blocks and their operands that the first block has from before all blocks."""
+        return frozenset((edge.consumer, edge.operand) for edge in self.edges if edge.kind == "enter")
 
     def kept_of(self, name: str, *, by_rest: bool) -> float:
         """The share of its bytes that is kept of a value which blocks hand on, of that of the last block or of others;

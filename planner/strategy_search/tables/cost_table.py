@@ -408,7 +408,7 @@ class TableBuilder:
             return False
         if not template.alive.trains:
             return False
-        saved, edges = template.alive.saved, (edge for edge in template.edges if edge.producer == index)
+        saved, edges = template.alive.saved, template.leaving.get(index, ())
         kinds = {edge.kind for edge in edges if edge.operand in saved[edge.consumer]}
         return op.results[0] in template.alive.kept and kinds == {"inside"}
 

@@ -68,10 +68,7 @@ def _times(template: Template, table: "EdgeTable") -> int:
     edge = table.edge
     if edge.kind == "enter":
         return 1
-    entered = any(
-        other.kind == "enter" and (other.consumer, other.operand) == (edge.consumer, edge.operand)
-        for other in template.edges
-    )
+    entered = (edge.consumer, edge.operand) in template.entered
     return template.times(edge.consumer) - (edge.kind == "loop" and entered)
 
 

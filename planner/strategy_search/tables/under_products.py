@@ -329,7 +329,7 @@ def _is_product(template: Template, at: int) -> bool:
 
 def takes_result(template: Template, edge: ValueEdge) -> bool:
     """Whether an edge takes the result of a product to its only reader."""
-    alone = sum(other.producer == edge.producer for other in template.edges) == 1
+    alone = len(template.leaving[edge.producer]) == 1
     return alone and edge.kind in ("inside", "outside") and _is_product(template, edge.producer)
 
 
@@ -339,7 +339,7 @@ def _readers(template: Template, edge: ValueEdge) -> tuple[int, ...]:
         return (edge.consumer,)
     if template.graph.operators[edge.consumer].op != IDENTITY:
         return ()
-    readers = (one.consumer for one in template.edges if one.producer == edge.consumer and one.operand == 0)
+    readers = (one.consumer for one in template.leaving.get(edge.consumer, ()) if one.operand == 0)
     return tuple(at for at in dict.fromkeys(readers) if _is_product(template, at))
 
 
