@@ -258,8 +258,8 @@ class BestFirst:
         if shorter:
             finalists.found = [*self.contenders.found, *shorter]
             plans = finalists.plans()
-        slowest = self._slowest(plans)
-        if slowest <= self.contenders.cutoff or slowest >= self.limit:
+        slowest = min(self._slowest(plans), self.limit)
+        if slowest <= self.contenders.cutoff:
             return plans
         self._tell("searching on")
         self.contenders.step = slowest
@@ -269,7 +269,7 @@ class BestFirst:
         if again:
             finalists.found = self.contenders.found
             plans = finalists.plans()
-            self.contenders.step = self._slowest(plans)
+            self.contenders.step = min(self._slowest(plans), self.limit)
         for bound, configuration, family in self.cut_off:
             heapq.heappush(self.queue, (bound, _order(configuration), family, (configuration,), _NOT_ASKED))
         self.cut_off.clear()

@@ -9,10 +9,13 @@ from planner.errors import InfeasibleError
 from planner.plan.layout.per_step_communication import reduction_starts
 from planner.sharding.buckets import trainable_positions
 from planner.sharding.update import Buckets, Update
+from planner.strategy_search.engine.contenders import Contender
+from planner.strategy_search.engine.finalists import Finalists
+from planner.strategy_search.engine.proofs import Ranked
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.search import find_fitting, search
-from tests.unit.search.cases import cluster_of, request_of
+from tests.unit.search.cases import cluster_of, launched_at_once, request_of
 
 
 def test_the_search_goes_on_past_the_sum_of_its_incumbent() -> None:
@@ -75,3 +78,28 @@ def test_gradients_go_in_the_buckets_that_were_asked_for(buckets: Buckets, micro
     reduced = reduction_starts(bound, bound.parameters).buckets
     assert len(reduced) == 3
     assert sum(len(one.members) for one in reduced) == len(trainable_positions(bound.graph))
+
+
+def test_a_search_with_a_cutoff_searches_on_up_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the plans of the least sums take longer than the cutoff, others that take less are looked for still."""
+    pinned = Pinned(pipeline=1, tensor_overlap=1, interleave=1, slices=1)
+    request = request_of("chain", launched_at_once(cluster_of("h100-80gb", 4)), 8, pinned=pinned)
+    least = search(request).plans[0].objective
+    priced = Finalists._priced_once
+
+    def stretched(self: Finalists, found: Contender, cutoff: float) -> Ranked:
+        """Thrice the step of whatever is close to the least sum."""
+        ranked = priced(self, found, cutoff)
+        if found.objective > least * 1.05 or ranked.seconds == 3 * least:
+            return ranked
+        plan = ranked.plan
+        slower = replace(plan.prediction, step_seconds=3 * least)
+        found_slow = replace(ranked, bound=replace(ranked.bound, plan=replace(plan, prediction=slower)))
+        self._before[id(found_slow)] = found_slow
+        self._known[id(found)] = (found, found_slow)
+        return found_slow
+
+    monkeypatch.setattr(Finalists, "_priced_once", stretched)
+    free = search(request).plans[0].seconds
+    assert free < 2.5 * least
+    assert search(request, cutoff=2.5 * least).plans[0].seconds == free
