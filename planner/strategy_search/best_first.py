@@ -243,7 +243,7 @@ class BestFirst:
             return math.inf
         self.finalists = self._finalists(self.contenders.found[:1])
         with contextlib.suppress(OverfullError, InfeasibleError, RequestError):
-            return self.finalists.plans()[0].bounded
+            return self.finalists.plans(settle=False)[0].bounded
         return math.inf
 
     def _search_on(self, finalists: Finalists, plans: tuple[Ranked, ...]) -> tuple[Ranked, ...]:

@@ -7,7 +7,7 @@ comes out is legal and complete, and is all that the runtime and the pricing nee
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
+from typing import TypeAlias, cast
 
 from hardware_profiles import Home
 from planner.errors import PlanFileError, StrategyError, unknown_name
@@ -62,6 +62,9 @@ from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter
 from planner.sharding.update import PLAIN, Update
 from planner.sharding.zigzag import Sequences, sequences_on
+
+_Known: TypeAlias = dict[tuple[int, tuple[str | None, ...]], tuple[Strategy, OperatorLayouts, Rule]]
+"""Strategies and layouts of calls, by the identity of their rule, which is kept, and the names of factors."""
 
 _BATCHES = 4
 """Sizes of micro-batches for which a graph keeps itself: plans that are compared have two of them."""
@@ -227,7 +230,7 @@ def bind_prepared(plan: Plan, whole: OperatorGraph, blocks: Blocks) -> BoundPlan
     check_forward_only(plan)
     check_order_of_slices(plan)
     strategies, stored = _spread(plan, graph, blocks)
-    known: dict[tuple[int, tuple[str | None, ...]], tuple[Strategy, OperatorLayouts]] = {}
+    known = cast("_Known", graph.derived.setdefault(("bound", plan.mesh), {}))
     try:
         operators = tuple(_bound(plan.mesh, graph, op, strategies, known) for op in graph.operators)
     except StrategyError as error:
@@ -335,9 +338,10 @@ def _bound(
     graph: OperatorGraph,
     op: Operator,
     strategies: Mapping[str, tuple[str | None, ...]],
-    known: dict[tuple[int, tuple[str | None, ...]], tuple[Strategy, OperatorLayouts]],
+    known: _Known,
 ) -> BoundOperator:
-    """One operator bound. `known` keeps what was checked for equal calls, which share one rule."""
+    """One operator bound. `known` keeps what was checked for equal calls, which share one rule, also in other plans for
+    the graph and the mesh."""
     where = f"operator '{op.name}'"
     if op.name not in strategies:
         raise PlanFileError(f"{where} of the model has no strategy in the plan; add it to its group, or plan again")
@@ -351,8 +355,8 @@ def _bound(
     if (id(rule), names) not in known:
         strategy = named_strategy(rule, names, where)
         check_strategy(rule, strategy, mesh, where)
-        known[id(rule), names] = (strategy, derive_layouts(rule, strategy))
-    strategy, layouts = known[id(rule), names]
+        known[id(rule), names] = (strategy, derive_layouts(rule, strategy), rule)
+    strategy, layouts, _ = known[id(rule), names]
     return BoundOperator(operator=op, rule=rule, strategy=strategy, layouts=layouts)
 
 

@@ -30,7 +30,7 @@ from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.segments import segments_by_stage
 from planner.plan.plan import Plan, Prediction, StagePrediction
 from planner.plan.prediction.moving_memory import hold, most_moving, receive_buffers
-from planner.plan.prediction.repeated_blocks import repeated_blocks
+from planner.plan.prediction.repeated_blocks import block_keys, repeated_blocks
 from planner.plan.prediction.stage_cost import StageCost
 from planner.plan.prediction.step import (
     AHEAD,
@@ -67,10 +67,10 @@ def predict_alike(
     found, walks = list[Prediction | None](), walks_of(bounds[0], cluster)
     clusters, apart = clusters_of_ranks(cluster, len(walks)), tuple({id(walk): walk for walk in walks}.values())
     limits = (math.inf,) * len(walks) if limits is None else limits
-    moving = most_moving(bounds[0], repeated_blocks(bounds[0], walks[0].alive))
+    moving = most_moving(bounds[0], repeated_blocks(block_keys(bounds[0], walks[0].alive)))
     for bound in bounds:
         received = receive_buffers(bound)
-        of_walks = {id(walk): repeated_blocks(bound, walk.alive) for walk in apart}
+        of_walks = {id(walk): block_keys(bound, walk.alive) for walk in apart}
         if bound is not bounds[0]:  # with which they have begun
             # which gradients are deferred, and do not go with others, alone depends on the schedule
             stages = segments_by_stage(bound) if bound.plan.training.update.by_block else apart[0].stages
@@ -78,7 +78,7 @@ def predict_alike(
                 walk.begin(bound, stages)
         costs, fits = list[StageCost](), True
         for rank, walk in enumerate(walks):
-            costs.append(walk.rank(rank, repeated=of_walks[id(walk)]))
+            costs.append(walk.rank(rank, keys=of_walks[id(walk)]))
             hold(costs[-1], moving[rank], received[rank], bound.plan, clusters[rank])
             fits = stage_peak(costs[-1], clusters[rank]) <= limits[rank]
             if not fits:

@@ -1,4 +1,4 @@
-"""Blocks that add the same to the sums of their stages, visited once.
+"""Blocks that add the same to the sums of their stages, visited once, in all plans of a graph and a mesh.
 
     stage     | block 3 | block 4 | block 5 | block 6 |     | block 7 | block 8 | ...
     visited        x         x                   x
@@ -6,10 +6,10 @@
 
 A block is like an earlier one where each operator is: same rule, types, strategies and layouts, operands from the same
 place of the same block, of the block before or from outside, the same readers, and the same of it kept for the
-backward pass; and where so are the blocks before and behind, as far as these are in its stage. All of that is compared,
-not assumed. What is held of every micro-batch in flight is written down as such, as their number differs from stage to
-stage. Sums are made of the same numbers in the same order as if every operator were visited, so that they are the same
-to the last bit.
+backward pass; and where the graph of the blocks before and behind is the same, and hands over the same layouts, and
+these are in the same stage or not. All of that is compared, not assumed. What is held of every micro-batch in flight
+is written down as such, as their number differs from stage to stage. Sums are made of the same numbers in the same
+order as if every operator were visited, so that they are the same to the last bit.
 
 Not for walks that somebody looks on at, nor for plans in which blocks differ by their names or wait for each other:
 those that offload, interleave, slice, or defer gradients. What blocks gather together travels in messages of a stage,
@@ -27,12 +27,14 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundPlan, stage_of_operators
 from planner.plan.prediction.charges import Charges
 from planner.plan.prediction.stage_cost import StageCost
+from planner.plan.schedule import runs_in_pairs
 from planner.pricing.liveness import Liveness
 from planner.sharding.rules import rule_of
 
 
-def repeated_blocks(bound: BoundPlan, alive: Liveness) -> Mapping[int, int]:
-    """For blocks that add what an earlier one adds, to the sums of this or of another stage, the first such."""
+def block_keys(bound: BoundPlan, alive: Liveness) -> Mapping[int, object]:
+    """For blocks by themselves what decides what their visits add: those with the same key add the same, to the sums of
+    this or of another stage, in this or in another plan for the same graph, mesh and training."""
     plan, blocks = bound.plan, bound.blocks
     update = plan.training.update
     if (
@@ -52,37 +54,103 @@ def repeated_blocks(bound: BoundPlan, alive: Liveness) -> Mapping[int, int]:
     kinds = cast("Sequence[int]", known[1])
     stages, chosen = stage_of_operators(bound), _chosen(bound)
     held = [stages[blocks.borders[block]] for block in range(blocks.count)]
-    first, found = dict[object, int](), dict[int, int]()
+    others = (_number(bound, (id(alive), _overlaps(bound), runs_in_pairs(plan)), (alive,)), _outside(bound))
+    found = dict[int, object]()
     for block in range(1, blocks.count - 1):
-        around = range(block - 1, block + 2)
+        around = kinds[block - 1 : block + 2]
         own = (held[block - 1] == held[block], held[block] == held[block + 1])
-        like = first.setdefault((own, *(kinds[at] for at in around), *(chosen[at] for at in around)), block)
-        if like != block:
-            found[block] = like
+        given = _given(bound, block, (*around[:2], chosen[block - 1]))
+        taken = _taken(bound, block, (*around[1:], chosen[block + 1]))
+        found[block] = (*others, own, *around, chosen[block], given, taken)
     return found
 
 
-def _chosen(bound: BoundPlan) -> list[object]:
-    """For each block what the plan chooses for it, equal where that is the same, whatever groups it names."""
-    groups, blocks, found = bound.plan.groups, bound.blocks, dict[object, int]()
-    numbers = dict[int, int]()  # of what is chosen, in short
+def repeated_blocks(keys: Mapping[int, object]) -> Mapping[int, int]:
+    """For blocks with the key of an earlier one the first such."""
+    first = dict[object, int]()
+    return {block: like for block, key in keys.items() if (like := first.setdefault(key, block)) != block}
+
+
+def _chosen(bound: BoundPlan) -> list[int]:
+    """For each block a number of what the plan chooses for it, equal where that is the same, whatever groups it
+    names."""
+    groups, blocks = bound.plan.groups, bound.blocks
+    numbers = dict[int, int]()
     for group in groups if len(groups) < blocks.count else ():
         if group.blocks:
-            own = found.setdefault(_choice(bound, group.first_block), len(found))
-            numbers.update((group.first_block + k, own) for k in range(group.blocks))
-    rest = (block for block in range(blocks.count) if block not in numbers)
-    numbers.update((block, found.setdefault(_choice(bound, block), len(found))) for block in rest)
-    return [numbers[block] for block in range(blocks.count)]
+            number = _choice(bound, group.first_block)
+            numbers.update((group.first_block + k, number) for k in range(group.blocks))
+    return [numbers[block] if block in numbers else _choice(bound, block) for block in range(blocks.count)]
 
 
-def _choice(bound: BoundPlan, block: int) -> object:
+def _choice(bound: BoundPlan, block: int) -> int:
     inside = bound.blocks.operators(block)
-    return (
-        bound.recompute_of(block),
-        tuple(id(bound.operators[at].layouts) for at in inside),  # equal calls share theirs
-        tuple(bound.operators[at].strategy for at in inside),
-        tuple(bound.parameters[name] for name in block_parameters(bound.graph, bound.blocks, block)),
-    )
+    parameters = tuple(bound.parameters[name] for name in block_parameters(bound.graph, bound.blocks, block))
+    return _number(bound, (bound.recompute_of(block), *_of(bound, inside), parameters), _layouts(bound, inside))
+
+
+def _overlaps(bound: BoundPlan) -> object:
+    """What of blocks runs under what."""
+    training = bound.plan.training
+    if not training.tensor_overlap and not training.expert_overlap:
+        return ()
+    named = {bound.graph.operators[at].name for first in bound.blocks.firsts for at in bound.blocks.operators(first)}
+    return tuple(one for one in training.tensor_overlap if one[0] in named), training.expert_overlap
+
+
+def _given(bound: BoundPlan, block: int, told: tuple[int, ...]) -> int:
+    """A number of the layouts in which a block is given what the one before it makes, which so much is `told` of."""
+    known = bound.graph.derived.setdefault(("given", bound.plan.mesh), {})
+    if told not in known:
+        before = set(bound.blocks.operators(block - 1))
+        operands = (name for at in bound.blocks.operators(block) for name in bound.graph.operators[at].operands)
+        names = (name for name in operands if bound.graph.producer.get(name, -1) in before)
+        known[told] = _number(bound, ("given", tuple(bound.promised[name] for name in names)), ())
+    return cast("int", known[told])
+
+
+def _taken(bound: BoundPlan, block: int, told: tuple[int, ...]) -> int:
+    """A number of how the block behind a block takes what that makes, and whether it is recomputed; so much is `told`
+    of it."""
+    known = bound.graph.derived.setdefault(("taken", bound.plan.mesh), {})
+    if told not in known:
+        own, found = set(bound.blocks.operators(block)), list[object]()
+        for at in bound.blocks.operators(block + 1):
+            op = bound.operators[at]
+            for place, name in enumerate(op.operator.operands):
+                if bound.graph.producer.get(name, -1) in own:
+                    found.append(op.layouts.operands[place])
+        known[told] = _number(bound, ("taken", bound.recompute_of(block + 1) is None, tuple(found)), ())
+    return cast("int", known[told])
+
+
+def _outside(bound: BoundPlan) -> int:
+    """A number of the layouts in which everything is made that blocks read and none of them makes."""
+    graph, blocks = bound.graph, bound.blocks
+    key = ("read by blocks", blocks.borders)
+    if key not in graph.derived:
+        inside = range(blocks.start, blocks.stop)
+        names = dict.fromkeys(name for at in inside for name in graph.operators[at].operands)
+        made = (name for name in names if graph.producer.get(name, -1) not in inside)
+        graph.derived[key] = tuple(name for name in made if name not in graph.parameter_names)
+    return _number(bound, ("outside", tuple(bound.promised[name] for name in graph.derived[key])), ())
+
+
+def _of(bound: BoundPlan, operators: Sequence[int]) -> tuple[object, ...]:
+    """Layouts, by their identity, as equal calls share theirs, and strategies."""
+    return tuple(map(id, _layouts(bound, operators))), tuple(bound.operators[at].strategy for at in operators)
+
+
+def _layouts(bound: BoundPlan, operators: Sequence[int]) -> tuple[object, ...]:
+    return tuple(bound.operators[at].layouts for at in operators)
+
+
+def _number(bound: BoundPlan, what: object, kept: tuple[object, ...]) -> int:
+    """A short name of what a plan has, the same for all plans of its graph and mesh; what it tells by its identity is
+    kept."""
+    known = bound.graph.derived.setdefault(("numbers of choices", bound.plan.mesh), {})
+    numbers = cast("dict[object, tuple[int, tuple[object, ...]]]", known)
+    return numbers.setdefault(what, (len(numbers), kept))[0]
 
 
 def _kinds(graph: OperatorGraph, blocks: Blocks, alive: Liveness) -> tuple[int, ...]:

@@ -7,9 +7,9 @@ backward pass of a block begins: it counts as one more such block.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple, cast
+from typing import cast
 
 from costmodels import counts_at_moments, fullest_moment
 from hardware_profiles import PYTORCH, Cluster, Group, Hidden, Machine, Seconds, clusters_of_ranks, links_of_ranks
@@ -20,7 +20,7 @@ from planner.graph.fp8 import delayed_scales, history_bytes
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.binding.slices import work_of_slices
-from planner.plan.layout.block_gathers import kinds_of_runs, longest_gather, run_of
+from planner.plan.layout.block_gathers import run_of
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
 from planner.plan.layout.expert_overlap import ExpertOverlap, expert_overlaps_of
 from planner.plan.layout.offloaded import tables_on_hosts, visiting_order
@@ -36,6 +36,7 @@ from planner.plan.prediction.charges import UNCHARGED, Phase, Times, charge
 from planner.plan.prediction.coalesced_collectives import Together
 from planner.plan.prediction.exchange_overlap import ExchangeOverlap
 from planner.plan.prediction.operator_visit import OperatorVisit
+from planner.plan.prediction.price_book import price_books
 from planner.plan.prediction.product_overlap import ProductOverlap
 from planner.plan.prediction.repeated_blocks import BlockSums, InFlight
 from planner.plan.prediction.stage_cost import (
@@ -50,8 +51,6 @@ from planner.plan.prediction.step import ChunkCost, PassCost, further_ahead
 from planner.plan.schedule import Moment, moments_of, runs_in_pairs, updates_of, weight_versions
 from planner.pricing import (
     OperatorPrices,
-    ParameterPrices,
-    Pricers,
     RedistributionPricer,
     price_operator,
     price_parameter,
@@ -64,13 +63,6 @@ from planner.pricing.parameter_price import reduced, summed
 from planner.pricing.redistribution_price import PricedRoute
 from planner.sharding.layout import Layout, local_fraction, replicated
 from planner.sharding.rule import Duplex
-
-
-class _Routed(NamedTuple):
-    """A route with its hidden seconds, and what it is known by, which is kept so that nothing else has its identity."""
-
-    found: tuple[PricedRoute, Seconds]
-    of: tuple[TensorType, Layout, Layout]
 
 
 def hides(cluster: Machine) -> bool:
@@ -94,13 +86,8 @@ class Walk:
         self._machine = self.cluster if self.machine is None else self.machine
         self.update = plan.training.update
         software, blocks = self.cluster.software, self.bound.blocks
-        bare = self.cluster.with_software(replace(software, hidden=Hidden()))
-        self._priced: list[tuple[Pricers, Pricers | None]] = []  # by kind of run; with the seconds that are hidden
-        for run in kinds_of_runs(blocks, len(graph.operators)) if self.update.by_block else (range(0),):
-            longest = longest_gather(graph, run, self.update)
-            whole = Pricers.of(plan.mesh, bare, self.update, longest) if hides(self.cluster) else None
-            self._priced.append((Pricers.of(plan.mesh, self.cluster, self.update, longest), whole))
-        self.pricers = self._priced[0][0]
+        self.book, self.once = price_books(self.bound, self.cluster)
+        self.pricers = self.once.pricers[0][0]
         self.alive = liveness(graph, software)
         self.replays = replays(graph, blocks, software.whole_blocks)
         self.ending = blocks.stop if _handed_alone(graph, blocks) else len(graph.operators)
@@ -109,15 +96,10 @@ class Walk:
         pipeline = plan.pipeline
         self.rank_of = {at: plan.rank_of(stage) for at, stage in self.stage_of.items()}
         self.chunk_of = {at: stage // pipeline for at, stage in self.stage_of.items()}  # of the chunks of its rank
-        self._prices: dict[tuple[int, object, tuple[bool, ...]], OperatorPrices] = {}
         self.hosted = bool(self.cluster.device.host_latency * self.cluster.software.host)
         self.counted = software.counts_rows and any(op.rule.op_class == "experts" for op in self.bound.operators)
-        self._alone: dict[tuple[int, tuple[bool, ...]], float] = {}
-        self._stored: dict[tuple[int, bool, int, bool, float | None], ParameterPrices] = {}
         self.owners: Mapping[str, Owner] = {}  # of states of the rank that are shared out whole
-        self._routes: dict[tuple[str, int, int, int, int], _Routed] = {}
         self._made: dict[str, Duplex] = {}
-        self._gradients: dict[tuple[int, str], TensorType] = {}
         self.products, self.exchanges = ProductOverlap(walk=self), ExchangeOverlap(walk=self)
         self.begin(self.bound, self.stages, self.known_overlaps)
 
@@ -155,7 +137,6 @@ class Walk:
             if self.stage_of[at] == stage
         }
         self.together = Together(bound=bound, stages=stages, cluster=self.cluster, pricers=self.pricers)
-        self._blocks = dict[int, BlockSums]()  # what visits of blocks add that others are like
 
     def rank(
         self,
@@ -163,12 +144,12 @@ class Walk:
         moments: Sequence[Moment] | None = None,
         after: Callable[[int, StageCost, Mapping[int, float]], None] = lambda at, cost, at_once: None,
         *,
-        repeated: Mapping[int, int] = MappingProxyType({}),
+        keys: Mapping[int, object] = MappingProxyType({}),
     ) -> StageCost:
         """Walk the operators of all stages of one pipeline rank, which holds most at one of these moments, where they
         are not those of the schedule. `after` each operator somebody may look at the sums so far, and at
-        the bytes of each block that are there while its backward pass runs. Operators of `repeated` blocks add what
-        those of an earlier block add; neither's messages are listed."""
+        the bytes of each block that are there while its backward pass runs. Blocks with the same `keys` add the same,
+        in whatever plan of the graph; their messages are not listed."""
         plan, operators = self.bound.plan, self.bound.operators
         training, interleave = plan.training, plan.training.interleave
         held = [plan.stages[stage] for stage in plan.stages_of(rank)]
@@ -193,15 +174,14 @@ class Walk:
         at_once: dict[int, float] = {}
         own = [at for at in range(len(operators)) if self.rank_of[at] == rank]
         numbers, last = self.bound.blocks.numbers, -1
-        models = frozenset(repeated.values())
         for at in own:
             block, number = numbers.get(at, -1), self.chunk_of[at]
-            if block in repeated or block in models:
+            if block in keys:
                 if block != last:
-                    like = repeated.get(block, block)
-                    if like not in self._blocks:
-                        self._blocks[like] = self._written(block, number)
-                    written = self._blocks[like]
+                    key = keys[block]
+                    if key not in self.book.blocks:
+                        self.book.blocks[key] = self._written(block, number)
+                    written = self.book.blocks[key]
                     place = (self.stage_of[at], number)
                     written.add(cost, at_once, self.together.charged, block, place, live[number])
                     for flops in written.flops:
@@ -334,37 +314,38 @@ class Walk:
     ) -> tuple[PricedRoute, float]:
         """A redistribution as it is charged, and the seconds of it that are hidden. Blocks share types and layouts, by
         whose identity it is found again."""
-        key = (moved, id(tensor), id(source), id(target), run)
-        if key not in self._routes:
-            own, bare = self._priced[run]
+        book = self.once if moved in ("sums", "updated") else self.book
+        key, routes = (moved, id(tensor), id(source), id(target), run), book.routes
+        if key not in routes:
+            own, bare = book.pricers[run]
             pricer: RedistributionPricer = getattr(own, moved)
             route, hidden = pricer.route(tensor, source, target), 0.0
             if bare is not None:
                 whole: RedistributionPricer = getattr(bare, moved)
                 hidden = max(0.0, whole.route(tensor, source, target).seconds - route.seconds)
-            self._routes[key] = _Routed((route, hidden), (tensor, source, target))
-        return self._routes[key].found
+            routes[key] = (route, hidden, tensor, source, target)
+        return routes[key][:2]
 
     def narrow(self, tensor: TensorType) -> TensorType:
         """A parameter of the graph as it travels in 8 bits."""
         key = (id(tensor), "narrow")
-        if key not in self._gradients:
-            self._gradients[key] = in_8_bits(tensor)
-        return self._gradients[key]
+        if key not in self.book.tensors:
+            self.book.tensors[key] = in_8_bits(tensor)
+        return self.book.tensors[key]
 
     def reduced(self, tensor: TensorType) -> TensorType:
         """A parameter of the graph as the gradient of one use is reduced."""
         key = (id(tensor), "reduced")
-        if key not in self._gradients:
-            self._gradients[key] = reduced(tensor, self.update)
-        return self._gradients[key]
+        if key not in self.book.tensors:
+            self.book.tensors[key] = reduced(tensor, self.update)
+        return self.book.tensors[key]
 
     def summed(self, tensor: TensorType) -> TensorType:
         """A parameter of the graph as its gradient is added up."""
         key = (id(tensor), "summed")
-        if key not in self._gradients:
-            self._gradients[key] = summed(tensor, self.update)
-        return self._gradients[key]
+        if key not in self.book.tensors:
+            self.book.tensors[key] = summed(tensor, self.update)
+        return self.book.tensors[key]
 
     def gather(
         self,
@@ -382,7 +363,7 @@ class Walk:
     ) -> None:
         """Charge a weight, or its gradient, that moves for one use in a kind of run; messages of those that go together
         are nobody's."""
-        pricer: RedistributionPricer = getattr(self._priced[run][0], moved)
+        pricer: RedistributionPricer = getattr(self.book.pricers[run][0], moved)
         part = REDUCING if moved == "gradients" else GATHERING
         beyond = self.together.use(pricer, part, name, self.route(moved, tensor, source, target, run)[0], times)
         self.move(cost, chunk, owner, part, moved, tensor, source, target, times, later, beyond, run)
@@ -396,12 +377,13 @@ class Walk:
         owner = self.owners.get(name)
         share = None if owner is None else float(owner.at(plan.mesh.coordinate(plan.mesh.size // 2)))
         kind = (id(tensor), trainable, id(stored), local, share)
-        if kind not in self._stored:
+        if kind not in self.once.parameters:
             t = plan.training
-            self._stored[kind] = price_parameter(
+            found = price_parameter(
                 tensor, trainable, [stored], t.precision, t.optimizer, self.pricers, self.update, local, share
             )
-        prices = self._stored[kind]
+            self.once.parameters[kind] = (found, stored)
+        prices = self.once.parameters[kind][0]
         if name in self.scaled:
             cost.memory["optimizer state"] += history_bytes(plan.training.fp8, self.scaled[name])
         if trainable and not local:
@@ -517,17 +499,18 @@ class Walk:
         graph, rule, op = self.bound.graph, bound.rule, bound.operator
         graded = tuple(name in graph.differentiable and i not in without for i, name in enumerate(op.operands))
         key = (id(rule), bound.strategy, graded)
-        if key not in self._prices:
+        known, flops = self.book.operators, self.book.flops
+        if key not in known:
             types = ([graph.types[n] for n in op.operands], [graph.types[n] for n in op.results if n is not None])
-            self._prices[key] = price_operator(
-                rule, [bound.strategy], *types, graded, self.bound.plan.mesh, self.cluster
-            )
-        alone = (id(rule), graded)
-        if alone not in self._alone:
-            self._alone[alone] = whole_flops(rule, graded)
-        seen = work_of_slices(rule, self.bound.plan.slices) if rule.op_class == "attention" else 1.0
-        self.flops += self._alone[alone] * seen if counted else 0.0
-        return self._prices[key]
+            prices = price_operator(rule, [bound.strategy], *types, graded, self.bound.plan.mesh, self.cluster)
+            known[key] = (prices, rule)
+        if counted:
+            alone = (id(rule), graded)
+            if alone not in flops:
+                flops[alone] = (whole_flops(rule, graded), rule)
+            seen = work_of_slices(rule, self.bound.plan.slices) if rule.op_class == "attention" else 1.0
+            self.flops += flops[alone][0] * seen
+        return known[key][0]
 
 
 def walks_of(bound: BoundPlan, machine: Machine) -> tuple[Walk, ...]:

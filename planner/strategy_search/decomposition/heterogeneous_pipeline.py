@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from hardware_profiles import Bytes
 from planner.strategy_search.decomposition.lagrangian import Lines, Multipliers
 from planner.strategy_search.decomposition.pieces import Chain
 from planner.strategy_search.decomposition.setting import Setting
@@ -70,6 +71,10 @@ class HeterogeneousPipeline:
     def setting_of(self, setting: Setting, rank: int) -> Setting:
         """How the pipeline is run, with the capacity of the devices of a rank."""
         return replace(setting, capacity=self.capacities[self.kinds[rank]])
+
+    def with_room(self, room: Bytes) -> "HeterogeneousPipeline":
+        """The same with so many bytes of every device left for something else."""
+        return replace(self, capacities=tuple(capacity - room for capacity in self.capacities)) if room else self
 
     def ranks_of(self, kind: int) -> tuple[int, ...]:
         """The ranks on a kind of devices."""

@@ -289,11 +289,9 @@ class Engine:
     ) -> Outcome:
         """The best plan of a configuration in which weights are gathered in one way, and which leaves `room` bytes of
         every device; `covering`: see `Evaluation`."""
-        pipeline_of_kinds, setting = self.pipeline_of_kinds(configuration, gathers), self.setting(configuration)
-        if room:
-            capacities = tuple(capacity - room for capacity in pipeline_of_kinds.capacities)
-            pipeline_of_kinds = replace(pipeline_of_kinds, capacities=capacities)
-            setting = replace(setting, capacity=capacities[0])
+        pipeline_of_kinds = self.pipeline_of_kinds(configuration, gathers).with_room(room)
+        setting = self.setting(configuration)
+        setting = replace(setting, capacity=pipeline_of_kinds.capacities[0]) if room else setting
         check_virtual_stages(pipeline_of_kinds.chain, setting)
         multipliers: list[Multipliers] | None = None
         if setting.chunks > 1 and not covering:  # what other numbers of virtual stages have asked is known

@@ -109,11 +109,13 @@ class Finalists:
         self._before: dict[int, Ranked] = {}  # of what is known, without overlaps
         self._overlapped: dict[int, _WithOverlap] = {}  # by identity
         self._every: dict[int, tuple[Ranked, Everything]] = {}  # likewise
+        self._settled: dict[int, Ranked] = {}  # of contenders, by identity
         self._turned: dict[int, tuple[Ranked, Ranked]] = {}
         self._laid: dict[tuple[int, str], Ranked | None] = {}  # in a V, by the identity of what is in `_known`
 
-    def plans(self) -> tuple[Ranked, ...]:
-        """The fastest of the contenders, fastest first; those that cannot be among them are not priced."""
+    def plans(self, *, settle: bool = True) -> tuple[Ranked, ...]:
+        """The fastest of the contenders, fastest first; those that cannot be among them are not priced. Unless it is
+        for their seconds alone, they are settled."""
         top, plans, fitting = self.request.top, list[Ranked](), list[Ranked]()
         longest = 0.0  # seconds to make a plan of one
         refusal = None
@@ -139,6 +141,8 @@ class Finalists:
             raise refusal
         if not fitting:
             raise _overfull(plans, self.maker.limits[0], self.maker.bound)
+        if settle:
+            fitting = self._with_settled(ordered, fitting)
         faults = [offloaded_fault(ranked.plan.prediction, self.request.cluster) for ranked in fitting]
         if all(faults):
             raise InfeasibleError(
@@ -149,6 +153,42 @@ class Finalists:
         if seconds_left() >= longest:
             best = self._in_a_v(self._with_turns(best))
         return tuple(sorted([best, *others[: top - 1]], key=lambda ranked: ranked.seconds))
+
+    def _with_settled(self, ordered: Sequence[Contender], fitting: list[Ranked]) -> list[Ranked]:
+        """The plans of contenders, fastest first, with those settled that may be among the fastest so: what a plan may
+        save is what its sum is above what no plan of its configuration takes less than."""
+        top = self.request.top
+        kept = {id(ranked): ranked for ranked in fitting}
+        known = [found for found in ordered if id(found) in self._known and id(self._known[id(found)][1]) in kept]
+        for found in sorted(known, key=lambda found: self._known[id(found)][1].seconds):
+            ranked = self._known[id(found)][1]
+            slowest = sorted(one.seconds for one in kept.values())[:top][-1]
+            settled = self._settled_once(found, slowest)
+            kept[id(ranked)] = settled
+        return sorted(kept.values(), key=lambda ranked: ranked.seconds)
+
+    def _settled_once(self, found: Contender, cutoff: Seconds) -> Ranked:
+        """The plan of a contender, settled as far as it may take less than `cutoff` then, or a solver is asked about
+        it."""
+        overlapped = self._known[id(found)][1]
+        before = self._before[id(overlapped)]
+        if id(found) in self._settled or before.found is None:
+            return overlapped
+        saves = before.found.objective - before.found.outcome.bound
+        asked = self.request.certify or self.request.algorithm != "dynamic_programming"
+        if overlapped.seconds - saves >= cutoff and not (asked and overlapped.seconds <= cutoff):
+            return overlapped
+        settled = self._settled[id(found)] = self.maker.settled(before)
+        certified = replace(overlapped, certificate=settled.certificate)
+        if settled.bound is not before.bound:
+            with contextlib.suppress(LimitError):
+                settled = self._reordered(settled, cutoff) if reorders(self.request.pinned) else settled
+                other = self.overlapped(settled)
+                if self._storable(other) and other.seconds < overlapped.seconds:
+                    certified, before = other, settled
+        self._before[id(certified)] = before
+        self._known[id(found)] = (found, certified)
+        return certified
 
     def _least_step(self, found: Contender) -> Seconds:
         """No plan of a contender takes less. What is proved of its configuration is about steps, too, where all
@@ -363,7 +403,7 @@ class Finalists:
     def plain(self, found: Contender) -> Ranked | None:
         """A contender as it was found, as a plan, in the order of turns that takes it least; None where it does not
         fit."""
-        ranked = self.maker.as_found(found)
+        ranked = self.maker.settled(self.maker.as_found(found))
         pinned = self.request.pinned
         if asks(pinned) or (found.configuration.pipeline > 1 and reorders(pinned)):
             ranked = self._scheduled(ranked, math.inf)
@@ -401,11 +441,11 @@ class Finalists:
         """A contender whose micro-batches take turns, or the best where that is as fast. What wins as it was found is
         settled."""
         as_found = self.maker.made(found, found.outcome.ranks)
-        plain = Ranked(bound=as_found, configuration=found.configuration, memory_price=found.outcome.price)
+        plain = Ranked(bound=as_found, configuration=found.configuration, memory_price=found.outcome.price, found=found)
         turned = self._in_turns(plain, cutoff)
         if turned.seconds >= best.seconds * (1 - WORTH) or not self._storable(turned):
             return best
-        settled = self._in_turns(self.maker.as_found(found), cutoff)
+        settled = self._in_turns(self.maker.settled(self.maker.as_found(found)), cutoff)
         return settled if settled.seconds < turned.seconds and self._storable(settled) else turned
 
     def _in_a_v(self, best: Ranked) -> Ranked:

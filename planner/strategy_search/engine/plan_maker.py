@@ -1,7 +1,8 @@
-"""Contenders as plans: settled, bound to their graph, priced by the judge, with what is proved of them."""
+"""Contenders as plans: bound to their graph, priced by the judge, settled, with what is proved of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from costmodels import SCHEDULES
 from hardware_profiles import Machine
@@ -56,41 +57,61 @@ class PlanMaker:
 
     def as_found(self, found: Contender) -> Ranked:
         """A result as a plan, bound to its graph and priced by the judge."""
-        request, configuration = self.request, found.configuration
-        setting = self.engine.setting(configuration)
-        setting = replace(setting, capacity=setting.capacity - found.room)
-        ranks, busy, certificate = settle_and_certify(request, found.pipeline_of_kinds, setting, found.outcome)
-        priced, filled = None, found.outcome.ranks
-        if ranks != filled:
-            # less per step may not make up for more per part, and is not told from messages in smaller buckets than
-            # those that the objective assumes
-            assumed = replace(found.pipeline_of_kinds.chain.tables.update, gathers=found.outcome.gathers)
-            faster = self._update(found.pipeline_of_kinds.chain.tables.update, found, ranks) != assumed
-            faster = faster or found.sum_with(ranks) < found.sum_with(filled)
-            if faster and not found.room and any(a.peak > b.peak for a, b in zip(ranks, filled, strict=True)):
-                priced = self.made(found, filled)  # these ranks take all the memory that sums say there is
-                faster = not self._overflows(found, ranks, priced)
-            if faster:
-                settled = self.made(found, ranks)
-                if self.fits(configuration, settled.plan.prediction):  # another block's interior may be the largest
-                    priced, filled = settled, ranks
-                    certificate = None if certificate is None else replace(certificate, busy_seconds=busy)
-        if priced is None:
-            priced = self.made(found, filled)
-        if request.update.buckets == AUTO_BUCKETS and self.fits(configuration, priced.plan.prediction):
-            machine = self.engine.machine(configuration)
-            priced = in_faster_buckets(
-                priced,
-                lambda other: self._predicted(other, machine),
-                lambda other: self.fits(configuration, other.plan.prediction),
-            )
         return Ranked(
-            bound=priced,
-            configuration=configuration,
+            bound=self._in_faster_buckets(found, self.made(found, found.outcome.ranks)),
+            configuration=found.configuration,
             memory_price=found.outcome.price,
-            certificate=certificate,
-            filled=tuple(rank.peak for rank in filled),
+            filled=tuple(rank.peak for rank in found.outcome.ranks),
+            found=found,
         )
+
+    def settled(self, ranked: Ranked) -> Ranked:
+        """A result with its slowest rank solved exactly, where it fits so and may be faster, and with what a solver
+        says of it."""
+        found = ranked.found
+        assert found is not None, "plans of other sources are not settled"
+        setting, filled = self.engine.setting(found.configuration), found.outcome.ranks
+        pipeline_of_kinds = found.pipeline_of_kinds.with_room(found.room)
+        ranks, busy, certificate = settle_and_certify(self.request, pipeline_of_kinds, setting, found.outcome)
+        ranked = replace(ranked, certificate=certificate)
+        if ranks == filled or not self._holds(found, ranks):
+            return ranked
+        # less per step may not make up for more per part, and is not told from messages in smaller buckets than
+        # those that the objective assumes
+        update = found.pipeline_of_kinds.chain.tables.update
+        faster = self._update(update, found, ranks) != replace(update, gathers=found.outcome.gathers)
+        faster = faster or found.sum_with(ranks) < found.sum_with(filled)
+        if not faster or self._overflows(found, ranks, ranked.bound):
+            return ranked
+        settled = self.made(found, ranks)
+        if not self.fits(found.configuration, settled.plan.prediction):
+            return ranked
+        return replace(
+            ranked,
+            bound=self._in_faster_buckets(found, settled),
+            configuration=found.configuration,
+            certificate=None if certificate is None else replace(certificate, busy_seconds=busy),
+            filled=tuple(rank.peak for rank in ranks),
+        )
+
+    def _in_faster_buckets(self, found: Contender, priced: BoundPlan) -> BoundPlan:
+        """A plan with its gradients in buckets of another size, where that is left to the search and faster."""
+        fits = partial(self.fits, found.configuration)
+        if self.request.update.buckets != AUTO_BUCKETS or not fits(priced.plan.prediction):
+            return priced
+        machine = self.engine.machine(found.configuration)
+        return in_faster_buckets(
+            priced, lambda other: self._predicted(other, machine), lambda other: fits(other.plan.prediction)
+        )
+
+    def _holds(self, found: Contender, ranks: Sequence[RankFilling]) -> bool:
+        """Whether other ways to run the ranks fit by their sums: another block's interior may be the largest."""
+        return all(own.peak <= capacity for own, capacity in zip(ranks, self._capacities(found), strict=True))
+
+    def _capacities(self, found: Contender) -> tuple[float, ...]:
+        """The bytes that a device of each rank may fill by the sums of the search."""
+        configuration, capacities = found.configuration, self.engine.capacities
+        return tuple(capacities[self.engine.group_of(configuration, rank)] for rank in range(configuration.pipeline))
 
     def _overflows(self, found: Contender, ranks: Sequence[RankFilling], priced: BoundPlan) -> bool:
         """Whether other ways to run the ranks do not fit: they hold as much more than what was found, which is
@@ -140,13 +161,12 @@ class PlanMaker:
     def _update(self, update: Update, found: Contender, ranks: Sequence[RankFilling]) -> Update:
         """What becomes of gradients, in buckets for which the fullest rank has room where their size was left to the
         search."""
-        configuration, update = found.configuration, replace(update, gathers=found.outcome.gathers)
+        update = replace(update, gathers=found.outcome.gathers)
         if not self.prepared.trains:  # there is nothing to reduce
             return replace(update, buckets=NO_BUCKETS)
         if self.request.update.buckets != AUTO_BUCKETS:
             return update
-        capacities = (self.engine.capacities[self.engine.group_of(configuration, rank)] for rank in range(len(ranks)))
-        room = min(capacity - rank.peak for capacity, rank in zip(capacities, ranks, strict=True))
+        room = min(capacity - rank.peak for capacity, rank in zip(self._capacities(found), ranks, strict=True))
         while update.bucketed and room_of(update.bucket_size) > room:
             update = smaller(update)
         return update

@@ -13,6 +13,7 @@ from planner.plan.plan import Plan
 from planner.plan.prediction.stage_cost import COMMUNICATION
 from planner.plan.prediction.step import UNDER_PRODUCTS
 from planner.plan.prediction.timeline import REDUCTION
+from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.settle import Certificate
 from planner.strategy_search.request.space import Configuration
 
@@ -26,7 +27,8 @@ class Ranked:
 
     `memory_price` is what a byte more on every device would save, in seconds of the step, about; 0 where memory does
     not bind. `certificate` is what a solver says that knows nothing of how the plan was found, if one was asked.
-    `filled` are the bytes of every rank by the sums of the search, where the plan comes of those.
+    `filled` are the bytes of every rank by the sums of the search, where the plan comes of those, and `found` is what
+    it was made of.
     """
 
     bound: BoundPlan
@@ -34,6 +36,7 @@ class Ranked:
     memory_price: float
     certificate: Certificate | None = None
     filled: tuple[Bytes, ...] = ()
+    found: Contender | None = None
 
     def __repr__(self) -> str:
         return f"Ranked({self.plan!r})"

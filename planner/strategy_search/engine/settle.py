@@ -83,23 +83,11 @@ def settle_and_certify(
 ) -> tuple[tuple[RankFilling, ...], float, Certificate | None]:
     """The slowest rank solved exactly by the solver of the request's algorithm, its division into groups given; how
     long it is busy then; and, where asked for, what the integer program says of it as it was planned."""
-    planned: dict[tuple[int, ...], float] = {}  # ranks that run the same columns take the same time
-    slowest, busy, ranks = 0, -math.inf, list(outcome.ranks)
-    for rank, filling in enumerate(ranks):
-        runs = tuple(map(id, (filling.head, *filling.inner, filling.tail)))
-        if runs not in planned:
-            own = rank_problem(
-                pipeline_of_kinds.chain_of(rank),
-                pipeline_of_kinds.setting_of(setting, rank),
-                rank,
-                filling,
-                outcome.state,
-            )
-            planned[runs] = own.problem.evaluate(own.choice).time
-        if planned[runs] > busy:
-            slowest, busy = rank, planned[runs]
+    ranks = list(outcome.ranks)
+    slowest = max(range(len(ranks)), key=lambda rank: _busy(ranks[rank], setting))
     own_setting = pipeline_of_kinds.setting_of(setting, slowest)
     found = rank_problem(pipeline_of_kinds.chain_of(slowest), own_setting, slowest, ranks[slowest], outcome.state)
+    busy = found.problem.evaluate(found.choice).time
     solver = request.algorithm if request.algorithm in SOLVERS else "dynamic_programming"
     answer = _certificate(solver, found, busy, request)
     least = busy
@@ -107,11 +95,26 @@ def settle_and_certify(
         least = min(busy, answer[0].found_seconds)
         if answer[0].found_seconds < busy * (1 - OPTIMALITY_TOLERANCE):
             assert answer[1].evaluation is not None
-            ranks[slowest] = _refilled(ranks[slowest], settled(found, answer[1]), answer[1].evaluation.peak)
+            columns = settled(found, answer[1])
+            ranks[slowest] = _refilled(ranks[slowest], columns, _peak(found, columns, answer[1].evaluation.peak))
     if request.certify and solver != "ilp":
         answer = _certificate("ilp", found, busy, request)
     wanted = request.certify or solver != "dynamic_programming"
     return tuple(ranks), least, answer[0] if wanted and answer is not None else None
+
+
+def _busy(filling: RankFilling, setting: Setting) -> float:
+    """About what a rank takes for a step, to tell which is the slowest."""
+    held = [column.amounts for column in (filling.head, filling.tail) if column is not None]
+    held += [column.amounts for column in filling.inner] * setting.chunks
+    return math.fsum(setting.micro_batches * own.part + own.step for own in held)
+
+
+def _peak(found: RankProblem, columns: Sequence[Column], peak: float) -> float:
+    """What a rank needs with these columns, whose problem says `peak`: another interior may be the largest now."""
+    interiors = [column.amounts.replay for column in columns]
+    counted = next(own for part, own in zip(found.found.parts, interiors, strict=True) if part.interior)
+    return peak + max(interiors) - counted
 
 
 def _certificate(

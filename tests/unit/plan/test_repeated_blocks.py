@@ -10,7 +10,7 @@ from planner.plan.layout.segments import segments_by_stage
 from planner.plan.prediction import predict as predicting
 from planner.plan.prediction.loosening import loosened
 from planner.plan.prediction.predict import predict
-from planner.plan.prediction.repeated_blocks import repeated_blocks
+from planner.plan.prediction.repeated_blocks import block_keys, repeated_blocks
 from planner.pricing.liveness import liveness
 from planner.sharding.update import Update
 from planner.strategy_search.request.space import Pinned
@@ -38,14 +38,14 @@ def bound_of(ranks: int, recompute: str = "none", gathers: str = "each") -> Boun
 def all_visited(bound: BoundPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = cluster_of(bound.plan.cluster.profile, bound.plan.cluster.devices)
     once = predict(bound, cluster)
-    monkeypatch.setattr(predicting, "repeated_blocks", lambda bound, alive: {})
+    monkeypatch.setattr(predicting, "block_keys", lambda bound, alive: {})
     assert predict(bound, cluster) == once
 
 
 @pytest.mark.parametrize("recompute", ["none", "full", "selective"])
 def test_the_prediction_is_that_of_all_visits(recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bound = bound_of(1, recompute)
-    assert repeated_blocks(bound, liveness(bound.graph)) == {3: 2}
+    assert repeated_blocks(block_keys(bound, liveness(bound.graph))) == {3: 2}
     all_visited(bound, monkeypatch)
 
 
@@ -54,7 +54,7 @@ def test_so_it_is_where_blocks_gather_their_weights_together(gathers: str, monke
     bound = bound_of(1, "full", gathers)
     (stage,) = segments_by_stage(bound)
     assert any(one.gathers for one in stage)
-    assert repeated_blocks(bound, liveness(bound.graph)) == {3: 2}
+    assert repeated_blocks(block_keys(bound, liveness(bound.graph))) == {3: 2}
     all_visited(bound, monkeypatch)
 
 
@@ -65,7 +65,7 @@ def test_so_it_is_where_stages_are_alike(recompute: str, monkeypatch: pytest.Mon
     plan = search(request_of(TWELVE, cluster_of("h100-80gb", 8), 16, pinned=pinned)).plan
     bound = bind(plan, traced(TWELVE), BATCH)
     stages = [stage for stage in bound.plan.stages for _ in range(stage.blocks)]
-    found = repeated_blocks(bound, liveness(bound.graph))
+    found = repeated_blocks(block_keys(bound, liveness(bound.graph)))
     assert any(stages[block] != stages[like] for block, like in found.items())
     all_visited(bound, monkeypatch)
 
@@ -81,14 +81,14 @@ def test_groups_that_say_the_same_are_alike(monkeypatch: pytest.MonkeyPatch) -> 
     """Of a plan with a group for every block, until one of them does something else."""
     loose = loosened(bound_of(1, "full"))
     bound = bind(loose, traced(SIX), BATCH)
-    assert repeated_blocks(bound, liveness(bound.graph)) == {3: 2}
+    assert repeated_blocks(block_keys(bound, liveness(bound.graph))) == {3: 2}
     all_visited(bound, monkeypatch)
     other = tuple(replace(one, recomputation="none") if one.first_block == 4 else one for one in loose.groups)
     changed = bind(replace(loose, groups=other), traced(SIX), BATCH)
-    assert repeated_blocks(changed, liveness(changed.graph)) == {}
+    assert repeated_blocks(block_keys(changed, liveness(changed.graph))) == {}
     stored = {name: replace(one, state_home="host") for name, one in bound.parameters.items() if ".3." in name}
     kept = replace(bound, parameters={**bound.parameters, **stored})
-    assert repeated_blocks(kept, liveness(kept.graph)) == {}
+    assert repeated_blocks(block_keys(kept, liveness(kept.graph))) == {}
 
 
 def test_blocks_at_the_ends_of_a_stage_or_group_are_visited() -> None:
@@ -98,11 +98,11 @@ def test_blocks_at_the_ends_of_a_stage_or_group_are_visited() -> None:
     others = [one for one in bound.plan.groups if not one.blocks]
     half = replace(group, first_block=group.first_block + 3, blocks=3)
     cut = replace(bound, plan=replace(bound.plan, groups=(*others, replace(group, blocks=3), half)))
-    assert repeated_blocks(cut, alive) == {3: 2}  # both say the same
+    assert repeated_blocks(block_keys(cut, alive)) == {3: 2}  # both say the same
     loose = loosened(bound)
     groups = tuple(replace(one, recomputation="full") if one.first_block >= 3 else one for one in loose.groups)
     cut = bind(replace(loose, groups=groups), traced(SIX), BATCH)
-    assert repeated_blocks(cut, liveness(cut.graph)) == {}
+    assert repeated_blocks(block_keys(cut, liveness(cut.graph))) == {}
 
 
 def test_a_block_of_which_more_is_kept_is_like_no_other() -> None:
@@ -110,10 +110,10 @@ def test_a_block_of_which_more_is_kept_is_like_no_other() -> None:
     alive = liveness(bound.graph)
     at = bound.blocks.borders[2]
     saved = (*alive.saved[:at], alive.saved[at] ^ {7}, *alive.saved[at + 1 :])
-    assert repeated_blocks(bound, replace(alive, saved=saved)) == {}
+    assert repeated_blocks(block_keys(bound, replace(alive, saved=saved))) == {}
 
 
 def test_deferred_gradients_are_visited() -> None:
     bound = bound_of(1)
     deferring = replace(bound, plan=replace(bound.plan, schedule="zb_h1"))
-    assert repeated_blocks(deferring, liveness(bound.graph)) == {}
+    assert repeated_blocks(block_keys(deferring, liveness(bound.graph))) == {}

@@ -1,0 +1,75 @@
+"""What walks over plans of one graph find once: prices, and what visits of blocks add.
+
+A search prices many plans of one graph on one mesh, which differ in some layouts, in how blocks are divided, or in what
+runs under what. Prices of an operator depend on its rule and strategy alone, those of a redistribution on tensor and
+layouts, and what a block adds on all that `planner.plan.prediction.repeated_blocks.block_keys` tells of it. The book is
+kept with the graph. Whatever is found by its identity is kept in it, so that nothing else has that.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, cast
+
+from hardware_profiles import Cluster, Hidden, Seconds
+from planner.graph.operator_graph import TensorType
+from planner.plan.binding.bind import BoundPlan
+from planner.plan.layout.block_gathers import kinds_of_runs, longest_gather
+from planner.pricing import OperatorPrices, ParameterPrices, Pricers
+from planner.pricing.redistribution_price import PricedRoute
+from planner.sharding.layout import Layout
+from planner.sharding.rule import Rule
+from planner.sharding.stored import StoredParameter
+from planner.sharding.update import NO_BUCKETS, Update
+
+if TYPE_CHECKING:
+    from planner.plan.prediction.repeated_blocks import BlockSums
+
+Graded = tuple[bool, ...]
+"""For every operand of an operator whether it has a gradient."""
+
+
+@dataclass(kw_only=True)
+class PriceBook:
+    """Prices of the operators, parameters and redistributions of one graph, by the cluster and the training of the
+    plans that it is for.
+
+    `pricers` are those of every kind of run (`kinds_of_runs`), with those that hide nothing, where the software does.
+    """
+
+    pricers: Sequence[tuple[Pricers, Pricers | None]]
+    operators: dict[tuple[int, object, Graded], tuple[OperatorPrices, Rule]] = field(default_factory=dict)
+    flops: dict[tuple[int, Graded], tuple[float, Rule]] = field(default_factory=dict)
+    parameters: dict[tuple[int, bool, int, bool, float | None], tuple[ParameterPrices, StoredParameter]] = field(
+        default_factory=dict
+    )
+    routes: dict[tuple[str, int, int, int, int], tuple[PricedRoute, Seconds, TensorType, Layout, Layout]] = field(
+        default_factory=dict
+    )
+    tensors: dict[tuple[int, str], TensorType] = field(default_factory=dict)
+    blocks: dict[object, "BlockSums"] = field(default_factory=dict)
+
+
+def price_books(bound: BoundPlan, cluster: Cluster) -> tuple[PriceBook, PriceBook]:
+    """The books for plans like this one, on devices of one kind: of what there is in passes, whatever buckets gradients
+    go in, and of what there is once a step."""
+    update = bound.plan.training.update
+    return _book(bound, cluster, replace(update, buckets=NO_BUCKETS)), _book(bound, cluster, update)
+
+
+def _book(bound: BoundPlan, cluster: Cluster, update: Update) -> PriceBook:
+    plan, graph = bound.plan, bound.graph
+    key = ("price book", plan.mesh, cluster, update, plan.training.precision, plan.training.optimizer, plan.slices)
+    if key not in graph.derived:
+        graph.derived[key] = PriceBook(pricers=_pricers(bound, cluster, update))
+    return cast("PriceBook", graph.derived[key])
+
+
+def _pricers(bound: BoundPlan, cluster: Cluster, update: Update) -> list[tuple[Pricers, Pricers | None]]:
+    plan, graph = bound.plan, bound.graph
+    bare = cluster.with_software(replace(cluster.software, hidden=Hidden()))
+    found = []
+    for run in kinds_of_runs(bound.blocks, len(graph.operators)) if update.by_block else (range(0),):
+        longest = longest_gather(graph, run, update)
+        whole = Pricers.of(plan.mesh, bare, update, longest) if cluster.software.hidden != Hidden() else None
+        found.append((Pricers.of(plan.mesh, cluster, update, longest), whole))
+    return found
