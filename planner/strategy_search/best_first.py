@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from hardware_profiles import Hidden
 from planner.errors import InfeasibleError, LimitError, RequestError
 from planner.limits import check, finishing, reading, seconds_after, seconds_left, sooner
+from planner.sharding.rules import rule_of
 from planner.sharding.update import AHEAD
 from planner.strategy_search.engine.assemble import assembly
 from planner.strategy_search.engine.contenders import NEAR, Contender, Contenders, without_weight_gradients
@@ -43,6 +44,9 @@ _LOG = logging.getLogger(__name__)
 
 _REORDERED = 2
 """Pipelines whose sums do not contend that are priced in other orders, at most, and with virtual stages."""
+
+_IN_A_V = 64
+"""Families of pipelines that are asked how busy their ranks are at least, at most, where the best plan is in a V."""
 
 _NOT_ASKED: Hint = (-1.0, (-1.0, -1.0, -1.0))
 
@@ -95,6 +99,7 @@ class BestFirst:
         self.ready: tuple[Ranked, ...] = ()  # the incumbent priced, where time is limited
         self.pricing = 0.0  # seconds that this took
         self.priced: tuple[Ranked, ...] = ()  # contenders that were made plans
+        self.in_a_v: float | None = None  # what no plan with stages in a V takes less than, once it was asked
 
     @property
     def cutoff(self) -> float:
@@ -436,7 +441,7 @@ class BestFirst:
         """What is proved by now: evaluated configurations by their own bounds, the others by those in the queue. Bounds
         are about stages that lie one after the other: of stages in a V the work is bounded."""
         if self.request.pinned.in_a_v:
-            return min(self.engine.least_work, self.best)
+            return min(self.engine.least_work, self.best)  # until the end
         ahead = self.queue[0][0] if self.queue else math.inf
         return min(self.proved, ahead, self.best, *(bound for bound, *_ in self.interleaved))
 
@@ -506,8 +511,31 @@ class BestFirst:
 
     def _bound_of(self, ranked: Ranked, bound: float) -> float:
         """What no plan like one takes less than. The bound of the search is about stages that lie one after the other;
-        of those in a V no more is known than that all of them work."""
-        return min(bound, self.engine.least_work) if ranked.plan.schedule_kind.v_shaped else bound
+        of those in a V it is known how busy ranks are."""
+        if not ranked.plan.schedule_kind.v_shaped:
+            return bound
+        if self.in_a_v is None:
+            self.in_a_v = self._least_in_a_v()
+        return self.in_a_v if self.request.pinned.in_a_v else min(bound, self.in_a_v)
+
+    def _least_in_a_v(self) -> float:
+        """No plan with its stages in a V takes less: its passes follow each other on each rank, unless experts exchange
+        under those of another micro-batch, and the slowest rank is as busy as the average one or more. The work alone,
+        where passes may run together, or where that would have to be asked of many families."""
+        least, families = self.engine.least_work, [one for one in self.families if one[0].pipeline > 1]
+        graph = self.engine.template.graph
+        experts = any(rule_of(graph, operator).op_class == "experts" for operator in graph.operators)
+        paired = experts and self.request.pinned.expert_overlap is not False
+        if paired or not 0 < len(families) <= _IN_A_V or self.request.alternatives or seconds_left() < math.inf:
+            return least
+        found = math.inf
+        for members in families:
+            plain = tuple(c for c in members if c.virtual_stages == 1)
+            family = family_of(self.engine, plain) if plain else None
+            if family is None:
+                return least
+            found = min(found, *(family.busy_seconds(c) for c in plain))
+        return max(least, found)
 
     def _finalists(self, found: Sequence[Contender]) -> Finalists:
         maker = PlanMaker(

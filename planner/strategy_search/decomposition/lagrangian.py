@@ -656,6 +656,19 @@ class Multipliers:
         seconds = self.value(self.priced[-1]) + self._average_weight(setting) * self.crossings(setting)
         self._averaged[setting.chunks] = seconds
 
+    def busy(self, setting: Setting) -> float:
+        """Least busy seconds of the average rank in a step, in whatever order ranks take their turns: transfers between
+        stages, and what may travel under work, left out."""
+        weight = setting.micro_batches / setting.ranks
+        weights = Weights(
+            part=weight / self.parts,
+            steady=weight * (1 - 1 / self.parts),
+            step=1 / setting.ranks,
+            reduction=1 / setting.ranks,
+        )
+        (found,) = _answers([(self, self._question(weights, 0.0, 0.0, proves=False))])
+        return float(self.value(found).min())
+
     def _average_weight(self, setting: Setting) -> float:
         return 1 / setting.chunks + setting.weight / setting.ranks
 

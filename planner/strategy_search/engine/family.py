@@ -55,6 +55,12 @@ class Family:
         alone = {c.micro_batches: seconds for c, seconds in known.items() if c.virtual_stages == 1}
         return [known[c] if c in known else least_share(c) * alone[c.micro_batches] for c in members]
 
+    def busy_seconds(self, configuration: Configuration) -> float:
+        """Least busy seconds of the average rank of a member, whatever the memory and the order of turns; 0 where ranks
+        are on several kinds of devices."""
+        (_, fastest), *_ = self._parts
+        return fastest.busy_seconds(configuration)
+
     def priced_seconds(self, configuration: Configuration, hint: Hint, cutoff: float = math.inf) -> float:
         """Least step time of a member with memory at a price, and shares of what travels under work, or as proved
         before; infinite where even the leanest choice does not fit. Ways that are proved to take as long as the cutoff
@@ -147,6 +153,11 @@ class _Bounds:
             if proved.min() >= cutoff:
                 break
         return float(proved.min())
+
+    def busy_seconds(self, configuration: Configuration) -> float:
+        """Least busy seconds of the average rank of a member."""
+        multipliers, setting = self._of(configuration)
+        return multipliers[0].busy(setting) if len(multipliers) == 1 else 0.0
 
     def _proved_with_one_stage(self, configuration: Configuration, setting: Setting) -> float:
         """What the prices prove of a member with virtual stages that were asked for with one stage on each rank, where

@@ -50,13 +50,23 @@ def test_a_schedule_is_pinned(schedule: str) -> None:
 
 @pytest.mark.parametrize("schedule", ["zb_v", "dualpipe_v"])
 def test_stages_in_a_v_are_pinned(schedule: str) -> None:
-    """Two stages a rank, and nothing is proved but the work of all devices."""
+    """Two stages a rank, and it is proved how busy ranks are."""
     found = result_of("llama-4", pipeline=2, schedule=schedule, micro_batches=4)
     assert (found.plan.schedule, found.plan.pipeline, found.plan.virtual_stages) == (schedule, 2, 2)
     assert [stage.blocks for stage in found.plan.stages] == [1, 1, 1, 1]
     assert 0 < found.bound_seconds < found.plan.prediction.step_seconds
     with refused(RequestError, schedule, 8, 4):
         result_of("llama-4", pipeline=4, schedule=schedule)
+
+
+@pytest.mark.parametrize("schedule", ["zb_v", pytest.param("dualpipe_v", marks=pytest.mark.thorough)])
+def test_no_plan_in_a_v_is_faster_than_its_ranks_are_busy(schedule: str) -> None:
+    """And with many micro-batches that is most of what they take."""
+    bound = result_of("residual-8", pipeline=2, schedule=schedule).bound_seconds
+    for micro_batches in (2, 4, 8):
+        found = result_of("residual-8", pipeline=2, schedule=schedule, micro_batches=micro_batches)
+        assert bound <= found.bound_seconds <= found.plan.prediction.step_seconds * (1 + 1e-9)
+    assert found.bound_seconds > 0.8 * found.plan.prediction.step_seconds
 
 
 @pytest.mark.slow
