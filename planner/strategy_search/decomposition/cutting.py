@@ -12,7 +12,7 @@ the same in another way, operator by operator.
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,7 @@ def cut(
     kept: Kept | None = None,
     machine: Machine | None = None,
     early: bool = True,
+    like: Chain | None = None,
 ) -> Chain:
     """Cut a template into pieces, with blocks run in the given ways, by the prices of a cluster, which may be one group
     of a `machine`.
@@ -56,7 +57,8 @@ def cut(
     `activations` are homes of what flows into recomputed blocks, `saved` of what other blocks save. `gathers` is how
     weights are gathered for use (`planner.sharding.update.GATHERS`), or `LEAST_WAITING`. `kept` says what recomputed
     blocks keep; None leaves it to the weights of the search. `early`: whether gradients that are reduced once a step
-    may set out under the last backward pass.
+    may set out under the last backward pass. `like` is what was cut of the same tables, cluster and stages otherwise:
+    what crosses between its pieces is taken from there.
     """
     return Cutter(
         tables=tables,
@@ -70,6 +72,7 @@ def cut(
         gathers=gathers,
         kept=kept,
         early=early,
+        like=like,
     ).cut()
 
 
@@ -88,6 +91,7 @@ class Cutter:
     gathers: str
     kept: Kept | None = None
     early: bool = True
+    like: Chain | None = None
 
     def cut(self) -> Chain:
         template = self.tables.template
@@ -125,9 +129,9 @@ class Cutter:
             tail=tuple(tail if into_tail else tail[:1]),
             blocks_in_head=int(into_head),
             blocks_in_tail=int(into_tail),
-            crossing=self._crossing(),
-            handed=self._handed(),
-            ending=self._ending(),
+            crossing=self._crossing() if self.like is None else self.like.crossing,
+            handed=self._handed() if self.like is None else self.like.handed,
+            ending=self._ending() if self.like is None else self.like.ending,
         )
 
     def _whole(self) -> Chain:
@@ -311,23 +315,19 @@ class Cutter:
 
     def _crossing(self) -> Crossing:
         template = self.tables.template
-        nbytes = np.zeros([self._size(key) for key in self.boundary])
+        nbytes = self._nothing()
         if self.stages == 1:
             return Crossing(
                 nbytes=nbytes, forward=nbytes, backward=nbytes, forward_around=nbytes, backward_around=nbytes
             )
         for name in (*template.carried, *template.passing):
             nbytes = nbytes + self._spread(template.graph.producer[name], self.tables.result_bytes[name])
+        over = cache(self._over)
         (forward, backward), (forward_around, backward_around) = (
-            self._over(self._links(*ranks)) for ranks in ((0, 1), (0, self.stages - 1))
+            over(self._links(*ranks)) for ranks in ((0, 1), (0, self.stages - 1))
         )
-        known: dict[tuple[Group, ...], tuple[Array, Array]] = {}
-        between = []
-        for rank in range(self.stages - 1) if isinstance(self.machine, MixedCluster) else ():
-            links = self._links(rank, rank + 1)
-            if links not in known:
-                known[links] = self._over(links)
-            between.append(known[links])
+        mixed = isinstance(self.machine, MixedCluster)
+        between = [over(self._links(rank, rank + 1)) for rank in range(self.stages - 1 if mixed else 0)]
         return Crossing(
             nbytes=nbytes,
             forward=forward,
@@ -340,7 +340,7 @@ class Cutter:
     def _over(self, links: tuple[Group, ...]) -> tuple[Array, Array]:
         """Seconds in which what crosses passes over some links, and its gradients, of each state of the boundary."""
         graph, template = self.tables.template.graph, self.tables.template
-        forward = backward = np.zeros([self._size(key) for key in self.boundary])
+        forward = backward = self._nothing()
         for name in (*template.carried, *template.passing):
             tensor = graph.types[name]
             tensor, software, mesh = graph.types[name], self.cluster.software, self.tables.mesh
@@ -355,7 +355,7 @@ class Cutter:
 
     def _handed(self) -> Array:
         template = self.tables.template
-        found = np.zeros([self._size(key) for key in self.boundary])
+        found = self._nothing()
         for name in template.carried:
             if share := template.kept_of(name, by_rest=False):
                 found = found + share * self._spread(template.graph.producer[name], self.tables.result_bytes[name])
@@ -363,12 +363,16 @@ class Cutter:
 
     def _ending(self) -> Array:
         template = self.tables.template
-        found = np.zeros([self._size(key) for key in self.boundary])
+        found = self._nothing()
         for name in template.carried:
             more = template.kept_of(name, by_rest=True) - template.kept_of(name, by_rest=False)
             if more:
                 found = found + more * self._spread(template.graph.producer[name], self.tables.result_bytes[name])
         return found
+
+    def _nothing(self) -> Array:
+        """Zero of every state of the boundary."""
+        return np.broadcast_to(np.zeros(()), [self._size(key) for key in self.boundary])
 
     def _spread(self, maker: int, values: Array) -> Array:
         """Values of a maker's candidates over the axes of the boundary."""

@@ -20,6 +20,7 @@ from planner.pricing.keeping import keeping, keeping_fault
 from planner.pricing.parameter_price import gathered_at_once
 from planner.sharding.rules import rule_of
 from planner.sharding.update import AHEAD, EACH, GATHERS
+from planner.strategy_search.decomposition.cells import Cells
 from planner.strategy_search.decomposition.pieces import Key, Piece
 from planner.strategy_search.request.space import Running
 from planner.strategy_search.request.template import Share
@@ -388,27 +389,18 @@ class PieceMaker:
         wanted += ["under", "under_again", "last"] if self.travels else []
         wanted += ["first_there", "last_back"] if self.begins else []
         wanted += ["backward"] if self.reduces else []
-        flat = {name: [self.columns[name]] for name in wanted}
+        flat: dict[str, list[Array | int]] = {name: [self.columns[name]] for name in wanted}
         turned: list[tuple[int, dict[str, Array], bool]] = [
             (pair, tables, flip) for tables, (pair, flip) in zip(self.pairs.values(), order, strict=True)
         ]
         for _, tables, flip in sorted(turned, key=lambda item: item[0]):
-            shape = next(iter(tables.values())).shape
+            cells = next(iter(tables.values())).size
             for name, rows in flat.items():
                 values = tables.get(name)
-                if values is None:
-                    rows.append(np.zeros(shape[0] * shape[1]))
-                else:
-                    rows.append((values.T if flip else values).ravel())
-        joined = {name: np.concatenate(rows) for name, rows in flat.items()}
+                rows.append(cells if values is None else values.T if flip else values)
+        part = np.concatenate([np.zeros(one) if isinstance(one, int) else one.ravel() for one in flat.pop("part")])
+        joined = {name: Cells.of(rows) for name, rows in flat.items()}
         nodes = self.columns
-        under: tuple[Array, Array] | None = None
-        excess: tuple[Array, Array] | None = None
-        if self.travels:
-            under = joined["under"], joined["under_again"]
-            excess = under[0].copy(), under[1].copy()
-            for one, work in zip(excess, (nodes["work"], nodes["work_again"]), strict=True):
-                one[: work.size] -= work
         return Piece(
             keys=tuple(keys),
             sizes=sizes,
@@ -416,7 +408,7 @@ class PieceMaker:
             boundary=boundary,
             recompute=self.way != "none",
             home=self.home,
-            part=joined["part"],
+            part=part,
             steady=joined["steady"],
             step=nodes["step"],
             fixed=nodes["fixed"],
@@ -428,9 +420,9 @@ class PieceMaker:
             keeping_replay=nodes["k_replay"],
             keeping_work=nodes["k_work"] if self.travels else None,
             transient=tuple(nodes["transient"][cells] for cells in self.cells),
-            under=under,
+            under=(joined["under"], joined["under_again"]) if self.travels else None,
             last=joined.get("last"),
-            excess=excess,
+            covering=(nodes["work"], nodes["work_again"]) if self.travels else None,
             reduction=nodes["reduction"] if self.reduces else None,
             backward=joined["backward"] if self.reduces else None,
             uncovered=(joined["first_there"], joined["last_back"]) if self.begins else None,

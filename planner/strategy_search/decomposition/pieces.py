@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from hardware_profiles import Home
 from planner.limits import room
 from planner.strategy_search.decomposition.block_ranges import BlockRanges, block_ranges_of
+from planner.strategy_search.decomposition.cells import Cells
 from planner.strategy_search.solvers.elimination.improving import improved
 from planner.strategy_search.solvers.elimination.messages import backtrack, eliminate_together, remainder
 from planner.strategy_search.solvers.elimination.order import Schedule
@@ -111,9 +112,10 @@ class Piece:
 
     `steady` is what of `part` does not depend on the size of the micro-batch. `step` and `fixed` end with the nodes.
     `keeping_*` is what changes at a node where an operator of a recomputed block keeps its results; zero where it may
-    not. `under`, `excess` and `uncovered` are those of `Amounts`, of both passes, and `last` is; None where nothing
-    travels under work, as is `keeping_work`: what is not run again covers nothing in the backward pass. So are
-    `reduction`, of the nodes, and `backward`; what keeping results changes at a node is all of the backward pass.
+    not. `under` and `uncovered` are those of `Amounts`, of both passes, and `last` is; None where nothing travels under
+    work, as are the seconds of the nodes that may be `covering` it, beyond which there is `excess`, and `keeping_work`:
+    what is not run again covers nothing in the backward pass. So are `reduction`, of the nodes, and `backward`; what
+    keeping results changes at a node is all of the backward pass.
     `outside`: the interior of what stands before a block that is in it, or behind: bounds have that of the block alone.
     """
 
@@ -123,25 +125,25 @@ class Piece:
     boundary: tuple[Key, ...]  # the last variables of `keys`, in the order of the axes of `solve`
     recompute: bool
     part: Array
-    steady: Array
+    steady: Cells
     step: Array
     fixed: Array
-    live: Array
-    replay: Array
+    live: Cells
+    replay: Cells
     keeping_part: Array
     keeping_live: Array
     keeping_replay: Array
     transient: tuple[Array, ...]
     kind: int = 0  # of an inner block
     home: Home = "device"  # of what flows into its recomputed block
-    outside: Array | None = None
-    under: tuple[Array, Array] | None = None
-    last: Array | None = None
-    excess: tuple[Array, Array] | None = None
+    outside: Cells | None = None
+    under: tuple[Cells, Cells] | None = None
+    last: Cells | None = None
+    covering: tuple[Array, Array] | None = None
     keeping_work: Array | None = None
     reduction: Array | None = None
-    backward: Array | None = None
-    uncovered: tuple[Array, Array] | None = None  # None, too, where nothing of it stands before the blocks
+    backward: Cells | None = None
+    uncovered: tuple[Cells, Cells] | None = None  # None, too, where nothing of it stands before the blocks
     always: frozenset[int] = frozenset()  # operators that keep their results, whatever is chosen
 
     @cached_property
@@ -170,27 +172,25 @@ class Piece:
 
     def weigh(self, weights: Weights) -> tuple[Array, NDArray[np.bool_]]:
         """The cost of every cell, and at which nodes keeping an operator's results is cheaper."""
-        cost = weights.part * self.part
-        if weights.steady:
-            cost += weights.steady * self.steady
-        for weight, values in (
-            *zip(weights.excess, self.excess or (), strict=False),
-            *zip(weights.under, self.under or (), strict=False),
+        cost, nodes = weights.part * self.part, self.nodes
+        for weight, cells in (
+            (weights.steady, self.steady),
+            *zip(map(sum, zip(weights.excess, weights.under, strict=True)), self.under or (), strict=False),
             *zip(weights.uncovered, self.uncovered or (), strict=False),
+            (weights.live, self.live),
+            (weights.replay, self.replay),
         ):
             if weight:
-                cost += weight * values
-        if weights.live:
-            cost += weights.live * self.live
-        if weights.replay:
-            cost += weights.replay * self.replay
-        nodes = self.nodes
+                cells.add_to(cost, weight)
+        for weight, work in zip(weights.excess, self.covering or (), strict=False):
+            if weight:
+                cost[:nodes] -= weight * work
         cost[:nodes] += weights.step * self.step + weights.fixed * self.fixed
         again = weights.part
         if weights.reduction and self.reduction is not None:
             cost[:nodes] -= weights.reduction * self.reduction
         if weights.backward and self.backward is not None:
-            cost -= weights.backward * self.backward
+            self.backward.add_to(cost, -weights.backward)
             again -= weights.backward
         change = again * self.keeping_part + weights.live * self.keeping_live + weights.replay * self.keeping_replay
         if weights.excess[1] and self.keeping_work is not None:
@@ -260,28 +260,29 @@ class Piece:
         keeping_at = nodes[keeps[nodes]]
         keeping = zip(self.keys, keeps[nodes].tolist(), strict=True)
         kept = frozenset(key for key, keep in keeping if keep and isinstance(key, int))
+        under = (0.0, 0.0) if self.under is None else tuple(one.sum_of(cells) for one in self.under)
+        work = (0.0, 0.0) if self.covering is None else tuple(float(one[nodes].sum()) for one in self.covering)
+        again = 0.0 if self.keeping_work is None else float(self.keeping_work[keeping_at].sum())
+        there, back = (0.0, 0.0) if self.uncovered is None else (one.sum_of(cells) for one in self.uncovered)
+        keeping_part = float(self.keeping_part[keeping_at].sum())
         found = Amounts(
-            part=float(self.part[cells].sum() + self.keeping_part[keeping_at].sum()),
+            part=float(self.part[cells].sum()) + keeping_part,
             step=float(self.step[nodes].sum()),
             fixed=float(self.fixed[nodes].sum()),
-            live=float(self.live[cells].sum() + self.keeping_live[keeping_at].sum()),
+            live=self.live.sum_of(cells) + float(self.keeping_live[keeping_at].sum()),
             replay=max(
-                float(self.replay[cells].sum() + self.keeping_replay[keeping_at].sum()),
-                0.0 if self.outside is None else float(self.outside[cells].sum()),
+                self.replay.sum_of(cells) + float(self.keeping_replay[keeping_at].sum()),
+                0.0 if self.outside is None else self.outside.sum_of(cells),
             ),
             transient=max((float(t[k]) for t, k in zip(self.transient, choice, strict=True)), default=0.0),
-            under=sum(float(values[cells].sum()) for values in self.under or ()),
-            last=0.0 if self.last is None else float(self.last[cells].sum()),
-            uncovered_forward=0.0 if self.uncovered is None else float(self.uncovered[0][cells].sum()),
-            uncovered_backward=0.0 if self.uncovered is None else float(self.uncovered[1][cells].sum()),
-            excess_forward=0.0 if self.excess is None else float(self.excess[0][cells].sum()),
-            excess_backward=0.0
-            if self.excess is None or self.keeping_work is None
-            else float(self.excess[1][cells].sum() - self.keeping_work[keeping_at].sum()),
+            under=sum(under),
+            last=0.0 if self.last is None else self.last.sum_of(cells),
+            uncovered_forward=there,
+            uncovered_backward=back,
+            excess_forward=under[0] - work[0],
+            excess_backward=under[1] - work[1] - again,
             reduction=0.0 if self.reduction is None else float(self.reduction[nodes].sum()),
-            backward=0.0
-            if self.backward is None
-            else float(self.backward[cells].sum() + self.keeping_part[keeping_at].sum()),
+            backward=0.0 if self.backward is None else self.backward.sum_of(cells) + keeping_part,
         )
         return found, kept | self.always
 
@@ -403,7 +404,7 @@ class Chain:
     @cached_property
     def travels(self) -> bool:
         """Whether weights or their gradients may travel while other blocks run."""
-        return any(bool(values.any()) for piece in self.inner for values in piece.under or ())
+        return any(cells.any() for piece in self.inner for cells in piece.under or ())
 
     @cached_property
     def begins(self) -> bool:

@@ -94,7 +94,8 @@ class _Builder:
         piece, interior = part.piece, 1.0 if part.interior else 0.0
         time = self.weight * part.times * piece.part
         time[: piece.nodes] += part.times * piece.step
-        memory = part.times * part.flights * piece.live + interior * piece.replay
+        memory = part.times * part.flights * piece.live.all()
+        piece.replay.add_to(memory, interior)
         memory[: piece.nodes] += part.times * piece.fixed
         more_time = self.weight * part.times * piece.keeping_part
         more_memory = part.times * part.flights * piece.keeping_live + interior * piece.keeping_replay

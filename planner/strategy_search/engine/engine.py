@@ -2,7 +2,7 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from planner.strategy_search.decomposition.cutting import cut
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
 from planner.strategy_search.decomposition.lagrangian import Multipliers
 from planner.strategy_search.decomposition.piece_maker import LEAST_WAITING
+from planner.strategy_search.decomposition.pieces import Chain
 from planner.strategy_search.decomposition.setting import Setting, setting_of
 from planner.strategy_search.engine.assemble import Assembly
 from planner.strategy_search.engine.block_times import BlockTimes, ExpertTimes
@@ -240,7 +241,10 @@ class Engine:
         waiting = tuple(way for way in self.gathers if way != AHEAD)
         apart: list[tuple[str, Ways]] = [(way, (way,)) for way in self.gathers if way == AHEAD or len(waiting) == 1]
         apart += [(LEAST_WAITING, waiting)] if len(waiting) > 1 else []
-        pieces = [(ways, self._cut(configuration, tables, gathers, scaling.hindered)) for gathers, ways in apart]
+        pieces = list[tuple[Ways, HeterogeneousPipeline]]()
+        for gathers, ways in apart:
+            like = pieces[0][1].chains if pieces else None
+            pieces.append((ways, self._cut(configuration, tables, gathers, scaling.hindered, like)))
         return Family(pieces, configuration.micro_batches, scaling)
 
     def evaluate(
@@ -324,9 +328,15 @@ class Engine:
         return gathers, pinned.recomputation, pinned.kept
 
     def _cut(
-        self, configuration: Configuration, tables: Tables, gathers: str, free: Collection[int] = ()
+        self,
+        configuration: Configuration,
+        tables: Tables,
+        gathers: str,
+        free: Collection[int] = (),
+        like: Sequence[Chain] | None = None,
     ) -> HeterogeneousPipeline:
-        """Tables, one for every group of devices in the order of the pipeline, cut into pieces."""
+        """Tables, one for every group of devices in the order of the pipeline, cut into pieces; `like` are the chains
+        of the same tables with weights gathered otherwise."""
         machine, ranks = self.machine(configuration), configuration.pipeline
         chains = tuple(
             cut(
@@ -341,8 +351,11 @@ class Engine:
                 kept=configuration.under(self.request.pinned).kept,
                 machine=machine,
                 early=not self.waits,
+                like=other,
             )
-            for own, group in zip(tables, parts_of(machine), strict=True)
+            for own, group, other in zip(
+                tables, parts_of(machine), (None,) * len(tables) if like is None else like, strict=True
+            )
         )
         kinds, capacities = (0,) * ranks, self.capacities
         if isinstance(machine, MixedCluster):
