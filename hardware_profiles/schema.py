@@ -173,7 +173,7 @@ class _Device(Strict):
     host_latency_us: Number | None = None
     misaligned: AtLeastOne | None = None
     power: _Power | None = None
-    generations: dict[Literal["flash1", "flash1_64", "flash2", "flash2_64", "sdpa"], AtLeastOne] = Field(
+    generations: dict[Literal["flash1", "flash1_64", "flash2", "flash2_64", "sdpa", "sdpa_64"], AtLeastOne] = Field(
         default_factory=dict
     )
     usable_gib: Positive | None = None

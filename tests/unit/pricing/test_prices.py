@@ -113,27 +113,32 @@ def test_attention_is_priced_by_its_local_shape() -> None:
         rule, [named_strategy(rule, ("g", None), "attention")], types[:3], types[3:], [True] * 3, MESH, CLUSTER
     )
     shape = AttentionShape(batch=2, heads=4, key_heads=1, queries=512, keys=512, head_dim=64, value_dim=64, causal=True)
-    slower = CLUSTER.device.attention_slowdown("sdpa")
+    slower = CLUSTER.device.attention_slowdown("sdpa", narrow=True)
     assert prices.forward[0] == pytest.approx(slower * attention_time(shape, "bf16", CLUSTER.device))
     assert prices.backward[0] == pytest.approx(slower * attention_backward_time(shape, "bf16", CLUSTER.device))
 
 
+@pytest.mark.parametrize("head", [32, 64, 96, 128, 256])
 @pytest.mark.parametrize(
-    ("head", "slower"), [(32, 2.43), (64, 2.43), (96, (2.43 + 3.76) / 2), (128, 3.76), (256, 3.76)]
+    ("kernels", "narrow", "wide"), [("flash1", 2.43, 3.76), ("flash2", 1.34, 1.59), ("sdpa", 1.34, 1.59)]
 )
-def test_older_attention_goes_by_the_size_of_heads(head: int, slower: float) -> None:
-    """FlashAttention on H100 by its authors' figure, with heads of 64 and 128 elements; a line between."""
+def test_older_attention_goes_by_the_size_of_heads(
+    kernels: AttentionKernels, narrow: float, wide: float, head: int
+) -> None:
+    """FlashAttention on H100 by its authors' figure, with heads of 64 and 128 elements; a line between. PyTorch calls
+    FlashAttention-2."""
+    slower = narrow if head <= 64 else wide if head >= 128 else (narrow + wide) / 2
     types = [TensorType(shape=(2, 8, 2048, head), dtype="bfloat16")] * 4
     op = "aten.scaled_dot_product_attention.default"
     rule = RULES[op].build(Call(op=op, arguments=(*types[:3], None, 0.0, True), keywords=(), results=(types[3],)))
     strategies = [named_strategy(rule, (None, None), "attention")]
 
-    def seconds(kernels: AttentionKernels) -> tuple[float, float]:
-        cluster = CLUSTER.with_software(replace(CLUSTER.software, attention=kernels, host=0.0))
+    def seconds(attention: AttentionKernels) -> tuple[float, float]:
+        cluster = CLUSTER.with_software(replace(CLUSTER.software, attention=attention, host=0.0))
         prices = price_operator(rule, strategies, types[:3], types[3:], [True] * 3, MESH, cluster)
         return float(prices.forward[0]), float(prices.backward[0])
 
-    for older, best in zip(seconds("flash1"), seconds("best"), strict=True):
+    for older, best in zip(seconds(kernels), seconds("best"), strict=True):
         assert older == pytest.approx(slower * best)
 
 

@@ -310,20 +310,6 @@ def test_recomputation_to_the_end_of_a_block() -> None:
     assert early.works < early.moves < whole.works == whole.moves == len(blocks.operators(0))
 
 
-def test_pytorch_calls_flash_attention_2_on_hopper() -> None:
-    hopper = cluster_of("h100-80gb", 16)
-    own, best = (attention(hopper.with_software(replace(PYTORCH, attention=one))) for one in ("sdpa", "best"))
-    assert own.forward[0] == pytest.approx(1.5 * best.forward[0])
-
-
-@pytest.mark.parametrize(("head", "times"), [(64, 1.34), (96, (1.34 + 1.59) / 2), (128, 1.59)])
-def test_flash_attention_2_on_hopper_goes_by_the_size_of_heads(head: int, times: float) -> None:
-    hopper = cluster_of("h100-80gb", 16)
-    older, best = (attention(hopper.with_software(replace(PYTORCH, attention=one)), head) for one in ("flash2", "best"))
-    assert older.forward[0] == pytest.approx(times * best.forward[0])
-    assert older.backward[0] == pytest.approx(times * best.backward[0])
-
-
 def test_weight_gradients_that_are_added_in_fp32_take_longer() -> None:
     shapes, b200 = [(4096, 4096)] * 3, cluster_of("b200-180gb", 16)
     plain, added = (
