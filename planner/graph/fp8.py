@@ -41,6 +41,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from planner.errors import RequestError, nearest_names
 from planner.faults import Fault
@@ -229,6 +230,13 @@ def scales_on_their_way(operators: Iterable[Operator], types: Mapping[str, Tenso
             name = op.operands[1]
             found[name] = tuple(-(-extent // recipe.block) for extent in types[name].shape) if recipe.block else ()
     return found
+
+
+def scales_of(graph: OperatorGraph) -> Mapping[str, tuple[int, ...]]:
+    """`delayed_scales` of all operators of a graph."""
+    if ("delayed scales",) not in graph.derived:
+        graph.derived["delayed scales",] = delayed_scales(graph.operators, graph.types)
+    return cast("Mapping[str, tuple[int, ...]]", graph.derived["delayed scales",])
 
 
 def delayed_weight(op: Operator) -> str | None:

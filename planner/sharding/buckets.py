@@ -34,17 +34,15 @@ Moves = tuple[tuple[str, int], ...]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traveller:
     """A parameter that travels: the dtype in which it does, all steps on its way, and the bytes of its message in each
-    collective. What goes to one device goes with others to the same: `to` are its places on the axes."""
+    collective, which are its `moves`. What goes to one device goes with others to the same: `to` are its places on the
+    axes."""
 
     name: str
     dtype: str
     steps: tuple[Step, ...]
     nbytes: tuple[float, ...]
+    moves: Moves
     to: tuple[int, ...] = ()
-
-    @property
-    def moves(self) -> Moves:
-        return tuple((step.kind, step.axis) for step in self.steps if step.kind in COLLECTIVES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +99,11 @@ class Starts:
     room: float = 0.0
 
 
+def moves_of(steps: Sequence[Step]) -> Moves:
+    """The collectives of some steps."""
+    return tuple((step.kind, step.axis) for step in steps if step.kind in COLLECTIVES)
+
+
 def traveller(
     name: str, shape: Sequence[int], dtype: str, element_bytes: int, mesh: Mesh, source: Layout, target: Layout
 ) -> Traveller:
@@ -114,6 +117,7 @@ def traveller(
         dtype=dtype,
         steps=steps,
         nbytes=tuple(step.fraction * whole for step in steps if step.kind in COLLECTIVES),
+        moves=moves_of(steps),
     )
 
 

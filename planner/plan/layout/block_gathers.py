@@ -19,9 +19,9 @@ of its run, uncut (`longest_gather`), and its part of the time to start one: the
 adds what the messages really take finds them in the segments of a stage (`planner.plan.layout.segments`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from hardware_profiles import Bytes
 from planner.graph.blocks import Blocks
@@ -73,9 +73,10 @@ def block_gathers(bound: BoundPlan, operators: Sequence[int], known: Known) -> t
         return ()
     fewest = 1 if update.ahead and blocks.count and operators[0] >= blocks.start else 2
     together: dict[object, list[tuple[Traveller, Traveller, tuple[int, int]]]] = {}
+    weights = _weights(bound.graph)
     for at in operators:
         op = bound.operators[at]
-        for place in range(len(op.operator.operands)):
+        for place in weights.get(at, ()):
             if _goes_along(bound, at, place):
                 there, back = _ways(bound, op, place, known)
                 if there.moves or back.moves or place in op.rule.narrow:
@@ -113,15 +114,25 @@ def run_of(blocks: Blocks, at: int) -> int:
     return blocks.kinds[block] + 1 if block is not None else 0 if at < blocks.start else -1
 
 
+def _weights(graph: OperatorGraph) -> Mapping[int, tuple[int, ...]]:
+    """For every operator the places of the trained weights that nobody else reads."""
+    if ("weights read once",) not in graph.derived:
+        found: dict[int, tuple[int, ...]] = {}
+        for name in graph.parameter_names & set(graph.consumers):
+            uses = tuple(graph.consumers[name])
+            if len(uses) == 1 and (name in graph.differentiable or not graph.trains):
+                operands = graph.operators[uses[0]].operands
+                if operands.count(name) == 1:
+                    found[uses[0]] = tuple(sorted((*found.get(uses[0], ()), operands.index(name))))
+        graph.derived["weights read once",] = found
+    return cast("Mapping[int, tuple[int, ...]]", graph.derived["weights read once",])
+
+
 def _goes_along(bound: BoundPlan, at: int, place: int) -> bool:
-    graph, op = bound.graph, bound.operators[at]
+    op = bound.operators[at]
     name = op.operator.operands[place]
     return (
-        name in bound.parameters
-        and (name in graph.differentiable or not graph.trains)
-        and tuple(graph.consumers[name]) == (at,)
-        and op.operator.operands.count(name) == 1
-        and op.rule.op_class not in ("view", "copy")  # whose results may be the memory of the weight
+        op.rule.op_class not in ("view", "copy")  # whose results may be the memory of the weight
         and not bound.parameters[name].weight_offloaded
         and not bound.plan.training.update.is_local(name)
         and not bound.sequences.get(name)

@@ -102,7 +102,7 @@ def overlaps_of(bound: BoundPlan, operators: Iterable[int] | None = None) -> tup
     if not named:
         return ()
     found, missing = list[Overlap](), set(named)
-    for one in possible_overlaps(bound, operators):
+    for one in _every(bound) if operators is None else possible_overlaps(bound, operators):
         name = name_of(one, bound)
         chunked = in_chunks(one, bound, *named[name]) if name in named else None
         if chunked is not None:
@@ -122,6 +122,46 @@ def overlaps_of(bound: BoundPlan, operators: Iterable[int] | None = None) -> tup
 def possible_overlaps(bound: BoundPlan, operators: Iterable[int] | None = None) -> Iterator[Overlap]:
     """All that a plan could have, or those of some operators, with one chunk there and one back."""
     return _Finder(bound).found(range(len(bound.operators)) if operators is None else operators)
+
+
+def unlike(bound: BoundPlan, behind: int = 0) -> Mapping[int, int]:
+    """Of every block the first that has the same overlaps, in the places of its own: they are of one group and stage,
+    and so are two blocks before both, from whose layouts their operands come, and as many `behind` them."""
+    blocks, stages = bound.blocks, stage_of_operators(bound)
+    groups = {group.first_block + k: at for at, group in enumerate(bound.plan.groups) for k in range(group.blocks)}
+    runs = [(groups[block], stages[blocks.borders[block]], blocks.kinds[block]) for block in range(blocks.count)]
+    found = dict[int, int]()
+    for block in range(blocks.count):
+        around = runs[max(0, block - 2) : block + 1 + behind]
+        alike = len(around) == 3 + behind and len(set(around)) == 1
+        found[block] = found[block - 1] if alike else block
+    return found
+
+
+def _every(bound: BoundPlan) -> Iterator[Overlap]:
+    """`possible_overlaps` of all operators: those of blocks like others are theirs."""
+    blocks, like, finder = bound.blocks, unlike(bound, 1), _Finder(bound)
+    known = dict[int, tuple[Overlap, ...]]()
+    yield from finder.found(range(blocks.start))
+    for block in range(blocks.count):
+        first = like[block]
+        if first == block:
+            known[block] = tuple(finder.found(blocks.operators(block)))
+        shift = blocks.borders[block] - blocks.borders[first]
+        yield from known[first] if not shift else (_shifted(one, shift, bound) for one in known[first])
+    yield from finder.found(range(blocks.stop, len(bound.operators)))
+
+
+def _shifted(one: Overlap, shift: int, bound: BoundPlan) -> Overlap:
+    """An overlap of a block as that of another, so many operators behind."""
+    reader = one.reader + shift
+    return replace(
+        one,
+        at=one.at + shift,
+        reader=reader,
+        value=bound.graph.operators[reader].operands[one.place],
+        products=tuple(at + shift for at in one.products),
+    )
 
 
 def name_of(one: Overlap, bound: BoundPlan) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from costmodels import collective_time
 from hardware_profiles import Cluster, Machine, links_of_all
-from planner.graph.fp8 import delayed_scales, reads_fp8, scales_on_their_way
+from planner.graph.fp8 import reads_fp8, scales_of, scales_on_their_way
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.parameter_owners import Owner, broadcasts_of, owners_of, pushes_of, weight_bytes
 from planner.plan.layout.shared_parameters import shared_parameters
@@ -33,6 +33,7 @@ from planner.sharding.buckets import (
     arrival_order,
     in_buckets,
     in_room,
+    moves_of,
     trainable_positions,
     traveller,
 )
@@ -144,10 +145,15 @@ def _traveller(
         known[kind] = traveller(name, moved.shape, moved.dtype, moved.element_bytes, mesh, *way)
     one = known[kind]
     if server is None:
-        return Traveller(name=name, dtype=one.dtype, steps=one.steps, nbytes=one.nbytes)
+        return Traveller(name=name, dtype=one.dtype, steps=one.steps, nbytes=one.nbytes, moves=one.moves)
     steps, whole = pushes_of(bound, name, server), summed(tensor, bound.plan.training.update).nbytes
     return Traveller(
-        name=name, dtype=one.dtype, steps=steps, nbytes=tuple(step.fraction * whole for step in steps), to=server.place
+        name=name,
+        dtype=one.dtype,
+        steps=steps,
+        nbytes=tuple(step.fraction * whole for step in steps),
+        moves=moves_of(steps),
+        to=server.place,
     )
 
 
@@ -164,7 +170,7 @@ def scale_messages(bound: BoundPlan, held: Collection[str]) -> tuple[Message, ..
     """Those of delayed scales: the largest elements of all tensors that have one, over each axis, and before that those
     of weights which several stages share over these."""
     types = bound.graph.types
-    scales = {name: n for name, n in delayed_scales(bound.graph.operators, types).items() if name in held}
+    scales = {name: n for name, n in scales_of(bound.graph).items() if name in held}
     nbytes = {name: float(math.prod(shape) * max(4, types[name].element_bytes)) for name, shape in scales.items()}
     axes = [axis for axis, size in enumerate(bound.plan.mesh.sizes) if size > 1 and nbytes]
     shared = sorted(shared_parameters(bound).intersection(nbytes))

@@ -30,8 +30,16 @@ class StageCut:
 
 def cut_stage(bound: BoundPlan, stage: int) -> StageCut:
     """The part of a plan that one stage executes."""
-    graph, count = bound.graph, len(bound.plan.stages)
-    begin, end = (0, *stage_ends(bound))[stage : stage + 2]
+    ends = stage_ends(bound)
+    key = ("cut", ends, stage)
+    if key not in bound.graph.derived:
+        bound.graph.derived[key] = _cut(bound, ends, stage)
+    return cast("StageCut", bound.graph.derived[key])
+
+
+def _cut(bound: BoundPlan, ends: Sequence[int], stage: int) -> StageCut:
+    graph, count = bound.graph, len(ends)
+    begin, end = (0, *ends)[stage : stage + 2]
     varies = varying(graph)
     own = [at for at in range(begin, end) if varies[at]]
     own += _constants(graph, own, positional(bound.whole, graph))

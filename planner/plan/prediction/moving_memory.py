@@ -12,7 +12,7 @@ Complexity: O(operators times operands), without those of repeated blocks; equal
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -31,13 +31,21 @@ from planner.sharding.redistribute import is_view, redistribution
 _OTHER = "transient"
 
 
-def most_moving(bound: BoundPlan, repeated: Mapping[int, int] = MappingProxyType({})) -> list[Bytes]:
+def most_moving(
+    bound: BoundPlan,
+    repeated: Mapping[int, int] = MappingProxyType({}),
+    overlapped: Collection[tuple[int, int]] | None = None,
+) -> list[Bytes]:
     """For each pipeline rank the bytes of the fullest moment of a redistribution of its operators: values on their way
-    to an operator, or gradients on their way back. `repeated` blocks are like earlier ones."""
+    to an operator, or gradients on their way back. `repeated` blocks are like earlier ones; `overlapped` are the
+    operands that run under products, where they are known."""
     found = [0.0] * bound.plan.pipeline
     if bound.plan.mesh.size == 1:
         return found
-    stages, moving, numbers = stage_of_operators(bound), _Moving(bound=bound), bound.blocks.numbers
+    if overlapped is None:
+        overlapped = {(one.reader, one.place) for one in overlaps_of(bound)}
+    moving = _Moving(bound=bound, overlapped=overlapped)
+    stages, numbers = stage_of_operators(bound), bound.blocks.numbers
     of_blocks = defaultdict[int, Bytes](float)
     for at, op in enumerate(bound.operators):
         block = numbers.get(at, -1)
@@ -82,11 +90,11 @@ def hold(cost: StageCost, moving: Bytes, received: Bytes, plan: Plan, cluster: C
 @dataclass(kw_only=True)
 class _Moving:
     bound: BoundPlan
+    overlapped: Collection[tuple[int, int]]
     _peaks: dict[object, Bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._promised = self.bound.promised
-        self._elsewhere = {(one.reader, one.place) for one in overlaps_of(self.bound)}
         self._together = self.bound.plan.training.update.by_block
 
     def moments(self, at: int, op: BoundOperator) -> Iterator[Bytes]:
@@ -95,7 +103,7 @@ class _Moving:
         places = [
             place
             for place, name in enumerate(op.operator.operands)
-            if (at, place) not in self._elsewhere and not (name in self.bound.parameters and self._together)
+            if (at, place) not in self.overlapped and not (name in self.bound.parameters and self._together)
         ]
         come = graded = 0.0
         for place in places:

@@ -67,7 +67,7 @@ def predict_alike(
     found, walks = list[Prediction | None](), walks_of(bounds[0], cluster)
     clusters, apart = clusters_of_ranks(cluster, len(walks)), tuple({id(walk): walk for walk in walks}.values())
     limits = (math.inf,) * len(walks) if limits is None else limits
-    moving = most_moving(bounds[0], repeated_blocks(block_keys(bounds[0], walks[0].alive)))
+    moving = most_moving(bounds[0], repeated_blocks(block_keys(bounds[0], walks[0].alive)), walks[0].overlapped)
     for bound in bounds:
         received = receive_buffers(bound)
         of_walks = {id(walk): block_keys(bound, walk.alive) for walk in apart}

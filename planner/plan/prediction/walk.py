@@ -16,7 +16,7 @@ from hardware_profiles import PYTORCH, Cluster, Group, Hidden, Machine, Seconds,
 from planner.errors import RequestError
 from planner.faults import refuse
 from planner.graph.blocks import Blocks
-from planner.graph.fp8 import delayed_scales, history_bytes
+from planner.graph.fp8 import history_bytes, scales_of
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.binding.slices import work_of_slices
@@ -94,7 +94,8 @@ class Walk:
         self.stage_of = stage_of_operators(self.bound)
         self.arriving = crossing_values(self.bound)
         pipeline = plan.pipeline
-        self.rank_of = {at: plan.rank_of(stage) for at, stage in self.stage_of.items()}
+        ranks = [plan.rank_of(stage) for stage in range(len(plan.stages))]
+        self.rank_of = {at: ranks[stage] for at, stage in self.stage_of.items()}
         self.chunk_of = {at: stage // pipeline for at, stage in self.stage_of.items()}  # of the chunks of its rank
         self.hosted = bool(self.cluster.device.host_latency * self.cluster.software.host)
         self.counted = software.counts_rows and any(op.rule.op_class == "experts" for op in self.bound.operators)
@@ -118,7 +119,7 @@ class Walk:
             for place in deferred_weight_gradients(self.bound, at)
         }
         self.waiting = 0
-        self.scaled = delayed_scales(bound.graph.operators, bound.graph.types)
+        self.scaled = scales_of(bound.graph)
         self.flops = 0.0
         overlaps = overlaps_of(bound) if overlaps is None else overlaps
         self.overlapped = {(one.reader, one.place) for one in overlaps}

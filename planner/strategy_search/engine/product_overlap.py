@@ -9,14 +9,14 @@ overlaps: then the plan without the one is compared with the plan without the ot
 somebody asks: their messages take the cores that compute.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from hardware_profiles import Bytes, Machine, Seconds, device_type_of
 from planner.errors import RequestError
-from planner.plan.binding.bind import BoundPlan, stage_of_operators
-from planner.plan.layout.overlapped_products import Overlap, in_chunks, name_of, overlaps_of, possible_overlaps
+from planner.plan.binding.bind import BoundPlan
+from planner.plan.layout.overlapped_products import Overlap, in_chunks, name_of, overlaps_of, possible_overlaps, unlike
 from planner.plan.prediction.predict import predict
 from planner.plan.prediction.product_overlap import ProductOverlap
 from planner.plan.prediction.walk import Walk, walks_of
@@ -135,7 +135,9 @@ def _fitting(overlapped: BoundPlan, cluster: Machine, limits: Sequence[Bytes]) -
 def best_overlaps(bound: BoundPlan, cluster: Machine, chunks: Sequence[int] = CHUNKS) -> Chosen:
     """Those overlaps of a plan that save time, each with the numbers of chunks that save most."""
     walks, found = tuple[Walk, ...](), dict[str, tuple[int, int, int]]()
-    for one in possible_overlaps(bound, _unlike(bound)):
+    like, numbers = unlike(bound), bound.blocks.numbers
+    apart = (at for at in range(len(bound.operators)) if like.get(block := numbers.get(at, -1), block) == block)
+    for one in possible_overlaps(bound, apart):
         name = name_of(one, bound)
         if name not in found:
             walks = walks or walks_of(bound, cluster)
@@ -143,16 +145,6 @@ def best_overlaps(bound: BoundPlan, cluster: Machine, chunks: Sequence[int] = CH
             if best is not None:
                 found[name] = best
     return tuple((name, *both) for name, both in sorted(found.items()))
-
-
-def _unlike(bound: BoundPlan) -> Iterator[int]:
-    """The operators of a plan without those of blocks that have another one of their group and stage before them, and
-    one more before that: their operands come from the same layouts, too."""
-    blocks, stages = bound.blocks, stage_of_operators(bound)
-    groups = {group.first_block + k: at for at, group in enumerate(bound.plan.groups) for k in range(group.blocks)}
-    runs = [(groups[block], stages[blocks.borders[block]], blocks.kinds[block]) for block in range(blocks.count)]
-    like = {block for block in range(2, blocks.count) if len(set(runs[block - 2 : block + 1])) == 1}
-    return (at for at in range(len(bound.operators)) if blocks.numbers.get(at) not in like)
 
 
 def _best(
