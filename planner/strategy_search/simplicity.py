@@ -238,7 +238,9 @@ class _Simplifier:
         if offloaded_fault(prediction, self.request.cluster) is not None:
             return None
         ranked = replace(like, bound=replace(bound, plan=replace(changed, prediction=prediction)), certificate=None)
-        return with_proof(finalists.overlapped(ranked), self.result.bound_seconds, covered=self.result.covered)
+        return with_proof(
+            finalists.overlapping.overlapped(ranked), self.result.bound_seconds, covered=self.result.covered
+        )
 
 
 def _leaner_by(contender: Contender) -> float:

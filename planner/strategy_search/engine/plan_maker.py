@@ -5,11 +5,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from costmodels import SCHEDULES
-from hardware_profiles import Machine
+from hardware_profiles import Bytes, Machine
 from planner.graph.fp8 import Fp8, leaving_out
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundPlan, bind_prepared
 from planner.plan.binding.machine import cluster_reference, placed
+from planner.plan.layout.offloaded import offloaded_fault
 from planner.plan.plan import PLANNER_VERSION, Plan, Prediction, Provenance, Training
 from planner.plan.prediction.predict import predict
 from planner.plan.words import applied_update
@@ -54,6 +55,16 @@ class PlanMaker:
     def fits(self, configuration: Configuration, prediction: Prediction) -> bool:
         """Whether a plan of a configuration fits on all ranks."""
         return all_fit(prediction, self.limits_of(configuration))
+
+    def overfull_by(self, ranked: Ranked) -> Bytes:
+        """What the fullest device lacks; negative where there is room."""
+        stages, limits = ranked.plan.prediction.stages, self.limits_of(ranked.configuration)
+        return max(stage.peak_bytes - limit for stage, limit in zip(stages, limits, strict=True))
+
+    def storable(self, ranked: Ranked) -> bool:
+        """Whether a plan fits on the devices, and beside them."""
+        fits = self.fits(ranked.configuration, ranked.plan.prediction)
+        return fits and offloaded_fault(ranked.plan.prediction, self.request.cluster) is None
 
     def as_found(self, found: Contender) -> Ranked:
         """A result as a plan, bound to its graph and priced by the judge."""

@@ -9,7 +9,7 @@ import planner
 from planner.errors import InfeasibleError, RequestError
 from planner.sharding.update import PLAIN, Update
 from planner.strategy_search.best_first import BestFirst
-from planner.strategy_search.engine import finalists
+from planner.strategy_search.engine import room
 from planner.strategy_search.engine.finalists import OverfullError
 from planner.strategy_search.engine.scheduling import IN_A_V, WORTH
 from planner.strategy_search.engine.v_stages import v_counts
@@ -173,7 +173,7 @@ def test_what_is_proved_with_less_memory_is_no_proof(monkeypatch: pytest.MonkeyP
             raise
 
     monkeypatch.setattr(BestFirst, "run", run)
-    monkeypatch.setattr(finalists, "_LEANER", 0)  # contenders are not found again by themselves
+    monkeypatch.setattr(room, "_LEANER", 0)  # contenders are not found again by themselves
     found = planner.search(
         "llama8b", "h100-80gb", devices=64, seq_len=2048, global_batch=64, memory_limit=64 * 2**30,
         pinned=Pinned(tensor=1, context=1, pipeline=1, zero=1), update=Update(zero_by="parameters"),

@@ -1,0 +1,78 @@
+"""Orders of turns of finalists: which may take a result less, and what it takes in the fastest."""
+
+import math
+from dataclasses import dataclass, replace
+
+from hardware_profiles import Seconds
+from planner.plan.prediction.stage_cost import TRANSFER
+from planner.plan.prediction.step import PIPELINE_BUBBLE
+from planner.strategy_search.engine.exchange_overlap import in_parts
+from planner.strategy_search.engine.overlapping import Overlapping
+from planner.strategy_search.engine.plan_maker import PlanMaker
+from planner.strategy_search.engine.proofs import Ranked
+from planner.strategy_search.engine.scheduling import (
+    WORTH,
+    as_asked,
+    asks,
+    fastest_schedule,
+    reorders,
+    with_turns,
+)
+
+_HELD = 0.5
+"""Of what a rank holds of micro-batches in flight, what another one holds at least: the rest may be of one block."""
+
+
+@dataclass(kw_only=True)
+class Orders:
+    """Orders of turns of the results of a `maker`."""
+
+    maker: PlanMaker
+    overlapping: Overlapping
+
+    def __post_init__(self) -> None:
+        self.request, self.engine = self.maker.request, self.maker.engine
+
+    def in_other_orders(self, ranked: Ranked) -> Seconds:
+        """What a result of 1F1B takes at least in other orders of turns: where weight gradients are apart, without a
+        bubble and without its overlaps; in one that holds more micro-batches, for which there may be no room, with
+        transfers between stages under its work. Infinite where there are no others."""
+        plan, pipeline = ranked.plan, ranked.plan.pipeline
+        if pipeline == 1 or plan.schedule != "1f1b" or not reorders(self.request.pinned):
+            return math.inf
+        time, memory = dict(plan.prediction.time), dict(plan.prediction.memory)
+        bubble, apart = time[PIPELINE_BUBBLE], ranked.seconds - time[PIPELINE_BUBBLE]
+        holds = _HELD * memory["activations"] * (pipeline - 1) / pipeline
+        if holds > -self.maker.overfull_by(ranked):
+            return apart
+        return min(apart, self.overlapping.expected(ranked).seconds - min(bubble, time[TRANSFER]))
+
+    def reordered(self, ranked: Ranked, cutoff: Seconds) -> Ranked:
+        """A result in the order of turns that takes it least, as far as that, with what overlaps then, may take less
+        than `cutoff`, and less than it takes."""
+        if not self.overlapping.possible or asks(self.request.pinned):
+            return self.scheduled(ranked, math.inf if self.overlapping.possible else cutoff)
+        others = self.in_other_orders(ranked)
+        if others == math.inf or others >= min(cutoff, self.overlapping.expected(ranked).seconds * (1 - WORTH)):
+            return ranked
+        return self.scheduled(ranked, math.inf)
+
+    def in_turns(self, ranked: Ranked, cutoff: Seconds) -> Ranked:
+        machine, limits = self.engine.machine(ranked.configuration), self.maker.limits_of(ranked.configuration)
+        waits = in_parts(ranked.bound, self.request.pinned, machine)
+        bound = with_turns(waits, self.request.pinned, machine, limits, cutoff)
+        if bound is waits:
+            return ranked
+        return replace(ranked, bound=bound, configuration=replace(ranked.configuration, schedule=bound.plan.schedule))
+
+    def scheduled(self, ranked: Ranked, cutoff: float) -> Ranked:
+        """A result in the order of turns that takes it least; as it is where none can take less than that."""
+        limits, machine = self.maker.limits_of(ranked.configuration), self.engine.machine(ranked.configuration)
+        if asks(self.request.pinned):
+            bound = as_asked(ranked.bound, self.request, machine, limits)
+        else:
+            bound = fastest_schedule(ranked.bound, machine, limits, cutoff)
+        if bound is ranked.bound:
+            return ranked  # of which more is known
+        configuration = replace(ranked.configuration, schedule=bound.plan.schedule)
+        return replace(ranked, bound=bound, configuration=configuration)

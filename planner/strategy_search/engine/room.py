@@ -1,0 +1,136 @@
+"""What of finalists fits: plans are found anew that leave room for what sums do not know of, and for overlaps."""
+
+import contextlib
+import math
+from dataclasses import dataclass, field, replace
+
+from hardware_profiles import Bytes, Seconds
+from planner.errors import LimitError
+from planner.limits import seconds_left
+from planner.pricing.bucket_size import room_of
+from planner.strategy_search.engine.contenders import Contender
+from planner.strategy_search.engine.engine import Engine
+from planner.strategy_search.engine.orders import Orders
+from planner.strategy_search.engine.overlapping import Overlapping
+from planner.strategy_search.engine.plan_maker import PlanMaker
+from planner.strategy_search.engine.proofs import Ranked
+from planner.strategy_search.engine.scheduling import (
+    WORTH,
+    reorders,
+)
+
+_LEANER = 10
+"""Times that a contender which does not fit is looked at with less memory, at most."""
+
+_GROWS = 4
+"""By what the memory that is left grows from one time to the next."""
+
+_LESS = 0.5
+"""Of what was missing for overlaps, more is left for them as long as so much or less is missing then."""
+
+
+@dataclass(kw_only=True)
+class Room:
+    """Plans of contenders with less memory than their sums allow. `sources` are the engine that a contender was found
+    by, where it is another than that of the `maker`, and what it covers (see `Evaluation`)."""
+
+    maker: PlanMaker
+    overlapping: Overlapping
+    orders: Orders
+    sources: dict[int, tuple[Contender, Engine, float]] = field(default_factory=dict)  # by identity
+
+    def __post_init__(self) -> None:
+        self.request, self.engine = self.maker.request, self.maker.engine
+
+    def hoped(self, ranked: Ranked) -> Seconds:
+        """What a result takes at least, about, with all its overlaps, in any order of turns, were there memory for it:
+        the plan of more room that has them takes as much more as its sum does."""
+        own = self.overlapping.expected(ranked).seconds - self.overlapping.saves(ranked)
+        return min(own, self.orders.in_other_orders(ranked))
+
+    def lean(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> Ranked:
+        """A plan of a contender that fits, and leaves room for its overlaps where that is faster."""
+        leaner, ranked = self.leaner(found, ranked, cutoff)
+        if not self.maker.fits(found.configuration, ranked.plan.prediction):
+            return ranked
+        return self.with_room(leaner, ranked, cutoff)
+
+    def leaner(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> tuple[Contender, Ranked]:
+        """A contender that needs more memory than its sums know of, for its schedule or for redistributions on their
+        way, found again with as much less as that takes, as far as it may take less than `cutoff`; as it is where it
+        fits, or where nothing does."""
+        limits, any_order = self.maker.limits_of(found.configuration), reorders(self.request.pinned)
+        leaner, other, missing, room, tried = found, ranked, self.maker.overfull_by(ranked), 0.0, 0
+        with contextlib.suppress(LimitError):
+            while missing > 0 and tried < _LEANER:
+                # as if what is left out grew with what is known; then what is missing, and more: plans differ by steps
+                beside = self._beyond(found, other, room, missing)
+                room += max(
+                    missing * _GROWS ** (tried - 1) if tried else missing * limits[0] / (limits[0] + missing), beside
+                )
+                leaner = self.again(found, room)
+                if not leaner.outcome.ranks or leaner.least_step(any_order=any_order) >= cutoff:
+                    break
+                other = self.maker.as_found(leaner)
+                other = self.orders.reordered(other, cutoff) if any_order else other
+                missing, tried = self.maker.overfull_by(other), tried + 1
+        return (leaner, other) if missing <= 0 else (found, ranked)
+
+    def again(self, found: Contender, room: Bytes) -> Contender:
+        """What is found for a contender that leaves so much room, as it was found: without buckets, say."""
+        engine, covering = self.sources.get(id(found), (found, self.engine, 0.0))[1:]
+        outcome = engine.evaluate_as(found.outcome.gathers, found.configuration, room=room, covering=covering)
+        again = replace(found, outcome=outcome, room=room)
+        self.sources[id(again)] = (again, engine, covering)
+        return again
+
+    def _beyond(self, found: Contender, ranked: Ranked, room: Bytes, missing: Bytes) -> Bytes:
+        """What more than `room` must be left of every device for plans that, as a result, hold so much more than their
+        sums say that they lack `missing` bytes: with what the rank that lacks most has left by its sums."""
+        limits, stages = self.maker.limits_of(found.configuration), ranked.plan.prediction.stages
+        rank = max(range(len(stages)), key=lambda rank: stages[rank].peak_bytes - limits[rank])
+        if not ranked.filled:
+            return missing
+        capacity = self.engine.capacities[self.engine.group_of(found.configuration, rank)]
+        return missing + max(0.0, capacity - room - ranked.filled[rank])
+
+    def with_room(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> Ranked:
+        """A contender that leaves room for its overlaps, where it has none for lack of memory, if it is faster so, and
+        as far as it may take less than `cutoff`."""
+        if not self.overlapping.possible or seconds_left() < math.inf:
+            return ranked  # of a search whose time is limited the rest is for other contenders
+        room, other, buckets = found.room, ranked, room_of(found.pipeline_of_kinds.chain.tables.update.bucket_size)
+        before, any_order, cutoff = math.inf, reorders(self.request.pinned), min(cutoff, ranked.seconds)
+        with contextlib.suppress(LimitError):
+            # what is found with less memory may need more for its overlaps, then perhaps without an end, and more
+            # for buckets, which may be smaller now for lack of room
+            tried, saves, hoped = 0, self.overlapping.saves(ranked), self.hoped(ranked)
+            while (
+                0 < (missing := self.overlapping.missing(other)) <= (before if saves else _LESS * before)
+                and tried < _LEANER
+            ):
+                if other.filled and not saves:  # what plans of its sums need
+                    more = self._beyond(found, other, room, missing)
+                else:
+                    more = max(missing * (2**tried if saves else 1), room / 4)
+                before, room, tried = missing, (max(room, buckets) if tried else room) + more, tried + 1
+                leaner = self.again(found, room)
+                if not leaner.outcome.ranks or leaner.least_step(any_order=any_order) - saves >= cutoff:
+                    break
+                if hoped + leaner.objective - found.objective >= cutoff:
+                    break
+                other = self.maker.as_found(leaner)
+                if any_order:
+                    other = self.orders.reordered(other, cutoff)
+            if other is ranked:
+                return ranked
+            every = self.overlapping.expected(ranked).seconds * (1 + WORTH)
+            overlapped = self.overlapping.overlapped(other)
+            if not self.maker.storable(overlapped):
+                return ranked
+            return (
+                other
+                if overlapped.seconds < every or overlapped.seconds < self.overlapping.overlapped(ranked).seconds
+                else ranked
+            )
+        return ranked
