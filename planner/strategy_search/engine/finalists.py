@@ -116,7 +116,8 @@ class Finalists:
 
     def _with_settled(self, ordered: Sequence[Contender], fitting: list[Ranked]) -> list[Ranked]:
         """The plans of contenders, fastest first, with those settled that may be among the fastest so: what a plan may
-        save is what its sum is above what no plan of its configuration takes less than."""
+        save is what its sum is above what no plan of its configuration takes less than, and what its step is above its
+        sum."""
         top = self.request.top
         kept = {id(ranked): ranked for ranked in fitting}
         known = [found for found in ordered if id(found) in self._known and id(self._known[id(found)][1]) in kept]
@@ -132,11 +133,12 @@ class Finalists:
         it."""
         overlapped = self._known[id(found)][1]
         before = self._before[id(overlapped)]
-        if id(found) in self._settled or before.found is None:
+        if id(found) in self._settled or before.found is None or before.settled:
             return overlapped
-        saves = before.found.objective - before.found.outcome.bound
+        objective = before.found.objective
+        least = min(overlapped.seconds, objective) - (objective - before.found.outcome.bound)
         asked = self.request.certify or self.request.algorithm != "dynamic_programming"
-        if overlapped.seconds - saves >= cutoff and not (asked and overlapped.seconds <= cutoff):
+        if least >= cutoff and not (asked and overlapped.seconds <= cutoff):
             return overlapped
         settled = self._settled[id(found)] = self.maker.settled(before)
         certified = replace(overlapped, certificate=settled.certificate)

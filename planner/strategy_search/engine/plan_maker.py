@@ -31,6 +31,9 @@ from planner.strategy_search.engine.v_stages import spread_out, v_stages
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
 
+_LITTLE = 2e-3
+"""Share of a sum that settling a result may save, up to which it is settled only where it may win so."""
+
 
 @dataclass(kw_only=True)
 class PlanMaker:
@@ -67,24 +70,28 @@ class PlanMaker:
         return fits and offloaded_fault(ranked.plan.prediction, self.request.cluster) is None
 
     def as_found(self, found: Contender) -> Ranked:
-        """A result as a plan, bound to its graph and priced by the judge."""
-        return Ranked(
+        """A result as a plan, bound to its graph and priced by the judge; settled where that may save more than little,
+        by what is proved of its configuration."""
+        ranked = Ranked(
             bound=self._in_faster_buckets(found, self.made(found, found.outcome.ranks)),
             configuration=found.configuration,
             memory_price=found.outcome.price,
             filled=tuple(rank.peak for rank in found.outcome.ranks),
             found=found,
         )
+        return self.settled(ranked) if found.objective - found.outcome.bound > _LITTLE * found.objective else ranked
 
     def settled(self, ranked: Ranked) -> Ranked:
         """A result with its slowest rank solved exactly, where it fits so and may be faster, and with what a solver
         says of it."""
+        if ranked.settled:
+            return ranked
         found = ranked.found
         assert found is not None, "plans of other sources are not settled"
         setting, filled = self.engine.setting(found.configuration), found.outcome.ranks
         pipeline_of_kinds = found.pipeline_of_kinds.with_room(found.room)
         ranks, busy, certificate = settle_and_certify(self.request, pipeline_of_kinds, setting, found.outcome)
-        ranked = replace(ranked, certificate=certificate)
+        ranked = replace(ranked, certificate=certificate, settled=True)
         if ranks == filled or not self._holds(found, ranks):
             return ranked
         # less per step may not make up for more per part, and is not told from messages in smaller buckets than

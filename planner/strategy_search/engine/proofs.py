@@ -28,7 +28,7 @@ class Ranked:
     `memory_price` is what a byte more on every device would save, in seconds of the step, about; 0 where memory does
     not bind. `certificate` is what a solver says that knows nothing of how the plan was found, if one was asked.
     `filled` are the bytes of every rank by the sums of the search, where the plan comes of those, and `found` is what
-    it was made of.
+    it was made of; whether it was `settled`.
     """
 
     bound: BoundPlan
@@ -37,6 +37,7 @@ class Ranked:
     certificate: Certificate | None = None
     filled: tuple[Bytes, ...] = ()
     found: Contender | None = None
+    settled: bool = False
 
     def __repr__(self) -> str:
         return f"Ranked({self.plan!r})"
