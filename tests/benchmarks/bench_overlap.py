@@ -7,16 +7,17 @@ rank sends would take a quarter, half and all of the time that its step takes on
     work      seconds of a step without a limit               sent      bytes / bandwidth, bytes as the veth counts them
     exposed   seconds of a step at a bandwidth, less work     hidden    1 - exposed / sent
 
-The prediction is that of the packaged profile `cpu`, whose one link has the bandwidth, scaled so that a step without a
-limit takes as long as it does here, and is of what the model says of the plan that waits: its shares, not its rates.
+The prediction is that of the packaged profile `cpu` with the products of a `slow_device` and one link, on which the
+plan that waits exposes as large a share of its work: a share, not a rate.
 
-Two processors run up to four processes, each with one thread. A process that waits sleeps, so the others have both;
-gloo moves bytes on threads of its own, which take a processor too: what these cost is no waiting for the link, and is
-in `work` as well, where the same bytes are moved. Steps with and without the limit take turns, and of each the least
-disturbed counts, so that what else the machine does falls on all alike; on a machine that others keep busy the shares
-are still off by tens of points. Beside it stands the step that somebody would write by hand for the same degrees with
-DTensor and FSDP2, or DistributedDataParallel, on the same link in the same turns; transfers between stages and experts
-have no such step.
+Two processors run up to four processes, and gloo moves bytes on threads of theirs. An accelerator computes without
+them, so ranks imitate one (`slow_device`): a product is computed, and its rank sleeps until it would be done at a set
+rate, a tenth or less of a core's. Ranks that are set up have a high priority: they sleep most of the time, and what
+else the machine does is not to hold up their bytes. Plans take turns, and of each the least disturbed step counts; on
+a machine that others keep busy, shares at a quarter of the work are still off by tens of points, as softirqs of the
+kernel, which move the bytes, wait for a processor too. Beside it stands the step that somebody would write by hand for
+the same degrees with DTensor and FSDP2, or DistributedDataParallel, on the same link and device; transfers between
+stages and experts have no such step.
 """
 
 import json
@@ -33,6 +34,7 @@ from typing import IO, Any
 
 from namespaces import INTERFACE, Network, network, why_not
 from overlap_runs import BY_HAND, WAITING
+from slow_device import RATE
 from timing import extent
 
 import planner
@@ -47,7 +49,7 @@ from planner.strategy_search.request.space import Pinned
 from runtime.launchers.own import environment_of
 
 HERE = Path(__file__).resolve().parent
-ROUNDS = {"quick": 3, "usual": 5, "full": 15}
+ROUNDS = {"quick": 1, "usual": 2, "full": 5}
 SHARES = (0.25, 0.5, 1.0)
 """Of the work, what is sent takes."""
 UNLIMITED = 1e12  # bytes a second
@@ -77,12 +79,13 @@ class Case:
 ALONE, BLOCK, AHEAD = (Update(buckets="none", gathers=how) for how in ("each", "block", "ahead"))
 BUCKETS = Update(buckets=1 << 20, gathers="each")
 FOUR_PARTS = {"micro_batches": 4}
+TWO_PARTS = {"micro_batches": 2}  # as few as take turns: their messages are the larger
 WHOLE = {"micro_batches": 1}
 CASES = (
     Case(
         name="TP 2",
         ranks=2,
-        pinned={"tensor": 2, **FOUR_PARTS},
+        pinned={"tensor": 2, **TWO_PARTS},
         waits=(1, ALONE),
         overlaps=(2, ALONE),
         by_hand="parallel",
@@ -142,7 +145,7 @@ CASES = (
     Case(
         name="TP 2 x DP 2",
         ranks=4,
-        pinned={"tensor": 2, "data": 2, **FOUR_PARTS},
+        pinned={"tensor": 2, "data": 2, **TWO_PARTS},
         waits=(1, BUCKETS),
         overlaps=(2, BUCKETS),
         late=True,
@@ -151,7 +154,7 @@ CASES = (
     Case(
         name="experts 2",
         ranks=2,
-        pinned={"data": 2, "expert": 2, **FOUR_PARTS},
+        pinned={"data": 2, "expert": 2, **TWO_PARTS},
         waits=(1, ALONE),
         overlaps=(2, ALONE),
         model="mixtral-tiny",
@@ -200,12 +203,14 @@ def measured(case: Case, rounds: int) -> list[float]:
             (Path(folder) / BY_HAND).write_text(json.dumps(own), encoding="utf-8")
         names = (late, "overlaps", BY_HAND) if case.by_hand else (late, "overlaps")
         with ranks_of(net, folder) as told:
-            work, sent = told("overlaps", rounds)
+            sent = {name: told(name, 1, warms_up=True)[1] for name in names}["overlaps"]
+            base = least(told, names, rounds)
             for share in SHARES:
-                bandwidth = sent / (share * work)
-                base, steps = in_turns(told, net, names, bandwidth, rounds)
+                bandwidth = sent / (share * base[1])
+                net.limit(bandwidth)
+                steps = least(told, names, rounds)
                 hidden = [1 - (step - own) / (sent / bandwidth) for step, own in zip(steps, base, strict=True)]
-                foreseen = predicted(plans, graph, batch, bandwidth, base[1], late=case.late)
+                foreseen = predicted(plans, graph, batch, share, base[1], late=case.late)
                 errors.append(abs(hidden[1] - foreseen))
                 beside = f"{steps[2]:>9.3f}{steps[1] / steps[2]:>9.2f}" if case.by_hand else ""
                 print(
@@ -216,18 +221,10 @@ def measured(case: Case, rounds: int) -> list[float]:
     return errors
 
 
-def in_turns(
-    told: "Told", net: Network, names: Sequence[str], bandwidth: float, rounds: int
-) -> tuple[list[float], list[float]]:
-    """The least seconds of a step of each plan without a limit, and at a bandwidth."""
-    found: dict[tuple[str, float | None], float] = {}
-    for _ in range(rounds):
-        for limit in (None, bandwidth):
-            net.limit(limit)
-            for name in names:
-                found[name, limit] = min(found.get((name, limit), UNLIMITED), told(name, 1)[0])
-    net.limit(None)
-    return [found[name, None] for name in names], [found[name, bandwidth] for name in names]
+def least(told: "Told", names: Sequence[str], rounds: int) -> list[float]:
+    """The least seconds of a step of each plan, which take turns."""
+    found = [[told(name, 1)[0] for name in names] for _ in range(rounds)]
+    return [min(one) for one in zip(*found, strict=True)]
 
 
 def planned(case: Case, variant: Variant, chunks: int, *, experts: bool = False, schedule: str = "1f1b") -> Plan:
@@ -256,10 +253,12 @@ def traced(model: str) -> tuple[OperatorGraph, int]:
 
 
 def predicted(
-    plans: Mapping[str, Plan], graph: OperatorGraph, batch: int, bandwidth: float, work: float, *, late: bool
+    plans: Mapping[str, Plan], graph: OperatorGraph, batch: int, share: float, work: float, *, late: bool
 ) -> float:
-    """The share of what the plan that waits exposes that the other one hides, by the cost model, on processors as quick
-    as these. Where it waits `late`, everything is priced as waited for."""
+    """The share of what the plan that waits exposes that the other one hides, by the cost model, on a device as slow as
+    these, whose step takes `work` seconds, and a link on which what waits takes this share of the work as it does here:
+    the bytes of gloo are not those of a ring, its reduce-scatter sends twice as many. Where it waits `late`, everything
+    is priced as waited for."""
 
     def seconds(name: str, bandwidth: float) -> float:
         cluster = linked(plans[name].cluster.devices, bandwidth)
@@ -269,14 +268,24 @@ def predicted(
 
     free = {name: seconds(name, UNLIMITED) for name in plans}
     scale = free["overlaps"] / work  # seconds of the profile for one here
-    exposed = {name: seconds(name, bandwidth / scale) - free[name] for name in plans}
-    return 1 - exposed["overlaps"] / exposed["waits"]
+    whole = share * work * scale
+    tried = 1e7
+    bandwidth = tried * (seconds("waits", tried) - free["waits"]) / whole  # what waits is in proportion to it
+    return 1 - (seconds("overlaps", bandwidth) - free["overlaps"]) / whole
 
 
 def linked(devices: int, bandwidth: float) -> Cluster:
     """The packaged profile of CPU processes with links of so many bytes a second."""
     cluster = load_profile("cpu").with_devices(devices)
-    return replace(cluster, levels=tuple(replace(level, bandwidth=bandwidth) for level in cluster.levels))
+    device = cluster.device
+    slower = dict(device.peak_flops)["fp32"] / RATE
+    efficiencies = tuple(
+        (name, one if name in ("matmul", "attention") else replace(one, compute=one.compute * slower))
+        for name, one in device.efficiencies
+    )
+    device = replace(device, peak_flops=(("fp32", RATE),), efficiencies=efficiencies)
+    levels = tuple(replace(level, bandwidth=bandwidth) for level in cluster.levels)
+    return replace(cluster, device=device, levels=levels)
 
 
 class Told:
@@ -285,15 +294,17 @@ class Told:
     def __init__(self, net: Network, inputs: list[IO[str]], output: IO[str]) -> None:
         self._net, self._inputs, self._output = net, inputs, output
 
-    def __call__(self, name: str, rounds: int) -> tuple[float, float]:
-        """The least seconds of a step of a plan, and the bytes that the rank that sends most sends in one."""
+    def __call__(self, name: str, rounds: int, *, warms_up: bool = False) -> tuple[float, float]:
+        """The least seconds of a step of a plan, and the bytes that the rank that sends most sends in one. One that
+        `warms_up` is as quick as the processors are."""
         before = self._bytes()
         for one in self._inputs:
-            one.write(f"{name} {rounds}\n")
+            one.write(f"{name} {rounds} {UNLIMITED if warms_up else RATE}\n")
             one.flush()
-        seconds = self.answer()["seconds"]
+        answer = self.answer()
+        print(name, answer, file=sys.stderr, flush=True)
         sent = max(after - first for after, first in zip(self._bytes(), before, strict=True))
-        return min(seconds), sent / (rounds + 1)
+        return min(answer["seconds"]), sent / rounds
 
     def answer(self) -> dict[str, Any]:
         """The next line of the first rank. Raises RuntimeError where there is none."""

@@ -21,8 +21,12 @@ from types import FrameType
 
 PREFIX = "plan-bench-"
 INTERFACE = "eth0"
-_BURST = 128 * 1024  # bytes that may go at once: two segments as the kernel hands them over
-_LATENCY = "200ms"  # how long what waits for the bucket may wait before it is dropped
+_BURST = 16 * 1024  # bytes that may go at once after a pause, without the limit: a small part of a message
+_QUEUE = 64 * 2**20  # bytes that may wait for the bucket: nothing is dropped and sent again
+
+_TCP = ("net.ipv4.tcp_congestion_control=reno", "net.ipv4.tcp_slow_start_after_idle=0")
+"""A connection sends as fast as the link is, from the first byte of a message: BBR, the default of some hosts, would
+pace it by what it has measured of links before, and others begin anew after every pause."""
 
 
 def why_not() -> str | None:
@@ -103,10 +107,13 @@ def _build(made: Network) -> None:
         _ip("-n", made.switch, "link", "set", port, "master", "switch", "up")
         _ip("-n", name, "addr", "add", f"10.88.0.{rank + 1}/24", "dev", INTERFACE)
         _ip("-n", name, "link", "set", INTERFACE, "up")
+        for setting in _TCP:
+            _in(name, "sysctl", "-w", setting)
+        _in(name, "ip", "route", "change", "10.88.0.0/24", "dev", INTERFACE, "initcwnd", "200", "initrwnd", "200")
 
 
 def _bucket(bandwidth: float) -> list[str]:
-    return ["rate", f"{round(bandwidth * 8)}bit", "burst", str(_BURST), "latency", _LATENCY]
+    return ["rate", f"{round(bandwidth * 8)}bit", "burst", str(_BURST), "limit", str(_QUEUE)]
 
 
 def _delete(name: str) -> None:

@@ -1,6 +1,6 @@
 """One rank of bench_overlap: `overlap_runs.py FOLDER`, told by lines on stdin what to time next.
 
-    stdin   NAME ROUNDS      of a plan file in the folder, and how often; the end of the input ends the rank
+    stdin   NAME ROUNDS RATE      of a plan file, how often, and FLOP/s of the device; the end of it ends the rank
     stdout  {"plan": NAME, "seconds": [...]}      rank 0: seconds of each step from barrier to barrier
 
 All plans are set up first, and are for one model. "NAME!" times a plan without reductions under the backward pass, and
@@ -9,6 +9,7 @@ with DTensor, FSDP2 and DistributedDataParallel (`overhead_runs`): {"way": ..., 
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ import torch
 import torch.distributed as dist
 from namespaces import INTERFACE
 from overhead_runs import by_hand
+from slow_device import SlowDevice
 
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
@@ -36,6 +38,10 @@ WAITING = "!"
 
 
 BY_HAND = "by_hand"
+
+TIMED = -15
+"""Niceness of a rank that is set up: it sleeps most of the time, and what else the machine does is not to hold up its
+bytes."""
 
 Step = Callable[..., Any]
 
@@ -66,16 +72,16 @@ def prepared(folder: Path) -> dict[str, tuple[Step, list[torch.Tensor]]]:
     return found
 
 
-def timed(step: Step, batch: list[torch.Tensor], rounds: int) -> list[float]:
-    """Seconds of some steps, after one that warms up."""
+def timed(step: Step, batch: list[torch.Tensor], rounds: int, device: SlowDevice) -> list[float]:
+    """Seconds of some steps on a device."""
     seconds = []
-    for number in range(rounds + 1):
+    for _ in range(rounds):
         dist.barrier()
         started = time.perf_counter()
-        step(*batch)
+        with device:
+            step(*batch)
         dist.barrier()
-        if number:
-            seconds.append(time.perf_counter() - started)
+        seconds.append(time.perf_counter() - started)
     return seconds
 
 
@@ -98,6 +104,12 @@ def waiting(step: TrainingStep) -> Iterator[None]:
         Line.take, Line.post = take, post  # type: ignore[method-assign]
 
 
+def set_niceness(niceness: int) -> None:
+    """Of all threads of this process."""
+    for thread in os.listdir("/proc/self/task"):
+        os.setpriority(os.PRIO_PROCESS, int(thread), niceness)
+
+
 def _nothing(*_: object) -> None:
     """No reduction starts early, and no receive is posted."""
 
@@ -105,17 +117,20 @@ def _nothing(*_: object) -> None:
 def main() -> None:
     start_processes(current_device(local_rank()), listen=INTERFACE)
     steps = prepared(Path(sys.argv[1]))
+    set_niceness(TIMED)
     dist.barrier()
     if dist.get_rank() == 0:
         print(json.dumps({"ready": sorted(steps)}), flush=True)
     for line in sys.stdin:
-        name, rounds = line.split()
+        name, rounds, rate = line.split()
+        device = SlowDevice(float(rate))
         step, batch = steps[name.removesuffix(WAITING)]
         late = waiting(step) if name.endswith(WAITING) and isinstance(step, TrainingStep) else nullcontext()
         with late:
-            found = timed(step, batch, int(rounds))
+            found = timed(step, batch, int(rounds), device)
         if dist.get_rank() == 0:
-            print(json.dumps({"plan": name, "seconds": found}), flush=True)
+            told = {"plan": name, "seconds": found, "products": device.seconds / len(found), "late": device.late}
+            print(json.dumps(told | {"count": device.products}), flush=True)
     dist.barrier()
     dist.destroy_process_group()
 
