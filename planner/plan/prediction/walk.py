@@ -233,7 +233,7 @@ class Walk:
             charge(cost.messages, part, "", message, {"update": times})
         cost.memory["transient"] += once.flat
         if self.cluster.software.name == PYTORCH.name and not self.update.served:
-            for number, slots in slots_of(self.bound, used, once.early).items():
+            for number, slots in slots_of(self.bound, used, once.early, self._backward_seconds).items():
                 cost.chunks[number].buckets = tuple(self.cluster.device.overlapped * seconds for seconds in slots)
         self._updates(cost, rank)
         self._crossings(cost, rank, live)
@@ -259,6 +259,11 @@ class Walk:
             written.flops.append(self.flops)
         self.flops, self.together.charged = flops, charged
         return written
+
+    def _backward_seconds(self, at: int) -> Seconds:
+        """Seconds of the backward pass of an operator, with what it sends itself."""
+        prices = self.price(self.bound.operators[at], counted=False)
+        return float(prices.backward[0] + prices.inner_backward[0])
 
     def _updates(self, cost: StageCost, rank: int) -> None:
         """Schedules without a flush may update with every micro-batch, and hold weights that others still read."""
