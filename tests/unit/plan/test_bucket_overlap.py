@@ -7,6 +7,7 @@ import pytest
 
 from planner.plan.binding.bind import bind
 from planner.plan.plan import Plan
+from planner.plan.prediction.bucket_overlap import SLOTS
 from planner.plan.prediction.predict import predict, stage_costs
 from planner.plan.prediction.step import REDUCED_AHEAD, UNCOVERED, bucketed
 from planner.sharding.update import Update
@@ -24,8 +25,12 @@ def test_a_bucket_waits_for_the_last_of_its_members() -> None:
     plan = in_buckets(1 << 14)
     (cost,) = stage_costs(bind(plan, plans.traced("llama4"), plans.BATCH), cluster_of(plan))
     (chunk,) = cost.chunks
-    assert len(chunk.buckets) == 5  # head, and four blocks; the embedding is through with the first
+    assert len(chunk.buckets) == 5 * SLOTS  # head, and four blocks; the embedding is through with the first
     assert chunk.buckets[-1] > 0
+    ends = range(SLOTS - 1, len(chunk.buckets), SLOTS)
+    assert any(
+        seconds > 0 for at, seconds in enumerate(chunk.buckets) if at not in ends
+    )  # some start inside of a block
     assert sum(seconds > 0 for seconds in chunk.buckets) > 1
     assert 0 < bucketed(cost.chunks) <= cost.once["gradient reduction"] + cost.beyond["gradient reduction"] + 1e-15
 
