@@ -79,10 +79,16 @@ def give_up_interleave(giving: Giving) -> None:
 
 
 def give_up_fp8(
-    giving: Giving, recipes: tuple[str, ...] = (), *, leaves_out: bool = True, takes_experts: bool = False
+    giving: Giving,
+    recipes: tuple[str, ...] = (),
+    *,
+    leaves_out: bool = True,
+    takes_experts: bool = False,
+    gathers: tuple[str, ...] = (),
 ) -> None:
     """Linear layers in fp8, by other recipes than an engine has; or by those, but for some that are left out. Where it
-    `takes_experts` along, those of a model with experts that computes these otherwise."""
+    `takes_experts` along, those of a model with experts that computes these otherwise. It `gathers` weights in fp8
+    under some of its recipes."""
     fp8 = giving.description.fp8
     along = takes_experts and giving.description.expert is not None
     if fp8 and (fp8.recipe not in recipes or (along and not fp8.experts)):
@@ -90,7 +96,7 @@ def give_up_fp8(
     elif fp8.left_out and not leaves_out:
         giving.up("linear layers in fp8", fp8.text(), f"{fp8.recipe}, all", fp8=replace(fp8, left_out=()))
     fp8 = giving.description.fp8
-    if fp8.gathered:
+    if fp8.gathered and fp8.recipe not in gathers:
         fp8 = replace(fp8, gathered=False)
         giving.up("weights gathered in fp8", "yes", "no", fp8=fp8)
     kept = replace(fp8, experts=fp8.experts and along, dispatch=False)

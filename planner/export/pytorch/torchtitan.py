@@ -27,6 +27,7 @@ from planner.export.pytorch.torchtitan_reading import read
 from planner.export.pytorch.torchtitan_writing import (
     DTYPES,
     FP8_RECIPES,
+    GATHERED,
     OPERATORS,
     SCHEDULES,
     fill_in,
@@ -50,7 +51,8 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     common.give_up_schedules(giving, tuple(SCHEDULES))
     common.give_up_few_micro_batches(giving)
     common.give_up_interleave(giving)
-    common.give_up_fp8(giving, tuple(FP8_RECIPES), leaves_out=says_left_out(giving.description.fp8))
+    leaves_out = says_left_out(giving.description.fp8)
+    common.give_up_fp8(giving, tuple(FP8_RECIPES), leaves_out=leaves_out, gathers=GATHERED)
     _give_up_splits(giving)
     _give_up_experts(giving)
     _give_up_zero(giving)

@@ -14,10 +14,13 @@ from planner.export.files.recipes import Recipe, plain_settings, recipe_in
 from planner.export.files.settings import Settings, size_of
 from planner.export.pytorch.torchtitan_content import SPLIT_POINTS, content_of
 from planner.export.pytorch.torchtitan_writing import (
+    AGREES,
     DTYPES,
     FLAVORS,
     FP8,
     FP8_RECIPES,
+    GATHERED,
+    GATHERS,
     HEAD,
     MX,
     OPERATORS,
@@ -31,7 +34,7 @@ from planner.export.target import Facts, Reading
 from planner.export.unmodelled import unmodelled
 from planner.graph.fp8 import NO_FP8, Fp8
 from planner.plan.layout.kept import Kept
-from planner.sharding.update import PLAIN, Update
+from planner.sharding.update import BLOCK, PLAIN, Update
 
 _SECTIONS = ("training.", "parallelism.", "activation_checkpoint.", "model.", "job.")
 _PARTS = "parallelism.module_fqns_per_model_part"
@@ -180,9 +183,10 @@ def _read_fp8(settings: Settings, notes: list[str]) -> Fp8:
         return NO_FP8
     if not isinstance(names, list) or HEAD not in names:
         notes.append("filter_fqns: the head is priced as left out of fp8")
-    if settings.truth(f"{where}.enable_fsdp_float8_all_gather"):
-        notes.append("enable_fsdp_float8_all_gather: weights are priced as gathered in 16 bits, so a step takes less")
-    return Fp8(recipe=recipe, left_out=left_out)
+    agreed, gathered = settings.truth(f"{where}.{AGREES}"), settings.truth(f"{where}.{GATHERS}")
+    if gathered and recipe in GATHERED and not agreed:
+        notes.append(f"{AGREES}: scales of weights are priced as agreed on at once")
+    return Fp8(recipe=recipe, left_out=left_out, gathered=gathered and recipe in GATHERED)
 
 
 def _check_model(settings: Settings, a: Architecture | None) -> None:
@@ -334,4 +338,5 @@ def _read_update(settings: Settings, d: Description) -> Update:
         clip_norm=None if math.isinf(clip) or clip <= 0 else clip,
         master_weights=not plain,
         gradient_dtype=gradient_dtype(d, plain),
+        gathers=BLOCK if d.fp8.gathered else PLAIN.gathers,  # as FSDP does, and weights in fp8 come so
     )

@@ -29,6 +29,10 @@ FP8_RECIPES = {
     "mxfp8": (MX, "mxfp8_cublas"),
 }  # fmt: skip
 """The converter, and what `recipe_name` says: nothing of scales of tensors."""
+GATHERED = ("tensorwise",)
+"""Recipes under which FSDP gathers weights in fp8 (torchao's float8 tensors; a scale of rows has none)."""
+GATHERS, AGREES = "enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp"
+"""Whether it does, and whether the scales of all of them are agreed on at once behind the optimizer."""
 HEAD = "output"
 """What is never in fp8 here, as a part of the names of modules."""
 MODULES = {
@@ -118,6 +122,7 @@ def _fp8(fp8: Fp8) -> dict[str, object]:
     converter, name = FP8_RECIPES[fp8.recipe]
     found: dict[str, object] = {"recipe_name": name} if name else {}
     left_out = [theirs for ours, theirs in MODULES.items() if _EVERY.format(ours) in fp8.left_out]
+    found |= {GATHERS: True, AGREES: True} if fp8.gathered else {}
     return {converter.rpartition(".")[2]: {**found, "filter_fqns": [HEAD, *left_out]}}
 
 

@@ -34,6 +34,25 @@ def test_torchtitan_is_told_the_recipe_and_what_is_left_out(recipe: str, left_ou
     assert (reading.description.fp8, reading.unmodelled) == (fp8, ())
 
 
+def test_torchtitan_gathers_weights_in_fp8_with_scales_of_tensors() -> None:
+    target, fp8 = TARGETS["torchtitan"], Fp8(recipe="tensorwise", gathered=True)
+    losses = target.nearest(replace(PLAIN, fp8=fp8))
+    assert not [loss for loss in losses if "fp8" in loss.what]
+    description = losses[-1].description if losses else replace(PLAIN, fp8=fp8)
+    text = target.write(job_of(description, "llama-tiny"))[target.main]
+    assert "enable_fsdp_float8_all_gather = true\nprecompute_float8_dynamic_scale_for_fsdp = true" in text
+    reading = target.read(text, facts_of(description, "llama-tiny"))
+    assert (reading.description.fp8, reading.description.update.gathers) == (fp8, "block")
+    assert not [note for note in reading.notes if "float8" in note]
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "tensorwise"])
+def test_megatron_keeps_what_it_gathers_in_its_own_dtype(recipe: str) -> None:
+    """Its `--fp8-param-gather` is about weights that are stored in fp8, whole, and gathered once a step."""
+    losses = TARGETS["megatron"].nearest(replace(PLAIN, fp8=Fp8(recipe=recipe, gathered=True), zero=1))
+    assert [loss.description.fp8 for loss in losses if "gathered in fp8" in loss.what] == [Fp8(recipe=recipe)]
+
+
 def test_megatron_has_scales_of_tensors_for_all_layers() -> None:
     target = TARGETS["megatron"]
     description = replace(PLAIN, fp8=Fp8(recipe="tensorwise"), zero=1)

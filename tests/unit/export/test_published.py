@@ -21,7 +21,6 @@ from tests.refusals import refused
 HERE = Path(__file__).parents[2] / "data" / "published"
 ROWS = list(csv.DictReader((HERE / "configurations.csv").read_text().splitlines()))
 SAID = {  # what is in no price, of some
-    "torchtitan/llama3_405b.toml": "enable_fsdp_float8_all_gather",
     "accelerate/axolotl_qlora-fsdp-70b.yaml": "adapter",
     "mindspeed/pretrain_deepseek3_671b_4k_ptd.sh": "moe-fb-overlap",
     "mindspeed/pretrain_deepseek32_671b_4k_A3_ptd.sh": "keys that an indexer picks",
