@@ -64,8 +64,12 @@ class BestFirst:
         cancelled: Callable[[], bool],
         cutoff: float,
         shared: Shared,
+        known: Ranked | None = None,
+        *,
+        settles: bool = False,
     ) -> None:
         self.started = time.perf_counter()
+        self.known, self.settles = known, settles
         self.request, self.on_progress, self.cancelled, self.limit = request, on_progress, cancelled, cutoff
         self.engine, self.prepared = engine_of(request, shared)
         hides = request.cluster.software.hidden != Hidden() or AHEAD in self.engine.gathers
@@ -111,12 +115,15 @@ class BestFirst:
         first = math.inf
         if self.incumbent and self.request.top == 1 and not self.contenders.step:
             first = self.incumbent.objective * (1 + NEAR)
+        if self.known is not None and not self.contenders.step:
+            first = min(first, self.known.bounded * (1 + NEAR))
         return min(self.limit, self.contenders.cutoff, first)
 
     @property
     def best(self) -> float:
-        """The least objective yet."""
-        return min(self.contenders.best, self.incumbent.objective if self.incumbent else math.inf)
+        """The least objective yet, that of the plan among them that was known before."""
+        known = math.inf if self.known is None else self.known.bounded
+        return min(self.contenders.best, self.incumbent.objective if self.incumbent else math.inf, known)
 
     def run(self) -> SearchResult:
         """Search until nothing better is left, it is cancelled, or a limit of the planner is reached."""
@@ -546,7 +553,7 @@ class BestFirst:
             limits=self.limits,
             covered=self.covered,
         )
-        return Finalists(maker=maker, found=found)
+        return Finalists(maker=maker, found=found, known=self.known, settles=self.settles)
 
     def _look_at_the_leanest(self) -> None:
         """Where bounds rule out everything, evaluate a few configurations to know how much is missing."""

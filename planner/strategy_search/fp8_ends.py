@@ -8,24 +8,26 @@
 
 The space of the first has that of the others in it, and its bound holds for them. Its best sums need not be the fastest
 steps: what an identity shares out counts as overlapped with whichever reader covers most, and a layer in fp8 covers
-nothing. So the ends are searched, too, as if they had been asked for, and no plan is slower than these: three searches
-in the place of one, or four.
+nothing. So the ends are searched, too, as if they had been asked for, and no plan is slower than these. They come
+first: what is found there is known to the searches behind, which look for what is faster, and make few plans of what is
+not. Where time is limited the open search comes first, as nothing else has its bound.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from planner.errors import InfeasibleError, RequestError
 from planner.graph.fp8 import ALL_LAYERS, NO_FP8
-from planner.limits import reached, sharing
+from planner.limits import reached, seconds_left, sharing
 from planner.strategy_search.engine.proofs import Ranked, with_proof
 from planner.strategy_search.request.gathering import may_gather_in_fp8
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
 from planner.strategy_search.result import SearchResult
 
-Solve = Callable[[SearchRequest, float], SearchResult]
-"""The best plans of a request whose objectives are below a cutoff."""
+Solve = Callable[[SearchRequest, float, Ranked | None], SearchResult]
+"""The best plans of a request whose objectives are below a cutoff, where a plan of another may be known."""
 
 
 def with_fp8_ends(
@@ -36,42 +38,45 @@ def with_fp8_ends(
     Raises what `solve` raises.
     """
     if not request.fp8 or request.fp8_layers == ALL_LAYERS:
-        return solve(request, cutoff)
-    gathers = may_gather_in_fp8(request)
-    ends = ends_of(request)
-    with sharing(1 + len(ends) + gathers):
-        best = _with_gathered(request, solve, cutoff) if gathers else solve(request, cutoff)
-    bound, covered = best.bound_seconds, best.covered
-    for number, end in enumerate(ends):
-        if cancelled() or reached() or best.statistics.stopped:
+        return solve(request, cutoff, None)
+    opened, ends = _opened(request), ends_of(request)
+    order = (*reversed(ends), *opened) if seconds_left() == math.inf else (*opened, *ends)
+    found, of_ends, errors = list[SearchResult](), list[SearchResult](), list[InfeasibleError]()
+    for number, one in enumerate(order):
+        is_end = one in ends
+        if is_end and found and (cancelled() or reached() or found[-1].statistics.stopped):
             break
+        alone = request.space is None and request.top == 1
+        known = min((each.plans[0] for each in (*found, *of_ends)), key=_seconds, default=None) if alone else None
         try:
-            with sharing(len(ends) - number):
-                found = solve(end, cutoff)
-        except (InfeasibleError, RequestError):  # nothing fits, or no layer is left
-            continue
-        plans = _fastest((*best.plans, *found.plans), request.top)
-        proved = tuple(with_proof(one, bound, covered=covered and found.covered) for one in plans)
-        best = replace(best, plans=proved, priced=(*best.priced, *found.priced))
-    return best
-
-
-def _with_gathered(request: SearchRequest, solve: Solve, cutoff: float) -> SearchResult:
-    """The best plans with weights gathered in fp8 and without; the bound is that of both spaces."""
-    found, errors = list[SearchResult](), list[InfeasibleError]()
-    for fp8 in (request.fp8, replace(request.fp8, gathered=True)):
-        try:
-            found.append(solve(replace(request, fp8=fp8) if fp8 != request.fp8 else request, cutoff))
-        except InfeasibleError as error:
-            errors.append(error)
+            with sharing(len(order) - number):
+                (of_ends if is_end else found).append(solve(one, cutoff, known))
+        except InfeasibleError as error:  # nothing fits
+            errors += [] if is_end else [error]
+        except RequestError:
+            if not is_end:  # else no layer is left
+                raise
     if not found:
         raise errors[0]
-    best, bound = min(found, key=lambda one: one.plans[0].seconds), min(one.bound_seconds for one in found)
+    best, bound = min(found, key=lambda one: _seconds(one.plans[0])), min(one.bound_seconds for one in found)
     covered = all(one.covered for one in found)
-    fastest = _fastest([plan for one in found for plan in one.plans], request.top)
-    plans = tuple(with_proof(one, bound, covered=covered) for one in fastest)
-    priced = tuple(plan for one in found for plan in one.priced)
+    proved = covered and all(one.covered for one in of_ends)
+    fastest = _fastest([plan for one in (*found, *of_ends) for plan in one.plans], request.top)
+    plans = tuple(with_proof(one, bound, covered=proved) for one in fastest)
+    priced = tuple(plan for one in (*found, *of_ends) for plan in one.priced)
     return replace(best, plans=plans, bound_seconds=bound, covered=covered, priced=priced)
+
+
+def _opened(request: SearchRequest) -> tuple[SearchRequest, ...]:
+    """The requests in which the search decides on layers: with weights gathered as they are, and in fp8 where that can
+    be. The bound of all is the lower one."""
+    if not may_gather_in_fp8(request):
+        return (request,)
+    return (request, replace(request, fp8=replace(request.fp8, gathered=True)))
+
+
+def _seconds(plan: Ranked) -> float:
+    return plan.seconds
 
 
 def _fastest(plans: Sequence[Ranked], top: int) -> tuple[Ranked, ...]:

@@ -32,6 +32,7 @@ from planner.strategy_search.by_recursion import ByRecursion
 from planner.strategy_search.engine.evaluation import NO_HINT
 from planner.strategy_search.engine.families import Shared, all_configurations, engine_of, families_of, family_of
 from planner.strategy_search.engine.finalists import OverfullError
+from planner.strategy_search.engine.proofs import Ranked
 from planner.strategy_search.request.constraints import NothingAgreesError
 from planner.strategy_search.request.limit_words import nothing_before
 from planner.strategy_search.request.request import SearchRequest
@@ -46,13 +47,15 @@ def search(
     cancelled: Callable[[], bool] = lambda: False,
     cutoff: float = math.inf,
     shared: Shared | None = None,
+    known: Ranked | None = None,
 ) -> SearchResult:
     """The fastest plans that fit, of those whose objectives are close to the least.
 
     Between two configurations `cancelled` is asked; where it says so, or a limit of the planner is reached
     (`planner.limits`, the time limit of the request among them), the best plans so far are returned. Plans whose
     objective is `cutoff` seconds or more are of no interest. `shared` is for several searches that differ in their
-    memory and global batch alone.
+    memory and global batch alone. A plan of the space, or of another that is searched beside it, may be `known`: only
+    faster ones are looked for, and without one it is the result; of the one fastest plan.
 
     Raises RequestError where the request divides into nothing, InfeasibleError, with the bytes that are missing, where
     nothing fits, LimitError where a limit was reached before anything was found.
@@ -60,7 +63,7 @@ def search(
     with limited(request.time_limit):
         try:
             check()
-            return _searched(request, on_progress, cancelled, cutoff, shared or Shared())
+            return _searched(request, on_progress, cancelled, cutoff, shared or Shared(), known)
         except (LimitError, MemoryError) as error:
             raise nothing_before(request, error) from error
 
@@ -71,9 +74,10 @@ def _searched(
     cancelled: Callable[[], bool],
     cutoff: float,
     shared: Shared,
+    known: Ranked | None,
 ) -> SearchResult:
     kind = ByRecursion if request.algorithm == "recursive_programming" else BestFirst
-    attempt, stated = kind(request, on_progress, cancelled, cutoff, shared), None
+    attempt, stated = kind(request, on_progress, cancelled, cutoff, shared, known), None
     for tried in range(1, _ROUNDS + 1):
         try:
             return attempt.run()
@@ -84,14 +88,17 @@ def _searched(
             memory = max(attempt.memory - tried * error.excess, attempt.memory / 2)  # lean blocks come whole
             leaner = replace(attempt.request, memory_limit=memory)
             proved = min(error.bound, attempt.most_proved)  # what is proved with less memory is no proof
-            attempt = kind(leaner, on_progress, cancelled, cutoff, shared)
+            attempt = kind(leaner, on_progress, cancelled, cutoff, shared, known)
             attempt.limits, attempt.most_proved = stated, proved
-            known = error
+            overfull = error
         except InfeasibleError:
             if stated is None:
                 raise
             break
-    raise InfeasibleError(known.message) from None
+    if known is not None:
+        attempt = kind(request, on_progress, cancelled, cutoff, shared, known, settles=True)
+        return attempt.run()
+    raise InfeasibleError(overfull.message) from None
 
 
 def find_fitting(request: SearchRequest, cancelled: Callable[[], bool] = lambda: False) -> bool:

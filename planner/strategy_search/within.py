@@ -257,9 +257,10 @@ def best_plans(
 ) -> SearchResult:
     """`search`, within the space of an engine where the request names one, and with layers in fp8 where that pays."""
 
-    def solve(one: SearchRequest, cutoff: float) -> SearchResult:
+    def solve(one: SearchRequest, cutoff: float, known: Ranked | None) -> SearchResult:
         if one.space is None:
-            return search(one, on_progress, cancelled, cutoff, shared if one is request else None)
+            return search(one, on_progress, cancelled, cutoff, shared if one is request else None, known)
+        assert known is None, "plans of engines are searched one space after the other"
         return search_within(one.space, one, on_progress, cancelled, cutoff)
 
     return with_fp8_ends(request, solve, cutoff, cancelled)

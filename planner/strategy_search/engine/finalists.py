@@ -56,10 +56,13 @@ class OverfullError(Exception):
 
 @dataclass(kw_only=True)
 class Finalists:
-    """Contenders `found` by the search, and what `maker` makes of them."""
+    """Contenders `found` by the search, and what `maker` makes of them. A plan that is `known` has to be beaten; where
+    nothing that would beat it fits, it is taken if that `settles` it."""
 
     maker: PlanMaker
     found: Sequence[Contender]
+    known: Ranked | None = None
+    settles: bool = False
 
     def __post_init__(self) -> None:
         self.request, self.engine = self.maker.request, self.maker.engine
@@ -76,7 +79,8 @@ class Finalists:
     def plans(self, *, settle: bool = True) -> tuple[Ranked, ...]:
         """The fastest of the contenders, fastest first; those that cannot be among them are not priced. Unless it is
         for their seconds alone, they are settled."""
-        top, plans, fitting = self.request.top, list[Ranked](), list[Ranked]()
+        top, plans, known = self.request.top, list[Ranked](), self.known
+        fitting = [] if known is None else [known]
         longest = 0.0  # seconds to make a plan of one
         refusal = None
         # what is known says how fast others must be; the least sum first, which others are measured by
@@ -97,9 +101,10 @@ class Finalists:
             plans.append(ranked)
             if self.maker.fits(ranked.configuration, ranked.plan.prediction):
                 fitting = sorted([*fitting, ranked], key=lambda ranked: ranked.seconds)
-        if refusal is not None and not plans:
+        if refusal is not None and not plans and not fitting:
             raise refusal
-        if not fitting:
+        beaten = known is None or (fitting[0] is known and any(one.seconds < known.seconds for one in plans))
+        if not fitting or (beaten and known is not None and not self.settles):
             raise _overfull(plans, self.maker.limits[0], self.maker.bound)
         if settle:
             fitting = self._with_settled(ordered, fitting)
@@ -110,7 +115,7 @@ class Finalists:
                 " optimizer:disk, or more devices"
             )
         best, *others = [ranked for ranked, fault in zip(fitting, faults, strict=True) if fault is None]
-        if seconds_left() >= longest:
+        if seconds_left() >= longest and best is not known:
             best = self._in_a_v(self._with_turns(best))
         return tuple(sorted([best, *others[: top - 1]], key=lambda ranked: ranked.seconds))
 
@@ -120,8 +125,8 @@ class Finalists:
         sum."""
         top = self.request.top
         kept = {id(ranked): ranked for ranked in fitting}
-        known = [found for found in ordered if id(found) in self._known and id(self._known[id(found)][1]) in kept]
-        for found in sorted(known, key=lambda found: self._known[id(found)][1].seconds):
+        priced = [found for found in ordered if id(found) in self._known and id(self._known[id(found)][1]) in kept]
+        for found in sorted(priced, key=lambda found: self._known[id(found)][1].seconds):
             ranked = self._known[id(found)][1]
             slowest = sorted(one.seconds for one in kept.values())[:top][-1]
             settled = self._settled_once(found, slowest)
