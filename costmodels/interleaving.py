@@ -4,7 +4,11 @@
     communication     0 1 0 1 0   1        what is sent goes one after the other
 
 The order is fixed, copy by copy and slot by slot, and it is that in which the runtime executes. A copy goes on when
-what it has sent is there and the copies before it in the round have had their turn.
+what it has sent is there and the copies before it in the round have had their turn. The backward pass is the mirror
+image of the forward pass, as autograd goes back in its order, so copies take turns at whatever is sent in one of them:
+
+    forward    .. sum of a row-parallel product | add, norm | nothing | next product ..      [sum 0] [sum 1]
+    backward   .. nothing                       | add, norm | sum     | next product ..   and [add 0] covers [sum 1]
 
 The idea is that of interleaved parts of a batch: MindSpore's fine-grained multi-copy parallelism; Wang et al. 2024,
 "Domino" (arXiv 2409.15241). Not good for: communication that takes cores from computation.
@@ -19,27 +23,32 @@ Slot = tuple[Seconds, Seconds]
 """What a copy computes before it sends, and how long that is on its way; 0 where nothing is sent."""
 
 
-def slots_of(operators: Iterable[tuple[Seconds, Seconds]]) -> list[Slot]:
-    """The slots of a pass from what each of its operators sends before it computes (first) and computes: every sending
-    closes a slot."""
+Sent = Seconds | None
+"""How long what an operator sends is on its way; 0 where it lets others go on and sends nothing, as its operands move
+in the other pass alone; None where it does not."""
+
+
+def slots_of(operators: Iterable[tuple[Sent, Seconds]]) -> list[Slot]:
+    """The slots of a pass from what each of its operators sends before it computes (first) and computes: one closes
+    wherever others go on."""
     slots: list[Slot] = []
     computed = 0.0
     for sent, computation in operators:
-        if sent > 0.0:
+        if sent is not None:
             slots.append((computed, sent))
             computed = 0.0
         computed += computation
     return [*slots, (computed, 0.0)]
 
 
-def backward_slots_of(operators: Sequence[tuple[Seconds, Seconds]]) -> list[Slot]:
+def backward_slots_of(operators: Sequence[tuple[Sent, Seconds]]) -> list[Slot]:
     """As `slots_of` for the backward pass, which goes through the operators in the reverse order, and in each computes
     before it sends."""
     slots: list[Slot] = []
     computed = 0.0
     for sent, computation in reversed(operators):
         computed += computation
-        if sent > 0.0:
+        if sent is not None:
             slots.append((computed, sent))
             computed = 0.0
     return [*slots, (computed, 0.0)]

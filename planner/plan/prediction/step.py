@@ -145,7 +145,7 @@ class PassCost:
     under_products: float = 0.0
     exchanged: float = 0.0
     uncovered: float = 0.0
-    operators: list[tuple[float, float]] = field(default_factory=list)
+    operators: list[tuple[float | None, float]] = field(default_factory=list)
 
     def add(
         self,
@@ -183,11 +183,12 @@ class PassCost:
         """What the pass waits for, without transfers where they come `ahead`."""
         return max(0.0, self.waits - self.transfers) if ahead else self.waits
 
-    def close(self, before: tuple[float, float], back: float = 0.0) -> None:
-        """Everything since `before`, as `taken` was then, is one operator, which at its end sends for so many seconds
-        what comes `back`; in the backward pass at its beginning."""
-        sent = self.sent - before[0]
-        self.operators.append((sent - back, self.taken[1] - before[1]))
+    def close(self, before: tuple[float, float], back: float = 0.0, *, turns: bool) -> None:
+        """Everything since `before`, as `taken` was then, is one operator, at whose operands others go on where micro-
+        batches take `turns`, and which at its end sends for so many seconds what comes `back`; in the backward pass at
+        its beginning."""
+        sent = self.sent - before[0] - back
+        self.operators.append((sent if turns else None, self.taken[1] - before[1]))
         if back:
             self.operators.append((back, 0.0))
 

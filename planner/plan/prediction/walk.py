@@ -195,8 +195,9 @@ class Walk:
             self.waiting = waiting[number]
             self._visit(cost, at, live[number], seen, at_once)
             backs = self.exchanges.left_back(self.in_parts.get(at)) if passes else ()
-            for one, taken, back in zip(passes, before, backs, strict=True):
-                one.close(taken, back)
+            sent = [one.sent - taken[0] - back > 0 for one, taken, back in zip(passes, before, backs, strict=True)]
+            for one, taken, back, sends in zip(passes, before, backs, sent, strict=True):
+                one.close(taken, back, turns=sends if self.in_pairs else any(sent))
             after(at, cost, at_once)
         cost.memory["transient"] *= 2 if self.in_pairs else interleave
         cost.memory["transient"] += self.cluster.software.buffers

@@ -30,9 +30,19 @@ def test_no_resource_is_used_twice_at_once(slots: list[tuple[float, float]], cop
 
 def test_slots_end_where_something_is_sent() -> None:
     """Forward an operator gets its operands first; backward it computes first, and the last one comes first."""
-    operators = [(0.0, 1.0), (2.0, 3.0), (0.0, 4.0), (5.0, 6.0)]
+    operators = [(None, 1.0), (2.0, 3.0), (None, 4.0), (5.0, 6.0)]
     assert slots_of(operators) == [(1.0, 2.0), (7.0, 5.0), (6.0, 0.0)]
     assert backward_slots_of(operators) == [(6.0, 5.0), (7.0, 2.0), (1.0, 0.0)]
+
+
+def test_a_turn_without_a_message_takes_its_cover_from_another() -> None:
+    """The sums of both copies are 3 seconds on their way. The second is covered by what the first computes, 4 seconds
+    where it goes on to its next message, and 1 second where it stops before, for something that is sent on the way
+    back."""
+    whole, stopped = ([(4.0, 3.0), *rest] for rest in ([(5.0, 0.0)], [(1.0, 0.0), (4.0, 0.0)]))
+    assert slots_of([(3.0, 1.0), (0.0, 4.0)]) == [(0.0, 3.0), (1.0, 0.0), (4.0, 0.0)]
+    assert interleaved_time(whole, 2) == 18.0
+    assert interleaved_time(stopped, 2) == 20.0
 
 
 def test_no_copy_is_an_error() -> None:
