@@ -195,12 +195,13 @@ def search(
             `fp8`; bf16 where not given, on CPUs fp32.
         fp8: a recipe by which linear layers are computed in fp8 where that pays: "tensorwise", "rowwise",
             "rowwise_with_gw_hp", "blockwise", "delayed" or "mxfp8"; all else is in bf16.
-        fp8_layers: patterns of weights whose linear layers are in fp8 whatever that takes; ["*"] for all. Of the others
-            the search decides.
-        fp8_left_out: patterns of weights whose linear layers stay out of fp8.
+        fp8_layers: patterns of weights whose linear layers, or experts, are in fp8 whatever that takes; ["*"] for all.
+            Of the others the search decides.
+        fp8_left_out: patterns of weights whose linear layers, or experts, stay out of fp8.
         fp8_gathered: weights of blocks are cast where they are stored, and gathered in 8 bits; with scales
             of tensors or of blocks.
-        fp8_experts: experts compute by that recipe, too.
+        fp8_experts: experts may compute by that recipe, too, and do where that pays; those that `fp8_layers` means in
+            any case.
         fp8_history: with "delayed", steps of whose largest elements scales are; 1,024 where not given.
         fp8_margin: with "delayed", powers of two that scales leave free; 0 where not given.
         fp8_dispatch: tokens are sent to experts in 8 bits, and so are gradients of their results.

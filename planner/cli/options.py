@@ -169,13 +169,13 @@ class Options:
         word(
             JOB,
             "PATTERN",
-            "Linear layers that are in fp8 in any case, as in '*.mlp.*'. Repeatable; '*' means all. Of the others the"
-            " search decides.",
+            "Linear layers, and with --fp8-experts experts, that are in fp8 in any case, as in '*.mlp.*'. Repeatable;"
+            " '*' means all. Of the others the search decides.",
         ),
     ] = None
     fp8_left_out: Annotated[
         list[str] | None,
-        word(JOB, "PATTERN", "Linear layers that stay out of fp8, as in '*.o_proj.weight'. Repeatable."),
+        word(JOB, "PATTERN", "Linear layers and experts that stay out of fp8, as in '*.o_proj.weight'. Repeatable."),
     ] = None
     fp8_gathered: Annotated[
         bool,
@@ -187,7 +187,11 @@ class Options:
     ] = False
     fp8_experts: Annotated[
         bool,
-        typer.Option("--fp8-experts", help="Experts compute by the recipe of --fp8, too.", rich_help_panel=JOB),
+        typer.Option(
+            "--fp8-experts",
+            help="Experts may compute by the recipe of --fp8, too: where that pays, or where --fp8-layers means them.",
+            rich_help_panel=JOB,
+        ),
     ] = False
     fp8_dispatch: Annotated[
         bool,

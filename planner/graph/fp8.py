@@ -25,12 +25,12 @@ tensor, row, column or block, however a plan cuts it: devices that have pieces o
 that a plan computes what the unsharded model computes under the same recipe.
 
 What is in fp8 are linear layers with trainable weights inside the repeated blocks (all but the last one where nothing
-repeats), unless their names match a pattern of those that are left out; the search leaves out those that are faster so
-(`planner.strategy_search.request.fp8_layers`). Experts are where that is asked for (`experts`:
-a scale for a tensor is then one for the rows, or the matrix, of each expert). Embeddings, heads, routers of experts and
-attention are not. Tokens may be sent to experts in fp8 (`dispatch`), whatever the experts compute in: e4m3 with a scale
-for 128 elements of a token; so are the gradients of what becomes of them, and what comes back is not (DeepSeek-AI 2024,
-arXiv 2412.19437, section 3.3.3).
+repeats), and where that is asked for (`experts`) the experts: a scale for a tensor is then one for the rows, or the
+matrix, of each expert. Out of it stay those whose names match a pattern of those that are left out; the search leaves
+out what is faster so (`planner.strategy_search.request.fp8_layers`). Embeddings, heads, routers of experts and
+attention are not in fp8. Tokens may be sent to experts in fp8 (`dispatch`), whatever the experts compute in: e4m3 with
+a scale for 128 elements of a token; so are the gradients of what becomes of them, and what comes back is not
+(DeepSeek-AI 2024, arXiv 2412.19437, section 3.3.3).
 
 Source: Micikevicius et al., "FP8 formats for deep learning", 2022, arXiv 2209.05433 (e4m3 forward, e5m2 for gradients,
 one scale for each tensor); torchao 0.14, `torchao.float8.config` (the names of recipes).
@@ -272,10 +272,15 @@ def with_fp8(graph: OperatorGraph, inside: Sequence[int], fp8: Fp8) -> OperatorG
             f"fp8 = {fp8.recipe}: the model has no linear layer that can be in fp8: one with a trainable weight of two"
             f" dims that are multiples of {_WORDS}, in a repeated block"
         )
-    check_patterns(graph, could, fp8.left_out, "fp8_left_out")
+    experts = experts_of(graph)
+    check_patterns(graph, (*could, *experts), fp8.left_out, "fp8_left_out")
     taken = {at for at in could if not is_left_out(graph.operators[at], fp8)}
-    if not (taken or fp8.experts or fp8.dispatch):
-        raise RequestError(f"fp8_left_out: {', '.join(fp8.left_out)} leaves no linear layer in fp8; leave fp8 out")
+    some = fp8.experts and any(not is_left_out(graph.operators[at], fp8) for at in experts)
+    if not (taken or some or fp8.dispatch):
+        more = " and no experts" if fp8.experts else ""
+        raise RequestError(
+            f"fp8_left_out: {', '.join(fp8.left_out)} leaves no linear layer{more} in fp8; leave fp8 out"
+        )
     for op in (graph.operators[at] for at in sorted(taken)):
         if op.op == PER_REPLICA:
             raise RequestError(
@@ -293,34 +298,52 @@ def with_fp8(graph: OperatorGraph, inside: Sequence[int], fp8: Fp8) -> OperatorG
     return replace(graph, operators=tuple(operators))
 
 
+def is_in_fp8(op: Operator) -> bool:
+    """Whether it is a linear layer in fp8, or experts are."""
+    return recipe_of(op) is not None or experts_recipe(op) is not None
+
+
 def without_fp8(op: Operator) -> Operator:
-    """A linear layer in fp8 as one without it."""
-    assert recipe_of(op) is not None
+    """A linear layer in fp8, or experts, as without it; tokens are sent to these as before."""
+    assert is_in_fp8(op)
+    if op.op == EXPERTS_OPERATOR:
+        return replace(op, arguments=(*op.arguments[:_RECIPE], "", *op.arguments[_RECIPE + 1 :]))
     return replace(op, op=_LINEAR, keywords=())
 
 
+def weight_of(op: Operator) -> str:
+    """The weight of a linear layer; of experts the first of their matrices."""
+    return op.operands[_GATE if op.op == EXPERTS_OPERATOR else 1]
+
+
 def leaving_out(graph: OperatorGraph, fp8: Fp8) -> OperatorGraph:
-    """A graph with linear layers in fp8, without those that `fp8` leaves out; without any where it has no recipe."""
-    changed = [
-        without_fp8(op) if recipe_of(op) is not None and (not fp8 or is_left_out(op, fp8)) else op
-        for op in graph.operators
-    ]
+    """A graph with linear layers in fp8, and experts, without those that `fp8` leaves out; without any where it has no
+    recipe."""
+    changed = [without_fp8(op) if is_in_fp8(op) and not _stays(op, fp8) else op for op in graph.operators]
     same = all(one is other for one, other in zip(changed, graph.operators, strict=True))
     return graph if same else replace(graph, operators=tuple(changed))
 
 
+def _stays(op: Operator, fp8: Fp8) -> bool:
+    """Whether a linear layer, or experts, that are in fp8 are so by these words, too."""
+    return bool(fp8) and not is_left_out(op, fp8) and (fp8.experts or op.op != EXPERTS_OPERATOR)
+
+
 def also_left_out(graph: OperatorGraph, fp8: Fp8, plain: Collection[int]) -> Fp8:
-    """What says of a graph with linear layers in `fp8` that those at some places are computed without it, too: by the
-    patterns of their weights, `*` for numbers of blocks, where these mean no other layer in fp8; nothing in fp8 where
-    none is left."""
-    places = [at for at, op in enumerate(graph.operators) if recipe_of(op) is not None]
-    if len(plain) == len(places) and not (fp8.experts or fp8.dispatch):
+    """What says of a graph with linear layers and experts in `fp8` that those at some places are computed without it,
+    too: by the patterns of their weights, `*` for numbers of blocks, where these mean nothing else in fp8; nothing in
+    fp8 where none is left. Without experts in fp8 nothing is said of them."""
+    places = [at for at, op in enumerate(graph.operators) if is_in_fp8(op)]
+    if len(plain) == len(places) and not fp8.dispatch:
         return NO_FP8
-    uses = Counter(graph.operators[at].operands[1] for at in places)
+    experts = {at for at in places if graph.operators[at].op == EXPERTS_OPERATOR}
+    if fp8.experts and experts <= set(plain):
+        fp8, places, plain = replace(fp8, experts=False), sorted({*places} - experts), {*plain} - experts
+    uses = Counter(weight_of(graph.operators[at]) for at in places)
     words, apart, holds = dict[str, None](), set(plain), dict[str, bool]()
     for at in sorted(plain):
         op = graph.operators[at]
-        weight = op.operands[1]
+        weight = weight_of(op)
         exact = weight if uses[weight] == 1 else op.name
         pattern = _NUMBER.sub("*", exact)
         if pattern not in holds:  # once for all blocks
@@ -329,11 +352,16 @@ def also_left_out(graph: OperatorGraph, fp8: Fp8, plain: Collection[int]) -> Fp8
     return replace(fp8, left_out=tuple(dict.fromkeys((*fp8.left_out, *words))))
 
 
+def experts_of(graph: OperatorGraph) -> tuple[int, ...]:
+    """The operators with experts, as places of operators."""
+    return tuple(at for at, op in enumerate(graph.operators) if op.op == EXPERTS_OPERATOR)
+
+
 def check_patterns(graph: OperatorGraph, could: Sequence[int], patterns: Sequence[str], option: str) -> None:
-    """Raise RequestError for a pattern that means none of the linear layers that could be in fp8."""
+    """Raise RequestError for a pattern that means none of the linear layers, and experts, that could be in fp8."""
     for pattern in patterns:
         if not any(_is_meant(graph.operators[at], pattern) for at in could):
-            names = [graph.operators[at].operands[1] for at in could]
+            names = [weight_of(graph.operators[at]) for at in could]
             near = nearest_names(pattern, names)
             hint = f"; did you mean {' or '.join(near)}?" if near else f"; there is {names[0]}"
             raise RequestError(f"{option}: no linear layer that could be in fp8 matches '{pattern}'{hint}")
@@ -363,7 +391,7 @@ def _with_experts(graph: OperatorGraph, operators: Sequence[Operator], fp8: Fp8)
                     f"{option}: '{op.name}' has experts with a capacity, {settings[0]} rows of a sample, and scales of"
                     " rows that are empty; leave it out"
                 )
-            own = (fp8.recipe if fp8.experts else "", fp8.dispatch)
+            own = (fp8.recipe if fp8.experts and not is_left_out(op, fp8) else "", fp8.dispatch)
             op = replace(op, arguments=(*op.arguments[:_TENSORS], *settings, *own))
         found.append(op)
     return found
@@ -380,12 +408,13 @@ def eligible(graph: OperatorGraph, inside: Sequence[int]) -> tuple[int, ...]:
 
 
 def is_left_out(op: Operator, fp8: Fp8) -> bool:
-    """Whether a linear layer is one of those that are left out."""
+    """Whether a linear layer, or experts, are among those that are left out."""
     return is_meant(op, fp8.left_out)
 
 
 def is_meant(op: Operator, patterns: Sequence[str]) -> bool:
-    """Whether a linear layer is meant by one of some patterns of names of operators, modules or weights."""
+    """Whether a linear layer, or experts, are meant by one of some patterns of names of operators, modules or
+    weights."""
     return any(_is_meant(op, pattern) for pattern in patterns)
 
 
@@ -397,4 +426,4 @@ def _fits(graph: OperatorGraph, op: Operator, experts: set[int]) -> bool:
 
 
 def _is_meant(op: Operator, pattern: str) -> bool:
-    return any(matches(name, pattern) for name in (op.name, op.module, op.operands[1]))
+    return any(matches(name, pattern) for name in (op.name, op.module, weight_of(op)))

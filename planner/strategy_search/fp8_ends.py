@@ -93,5 +93,5 @@ def ends_of(request: SearchRequest) -> tuple[SearchRequest, ...]:
     every = replace(request, fp8_layers=ALL_LAYERS)
     if request.fp8_layers:  # some are to be in fp8
         return (every,)
-    others = replace(fp8, left_out=ALL_LAYERS) if fp8.experts or fp8.dispatch else NO_FP8
+    others = replace(fp8, left_out=ALL_LAYERS, experts=False, gathered=False) if fp8.dispatch else NO_FP8
     return (every, replace(request, fp8=others, fp8_layers=ALL_LAYERS))

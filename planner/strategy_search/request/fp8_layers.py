@@ -9,7 +9,7 @@ strategies:
     k_proj, b on axis0         -        without it                narrow: no better at anything in fp8
 
 Candidates differ in seconds, in launches, in what lives while they run, and in what travels under their products, not
-in layouts; so exact search and its bounds hold over them as over strategies
+in layouts; experts that may be in fp8 are such layers. So exact search and its bounds hold over them as over strategies
 (`planner.strategy_search.tables.cost_table`). Blocks of a kind are alike in a plan. A search may find ways to run them
 of which some have a layer in fp8 and others not, which is a relaxation: then the plan has what takes less over all
 blocks (`planner.strategy_search.engine.fp8_choice`).
@@ -25,7 +25,16 @@ from hardware_profiles import MixedCluster
 from planner.errors import RequestError
 from planner.fp8_recipes import LINE, RECIPES
 from planner.graph.blocks import Blocks
-from planner.graph.fp8 import ALL_LAYERS, check_patterns, eligible, is_left_out, is_meant, recipe_of
+from planner.graph.fp8 import (
+    ALL_LAYERS,
+    check_patterns,
+    eligible,
+    experts_of,
+    is_in_fp8,
+    is_left_out,
+    is_meant,
+    weight_of,
+)
 from planner.graph.kinds import find_blocks
 from planner.graph.operator_graph import OperatorGraph
 from planner.strategy_search.request.request import SearchRequest
@@ -43,11 +52,12 @@ def with_fp8_layers(request: SearchRequest) -> SearchRequest:
     if layers and layers != ALL_LAYERS:
         graph = request.graph
         could = eligible(graph, tuple(find_blocks(graph).numbers))
+        could += experts_of(graph) if fp8.experts else ()
         check_patterns(graph, could, layers, "fp8_layers")
         both = [op for at in could if is_meant(op := graph.operators[at], layers) and is_left_out(op, fp8)]
         if both:
             raise RequestError(
-                f"fp8_layers and fp8_left_out both mean '{both[0].operands[1]}'; leave it out of one of them"
+                f"fp8_layers and fp8_left_out both mean '{weight_of(both[0])}'; leave it out of one of them"
             )
     if not fp8:
         return replace(request, fp8_layers=ALL_LAYERS)
@@ -67,12 +77,13 @@ def with_fp8_layers(request: SearchRequest) -> SearchRequest:
 
 
 def open_layers(template: Template, prepared: OperatorGraph, layers: Sequence[str]) -> frozenset[int]:
-    """The linear layers in fp8 of a template of which none in any block of their kind is meant by a pattern."""
+    """The linear layers and experts in fp8 of a template of which none in any block of their kind is meant by a
+    pattern."""
     blocks = template.blocks
     return frozenset(
         at
         for at, op in enumerate(template.graph.operators)
-        if recipe_of(op) is not None
+        if is_in_fp8(op)
         and not any(is_meant(prepared.operators[place], layers) for place in places_of(template, blocks, at))
     )
 

@@ -74,7 +74,7 @@ class Template:
         whole_blocks: recomputation runs a block to its end.
         never_kept: classes of operators whose results no recomputed block keeps.
         kept_for_rest: shared values that only what follows keeps: those of the last block.
-        either: linear layers of which the search decides whether their products are in fp8, as in the graph, or not.
+        either: linear layers and experts of which the search decides whether products are in fp8, as in the graph.
         shares_for_rest: of values that blocks hand on, the shares that are kept of those of the last block, where it is
             not what `alive` says of those of all others.
     """

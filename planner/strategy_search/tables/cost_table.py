@@ -375,8 +375,7 @@ class TableBuilder:
         if rule_of(template.graph, op).op_class != OP_CLASS or not table.prices.inner_forward.any():
             return table
         beside = [operators[at].prices for at in beside_experts(template, index)]
-        strategies = table.candidates.strategies
-        saved = saved_by_exchange(template, index, strategies, table.prices, beside, self.mesh, self.cluster)
+        saved = saved_by_exchange(template, index, table.candidates, table.prices, beside, self.mesh, self.cluster)
         prices = replace(
             table.prices,
             inner_forward=table.prices.inner_forward - saved.forward,

@@ -18,13 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hardware_profiles import Cluster
+from planner.graph.fp8 import without_fp8
 from planner.plan.layout.expert_overlap import tied_to
 from planner.plan.prediction.exchange_overlap import MATRICES, Ways, ways_of
 from planner.pricing import OperatorPrices, price_operator
 from planner.sharding.mesh import Mesh
-from planner.sharding.rule import Strategy
+from planner.sharding.rule import Rule, Strategy
 from planner.sharding.rules import rule_of
 from planner.strategy_search.request.template import Template
+from planner.strategy_search.tables.candidates import Candidates
 
 Array = NDArray[np.float64]
 
@@ -39,21 +41,31 @@ class Exchanged(NamedTuple):
 def saved_by_exchange(
     template: Template,
     index: int,
-    strategies: Sequence[Strategy],
+    candidates: Candidates,
     prices: OperatorPrices,
     beside: Sequence[OperatorPrices],
     mesh: Mesh,
     cluster: Cluster,
 ) -> Exchanged:
-    """What the experts of an operator save under each strategy, whose prices are known, as are those of what may run
+    """What the experts of an operator save under each candidate, whose prices are known, as are those of what may run
     `beside` them."""
     graph = template.graph
     op = graph.operators[index]
-    rule = rule_of(graph, op)
     types = ([graph.types[name] for name in op.operands], [graph.types[n] for n in op.results if n is not None])
     graded = [name in graph.differentiable and place not in MATRICES for place, name in enumerate(op.operands)]
-    alone = price_operator(rule, strategies, *types, graded, mesh, cluster).backward
-    sent = np.array([_sent(ways_of(rule, strategy, mesh, cluster)) for strategy in strategies])
+
+    def priced(rule: Rule, strategies: Sequence[Strategy]) -> tuple[Array, Array]:
+        """Seconds backward but for the gradients of the matrices, and of what is sent, (strategies,) each."""
+        alone = price_operator(rule, strategies, *types, graded, mesh, cluster).backward
+        return alone, np.array([_sent(ways_of(rule, strategy, mesh, cluster)) for strategy in strategies])
+
+    some, strategies, rule = candidates.narrow, candidates.strategies, rule_of(graph, op)
+    if some is None:
+        alone, sent = priced(rule, strategies)
+    else:  # the others compute without fp8
+        both = [priced(rule_of(graph, without_fp8(op)), strategies[some:])]
+        both = [priced(rule, strategies[:some]), *both] if some else both
+        alone, sent = (np.concatenate(parts) for parts in zip(*both, strict=True))
     forward = sum(float(one.forward.min()) for one in beside)
     backward = sum(float(one.backward.min()) for one in beside)
     return Exchanged(

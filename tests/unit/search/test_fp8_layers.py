@@ -1,9 +1,11 @@
 """Which layers are in fp8: what is decided by name, and what the search makes of the others."""
 
+import math
 from dataclasses import replace
 from functools import cache
 from itertools import chain, combinations, pairwise
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,19 +14,22 @@ import planner
 from hardware_profiles import load_profile
 from planner.errors import RequestError
 from planner.fp8_recipes import RECIPES
-from planner.graph.fp8 import ALL_LAYERS, GATHERED, NO_FP8, Fp8, recipe_of
+from planner.graph.fp8 import ALL_LAYERS, GATHERED, NO_FP8, Fp8, experts_of, experts_recipe, recipe_of
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
-from planner.plan.binding.bind import bind
+from planner.plan.binding.bind import bind, prepare
 from planner.plan.compare.verify import verify
 from planner.plan.plan import ModelReference
 from planner.report.command import command_of
+from planner.sharding.mesh import build_mesh
 from planner.strategy_search.fp8_ends import ends_of
 from planner.strategy_search.request.fp8_layers import with_fp8_layers
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import FREE, Pinned
+from planner.strategy_search.request.template import fold
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search
+from planner.strategy_search.tables.cost_table import OperatorTable, TableBuilder
 from planner.strategy_search.within import best_plans
 from tests.refusals import refused
 from tests.unit.plan.plans import plan_named
@@ -132,6 +137,7 @@ def test_products_overlap_with_tensor_parallelism_or_are_in_fp8() -> None:
     assert len(products) < 4 * 7
 
 
+@pytest.mark.slow
 def test_blocks_of_a_kind_are_alike() -> None:
     asked = request_of("llama70b-4-layers", cluster_of("h100-80gb", 8), 16, precision="bf16", fp8=TENSORWISE)
     plan = best_plans(opened(asked)).plan
@@ -260,3 +266,94 @@ def test_the_fastest_plans_are_of_different_configurations() -> None:
     plans = best_plans(opened(asked)).plans
     assert len({one.configuration for one in plans}) == len(plans) == 3
     assert [one.seconds for one in plans] == sorted(one.seconds for one in plans)
+
+
+OF_EXPERTS = ("*.experts.*", "*.gate_proj.weight", "*.down_proj.weight", "*.q_proj.weight")
+"""Patterns of what may be in fp8 in the test below, of a model with experts beside a shared one."""
+EXCHANGED = Pinned(pipeline=1, context=1, tensor=1, expert=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("devices", "pinned"), [(1, Pinned()), (2, Pinned()), (4, EXCHANGED)], ids=["alone", "pair", "exchanged"]
+)
+@pytest.mark.parametrize("recipe", ["tensorwise", "blockwise"])
+def test_experts_are_in_fp8_where_that_pays(devices: int, pinned: Pinned, recipe: str) -> None:
+    """Brute force: experts and three linear layers, each in fp8 and without, decided by name; also where the exchange
+    of experts travels under other work."""
+    left = ("*.k_proj.weight", "*.v_proj.weight", "*.o_proj.weight", "*.up_proj.weight")
+
+    def asked(fp8: Fp8, **options: object) -> SearchRequest:
+        cluster = cluster_of("h100-80gb", devices)
+        return request_of("few-experts", cluster, 4 * devices, precision="bf16", fp8=fp8, pinned=pinned, **options)
+
+    subsets = chain.from_iterable(combinations(OF_EXPERTS, count) for count in range(len(OF_EXPERTS) + 1))
+    best, ways = math.inf, 0
+    for some in subsets:
+        experts = OF_EXPERTS[0] not in some
+        out = tuple(pattern for pattern in some if pattern != OF_EXPERTS[0])
+        fp8 = Fp8(recipe=recipe, left_out=(*left, *out), experts=experts)
+        best, ways = min(best, seconds(search(asked(NO_FP8 if some == OF_EXPERTS else fp8)))), ways + 1
+    assert ways == 16
+    free = search(asked(Fp8(recipe=recipe, left_out=left, experts=True), fp8_layers=()))
+    assert seconds(free) == pytest.approx(best, rel=1e-9)
+    assert free.bound_seconds <= best * (1 + 1e-9)
+    assert not verify(free.plan, traced("few-experts"), BATCH, asked(NO_FP8).cluster).remarks
+
+
+@pytest.mark.parametrize("left_out", [("*.experts.*",), ("*.mlp.*",)])
+def test_experts_that_are_left_out_by_name_are_not_in_fp8(left_out: tuple[str, ...]) -> None:
+    fp8 = Fp8(recipe="tensorwise", left_out=left_out, experts=True)
+    asked = request_of("few-experts", cluster_of("h100-80gb", 1), 4, precision="bf16", fp8=fp8)
+    for layers in ((), ALL_LAYERS):
+        plan = best_plans(with_fp8_layers(replace(asked, fp8_layers=layers))).plan
+        graph = bind(plan, traced("few-experts"), BATCH).graph
+        assert not any(experts_recipe(graph.operators[at]) for at in experts_of(graph))
+        assert not verify(plan, traced("few-experts"), BATCH, asked.cluster).remarks
+        assert layers == () or any(recipe_of(op) for op in graph.operators)
+
+
+def test_experts_that_are_meant_are_in_fp8_whatever_it_takes() -> None:
+    fp8 = Fp8(recipe="tensorwise", experts=True)
+    asked = request_of("few-experts", cluster_of("h100-80gb", 1), 4, precision="bf16", fp8=fp8)
+    free, meant = (
+        best_plans(with_fp8_layers(replace(asked, fp8_layers=layers))).plan for layers in ((), ("*.experts.*",))
+    )
+    assert not free.training.fp8.experts
+    assert meant.training.fp8.experts
+    assert free.prediction.step_seconds < meant.prediction.step_seconds
+
+
+def test_where_nothing_is_left_in_fp8_that_is_said() -> None:
+    fp8 = Fp8(recipe="tensorwise", left_out=("*_proj.weight", "*.experts.*"), experts=True)
+    with refused(RequestError, "fp8_left_out", "no linear layer and no experts"):
+        prepare(traced("few-experts"), fp8=fp8)
+    graph, _ = prepare(traced("few-experts"), fp8=replace(fp8, left_out=("*_proj.weight",)))
+    assert all(experts_recipe(graph.operators[at]) for at in experts_of(graph))
+
+
+def test_experts_cover_their_exchange_as_they_compute() -> None:
+    """Candidates of experts in fp8 have the prices of these, the others behind them those of experts without it, also
+    of the gradients of matrices that the exchange travels under."""
+    fp8 = Fp8(recipe="tensorwise", left_out=("*_proj.weight",), experts=True)
+    cluster = cluster_of("h100-80gb", 32)
+    building = TableBuilder(
+        mesh=build_mesh(cluster, (4, 8)),
+        cluster=cluster,
+        precision="bf16",
+        optimizer="adamw",
+        exchanged=True,
+        alike=True,
+    )
+
+    def table(fp8: Fp8, *, either: bool = False) -> OperatorTable:
+        template = fold(*prepare(traced("few-experts"), fp8=fp8))
+        (at,) = experts_of(template.graph)
+        return building.build(replace(template, either=frozenset({at} if either else ()))).operators[at]
+
+    both, narrow, wide = table(fp8, either=True), table(fp8), table(NO_FP8)
+    assert both.candidates.narrow == len(narrow.candidates.strategies)
+    for name in ("forward", "backward", "inner_forward", "inner_backward"):
+        prices = [getattr(one.prices, name) for one in (narrow, wide)]
+        np.testing.assert_array_equal(getattr(both.prices, name), np.concatenate(prices), name)
+    assert (narrow.prices.inner_backward != wide.prices.inner_backward).any()
