@@ -26,6 +26,7 @@ from planner.strategy_search.result import Progress, SearchResult
 from planner.strategy_search.rings import with_rings
 from planner.strategy_search.simplicity import with_simplicity
 from planner.strategy_search.variants import best_of_variants
+from planner.strategy_search.waited_for import with_waiting
 from planner.strategy_search.within import anything_fits, best_plans
 
 PRECISION = 0.01
@@ -63,9 +64,12 @@ def _plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) ->
         shared = Shared()
         if request.simplicity:
             engines[one.update.placed, one.offload] = shared
-        return with_rings(
-            one, lambda asked: best_plans(asked, on_progress, cancelled, shared=shared), shared, on_progress, cancelled
-        )
+
+        def best(asked: SearchRequest) -> SearchResult:
+            found = best_plans(asked, on_progress, cancelled, shared=shared)
+            return with_waiting(asked, found, on_progress, cancelled)
+
+        return with_rings(one, best, shared, on_progress, cancelled)
 
     solve, score = {"memory": (least_memory, _peak), "cost": (least_cost, _cost)}.get(
         request.objective, (fastest, _time)

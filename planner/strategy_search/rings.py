@@ -13,7 +13,6 @@ Where nothing fits without a ring, and there are fewer samples than devices, eve
 """
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -23,17 +22,15 @@ from planner.limits import reached
 from planner.plan.layout.roles import roles
 from planner.sharding.rule import FactorKind
 from planner.sharding.rules import rule_of
+from planner.strategy_search.around import Listener, Stop, fastest_of, together, told
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.engine.proofs import Ranked, with_proof
 from planner.strategy_search.request.request import SearchRequest
-from planner.strategy_search.result import Progress, SearchResult, Statistics
+from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search
 
 WORTH = 0.001
 """A plan with a ring is taken where its step is shorter by this share: it is one more thing to explain."""
-
-Listener = Callable[[Progress], None]
-Stop = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +107,14 @@ def _improved(
             break
         with contextlib.suppress(InfeasibleError, RequestError):
             cutoff = (found.plans[0] if found else best).bounded * (1 - WORTH)
-            tried = search(_by_rings(request, one, best), _told(on_progress, result), cancelled, cutoff, shared)
-            statistics = _together(statistics, tried.statistics)
+            tried = search(
+                _by_rings(request, one, best),
+                told(on_progress, result, "trying ring attention"),
+                cancelled,
+                cutoff,
+                shared,
+            )
+            statistics = together(statistics, tried.statistics)
             if tried.plans[0].bounded < cutoff and tried.plans[0].configuration.context[0] > 1:
                 found = tried
     if found is None:
@@ -120,7 +123,7 @@ def _improved(
     first = tuple(with_proof(one, bound, covered=False) for one in found.plans if one.bounded < best.bounded)
     return replace(
         result,
-        plans=_fastest((*first, *result.plans), request.top),
+        plans=fastest_of((*first, *result.plans), request.top),
         statistics=statistics,
         covered=False,
         contexts=found.contexts,
@@ -141,29 +144,3 @@ def _by_rings(request: SearchRequest, degrees: _Degrees, best: Ranked) -> Search
         micro_batches=best.configuration.micro_batches,
     )
     return replace(request, pinned=pinned)
-
-
-def _together(first: Statistics, second: Statistics) -> Statistics:
-    """Of two searches, one after the other."""
-    return replace(
-        first,
-        configurations=first.configurations + second.configurations,
-        evaluated=first.evaluated + second.evaluated,
-        solved=first.solved + second.solved,
-        seconds=first.seconds + second.seconds,
-    )
-
-
-def _fastest(plans: tuple[Ranked, ...], top: int) -> tuple[Ranked, ...]:
-    return tuple(sorted(plans, key=lambda one: one.seconds))[:top]
-
-
-def _told(on_progress: Listener, result: SearchResult) -> Listener:
-    """Tells of a search around the best plan, which is never worse than what is known."""
-
-    def tell(progress: Progress) -> None:
-        best = min(progress.best_seconds, result.plans[0].seconds)
-        bound = result.bound_seconds if math.isfinite(result.bound_seconds) else progress.bound_seconds
-        on_progress(replace(progress, best_seconds=best, bound_seconds=bound, phase="trying ring attention"))
-
-    return tell

@@ -302,7 +302,6 @@ class Told:
             one.write(f"{name} {rounds} {UNLIMITED if warms_up else RATE}\n")
             one.flush()
         answer = self.answer()
-        print(name, answer, file=sys.stderr, flush=True)
         sent = max(after - first for after, first in zip(self._bytes(), before, strict=True))
         return min(answer["seconds"]), sent / rounds
 

@@ -1,0 +1,38 @@
+"""Searches around the best plan: what they tell while they run, and what comes of them."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from planner.strategy_search.engine.proofs import Ranked
+from planner.strategy_search.result import Progress, SearchResult, Statistics
+
+Listener = Callable[[Progress], None]
+Stop = Callable[[], bool]
+
+
+def together(first: Statistics, second: Statistics) -> Statistics:
+    """Of two searches, one after the other."""
+    return replace(
+        first,
+        configurations=first.configurations + second.configurations,
+        evaluated=first.evaluated + second.evaluated,
+        solved=first.solved + second.solved,
+        seconds=first.seconds + second.seconds,
+    )
+
+
+def fastest_of(plans: Sequence[Ranked], top: int) -> tuple[Ranked, ...]:
+    """So many plans, the fastest first."""
+    return tuple(sorted(plans, key=lambda one: one.seconds))[:top]
+
+
+def told(on_progress: Listener, result: SearchResult, phase: str) -> Listener:
+    """Tells of a search around the best plan, which is never worse than what is known."""
+
+    def tell(progress: Progress) -> None:
+        best = min(progress.best_seconds, result.plans[0].seconds)
+        bound = result.bound_seconds if math.isfinite(result.bound_seconds) else progress.bound_seconds
+        on_progress(replace(progress, best_seconds=best, bound_seconds=bound, phase=phase))
+
+    return tell
