@@ -69,12 +69,17 @@ class Flight:
         """Wait, and take the collectives that are left; the pieces at the end of their way."""
         with torch.no_grad():
             while self._started is not None:
-                work, group, _, landed = self._started
-                waiting_for_work(work, group)
-                self._started = _ = None
-                self._pieces = landed()
+                self._pieces = self._arrived()
                 self._go()
         return self._pieces
+
+    def _arrived(self) -> Pieces:
+        """What the collective under way brings; of its messages nothing is held when the next one starts."""
+        assert self._started is not None
+        work, group, _, landed = self._started
+        waiting_for_work(work, group)
+        self._started = _ = None
+        return landed()
 
     @torch.no_grad()
     def _go(self) -> None:

@@ -73,6 +73,13 @@ def test_what_comes_ahead_is_emitted_as_predicted(make: Hand) -> None:
     assert messages(found) == messages(audited(together(plan), make.model))
 
 
+@pytest.mark.parametrize("gathers", ["block", "ahead"])
+def test_a_message_over_one_axis_is_let_go_before_that_over_the_next(gathers: str) -> None:
+    (stage,) = audited(together(Hand(model="llama", kind="zero3", mesh=(2, 2))(), gathers=gathers), "llama")
+    assert stage.unequal == ()
+    assert stage.peak == pytest.approx(stage.predicted_peak, rel=1e-3)
+
+
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_buckets_that_start_while_gradients_of_a_block_are_added_up_are_those_of_the_step() -> None:
