@@ -4,11 +4,13 @@ Processes live in network namespaces that veths join, held to a bandwidth (`name
 to divide a small model its plan is timed without overlap and with what the runtime has, at bandwidths at which what a
 rank sends would take a quarter, half and all of the time that its step takes on a link without a limit:
 
-    work      seconds of a step without a limit               sent      bytes / bandwidth, bytes as the veth counts them
-    exposed   seconds of a step at a bandwidth, less work     hidden    1 - exposed / sent
+    work      seconds of a step without a limit               sent         bytes / bandwidth, as the veth counts bytes
+    exposed   seconds of a step at a bandwidth, less work     overlapped   1 - exposed / exposed by the plan that waits
 
-The prediction is that of the packaged profile `cpu` with the products of a `slow_device` and one link, on which the
-plan that waits exposes as large a share of its work: a share, not a rate.
+What the plan that waits exposes is what is sent where all ranks send at once; in a pipeline, and where experts are
+exchanged, one waits for the other, and it is more. The prediction is that of the packaged profile `cpu` with the
+products of a `slow_device` and one link, on which the plan that waits exposes as large a share of its work: a share,
+not a rate.
 
 Two processors run up to four processes, and gloo moves bytes on threads of theirs. An accelerator computes without
 them, so ranks imitate one (`slow_device`): a product is computed, and its rank sleeps until it would be done at a set
@@ -172,10 +174,10 @@ def main() -> None:
     if (reason := why_not()) is not None:
         print(f"skipped: {reason}")
         return
-    print("seconds of the least disturbed step, and the share of what is sent that is hidden")
+    print("seconds of the least disturbed step, and the share of what the plan that waits exposes that is overlapped")
     print(
-        f"{'':12}{'link':>12}{'sent/work':>11}{'waits':>9}{'hidden':>8}{'overlaps':>10}{'hidden':>8}{'predicted':>11}"
-        f"{'by hand':>9}{'over it':>9}"
+        f"{'':12}{'link':>12}{'sent/work':>11}{'waits':>9}{'exposed/sent':>14}{'overlaps':>10}{'overlapped':>12}"
+        f"{'predicted':>11}{'by hand':>9}{'over it':>9}"
     )
     errors = []
     named = [word.removeprefix("--case=") for word in sys.argv[1:] if word.startswith("--case=")]
@@ -209,13 +211,14 @@ def measured(case: Case, rounds: int) -> list[float]:
                 bandwidth = sent / (share * base[1])
                 net.limit(bandwidth)
                 steps = least(told, names, rounds)
-                hidden = [1 - (step - own) / (sent / bandwidth) for step, own in zip(steps, base, strict=True)]
-                foreseen = predicted(plans, graph, batch, share, base[1], late=case.late)
-                errors.append(abs(hidden[1] - foreseen))
+                waits, exposed, *_ = (step - own for step, own in zip(steps, base, strict=True))
+                overlapped = 1 - exposed / waits
+                foreseen = predicted(plans, graph, batch, waits / base[1], base[1], late=case.late)
+                errors.append(abs(overlapped - foreseen))
                 beside = f"{steps[2]:>9.3f}{steps[1] / steps[2]:>9.2f}" if case.by_hand else ""
                 print(
-                    f"{case.name:12}{bandwidth / 1e6:>7.1f} MB/s{share:>11.0%}{steps[0]:>9.3f}{hidden[0]:>8.0%}"
-                    f"{steps[1]:>10.3f}{hidden[1]:>8.0%}{foreseen:>11.0%}{beside}",
+                    f"{case.name:12}{bandwidth / 1e6:>7.1f} MB/s{share:>11.0%}{steps[0]:>9.3f}"
+                    f"{waits / (sent / bandwidth):>14.2f}{steps[1]:>10.3f}{overlapped:>12.0%}{foreseen:>11.0%}{beside}",
                     flush=True,
                 )
     return errors
@@ -256,8 +259,8 @@ def predicted(
     plans: Mapping[str, Plan], graph: OperatorGraph, batch: int, share: float, work: float, *, late: bool
 ) -> float:
     """The share of what the plan that waits exposes that the other one hides, by the cost model, on a device as slow as
-    these, whose step takes `work` seconds, and a link on which what waits takes this share of the work as it does here:
-    the bytes of gloo are not those of a ring, its reduce-scatter sends twice as many. Where it waits `late`, everything
+    these, whose step takes `work` seconds, and a link on which what waits exposes this share of the work, as here: the
+    bytes of gloo are not those of a ring, its reduce-scatter sends twice as many. Where it waits `late`, everything
     is priced as waited for."""
 
     def seconds(name: str, bandwidth: float) -> float:
