@@ -50,6 +50,11 @@ class Cells:
         values = np.concatenate(held) if held else np.zeros(0)
         return cls(size, np.array(starts, dtype=np.intp), np.array(stops, dtype=np.intp), values)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it takes, but for where ranges begin and end."""
+        return self.values.nbytes
+
     def any(self) -> bool:
         """Whether any amount is not zero."""
         return bool(self.values.any())

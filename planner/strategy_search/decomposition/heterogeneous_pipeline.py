@@ -22,6 +22,7 @@ stages, which hold equal blocks on every rank.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +64,11 @@ class HeterogeneousPipeline:
     def chain(self) -> Chain:
         """For what does not depend on the devices."""
         return self.chains[0]
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of memory that its pieces take."""
+        return sum(chain.nbytes for chain in self.chains)
 
     def chain_of(self, rank: int) -> Chain:
         """The pieces by the prices of the devices of a rank."""

@@ -161,6 +161,17 @@ class Piece:
         """Cells of the nodes."""
         return self.step.size
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that its coefficients take."""
+        single = (self.part, self.steady, self.step, self.fixed, self.live, self.replay, self.keeping_part,
+                  self.keeping_live, self.keeping_replay, self.outside, self.last, self.keeping_work, self.reduction,
+                  self.backward)  # fmt: skip
+        several = (self.transient, self.under or (), self.covering or (), self.uncovered or ())
+        return sum(one.nbytes for one in single if one is not None) + sum(
+            one.nbytes for each in several for one in each
+        )
+
     def node_cells(self, position: int) -> slice:
         """Where the node of a variable is."""
         return slice(self._starts[position], self._starts[position + 1])
@@ -392,6 +403,12 @@ class Chain:
     crossing: "Crossing"
     handed: Array  # bytes of what a block hands on that the next one keeps as it is, of each state
     ending: Array  # bytes that the last block keeps more, or less, than the others, of each state
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that its pieces take, and what it knows of the states of the boundary."""
+        pieces = sum(piece.nbytes for piece in (*self.head, *self.inner, *self.tail))
+        return pieces + self.handed.nbytes + self.ending.nbytes
 
     @cached_property
     def block_ranges(self) -> BlockRanges:

@@ -42,7 +42,10 @@ from planner.strategy_search.request.template import Template
 from planner.strategy_search.tables.cost_table import CostTables, TableBuilder
 
 KEPT = 4
-"""Pieces made of cost tables that are kept: of the configurations that were asked for last."""
+"""Configurations asked for last of which is kept what prices of memory have found, and all pieces."""
+
+_PIECES = 2**26
+"""Bytes of pieces that are kept beside those: of the configurations that were asked for last."""
 
 _OTHER_HINTS: tuple[Hint, ...] = ((0.0, (0.5, 0.5, 0.0)), (0.0, (0.5, 0.0, 0.0)))
 """Shares of what travels under work that are tried where plans with virtual stages are far from what is proved of them,
@@ -63,6 +66,11 @@ class _Kept:
     tables: Tables
     pieces: dict[object, HeterogeneousPipeline] = field(default_factory=dict)
     multipliers: dict[object, list[Multipliers]] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the pieces take."""
+        return sum(one.nbytes for one in self.pieces.values())
 
 
 @dataclass(kw_only=True, eq=False)
@@ -244,7 +252,10 @@ class Engine:
         pieces = list[tuple[Ways, HeterogeneousPipeline]]()
         for gathers, ways in apart:
             like = pieces[0][1].chains if pieces else None
-            pieces.append((ways, self._cut(configuration, tables, gathers, scaling.hindered, like)))
+            if gathers in self.gathers and not scaling.hindered and not self.spreads:  # as it is cut for itself
+                pieces.append((ways, self.pipeline_of_kinds(configuration, gathers)))
+            else:
+                pieces.append((ways, self._cut(configuration, tables, gathers, scaling.hindered, like)))
         return Family(pieces, configuration.micro_batches, scaling)
 
     def evaluate(
@@ -320,6 +331,7 @@ class Engine:
         if key not in known.pieces:
             own = self._spread(configuration, gathers) if self.spreads else known.tables
             known.pieces[key] = self._cut(configuration, own, gathers)
+            self._make_room()
         return known.pieces[key]
 
     def _running(self, configuration: Configuration, gathers: str) -> tuple[object, ...]:
@@ -368,8 +380,7 @@ class Engine:
         return self._known(configuration).tables
 
     def _known(self, configuration: Configuration) -> "_Kept":
-        """What is kept of a configuration: of the `KEPT` last ones asked for, and of all that differ from them in their
-        virtual stages."""
+        """What is kept of a configuration, and of all that differ from it in their virtual stages."""
         key = (configuration.priced_alike, self._part(configuration))
         if key not in self._kept:
             if key not in self.built.tables:
@@ -386,12 +397,24 @@ class Engine:
             self.built.tables.move_to_end(key)
             self._keep(configuration, self.built.tables[key])
         self._kept.move_to_end(key)
+        for other in list(self._kept.values())[:-KEPT]:
+            other.multipliers.clear()
         return self._kept[key]
 
     def _keep(self, configuration: Configuration, tables: Tables) -> None:
-        self._kept[configuration.priced_alike, self._part(configuration)] = _Kept(tables=tables)
-        while len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
+        key = configuration.priced_alike, self._part(configuration)
+        self._kept[key] = _Kept(tables=tables)
+        self._kept.move_to_end(key)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Keep the `KEPT` configurations that were asked for last, and of others whose tables are kept the pieces of so
+        many as take no more than `_PIECES` bytes."""
+        others, nbytes = list(self._kept.items())[:-KEPT], 0
+        for key, kept in reversed(others):
+            nbytes += kept.nbytes
+            if nbytes > _PIECES or key not in self.built.tables:
+                del self._kept[key]
 
     def _spread(self, configuration: Configuration, gathers: str) -> Tables:
         """The tables of what the user's decisions spread to (see `propagation`)."""
