@@ -232,6 +232,20 @@ def scales_on_their_way(operators: Iterable[Operator], types: Mapping[str, Tenso
     return found
 
 
+def read_in_fp8(graph: OperatorGraph) -> Sequence[str]:
+    """Weights that linear layers of a graph get in fp8, as they travel, by name."""
+    if ("read in fp8",) not in graph.derived:
+        graph.derived["read in fp8",] = sorted({op.operands[1] for op in graph.operators if reads_fp8(op)})
+    return cast("Sequence[str]", graph.derived["read in fp8",])
+
+
+def travelling_scales(graph: OperatorGraph) -> Mapping[str, tuple[int, ...]]:
+    """`scales_on_their_way` of all operators of a graph."""
+    if ("scales on their way",) not in graph.derived:
+        graph.derived["scales on their way",] = scales_on_their_way(graph.operators, graph.types)
+    return cast("Mapping[str, tuple[int, ...]]", graph.derived["scales on their way",])
+
+
 def scales_of(graph: OperatorGraph) -> Mapping[str, tuple[int, ...]]:
     """`delayed_scales` of all operators of a graph."""
     if ("delayed scales",) not in graph.derived:

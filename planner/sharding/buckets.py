@@ -44,6 +44,14 @@ class Traveller:
     moves: Moves
     to: tuple[int, ...] = ()
 
+    def called(self, name: str) -> "Traveller":
+        """The same of another parameter."""
+        if name == self.name:
+            return self
+        return Traveller(
+            name=name, dtype=self.dtype, steps=self.steps, nbytes=self.nbytes, moves=self.moves, to=self.to
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:

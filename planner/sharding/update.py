@@ -156,7 +156,7 @@ class Update:
 
     def is_local(self, name: str) -> bool:
         """Whether every device has a parameter of its own by that name."""
-        return any(matches(name, pattern) for pattern in self.local_parameters)
+        return bool(self.local_parameters) and any(matches(name, pattern) for pattern in self.local_parameters)
 
 
 PLAIN = Update(buckets=NO_BUCKETS)

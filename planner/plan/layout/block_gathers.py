@@ -20,7 +20,7 @@ adds what the messages really take finds them in the segments of a stage (`plann
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias, cast
 
 from hardware_profiles import Bytes
@@ -158,7 +158,7 @@ def _ways(bound: BoundPlan, op: BoundOperator, place: int, known: Known) -> tupl
             traveller(name, wide.shape, wide.dtype, wide.element_bytes, mesh, gradient, stored.gradient),
         )
     there, back = known[key]
-    return replace(there, name=name), replace(back, name=name)
+    return there.called(name), back.called(name)
 
 
 def _needed(bound: BoundPlan, at: int, place: int) -> bool:

@@ -105,6 +105,8 @@ def exchanges(operator: BoundOperator, sizes: Sequence[int]) -> bool:
 def in_parts_order(operators: Sequence[int], overlaps: Iterable[ExpertOverlap]) -> tuple[int, ...]:
     """Operators as they run: those beside experts right behind where their rows depart."""
     following = {one.at: one.beside for one in overlaps}
+    if not following:
+        return tuple(operators)
     moved = {at for beside in following.values() for at in beside}
     return tuple(one for at in operators if at not in moved for one in (at, *following.get(at, ())))
 

@@ -194,8 +194,11 @@ def is_shared(one: Overlap, graph: OperatorGraph) -> bool:
 
 def in_order(operators: Sequence[int], behind: Mapping[int, Sequence[int]]) -> tuple[int, ...]:
     """Operators as they run: products right behind the identity whose operand they read, as `behind` has them."""
-    early = {product for at in operators for product in behind.get(at, ())}
-    return tuple(one for at in operators if at not in early for one in (at, *behind.get(at, ())))
+    moved = [at for at in operators if at in behind] if behind else []
+    if not moved:
+        return tuple(operators)
+    early = {product for at in moved for product in behind[at]}
+    return tuple([one for at in operators if at not in early for one in (at, *behind.get(at, ()))])
 
 
 class _Finder:

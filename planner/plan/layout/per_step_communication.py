@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from costmodels import collective_time
 from hardware_profiles import Cluster, Machine, links_of_all
-from planner.graph.fp8 import reads_fp8, scales_of, scales_on_their_way
+from planner.graph.fp8 import read_in_fp8, scales_of, travelling_scales
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.parameter_owners import Owner, broadcasts_of, owners_of, pushes_of, weight_bytes
 from planner.plan.layout.shared_parameters import shared_parameters
@@ -89,7 +89,9 @@ def once_of(bound: BoundPlan, held: Collection[str], cluster: Cluster, pricers: 
     maxima = maxima_messages(bound, held)
     for message in (*norm_messages(bound), *trust_messages(bound, held), *scale_messages(bound, held), *maxima):
         cost.add("optimizer", message, _norm_seconds(bound, message, cluster, machine))
-    for name in sorted({op.operands[1] for op in bound.graph.operators if reads_fp8(op)}.intersection(held)):
+    for name in read_in_fp8(bound.graph):
+        if name not in held:
+            continue
         stored, sizes = bound.parameters[name].weight, bound.plan.mesh.sizes
         cost.seconds["optimizer"] += maxima_seconds(bound.graph.types[name], stored, sizes, cluster)
     return cost
@@ -145,7 +147,7 @@ def _traveller(
         known[kind] = traveller(name, moved.shape, moved.dtype, moved.element_bytes, mesh, *way)
     one = known[kind]
     if server is None:
-        return Traveller(name=name, dtype=one.dtype, steps=one.steps, nbytes=one.nbytes, moves=one.moves)
+        return one.called(name)
     steps, whole = pushes_of(bound, name, server), summed(tensor, bound.plan.training.update).nbytes
     return Traveller(
         name=name,
@@ -191,7 +193,7 @@ def maxima_messages(bound: BoundPlan, held: Collection[str]) -> tuple[Message, .
     """Those of the largest elements of weights that travel in 8 bits, as they are now: of all of them together, over
     each axis that cuts any."""
     types = bound.graph.types
-    scales = {name: n for name, n in scales_on_their_way(bound.graph.operators, types).items() if name in held}
+    scales = {name: n for name, n in travelling_scales(bound.graph).items() if name in held}
     nbytes = sum(math.prod(shape) * max(4, types[name].element_bytes) for name, shape in scales.items())
     return tuple(Message(kind="all_reduce", axis=axis, nbytes=float(nbytes)) for axis in axes_of_maxima(bound, scales))
 

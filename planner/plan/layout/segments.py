@@ -11,6 +11,7 @@ field more.
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 
 from hardware_profiles import Home
 from planner.plan.binding.bind import BoundPlan
@@ -130,11 +131,9 @@ def _runs(bound: BoundPlan, operators: Sequence[int]) -> list[tuple[int | None, 
         if apart or block in bound.offloaded_blocks or bound.recompute_of(block) is not None
     }
 
-    def own(at: int) -> int | None:
-        block = numbers.get(at)
-        return block if block in alone else None
-
-    return [(block, tuple(run)) for block, run in groupby(operators, key=own)]
+    own = [block if (block := numbers.get(at)) in alone else None for at in operators]
+    placed = groupby(zip(own, operators, strict=True), key=itemgetter(0))
+    return [(block, tuple([at for _, at in run])) for block, run in placed]
 
 
 def _results(bound: BoundPlan, cut: StageCut) -> Collection[str]:
@@ -146,4 +145,5 @@ def _results(bound: BoundPlan, cut: StageCut) -> Collection[str]:
 
 def _mentioned(bound: BoundPlan, operators: Iterable[int]) -> tuple[str, ...]:
     """All operands, in the order of their first mention."""
-    return tuple(dict.fromkeys(name for at in operators for name in bound.graph.operators[at].operands))
+    every = bound.graph.operators
+    return tuple(dict.fromkeys([name for at in operators for name in every[at].operands]))

@@ -86,7 +86,7 @@ def predict_alike(
         if not fits:
             found.append(None)
             continue
-        experts = any(operator.rule.op_class == "experts" for operator in bound.operators)
+        experts = "experts" in [operator.rule.op_class for operator in bound.operators]
         flops = sum(walk.flops for walk in apart)
         found.append(_assemble(bound.plan, flops, costs, cluster, experts=experts))
     return found

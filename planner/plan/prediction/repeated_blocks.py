@@ -21,12 +21,15 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
+
 from costmodels import counts_beyond
 from planner.graph.blocks import Blocks, block_parameters
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundPlan, stage_of_operators
 from planner.plan.prediction.charges import Charges
 from planner.plan.prediction.stage_cost import StageCost
+from planner.plan.prediction.step import Launched, Passed
 from planner.plan.schedule import runs_in_pairs
 from planner.pricing.liveness import Liveness
 from planner.sharding.rules import rule_of
@@ -250,21 +253,37 @@ class _Sums(dict[Any, float]):
         self.added.setdefault(key, []).append(value)
 
 
-class _Added(list[tuple[tuple[float, ...], dict[str, float]]]):
-    """What is added to a pass, or to launches."""
+class _Launches(list[Launched]):
+    """What is added to launches."""
 
-    def add(self, *values: float, **named: float) -> None:
-        self.append((values, named))
+    def add(self, ran: float, late: float, host: float, sent: float = 0.0) -> None:
+        self.append((ran, late, host, sent))
+
+
+class _Pass(list[Passed]):
+    """What is added to a pass."""
+
+    def add(
+        self,
+        *,
+        work: float = 0.0,
+        waits: float = 0.0,
+        hidden: float = 0.0,
+        sent: float = 0.0,
+        under_products: float = 0.0,
+        exchanged: float = 0.0,
+    ) -> None:
+        self.append((work, waits, hidden, sent, under_products, exchanged))
 
 
 @dataclass(kw_only=True)
 class _Chunk:
     """A chunk whose passes are written down; none of its gradients are deferred."""
 
-    forward: _Added = field(default_factory=_Added)
-    backward: _Added = field(default_factory=_Added)
+    forward: _Pass = field(default_factory=_Pass)
+    backward: _Pass = field(default_factory=_Pass)
 
-    def pass_of(self, *, later: bool) -> _Added:
+    def pass_of(self, *, later: bool) -> _Pass:
         return self.backward
 
 
@@ -278,11 +297,14 @@ class BlockSums:
     micro_batch: _Sums = field(default_factory=_Sums)
     memory: _Sums = field(default_factory=_Sums)
     at_once: _Sums = field(default_factory=_Sums)
-    launches: defaultdict[tuple[int, int | None, str], _Added] = field(default_factory=lambda: defaultdict(_Added))
+    launches: defaultdict[tuple[int, int | None, str], _Launches] = field(
+        default_factory=lambda: defaultdict(_Launches)
+    )
     messages: Charges = field(default_factory=Counter)
     charged: _Sums = field(default_factory=_Sums)  # of weights that are gathered together
     flops: list[float] = field(default_factory=list)
     together: _Sums = field(default_factory=_Sums)
+    _memory: dict[object, Sequence[tuple[str, Sequence[object]]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.chunks = {self.chunk: _Chunk()}
@@ -305,29 +327,39 @@ class BlockSums:
         together."""
         stage, number = place
         for name, values in self.micro_batch.added.items():
-            for value in values:
-                cost.micro_batch[name] += value
-        for name, values in self.memory.added.items():
+            cost.micro_batch[name] = _one_by_one(cost.micro_batch[name], values)
+        for name, held in self._held(live):
             if name == "transient":
-                cost.memory[name] = max(cost.memory[name], *values)
-                continue
-            for value in values:
-                held: object = value
-                cost.memory[name] += held.of(live) if isinstance(held, Held) else value
+                cost.memory[name] = max(cost.memory[name], *held)
+            else:
+                cost.memory[name] = _one_by_one(cost.memory[name], held)
         for key, values in self.charged.added.items():
-            for value in values:
-                charged[stage, *key[1:]] += value
+            charged[stage, *key[1:]] = _one_by_one(charged[stage, *key[1:]], values)
         for part, values in self.together.added.items():
-            for value in values:
-                cost.together[part] += value
+            cost.together[part] = _one_by_one(cost.together[part], values)
         for where, values in self.at_once.added.items():
             assert where == self.block, where
-            for value in values:
-                at_once[block] = at_once.get(block, 0.0) + value
+            at_once[block] = _one_by_one(at_once.get(block, 0.0), values)
         own, written = cost.chunks[number], self.chunks[self.chunk]
         for into, added in ((own.forward, written.forward), (own.backward, written.backward)):
-            for _, named in added:
-                into.add(**named)
-        for (_, _, name), added in self.launches.items():
-            for launched, _ in added:
-                cost.launches[number, block, name].add(*launched)
+            into.add_all(added)
+        for (_, _, name), launched in self.launches.items():
+            cost.launches[number, block, name].add_all(launched)
+
+    def _held(self, live: int) -> Sequence[tuple[str, Sequence[float]]]:
+        """What is added to memory, by name, with so many micro-batches in flight; found once, when all is written."""
+        counts: object = live  # an array where there are several moments
+        key = counts if isinstance(counts, int) else np.asarray(counts).tobytes()
+        if key not in self._memory:
+            self._memory[key] = [
+                (name, [held.of(live) if isinstance(held, Held) else held for held in cast("list[object]", values)])
+                for name, values in self.memory.added.items()
+            ]
+        return cast("Sequence[tuple[str, Sequence[float]]]", self._memory[key])
+
+
+def _one_by_one(total: float, values: Sequence[float]) -> float:
+    """A total to which values are added one after the other, as those who visit each block add them."""
+    for value in values:
+        total += value
+    return total

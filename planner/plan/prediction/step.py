@@ -33,7 +33,7 @@ what they do once a step, and transfers, in the shade of other stages.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from costmodels import (
     SCHEDULES,
@@ -84,6 +84,13 @@ AHEAD = "launches ahead"
 """What a host saves that launches the operators of a block while longer kernels before them still run; negative."""
 
 
+Launched: TypeAlias = tuple[float, float, float, float]
+"""What an operator adds to launches: `Launches` in their order."""
+
+Passed: TypeAlias = tuple[float, float, float, float, float, float]
+"""What is added to a pass: work, and what waits, is hidden, is sent, goes under products, and is exchanged."""
+
+
 @dataclass(slots=True)
 class Launches:
     """Operators of one block in one pass: seconds if each waits for its own launch, how much of that is waiting, what
@@ -99,6 +106,16 @@ class Launches:
         self.late += late
         self.host += host
         self.sent += sent
+
+    def add_all(self, added: Iterable["Launched"]) -> None:
+        """`add` one after the other."""
+        ran, late, host, sent = self.ran, self.late, self.host, self.sent
+        for one_ran, one_late, one_host, one_sent in added:
+            ran += one_ran
+            late += one_late
+            host += one_host
+            sent += one_sent
+        self.ran, self.late, self.host, self.sent = ran, late, host, sent
 
     @property
     def ahead(self) -> float:
@@ -163,6 +180,20 @@ class PassCost:
         self.sent += sent
         self.under_products += under_products
         self.exchanged += exchanged
+
+    def add_all(self, added: Iterable[Passed]) -> None:
+        """`add` one after the other."""
+        work, waits, hidden, sent = self.work, self.waits, self.hidden, self.sent
+        under_products, exchanged = self.under_products, self.exchanged
+        for one_work, one_waits, one_hidden, one_sent, one_under, one_exchanged in added:
+            work += one_work
+            waits += one_waits
+            hidden += one_hidden
+            sent += one_sent
+            under_products += one_under
+            exchanged += one_exchanged
+        self.work, self.waits, self.hidden, self.sent = work, waits, hidden, sent
+        self.under_products, self.exchanged = under_products, exchanged
 
     def bring(self, seconds: float, *, waits: bool) -> None:
         """Something offloaded leaves or comes: the pass waits for it, or computes meanwhile."""

@@ -504,7 +504,8 @@ class Walk:
     def price(self, bound: BoundOperator, without: Sequence[int] = (), *, counted: bool = True) -> OperatorPrices:
         """Prices of an operator, `without` the gradients of some operands; its work is the model's where `counted`."""
         graph, rule, op = self.bound.graph, bound.rule, bound.operator
-        graded = tuple(name in graph.differentiable and i not in without for i, name in enumerate(op.operands))
+        differentiable = graph.differentiable
+        graded = tuple([name in differentiable and i not in without for i, name in enumerate(op.operands)])
         key = (id(rule), bound.strategy, graded)
         known, flops = self.book.operators, self.book.flops
         if key not in known:
