@@ -179,11 +179,14 @@ class Finalists:
     def _best_of(self, found: Contender, cutoff: Seconds) -> Ranked:
         """The best plan of a contender, without its overlaps. Where these lack memory, plans that leave room for them
         are looked for first: beside what is found so, few of the others are of interest. Where not even with all of
-        them, whatever memory there is, it would take less than `cutoff`, only plans of other sums are looked for."""
-        ranked = self.maker.as_found(found)
+        them, whatever memory there is, it would take less than `cutoff`, only plans of other sums are looked for; nor
+        is it settled where that would not save as much."""
+        ranked = self.maker.unsettled(found)
+        if not self._too_slow(ranked, cutoff + found.objective - found.outcome.bound):
+            ranked = self.maker.worth_settling(ranked)
         if not self.overlapping.possible or not self.overlapping.missing(ranked):
             return self._finished(*self.sums.best(found, ranked), cutoff)
-        if self.room.hoped(ranked) >= cutoff:
+        if self._too_slow(ranked, cutoff):
             source, other = self.sums.best(found, ranked, cutoff)
             if other is not ranked:
                 return self._finished(source, other, cutoff)
@@ -199,6 +202,12 @@ class Finalists:
         return min(
             roomy, self._finished(source, other, cutoff), key=lambda one: self.overlapping.overlapped(one).seconds
         )
+
+    def _too_slow(self, ranked: Ranked, cutoff: Seconds) -> bool:
+        """Whether a result that lacks memory for overlaps would take `cutoff` with all of them, whatever there is."""
+        if cutoff == math.inf or not self.overlapping.possible or not self.overlapping.missing(ranked):
+            return False
+        return self.room.hoped(ranked) >= cutoff
 
     def _finished(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> Ranked:
         """A plan of a contender in an order of turns that takes it least, with less memory if need be, and with room

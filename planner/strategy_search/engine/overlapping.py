@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from hardware_profiles import Bytes, Seconds
 from planner.errors import LimitError
+from planner.plan.binding.bind import BoundPlan
 from planner.sharding.rules import rule_of
 from planner.strategy_search.engine.exchange_overlap import with_expert_overlap
 from planner.strategy_search.engine.plan_maker import PlanMaker
@@ -38,7 +39,7 @@ class Overlapping:
     def __post_init__(self) -> None:
         self.request, self.engine = self.maker.request, self.maker.engine
         self._overlapped: dict[int, _WithOverlap] = {}  # by identity
-        self._every: dict[int, tuple[Ranked, Everything]] = {}  # likewise
+        self._every: dict[int, tuple[BoundPlan, Everything]] = {}  # of plans, likewise
 
     @property
     def possible(self) -> bool:
@@ -77,11 +78,11 @@ class Overlapping:
 
     def everything(self, ranked: Ranked) -> Everything:
         """A result with all overlaps of its tensor parallelism that save time, and what it lacks for them."""
-        if id(ranked) not in self._every:
+        if id(ranked.bound) not in self._every:
             machine, limits = self.engine.machine(ranked.configuration), self.maker.limits_of(ranked.configuration)
             found = with_everything(ranked.bound, self.request.pinned, machine, limits)
-            self._every[id(ranked)] = (ranked, found)
-        return self._every[id(ranked)][1]
+            self._every[id(ranked.bound)] = (ranked.bound, found)
+        return self._every[id(ranked.bound)][1]
 
     def _with_overlap(self, ranked: Ranked) -> "_WithOverlap":
         with contextlib.suppress(LimitError):

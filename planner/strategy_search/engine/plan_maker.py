@@ -72,14 +72,23 @@ class PlanMaker:
     def as_found(self, found: Contender) -> Ranked:
         """A result as a plan, bound to its graph and priced by the judge; settled where that may save more than little,
         by what is proved of its configuration."""
-        ranked = Ranked(
+        return self.worth_settling(self.unsettled(found))
+
+    def worth_settling(self, ranked: Ranked) -> Ranked:
+        """A result, settled where that may save more than little."""
+        found = ranked.found
+        assert found is not None, "plans of other sources are not settled"
+        return self.settled(ranked) if found.objective - found.outcome.bound > _LITTLE * found.objective else ranked
+
+    def unsettled(self, found: Contender) -> Ranked:
+        """A result as a plan, bound to its graph and priced by the judge."""
+        return Ranked(
             bound=self._in_faster_buckets(found, self.made(found, found.outcome.ranks)),
             configuration=found.configuration,
             memory_price=found.outcome.price,
             filled=tuple(rank.peak for rank in found.outcome.ranks),
             found=found,
         )
-        return self.settled(ranked) if found.objective - found.outcome.bound > _LITTLE * found.objective else ranked
 
     def settled(self, ranked: Ranked) -> Ranked:
         """A result with its slowest rank solved exactly, where it fits so and may be faster, and with what a solver
