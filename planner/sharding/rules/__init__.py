@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import cast
 
 from planner.errors import RuleError
 from planner.graph.call import Call, call_with
@@ -24,7 +23,8 @@ def rule_of(graph: OperatorGraph, operator: Operator) -> Rule:
     """
     known = graph.derived.get(operator.name)
     if known is not None and known[0] is operator:
-        return cast("Rule", known[1])
+        rule: Rule = known[1]
+        return rule
     rule = rule_of_call(operator, graph.types)
     graph.derived[operator.name] = (operator, rule)
     return rule
