@@ -262,10 +262,15 @@ def _identity(op: Operator, name: str, types: dict[str, TensorType]) -> Operator
 def block_parameters(graph: OperatorGraph, blocks: Blocks, block: int) -> Sequence[str]:
     """Parameters that only this block uses, in the order of their first use: equal blocks list theirs in the same
     order."""
+    known = graph.derived.get(("parameters of a block", block))
+    if known is not None and known[0] is blocks:
+        names: Sequence[str] = known[1]
+        return names
     inside = blocks.operators(block)
     found: dict[str, None] = {}
     for at in inside:
         for name in graph.operators[at].operands:
             if name in graph.parameter_names and _only_inside(graph, name, inside.start, inside.stop):
                 found.setdefault(name)
+    graph.derived["parameters of a block", block] = (blocks, tuple(found))
     return tuple(found)
