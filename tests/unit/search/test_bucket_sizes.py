@@ -19,13 +19,13 @@ from planner.strategy_search.search import search
 from tests.unit.search.cases import cluster_of, request_of
 
 
-def found(buckets: int | str = "auto") -> SearchResult:
+def found(buckets: int | str = "auto", devices: int = 4) -> SearchResult:
     return planner.search(
         model="gpt-tiny",
-        devices=4,
+        devices=devices,
         hardware="cpu",
         global_batch=8,
-        pinned={"pipeline": 1, "micro_batches": 1, "mesh": (4,)},
+        pinned={"pipeline": 1, "micro_batches": 1, "mesh": (devices,)},
         update={"buckets": buckets},
         simplicity=0.0,
     )
@@ -52,8 +52,11 @@ def test_no_size_of_buckets_beats_the_one_that_is_found_or_the_bound(free: Searc
     assert buckets < 2**28 or free.plan.prediction.step_seconds < pinned
 
 
-def test_buckets_end_with_blocks_where_that_exposes_less(free: SearchResult) -> None:
-    """The gradients of the last block of the pass wait for no others; no fewer buckets are as fast."""
+def test_buckets_end_with_blocks_where_that_exposes_less() -> None:
+    """The gradients of the last block of the pass wait for no others; no fewer buckets are as fast, nor are those of a
+    size."""
+    devices = 8  # of a sample each, whose backward pass covers less than half of the reductions
+    free = found(devices=devices)
     bound, splits = free.plans[0].bound, free.plan.training.update.buckets
     assert isinstance(splits, tuple)
     positions = trainable_positions(bound.graph)
@@ -61,13 +64,13 @@ def test_buckets_end_with_blocks_where_that_exposes_less(free: SearchResult) -> 
     assert set(splits) <= set(firsts.values())
     assert {firsts[0], firsts[1]} <= set(splits)
     step = free.plan.prediction.step_seconds
-    for fewer in (splits[:1], splits[-1:], splits[::2]):
-        update = replace(free.plan.training.update, buckets=fewer)
+    for other in (splits[:1], splits[-1:], splits[::2], *(1 << power for power in range(18, 23))):
+        update = replace(free.plan.training.update, buckets=other)
         plan = replace(free.plan, training=replace(free.plan.training, update=update))
         assert (
             free.bound_seconds
             <= step
-            < predict(replace(bound, plan=plan), load_profile("cpu").with_devices(4)).step_seconds
+            < predict(replace(bound, plan=plan), load_profile("cpu").with_devices(devices)).step_seconds
         )
 
 
