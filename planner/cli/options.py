@@ -169,13 +169,13 @@ class Options:
         word(
             JOB,
             "PATTERN",
-            "Linear layers, and with --fp8-experts experts, that are in fp8 in any case, as in '*.mlp.*'. Repeatable;"
-            " '*' means all. Of the others the search decides.",
+            "Linear layers that are in fp8 in any case, as in '*.mlp.*'. Repeatable; '*' means all. With --fp8-experts"
+            " it means experts, too. Of the others the search decides.",
         ),
     ] = None
     fp8_left_out: Annotated[
         list[str] | None,
-        word(JOB, "PATTERN", "Linear layers and experts that stay out of fp8, as in '*.o_proj.weight'. Repeatable."),
+        word(JOB, "PATTERN", "Linear layers that stay out of fp8, as in '*.o_proj.weight'. Repeatable. Experts, too."),
     ] = None
     fp8_gathered: Annotated[
         bool,
@@ -189,7 +189,7 @@ class Options:
         bool,
         typer.Option(
             "--fp8-experts",
-            help="Experts may compute by the recipe of --fp8, too: where that pays, or where --fp8-layers means them.",
+            help="Experts may compute by the recipe of --fp8, too. The search leaves out those that are faster so.",
             rich_help_panel=JOB,
         ),
     ] = False

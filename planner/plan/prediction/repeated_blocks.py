@@ -21,8 +21,6 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import numpy as np
-
 from costmodels import counts_beyond
 from planner.graph.blocks import Blocks, block_parameters
 from planner.graph.operator_graph import OperatorGraph
@@ -348,8 +346,8 @@ class BlockSums:
 
     def _held(self, live: int) -> Sequence[tuple[str, Sequence[float]]]:
         """What is added to memory, by name, with so many micro-batches in flight; found once, when all is written."""
-        counts: object = live  # an array where there are several moments
-        key = counts if isinstance(counts, int) else np.asarray(counts).tobytes()
+        counts: Any = live  # an array where there are several moments
+        key = counts if isinstance(counts, int) else counts.tobytes()
         if key not in self._memory:
             self._memory[key] = [
                 (name, [held.of(live) if isinstance(held, Held) else held for held in cast("list[object]", values)])

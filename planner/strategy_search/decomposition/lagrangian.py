@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.plan.prediction.bucket_overlap import SLOTS
 from planner.strategy_search.decomposition.in_order import InOrder, Reach
 from planner.strategy_search.decomposition.pieces import (
     NEITHER,
@@ -130,8 +131,7 @@ class Lines:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Question:
     """Pieces to be solved for a price of memory, and the share `under` of what messages take in each pass more than the
-    work that covers them: those of the head, the tail and every kind of block, so many each; and of
-    the first block, where that `opens` the model."""
+    work that covers them: those of the head, the tail and every kind of block, so many each."""
 
     price: float
     flights: float
@@ -140,7 +140,6 @@ class _Question:
     at_tail: float
     asked: list[Asked]
     numbers: list[int]
-    opens: bool = False  # whether the first block was asked for apart
 
 
 class Multipliers:
@@ -175,9 +174,10 @@ class Multipliers:
         self.counts = chain.block_ranges.totals
         self.most = self.blocks if most is None else most
         number = chain.tables.template.blocks.count
-        self.covers = number / (1 + number) if number else 1.0  # of the last backward pass, behind its first part
+        self.covers = (
+            1 - 1 / (SLOTS * (1 + number)) if number else 1.0
+        )  # of the last backward pass, behind its first slot
         self.single = single
-        self.opens = single and chain.reduces and self.blocks > 0 and not chain.blocks_in_head
         self.priced: list[Priced] = []
         self._alone: Priced | None = None
         self._averaged: dict[int, Array] = {}  # by virtual stages
@@ -193,14 +193,13 @@ class Multipliers:
         at_tail: float = 0.0,
     ) -> None:
         """Solve the pieces at a price of memory, for so many micro-batches in flight; an infinite price asks for the
-        least memory. `under`, from 0 to 1, is the share that counts of what travels under the work of each pass,
-        beyond that work: max(0, excess) is no less than any share of it. So it is with what of the reductions R of
-        gradients is left beyond the last backward pass B. That makes no gradients before the first of its n + 1 parts,
-        and those of the first block at its end: max(r, R - n B / (n + 1)) is no less than any mean of both. With a cap
-        on the bytes that an operator needs for a moment nothing is proved, but found. The largest interior of a
-        recomputed block is no smaller than the average, nor than what the tail replays, and the most that an operator
-        needs for a moment is no less than the least, nor than that of one in the tail: both count so by a share, the
-        latter by the share `at_tail`."""
+        least memory. `under`, from 0 to 1, is the share that counts of what travels under the work of each pass, beyond
+        that work: max(0, excess) is no less than any share of it. So it is with what of the reductions R of gradients
+        is left beyond the last backward pass B, which makes none before the first of its slots is over
+        (`planner.plan.prediction.bucket_overlap`): R - (1 - 1 / slots) B. With a cap on the bytes that an operator
+        needs for a moment nothing is proved, but found. The largest interior of a recomputed block is no smaller than
+        the average, nor than what the tail replays, and the most that an operator needs for a moment is no less than
+        the least, nor than that of one in the tail: both count so by a share, the latter by the share `at_tail`."""
         self._add([self._priced(price, flights, under, cap, at_tail)])
 
     def solve_all(self, prices: Sequence[tuple[float, float, Passes]], average: Setting | None = None) -> None:
@@ -294,9 +293,6 @@ class Multipliers:
             ending = replace(weights, live=weights.live / flights * single)
         chain = self.chain
         groups = [(chain.head, weights), (chain.tail, ending), *((pieces, weights) for pieces in chain.kinds)]
-        opens = self.opens and weights.reduction > 0 and not math.isinf(price)
-        if opens:  # nothing covers what reduces the gradients of the first block
-            groups.append((chain.kinds[0], replace(weights, reduction=0.0)))
         worth = [(_worth(pieces, price), own) for pieces, own in groups]
         return _Question(
             price=price,
@@ -306,17 +302,11 @@ class Multipliers:
             at_tail=0.0,
             asked=[Asked(piece=one, weights=own, banned=banned(one)) for pieces, own in worth for one in pieces],
             numbers=[len(pieces) for pieces, _ in worth],
-            opens=opens,
         )
 
     def _answer(self, question: "_Question", solved: Sequence[Solved]) -> Priced:
         left = iter(solved)
         head, tail, *inner = (tuple(itertools.islice(left, number)) for number in question.numbers)
-        first = inner.pop() if question.opens else ()
-        least, others = self._least_value(head), self._least_values(inner)
-        if first:
-            more = self._least_value(first) - np.where(np.isfinite(others[0]), others[0], 0.0)
-            least = least + np.maximum(more, 0.0)
         return Priced(
             price=question.price,
             flights=question.flights,
@@ -326,7 +316,7 @@ class Multipliers:
             head=head if self.columns else (),
             inner=tuple(inner) if self.columns else (),
             tail=tail if self.columns else (),
-            values=(least, others, self._least_value(tail)),
+            values=(self._least_value(head), self._least_values(inner), self._least_value(tail)),
         )
 
     def bounds(self, setting: Setting, among: NDArray[np.bool_] | None = None, limit: float = math.inf) -> Array:

@@ -8,7 +8,6 @@ A rank with n_k inner blocks of kind k runs columns j, x_j blocks in each, not w
           sum x_j (forward excess_j - forward uncovered_j / w)  <= f              share of the forward pass
           sum x_j (backward excess_j - backward uncovered_j / w) <= b             share of the backward pass
           sum x_j (reduction_j - c backward_j) - c b <= l                         share of the last backward pass
-          sum x_j reduction_j / n <= l                                           of n blocks one is covered by nothing
 
 The interior, what is there for a moment, is a maximum. It is no less than the average of the recomputed blocks with the
 least that an operator needs, nor than what the tail has of both: a row for each.
@@ -33,7 +32,7 @@ from planner.strategy_search.decomposition.setting import Setting
 from planner.strategy_search.solvers.linear_program import LinearSolution, minimized
 
 _TRAVELS = 3
-"""Passes under whose work something travels, and rows of that; one more has the reductions that nothing covers."""
+"""Passes under whose work something travels, and rows of that."""
 
 _NONE = 1e-9
 """Blocks: none."""
@@ -149,12 +148,12 @@ def _solved(
     """The program, whose rows are those of memory, of what travels, and the numbers of columns; and how often each
     column of every group is taken. None where none fits."""
     columns = [(number, group.flights, c) for number, group in enumerate(groups) for c in group.columns]
-    limits, weight, covers = len(memory) + _TRAVELS + 1, multipliers.weight, multipliers.covers
+    limits, weight, covers = len(memory) + _TRAVELS, multipliers.weight, multipliers.covers
     rows = np.zeros((limits + len(groups), _TRAVELS + len(columns)))
     costs = np.zeros(rows.shape[1])
     costs[:_TRAVELS] = weight, weight, 1.0
-    rows[len(memory) : limits - 1, :_TRAVELS] = -np.eye(_TRAVELS)
-    rows[limits - 2, 1], rows[limits - 1, 2] = -_lengthens(multipliers), -1.0
+    rows[len(memory) : limits, :_TRAVELS] = -np.eye(_TRAVELS)
+    rows[limits - 1, 1] = -_lengthens(multipliers)
     for at, (number, flights, column) in enumerate(columns, _TRAVELS):
         a = column.amounts
         uncovered = a.uncovered_forward, a.uncovered_backward
@@ -164,17 +163,15 @@ def _solved(
         for row, own in enumerate(memory):
             held = a.replay + a.transient if number == own.interior_of else own.interior * a.replay
             rows[row, at] = (a.fixed + flights * a.live + held) / own.capacity
-        rows[len(memory) : limits - 1, at] = (
+        rows[len(memory) : limits, at] = (
             a.excess_forward - there,
             a.excess_backward - back,
             a.reduction - covers * a.backward,
         )
-        if multipliers.opens:
-            rows[limits - 1, at] = a.reduction / multipliers.blocks
         rows[limits + number, at] = 1.0
     numbers = [float(group.count) for group in groups]
     lower = np.array([-np.inf] * limits + numbers)
-    solution = minimized(costs, rows, lower, np.array([1.0] * len(memory) + [0.0] * (_TRAVELS + 1) + numbers))
+    solution = minimized(costs, rows, lower, np.array([1.0] * len(memory) + [0.0] * _TRAVELS + numbers))
     if solution is None:
         return None
     taken = list[list[tuple[Column, float]]]([] for _ in groups)

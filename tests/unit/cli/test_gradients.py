@@ -29,7 +29,7 @@ def test_options_reach_the_plan_and_are_shown(plan: Any, here: Path) -> None:
         key: value for key, value in json.loads((here / "plan.json").read_text())["training"].items()
         if key not in ("global_batch", "micro_batches", "precision", "optimizer")
     }  # fmt: skip
-    words = f"gradients summed, all in fp32, clipped to norm 0.5, in buckets of {size // 2**20} MiB"
+    words = f"gradients summed, all in fp32, clipped to norm 0.5, in buckets of {size / 2**20:.3g} MiB"
     words += "; weights of a block gathered together"
     assert words in " ".join(plan("show", "plan.json").out.split())
     assert words in plan("verify", "plan.json").out

@@ -108,7 +108,7 @@ def test_no_plan_takes_less_than_a_bound_that_has_what_stands_before_the_blocks(
 def test_no_plan_takes_less_than_a_bound_on_what_a_last_pass_covers(
     model: str, micro_batches: int, slower: float
 ) -> None:
-    """Gradients of the first block are reduced behind the pass, and none before its first part is over."""
+    """No gradients are reduced before the first slot of the pass is over."""
     fast, update = cluster_of("h100-80gb", 4), Update(buckets=2**12, gathers="ahead")
     check_bound(fast, slower, Pinned(pipeline=1, micro_batches=micro_batches), update, model)
     for data, zero in ((4, 0), (4, 1), (2, 2)):
