@@ -85,6 +85,7 @@ def opened(request: SearchRequest) -> SearchRequest:
     return with_fp8_layers(replace(request, fp8_layers=()))
 
 
+@pytest.mark.cases(2, 2)
 @pytest.mark.parametrize("devices", [1, 2, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
 def test_the_search_finds_the_best_of_all_subsets(devices: int, recipe: str) -> None:
@@ -103,7 +104,7 @@ def test_the_search_finds_the_best_of_all_subsets(devices: int, recipe: str) -> 
         assert of_plan.left_out == ("layers.2.weight", "layers.3.weight")  # 256 columns, or as many inputs, do not pay
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(2, 3)
 @pytest.mark.parametrize(
     ("profile", "pinned"),
     [
@@ -192,6 +193,7 @@ def test_lines_of_32_are_refused_where_products_in_fp8_have_none() -> None:
         opened(asked)
 
 
+@pytest.mark.cases(2, 2)
 @pytest.mark.parametrize("profile", ["cpu", "a100-80gb"])
 @pytest.mark.parametrize("recipe", sorted(RECIPES))
 def test_devices_without_products_in_fp8_take_all_layers(profile: str, recipe: str) -> None:
@@ -200,6 +202,7 @@ def test_devices_without_products_in_fp8_take_all_layers(profile: str, recipe: s
     assert opened(asked) == replace(asked, fp8_layers=ALL_LAYERS)
 
 
+@pytest.mark.cases(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", GATHERED)
 def test_weights_are_gathered_in_fp8_where_that_pays(recipe: str) -> None:
@@ -273,6 +276,7 @@ OF_EXPERTS = ("*.experts.*", "*.gate_proj.weight", "*.down_proj.weight", "*.q_pr
 EXCHANGED = Pinned(pipeline=1, context=1, tensor=1, expert=4)
 
 
+@pytest.mark.cases(1, 2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "pinned"), [(1, Pinned()), (2, Pinned()), (4, EXCHANGED)], ids=["alone", "pair", "exchanged"]
