@@ -35,7 +35,7 @@ def ran(plan: Path, times: float) -> str:
 
 def test_two_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traced_once: None) -> None:
     monkeypatch.chdir(tmp_path)
-    assert CliRunner().invoke(app, [*TINY, "-q", "-o", "first.json"]).exit_code == 0
+    assert CliRunner().invoke(app, [*TINY, "--buckets", "none", "-q", "-o", "first.json"]).exit_code == 0
     first = ran(Path("first.json"), 2.0)
     done("fit", first, "-o", "mine.toml")
     answer = done("replan", "first.json", "--hardware", "mine.toml", "-o", "second.json")

@@ -70,7 +70,7 @@ def test_json(runs: Path) -> None:
     assert (first["measured_seconds"], first["measured_peak_bytes"], first["flag"]) == (0.1, 4e9, None)
     assert (first["feasible"], first["error"]) == (True, None)
     assert first["low_seconds"] < first["predicted_seconds"] < first["high_seconds"]
-    assert first["notes"][0] == "taken for megatron-2021, attention unfused"
+    assert first["notes"][0] == "taken for megatron, attention best"
     assert first["notes"][1].startswith("peak unknown to be allocated, reserved or used")
     assert sum(first["time_seconds"].values()) == pytest.approx(first["predicted_seconds"])
     assert first["low_peak_bytes"] < first["predicted_peak_bytes"] < first["high_peak_bytes"]

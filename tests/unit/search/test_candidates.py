@@ -13,7 +13,7 @@ from planner.plan.file import dump_plan, parse_plan
 @pytest.mark.slow
 def test_plans_name_what_the_search_has_priced_where_nothing_was_decided() -> None:
     traced = planner.trace("llama-tiny", precision="fp32")
-    found = planner.search(traced, "cpu", devices=2)
+    found = planner.search(traced, "cpu", devices=4)
     plan, bound = found.plan, found.bound
     steps = [one.step_seconds for one in plan.candidates]
     assert len(steps) > 1
@@ -27,5 +27,5 @@ def test_plans_name_what_the_search_has_priced_where_nothing_was_decided() -> No
     assert [one.step_seconds for one in plans_named(plan, own)] == steps
     assert plans_named(plan, replace(own, step_seconds=own.step_seconds * 1.01)) == []  # priced otherwise by now
 
-    decided = planner.search(traced, "cpu", devices=2, pinned={"pipeline": 1, "micro_batches": 1})
+    decided = planner.search(traced, "cpu", devices=4, pinned={"pipeline": 1, "micro_batches": 1})
     assert decided.plan.candidates == ()

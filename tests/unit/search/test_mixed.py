@@ -14,6 +14,7 @@ from planner.errors import InfeasibleError
 from planner.plan.binding.bind import bind
 from planner.plan.plan import Prediction
 from planner.plan.prediction.predict import predict
+from planner.plan.prediction.step import REDUCED_AHEAD
 from planner.strategy_search.decomposition.pieces import Column
 from planner.strategy_search.engine.contenders import NEAR
 from planner.strategy_search.engine.evaluation import Evaluation
@@ -83,7 +84,10 @@ def test_tables_and_judge_agree_and_bounds_hold(model: str) -> None:
                 (seconds_of(case, state, ranks), [bytes_of(case, state, ranks, at)[0] for at in range(len(ranks))])
             )
         bound = bind(plan_of(case, ranks), traced(case.model), 2)
-        assert predict(bound, case.cluster).objective_seconds == pytest.approx(found[-1][0], rel=1e-9)
+        judged = predict(bound, case.cluster)
+        covered = -dict(judged.time).get(REDUCED_AHEAD, 0.0)  # by the last backward pass, which sums may hope for
+        assert found[-1][0] - covered <= judged.objective_seconds * ALL
+        assert judged.objective_seconds <= found[-1][0] * ALL
         for _, peaks in found[:4]:
             pipeline_of_kinds = replace(
                 case.pipeline_of_kinds,
