@@ -4,11 +4,19 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from hardware_profiles import Cluster
 from planner.strategy_search.engine.proofs import Ranked
+from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.result import Progress, SearchResult, Statistics
 
 Listener = Callable[[Progress], None]
 Stop = Callable[[], bool]
+
+
+def exact(request: SearchRequest) -> bool:
+    """Whether the search is the exact one, of all configurations, on devices of one kind: what is searched around its
+    plan is searched likewise."""
+    return request.algorithm == "dynamic_programming" and request.prune and isinstance(request.cluster, Cluster)
 
 
 def together(first: Statistics, second: Statistics) -> Statistics:

@@ -16,13 +16,12 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from hardware_profiles import Cluster
 from planner.errors import InfeasibleError, LimitError, RequestError
 from planner.limits import reached
 from planner.plan.layout.roles import roles
 from planner.sharding.rule import FactorKind
 from planner.sharding.rules import rule_of
-from planner.strategy_search.around import Listener, Stop, fastest_of, together, told
+from planner.strategy_search.around import Listener, Stop, exact, fastest_of, together, told
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.engine.proofs import Ranked, with_proof
 from planner.strategy_search.request.request import SearchRequest
@@ -83,8 +82,7 @@ def _left_open(request: SearchRequest) -> bool:
     pinned = request.pinned
     free = pinned.context_by is None and pinned.free and pinned.mesh is None and not request.certify
     decided = request.space or request.alternatives or request.shards or request.stores or request.default != "search"
-    exact = request.algorithm == "dynamic_programming" and request.prune and isinstance(request.cluster, Cluster)
-    return free and exact and not decided and _has_rings(request)
+    return free and exact(request) and not decided and _has_rings(request)
 
 
 def _has_rings(request: SearchRequest) -> bool:

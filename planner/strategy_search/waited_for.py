@@ -9,10 +9,9 @@ plan is searched that way, too, where the bound leaves that open, and only for w
 import contextlib
 from dataclasses import replace
 
-from hardware_profiles import Cluster
 from planner.errors import InfeasibleError, RequestError
 from planner.limits import reached
-from planner.strategy_search.around import Listener, Stop, together, told
+from planner.strategy_search.around import Listener, Stop, exact, together, told
 from planner.strategy_search.engine.product_overlap import may_overlap
 from planner.strategy_search.engine.proofs import with_proof
 from planner.strategy_search.request.request import SearchRequest
@@ -45,8 +44,12 @@ def with_waiting(request: SearchRequest, result: SearchResult, on_progress: List
 def _left_open(request: SearchRequest) -> bool:
     """Whether the search hopes for collectives under products, and one plan is asked for."""
     alone = request.top == 1 and not (request.alternatives or request.space or request.certify or request.fp8)
-    exact = request.algorithm == "dynamic_programming" and request.prune and isinstance(request.cluster, Cluster)
-    return alone and exact and request.pinned.tensor_overlap is None and may_overlap(request.pinned, request.cluster)
+    return (
+        alone
+        and exact(request)
+        and request.pinned.tensor_overlap is None
+        and may_overlap(request.pinned, request.cluster)
+    )
 
 
 def _waiting(request: SearchRequest, result: SearchResult) -> SearchRequest:
