@@ -248,7 +248,6 @@ class Options:
             " attention; hybrid: Ulysses within a ring; auto compares them, and all degrees where"
             " --context is not given. By default heads; where no degree is given, rings are tried around"
             " the best plan, too.",
-            "heads",
             known=completion.contexts,
         ),
     ] = None
@@ -315,7 +314,12 @@ class Options:
     ] = None
     interleave: Annotated[
         str | None,
-        word(HAND, "N|auto", "One micro-batch computes while another communicates.", "1"),
+        word(
+            HAND,
+            "N|auto",
+            "One micro-batch computes while another communicates. N of them take turns; auto takes the fastest number."
+            " By default 1, and more are tried on the best plan.",
+        ),
     ] = None
     tensor_overlap: Annotated[
         str | None,
@@ -347,7 +351,12 @@ class Options:
     ] = False
     slices: Annotated[
         str | None,
-        word(HAND, "N|auto", "Sequence slices per micro-batch (seqpipe).", "1"),
+        word(
+            HAND,
+            "N|auto",
+            "Sequence slices per micro-batch (seqpipe). auto takes the fastest number. By default 1, and more are tried"
+            " on the best plan.",
+        ),
     ] = None
     mesh: Annotated[
         str | None,
