@@ -16,7 +16,12 @@ from planner.plan.plan import Plan
 
 def orders_of(plan: Plan) -> Orders:
     """The turns of every pipeline rank in a step."""
-    return orders(plan.schedule, plan.pipeline, plan.training.turns, plan.virtual_stages, plan.slices)
+    return orders(*_order(plan))
+
+
+def _order(plan: Plan) -> tuple[str, int, int, int, int]:
+    """What decides the order of all turns of a plan."""
+    return plan.schedule, plan.pipeline, plan.training.turns, plan.virtual_stages, plan.slices
 
 
 @lru_cache(maxsize=256)
@@ -133,11 +138,17 @@ def updates_of(plan: Plan) -> int:
 
 def whole_in_flight(plan: Plan, rank: int, chunk: int) -> int:
     """Micro-batches of which a chunk of a pipeline rank holds any slice at most."""
+    return _whole_in_flight(_order(plan), rank, chunk) * plan.training.interleave
+
+
+@lru_cache(maxsize=1024)
+def _whole_in_flight(order: tuple[str, int, int, int, int], rank: int, chunk: int) -> int:
     begun = most = 0
-    for turn in (turn for turn in orders_of(plan)[rank] if turn.chunk == chunk):
-        begun += (turn.kind == "forward" and turn.slice == 0) - (ends(turn) and turn.slice == 0)
-        most = max(most, begun)
-    return most * plan.training.interleave
+    for turn in orders(*order)[rank]:
+        if turn.slice == 0 and turn.chunk == chunk:
+            begun += (turn.kind == "forward") - ends(turn)
+            most = max(most, begun)
+    return most
 
 
 def telling_micro_batches(plan: Plan) -> int:

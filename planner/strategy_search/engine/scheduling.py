@@ -53,7 +53,7 @@ def fastest_schedule(
         or cluster.software.name != PYTORCH.name
     ):
         return bound
-    if plan.prediction.step_seconds - dict(plan.prediction.time)[PIPELINE_BUBBLE] >= cutoff:
+    if _without_bubble(plan) >= cutoff:
         return bound
     best = bound
     others = [replace(bound, plan=replace(plan, schedule=schedule)) for schedule in COMPARED]
@@ -76,19 +76,35 @@ def with_turns(
     if not _turns_are_open(plan, pinned, cluster):
         return bound
     sends = plan.mesh.size > 1 and not plan.training.update.by_block
+    cutoff = min(cutoff, plan.prediction.step_seconds * (1 - WORTH))
     tried = replace(pinned, interleave=0 if sends else 1, slices=0 if plan.pipeline > 1 else 1)
     others = [one for one in _tried(plan, tried) if (one.training.interleave > 1) != (one.slices > 1)]
-    sliced, _ = _priced([_not_in_parts(one) for one in others if one.slices > 1], bound, cluster)
-    cutoff = min(cutoff, plan.prediction.step_seconds * (1 - WORTH))
+    sliced = _sliced([_not_in_parts(one) for one in others if one.slices > 1], bound, cluster, cutoff)
     found = [*sliced, *_interleaved([one for one in others if one.slices == 1], bound, cluster, cutoff)]
     fitting = [one for one in found if all_fit(one.plan.prediction, limits)]
     best = min(fitting, key=lambda one: one.plan.prediction.step_seconds, default=bound)
     return best if best.plan.prediction.step_seconds < cutoff else bound
 
 
+def _without_bubble(plan: Plan) -> Seconds:
+    """What the busiest rank takes that waits for no other."""
+    return plan.prediction.step_seconds - dict(plan.prediction.time)[PIPELINE_BUBBLE]
+
+
 def _not_in_parts(plan: Plan) -> Plan:
     """A plan whose experts wait for their rows: in parts they are for other micro-batches."""
     return replace(plan, training=replace(plan.training, expert_overlap=()))
+
+
+def _sliced(plans: Sequence[Plan], bound: BoundPlan, cluster: Machine, cutoff: Seconds) -> list[BoundPlan]:
+    """Those of some plans, which differ in their slices, the fewest first, that may take less than `cutoff`. Slices
+    shorten the bubble alone: more of them work and send for as long together, or longer."""
+    found = list[BoundPlan]()
+    for plan in plans:
+        if _without_bubble(found[-1].plan if found else bound.plan) >= cutoff:
+            break
+        found += _priced([plan], bound, cluster)[0]
+    return found
 
 
 def _interleaved(plans: Sequence[Plan], bound: BoundPlan, cluster: Machine, cutoff: Seconds) -> list[BoundPlan]:

@@ -1,15 +1,21 @@
 """The search and the schedules: pinned, compared, and within the memory there is."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import planner
+from hardware_profiles import Machine
 from planner.errors import InfeasibleError, RequestError
+from planner.plan.binding.bind import BoundPlan
+from planner.plan.plan import Plan, Prediction
+from planner.plan.prediction.predict import predict
+from planner.plan.prediction.step import PIPELINE_BUBBLE
 from planner.sharding.update import PLAIN, Update
 from planner.strategy_search.best_first import BestFirst
-from planner.strategy_search.engine import room
+from planner.strategy_search.engine import room, scheduling
 from planner.strategy_search.engine.finalists import OverfullError
 from planner.strategy_search.engine.scheduling import IN_A_V, WORTH
 from planner.strategy_search.engine.v_stages import v_counts
@@ -186,3 +192,29 @@ def test_what_is_proved_with_less_memory_is_no_proof(monkeypatch: pytest.MonkeyP
             "llama8b", "h100-80gb", devices=64, seq_len=2048, global_batch=64, memory_limit=56 * 2**30,
             pinned=Pinned(tensor=1, context=1, pipeline=1, zero=1), update=Update(zero_by="parameters"),
         )  # fmt: skip
+
+
+def test_slices_are_priced_as_far_as_a_shorter_bubble_may_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a plan takes without its bubble is no more than what it takes so in slices, and in more of them."""
+    priced, cluster, found = list[Plan](), cluster_of("h100-80gb", 4), result_of("llama-4", slices=1, **DEEP).bound
+
+    def noted(bound: BoundPlan, machine: Machine) -> Prediction:
+        prediction = predict(bound, machine)
+        priced.append(replace(bound.plan, prediction=prediction))
+        return prediction
+
+    def without_bubble(plan: Plan) -> float:
+        return plan.prediction.step_seconds - dict(plan.prediction.time)[PIPELINE_BUBBLE]
+
+    monkeypatch.setattr(scheduling, "predict", noted)
+    scheduling.with_turns(found, Pinned(), cluster, [math.inf] * 4, without_bubble(found.plan))
+    assert not priced
+    monkeypatch.setattr(scheduling, "WORTH", -1e3)  # whatever they take
+    scheduling.with_turns(found, Pinned(), cluster, [math.inf] * 4)
+    seconds = [without_bubble(plan) for plan in (found.plan, *priced)]
+    assert [plan.slices for plan in priced] == [2, 4, 8, 16]
+    assert seconds == sorted(seconds)
+    priced.clear()
+    monkeypatch.setattr(scheduling, "WORTH", 1 - (seconds[1] + seconds[2]) / 2 / found.plan.prediction.step_seconds)
+    scheduling.with_turns(found, Pinned(), cluster, [math.inf] * 4)
+    assert [plan.slices for plan in priced] == [2, 4]  # of which the latter says that more are of no use
