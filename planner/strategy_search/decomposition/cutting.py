@@ -317,11 +317,10 @@ class Cutter:
         template = self.tables.template
         nbytes = self._nothing()
         if self.stages == 1:
-            return Crossing(
-                nbytes=nbytes, forward=nbytes, backward=nbytes, forward_around=nbytes, backward_around=nbytes
-            )
+            none = self._of_states(nbytes)
+            return Crossing(nbytes=none, forward=none, backward=none, forward_around=none, backward_around=none)
         for name in (*template.carried, *template.passing):
-            nbytes = nbytes + self._spread(template.graph.producer[name], self.tables.result_bytes[name])
+            nbytes = nbytes + self._along(template.graph.producer[name], self.tables.result_bytes[name])
         over = cache(self._over)
         (forward, backward), (forward_around, backward_around) = (
             over(self._links(*ranks)) for ranks in ((0, 1), (0, self.stages - 1))
@@ -329,7 +328,7 @@ class Cutter:
         mixed = isinstance(self.machine, MixedCluster)
         between = [over(self._links(rank, rank + 1)) for rank in range(self.stages - 1 if mixed else 0)]
         return Crossing(
-            nbytes=nbytes,
+            nbytes=self._of_states(nbytes),
             forward=forward,
             backward=backward,
             forward_around=forward_around,
@@ -348,18 +347,18 @@ class Cutter:
                 transfer_seconds(n, links, software, holders_of(n, tensor, mesh, self.cluster))
                 for n in self.tables.result_bytes[name].tolist()
             ]
-            one = self._spread(graph.producer[name], np.array(seconds))
+            one = self._along(graph.producer[name], np.array(seconds))
             forward = forward + one
             backward = backward + (one if name in graph.differentiable else 0.0)
-        return forward, backward
+        return self._of_states(forward), self._of_states(backward)
 
     def _handed(self) -> Array:
         template = self.tables.template
         found = self._nothing()
         for name in template.carried:
             if share := template.kept_of(name, by_rest=False):
-                found = found + share * self._spread(template.graph.producer[name], self.tables.result_bytes[name])
-        return found
+                found = found + share * self._along(template.graph.producer[name], self.tables.result_bytes[name])
+        return self._of_states(found)
 
     def _ending(self) -> Array:
         template = self.tables.template
@@ -367,18 +366,22 @@ class Cutter:
         for name in template.carried:
             more = template.kept_of(name, by_rest=True) - template.kept_of(name, by_rest=False)
             if more:
-                found = found + more * self._spread(template.graph.producer[name], self.tables.result_bytes[name])
-        return found
+                found = found + more * self._along(template.graph.producer[name], self.tables.result_bytes[name])
+        return self._of_states(found)
 
     def _nothing(self) -> Array:
-        """Zero of every state of the boundary."""
-        return np.broadcast_to(np.zeros(()), [self._size(key) for key in self.boundary])
+        """Zero of every state of the boundary, to which values `_along` its axes are added."""
+        return np.zeros([1] * len(self.boundary))
 
-    def _spread(self, maker: int, values: Array) -> Array:
-        """Values of a maker's candidates over the axes of the boundary."""
+    def _along(self, maker: int, values: Array) -> Array:
+        """Values of a maker's candidates along its axis of the boundary."""
         shape = [1] * len(self.boundary)
         shape[self.boundary.index(maker)] = values.size
-        return np.broadcast_to(values.reshape(shape), [self._size(key) for key in self.boundary])
+        return values.reshape(shape)
+
+    def _of_states(self, values: Array) -> Array:
+        """Values of every state of the boundary, which take the memory of those along their own axes."""
+        return np.broadcast_to(values, [self._size(key) for key in self.boundary])
 
 
 def _same_edge(one: EdgeTable, other: EdgeTable) -> bool:

@@ -406,9 +406,8 @@ class Chain:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that its pieces take, and what it knows of the states of the boundary."""
-        pieces = sum(piece.nbytes for piece in (*self.head, *self.inner, *self.tail))
-        return pieces + self.handed.nbytes + self.ending.nbytes
+        """Bytes of memory that its pieces take."""
+        return sum(piece.nbytes for piece in (*self.head, *self.inner, *self.tail))
 
     @cached_property
     def block_ranges(self) -> BlockRanges:
