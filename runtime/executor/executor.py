@@ -46,7 +46,7 @@ from runtime.executor.block_gathers import Bundle
 from runtime.executor.deferred_weight_gradients import DeferredGradients
 from runtime.executor.expert_parts import in_parts
 from runtime.executor.instruction import Instruction, MicroBatch, Operand, Values, compute
-from runtime.executor.interleaving import Departed, depart, take_turns
+from runtime.executor.interleaving import Departed, Turn, depart, take_turns
 from runtime.executor.lowering.programs import Body, Programs, in_turns
 from runtime.executor.overlapping import overlap
 from runtime.executor.prefetch import Prefetch
@@ -111,9 +111,11 @@ class Executor:
         stubs = {name: stub for name, parameter in parameters.items() if (stub := parameter.stub) is not None}
         tensors = {**pieces, **buffers}
         batches = [
-            MicroBatch(tensors=tensors, stubs=stubs, draw=draw, observer=observer, values={**given}, deferred=later)
-            for given, draw, observer, later in zip(
-                inputs, draws, observers, deferred or [None] * len(inputs), strict=True
+            MicroBatch(
+                tensors=tensors, stubs=stubs, draw=draw, observer=observer, values={**given}, deferred=later, turn=turn
+            )
+            for given, draw, observer, later, turn in zip(
+                inputs, draws, observers, deferred or [None] * len(inputs), Turn.of_each(len(inputs)), strict=True
             )
         ]
         trail = Trail(self.activation_offload) if self.activation_offload is not None else None
@@ -235,13 +237,13 @@ class Executor:
                     batch.values.pop(name, None)
 
     def _run(self, section: Section, batches: Sequence[MicroBatch]) -> None:
-        departs = len(batches) > 1
+        departs, turns = len(batches) > 1, [batch.turn for batch in batches]
         if self.programs is None:
-            take_turns([self._general(section, batch, departs=departs) for batch in batches])
+            take_turns([self._general(section, batch, departs=departs) for batch in batches], turns)
             return
         bodies = self._bodies(section, departs=departs)
         if departs:
-            take_turns([in_turns(bodies, batch) for batch in batches])
+            take_turns([in_turns(bodies, batch) for batch in batches], turns)
             return
         for body in bodies:
             body(batches[0])
@@ -261,7 +263,7 @@ class Executor:
         for instruction in section.instructions:
             with batch.looking(instruction):
                 operands = [self._departed(o, batch, instruction, departs=departs) for o in instruction.operands]
-            if any(isinstance(operand, Departed) for operand in operands):
+            if departs and any(o.yields for o in instruction.operands):
                 yield
             with batch.looking(instruction):
                 arrived = [o.arrive() if isinstance(o, Departed) else o for o in operands]
@@ -281,7 +283,7 @@ class Executor:
         if steps is None:
             return piece
         if departs and steps.departs:
-            return depart(piece, steps, self.place, stub, instruction)
+            return depart(piece, steps, self.place, stub, instruction, None if operand.yields else batch.turn)
         return steps(piece, self.place, stub, instruction)
 
 

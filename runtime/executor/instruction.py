@@ -4,10 +4,10 @@ An instruction has all that the plan decides about an operator: how each operand
 where it is wanted, the call on local tensors, the shapes that the results must have, and who is not needed afterwards.
 """
 
-import functools
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from runtime.comm.device_mesh import RankMesh
 from runtime.comm.redistribute import Transfer
 from runtime.executor.deferred_weight_gradients import Call, DeferredGradients
 from runtime.executor.expert_parts import ExpertsPart
+from runtime.executor.interleaving import Turn
 from runtime.observer import Observer
 from runtime.offload.regather import Gathered, gather_again, memory_of
 from runtime.offload.saved_tensors import SavedMemory
@@ -37,6 +38,12 @@ class Operand:
     name: str
     transfer: Transfer | None
     weight: bool
+
+    @property
+    def yields(self) -> bool:
+        """Whether micro-batches that take turns let others go on before it is there: where it is sent, and at a weight
+        whose gradient alone is, which nobody waits for."""
+        return self.transfer is not None and self.transfer.departs and (self.weight or self.transfer.gathers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +90,8 @@ class MicroBatch:
     leaves of weights that are none), what random numbers depend on, who looks on, and the values that are alive. `kept`
     has what a recomputed block keeps, None where nothing is recomputed, `deferred` weight gradients that wait, if any
     do, `saved` the memory of what a block saves that offloads it, `watched` whether results are compared with what
-    their rules promise, None where that is the program's choice, `under_way` experts that run in parts, by operator."""
+    their rules promise, None where that is the program's choice, `under_way` experts that run in parts, by operator.
+    Beside others it takes its `turn`."""
 
     tensors: Mapping[str, torch.Tensor]
     stubs: Mapping[str, torch.Tensor]
@@ -94,6 +102,7 @@ class MicroBatch:
     kept: KeptResults | None = None
     saved: SavedMemory | None = None
     watched: bool | None = None
+    turn: Turn
     under_way: dict[int, ExpertsCall] = field(default_factory=dict)
 
     def piece(self, name: str) -> torch.Tensor:
@@ -115,11 +124,11 @@ def called(
         for operand, moved in zip(instruction.operands, operands, strict=True)
         if batch.kept is None and operand.weight and operand.transfer is not None and operand.transfer.gathers
     }
-    call: Call = functools.partial(instruction.call, draw=batch.draw)
+    call: Call = partial(instruction.call, draw=batch.draw)
     if instruction.part is not None:
-        call = functools.partial(instruction.part.run, batch.under_way)
+        call = partial(instruction.part.run, batch.under_way)
     if batch.deferred is not None and instruction.deferred:
-        call = functools.partial(batch.deferred.run, instruction, call, batch.observer)
+        call = partial(batch.deferred.run, instruction, call, batch.observer)
     if gathered:
         with gather_again(gathered) if batch.saved is None else gather_again(gathered, batch.saved.note):
             return call(operands)

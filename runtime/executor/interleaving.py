@@ -3,11 +3,19 @@
     batch 0  compute ─depart─┐                 ┌─arrive─ compute ─depart─┐
     batch 1                  compute ─depart─┐ :                         ┌─arrive─ compute
 
-A transfer is taken apart into a departure, which starts its first collective, and an arrival, which waits for it. What
-autograd records has an order, and goes back through it: the gradient's collective starts behind the arrival and is
-waited for before the departure, with the same work of the other micro-batches between the two. So the backward pass
-overlaps where the forward pass does, and nobody has to schedule it. This holds for the micro-batches of one call of
-`torch.autograd.backward`.
+A transfer is taken apart into a departure, which starts its first collective, and an arrival, which waits for it; others
+go on in between. Autograd goes back through what it has recorded in the opposite order, the newest operator that has
+its gradient first: the gradient's collective starts behind the arrival and is waited for before the departure, with the
+same work of the other micro-batches between the two.
+
+Where a gradient alone is sent, as that of the input of a column-parallel product, nobody goes on forward, as nothing is
+waited for. Its departure is recorded as if it were older than all that the others have done in their turns since
+(`Turn.before`), so that autograd goes on with them first:
+
+    forward    0: add, norm | product .. ─depart─   1: add, norm | product .. ─depart─   0: ─arrive─ add ..
+    backward   1: .. product ─depart─   0: .. product ─depart─   1: ─arrive─ norm, add, .. product ─depart─   0: ..
+
+This holds for the micro-batches of one call of `torch.autograd.backward`.
 
 The idea is that of interleaved halves of a batch in MindSpore's fine-grained multi-copy parallelism and in Domino
 (Wang et al. 2024, arXiv 2409.15241).
@@ -23,6 +31,29 @@ from planner.sharding.redistribute import Step
 from runtime.comm.async_collectives import Flight
 from runtime.comm.device_mesh import RankMesh
 from runtime.comm.redistribute import Transfer
+
+
+@dataclass(slots=True)
+class Turn:
+    """The turn of a micro-batch, the `number` of those that take turns. `began` has for each of them the first node that
+    autograd recorded in its last turn; before the first ones those are older than any. The oldest node of the turns
+    that the others had since the last one of this is `before`."""
+
+    number: int
+    began: list[int]
+    before: int = 0
+    runs: bool = False
+
+    @classmethod
+    def of_each(cls, count: int) -> list["Turn"]:
+        """Those of so many micro-batches."""
+        began = [*range(count)]
+        return [cls(number, began) for number in range(count)]
+
+    def begin(self) -> None:
+        """It begins."""
+        self.runs, self.before = True, self.began[(self.number + 1) % len(self.began)]
+        self.began[self.number] = torch._C._autograd._get_sequence_nr()
 
 
 class _Way:
@@ -74,22 +105,34 @@ def depart(
     piece: torch.Tensor,
     steps: Transfer,
     place: RankMesh,
-    stub: torch.Tensor | None = None,
-    reader: object = None,
+    stub: torch.Tensor | None,
+    reader: object,
+    turn: Turn | None,
 ) -> Departed:
     """Start to move an operand of the instruction `reader`. As `Transfer.__call__`: where there is a `stub`, the
-    gradient goes to it."""
+    gradient goes to it. On the way back others go on until they have been through all that they did since the `turn`
+    before, where one is given; else until what they did since the departure."""
     source = stub if stub is not None and stub.requires_grad else piece
     way = _Way(steps, place, piece, reader)
     returns = source.requires_grad and torch.is_grad_enabled()
-    return Departed(way=way, token=_Departure.apply(source, way) if returns else None)  # type: ignore[no-untyped-call]
+    token = _Departure.apply(source, way) if returns else None  # type: ignore[no-untyped-call]
+    if token is not None and turn is not None:
+        token.grad_fn._set_sequence_nr(turn.before)
+    return Departed(way=way, token=token)
 
 
-def take_turns(programs: Sequence[Iterator[None]]) -> None:
-    """Run all of them to their ends, each until it has sent something, in the order in which they are given."""
-    running = list(programs)
-    while running:
-        running = [program for program in running if next(program, _ENDED) is not _ENDED]
+def take_turns(programs: Sequence[Iterator[None]], turns: Sequence[Turn]) -> None:
+    """Run all of them to their ends, each until it has sent something, in the order in which they are given. A turn
+    goes on from one call to the next."""
+    left, first = [*zip(programs, turns, strict=True)], True
+    while left:
+        for one in [*left]:
+            program, turn = one
+            if not (first and turn.runs):
+                turn.begin()
+            if next(program, _ENDED) is _ENDED:
+                left.remove(one)
+        first = False
 
 
 _ENDED = object()

@@ -31,9 +31,14 @@ class Move:
 
     @property
     def departs(self) -> bool:
-        """Whether micro-batches that take turns let others go on meanwhile (`runtime.comm.redistribute.Transfer`)."""
+        """Whether anything is sent, there or back, while others go on (`runtime.comm.redistribute.Transfer`)."""
         steps = (*self.there, *self.back)
         return any(step.kind in COLLECTIVES for step in steps) and not any(step.zigzag for step in steps)
+
+    def yields(self, steps: Sequence[Step], *, weight: bool) -> bool:
+        """Whether micro-batches that take turns let others go on at these steps, those there or those back: where they
+        send something, and at a weight both ways."""
+        return self.departs and (weight or any(step.kind in COLLECTIVES for step in steps))
 
 
 @dataclass(frozen=True, kw_only=True)

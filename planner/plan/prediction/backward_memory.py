@@ -119,7 +119,8 @@ class BackwardMemory(ForwardMemory):
         for place, name in reversed([*enumerate(op.operator.operands)]):  # the last that was moved there is first back
             if place in made:
                 move = self.tensors.move(at, place)
-                arrived = self._back(made[place], move.back, name, departs=move.departs)
+                departs = move.yields(move.back, weight=name in self.bound.parameters)
+                arrived = self._back(made[place], move.back, name, departs=departs)
                 self.account.release(made[place].storage)
                 self._add(gradients, name, arrived.storage)
             self.pending[name] -= 1

@@ -33,6 +33,7 @@ what they do once a step, and transfers, in the shade of other stages.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Literal, TypeAlias
 
 from costmodels import (
@@ -144,7 +145,7 @@ def further_ahead(blocks: Iterable[Launches], micro_batches: int) -> float:
 class PassCost:
     """Sums over one pass of a micro-batch, or of the middle one of its slices, through a chunk, in seconds. `sent` is
     what of `waits` other micro-batches may compute under; `operators` has for each what it sends and what else it
-    takes, where the plan interleaves micro-batches. `grows` is what a slice takes more than the one before it,
+    takes, where the plan interleaves micro-batches; before those at `borders` all of these are there. `grows` is what a slice takes more than the one before it,
     `transfers` what of `waits` comes from the stage before, or back from the one behind. Charged all the same are of
     `hidden` so many seconds `beside`, offloaded activations and weights on their way, and `gathered`, weights and
     gradients of a block on theirs; so many are in the sums and not in `waits`, as they go `under_products`, or are
@@ -163,6 +164,7 @@ class PassCost:
     exchanged: float = 0.0
     uncovered: float = 0.0
     operators: list[tuple[float | None, float]] = field(default_factory=list)
+    borders: list[int] = field(default_factory=list)
 
     def add(
         self,
@@ -215,11 +217,11 @@ class PassCost:
         return max(0.0, self.waits - self.transfers) if ahead else self.waits
 
     def close(self, before: tuple[float, float], back: float = 0.0, *, turns: bool) -> None:
-        """Everything since `before`, as `taken` was then, is one operator, at whose operands others go on where micro-
-        batches take `turns`, and which at its end sends for so many seconds what comes `back`; in the backward pass at
-        its beginning."""
+        """Everything since `before`, as `taken` was then, is one operator, which sends its operands, and at its end for
+        so many seconds what comes `back`; in the backward pass at its beginning. Others go on where it sends, and
+        where it `turns` to them anyway."""
         sent = self.sent - before[0] - back
-        self.operators.append((sent if turns else None, self.taken[1] - before[1]))
+        self.operators.append((sent if turns or sent > 0 else None, self.taken[1] - before[1]))
         if back:
             self.operators.append((back, 0.0))
 
@@ -234,8 +236,10 @@ class PassCost:
         """So many micro-batches at a time, slice by slice; transfers are not waited for where they come `ahead`."""
         waits = self.waits_of(ahead=ahead) * interleave
         if interleave > 1:
-            slots = backward_slots_of(self.operators) if backward else slots_of(self.operators)
-            covered = interleaved_time(slots, 1) * interleave - interleaved_time(slots, interleave)
+            slots = backward_slots_of if backward else slots_of
+            ends = pairwise((0, *self.borders, len(self.operators)))
+            runs = [slots(self.operators[first:end]) for first, end in ends]
+            covered = sum(interleaved_time(run, 1) * interleave - interleaved_time(run, interleave) for run in runs)
             waits -= min(covered, self.sent * interleave)
         works = [self.work + (number - (slices - 1) / 2) * self.grows for number in range(slices)]
         hidden = self.hidden * interleave

@@ -118,7 +118,7 @@ class Walk:
             for at, op in enumerate(self.bound.operators if self.defers else ())
             for place in deferred_weight_gradients(self.bound, at)
         }
-        self.waiting = 0
+        self.waiting, self.turns = 0, False
         self.scaled = scales_of(bound.graph)
         self.flops = 0.0
         overlaps = overlaps_of(bound) if overlaps is None else overlaps
@@ -192,12 +192,13 @@ class Walk:
             chunk = cost.chunks[number]
             passes = [chunk.forward, chunk.backward] if self.takes_turns else []
             before = [one.taken for one in passes]
-            self.waiting = waiting[number]
+            if passes and self.segments.get(at) is not self.segments.get(at - 1):  # forward each runs for all of them
+                chunk.forward.borders.append(len(chunk.forward.operators))
+            self.waiting, self.turns = waiting[number], False
             self._visit(cost, at, live[number], seen, at_once)
             backs = self.exchanges.left_back(self.in_parts.get(at)) if passes else ()
-            sent = [one.sent - taken[0] - back > 0 for one, taken, back in zip(passes, before, backs, strict=True)]
-            for one, taken, back, sends in zip(passes, before, backs, sent, strict=True):
-                one.close(taken, back, turns=sends if self.in_pairs else any(sent))
+            for one, taken, back in zip(passes, before, backs, strict=True):
+                one.close(taken, back, turns=self.turns)
             after(at, cost, at_once)
         cost.memory["transient"] *= 2 if self.in_pairs else interleave
         cost.memory["transient"] += self.cluster.software.buffers
@@ -305,6 +306,7 @@ class Walk:
             into = chunk.forward if phase == "forward" else chunk.pass_of(later=later)
             waits = self.bound.plan.mesh.zigzag or self.in_pairs  # what is reordered, and where only experts take turns
             sent = 0.0 if waits else number * route.seconds * self.cluster.device.overlapped
+            self.turns |= sent > 0 and moved != "activations"  # at a weight in both passes
             more = number * (beyond or 0.0)
             into.add(waits=number * route.seconds + more, hidden=number * hidden, sent=sent)
             if more:

@@ -100,7 +100,7 @@ class _Emitter:
         instruction = self._instructions[number]
         with self._looking(number):
             operands = [self._moved(number, operand) for operand in instruction.operands]
-        if any(arrives for _, arrives in operands):
+        if self._yields(instruction.operands):
             self._line("yield")
         with self._looking(number):
             given = [f"{operand}.arrive()" if arrives else operand for operand, arrives in operands]
@@ -115,7 +115,7 @@ class _Emitter:
         members = [self._instructions[place] for place in unit.places]
         chain = written(self._bound, members, unit.last)
         ways = [self._moved(unit.places[at], members[at].operands[position]) for at, position in chain.operands]
-        if any(arrives for _, arrives in ways):
+        if self._yields([members[at].operands[position] for at, position in chain.operands]):
             self._line("yield")
         given = [f"{operand}.arrive()" if arrives else operand for operand, arrives in ways]
         for place in set(chain.passed.values()):
@@ -134,6 +134,10 @@ class _Emitter:
         for name in (*chain.results, *chain.passed):
             self._kept(name)
         self._over(unit)
+
+    def _yields(self, operands: Sequence[Operand]) -> bool:
+        """Whether others go on before these operands are there."""
+        return self._departs and any(one.yields for one in operands)
 
     def _over(self, unit: Unit) -> None:
         over = [self._local[name] for name in unit.last if name in self._local] + self._moves
@@ -179,7 +183,8 @@ class _Emitter:
         way = self.text.constant(steps, steps)
         if self._departs and steps.departs:
             variable = self._fresh()
-            self._line(f"{variable} = depart({found}, {way}, place, {stub}, ops[{number}])")
+            turn = "None" if operand.yields else "batch.turn"
+            self._line(f"{variable} = depart({found}, {way}, place, {stub}, ops[{number}], {turn})")
             return variable, True
         moved = f"{way}({found}, place, {stub}, ops[{number}])"
         if not (self._departs or self._watched):
