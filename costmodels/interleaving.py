@@ -4,11 +4,11 @@
     communication     0 1 0 1 0   1        what is sent goes one after the other
 
 The order is fixed, copy by copy and slot by slot, and it is that in which the runtime executes. A copy goes on when
-what it has sent is there and the copies before it in the round have had their turn. The backward pass is the mirror
-image of the forward pass, as autograd goes back in its order, so copies take turns at whatever is sent in one of them:
+what it has sent is there and the copies before it in the round have had their turn. Each pass takes its turns where it
+sends something itself, so that what one copy sends is under all that the other computes until it sends, too:
 
-    forward    .. sum of a row-parallel product | add, norm | nothing | next product ..      [sum 0] [sum 1]
-    backward   .. nothing                       | add, norm | sum     | next product ..   and [add 0] covers [sum 1]
+    forward    0 .. row-parallel product | 1 .. row-parallel product | 0 add, norm, column- and row-parallel product ..
+                                    [sum of 0 ...............]  [sum of 1 ..................]
 
 The idea is that of interleaved parts of a batch: MindSpore's fine-grained multi-copy parallelism; Wang et al. 2024,
 "Domino" (arXiv 2409.15241). Not good for: communication that takes cores from computation.
@@ -24,8 +24,8 @@ Slot = tuple[Seconds, Seconds]
 
 
 Sent = Seconds | None
-"""How long what an operator sends is on its way; 0 where it lets others go on and sends nothing, as its operands move
-in the other pass alone; None where it does not."""
+"""How long what an operator sends is on its way; 0 where it lets others go on and sends nothing, as a weight moves in
+the other pass alone; None where it does not."""
 
 
 def slots_of(operators: Iterable[tuple[Sent, Seconds]]) -> list[Slot]:

@@ -3,10 +3,10 @@
     batch 0  compute ─depart─┐                 ┌─arrive─ compute ─depart─┐
     batch 1                  compute ─depart─┐ :                         ┌─arrive─ compute
 
-A transfer is taken apart into a departure, which starts its first collective, and an arrival, which waits for it; others
-go on in between. Autograd goes back through what it has recorded in the opposite order, the newest operator that has
-its gradient first: the gradient's collective starts behind the arrival and is waited for before the departure, with the
-same work of the other micro-batches between the two.
+A transfer is taken apart into a departure, which starts its first collective, and an arrival, which waits for it;
+others go on in between. Autograd goes back through what it has recorded in the opposite order, the newest operator that
+has its gradient first: the gradient's collective starts behind the arrival and is waited for before the departure, with
+the same work of the other micro-batches between the two.
 
 Where a gradient alone is sent, as that of the input of a column-parallel product, nobody goes on forward, as nothing is
 waited for. Its departure is recorded as if it were older than all that the others have done in their turns since
@@ -35,9 +35,9 @@ from runtime.comm.redistribute import Transfer
 
 @dataclass(slots=True)
 class Turn:
-    """The turn of a micro-batch, the `number` of those that take turns. `began` has for each of them the first node that
-    autograd recorded in its last turn; before the first ones those are older than any. The oldest node of the turns
-    that the others had since the last one of this is `before`."""
+    """The turn of a micro-batch, the `number` of those that take turns. `began` has for each of them the first node
+    that autograd recorded in its last turn; before the first ones those are older than any. The oldest node of the
+    turns that the others had since the last one of this is `before`."""
 
     number: int
     began: list[int]

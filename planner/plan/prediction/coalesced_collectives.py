@@ -5,8 +5,9 @@ and at the end of a stage added what the messages take that are really sent.
 """
 
 from collections import defaultdict
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from hardware_profiles import Cluster, Seconds
 from planner.plan.binding.bind import BoundPlan
@@ -20,16 +21,21 @@ from planner.pricing.message import Message, bucket_messages, message_seconds
 from planner.pricing.redistribution_price import PricedRoute, RedistributionPricer
 from planner.sharding.buckets import Bucket
 
+Kind: TypeAlias = Literal["there", "again", "back"]
+"""Weights for the forward and for the backward pass, and their gradients."""
+
 
 @dataclass(kw_only=True)
 class Together:
-    """Of one walk over a plan, by the prices of a cluster. `charged` is what weights that go together were charged so
-    far, by stage, part of the time and pass."""
+    """Of one walk over a plan, by the prices of a cluster. `works` says how long an operator takes in its forward and
+    its backward pass, `charged` what weights that go together were charged so far, by stage, part of the time and
+    pass."""
 
     bound: BoundPlan
     stages: Sequence[Sequence[Segment]]
     cluster: Cluster
     pricers: Pricers
+    works: Callable[[int], tuple[Seconds, Seconds]]
     charged: MutableMapping[tuple[int, str, Phase], Seconds] = field(default_factory=lambda: defaultdict(float))
 
     def __post_init__(self) -> None:
@@ -55,27 +61,30 @@ class Together:
 
     def end_stage(self, cost: StageCost, chunk: ChunkCost, stage: int) -> None:
         """Add the messages of a stage, and what they take beyond what its weights were charged; those that travel while
-        other blocks run are hidden. Of passes that let weights come for each other the first of a step waits, unless it
-        does for another rank meanwhile, and the last for its gradients."""
+        other blocks run are hidden. The first weights of a pass and its last gradients have what comes before the first
+        block to travel under, if anything. Where passes let weights come for each other that is so once a step: the
+        first waits for its weights, unless it does for another rank meanwhile, the last for its gradients."""
         if not self._by_block:
             return
         sent: defaultdict[tuple[str, Phase], Seconds] = defaultdict(float)
         ways = self._ways(self.stages[stage])
         waited, relayed = self._waited_for(ways, self.stages[stage]), relays(self.bound.plan)
+        shade = {"there": self._before(ways, stage, "there"), "again": 0.0, "back": self._before(ways, stage, "back")}
         for way in ways:
             seconds = [self._seconds(way.pricer, message) for message in bucket_messages(way.bucket)]
             for message in bucket_messages(way.bucket):
                 charge(cost.messages, way.part, A_BLOCK, message, {way.phase: 1})
             sent[way.part, way.phase] += sum(seconds)
             first = seconds[0] * self.cluster.device.overlapped  # what follows it is waited for when it is there
-            if way not in waited or relayed:
-                _pass(chunk, way.phase).hide(first)
-            if (
-                way in waited
-                and relayed
-                and ((way.kind == "there" and not stage) or (way.kind == "back" and stage < self.bound.plan.pipeline))
+            covered = first
+            if way in waited:
+                covered = min(first, shade[way.kind])
+                shade[way.kind] -= covered
+            _pass(chunk, way.phase).hide(first if relayed else covered)
+            if relayed and (
+                (way.kind == "there" and not stage) or (way.kind == "back" and stage < self.bound.plan.pipeline)
             ):
-                _pass(chunk, way.phase).uncovered += first
+                _pass(chunk, way.phase).uncovered += first - covered
         for phase in ("forward", "recomputation", "backward"):
             for part in (GATHERING, REDUCING):
                 beyond = sent[part, phase] - self.charged.pop((stage, part, phase), 0.0)
@@ -94,14 +103,21 @@ class Together:
                 found.append(_Way(number, "back", "backward", one.back, self.pricers.gradients))
         return [way for way in found if way.bucket.moves]
 
+    def _before(self, ways: Sequence["_Way"], stage: int, kind: Kind) -> Seconds:
+        """Seconds of a pass of what comes before the first run of this kind, if anything sets out ahead."""
+        if not self.bound.plan.training.update.ahead:
+            return 0.0
+        runs, which = self.stages[stage][: _first(ways, kind)], 0 if kind == "there" else 1
+        return sum(self.works(at)[which] for run in runs for at in run.operators)
+
     def _waited_for(self, ways: Sequence["_Way"], segments: Sequence[Segment]) -> Sequence["_Way"]:
-        """All; of those that set out ahead what a pass begins or ends with, where no other run computes before it, or
-        behind: every run lets weights come in the forward pass, in the backward pass one that is recomputed does."""
+        """All; of those that set out ahead what a pass begins or ends with: every run lets weights come in the forward
+        pass, in the backward pass one that is recomputed does."""
         if not self.bound.plan.training.update.ahead:
             return ways
         again = [number for number, run in enumerate(segments) if run.recomputed]
         again += [way.run for way in ways if way.kind == "again"]
-        ends = {"there": 0, "again": max(again, default=0), "back": 0}
+        ends = {"there": _first(ways, "there"), "again": max(again, default=0), "back": _first(ways, "back")}
         return [way for way in ways if way.run == ends[way.kind]]
 
     def _seconds(self, pricer: RedistributionPricer, message: Message) -> Seconds:
@@ -115,7 +131,7 @@ class _Way:
     "there" and "again", gradients "back"."""
 
     run: int
-    kind: str
+    kind: Kind
     phase: Phase
     bucket: Bucket
     pricer: RedistributionPricer
@@ -124,6 +140,11 @@ class _Way:
     def part(self) -> str:
         """The part of the time of a micro-batch that it counts in."""
         return REDUCING if self.kind == "back" else GATHERING
+
+
+def _first(ways: Sequence[_Way], kind: Kind) -> int:
+    """The first run of this kind."""
+    return min((way.run for way in ways if way.kind == kind), default=0)
 
 
 def _pass(chunk: ChunkCost, phase: Phase) -> PassCost:

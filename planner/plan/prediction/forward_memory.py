@@ -146,7 +146,9 @@ class ForwardMemory(GatherMemory):
         name = self.bound.operators[at].operator.operands[place]
         move = self.tensors.move(at, place)
         piece = values[name] if name in values else self._standing(name)
-        found = self._moved(piece, move.there, name, departs=move.yields(move.there, weight=name in self.bound.parameters) and not again)
+        found = self._moved(
+            piece, move.there, name, departs=move.yields(move.there, weight=name in self.bound.parameters) and not again
+        )
         if move.copies:
             copy = Piece(self.account.new(self.tensors.bytes(name, found.shape), OTHER), found.shape)
             self.account.release(found.storage)

@@ -145,12 +145,13 @@ def further_ahead(blocks: Iterable[Launches], micro_batches: int) -> float:
 class PassCost:
     """Sums over one pass of a micro-batch, or of the middle one of its slices, through a chunk, in seconds. `sent` is
     what of `waits` other micro-batches may compute under; `operators` has for each what it sends and what else it
-    takes, where the plan interleaves micro-batches; before those at `borders` all of these are there. `grows` is what a slice takes more than the one before it,
-    `transfers` what of `waits` comes from the stage before, or back from the one behind. Charged all the same are of
-    `hidden` so many seconds `beside`, offloaded activations and weights on their way, and `gathered`, weights and
-    gradients of a block on theirs; so many are in the sums and not in `waits`, as they go `under_products`, or are
-    `exchanged` with experts under other work. Of what is gathered so many seconds are `uncovered` in one pass of a
-    step: weights with which the first begins, or gradients with which the last ends."""
+    takes, where the plan interleaves micro-batches, whose forward passes wait for each other before those at `borders`.
+    `grows` is what a slice takes more than the one before it, `transfers` what of `waits` comes from the stage before,
+    or back from the one behind. Charged all the same are of `hidden` so many seconds `beside`, offloaded activations
+    and weights on their way, and `gathered`, weights and gradients of a block on theirs; so many are in the sums and
+    not in `waits`, as they go `under_products`, or are `exchanged` with experts under other work. Of what is gathered
+    so many seconds are `uncovered` in one pass of a step: weights with which the first begins, or gradients with which
+    the last ends."""
 
     work: float = 0.0
     waits: float = 0.0

@@ -137,7 +137,9 @@ class Walk:
             for at in segment.operators
             if self.stage_of[at] == stage
         }
-        self.together = Together(bound=bound, stages=stages, cluster=self.cluster, pricers=self.pricers)
+        self.together = Together(
+            bound=bound, stages=stages, cluster=self.cluster, pricers=self.pricers, works=self._work
+        )
 
     def rank(
         self,
@@ -261,6 +263,11 @@ class Walk:
             written.flops.append(self.flops)
         self.flops, self.together.charged = flops, charged
         return written
+
+    def _work(self, at: int) -> tuple[Seconds, Seconds]:
+        """Seconds of the two passes of an operator."""
+        prices = self.price(self.bound.operators[at], counted=False)
+        return float(prices.forward[0]), float(prices.backward[0])
 
     def _backward_seconds(self, at: int) -> Seconds:
         """Seconds of the backward pass of an operator, with what it sends itself."""

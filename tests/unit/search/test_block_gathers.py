@@ -178,8 +178,8 @@ def test_a_plan_says_so_and_is_faster() -> None:
 
 
 def test_what_comes_ahead_is_hidden() -> None:
-    """The first gather of a step sets out under what stands before the blocks, the first of the pass back under the
-    end of the pass forward, and behind the last reduction the gradient of the embedding is computed."""
+    """The first gather of a step sets out under what stands before the blocks, too short to hide it, the first of the
+    pass back under the end of the pass forward, and behind the last reduction is the gradient of the embedding."""
     pinned = Pinned(data=4, zero=3, micro_batches=1, recompute="none")
     cluster = cluster_of("cpu", 4)
     (together,) = search(request_of("llama-4", cluster, 16, pinned=pinned, update=TOGETHER)).plans[:1]
@@ -209,14 +209,19 @@ def test_what_is_uncovered_once_counts_as_far_as_messages_leave_a_gap() -> None:
 @pytest.mark.parametrize("schedule", ["1f1b", "pipedream"])
 def test_a_stage_that_begins_with_a_gather_waits_for_its_last_gradients_once_a_step(schedule: str) -> None:
     """Its first gather sets out before it waits for the stage before. Without a flush weights change in between, and
-    each pass waits for its own."""
+    each pass waits for its own. In the first stage the lookup of an embedding covers as much of it as it takes."""
     pinned = Pinned(pipeline=2, data=2, zero=3, micro_batches=4, recompute="none", schedule=schedule)
     cluster = cluster_of("cpu", 4)
     update = Update(buckets="none", gathers="ahead")
     plan = search(request_of("llama-4", cluster, 16, pinned=pinned, update=update)).plans[0].plan
     bound = bind(plan, traced("llama-4"), BATCH)
     front, rear = (cost.chunks[0] for cost in stage_costs(bound, cluster))
-    assert (front.forward.uncovered, front.backward.uncovered) == (0, 0), "an embedding is in front of its blocks"
+    (leading, *_) = [one for segment in segments_by_stage(bound)[0] for one in segment.gathers]
+    ends = [(front.forward, leading.there), (front.backward, leading.back)]
+    if schedule == "1f1b":
+        assert all(0.5 < one.uncovered / seconds_of(bucket, plan, cluster) < 1 for one, bucket in ends)
+    else:
+        assert (front.forward.uncovered, front.backward.uncovered) == (0, 0), "of every pass"
     (first, *rest) = [one for segment in segments_by_stage(bound)[1] for one in segment.gathers]
     there, back = seconds_of(first.there, plan, cluster), seconds_of(first.back, plan, cluster)
     (behind,) = [one.there for one in rest if one.uses[0][0] >= bound.blocks.stop]  # the head
