@@ -68,9 +68,13 @@ stored so keep two copies of them in fp8, as they are and transposed, beside (tr
 _OTHER_LOSS = r"cross[-_]entropy[-_](?:loss[-_]fusion|fusion[-_]impl)|\beager\b"
 """Words for a loss in one kernel, or for that of PyTorch in a framework of one's own."""
 
-_OWN_LOSS = ("megatron",)
-"""Stacks that compute the loss kernel by kernel unless they are told otherwise. `passes` of megatron-2021 and deepspeed
-was fitted to runs whose losses were so, and has it in it."""
+_MEGATRON_LOSS = r"\bnanotron\b"
+"""Words for frameworks whose loss is Megatron's, whatever else of them is eager (nanotron's `_ShardedCrossEntropy`,
+tensor_parallel/functional.py)."""
+
+_OWN_LOSS = ("megatron", "megatron-2021")
+"""Stacks that compute the loss kernel by kernel unless they are told otherwise (`_VocabParallelCrossEntropy`, in
+Megatron-LM since 2020). `passes` of deepspeed was fitted to runs whose losses were so, and has it in it."""
 
 _ONCE = r"deep[-_ ]?ep\b|hybrid[-_ ]?ep\b|enable[-_]deepep"
 """Words for exchanges that send a token once to each node (DeepSeek's DeepEP, NVIDIA's HybridEP)."""
@@ -117,7 +121,7 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
     if mentions(dropping, r"token[- ]?drop|moe[-_]expert[-_]capacity[-_]factor"):
         stack = replace(stack, drops_tokens=True)
     stack = _experts_of(row, stack, flags, notes)
-    if stack.name in _OWN_LOSS and not mentions(flags, _OTHER_LOSS):
+    if stack.name in _OWN_LOSS and (mentions(flags, _MEGATRON_LOSS) or not mentions(flags, _OTHER_LOSS)):
         stack = replace(stack, composed_loss=True)
     if "no-gradient-accumulation-fusion" in flags:
         stack = replace(stack, accumulates=True)

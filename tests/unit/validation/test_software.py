@@ -269,6 +269,24 @@ def test_megatron_is_that_of_its_time(tmp_path: Path, date: str, stack: str, acc
     assert (software.name, software.accumulates, software.loss) == (stack, accumulates, loss)
 
 
+@pytest.mark.parametrize(
+    ("changes", "composed"),
+    [
+        ({"date": "2021-04", "flash_attention": "False"}, True),
+        ({"date": "2024-07"}, True),
+        ({"date": "2024-07", "other_flags": "cross-entropy-loss-fusion"}, False),
+        ({"date": "2024-07", "other_flags": "in-house framework in eager PyTorch"}, False),
+        ({"date": "2024-07", "other_flags": "nanotron in eager PyTorch"}, True),
+        ({"other_flags": "Megatron-DeepSpeed"}, False),
+    ],
+)
+def test_megatron_and_what_has_its_loss_compute_it_kernel_by_kernel(
+    tmp_path: Path, changes: dict[str, str], composed: bool
+) -> None:
+    """What Megatron-DeepSpeed takes for it is in its `passes`, which were fitted."""
+    assert machine(tmp_path, 1, **changes)[0].software.composed_loss == composed
+
+
 def test_torchtitan_says_what_it_hides_and_gathers(tmp_path: Path) -> None:
     plain, _ = machine(tmp_path, 3, precision="fp8", other_flags="vanilla TP")
     found, _ = machine(tmp_path, 3, precision="fp8", other_flags="Float8 + async TP")
