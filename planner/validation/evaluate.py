@@ -40,6 +40,10 @@ CHUNK = 60
 FEW = 12
 """Rows for which it does not pay to start processes."""
 
+CLIP_NORM = 1.0
+"""The norm that gradients of language models are clipped to (Megatron-LM's --clip-grad, NeMo's gradient_clip_val,
+max_norm of torchtitan, all by default): a pass for the norm, its all-reduces, and a pass that scales."""
+
 _ENDLESS = 1e18  # bytes
 _NARROW = ("deepspeed-zero3", "internevo")
 
@@ -288,7 +292,7 @@ def in_flat_buffers(graph: OperatorGraph, run: Run) -> OperatorGraph:
 def _searched(run: Run, cluster: Cluster, graph: OperatorGraph) -> Plan:
     job: Job = run.job
     asked = given_job(graph, cluster, batch=TRACED_BATCH, global_batch=job.global_batch, precision=job.model.precision)
-    update = replace(DEFAULT, gradient_dtype=gradient_dtype(cluster.software, asked.precision))
+    update = replace(DEFAULT, gradient_dtype=gradient_dtype(cluster.software, asked.precision), clip_norm=CLIP_NORM)
     request = asked.request(placing="fit", pinned=run.pinned, update=update)
     result = plan_for(request, lambda _: None, lambda: False)
     return result.plan if run.stages is None else _cut(result.plan, run.stages, graph, cluster)
