@@ -150,6 +150,17 @@ def test_the_share_of_blocks_that_are_run_again_by_hfu(tmp_path: Path, beyond: f
 
 
 @pytest.mark.slow
+def test_gradients_of_a_run_are_read_for_their_norm_and_scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three passes over fp32 gradients, 12 bytes a parameter, beside the 30 of the update."""
+    update = {}
+    for norm in (None, 1.0):
+        monkeypatch.setattr("planner.validation.evaluate.CLIP_NORM", norm)
+        (found,) = evaluate_rows([one(tmp_path)])
+        update[norm] = dict(found.time)["optimizer"]
+    assert 1.3 < update[1.0] / update[None] < 42 / 30  # launches are the same
+
+
+@pytest.mark.slow
 def test_weights_are_shared_out_where_devices_do_not_divide_their_dims(tmp_path: Path) -> None:
     """On 96 devices a 34B has a 96th of all states on each, as FSDP cuts or pads them, and gathers all weights twice a
     micro-batch: about 33.7e9 x 16 / 96 bytes, and no share of a power of two of the devices."""
