@@ -1,6 +1,7 @@
 """What of finalists overlaps, and whether there is memory for it: every result is priced with its overlaps once."""
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from planner.strategy_search.engine.product_overlap import (
     Everything,
     may_overlap,
     with_everything,
+    with_fewer,
     with_tensor_overlap,
 )
 from planner.strategy_search.engine.proofs import Ranked
@@ -83,6 +85,12 @@ class Overlapping:
             found = with_everything(ranked.bound, self.request.pinned, machine, limits)
             self._every[id(ranked.bound)] = (ranked.bound, found)
         return self._every[id(ranked.bound)][1]
+
+    def fewer(self, ranked: Ranked) -> Iterator[Everything]:
+        """A result with ever more of the overlaps of its tensor parallelism, but not all, and what it lacks for
+        each."""
+        machine, limits = self.engine.machine(ranked.configuration), self.maker.limits_of(ranked.configuration)
+        return with_fewer(self.everything(ranked).bound, machine, limits)
 
     def _with_overlap(self, ranked: Ranked) -> "_WithOverlap":
         with contextlib.suppress(LimitError):

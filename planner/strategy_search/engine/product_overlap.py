@@ -9,7 +9,7 @@ overlaps: then the plan without the one is compared with the plan without the ot
 somebody asks: their messages take the cores that compute.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from hardware_profiles import Bytes, Machine, Seconds, device_type_of
 from planner.errors import RequestError
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.overlapped_products import Overlap, in_chunks, name_of, overlaps_of, possible_overlaps, unlike
+from planner.plan.plan import Prediction
 from planner.plan.prediction.predict import predict
 from planner.plan.prediction.product_overlap import ProductOverlap
 from planner.plan.prediction.walk import Walk, walks_of
@@ -26,7 +27,8 @@ from planner.strategy_search.request.checks import runs_here
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.tables.under_products import CHUNKS
 
-Chosen = tuple[tuple[str, int, int, int], ...]
+Chunked = tuple[str, int, int, int]
+Chosen = tuple[Chunked, ...]
 
 
 class ChunksError(RequestError):
@@ -100,7 +102,7 @@ def with_everything(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: 
             )
         return Everything(bound)
     prediction = predict(tried, cluster)
-    missing = max(0.0, *(stage.peak_bytes - limit for stage, limit in zip(prediction.stages, limits, strict=True)))
+    missing = _lacking(prediction, limits)
     if asked and missing:
         raise ChunksError(
             f"{asked} chunks under products need more memory than the plan that was found leaves; take --tensor-overlap"
@@ -113,23 +115,48 @@ def with_everything(bound: BoundPlan, pinned: Pinned, cluster: Machine, limits: 
 
 def _fitting(overlapped: BoundPlan, cluster: Machine, limits: Sequence[Bytes]) -> BoundPlan | None:
     """The plan with as many of its overlaps as fit, those that need the least memory, if any does."""
+    chosen = [one for one, _ in _by_need(overlapped, cluster)]
+    fitting, overfull, best = 0, len(chosen), None
+    while overfull - fitting > 1:
+        middle = (fitting + overfull) // 2
+        fewer = _with(overlapped, chosen[:middle], cluster)
+        if all_fit(fewer.plan.prediction, limits):
+            fitting, best = middle, fewer
+        else:
+            overfull = middle
+    return best
+
+
+def with_fewer(overlapped: BoundPlan, cluster: Machine, limits: Sequence[Bytes]) -> Iterator[Everything]:
+    """A plan of which all overlaps that save time are priced, with ever more of them, but not all, those first that
+    need the least memory."""
+    chosen = _by_need(overlapped, cluster)
+    for count in range(1, len(chosen)):
+        if chosen[count][1] > chosen[count - 1][1]:
+            fewer = _with(overlapped, [one for one, _ in chosen[:count]], cluster)
+            yield Everything(fewer, _lacking(fewer.plan.prediction, limits))
+
+
+def _by_need(overlapped: BoundPlan, cluster: Machine) -> list[tuple[Chunked, Bytes]]:
+    """The overlaps of a plan, and bytes while their operators run, the least first."""
     walks, needs = walks_of(overlapped, cluster), dict[str, Bytes]()
     for one in overlaps_of(overlapped):
         name, products = name_of(one, overlapped), walks[walks[0].rank_of[one.at]].products
         needs[name] = max(needs.get(name, 0.0), products.moment(one))
-    plan = overlapped.plan
-    chosen = sorted(plan.training.tensor_overlap, key=lambda one: (needs[one[0]], one[0]))
-    fitting, overfull, best = 0, len(chosen), None
-    while overfull - fitting > 1:
-        middle = (fitting + overfull) // 2
-        training = replace(plan.training, tensor_overlap=tuple(sorted(chosen[:middle])))
-        fewer = replace(overlapped, plan=replace(plan, training=training))
-        prediction = predict(fewer, cluster)
-        if all_fit(prediction, limits):
-            fitting, best = middle, replace(fewer, plan=replace(fewer.plan, prediction=prediction))
-        else:
-            overfull = middle
-    return best
+    chosen = overlapped.plan.training.tensor_overlap
+    return sorted(((one, needs[one[0]]) for one in chosen), key=lambda pair: (pair[1], pair[0][0]))
+
+
+def _with(overlapped: BoundPlan, chosen: Sequence[Chunked], cluster: Machine) -> BoundPlan:
+    """A plan with some of its overlaps, priced."""
+    training = replace(overlapped.plan.training, tensor_overlap=tuple(sorted(chosen)))
+    fewer = replace(overlapped, plan=replace(overlapped.plan, training=training))
+    return replace(fewer, plan=replace(fewer.plan, prediction=predict(fewer, cluster)))
+
+
+def _lacking(prediction: Prediction, limits: Sequence[Bytes]) -> Bytes:
+    """What the rank that lacks most lacks."""
+    return max(0.0, *(stage.peak_bytes - limit for stage, limit in zip(prediction.stages, limits, strict=True)))
 
 
 def best_overlaps(bound: BoundPlan, cluster: Machine, chunks: Sequence[int] = CHUNKS) -> Chosen:

@@ -13,6 +13,7 @@ from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.orders import Orders
 from planner.strategy_search.engine.overlapping import Overlapping
 from planner.strategy_search.engine.plan_maker import PlanMaker
+from planner.strategy_search.engine.product_overlap import Everything
 from planner.strategy_search.engine.proofs import Ranked
 from planner.strategy_search.engine.scheduling import (
     WORTH,
@@ -24,6 +25,9 @@ _LEANER = 10
 
 _GROWS = 4
 """By what the memory that is left grows from one time to the next."""
+
+_TIMES = 2
+"""Times that the room which some overlaps lack is left for them: what is found so may need more."""
 
 _LESS = 0.5
 """Of what was missing for overlaps, more is left for them as long as so much or less is missing then."""
@@ -122,15 +126,43 @@ class Room:
                 other = self.maker.as_found(leaner)
                 if any_order:
                     other = self.orders.reordered(other, cutoff)
-            if other is ranked:
-                return ranked
-            every = self.overlapping.expected(ranked).seconds * (1 + WORTH)
-            overlapped = self.overlapping.overlapped(other)
-            if not self.maker.storable(overlapped):
-                return ranked
-            return (
-                other
-                if overlapped.seconds < every or overlapped.seconds < self.overlapping.overlapped(ranked).seconds
-                else ranked
-            )
+            if other is not ranked:
+                every = self.overlapping.expected(ranked).seconds * (1 + WORTH)
+                overlapped, before = self.overlapping.overlapped(other), self.overlapping.overlapped(ranked).seconds
+                if self.maker.storable(overlapped) and (overlapped.seconds < every or overlapped.seconds < before):
+                    return other
+            return self._with_some_room(found, ranked, cutoff)
         return ranked
+
+    def _with_some_room(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> Ranked:
+        """A contender that leaves room for those of its overlaps that need the least memory, as many as make it
+        faster, where room for all of them is too much."""
+        best, any_order = ranked, reorders(self.request.pinned)
+        for fewer in self.overlapping.fewer(ranked) if self.overlapping.missing(ranked) else ():
+            limit = min(cutoff, self._seconds(best))
+            if not fewer.missing or fewer.seconds >= limit * (1 - WORTH):
+                continue
+            room, more = found.room, self._beyond(found, ranked, found.room, fewer.missing)
+            for _ in range(_TIMES):
+                room += more
+                leaner = self.again(found, room)
+                if not leaner.outcome.ranks:
+                    return best
+                if fewer.seconds + leaner.objective - found.objective >= limit:
+                    break
+                other = self.maker.as_found(leaner)
+                other = self.orders.reordered(other, cutoff) if any_order else other
+                if self._seconds(other) < self._seconds(best):
+                    best = other
+                if _overlaps(self.overlapping.overlapped(other)) >= _overlaps(fewer):
+                    break
+        return best
+
+    def _seconds(self, ranked: Ranked) -> Seconds:
+        """Of a step with the overlaps that fit; infinite where not even a plan without them does."""
+        overlapped = self.overlapping.overlapped(ranked)
+        return overlapped.seconds if self.maker.storable(overlapped) else math.inf
+
+
+def _overlaps(plan: Ranked | Everything) -> int:
+    return len(plan.bound.plan.training.tensor_overlap)

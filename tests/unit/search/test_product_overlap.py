@@ -12,7 +12,12 @@ from planner.plan.file import dump_plan, parse_plan
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.prediction.predict import predict, stage_costs
 from planner.plan.prediction.step import UNDER_PRODUCTS
-from planner.strategy_search.engine.product_overlap import best_overlaps, with_tensor_overlap
+from planner.strategy_search.engine.product_overlap import (
+    best_overlaps,
+    with_everything,
+    with_fewer,
+    with_tensor_overlap,
+)
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search
@@ -78,6 +83,20 @@ def test_of_overlaps_that_do_not_all_fit_some_are_taken() -> None:
     assert seconds == sorted(set(seconds))
     left = {name for name, *_ in everything.plan.training.tensor_overlap if name != "lm_head/linear"}
     assert {name for name, *_ in some.plan.training.tensor_overlap} == left
+
+
+def test_fewer_overlaps_lack_less_memory_and_save_less() -> None:
+    """Those that room is left for where there is none for all of them."""
+    waits, cluster, pinned = result_of(interleave=1, tensor_overlap=1).bound, cluster_of("h100-80gb", 8), Pinned()
+    limits = [waits.plan.prediction.peak_bytes]
+    everything = with_everything(waits, pinned, cluster, limits)
+    *some, most = [*with_fewer(everything.bound, cluster, limits), everything]
+    assert len(some) > 1
+    numbers = [len(one.bound.plan.training.tensor_overlap) for one in (*some, most)]
+    assert numbers == sorted(set(numbers))
+    assert [one.missing for one in (*some, most)] == sorted(one.missing for one in (*some, most))
+    assert some[0].missing < most.missing
+    assert most.seconds < some[0].seconds < waits.plan.prediction.step_seconds
 
 
 def test_as_many_chunks_as_are_asked_for() -> None:
