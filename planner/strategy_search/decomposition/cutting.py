@@ -111,9 +111,11 @@ class Cutter:
         room(_STATE_TABLES * states * 8, "the states of the boundary between blocks")
         first = (*before, *template.held[blocks.kinds[0]]) if into_head else tuple(before)
         final = (*template.held[blocks.kinds[-1]], *after) if into_tail else tuple(after)
-        ways = self._ways()
-        head = [self._piece(first, Share(blocks=int(into_head), first=True, last=False), *way) for way in ways]
-        tail = [self._piece(final, Share(blocks=int(into_tail), first=False, last=True), *way) for way in ways]
+        ways = self._ways()  # to run blocks, of which there may be none in the head or in the tail
+        of_head = Share(blocks=int(into_head), first=True, last=False)
+        of_tail = Share(blocks=int(into_tail), first=False, last=True)
+        head = [self._piece(first, of_head, *way) for way in (ways if into_head else ways[:1])]
+        tail = [self._piece(final, of_tail, *way) for way in (ways if into_tail else ways[:1])]
         inner = [
             replace(self._piece(tuple(template.held[kind]), Share(blocks=1, first=False, last=False), *way), kind=kind)
             for kind in dict.fromkeys(blocks.kinds[int(into_head) : blocks.count - int(into_tail)])
@@ -124,9 +126,9 @@ class Cutter:
             alias=self.alias,
             boundary=self.boundary,
             shape=tuple(self._size(key) for key in self.boundary),
-            head=tuple(head if into_head else head[:1]),
+            head=tuple(head),
             inner=tuple(inner),
-            tail=tuple(tail if into_tail else tail[:1]),
+            tail=tuple(tail),
             blocks_in_head=int(into_head),
             blocks_in_tail=int(into_tail),
             crossing=self._crossing() if self.like is None else self.like.crossing,
