@@ -611,8 +611,11 @@ class Multipliers:
         if setting.ranks == 1:
             return np.zeros(self.chain.shape)
         chunks = setting.chunks
-        forward = (chunks - 1) * crossing.forward_around if first else chunks * crossing.forward
-        return forward + ((chunks - 1) * crossing.backward_around if last else chunks * crossing.backward)
+        there, back = (crossing.forward, crossing.forward_around), (crossing.backward, crossing.backward_around)
+        (forward, around), (backward, around_back) = (map(_own_axes, pair) for pair in (there, back))
+        seconds = (chunks - 1) * around if first else chunks * forward
+        seconds = seconds + ((chunks - 1) * around_back if last else chunks * backward)
+        return np.broadcast_to(seconds, self.chain.shape)
 
     def alone(self) -> Priced:
         """The pieces solved for the least seconds of one micro-batch."""
@@ -727,6 +730,11 @@ def _worth(pieces: Sequence[Piece], price: float) -> Sequence[Piece]:
 def over(chain: Chain, solved: Solved) -> Array:
     """Values of a piece over all states of the chain's boundary."""
     return np.broadcast_to(_own(chain, solved), chain.shape)
+
+
+def _own_axes(values: Array) -> Array:
+    """Values of every state without the axes along which they are the same."""
+    return values[tuple(slice(None) if stride else slice(1) for stride in values.strides)]
 
 
 def _picked(values: Array, some: NDArray[np.bool_] | None) -> Array:

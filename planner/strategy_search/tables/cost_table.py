@@ -129,7 +129,8 @@ class CostTables:
     def nbytes(self) -> int:
         """Bytes of the tables of edges and of uses of parameters, which are most of them."""
         uses = [use for parameter in self.parameters for use in parameter.uses]
-        return sum(4 * edge.forward.nbytes for edge in self.edges) + sum(8 * use.gather.nbytes for use in uses)
+        edges = {id(edge.forward): edge.forward.nbytes for edge in self.edges}  # which several may share
+        return 4 * sum(edges.values()) + sum(8 * use.gather.nbytes for use in uses)
 
 
 @dataclass(kw_only=True)
@@ -169,6 +170,7 @@ class TableBuilder:
         self._parameters: dict[object, tuple[tuple[StoredParameter, ...], ParameterPrices, DuplexColumn]] = {}
         self._twofold: dict[tuple[int, bytes, bytes], tuple[Candidates, Candidates]] = {}
         self._uses: dict[tuple[str, int, int], tuple[DuplexColumn, DuplexColumn, Array, UseTable]] = {}
+        self._edges: dict[object, tuple[object, EdgeTable]] = {}  # with what keeps its identity
 
     def build(
         self, template: Template, restriction: Restriction | None = None, like: CostTables | None = None
@@ -182,6 +184,7 @@ class TableBuilder:
             return replace(like, parameters=stored, update=self.update)
         self._prices.clear()
         self._under.clear()
+        self._edges.clear()
         lists = self._candidates(template, restriction)
         operators = tuple(self._operator(template, index, lists[index]) for index in range(len(graph.operators)))
         sizes = [len(table.candidates.strategies) for table in operators]
@@ -336,10 +339,30 @@ class TableBuilder:
         )
 
     def _edge(self, template: Template, edge: ValueEdge, operators: Sequence[OperatorTable]) -> EdgeTable:
+        """The table of an edge, whose numbers those share that join the same: of blocks that repeat before the ones
+        that are folded, say."""
         check()
         graph, alive = template.graph, template.alive
-        producer = graph.operators[edge.producer]
-        place = [name for name in producer.results if name is not None].index(edge.name)
+        ends = (operators[edge.producer], operators[edge.consumer])
+        pieces = graph.operators[edge.consumer].results[0] if self._kept_in_pieces(template, edge.consumer) else None
+        key = (
+            tuple((id(one.candidates), id(one.prices)) for one in ends),
+            _place_of(template, edge),
+            edge.operand,
+            graph.types[edge.name],
+            edge.name in graph.differentiable,
+            alive.copied(edge.consumer) if edge.operand in alive.saved[edge.consumer] else None,
+            any(edge.name in kept for kept in (alive.kept, template.kept_for_next, template.kept_for_rest)),
+            None if pieces is None else alive.share(pieces),
+            edge.kind == "inside",
+        )
+        if key not in self._edges:
+            self._edges[key] = (ends, self._between(template, edge, operators))
+        return replace(self._edges[key][1], edge=edge)
+
+    def _between(self, template: Template, edge: ValueEdge, operators: Sequence[OperatorTable]) -> EdgeTable:
+        graph, alive = template.graph, template.alive
+        place = _place_of(template, edge)
         made = operators[edge.producer].candidates.results[place]
         wanted = operators[edge.consumer].candidates.operands[edge.operand]
         tensor = graph.types[edge.name]
@@ -385,19 +408,23 @@ class TableBuilder:
 
     def _overlapped(self, template: Template, table: EdgeTable, lists: Sequence[Candidates]) -> EdgeTable:
         """An edge with what its collective travels under products."""
-        producer = template.graph.operators[table.edge.producer]
-        place = [name for name in producer.results if name is not None].index(table.edge.name)
-        saved = self._under.saved(template, table.edge, lists[table.edge.producer].results[place], lists)
+        made = lists[table.edge.producer].results[_place_of(template, table.edge)]
+        saved = self._under.saved(template, table.edge, made, lists)
         if saved is None:
             return table
-        forward, again, backward = saved
-        return replace(
-            table,
-            forward=table.forward - forward,
-            again=table.again - again,
-            backward=table.backward - backward,
-            under=(forward + backward, again) if takes_result(template, table.edge) else None,
-        )
+        takes = takes_result(template, table.edge)
+        key = (id(table.forward), id(table.backward), id(table.kept), id(table.own), id(saved), takes)
+        if key not in self._edges:
+            forward, again, backward = saved
+            travelling = replace(
+                table,
+                forward=table.forward - forward,
+                again=table.again - again,
+                backward=table.backward - backward,
+                under=(forward + backward, again) if takes else None,
+            )
+            self._edges[key] = ((table, saved), travelling)
+        return replace(self._edges[key][1], edge=table.edge)
 
     def _kept_in_pieces(self, template: Template, index: int) -> bool:
         """Whether a shared value of the block, which nobody else keeps, is kept as it comes, and gathered again for the
@@ -574,6 +601,12 @@ def _spread(pricer: RedistributionPricer, tensor: TensorType, source: LayoutColu
     matrix = pricer.matrix(tensor, source.distinct, target.distinct)
     seconds: Array = matrix.seconds[source.index[:, None], target.index[None, :]]
     return seconds
+
+
+def _place_of(template: Template, edge: ValueEdge) -> int:
+    """Which of the results that its producer names an edge brings."""
+    results = template.graph.operators[edge.producer].results
+    return [name for name in results if name is not None].index(edge.name)
 
 
 def _same(made: LayoutColumn, wanted: LayoutColumn) -> NDArray[np.bool_]:

@@ -19,7 +19,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Self
+from typing import Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,13 @@ from planner.strategy_search.tables.candidates import Candidates, DuplexColumn
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
+
+Saved: TypeAlias = tuple[Array, Array, Array]
+"""Seconds that an edge saves forward, in a block that is computed again, and backward."""
+
+_Told: TypeAlias = tuple[int, tuple[bool, ...], int]
+"""What decides what a product takes: its rule and its candidates, by their identity, and of which operands there are
+gradients."""
 
 CHUNKS = (1, 2, 4, 8)
 """Numbers of chunks that are tried."""
@@ -122,18 +129,20 @@ class UnderProducts:
     mesh: Mesh
     cluster: Cluster
     pricer: RedistributionPricer
-    _known: dict[tuple[int, tuple[bool, ...], int], tuple[Rule, Candidates, _Products]] = field(default_factory=dict)
+    _known: dict[_Told, tuple[Rule, Candidates, _Products]] = field(default_factory=dict)
+    _saved: dict[object, tuple[object, Saved | None]] = field(default_factory=dict)
 
     def clear(self) -> None:
-        """Forget the products of a template."""
+        """Forget the products of a template, and what its edges save."""
         self._known.clear()
+        self._saved.clear()
 
     def saved(
         self, template: Template, edge: ValueEdge, made: DuplexColumn, lists: Sequence[Candidates]
-    ) -> tuple[Array, Array, Array] | None:
+    ) -> Saved | None:
         """Seconds that an edge saves forward, in a block that is computed again, and backward, (K_producer, K_consumer)
         each; None where it saves none. `made` are the layouts of what its producer makes, `lists` the candidates of all
-        operators."""
+        operators. Found once for edges of equal tensors between candidates and products that are the same."""
         graph = template.graph
         if edge.name not in graph.data_dependent or (graph.trains and edge.name not in graph.differentiable):
             return None
@@ -141,6 +150,24 @@ class UnderProducts:
         products = (edge.producer,) if kind == "result" else _readers(template, edge)
         if not products:
             return None
+        told = tuple(self._told(template, at, lists[at]) for at in products)
+        alone, reader, tensor = products == (edge.consumer,), lists[edge.consumer], graph.types[edge.name]
+        key = (kind, alone, edge.operand, tensor, edge.name in graph.differentiable, id(made), id(reader), told)
+        if key not in self._saved:
+            kept = (made, reader, *(lists[at] for at in products))  # which keep their identities
+            self._saved[key] = (kept, self._found(template, edge, kind, products, made, lists))
+        return self._saved[key][1]
+
+    def _found(
+        self,
+        template: Template,
+        edge: ValueEdge,
+        kind: Kind,
+        products: Sequence[int],
+        made: DuplexColumn,
+        lists: Sequence[Candidates],
+    ) -> Saved | None:
+        graph = template.graph
         wanted, tensor = lists[edge.consumer].operands[edge.operand], graph.types[edge.name]
         ways = [self._way(kind, tensor, made, wanted, forward=True)]
         if edge.name in graph.differentiable:
@@ -261,13 +288,19 @@ class UnderProducts:
         found = [self.pricer.message_seconds(kind, axis, nbytes / chunks) for kind, axis, nbytes in moves]
         return np.array(found).reshape(-1, 1) * self.cluster.device.overlapped
 
+    def _told(self, template: Template, at: int, candidates: Candidates) -> _Told:
+        """What decides what a linear layer takes."""
+        graph = template.graph
+        op = graph.operators[at]
+        rule, graded = rule_of(graph, op), tuple(name in graph.differentiable for name in op.operands)
+        return id(rule), graded, id(candidates)
+
     def _of(self, template: Template, at: int, candidates: Candidates) -> _Products:
         """What a linear layer takes under its candidates."""
         graph = template.graph
         op = graph.operators[at]
         rule = rule_of(graph, op)
-        graded = tuple(name in graph.differentiable for name in op.operands)
-        key = (id(rule), graded, id(candidates))
+        key = self._told(template, at, candidates)
         if key not in self._known:
             some, strategies = candidates.narrow, candidates.strategies
             if some is None:

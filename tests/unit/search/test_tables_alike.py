@@ -1,15 +1,25 @@
-"""Stages of ZeRO share the tables of operators and edges, and have those that they would have alone."""
+"""Stages of ZeRO share the tables of operators and edges, and edges their numbers: those that they would have alone."""
 
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 import pytest
 
 from planner.engines.spaces import SPACES
+from planner.sharding.mesh import build_mesh
 from planner.strategy_search.engine.families import engine_of
 from planner.strategy_search.request.space import Configuration
+from planner.strategy_search.tables.cost_table import TableBuilder
 from planner.strategy_search.within import within
 from tests.property.test_engine_spaces import configurations, request_for
+from tests.unit.search.cases import cluster_of, template_of
+
+_CLUSTER = cluster_of("h100-80gb", 8)
+_BUILT: dict[str, Any] = {
+    "mesh": build_mesh(_CLUSTER, (2, 4)), "cluster": _CLUSTER, "precision": "bf16", "optimizer": "adamw",
+    "together": True, "ahead": True, "overlapped": True, "exchanged": True,
+}  # fmt: skip
 
 
 def alike() -> list[list[Configuration]]:
@@ -45,3 +55,27 @@ def test_tables_that_are_shared_are_those_that_are_built_alone() -> None:
             assert any(
                 mine.stored != whole.stored for mine, whole in zip(shared.parameters, before.parameters, strict=True)
             )
+
+
+class _Forgetful(dict[Any, Any]):
+    """Finds nothing again."""
+
+    def __contains__(self, key: object) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("name", ["llama-4", "few-experts", "residual-mask", "kinds-one-before"])
+def test_edges_that_join_the_same_share_their_numbers(name: str) -> None:
+    template, shares = template_of(name), TableBuilder(**_BUILT)
+    alone = TableBuilder(**_BUILT)
+    alone._edges = _Forgetful()
+    alone._under._saved = _Forgetful()
+    edges, others = shares.build(template).edges, alone.build(template).edges
+    assert len({id(one.kept) for one in edges}) < len({id(one.kept) for one in others}) == len(others)
+    for one, other in zip(edges, others, strict=True):
+        assert one.edge == other.edge
+        for field in ("forward", "again", "backward", "kept", "own"):
+            assert np.array_equal(getattr(one, field), getattr(other, field))
+        assert (one.under is None) == (other.under is None)
+        if one.under and other.under:
+            assert all(map(np.array_equal, one.under, other.under))
