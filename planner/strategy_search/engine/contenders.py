@@ -67,13 +67,25 @@ class Contender:
 
     def least_step(self, *, any_order: bool = False) -> float:
         """No step of what was found takes less; in `any_order` of turns none takes less than its ranks work."""
-        hidden = self.pipeline_of_kinds.chain.tables.update.bucketed  # gradients, which updates wait for
         setting = setting_of(self.configuration, math.inf)
-        parts, steps = self._sums(self.outcome.ranks, setting)  # transfers may be hidden
-        steps = [0.0] * len(steps) if hidden else steps
+        parts, steps = self._least_sums(setting)
         if any_order or not SCHEDULES[self.configuration.schedule].in_rows:  # which another order may beat
             return max(setting.micro_batches * part + step for part, step in zip(parts, steps, strict=True))
         return least_step_time(parts, steps, setting.micro_batches, setting.chunks)
+
+    @property
+    def busy(self) -> float:
+        """Seconds that the average rank of what was found is busy: no step takes less, in whatever order of turns and
+        however its blocks are divided, unless passes run together."""
+        setting = setting_of(self.configuration, math.inf)
+        parts, steps = self._least_sums(setting)
+        return (setting.micro_batches * math.fsum(parts) + math.fsum(steps)) / len(parts)
+
+    def _least_sums(self, setting: Setting) -> tuple[list[float], list[float]]:
+        """`_sums`, but for gradients that may travel under work, which updates wait for; so may transfers."""
+        parts, steps = self._sums(self.outcome.ranks, setting)
+        hidden = self.pipeline_of_kinds.chain.tables.update.bucketed
+        return parts, [0.0] * len(steps) if hidden else steps
 
     def sum_with(self, ranks: Sequence[RankFilling]) -> float:
         """About the objective with other ways to run its ranks, of the same blocks: transfers left out, and with all of

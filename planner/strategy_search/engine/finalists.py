@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
+from costmodels import SCHEDULES
 from hardware_profiles import Hidden, Seconds
 from planner.errors import InfeasibleError, LimitError
 from planner.limits import reached, reading, seconds_left
@@ -315,7 +316,11 @@ class Finalists:
         outcome = own.engine.evaluate_as(gathers, configuration, cutoff=longer)
         if not outcome.ranks:
             return None
-        ranked = own.overlapping.overlapped(own._best_of(own.engine.contender(configuration, outcome), longer))
+        divided = own.engine.contender(configuration, outcome)
+        passes_run_together = SCHEDULES[schedule].paired and self.overlapping.has_experts
+        if divided.busy >= cutoff * (1 - WORTH) and not passes_run_together:
+            return None
+        ranked = own.overlapping.overlapped(own._best_of(divided, longer))
         return ranked if own.maker.storable(ranked) else None
 
     @cached_property

@@ -50,7 +50,7 @@ class Overlapping:
 
     def expected(self, ranked: Ranked) -> Ranked:
         """A result with all the overlaps of its tensor parallelism that save time, whether they fit or not."""
-        return self.overlapped(ranked) if self._has_experts else replace(ranked, bound=self.everything(ranked).bound)
+        return self.overlapped(ranked) if self.has_experts else replace(ranked, bound=self.everything(ranked).bound)
 
     def overlapped(self, ranked: Ranked) -> Ranked:
         """A result whose tensor parallelism communicates under its products, and whose experts under other work, where
@@ -61,20 +61,21 @@ class Overlapping:
 
     def missing(self, ranked: Ranked) -> Bytes:
         """What a result lacks to have more overlaps."""
-        if not self._has_experts:
+        if not self.has_experts:
             return self.everything(ranked).missing
         self.overlapped(ranked)
         return self._overlapped[id(ranked)].missing
 
     def saves(self, ranked: Ranked) -> Seconds:
         """What those would save that no sum of the search knows of."""
-        if not self._has_experts:
+        if not self.has_experts:
             return 0.0
         self.overlapped(ranked)
         return self._overlapped[id(ranked)].saves
 
     @cached_property
-    def _has_experts(self) -> bool:
+    def has_experts(self) -> bool:
+        """Whether any operator has experts, whose exchange may run under other work."""
         graph = self.engine.template.graph
         return any(rule_of(graph, operator).op_class == "experts" for operator in graph.operators)
 

@@ -72,6 +72,9 @@ def test_no_plan_in_a_v_is_faster_than_its_ranks_are_busy(schedule: str) -> None
     for micro_batches in (2, 4, 8):
         found = result_of("residual-8", pipeline=2, schedule=schedule, micro_batches=micro_batches)
         assert bound <= found.bound_seconds <= found.plan.prediction.step_seconds * (1 + 1e-9)
+        (ranked, *_) = found.plans
+        assert ranked.found is not None
+        assert bound <= ranked.found.busy <= ranked.seconds * (1 + 1e-9)
     assert found.bound_seconds > 0.8 * found.plan.prediction.step_seconds
 
 
