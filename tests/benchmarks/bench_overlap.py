@@ -14,12 +14,12 @@ not a rate.
 
 Two processors run up to four processes, and gloo moves bytes on threads of theirs. An accelerator computes without
 them, so ranks imitate one (`slow_device`): a product is computed, and its rank sleeps until it would be done at a set
-rate, a tenth or less of a core's. Ranks that are set up have a high priority: they sleep most of the time, and what
-else the machine does is not to hold up their bytes. Plans take turns, and of each the least disturbed step counts; on
-a machine that others keep busy, shares at a quarter of the work are still off by tens of points, as softirqs of the
-kernel, which move the bytes, wait for a processor too. Beside it stands the step that somebody would write by hand for
-the same degrees with DTensor and FSDP2, or DistributedDataParallel, on the same link and device; transfers between
-stages and experts have no such step.
+rate, a tenth or less of a core's; of four ranks, which have half a core each, at half of it. Ranks that are set up have
+a high priority: they sleep most of the time, and what else the machine does is not to hold up their bytes. Plans take
+turns, and of each the least disturbed step counts; on a machine that others keep busy, shares at a quarter of the work
+are still off by tens of points, as softirqs of the kernel, which move the bytes, wait for a processor too. Beside it
+stands the step that somebody would write by hand for the same degrees with DTensor and FSDP2, or
+DistributedDataParallel, on the same link and device; transfers between stages and experts have no such step.
 """
 
 import json
@@ -76,6 +76,11 @@ class Case:
     chunks: int = 1  # of collectives under their products, where it overlaps
     experts: bool = False  # whether experts are exchanged under other work, where it overlaps
     by_hand: str = ""  # the way of `overhead_runs` to write it by hand
+
+    @property
+    def rate(self) -> float:
+        """FLOP/s of the device of a rank."""
+        return RATE * 2 / self.ranks
 
 
 ALONE, BLOCK, AHEAD = (Update(buckets="none", gathers=how) for how in ("each", "block", "ahead"))
@@ -204,7 +209,7 @@ def measured(case: Case, rounds: int) -> list[float]:
             own = {"way": case.by_hand, **{axis: case.pinned.get(axis, 1) for axis in ("tensor", "data")}}
             (Path(folder) / BY_HAND).write_text(json.dumps(own), encoding="utf-8")
         names = (late, "overlaps", BY_HAND) if case.by_hand else (late, "overlaps")
-        with ranks_of(net, folder) as told:
+        with ranks_of(net, folder, case.rate) as told:
             sent = {name: told(name, 1, warms_up=True)[1] for name in names}["overlaps"]
             base = least(told, names, rounds)
             for share in SHARES:
@@ -213,7 +218,7 @@ def measured(case: Case, rounds: int) -> list[float]:
                 steps = least(told, names, rounds)
                 waits, exposed, *_ = (step - own for step, own in zip(steps, base, strict=True))
                 overlapped = 1 - exposed / waits
-                foreseen = predicted(plans, graph, batch, waits / base[1], base[1], late=case.late)
+                foreseen = predicted(plans, graph, batch, waits / base[1], base[1], case)
                 errors.append(abs(overlapped - foreseen))
                 beside = f"{steps[2]:>9.3f}{steps[1] / steps[2]:>9.2f}" if case.by_hand else ""
                 print(
@@ -256,16 +261,16 @@ def traced(model: str) -> tuple[OperatorGraph, int]:
 
 
 def predicted(
-    plans: Mapping[str, Plan], graph: OperatorGraph, batch: int, share: float, work: float, *, late: bool
+    plans: Mapping[str, Plan], graph: OperatorGraph, batch: int, share: float, work: float, case: Case
 ) -> float:
     """The share of what the plan that waits exposes that the other one hides, by the cost model, on a device as slow as
     these, whose step takes `work` seconds, and a link on which what waits exposes this share of the work, as here: the
-    bytes of gloo are not those of a ring, its reduce-scatter sends twice as many. Where it waits `late`, everything
+    bytes of gloo are not those of a ring, its reduce-scatter sends twice as many. Where it waits late, everything
     is priced as waited for."""
 
     def seconds(name: str, bandwidth: float) -> float:
-        cluster = linked(plans[name].cluster.devices, bandwidth)
-        if late and name == "waits":
+        cluster = linked(case, bandwidth)
+        if case.late and name == "waits":
             cluster = cluster.with_software(replace(PYTORCH, name="waits"))  # which hides nothing by itself
         return repriced(plans[name], graph, batch, cluster).plan.prediction.step_seconds
 
@@ -277,16 +282,16 @@ def predicted(
     return 1 - (seconds("overlaps", bandwidth) - free["overlaps"]) / whole
 
 
-def linked(devices: int, bandwidth: float) -> Cluster:
-    """The packaged profile of CPU processes with links of so many bytes a second."""
-    cluster = load_profile("cpu").with_devices(devices)
+def linked(case: Case, bandwidth: float) -> Cluster:
+    """The packaged profile of CPU processes with the devices of a case, and links of so many bytes a second."""
+    cluster = load_profile("cpu").with_devices(case.ranks)
     device = cluster.device
-    slower = dict(device.peak_flops)["fp32"] / RATE
+    slower = dict(device.peak_flops)["fp32"] / case.rate
     efficiencies = tuple(
         (name, one if name in ("matmul", "attention") else replace(one, compute=one.compute * slower))
         for name, one in device.efficiencies
     )
-    device = replace(device, peak_flops=(("fp32", RATE),), efficiencies=efficiencies)
+    device = replace(device, peak_flops=(("fp32", case.rate),), efficiencies=efficiencies)
     levels = tuple(replace(level, bandwidth=bandwidth) for level in cluster.levels)
     return replace(cluster, device=device, levels=levels)
 
@@ -294,15 +299,15 @@ def linked(devices: int, bandwidth: float) -> Cluster:
 class Told:
     """The ranks of a network, which time what they are told to."""
 
-    def __init__(self, net: Network, inputs: list[IO[str]], output: IO[str]) -> None:
-        self._net, self._inputs, self._output = net, inputs, output
+    def __init__(self, net: Network, inputs: list[IO[str]], output: IO[str], rate: float) -> None:
+        self._net, self._inputs, self._output, self._rate = net, inputs, output, rate
 
     def __call__(self, name: str, rounds: int, *, warms_up: bool = False) -> tuple[float, float]:
         """The least seconds of a step of a plan, and the bytes that the rank that sends most sends in one. One that
         `warms_up` is as quick as the processors are."""
         before = self._bytes()
         for one in self._inputs:
-            one.write(f"{name} {rounds} {UNLIMITED if warms_up else RATE}\n")
+            one.write(f"{name} {rounds} {UNLIMITED if warms_up else self._rate}\n")
             one.flush()
         answer = self.answer()
         sent = max(after - first for after, first in zip(self._bytes(), before, strict=True))
@@ -323,8 +328,8 @@ class Told:
 
 
 @contextmanager
-def ranks_of(net: Network, folder: str) -> Iterator[Told]:
-    """The ranks of a network, each in its namespace; none is left when this ends."""
+def ranks_of(net: Network, folder: str, rate: float) -> Iterator[Told]:
+    """The ranks of a network, each in its namespace, with devices of a rate; none is left when this ends."""
     world, store = len(net.ranks), os.path.join(folder, "store")
     path = os.pathsep.join((str(HERE.parents[1]), str(HERE), os.environ.get("PYTHONPATH", "")))
     started: list[subprocess.Popen[str]] = []
@@ -337,7 +342,7 @@ def ranks_of(net: Network, folder: str) -> Iterator[Told]:
             started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, env=environment, text=True))
         first = started[0].stdout
         assert first is not None
-        told = Told(net, [one.stdin for one in started if one.stdin is not None], first)
+        told = Told(net, [one.stdin for one in started if one.stdin is not None], first, rate)
         told.answer()
         yield told
         for one in started:

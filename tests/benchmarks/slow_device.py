@@ -3,11 +3,11 @@
     host       mm ▂ sleeps .......... | mm ▂ sleeps ...... | add ▂
     device     mm ████████████████████ | mm ██████████████ |
 
-Every product (`mm`, `addmm`, `bmm` and attention, forward and backward) is computed as always, and then the thread
-sleeps until FLOP / rate seconds have passed since it began. So the processor is free for the threads that move bytes,
-as the host of an accelerator is while a kernel runs, and what a product takes does not depend on what else the machine
-does, as long as it computes faster than the rate. All other operators take what they take. It works below autograd and
-below DTensor: what a backward pass and hand-written code compute is slowed down likewise.
+Every product (`mm`, `addmm`, `bmm`, those of experts and attention, forward and backward) is computed as always, and
+then the thread sleeps until FLOP / rate seconds have passed since it began. So the processor is free for the threads
+that move bytes, as the host of an accelerator is while a kernel runs, and what a product takes does not depend on what
+else the machine does, as long as it computes faster than the rate. All other operators take what they take. It works
+below autograd and below DTensor: what a backward pass and hand-written code compute is slowed down likewise.
 """
 
 import math
@@ -19,12 +19,14 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from planner.models.grouped import grouped_outer, grouped_product
+
 RATE = 3e9
 """FLOP/s of the imitated device: a tenth or less of what a core of today reaches."""
 
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> float:
-    """FLOP of (.., m, k) by (.., k, n)."""
+    """FLOP of (.., m, k) by (.., k, n), and of the outer products of m rows of k by m rows of n."""
     return 2.0 * left.numel() * right.shape[-1]
 
 
@@ -42,6 +44,8 @@ FLOPS: Mapping[Any, Callable[..., float]] = {
     _aten.addmm.default: lambda _, left, right: _product(left, right),
     _aten.addmm_.default: lambda _, left, right: _product(left, right),
     _aten.baddbmm.default: lambda _, left, right: _product(left, right),
+    grouped_product._opoverload: lambda rows, matrices, _: _product(rows, matrices),
+    grouped_outer._opoverload: lambda rows, others, _: _product(rows, others),
     _aten._scaled_dot_product_flash_attention_for_cpu.default: lambda q, k, v, *_: _attention(q, k, v),
     _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: lambda _, q, k, v, *__: (
         2.5 * _attention(q, k, v)
