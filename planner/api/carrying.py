@@ -118,8 +118,8 @@ def asked_like(
 
 
 def engine_fp8(fp8: "Fp8", space: "EngineSpace") -> "Fp8":
-    """What a plan has in fp8, as an engine does the same: weights are gathered as it gathers them, and one that leaves
-    no layer out has all of them in fp8, as the nearest plan has."""
+    """What a plan has in fp8, as an engine does the same: how weights are gathered is searched, and one that leaves no
+    layer out has all of them in fp8, as the nearest plan has."""
     return replace(fp8, gathered=False, left_out=fp8.left_out if space.leaves_out else ())
 
 

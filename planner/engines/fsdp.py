@@ -49,6 +49,7 @@ TORCHTITAN = EngineSpace(
     models=_MODELS,
     fp8=("tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8"),
     leaves_out=True,
+    gathers=("tensorwise",),
 )  # fmt: skip
 
 ACCELERATE = EngineSpace(

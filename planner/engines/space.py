@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from planner.plan.layout.kept import Kept
-from planner.sharding.update import PLAIN, Update
+from planner.sharding.update import BLOCK, PLAIN, Update
 
 Recomputed = Literal["none", "all", "equal", "any"]
 """Blocks that are recomputed: none, all, equally many of every stage (or all that it has), any number of each."""
@@ -85,7 +85,8 @@ class EngineSpace:
             (see `planner.sharding.update.Update`).
         experts: whether it trains models with experts.
         models: models of the zoo with degrees that are as given for them: ("qwen3-30b-a3b", (("pipeline", 1),)).
-        fp8: recipes by which it computes linear layers in fp8; `leaves_out` says whether it can leave out some.
+        fp8: recipes by which it computes linear layers in fp8; `leaves_out` says whether it can leave out some, and
+            under the recipes that it `gathers` by weights may travel in fp8.
     """
 
     name: str
@@ -99,9 +100,15 @@ class EngineSpace:
     models: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = ()
     fp8: tuple[str, ...] = ()
     leaves_out: bool = False
+    gathers: tuple[str, ...] = ()
 
-    def update(self, asked: Update, zero: int, precision: str) -> Update:
+    def update(self, asked: Update, zero: int, precision: str, *, in_fp8: bool = False) -> Update:
         """What becomes of gradients at a stage of ZeRO: what the engine does unless it is told otherwise, with the
-        clipping that is asked for."""
+        clipping that is asked for. Weights that travel `in_fp8` are cast for a block, and come together."""
         wide = zero in self.wide and precision in NARROW
-        return replace(PLAIN, clip_norm=asked.clip_norm, gradient_dtype="fp32" if wide else PLAIN.gradient_dtype)
+        return replace(
+            PLAIN,
+            clip_norm=asked.clip_norm,
+            gradient_dtype="fp32" if wide else PLAIN.gradient_dtype,
+            gathers=BLOCK if in_fp8 else PLAIN.gathers,
+        )

@@ -21,7 +21,7 @@ from planner.errors import InfeasibleError, RequestError
 from planner.graph.fp8 import ALL_LAYERS, NO_FP8
 from planner.limits import reached, seconds_left, sharing
 from planner.strategy_search.engine.proofs import Ranked, with_proof
-from planner.strategy_search.request.gathering import may_gather_in_fp8
+from planner.strategy_search.request.gathering import gathering_in_fp8
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
 from planner.strategy_search.result import SearchResult
@@ -70,9 +70,8 @@ def with_fp8_ends(
 def _opened(request: SearchRequest) -> tuple[SearchRequest, ...]:
     """The requests in which the search decides on layers: with weights gathered as they are, and in fp8 where that can
     be. The bound of all is the lower one."""
-    if not may_gather_in_fp8(request):
-        return (request,)
-    return (request, replace(request, fp8=replace(request.fp8, gathered=True)))
+    gathered = gathering_in_fp8(request)
+    return (request,) if gathered is None else (request, gathered)
 
 
 def _seconds(plan: Ranked) -> float:

@@ -63,7 +63,10 @@ def within(space: EngineSpace, request: SearchRequest) -> SearchRequest:
             " it, or --for"
         )
     narrow = next(zero for zero in (0, 1, 2, 3, None) if zero not in space.wide)
-    update = space.update(request.update, narrow or 0, request.precision)  # each configuration is priced with its own
+    in_fp8 = request.fp8.gathered
+    update = space.update(
+        request.update, narrow or 0, request.precision, in_fp8=in_fp8
+    )  # each plan is priced with its own
     pinned = replace(request.pinned, interleave=1, tensor_overlap=1, expert_overlap=False, pattern=Pattern())
     return replace(
         request, space=space, alternatives=tuple(dict.fromkeys(found)), pinned=pinned, update=update, placing="given"
@@ -112,8 +115,9 @@ def _check(space: EngineSpace, request: SearchRequest) -> None:
         raise RequestError(f"{where}: {space.title} computes experts in fp8, too; take fp8_experts with it, or no fp8")
     if request.fp8.left_out and not space.leaves_out:
         raise RequestError(f"{where}: {space.title} leaves no linear layer out of fp8; leave out fp8_left_out")
-    if request.fp8.gathered:
-        raise RequestError(f"{where}: fp8_gathered: no engine is told of that here; leave it out, or --for")
+    if request.fp8.gathered and request.fp8.recipe not in space.gathers:
+        has = f"goes with fp8 = {', '.join(space.gathers)}" if space.gathers else "is not told of that here"
+        raise RequestError(f"{where}: fp8_gathered: {space.title} {has}; leave it out, or --for")
     if request.fp8.dispatch or (request.fp8.experts and space.leaves_out):
         option = "fp8_dispatch" if request.fp8.dispatch else "fp8_experts"
         raise RequestError(f"{where}: {option}: no engine is told of that here; leave it out, or --for")
@@ -356,7 +360,8 @@ def plan_within(
         selective=none if kept is None else recomputed,
         kept=kept or NOTHING_KEPT,
     )
-    update = space.update(request.update, decided.zero or 0, request.precision)
+    in_fp8 = request.fp8.gathered
+    update = space.update(request.update, decided.zero or 0, request.precision, in_fp8=in_fp8)
     plain = replace(request, update=update, pinned=FREE, placing="given", space=None, alternatives=())
     made = usual_plan(plain, usual)
     provenance = replace(made.plan.provenance, search=request.algorithm)

@@ -458,7 +458,8 @@ class Engine:
         request, decided = self.request, configuration.decided
         if request.space is None or decided is None:
             return request.update
-        return request.space.update(request.update, decided.zero or 0, request.precision)
+        in_fp8 = request.fp8.gathered
+        return request.space.update(request.update, decided.zero or 0, request.precision, in_fp8=in_fp8)
 
     def _template(self, micro_batches: int) -> Template:
         """The template with the batch of one micro-batch."""

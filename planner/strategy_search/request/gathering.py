@@ -38,12 +38,16 @@ def gathers_in_fp8_fault(request: SearchRequest, blocks: int) -> Fault | None:
     return next((fault for one in by_block if (fault := gathered_fault(request.fp8, one, offloaded))), None)
 
 
-def may_gather_in_fp8(request: SearchRequest) -> bool:
-    """Whether weights may be gathered in fp8 that a request gathers otherwise, where the search decides on layers."""
-    if request.fp8.recipe not in GATHERED or request.fp8.gathered or request.space is not None:
-        return False
+def gathering_in_fp8(request: SearchRequest) -> SearchRequest | None:
+    """The same request with weights gathered in fp8, where that can be and they are not, and the search decides on
+    layers."""
+    space, blocks = request.space, find_blocks(request.graph).count
+    if request.fp8.recipe not in (GATHERED if space is None else space.gathers) or request.fp8.gathered:
+        return None
     gathered = replace(request, fp8=replace(request.fp8, gathered=True))
-    return gathers_in_fp8_fault(gathered, find_blocks(request.graph).count) is None
+    if space is not None:  # which says itself how weights are gathered
+        return gathered if request.cluster.devices > 1 and blocks > 1 else None
+    return gathered if gathers_in_fp8_fault(gathered, blocks) is None else None
 
 
 def ways_to_gather(request: SearchRequest, blocks: int) -> tuple[str, ...]:

@@ -12,7 +12,9 @@ from torch import nn
 
 import planner
 from hardware_profiles import load_profile
+from planner.engines.spaces import SPACES
 from planner.errors import RequestError
+from planner.export.pytorch import torchtitan_writing
 from planner.fp8_recipes import RECIPES
 from planner.graph.fp8 import ALL_LAYERS, GATHERED, NO_FP8, Fp8, experts_of, experts_recipe, recipe_of
 from planner.graph.operator_graph import OperatorGraph
@@ -30,7 +32,7 @@ from planner.strategy_search.request.template import fold
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search
 from planner.strategy_search.tables.cost_table import OperatorTable, TableBuilder
-from planner.strategy_search.within import best_plans
+from planner.strategy_search.within import best_plans, within
 from tests.refusals import refused
 from tests.unit.plan.plans import plan_named
 from tests.unit.search.cases import BATCH, cluster_of, request_of, traced
@@ -241,6 +243,22 @@ def test_weights_that_cannot_be_gathered_in_fp8_are_refused(
     with refused(RequestError, *said):
         asked = request_of("llama-4", cluster_of("h100-80gb", 2), 4, fp8=changes["fp8"])
         search(replace(asked, update=replace(asked.update, gathers=str(changes.get("gathers", "auto")))))
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_an_engine_gathers_weights_in_fp8_where_that_pays_and_it_can() -> None:
+    """torchtitan does under scales of tensors (`enable_fsdp_float8_all_gather`), and no other engine is told of it."""
+    space = SPACES["torchtitan"]
+    asked = request_of("llama70b-4-layers", cluster_of("h100-80gb", 8), 16, precision="bf16", fp8=TENSORWISE)
+    found = best_plans(replace(opened(asked), space=space))
+    assert (found.plan.training.fp8.gathered, found.plan.training.update.gathers) == (True, "block")
+    never = best_plans(replace(opened(asked), space=replace(space, gathers=())))
+    assert not never.plan.training.fp8.gathered
+    assert seconds(found) < seconds(never)
+    assert space.gathers == torchtitan_writing.GATHERED
+    with refused(RequestError, "--for megatron", "fp8_gathered", "Megatron-LM is not told of that"):
+        within(SPACES["megatron"], replace(asked, fp8=replace(TENSORWISE, gathered=True)))
 
 
 def test_interleaved_micro_batches_gather_no_weights_in_fp8() -> None:
