@@ -16,6 +16,7 @@ and hold no less than a k-th of its activations each.
 One file, in the order of this argument: prices, units, bounds.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -601,12 +602,13 @@ class Multipliers:
         """Seconds of a micro-batch of the chain to receive and to send back, of every state."""
         between, last = self.chain.crossing.between, setting.ranks - 1
         if not between:
-            return self._crossing_seconds(setting, rank == 0, rank == last)
+            return np.broadcast_to(self._crossing_seconds(setting, rank == 0, rank == last), self.chain.shape)
         found = np.zeros(self.chain.shape)
         found = found if rank == 0 else found + between[rank - 1][0]
         return found if rank == last else found + between[rank][1]
 
     def _crossing_seconds(self, setting: Setting, first: bool, last: bool) -> Array:
+        """The same with axes of one for what does not decide about it."""
         crossing = self.chain.crossing
         if setting.ranks == 1:
             return np.zeros(self.chain.shape)
@@ -614,8 +616,7 @@ class Multipliers:
         there, back = (crossing.forward, crossing.forward_around), (crossing.backward, crossing.backward_around)
         (forward, around), (backward, around_back) = (map(_own_axes, pair) for pair in (there, back))
         seconds = (chunks - 1) * around if first else chunks * forward
-        seconds = seconds + ((chunks - 1) * around_back if last else chunks * backward)
-        return np.broadcast_to(seconds, self.chain.shape)
+        return seconds + ((chunks - 1) * around_back if last else chunks * backward)
 
     def alone(self) -> Priced:
         """The pieces solved for the least seconds of one micro-batch."""
@@ -674,7 +675,7 @@ class Multipliers:
             return sum(alone, np.zeros(self.chain.shape)) / self.parts
         ends = self._crossing_seconds(setting, True, False) + self._crossing_seconds(setting, False, True)
         between = (setting.ranks - 2) * self._crossing_seconds(setting, False, False)
-        return (ends + between) / self.parts
+        return np.broadcast_to((ends + between) / self.parts, self.chain.shape)
 
     def _least_values(self, kinds: Sequence[tuple[Solved, ...]]) -> Array:
         least = [self._own_least(solved) for solved in kinds]
@@ -687,10 +688,8 @@ class Multipliers:
     def _own_least(self, solved: tuple[Solved, ...]) -> Array:
         """The least values of some pieces, with axes of one for what is not on their boundary: of the many states of a
         chain a piece may know few."""
-        total = np.full((1,) * len(self.chain.shape), 0.0 if not solved else math.inf)
-        for one in solved:
-            total = np.minimum(total, _own(self.chain, one))
-        return total
+        own = [_own(self.chain, one) for one in solved] or [np.zeros((1,) * len(self.chain.shape))]
+        return functools.reduce(np.minimum, own)
 
 
 def first_bounds(members: Sequence[tuple[Multipliers, Setting]]) -> list[float]:

@@ -28,7 +28,7 @@ from planner.strategy_search.engine.block_times import BlockTimes, ExpertTimes
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.evaluation import NO_HINT, Evaluation, Hint, check_virtual_stages
 from planner.strategy_search.engine.exchange_overlap import may_exchange_under_work
-from planner.strategy_search.engine.family import Family, Ways, scaling_of
+from planner.strategy_search.engine.family import Family, Recent, Ways, scaling_of
 from planner.strategy_search.engine.outcome import Outcome, best_of, best_try, ruled_out
 from planner.strategy_search.engine.product_overlap import may_overlap
 from planner.strategy_search.engine.propagation import fixed_of, propagated
@@ -113,6 +113,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self._kept: OrderedDict[object, _Kept] = OrderedDict()
+        self._recent = Recent()
         self.gathers = ways_to_gather(self.request, self.template.blocks.count)
         self.groups = parts_of(self.request.cluster)
         self.capacities = tuple(self._capacity(group) for group in self.groups)
@@ -256,7 +257,7 @@ class Engine:
                 pieces.append((ways, self.pipeline_of_kinds(configuration, gathers)))
             else:
                 pieces.append((ways, self._cut(configuration, tables, gathers, scaling.hindered, like)))
-        return Family(pieces, configuration.micro_batches, scaling)
+        return Family(pieces, configuration.micro_batches, scaling, self._recent)
 
     def evaluate(
         self,

@@ -6,8 +6,9 @@ ways      to gather weights are bounded apart: where they come ahead, and all in
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -27,8 +28,26 @@ from planner.strategy_search.tables.cost_table import CostTables
 _MANY_STATES = 2**17
 """Of the boundary, from which on what was asked of all members, to put them in order, is not kept: a megabyte each."""
 
+_RECENT = 2**28
+"""Bytes of what was asked of families with so many states that are kept, about: of what was asked last."""
+
 Ways: TypeAlias = tuple[str, ...]
 """Ways to gather weights (`planner.sharding.update.GATHERS`) that are bounded together."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recent:
+    """What was asked last of families with many states, by the parts that micro-batches were cut into, and about how
+    many bytes that is. What is older is forgotten, and asked again where it is needed."""
+
+    asked: OrderedDict[tuple[int, int], tuple["_Bounds", int]] = field(default_factory=OrderedDict)
+
+    def note(self, bounds: "_Bounds", parts: int, nbytes: int) -> None:
+        self.asked[id(bounds), parts] = (bounds, nbytes)
+        self.asked.move_to_end((id(bounds), parts))
+        while sum(held for _, held in self.asked.values()) > _RECENT and len(self.asked) > 1:
+            (_, oldest), (other, _) = self.asked.popitem(last=False)
+            other.forget(oldest)
 
 
 class Family:
@@ -39,10 +58,14 @@ class Family:
     """
 
     def __init__(
-        self, pieces: Sequence[tuple[Ways, HeterogeneousPipeline]], micro_batches: int, scaling: "Scaling"
+        self,
+        pieces: Sequence[tuple[Ways, HeterogeneousPipeline]],
+        micro_batches: int,
+        scaling: "Scaling",
+        recent: Recent,
     ) -> None:
         self.hint = NO_HINT  # what mattered to a member
-        self._parts = [(ways, _Bounds(own, micro_batches, scaling)) for ways, own in pieces]
+        self._parts = [(ways, _Bounds(own, micro_batches, scaling, recent)) for ways, own in pieces]
         self._proved: dict[tuple[int, int], dict[Ways, float]] = {}  # by micro-batches and virtual stages
 
     def step_seconds(self, members: Sequence[Configuration]) -> list[float]:
@@ -103,8 +126,11 @@ def least_share(configuration: Configuration) -> float:
 class _Bounds:
     """What the pieces of the largest micro-batch prove, with weights gathered in one way."""
 
-    def __init__(self, pipeline_of_kinds: HeterogeneousPipeline, micro_batches: int, scaling: "Scaling") -> None:
+    def __init__(
+        self, pipeline_of_kinds: HeterogeneousPipeline, micro_batches: int, scaling: "Scaling", recent: Recent
+    ) -> None:
         self.pipeline_of_kinds, self.micro_batches, self.scaling = pipeline_of_kinds, micro_batches, scaling
+        self.recent, self.states = recent, math.prod(pipeline_of_kinds.chain.shape)
         self._duals: dict[tuple[int, float], list[Multipliers]] = {}
         self._known: set[tuple[int, float, float, float, Passes]] = set()
 
@@ -113,7 +139,7 @@ class _Bounds:
         known = [self._of(configuration) for configuration in members]
         if len(self.pipeline_of_kinds.chains) == 1:
             bounds = first_bounds([(multipliers[0], setting) for multipliers, setting in known])
-            if math.prod(self.pipeline_of_kinds.chain.shape) >= _MANY_STATES:
+            if self.states >= _MANY_STATES:
                 self._duals.clear()
             return bounds
         found = []
@@ -127,7 +153,7 @@ class _Bounds:
         """Least step time of a member with memory at a price, and shares of what travels under work; infinite where
         even the leanest choice does not fit. What is cheap to ask comes first, until the cutoff is reached."""
         multipliers, setting = self._of(configuration)
-        if (alone := self._proved_with_one_stage(configuration, setting)) >= cutoff:
+        if (alone := self._proved_with_one_stage(configuration, setting, cutoff)) >= cutoff:
             return alone
         flights = sorted({setting.flights(0), setting.flights(setting.ranks // 2)})
         price, under = hint
@@ -152,23 +178,40 @@ class _Bounds:
                 proved = np.maximum(proved, found)
             if proved.min() >= cutoff:
                 break
+        if self.states >= _MANY_STATES:
+            self._note(configuration.micro_batches // self.micro_batches)
         return float(proved.min())
+
+    def _note(self, parts: int) -> None:
+        """What was asked last is about micro-batches cut into so many parts: a number or two for every state at each
+        price, and for each number of virtual stages."""
+        prices = sum(2 + len(one.priced) for (cut, _), known in self._duals.items() if cut == parts for one in known)
+        self.recent.note(self, parts, 2 * prices * self.states * 8)
+
+    def forget(self, parts: int) -> None:
+        """Forget what was asked about micro-batches that are cut into so many parts."""
+        self._duals = {key: known for key, known in self._duals.items() if key[0] != parts}
+        self._known = {key for key in self._known if key[0] != parts}
 
     def busy_seconds(self, configuration: Configuration) -> float:
         """Least busy seconds of the average rank of a member."""
         multipliers, setting = self._of(configuration)
         return multipliers[0].busy(setting) if len(multipliers) == 1 else 0.0
 
-    def _proved_with_one_stage(self, configuration: Configuration, setting: Setting) -> float:
+    def _proved_with_one_stage(self, configuration: Configuration, setting: Setting, cutoff: float) -> float:
         """What the prices prove of a member with virtual stages that were asked for with one stage on each rank, where
-        a micro-batch counts less: no more than what its own would. Nothing is solved for it."""
+        a micro-batch counts less: no more than what its own would, nor than the cutoff. Nothing is solved for it, and
+        states are left out that take as long by what the average rank does with one stage (`least_share`)."""
         if configuration.virtual_stages == 1:
             return 0.0
         weight = replace(setting, chunks=1).shared_weight
         known = self._duals.get((configuration.micro_batches // self.micro_batches, weight))
         if known is None or not known[0].knows(0.0, 0.0, NEITHER):
             return 0.0
-        return float(step_bounds(self.pipeline_of_kinds, known, setting).min())
+        share = least_share(configuration)
+        among = known[0].promising(replace(setting, chunks=1), cutoff / share) if len(known) == 1 else None
+        found = step_bounds(self.pipeline_of_kinds, known, setting, among)
+        return float(found.min() if among is None else found[among].min(initial=cutoff))
 
     def least_bytes(self, configuration: Configuration) -> float:
         """About the least bytes that a member needs; never more."""

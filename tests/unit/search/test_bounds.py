@@ -18,6 +18,7 @@ from planner.plan.prediction.predict import stage_costs
 from planner.strategy_search.decomposition.lagrangian import Multipliers, State
 from planner.strategy_search.decomposition.least_memory import impossible
 from planner.strategy_search.decomposition.pieces import NEITHER, Column, Piece
+from planner.strategy_search.engine import family as family_module
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.evaluation import NO_HINT, Evaluation
 from planner.strategy_search.engine.outcome import RankFilling
@@ -293,3 +294,23 @@ def test_prices_asked_for_with_one_stage_on_each_rank_bound_virtual_stages() -> 
             family.priced_seconds(members[1, m], (price, NEITHER))
         proved = family.priced_seconds(members[2, m], NO_HINT, cutoff=1e-12)  # which whatever is known reaches
         assert 0 < proved <= engine.evaluate(members[2, m]).seconds * ALL
+
+
+@pytest.mark.slow
+def test_what_is_forgotten_of_many_states_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of members of a family in turn no more is kept than what was asked last, and the same is proved."""
+    engine = engine_of("llama-4", "h100-80gb", 2, None)
+    space = configurations(engine.template, 2, 12, Pinned(pipeline=2, virtual_stages=0))
+    members = sorted(space, key=lambda c: (c.virtual_stages, c.micro_batches))
+
+    def proved() -> tuple[list[float], int]:
+        known = engine_of("llama-4", "h100-80gb", 2, None).family(members[0])
+        found = [known.priced_seconds(one, (1e-7, NEITHER)) for one in (*members, *members)]
+        return found, sum(len(bounds._duals) for _, bounds in known._parts)
+
+    kept, number = proved()
+    monkeypatch.setattr(family_module, "_MANY_STATES", 1)
+    monkeypatch.setattr(family_module, "_RECENT", 1)
+    found, fewer = proved()
+    assert found == kept
+    assert fewer < number
