@@ -111,7 +111,8 @@ class Arriving:
 class Leaving:
     """Terms that all ranks sum up, chunk by chunk, into a `piece`: each gets its piece of the sum, or all of it where
     nothing is moved. One chunk is under way while the next is made: what is sent before lands first. That takes no
-    longer than to send all that is made, as messages go one after the other anyway, and holds two chunks."""
+    longer than to send all that is made, as messages go one after the other anyway, and holds two chunks. The last two
+    are under way together while the caller does something else."""
 
     def __init__(self, chunks: Chunks, group: dist.ProcessGroup, piece: torch.Tensor) -> None:
         self._chunks, self._group, self._piece = chunks, group, piece
@@ -127,7 +128,8 @@ class Leaving:
             flat = term.view(self._chunks.ranks * own.shape[0], *own.shape[1:])
             work = dist.reduce_scatter_single(own, flat, group=self._group, async_op=True)
             self._sent.append((work, flat, own))
-        self._land_all_but(1)
+        if self._landed + len(self._sent) < self._chunks.count:  # another one is about to be made
+            self._land_all_but(1)
 
     def land(self) -> torch.Tensor:
         """Wait for all chunks; the piece."""

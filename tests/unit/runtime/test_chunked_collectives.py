@@ -74,6 +74,17 @@ def test_chunks_leave_while_others_are_made(link: Link) -> None:
     assert link.events == ["make 0", "start 0", "make 1", "start 1", "arrived 0", "arrived 1"]
 
 
+def test_other_work_waits_for_none_of_the_last_two_chunks(link: Link) -> None:
+    """As the products of weight gradients, behind those of the last chunk."""
+    whole, chunks = torch.arange(24.0).view(3, 4, 2), Chunks(dim=0, count=3, moved=1, ranks=RANKS)
+    leaving = Leaving(chunks, None, torch.empty(3, 2, 2))  # type: ignore[arg-type]
+    for number in range(3):
+        leaving.send(chunks.whole(whole, number).contiguous())
+    link.events.append("others")
+    assert torch.equal(leaving.land(), RANKS * whole[:, :2])
+    assert link.events == ["start 0", "start 1", "arrived 0", "start 2", "others", "arrived 1", "arrived 2"]
+
+
 def test_no_more_than_two_chunks_that_leave_are_held(link: Link) -> None:
     whole, chunks = torch.arange(32.0).view(4, 4, 2), Chunks(dim=0, count=4, moved=1, ranks=RANKS)
     leaving = Leaving(chunks, None, torch.empty(4, 2, 2))  # type: ignore[arg-type]
