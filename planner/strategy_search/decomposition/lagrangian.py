@@ -609,12 +609,9 @@ class Multipliers:
 
     def _crossing_seconds(self, setting: Setting, first: bool, last: bool) -> Array:
         """The same with axes of one for what does not decide about it."""
-        crossing = self.chain.crossing
         if setting.ranks == 1:
             return np.zeros(self.chain.shape)
-        chunks = setting.chunks
-        there, back = (crossing.forward, crossing.forward_around), (crossing.backward, crossing.backward_around)
-        (forward, around), (backward, around_back) = (map(_own_axes, pair) for pair in (there, back))
+        chunks, (forward, backward, around, around_back) = setting.chunks, self.chain.crossing.along_own_axes
         seconds = (chunks - 1) * around if first else chunks * forward
         return seconds + ((chunks - 1) * around_back if last else chunks * backward)
 
@@ -729,11 +726,6 @@ def _worth(pieces: Sequence[Piece], price: float) -> Sequence[Piece]:
 def over(chain: Chain, solved: Solved) -> Array:
     """Values of a piece over all states of the chain's boundary."""
     return np.broadcast_to(_own(chain, solved), chain.shape)
-
-
-def _own_axes(values: Array) -> Array:
-    """Values of every state without the axes along which they are the same."""
-    return values[tuple(slice(None) if stride else slice(1) for stride in values.strides)]
 
 
 def _picked(values: Array, some: NDArray[np.bool_] | None) -> Array:

@@ -461,3 +461,13 @@ class Crossing:
     forward_around: Array
     backward_around: Array
     between: tuple[tuple[Array, Array], ...] = ()
+
+    @cached_property
+    def along_own_axes(self) -> tuple[Array, ...]:
+        """Seconds forward and backward, to the next rank and around, without the axes along which they are the same."""
+        return tuple(map(_own_axes, (self.forward, self.backward, self.forward_around, self.backward_around)))
+
+
+def _own_axes(values: Array) -> Array:
+    """Values of every state without the axes along which they are the same."""
+    return values[tuple(slice(None) if stride else slice(1) for stride in values.strides)]
