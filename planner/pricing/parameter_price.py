@@ -10,8 +10,8 @@ writes one, a pass over the parameters that software with a fused weight gradien
 runtime does not fuse.
 
 ZeRO-1 is a state cut finer than the weight; ZeRO-2 cuts the gradient too and reduce-scatters that of every use, ZeRO-3
-cuts the weight too and gathers it at every use; both are priced with the use. What an engine cuts out of flat buffers
-(`planner.sharding.layout.FlatShape`) is priced like any other piece: its bytes, its gathers and its reduce-scatters.
+cuts the weight too and gathers it at every use; both are priced with the use. The
+padding of shards (`planner.sharding.layout.PaddedShape`) is priced with them.
 
 Where states are shared out by whole parameters (`Update.owned`), one of the copies of a weight has the state
 and broadcasts what it has updated. Who that is depends on all parameters together: `share` of a state is what a device
@@ -42,7 +42,7 @@ from costmodels import (
 from hardware_profiles import Cluster, Home, Software
 from planner.graph.operator_graph import TensorType
 from planner.pricing.redistribution_price import Pricers, RedistributionPricer
-from planner.sharding.layout import local_fraction
+from planner.sharding.layout import local_fraction, local_share
 from planner.sharding.stored import StoredParameter, owned_axes
 from planner.sharding.update import PLAIN, Update
 
@@ -113,7 +113,8 @@ def price_parameter(
     software = pricers.parameters.cluster.software
     per = parameter_bytes(precision, optimizer, software, update.variant)
     weight = _weight_bytes(tensor, stored, sizes, per.weight, copied=trainable and per.weight > tensor.element_bytes)
-    weight += np.array([local_fraction(s.weight, sizes) for s in stored]) * tensor.numel * software.stored.beside
+    shares = np.array([local_share(tensor.shape, s.weight, sizes) for s in stored])
+    weight += shares * tensor.numel * software.stored.beside
     cluster, zeros = pricers.parameters.cluster, np.zeros(len(stored))
     apart = np.array([one.weight_offloaded for one in stored])
     weight_fetch, weight_store = _visits(weight, [one.weight_home for one in stored], cluster)
@@ -139,8 +140,8 @@ def price_parameter(
     mean = np.array([1 / math.prod(sizes[axis] for axis in axes) for axes in owned])
     whole = np.array([bool(axes) for axes in owned])  # with one owner
     shares = mean if share is None else np.where(whole, share, 1.0)
-    state = np.array([local_fraction(s.state, sizes) for s in stored]) * tensor.numel * shares
-    gradient = np.array([local_fraction(s.gradient, sizes) for s in stored]) * tensor.numel
+    state = np.array([local_share(tensor.shape, s.state, sizes) for s in stored]) * tensor.numel * shares
+    gradient = np.array([local_share(tensor.shape, s.gradient, sizes) for s in stored]) * tensor.numel
     accumulated = summed(tensor, update)
     # an fp32 weight is its own master copy where the state cuts it finer; elsewhere the piece of the state is a copy,
     # and that of an offloaded weight, too
@@ -210,10 +211,10 @@ def _weight_bytes(
     """Bytes of a weight, `each` of an element. What is stored in fp32 and computed with as a 16-bit copy lies in the
     layout of the state; where that is finer than the layout of the weight, the copy is beside it (FSDP2 that does not
     reshard)."""
-    weight = np.array([local_fraction(s.weight, sizes) for s in stored]) * tensor.numel
+    weight = np.array([local_share(tensor.shape, s.weight, sizes) for s in stored]) * tensor.numel
     if not copied:
         return weight * each
-    state = np.array([local_fraction(s.state, sizes) for s in stored]) * tensor.numel
+    state = np.array([local_share(tensor.shape, s.state, sizes) for s in stored]) * tensor.numel
     apart = np.array([s.weight != s.state and not s.weight_offloaded for s in stored])
     return np.where(apart, weight * tensor.element_bytes + state * each, weight * each)
 

@@ -298,9 +298,9 @@ class RedistributionPricer:
             seconds = message_seconds(Message(kind=kind, axis=axis, nbytes=sent), self.mesh, self.cluster)
             copied = self._copy_seconds(message) if self.copied and kind in _COPIED else 0.0
             return self.exposed * (start + seconds * (message / sent if sent else 1.0)) + copied
-        if kind == "slice" or self.mesh.sizes[axis] == 1:
+        if kind in ("slice", "trim") or self.mesh.sizes[axis] == 1:
             return 0.0  # a view
-        return self._copy_seconds(message)  # zero and pad write a tensor of the size held before
+        return self._copy_seconds(message)  # zero, pad and extend write a tensor of the size held before
 
     def _copy_seconds(self, nbytes: float) -> float:
         """Seconds of a copy, which reads and writes so many bytes."""

@@ -29,6 +29,7 @@ from planner.errors import RequestError, nearest_names
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.graph.random_ops import CHANCES
 from planner.matching import matches
+from planner.sharding.layout import PaddedShape
 from planner.sharding.rescale import Growth, rescale_weights
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
@@ -62,6 +63,16 @@ def with_padding(graph: OperatorGraph, padded: Padded) -> OperatorGraph:
         if larger.types[name].shape[dim] != extent
     )
     return replace(larger, operators=operators, unpadded=tuple(unpadded))
+
+
+def with_padded_shards(graph: OperatorGraph) -> OperatorGraph:
+    """`graph` with parameters whose shards are padded where devices do not divide them."""
+    padded = {
+        parameter.name: replace(tensor, shape=PaddedShape(tensor.shape))
+        for parameter in graph.parameters
+        for tensor in (graph.types[parameter.name],)
+    }
+    return replace(graph, types={**graph.types, **padded})
 
 
 def _grown_weights(graph: OperatorGraph, padded: Padded) -> Mapping[str, Growth]:

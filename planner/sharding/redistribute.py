@@ -15,6 +15,11 @@ that is an all_gather and a slice):
     zero            R -> P         nothing: the first device of the axis keeps its copy, the others hold zeros
     pad             S(d) -> P      nothing: each device puts its piece into a tensor of zeros
 
+Of parameters (`PaddedShape`) a step on a dim that its devices do not divide has one beside it, of no placement:
+
+    extend          nothing: zeros are added at the end of a dim, which is cut next
+    trim            nothing: what was added is left out, when a dim has been gathered
+
 Where several axes cut one dim, the earlier axis is the outer cut, so only the innermost cut of a dim can be taken away
 and only a new innermost cut can be added. All layouts on the way divide evenly.
 
@@ -32,7 +37,7 @@ steps. Not good for: meshes of seven axes and more.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -41,10 +46,17 @@ from numpy.typing import NDArray
 
 from planner.errors import LayoutError
 from planner.sharding.layout import (
-    FlatShape,
+    PARTIAL,
+    REPLICATE,
     Layout,
+    PaddedShape,
+    Placement,
     divides,
     format_layout,
+    local_shape,
+    shard,
+    shard_length,
+    whole_shape,
 )
 from planner.sharding.mesh import Mesh
 
@@ -74,7 +86,7 @@ class Step:
     `to_dim` the dim that is cut afterwards. `fraction` is the size of the collective's message as a share of the
     whole tensor: the gathered result for all_gather, the tensor held before the step for all others. `zigzag` has those
     of the two dims whose pieces on the axis lie in zigzag order (`planner.sharding.zigzag`). `root` is the device of
-    the axis that gets the sum of a reduce.
+    the axis that gets the sum of a reduce, `extent` what a dim has after it was extended or trimmed.
     """
 
     kind: str
@@ -84,11 +96,12 @@ class Step:
     fraction: float = 1.0
     zigzag: tuple[int, ...] = ()
     root: int = -1
+    extent: int = -1
 
 
 def is_view(step: Step) -> bool:
     """Whether what a step makes is a view of what was there: a contiguous cut."""
-    return step.kind == "slice" and not step.zigzag
+    return step.kind in ("slice", "trim") and not step.zigzag
 
 
 def redistribution(
@@ -109,9 +122,55 @@ def redistribution(
     if source == target:
         return ()
     steps = routes(mesh, cut_limits(shape, mesh.sizes)).path(source, target)
+    if isinstance(shape, PaddedShape):
+        steps = tuple(_with_padding(steps, shape, mesh.sizes, source))
     if not (sequences and mesh.zigzag):
         return steps
     return tuple(replace(step, zigzag=_in_order(step, mesh, sequences)) for step in steps)
+
+
+def _with_padding(steps: Sequence[Step], shape: PaddedShape, sizes: tuple[int, ...], source: Layout) -> Iterator[Step]:
+    """Steps of a parameter, with those that add and leave out its padding."""
+    layout = source
+    for step in steps:
+        before, after = layout, _placed(layout, step)
+        layout = after
+        ends = [whole_shape(shape, one, sizes) == tuple(shape) for one in (before, after)]
+        if all(ends):
+            yield step
+            continue
+        here, there = (local_shape(shape, one, sizes) for one in (before, after))
+        cut, joined = _dims_of(step)
+        size, axis = sizes[step.axis], step.axis
+        if cut >= 0 and here[cut] < there[cut] * size:
+            here = _with(here, cut, there[cut] * size)
+            yield Step("extend", axis, cut, extent=here[cut], fraction=math.prod(here) / math.prod(shape))
+        sent = math.prod(here) * (size if step.kind == "all_gather" else 1)
+        yield replace(step, fraction=sent / math.prod(shape))
+        if joined >= 0 and here[joined] * size > there[joined]:
+            yield Step("trim", axis, joined, extent=there[joined])
+
+
+def _dims_of(step: Step) -> tuple[int, int]:
+    """The dim that a step cuts, and the one that it joins; -1 where it does neither."""
+    if step.kind == "all_to_all":
+        return step.to_dim, step.dim
+    return (step.dim if step.kind in ("reduce_scatter", "slice") else -1), (
+        step.dim if step.kind in ("all_gather", "pad") else -1
+    )
+
+
+def _placed(layout: Layout, step: Step) -> Layout:
+    """A layout after a step."""
+    cut, _ = _dims_of(step)
+    placement = {"all_gather": REPLICATE, "all_reduce": REPLICATE, "zero": PARTIAL, "pad": PARTIAL}.get(step.kind)
+    found: list[Placement] = list(layout)
+    found[step.axis] = shard(cut) if placement is None else placement
+    return tuple(found)
+
+
+def _with(shape: tuple[int, ...], dim: int, extent: int) -> tuple[int, ...]:
+    return (*shape[:dim], extent, *shape[dim + 1 :])
 
 
 def _in_order(step: Step, mesh: Mesh, sequences: Collection[int]) -> tuple[int, ...]:
@@ -120,20 +179,16 @@ def _in_order(step: Step, mesh: Mesh, sequences: Collection[int]) -> tuple[int, 
 
 def cut_limits(shape: Sequence[int], sizes: tuple[int, ...]) -> tuple[int, ...]:
     """All of a shape that the paths depend on: per dim a bit mask of the sets of axes that divide it."""
-    if isinstance(shape, FlatShape):
-        return tuple(_divisible_sets(0, sizes) for _ in shape)
-    return tuple(_divisible_sets(extent, sizes) for extent in shape)
+    padded = isinstance(shape, PaddedShape)
+    return tuple(_divisible_sets(extent, sizes, padded) for extent in shape)
 
 
 @lru_cache(maxsize=4096)
-def _divisible_sets(extent: int, sizes: tuple[int, ...]) -> int:
+def _divisible_sets(extent: int, sizes: tuple[int, ...], padded: bool) -> int:
     mask = 0
     for subset in range(1 << len(sizes)):
-        count = 1
-        for axis, size in enumerate(sizes):
-            if subset >> axis & 1:
-                count *= size
-        if extent % count == 0:
+        cutting = [size for axis, size in enumerate(sizes) if subset >> axis & 1]
+        if shard_length(extent, cutting) is not None if padded else extent % math.prod(cutting) == 0:
             mask |= 1 << subset
     return mask
 

@@ -25,7 +25,7 @@ from functools import lru_cache
 
 from hardware_profiles import Home
 from planner.faults import Fault
-from planner.sharding.layout import PARTIAL, REPLICATE, FlatShape, Layout, Placement, divides, format_layout, shard
+from planner.sharding.layout import PARTIAL, REPLICATE, Layout, PaddedShape, Placement, divides, format_layout, shard
 
 Option = tuple[Placement, Placement, Placement]
 """What one axis does to weight, gradient and state."""
@@ -89,7 +89,7 @@ def legal_stored(
     A frozen parameter has no gradient to place.
     """
     if allowed is None:
-        return _all_stored(shape if isinstance(shape, FlatShape) else tuple(shape), tuple(sizes), trainable)
+        return _all_stored(shape if isinstance(shape, PaddedShape) else tuple(shape), tuple(sizes), trainable)
     return _grown(shape, sizes, allowed)
 
 

@@ -22,7 +22,6 @@ from planner.models.dimensions import TRACED_BATCH, Dimensions, build
 from planner.plan.binding.bind import bind
 from planner.plan.plan import INTERLEAVED, Plan, Prediction, Stage
 from planner.plan.prediction.predict import predict
-from planner.sharding.layout import FlatShape
 from planner.sharding.update import DEFAULT
 from planner.strategy_search.job import given_job
 from planner.strategy_search.objectives import plan_for
@@ -260,7 +259,6 @@ def _priced(
         plan = spared_plan(plan, run.spared, graph, TRACED_BATCH)
         return plan, predict(bind(plan, graph, TRACED_BATCH), cluster)
 
-    graph = in_flat_buffers(graph, run)
     plan, prediction = as_run(_searched(run, cluster, graph))
     if not run.untold or row.out_of_memory or fits(prediction):
         return prediction, ()
@@ -268,25 +266,6 @@ def _priced(
     if found is None:
         return prediction, ("it does not fit with all blocks recomputed, either",)
     return found[1], (f"{INFERRED}: {found[0]} blocks of every pipeline rank, the fewest with which it fits",)
-
-
-def in_flat_buffers(graph: OperatorGraph, run: Run) -> OperatorGraph:
-    """The graph with weights cut out of flat buffers, as frameworks share them out, where a run does so and its devices
-    divide none of their dims: 96 or 12 of them, say. Weights of which they divide a dim are cut along it, which is as
-    many bytes and the same messages."""
-    pinned = run.pinned
-    if not pinned.zero:
-        return graph
-    fixed = (pinned.pipeline or 1) * (pinned.tensor or 1)
-    shards, cut = run.job.devices // fixed, run.job.devices // (pinned.pipeline or 1)
-    names = {parameter.name for parameter in graph.parameters}
-    types = {
-        name: replace(tensor, shape=FlatShape(tensor.shape))
-        if name in names and not any(extent % cut == 0 for extent in tensor.shape)
-        else tensor
-        for name, tensor in graph.types.items()
-    }
-    return graph if shards == 1 else replace(graph, types=types)
 
 
 def _searched(run: Run, cluster: Cluster, graph: OperatorGraph) -> Plan:

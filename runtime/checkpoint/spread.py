@@ -25,7 +25,7 @@ from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.parameter_owners import Owner, owners_of
 from planner.plan.layout.stage_cut import cut_stage
 from planner.sharding.even_cut import piece_length
-from planner.sharding.layout import Layout, cuts, replicated
+from planner.sharding.layout import Layout, cuts, replicated, whole_shape
 from planner.sharding.mesh import Mesh
 from runtime.checkpoint.manifest import SavedTensor
 from runtime.checkpoint.regions import Region, cell_number, cell_region, most_cells
@@ -53,7 +53,7 @@ class Spread:
     """A tensor of a plan's state: its whole shape, its layout over the mesh of a stage, the pipeline ranks that hold
     it; `only` the place of the mesh that does, where it is not all, or in each of these stages the places of its
     `owners` (`planner.plan.layout.parameter_owners`). A table outside of the devices is held by none: its rows are
-    shared out in `shares`, which the first places of the mesh read and write. Of a padded weight, `padded` is the shape
+    shared out in `shares`, which the first places of the mesh read and write. Of what is padded, `padded` is the shape
     that devices cut: cells have what is in the model of their pieces, some of them nothing."""
 
     name: str
@@ -212,7 +212,7 @@ class StateOfPlan:
             return Spread(name=name, shape=shape, dtype=dtype, layout=whole, stages=stages)
         layout, stages = stored.state if kept.of_optimizer else stored.weight, self.homes[kept.tensor]
         owners = self._owners_of(kept.tensor) if kept.of_optimizer else None
-        cut = self.bound.whole.types[kept.tensor].shape
+        cut = whole_shape(self.bound.whole.types[kept.tensor].shape, layout, self.bound.plan.mesh.sizes)
         return Spread(
             name=name,
             shape=shape,

@@ -30,7 +30,7 @@ def live_tensors(rank: RankStep) -> dict[str, torch.Tensor]:
     def own(name: str, tensor: torch.Tensor, *, state: bool = False) -> torch.Tensor:
         parameter = rank.parameters[name]
         layout = parameter.stored.state if state else parameter.stored.weight
-        return parameter.in_model(tensor, layout, rank.place) if parameter.padded else tensor
+        return parameter.in_model(tensor, layout, rank.place)
 
     found = {_own(rank, name): own(name, parameter.content) for name, parameter in rank.parameters.items()}
     for kind, name, tensor in rank.optimizer.kept():
@@ -91,14 +91,11 @@ def settle(rank: RankStep, *, every_master: bool = False) -> None:
     """Derive what is not saved, after tensors were written: what weights were padded with, and the masters of weights
     that are wide themselves, or all of them."""
     for parameter in rank.parameters.values():
-        if parameter.padded:
-            _clear(rank, parameter.name, parameter.content, state=False)
+        _clear(rank, parameter.name, parameter.content, state=False)
     for _, name, tensor in rank.optimizer.kept():
-        if rank.parameters[name].padded:
-            _clear(rank, name, tensor, state=True)
+        _clear(rank, name, tensor, state=True)
     for name, version in rank.asynchronous.earlier().items() if rank.asynchronous is not None else ():
-        if rank.parameters[name].padded:
-            _clear(rank, name, version.piece, state=False)
+        _clear(rank, name, version.piece, state=False)
     rank.scales.settle()
     rank.optimizer.settle(every_master)
 

@@ -44,13 +44,13 @@ _COALESCED: Mapping[str, Callable[[Pieces, Sequence[Step], dist.ProcessGroup], C
 
 class Flight:
     """Pieces under way, each on its `steps`, which are the same collectives on the same axes for all; the first
-    collective starts when it is made. The pieces are its own from then. One that `holds` has what it sends until it has
+    collective starts when it is made. The pieces are its own from then, and no longer in their list. One that `holds` has what it sends until it has
     arrived, as backends do that run asynchronously: so an audit sees it."""
 
     def __init__(
         self,
         steps: Sequence[Sequence[Step]],
-        pieces: Sequence[torch.Tensor],
+        pieces: list[torch.Tensor],
         place: RankMesh,
         groups: Groups,
         *,
@@ -58,6 +58,7 @@ class Flight:
     ) -> None:
         self._place, self._groups, self._holds = place, groups, holds
         self._pieces = [piece.detach() for piece in pieces]
+        pieces.clear()  # whoever made the list has it until this is made
         self._steps = [
             [step for step in one if step.kind not in COLLECTIVES or place.mesh.sizes[step.axis] > 1] for one in steps
         ]

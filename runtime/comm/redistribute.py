@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from planner.sharding.layout import Layout, replicated
+from planner.sharding.layout import Layout, PaddedShape, replicated
 from planner.sharding.mesh import Mesh
 from planner.sharding.redistribute import COLLECTIVES, Step, is_view, redistribution
 from planner.sharding.rule import Duplex
@@ -71,6 +71,16 @@ def _pad(piece: torch.Tensor, step: Step, place: RankMesh) -> torch.Tensor:
     return padded
 
 
+def _extend(piece: torch.Tensor, step: Step, place: RankMesh) -> torch.Tensor:
+    larger = piece.new_zeros(*piece.shape[: step.dim], step.extent, *piece.shape[step.dim + 1 :])
+    larger.narrow(step.dim, 0, piece.shape[step.dim]).copy_(piece)
+    return larger
+
+
+def _trim(piece: torch.Tensor, step: Step, place: RankMesh) -> torch.Tensor:
+    return piece.narrow(step.dim, 0, step.extent)
+
+
 def _chunks(whole: torch.Tensor, step: Step, place: RankMesh) -> tuple[torch.Tensor, ...]:
     """This rank's two chunks of a tensor that is whole on the axis of a step, views of it."""
     extent, size = whole.shape[step.dim], place.mesh.sizes[step.axis]
@@ -98,6 +108,8 @@ STEPS: Mapping[str, Callable[[torch.Tensor, Step, RankMesh], torch.Tensor]] = {
     "slice": _slice,
     "zero": _zero,
     "pad": _pad,
+    "extend": _extend,
+    "trim": _trim,
 }
 
 
@@ -122,7 +134,7 @@ def convert(
     steps = (
         redistribution(shape, place.mesh, source, target, sequences)
         if sequences
-        else _known_steps(tuple(shape), place.mesh, source, target)
+        else _known_steps(shape if isinstance(shape, PaddedShape) else tuple(shape), place.mesh, source, target)
     )
     with torch.no_grad():
         return apply_steps(piece.detach(), steps, place)

@@ -1,4 +1,5 @@
-"""What of a rank's shard of a padded weight is in the model (`planner.sharding.padding`), and what are added zeros.
+"""What of a rank's shard of a weight is in the model, and what are zeros that were added to the weight
+(`planner.sharding.padding`) or to its shards (`planner.sharding.layout.PaddedShape`).
 
 model 5 rows, padded to 8, cut in 4      0 1 | 2 3 | 4 . | . .
 """
@@ -7,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from planner.sharding.layout import Layout
+from planner.sharding.layout import Layout, whole_shape
 from runtime.comm.device_mesh import RankMesh
 
 
@@ -23,8 +24,7 @@ def padded(weight: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 def in_model(
     shard: torch.Tensor, shape: Sequence[int], own: Sequence[int], layout: Layout, place: RankMesh
 ) -> torch.Tensor:
-    """The part of a shard that the model has, a view: of a tensor of a padded `shape`, which has the shape `own`
-    there."""
+    """The part of a shard that the model has, a view: of a tensor of this `shape`, which has the shape `own` there."""
     for dim, kept in _kept(shard, shape, own, layout, place):
         shard = shard.narrow(dim, 0, kept)
     return shard
@@ -40,11 +40,14 @@ def _kept(
     shard: torch.Tensor, shape: Sequence[int], own: Sequence[int], layout: Layout, place: RankMesh
 ) -> Iterator[tuple[int, int]]:
     """Padded dims, and how many elements of the shard are in the model."""
-    for dim, (extent, mine) in enumerate(zip(shape, own, strict=True)):
+    sizes = place.mesh.sizes
+    if tuple(shape) == tuple(own) == whole_shape(shape, layout, sizes):
+        return
+    for dim, (extent, mine) in enumerate(zip(whole_shape(shape, layout, sizes), own, strict=True)):
         if extent == mine:
             continue
         number, count = 0, 1
-        for placement, size, at in zip(layout, place.mesh.sizes, place.coordinate, strict=True):
+        for placement, size, at in zip(layout, sizes, place.coordinate, strict=True):
             if placement.is_shard and placement.dim == dim:
                 number, count = number * size + at, count * size
         yield dim, min(max(mine - number * (extent // count), 0), shard.shape[dim])

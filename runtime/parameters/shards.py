@@ -26,11 +26,11 @@ from planner.errors import ModelError
 from planner.graph.constants import held_tensor
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundPlan
-from planner.sharding.layout import Layout, local_shape
+from planner.sharding.layout import Layout, local_shape, replicated
 from planner.sharding.stored import StoredParameter
 from runtime.comm.collectives import all_reduce
 from runtime.comm.device_mesh import RankMesh
-from runtime.comm.redistribute import local_piece, whole_tensor
+from runtime.comm.redistribute import convert, whole_tensor
 from runtime.offload.weights import OffloadedWeight, OffloadedWeights
 from runtime.parameters.initial_values import from_first
 from runtime.parameters.padding import in_model, padded
@@ -94,8 +94,8 @@ class LocalParameter:
 
     @property
     def padded(self) -> bool:
-        """Whether there is more of it than the model has."""
-        return self.shape != self.own_shape
+        """Whether the whole parameter has more than the model."""
+        return tuple(self.shape) != self.own_shape
 
     @property
     def trainable(self) -> bool:
@@ -185,8 +185,9 @@ def local_parameters(
                 " build the module on a real device to run it"
             )
         stored, shape = bound.parameters[parameter.name], bound.whole.types[parameter.name].shape
-        piece = local_piece(padded(weight.detach(), shape), stored.weight, place).to(place.device, copy=True)
-        piece = piece.contiguous()
+        whole = padded(weight.detach(), shape)
+        piece = convert(whole, shape, replicated(len(stored.weight)), stored.weight, place)
+        piece = piece.to(place.device, copy=True).contiguous()
         leaf = _leaf(piece, shape, stored, place) if parameter.trainable else piece  # no gradient is cut
         leaf.requires_grad_(parameter.trainable)
         dtype = str(weight.dtype).removeprefix("torch.")

@@ -46,7 +46,7 @@ from planner.sharding.discover import with_rules
 from planner.sharding.layout import Layout, replicated
 from planner.sharding.mesh import Mesh
 from planner.sharding.padded_batch import weighted_of, with_sample_weights
-from planner.sharding.padding import Padded, with_padding
+from planner.sharding.padding import Padded, with_padded_shards, with_padding
 from planner.sharding.per_replica import prepared_batch, with_replicas
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.rule import (
@@ -173,7 +173,7 @@ def _prepared(changed: OperatorGraph, fp8: Fp8, *, trains: bool) -> tuple[Operat
     if fp8:
         changed = with_fp8(changed, tuple(blocks.numbers), fp8)
         blocks = find_blocks(changed)
-    graph, blocks = share_values(changed, blocks)
+    graph, blocks = share_values(with_padded_shards(changed), blocks)
     blocks = uniform_blocks(graph, blocks)
     return (graph if trains else frozen(graph)), blocks
 
