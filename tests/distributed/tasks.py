@@ -16,12 +16,12 @@ from planner.graph.fp8 import NO_FP8, Fp8
 from planner.graph.trace import trace
 from planner.plan.binding.bind import prepare
 from planner.plan.plan import Plan
-from planner.sharding.layout import PARTIAL, Layout
+from planner.sharding.layout import PARTIAL, Layout, PaddedShape, replicated
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import Duplex
 from runtime.comm import collectives
 from runtime.comm.device_mesh import Communicators, rank_mesh
-from runtime.comm.redistribute import convert, local_piece, transfer
+from runtime.comm.redistribute import convert, transfer
 from runtime.ops.randomness import Draw, dropping
 from runtime.optimizers.optimizers import OptimizerSettings
 from runtime.step.same_dropout import SameDropout
@@ -289,14 +289,17 @@ def cross_entropy(reduction: str, label_smoothing: float, dtype: torch.dtype) ->
     return worst
 
 
-def redistributions(sizes: tuple[int, ...], seed: int, count: int) -> int:
-    """Random redistributions of random tensors, forward and backward; returns how many collectives were needed."""
+def redistributions(sizes: tuple[int, ...], seed: int, count: int, padded: bool = False) -> int:
+    """Random redistributions of random tensors, or of parameters whose shards are padded, forward and backward; returns
+    how many collectives were needed."""
+    extents = (1, 16, 17, 31, 33, 34) if padded else (1, 2, 3, 4, 8, 12)
     mesh = plans.mesh_of(*sizes)
     place = rank_mesh(mesh, CPU, known=known())
     random_ = random.Random(seed)
     with Counted() as counts:
         for number in range(count):
-            shape = tuple(random_.choice((1, 2, 3, 4, 8, 12)) for _ in range(random_.randint(0, 4)))
+            shape = tuple(random_.choice(extents) for _ in range(random_.randint(0, 3 if padded else 4)))
+            shape = PaddedShape(shape) if padded else shape
             ends = []
             for _ in range(2):
                 layout = plans.random_layout(random_, shape, mesh, partial=True)
@@ -318,7 +321,7 @@ def redistributions(sizes: tuple[int, ...], seed: int, count: int) -> int:
 def term(whole: torch.Tensor, layout: Layout, place) -> torch.Tensor:
     """This rank's piece of a tensor; where the layout is partial, an uneven share of the sum."""
     cut = tuple(p if p.is_shard else plans.REPLICATE for p in layout)
-    piece = local_piece(whole, cut, place)
+    piece = convert(whole, PaddedShape(whole.shape), replicated(len(cut)), cut, place)
     for placement, size, coordinate in zip(layout, place.mesh.sizes, place.coordinate, strict=True):
         if placement == PARTIAL:
             piece = piece * (coordinate + 1) / (size * (size + 1) / 2)
@@ -333,7 +336,8 @@ def check(piece: torch.Tensor, whole: torch.Tensor, layout: Layout, place) -> No
         if placement == PARTIAL and place.mesh.sizes[axis] > 1:
             total = total.clone()
             dist.all_reduce(total, group=place.group(axis))
-    torch.testing.assert_close(total, local_piece(whole, cut, place).contiguous(), rtol=1e-12, atol=1e-12)
+    expected = convert(whole, PaddedShape(whole.shape), replicated(len(cut)), cut, place)
+    torch.testing.assert_close(total, expected.contiguous(), rtol=1e-12, atol=1e-12)
 
 
 def refusal(case: str) -> tuple[str, str]:

@@ -54,6 +54,20 @@ def test_other_meshes_micro_batches_and_recomputation(
         assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))
 
 
+UNEVEN = [((4,), 1, "none"), ((2, 2), 2, "selective")]
+
+
+@pytest.mark.cases(1, 1)
+@pytest.mark.parametrize(("sizes", "micro_batches", "recomputation"), UNEVEN, ids=str)
+def test_parameters_that_devices_do_not_divide(
+    pool, sizes: tuple[int, ...], micro_batches: int, recomputation: str
+) -> None:
+    """Of 34, 66 and 33 elements: their shards are padded."""
+    seeds = [200, 201, 202]
+    for errors in pool.run("tasks", "parity", "llama-uneven", sizes, seeds, micro_batches, recomputation):
+        assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))
+
+
 EXPERTS = [((2, 2), "none"), ((4,), "full"), ((2, 2), "selective")]
 
 

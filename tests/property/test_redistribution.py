@@ -21,6 +21,7 @@ from planner.sharding.layout import (
     PARTIAL,
     REPLICATE,
     Layout,
+    PaddedShape,
     divides,
     format_layout,
     local_fraction,
@@ -28,6 +29,7 @@ from planner.sharding.layout import (
     parse_layout,
     replicated,
     shard,
+    whole_shape,
 )
 from planner.sharding.mesh import Mesh, MeshAxis
 from planner.sharding.redistribute import COLLECTIVES, Routes, Step, cut_limits, redistribution
@@ -54,6 +56,16 @@ def cases(draw: st.DrawFn) -> tuple[tuple[int, ...], Mesh, Layout, Layout]:
     placements = st.sampled_from([REPLICATE, PARTIAL, *(shard(dim) for dim in range(len(shape)))])
     layouts = st.tuples(*[placements] * len(sizes)).filter(lambda layout: divides(shape, layout, sizes))
     return shape, mesh_of(sizes, bandwidths), draw(layouts), draw(layouts)
+
+
+@st.composite
+def padded_cases(draw: st.DrawFn) -> tuple[tuple[int, ...], Mesh, Layout, Layout]:
+    """The same of a parameter, whose shards may be padded."""
+    shape = PaddedShape(draw(st.lists(st.sampled_from([1, 16, 31, 33, 46, 66]), min_size=1, max_size=3)))
+    sizes = draw(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=3))
+    placements = st.sampled_from([REPLICATE, PARTIAL, *(shard(dim) for dim in range(len(shape)))])
+    layouts = st.tuples(*[placements] * len(sizes)).filter(lambda layout: divides(shape, layout, sizes))
+    return shape, mesh_of(sizes, [1e9] * len(sizes)), draw(layouts), draw(layouts)
 
 
 @st.composite
@@ -125,6 +137,11 @@ def played(step: Step, pieces: Sequence[Array], mesh: Mesh) -> list[Array]:
             made = np.split(mine, axis.size, step.dim)[own]
         elif step.kind == "zero":
             made = mine if own == 0 else np.zeros_like(mine)
+        elif step.kind == "extend":
+            widths = [(0, step.extent - extent if dim == step.dim else 0) for dim, extent in enumerate(mine.shape)]
+            made = np.pad(mine, widths)
+        elif step.kind == "trim":
+            made = np.take(mine, range(step.extent), step.dim)
         else:
             assert step.kind == "pad", step
             made = np.concatenate([mine if i == own else np.zeros_like(mine) for i in range(axis.size)], step.dim)
@@ -175,6 +192,26 @@ def test_steps_turn_source_into_target(case: tuple[tuple[int, ...], Mesh, Layout
     if PARTIAL not in target:
         for found, expected in zip(pieces, pieces_of(tensor, target, mesh), strict=True):
             assert np.array_equal(found, expected)
+
+
+@settings(max_examples=150)
+@given(case=padded_cases())
+def test_shards_of_parameters_are_padded_with_zeros(case: tuple[tuple[int, ...], Mesh, Layout, Layout]) -> None:
+    shape, mesh, source, target = case
+    tensor = np.arange(1, math.prod(shape) + 1).reshape(shape)
+    pieces = pieces_of(padded(tensor, whole_shape(shape, source, mesh.sizes)), source, mesh)
+    for step in redistribution(shape, mesh, source, target):
+        before = pieces
+        pieces = played(step, pieces, mesh)
+        if step.kind in COLLECTIVES:
+            message = pieces if step.kind == "all_gather" else before
+            assert {piece.size for piece in message} == {round(step.fraction * tensor.size)}, step
+    assert {piece.shape for piece in pieces} == {local_shape(shape, target, mesh.sizes)}
+    assert np.array_equal(whole_of(pieces, target, mesh), padded(tensor, whole_shape(shape, target, mesh.sizes)))
+
+
+def padded(tensor: Array, shape: tuple[int, ...]) -> Array:
+    return np.pad(tensor, [(0, more - extent) for extent, more in zip(tensor.shape, shape, strict=True)])
 
 
 @pytest.mark.thorough

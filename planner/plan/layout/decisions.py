@@ -13,7 +13,7 @@ from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operato
 from planner.plan.layout.patterns import Patterns
 from planner.plan.layout.roles import Roles, call_word
 from planner.plan.words import table_words, tensor_overlap_words
-from planner.sharding.layout import REPLICATE
+from planner.sharding.layout import REPLICATE, shard_length
 from planner.sharding.usual_pattern import usual_factors
 
 COUNTED = frozenset({"matmul", "attention", "experts", "normalisation", "embedding", "cross_entropy", "recurrent"})
@@ -123,7 +123,7 @@ def _storage(bound: BoundPlan, found: Roles) -> Iterator[str]:
         for name, stored in bound.parameters.items():
             cut = stored.on(place)
             shares = (cut[0].is_shard, cut[1].is_shard, cut[2].is_shard)
-            divides = any(extent % axis.size == 0 for extent in bound.graph.types[name].shape)
+            divides = any(shard_length(extent, [axis.size]) for extent in bound.graph.types[name].shape)
             by_use = shares[0] and not _gathered(bound, name, place)
             if name in experts or by_use or (shares == _NOTHING and not divides):
                 continue

@@ -10,7 +10,7 @@ from planner.graph.operator_graph import TensorType
 from planner.pricing import Pricers, price_operator, price_parameter
 from planner.pricing.liveness import liveness
 from planner.pricing.operator_price import transient_bytes
-from planner.sharding.layout import FlatShape, divides, local_shape, parse_layout
+from planner.sharding.layout import PaddedShape, parse_layout
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter
@@ -66,26 +66,17 @@ def test_copies_of_logits(loss: LossMemory, copies: int) -> None:
         assert transient_bytes(alive, graph, made, rule, prices)[0] == copies * graph.types[logits].nbytes
 
 
-def test_flat_buffers_are_cut_whatever_the_shape() -> None:
-    """Eight devices divide neither 7 nor 3: of a flat buffer each has an eighth of weight, gradient and state, and a
-    use gathers the whole weight, as if a dim were cut."""
-    flat = TensorType(shape=FlatShape((7, 3)), dtype="bfloat16")
+def test_padding_of_shards_is_priced() -> None:
+    """Eight devices do not divide 62: each has a shard of 8 of weight, gradient and state, and a use gathers 64."""
+    padded = TensorType(shape=PaddedShape((62, 3)), dtype="bfloat16")
     cut, whole = parse_layout("S0"), parse_layout("R")
     stored = StoredParameter(weight=cut, gradient=cut, state=cut)
     mesh = build_mesh(CLUSTER, (8,))
     pricers = Pricers.of(mesh, CLUSTER)
-    prices = price_parameter(flat, True, [stored], "bf16", "adamw", pricers)
-    assert (prices.weight[0], prices.gradient[0], prices.state[0]) == (2 * 21 / 8, 4 * 21 / 8, 12 * 21 / 8)
-    like = TensorType(shape=(8, 21), dtype="bfloat16")  # eight times as much, along a dim
-    gathers = [pricers.parameters.route(one, cut, whole) for one in (flat, like)]
-    assert [[(m.kind, m.axis, m.nbytes) for m in one.messages] for one in gathers] == [
-        [("all_gather", 0, 42.0)],
-        [("all_gather", 0, 336.0)],
-    ]
-    assert divides(flat.shape, cut, (8,))
-    assert not divides((7, 3), cut, (8,))
-    assert local_shape(flat.shape, cut, (8,)) == (1, 3)
-    assert FlatShape((7, 3)) != (7, 3)
+    prices = price_parameter(padded, True, [stored], "bf16", "adamw", pricers)
+    assert (prices.weight[0], prices.gradient[0], prices.state[0]) == pytest.approx((2 * 24, 4 * 24, 12 * 24))
+    (message,) = pricers.parameters.route(padded, cut, whole).messages
+    assert (message.kind, message.nbytes) == ("all_gather", pytest.approx(2 * 64 * 3))
 
 
 @pytest.mark.parametrize(("layout", "nbytes"), [("R", 2 * 64 + 4 * 8), ("S0", 4 * 8)])
