@@ -16,7 +16,7 @@ from hardware_profiles import Bytes, Cluster
 from planner.graph.operator_graph import TensorType
 from planner.limits import check
 from planner.pricing.message import Message, message_seconds
-from planner.sharding.layout import Layout
+from planner.sharding.layout import Layout, PaddedShape, whole_shape
 from planner.sharding.mesh import Mesh
 from planner.sharding.redistribute import COLLECTIVES, Hops, Move, Routes, cut_limits, redistribution
 from planner.sharding.update import PLAIN, Update
@@ -178,22 +178,25 @@ class RedistributionPricer:
     _paths: Paths = field(default_factory=dict)
     _places: dict[tuple[int, int], _Places] = field(default_factory=dict)
     _asked: dict[tuple[tuple[int, ...], bytes, bytes], _Asked] = field(default_factory=dict)
-    _matrices: dict[tuple[tuple[int, ...], bytes, bytes, int], RedistributionMatrix] = field(default_factory=dict)
+    _matrices: dict[tuple[tuple[int, ...], bytes, bytes, int, Sequence[int]], RedistributionMatrix] = field(
+        default_factory=dict
+    )
     _prices: dict[tuple[str, int, float, float], float] = field(default_factory=dict)
-    _routes: dict[tuple[tuple[int, ...], int, Layout, Layout], PricedRoute] = field(default_factory=dict)
+    _routes: dict[tuple[tuple[int, ...], int, Sequence[int], Layout, Layout], PricedRoute] = field(default_factory=dict)
 
     def matrix(self, tensor: TensorType, sources: Layouts, targets: Layouts) -> RedistributionMatrix:
         """From each source to each target. Lists are recognised by identity, which is quick, or by what they hold."""
         limits = cut_limits(tensor.shape, self.mesh.sizes)
         starts, ends = (self._placed(layouts, limits) for layouts in (sources, targets))
         key = (limits, starts.content, ends.content)
-        known = self._matrices.get((*key, tensor.nbytes))
+        padded = tensor.shape if self._pads(tensor.shape) else ()
+        known = self._matrices.get((*key, tensor.nbytes, padded))
         if known is None:
             check()
             if key not in self._asked:
                 self._asked[key] = self._follow(self._paths_of(limits), starts.positions, ends.positions)
-            known = self._priced(self._asked[key], float(tensor.nbytes))
-            self._matrices[*key, tensor.nbytes] = known
+            known = self._priced(self._asked[key], float(tensor.nbytes), self._padding(padded, sources, targets))
+            self._matrices[*key, tensor.nbytes, padded] = known
         return known
 
     def single_steps(self, tensor: TensorType, sources: Layouts, targets: Layouts) -> "SingleSteps":
@@ -211,9 +214,11 @@ class RedistributionPricer:
     def pairs(self, tensor: TensorType, sources: Sequence[Layout], targets: Sequence[Layout]) -> RedistributionMatrix:
         """From each source to the target in the same place: both tables have the shape (K,)."""
         found = self._paths_of(cut_limits(tensor.shape, self.mesh.sizes))
-        starts, row = np.unique(found.positions(sources), return_inverse=True)
-        ends, column = np.unique(found.positions(targets), return_inverse=True)
-        every = self._priced(self._follow(found, starts, ends), float(tensor.nbytes))
+        starts, first, row = np.unique(found.positions(sources), return_index=True, return_inverse=True)
+        ends, last, column = np.unique(found.positions(targets), return_index=True, return_inverse=True)
+        padded = tensor.shape if self._pads(tensor.shape) else ()
+        padding = self._padding(padded, [sources[at] for at in first], [targets[at] for at in last])
+        every = self._priced(self._follow(found, starts, ends), float(tensor.nbytes), padding)
         return RedistributionMatrix(
             seconds=every.seconds[row, column], first=every.first[row, column], sends=every.sends[row, column]
         )
@@ -228,7 +233,8 @@ class RedistributionPricer:
 
     def route(self, tensor: TensorType, source: Layout, target: Layout) -> PricedRoute:
         """One redistribution step by step: the same seconds, and the messages they stand for."""
-        key = (cut_limits(tensor.shape, self.mesh.sizes), tensor.nbytes, source, target)
+        padded = tensor.shape if self._pads(tensor.shape) else ()
+        key = (cut_limits(tensor.shape, self.mesh.sizes), tensor.nbytes, padded, source, target)
         if key not in self._routes:
             steps = [
                 step
@@ -265,15 +271,41 @@ class RedistributionPricer:
         sends = np.logical_or.reduce(np.array([*sending, False])[hops.taken], axis=0)
         return _Asked(hops=hops, sends=sends)
 
-    def _priced(self, asked: _Asked, nbytes: float) -> RedistributionMatrix:
-        price = [self._price(kind, axis, fraction * nbytes, nbytes) for kind, axis, fraction in asked.hops.moves]
+    def _pads(self, shape: Sequence[int]) -> bool:
+        """Whether shards of a tensor may be padded on this mesh."""
+        return isinstance(shape, PaddedShape) and any(extent % self.mesh.size for extent in shape)
+
+    def _padding(self, shape: Sequence[int], sources: Sequence[Layout], targets: Sequence[Layout]) -> Array | None:
+        """How much larger padding makes a lone collective from each source to each target, (n_s, n_t); None of a shape
+        without dims."""
+        if not shape:
+            return None
+        sizes = self.mesh.sizes
+        here, there = (
+            np.array([whole_shape(shape, one, sizes) for one in layouts], dtype=np.float64)
+            for layouts in (sources, targets)
+        )
+        larger: Array = np.maximum(here[:, None], there[None, :]).prod(axis=2) / math.prod(shape)
+        return larger
+
+    def _priced(self, asked: _Asked, nbytes: float, padding: Array | None = None) -> RedistributionMatrix:
+        """What paths take. Padding counts where they have one collective; of several some send it, and some do not."""
+        moves, taken = asked.hops.moves, asked.hops.taken
         seconds, first = np.zeros(asked.sends.shape), np.zeros(asked.sends.shape)
-        sent = [own if kind in COLLECTIVES else 0.0 for own, (kind, _, _) in zip(price, asked.hops.moves, strict=True)]
-        for step, message in zip(
-            np.array([*price, 0.0])[asked.hops.taken], np.array([*sent, 0.0])[asked.hops.taken], strict=True
-        ):
-            seconds += step
-            first = np.where(first == 0.0, message, first)
+        sends = np.array([*(kind in COLLECTIVES and self.mesh.sizes[axis] > 1 for kind, axis, _ in moves), False])
+        larger, which = np.ones(1), np.zeros(asked.sends.shape, dtype=np.intp)
+        if padding is not None:
+            larger, which = np.unique(np.where(sends[taken].sum(axis=0) == 1, padding, 1.0), return_inverse=True)
+        price = np.array(
+            [
+                [*(self._price(kind, axis, fraction * nbytes * more, nbytes) for kind, axis, fraction in moves), 0.0]
+                for more in larger.tolist()
+            ]
+        )
+        sent = price * np.array([*(kind in COLLECTIVES for kind, _, _ in moves), False])
+        for step in taken:
+            seconds += price[which, step]
+            first = np.where(first == 0.0, sent[which, step], first)
         return RedistributionMatrix(seconds=seconds, first=first, sends=asked.sends)
 
     def message_seconds(self, kind: str, axis: int, nbytes: float, whole: float | None = None) -> float:
@@ -298,9 +330,9 @@ class RedistributionPricer:
             seconds = message_seconds(Message(kind=kind, axis=axis, nbytes=sent), self.mesh, self.cluster)
             copied = self._copy_seconds(message) if self.copied and kind in _COPIED else 0.0
             return self.exposed * (start + seconds * (message / sent if sent else 1.0)) + copied
-        if kind in ("slice", "trim") or self.mesh.sizes[axis] == 1:
-            return 0.0  # a view
-        return self._copy_seconds(message)  # zero, pad and extend write a tensor of the size held before
+        if kind in ("slice", "trim", "extend") or self.mesh.sizes[axis] == 1:
+            return 0.0  # a view, or zeros on the way into the buffer of a collective, which is not priced either
+        return self._copy_seconds(message)  # zero and pad write a tensor of the size held before
 
     def _copy_seconds(self, nbytes: float) -> float:
         """Seconds of a copy, which reads and writes so many bytes."""

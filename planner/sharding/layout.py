@@ -101,8 +101,7 @@ class PaddedShape(tuple[int, ...]):
 
 
 PADDING = 1 / 16
-"""How much of a dim of a parameter may be added to it, at most: what a search sums of memory and collectives knows
-nothing of it."""
+"""How much of a dim of a parameter may be added to it, at most."""
 
 
 def shard_length(extent: int, sizes: Sequence[int]) -> int | None:

@@ -44,8 +44,8 @@ _COALESCED: Mapping[str, Callable[[Pieces, Sequence[Step], dist.ProcessGroup], C
 
 class Flight:
     """Pieces under way, each on its `steps`, which are the same collectives on the same axes for all; the first
-    collective starts when it is made. The pieces are its own from then, and no longer in their list. One that `holds` has what it sends until it has
-    arrived, as backends do that run asynchronously: so an audit sees it."""
+    collective starts when it is made. The pieces are its own from then, and taken out of their list. One that `holds`
+    has what it sends until it has arrived, as backends do that run asynchronously: so an audit sees it."""
 
     def __init__(
         self,

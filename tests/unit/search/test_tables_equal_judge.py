@@ -15,13 +15,14 @@ import pytest
 
 from costmodels import step_time
 from hardware_profiles import PYTORCH, load_profile, load_software, software_names
-from planner.plan.binding.bind import bind
+from planner.plan.binding.bind import BoundPlan, bind
 from planner.plan.prediction.predict import predict, stage_costs
 from planner.plan.prediction.stage_cost import StageCost
 from planner.plan.prediction.step import covered_reductions
 from planner.plan.prediction.walk import walks_of
 from planner.plan.schedule import Moment, in_flight_of, moments_of
 from planner.pricing.bucket_size import flat_bytes
+from planner.sharding.layout import PADDING, whole_shape
 from planner.sharding.update import Update
 from planner.strategy_search.decomposition.lagrangian import Multipliers, State
 from planner.strategy_search.engine.contenders import Contender
@@ -67,6 +68,11 @@ def same(first: float, second: float) -> bool:
     return math.isclose(first, second, rel_tol=TOLERANCE, abs_tol=1e-18)
 
 
+def told(summed: float, judged: float, pads: bool) -> bool:
+    """Whether sums are what is judged: of ways of several collectives they leave out the padding of shards."""
+    return same(summed, judged) or (pads and summed <= judged <= summed * (1 + PADDING))
+
+
 @pytest.mark.cases(2, 3)
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
@@ -96,7 +102,7 @@ def test_so_it_does_forward_only(model: str) -> None:
 
 def check(case: Case, state: State, ranks: tuple[RankFilling, ...], *, exact: bool = True) -> None:
     bound = bind(plan_of(case, ranks), traced(case.model), BATCH)
-    prediction = predict(bound, case.cluster)
+    prediction, pads = predict(bound, case.cluster), len(bound.plan.mesh.axes) > 1 and padded(bound)
     assert same(math.fsum(value for _, value in prediction.time), prediction.step_seconds)
     assert same(math.fsum(value for _, value in prediction.memory), prediction.peak_bytes)
     parts, steps, ahead = [], [], 0.0
@@ -107,10 +113,10 @@ def check(case: Case, state: State, ranks: tuple[RankFilling, ...], *, exact: bo
         columns = columns_of(case, ranks, rank)
         parts.append(total(columns, "part") + float(multipliers.crossing_seconds(case.setting, rank)[state]))
         steps.append(total(columns, "step"))
-        assert same(parts[-1], math.fsum(cost.micro_batch.values())), where
-        assert same(steps[-1], math.fsum(cost.once.values())), where
+        assert told(parts[-1], math.fsum(cost.micro_batch.values()), pads), where
+        assert told(steps[-1], math.fsum(cost.once.values()), pads), where
         passed = [one.work + one.waits for chunk in cost.chunks for one in (chunk.forward, chunk.backward)]
-        assert same(math.fsum((*passed, cost.ahead)), parts[-1]), where
+        assert told(parts[-1], math.fsum((*passed, cost.ahead)), pads), where
         ahead += cost.ahead
         waiting = moments_of(bound.plan, rank)[0].waiting
         counts = case.setting.in_flight[rank] if case.setting.chunks > 1 else in_flight_of(bound.plan, rank)
@@ -118,7 +124,7 @@ def check(case: Case, state: State, ranks: tuple[RankFilling, ...], *, exact: bo
         check_bytes(case, state, ranks, rank, counted, where, exact=exact)
         assert math.fsum(counted.memory.values()) <= math.fsum(cost.memory.values()) * (1 + TOLERANCE), where
     seconds = step_time(parts, steps, case.setting.micro_batches, case.setting.chunks)
-    assert same(float(seconds), prediction.objective_seconds), case.configuration
+    assert told(float(seconds), prediction.objective_seconds, pads), case.configuration
     contender = Contender(
         configuration=case.configuration,
         outcome=Outcome(
@@ -132,6 +138,15 @@ def check(case: Case, state: State, ranks: tuple[RankFilling, ...], *, exact: bo
         assert prediction.step_seconds <= prediction.objective_seconds * (1 + TOLERANCE), case.configuration
     if case.setting.ranks == 1:
         assert same(in_turn, contender.least_step())
+
+
+def padded(bound: BoundPlan) -> bool:
+    """Whether shards of any parameter are."""
+    sizes, types = bound.plan.mesh.sizes, bound.graph.types
+    return any(
+        whole_shape(types[name].shape, stored.state, sizes) != tuple(types[name].shape)
+        for name, stored in bound.parameters.items()
+    )
 
 
 def check_bytes(
