@@ -36,14 +36,14 @@ def test_options_reach_the_plan_and_are_shown(plan: Any, here: Path) -> None:
 
 
 def test_states_by_whole_parameters(plan: Any, here: Path) -> None:
-    """Nothing divides by three, so that slices have nothing to cut."""
+    """Whoever has most has hardly more than a third, though the table of tokens is a whole parameter."""
     three = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "3", "--global-batch", "12", "--data", "3")
-    sliced = plan.json(*three, "--zero", "1", "-o", "sliced.json")
+    whole = plan.json(*three, "--zero", "0", "-o", "whole.json")
     found = plan.json(*three, "--zero", "1", "--zero-by", "parameters", "-o", "plan.json")
     assert found["update"]["zero_by"] == "parameters"
     assert load_plan(here / "plan.json").training.update.owned
-    states = [one["memory_bytes"]["optimizer state"] for one in (found, sliced)]
-    assert states[0] < states[1] / 2
+    states = [one["memory_bytes"]["optimizer state"] for one in (found, whole)]
+    assert states[1] / 3 <= states[0] < states[1] / 2.5
     assert found["time_seconds"]["weight gathering"] > 0.0
     shown = " ".join(plan("show", "plan.json").out.split())
     assert "optimizer states by whole parameters, new weights broadcast" in shown
@@ -58,7 +58,7 @@ def test_states_by_whole_parameters(plan: Any, here: Path) -> None:
 
 
 def test_who_owns_states_may_be_left_to_the_search(plan: Any) -> None:
-    """On three devices slices have nothing to cut, and need more memory."""
+    """On three devices slices are padded, and need more memory."""
     small = ("--model", "llama-tiny", "--set", "num_layers=1", "--seq-len", "16", "--hardware", "cpu", "--devices", "3")
     asked = (*small, "--global-batch", "3", "--data", "3", "--zero", "1", "--objective", "memory", "--zero-by")
     found, sliced = plan.json(*asked, "auto"), plan.json(*asked, "slices")
