@@ -15,7 +15,7 @@ from costmodels import operator_time
 from hardware_profiles import Cluster, Seconds
 from planner.fp8_recipes import FORWARD
 from planner.graph.operator_graph import TensorType
-from planner.sharding.layout import Layout, local_fraction
+from planner.sharding.layout import Layout, local_share
 
 DTYPE = FORWARD
 
@@ -42,7 +42,7 @@ def _passes(
     tensor: TensorType, layouts: Sequence[Layout], sizes: Sequence[int], cluster: Cluster, moved: float
 ) -> NDArray[np.float64]:
     """Seconds in which a device moves so many bytes for each element of its piece."""
-    pieces = np.array([local_fraction(layout, sizes) for layout in layouts]) * tensor.numel
+    pieces = np.array([local_share(tensor.shape, layout, sizes) for layout in layouts]) * tensor.numel
     time = operator_time(
         op_class="elementwise",
         flops=np.zeros(len(pieces)),

@@ -42,7 +42,7 @@ from costmodels import (
 from hardware_profiles import Cluster, Home, Software
 from planner.graph.operator_graph import TensorType
 from planner.pricing.redistribution_price import Pricers, RedistributionPricer
-from planner.sharding.layout import local_fraction, local_share
+from planner.sharding.layout import local_share
 from planner.sharding.stored import StoredParameter, owned_axes
 from planner.sharding.update import PLAIN, Update
 
@@ -189,11 +189,11 @@ def _messages(
     pricer: RedistributionPricer,
 ) -> Array:
     """Seconds in which a gradient is reduced to its owner along these axes, or a new weight broadcast."""
-    sizes = pricer.mesh.sizes
+    shares = [local_share(tensor.shape, one.weight, pricer.mesh.sizes) for one in stored]
     return np.array(
         [
-            sum(pricer.message_seconds(kind, axis, tensor.nbytes * local_fraction(one.weight, sizes)) for axis in axes)
-            for one, axes in zip(stored, owned, strict=True)
+            sum(pricer.message_seconds(kind, axis, tensor.nbytes * share) for axis in axes)
+            for share, axes in zip(shares, owned, strict=True)
         ]
     )
 

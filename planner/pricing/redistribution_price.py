@@ -330,8 +330,8 @@ class RedistributionPricer:
             seconds = message_seconds(Message(kind=kind, axis=axis, nbytes=sent), self.mesh, self.cluster)
             copied = self._copy_seconds(message) if self.copied and kind in _COPIED else 0.0
             return self.exposed * (start + seconds * (message / sent if sent else 1.0)) + copied
-        if kind in ("slice", "trim", "extend") or self.mesh.sizes[axis] == 1:
-            return 0.0  # a view, or zeros on the way into the buffer of a collective, which is not priced either
+        if kind == "slice" or self.mesh.sizes[axis] == 1:
+            return 0.0  # a view
         return self._copy_seconds(message)  # zero and pad write a tensor of the size held before
 
     def _copy_seconds(self, nbytes: float) -> float:

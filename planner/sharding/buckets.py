@@ -22,7 +22,7 @@ from typing import cast
 
 from planner.graph.operator_graph import OperatorGraph
 from planner.matching import matches
-from planner.sharding.layout import Layout
+from planner.sharding.layout import Layout, local_share
 from planner.sharding.mesh import Mesh
 from planner.sharding.redistribute import COLLECTIVES, Step, redistribution
 from planner.sharding.update import Buckets, bucket_numbers, split_positions
@@ -33,12 +33,13 @@ Moves = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traveller:
-    """A parameter that travels: the dtype in which it does, all steps on its way, and the bytes of its message in each
-    collective, which are its `moves`. What goes to one device goes with others to the same: `to` are its places on the
-    axes."""
+    """A parameter that travels: its dtype and bytes `held` before, all steps on its way, and the bytes of its message
+    in each collective, which are its `moves`. What goes to one device goes with others to the same: `to` are its places
+    on the axes."""
 
     name: str
     dtype: str
+    held: float
     steps: tuple[Step, ...]
     nbytes: tuple[float, ...]
     moves: Moves
@@ -49,7 +50,13 @@ class Traveller:
         if name == self.name:
             return self
         return Traveller(
-            name=name, dtype=self.dtype, steps=self.steps, nbytes=self.nbytes, moves=self.moves, to=self.to
+            name=name,
+            dtype=self.dtype,
+            held=self.held,
+            steps=self.steps,
+            nbytes=self.nbytes,
+            moves=self.moves,
+            to=self.to,
         )
 
 
@@ -84,15 +91,17 @@ class Bucket:
         return {"all_reduce": 0.0, "reduce": 0.0, "reduce_scatter": nbytes / mesh.sizes[axis]}.get(kind, nbytes)
 
     def takes(self, mesh: Mesh, number: int = 0) -> float:
-        """Bytes that its first collective, or another, takes beside its members: a flat copy of them, unless a lone one
-        lies in memory as it is sent, and what comes out."""
+        """Bytes that its first collective, or another, takes beside its members: a flat copy of them, with any padding,
+        unless a lone one lies in memory as it is sent, and what comes out."""
         step = [step for step in self.members[0].steps if step.kind in COLLECTIVES][number]
-        as_it_is = len(self.members) == 1 and (step.kind in ("all_reduce", "reduce") or step.dim == 0)
+        lies = step.kind in ("all_reduce", "reduce") or (step.dim == 0 and not step.padding)
+        as_it_is = lies and len(self.members) == 1
         return self.comes(mesh, number) + (0.0 if as_it_is else self.nbytes[number])
 
     def frees(self, mesh: Mesh) -> float:
         """Bytes of its members that are free when it has arrived."""
-        return self.nbytes[0] - (self.comes(mesh) or self.nbytes[0])
+        comes = self.comes(mesh)
+        return sum(member.held for member in self.members) - comes if comes else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +132,7 @@ def traveller(
     return Traveller(
         name=name,
         dtype=dtype,
+        held=local_share(shape, source, mesh.sizes) * whole,
         steps=steps,
         nbytes=tuple(step.fraction * whole for step in steps if step.kind in COLLECTIVES),
         moves=moves_of(steps),

@@ -15,10 +15,8 @@ that is an all_gather and a slice):
     zero            R -> P         nothing: the first device of the axis keeps its copy, the others hold zeros
     pad             S(d) -> P      nothing: each device puts its piece into a tensor of zeros
 
-Of parameters (`PaddedShape`) a step on a dim that its devices do not divide has one beside it, of no placement:
-
-    extend          nothing: zeros are added at the end of a dim, which is cut next
-    trim            nothing: what was added is left out, when a dim has been gathered
+Where the devices do not divide a dim of a parameter (`PaddedShape`), a step that cuts it adds zeros at its end, and one
+that joins it leaves them out.
 
 Where several axes cut one dim, the earlier axis is the outer cut, so only the innermost cut of a dim can be taken away
 and only a new innermost cut can be added. All layouts on the way divide evenly.
@@ -86,7 +84,8 @@ class Step:
     `to_dim` the dim that is cut afterwards. `fraction` is the size of the collective's message as a share of the
     whole tensor: the gathered result for all_gather, the tensor held before the step for all others. `zigzag` has those
     of the two dims whose pieces on the axis lie in zigzag order (`planner.sharding.zigzag`). `root` is the device of
-    the axis that gets the sum of a reduce, `extent` what a dim has after it was extended or trimmed.
+    the axis that gets the sum of a reduce. `padding` are the zeros added to the dim that is cut, `extent` is what the
+    dim that is joined has without those of its shards; -1 where these have none.
     """
 
     kind: str
@@ -96,12 +95,13 @@ class Step:
     fraction: float = 1.0
     zigzag: tuple[int, ...] = ()
     root: int = -1
+    padding: int = 0
     extent: int = -1
 
 
 def is_view(step: Step) -> bool:
     """Whether what a step makes is a view of what was there: a contiguous cut."""
-    return step.kind in ("slice", "trim") and not step.zigzag
+    return step.kind == "slice" and not step.zigzag
 
 
 def redistribution(
@@ -130,25 +130,21 @@ def redistribution(
 
 
 def _with_padding(steps: Sequence[Step], shape: PaddedShape, sizes: tuple[int, ...], source: Layout) -> Iterator[Step]:
-    """Steps of a parameter, with those that add and leave out its padding."""
+    """Steps of a parameter, which know of its padding."""
     layout = source
     for step in steps:
         before, after = layout, _placed(layout, step)
         layout = after
-        ends = [whole_shape(shape, one, sizes) == tuple(shape) for one in (before, after)]
-        if all(ends):
+        if all(whole_shape(shape, one, sizes) == tuple(shape) for one in (before, after)):
             yield step
             continue
         here, there = (local_shape(shape, one, sizes) for one in (before, after))
-        cut, joined = _dims_of(step)
-        size, axis = sizes[step.axis], step.axis
-        if cut >= 0 and here[cut] < there[cut] * size:
-            here = _with(here, cut, there[cut] * size)
-            yield Step("extend", axis, cut, extent=here[cut], fraction=math.prod(here) / math.prod(shape))
+        (cut, joined), size = _dims_of(step), sizes[step.axis]
+        padding = there[cut] * size - here[cut] if cut >= 0 else 0
+        extent = there[joined] if joined >= 0 and here[joined] * size > there[joined] else -1
         sent = math.prod(here) * (size if step.kind == "all_gather" else 1)
-        yield replace(step, fraction=sent / math.prod(shape))
-        if joined >= 0 and here[joined] * size > there[joined]:
-            yield Step("trim", axis, joined, extent=there[joined])
+        sent += sent // here[cut] * padding if padding else 0
+        yield replace(step, fraction=sent / math.prod(shape), padding=padding, extent=extent)
 
 
 def _dims_of(step: Step) -> tuple[int, int]:
@@ -167,10 +163,6 @@ def _placed(layout: Layout, step: Step) -> Layout:
     found: list[Placement] = list(layout)
     found[step.axis] = shard(cut) if placement is None else placement
     return tuple(found)
-
-
-def _with(shape: tuple[int, ...], dim: int, extent: int) -> tuple[int, ...]:
-    return (*shape[:dim], extent, *shape[dim + 1 :])
 
 
 def _in_order(step: Step, mesh: Mesh, sequences: Collection[int]) -> tuple[int, ...]:

@@ -31,11 +31,15 @@ def _dims(steps: Sequence[Step]) -> list[int]:
     return [step.dim for step in steps]
 
 
+def _extents(steps: Sequence[Step]) -> list[int]:
+    return [step.extent for step in steps]
+
+
 _COALESCED: Mapping[str, Callable[[Pieces, Sequence[Step], dist.ProcessGroup], Collective]] = {
-    "all_gather": lambda pieces, steps, group: coalesced_all_gather(pieces, _dims(steps), group),
+    "all_gather": lambda pieces, steps, group: coalesced_all_gather(pieces, _dims(steps), group, _extents(steps)),
     "all_reduce": lambda pieces, steps, group: coalesced_all_reduce(pieces, group),
     "all_to_all": lambda pieces, steps, group: coalesced_all_to_all(
-        pieces, _dims(steps), [step.to_dim for step in steps], group
+        pieces, _dims(steps), [step.to_dim for step in steps], group, _extents(steps)
     ),
     "reduce": lambda pieces, steps, group: coalesced_reduce(pieces, steps[0].root, group),
     "reduce_scatter": lambda pieces, steps, group: coalesced_reduce_scatter(pieces, _dims(steps), group),

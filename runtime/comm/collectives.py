@@ -8,7 +8,8 @@
 Plain c10d calls into fresh contiguous outputs: they exist alike in gloo, nccl, hccl and the fake backend, are
 exact, and never record anything for autograd. Inputs may be strided views. Sums of several tensors are of the same
 elements as if each went by itself. The blocking forms are of one tensor, with which outputs never share memory.
-`group` has n processes.
+`group` has n processes. Where n does not divide a dim that is cut, zeros go behind it, to what it does divide; an
+`extent` leaves out what is behind it in a dim that is joined (-1: nothing).
 """
 
 from collections.abc import Callable, Sequence
@@ -32,10 +33,10 @@ class Collective(NamedTuple):
     landed: Callable[[], Pieces]
 
 
-def all_gather(piece: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+def all_gather(piece: torch.Tensor, dim: int, group: dist.ProcessGroup, extent: int = -1) -> torch.Tensor:
     """The pieces of all processes joined along `dim` in the order of the group: dim extent d becomes n d."""
     first = piece.movedim(dim, 0)
-    return _blocking(_gathered(first.contiguous(), [first.shape], [dim], group))
+    return _blocking(_gathered(first.contiguous(), [first.shape], [dim], group, [extent]))
 
 
 def reduce_scatter(term: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
@@ -53,7 +54,7 @@ def all_reduce_max(term: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor
     return _blocking(coalesced_all_reduce([_copy(term)], group, dist.ReduceOp.MAX))
 
 
-def all_to_all(piece: torch.Tensor, dim: int, to_dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+def all_to_all(piece: torch.Tensor, dim: int, to_dim: int, group: dist.ProcessGroup, extent: int = -1) -> torch.Tensor:
     """From pieces cut along `dim` to pieces cut along `to_dim`: extents d, e become n d, e / n.
 
     Dims lie in memory in the order in which they did: attention hands on the order of its queries, and what flattens
@@ -62,25 +63,33 @@ def all_to_all(piece: torch.Tensor, dim: int, to_dim: int, group: dist.ProcessGr
     strides = piece.stride()
     order = sorted(range(piece.dim()), key=lambda axis: -strides[axis])
     inner = piece.permute(order)
-    moved = _blocking(coalesced_all_to_all([inner], [order.index(dim)], [order.index(to_dim)], group))
+    moved = _blocking(coalesced_all_to_all([inner], [order.index(dim)], [order.index(to_dim)], group, [extent]))
     return moved.permute([order.index(axis) for axis in range(piece.dim())])
 
 
-def coalesced_all_gather(pieces: Pieces, dims: Sequence[int], group: dist.ProcessGroup) -> Collective:
+def coalesced_all_gather(
+    pieces: Pieces, dims: Sequence[int], group: dist.ProcessGroup, extents: Sequence[int]
+) -> Collective:
     """`all_gather` of several pieces, from a copy of them."""
     first = [piece.movedim(dim, 0) for piece, dim in zip(pieces, dims, strict=True)]
     flat = torch.cat([one.reshape(-1) for one in first])
     shapes = [one.shape for one in first]
-    return _gathered(flat if len(pieces) > 1 else flat.view(shapes[0]), shapes, dims, group)
+    return _gathered(flat if len(pieces) > 1 else flat.view(shapes[0]), shapes, dims, group, extents)
 
 
 def coalesced_reduce_scatter(pieces: Pieces, dims: Sequence[int], group: dist.ProcessGroup) -> Collective:
     """`reduce_scatter` of several terms."""
     rows = group.size()
     first = [piece.movedim(dim, 0) for piece, dim in zip(pieces, dims, strict=True)]
-    shapes = [torch.Size((one.shape[0] // rows, *one.shape[1:])) for one in first]
+    shapes = [torch.Size((-(-one.shape[0] // rows), *one.shape[1:])) for one in first]
     lone = len(first) == 1
-    flat = first[0].contiguous() if lone else _in_rows([torch.unflatten(one, 0, (rows, -1)) for one in first]).view(-1)
+    if lone:
+        flat = extended(first[0], 0, rows * shapes[0][0]).contiguous()
+    else:
+        flat = first[0].new_empty((rows, sum(shape.numel() for shape in shapes)))
+        for place, one, shape in zip(_split(flat, shapes), first, shapes, strict=True):
+            _cut_into(torch.unflatten(place, 1, shape), one)
+        flat = flat.view(-1)
     own = flat.new_empty((flat.shape[0] // rows, *flat.shape[1:]))
 
     def landed() -> Pieces:
@@ -117,18 +126,20 @@ def coalesced_reduce(pieces: Pieces, root: int, group: dist.ProcessGroup) -> Col
 
 
 def coalesced_all_to_all(
-    pieces: Pieces, dims: Sequence[int], to_dims: Sequence[int], group: dist.ProcessGroup
+    pieces: Pieces, dims: Sequence[int], to_dims: Sequence[int], group: dist.ProcessGroup, extents: Sequence[int]
 ) -> Collective:
     """`all_to_all` of several pieces, which come to lie in memory in the order of their dims."""
     rows = group.size()
-    cut = [torch.stack(piece.chunk(rows, to_dim)) for piece, to_dim in zip(pieces, to_dims, strict=True)]
+    even = [extended(one, dim, -(-one.shape[dim] // rows) * rows) for one, dim in zip(pieces, to_dims, strict=True)]
+    cut = [torch.stack(piece.chunk(rows, to_dim)) for piece, to_dim in zip(even, to_dims, strict=True)]
     flat, shapes = _in_rows(cut), [one.shape[1:] for one in cut]
-    del cut
+    del even, cut
     incoming = torch.empty_like(flat)
 
     def landed() -> Pieces:
-        parts = zip(_parts(incoming, shapes), dims, strict=True)
-        return [part.movedim(0, dim).flatten(dim, dim + 1) for part, dim in parts]
+        parts = zip(_parts(incoming, shapes), dims, extents, strict=True)
+        joined = ((part.movedim(0, dim).flatten(dim, dim + 1), dim, extent) for part, dim, extent in parts)
+        return [one if extent < 0 else one.narrow(dim, 0, extent) for one, dim, extent in joined]
 
     return Collective(partial(dist.all_to_all_single, incoming, flat, group=group), flat, landed)
 
@@ -145,17 +156,56 @@ def _copy(term: torch.Tensor) -> torch.Tensor:
 
 
 def _gathered(
-    flat: torch.Tensor, shapes: Sequence[torch.Size], dims: Sequence[int], group: dist.ProcessGroup
+    flat: torch.Tensor,
+    shapes: Sequence[torch.Size],
+    dims: Sequence[int],
+    group: dist.ProcessGroup,
+    extents: Sequence[int],
 ) -> Collective:
     """An all-gather of pieces end to end, or of one as it is, which have the dims that grow in front."""
     rows, lone = group.size(), len(shapes) == 1
     whole = flat.new_empty((rows * flat.shape[0], *flat.shape[1:]))
 
     def landed() -> Pieces:
-        parts = [whole] if lone else [part.flatten(0, 1) for part in _parts(whole.view(rows, -1), shapes)]
-        return [part.movedim(0, dim).contiguous() for part, dim in zip(parts, dims, strict=True)]
+        parts = [torch.unflatten(whole, 0, (rows, -1))] if lone else _parts(whole.view(rows, -1), shapes)
+        joined = [_joined(part, extent) for part, extent in zip(parts, extents, strict=True)]
+        return [one.movedim(0, dim).contiguous() for one, dim in zip(joined, dims, strict=True)]
 
     return Collective(partial(dist.all_gather_single, whole, flat, group=group), flat, landed)
+
+
+def extended(piece: torch.Tensor, dim: int, extent: int) -> torch.Tensor:
+    """A tensor with zeros at the end of a dim, so that it has this extent; itself where it has it."""
+    missing = extent - piece.shape[dim]
+    if missing == 0:
+        return piece
+    return torch.cat([piece, piece.new_zeros(*piece.shape[:dim], missing, *piece.shape[dim + 1 :])], dim)
+
+
+def _cut_into(rows: torch.Tensor, whole: torch.Tensor) -> None:
+    """Fill rows, (n, d, ..), with a tensor of n d rows or fewer, and with zeros."""
+    count, length = rows.shape[:2]
+    full, rest = divmod(whole.shape[0], length)
+    rows[:full].copy_(torch.unflatten(whole[: full * length], 0, (full, length)))
+    if full < count:
+        rows[full, :rest].copy_(whole[full * length :])
+        rows[full, rest:].zero_()
+        rows[full + 1 :].zero_()
+
+
+def _joined(rows: torch.Tensor, extent: int) -> torch.Tensor:
+    """Rows, (n, d, ..), one behind the other, (n d, ..) or the first `extent` of these: a view where they lie so."""
+    if extent < 0:
+        return rows.flatten(0, 1)
+    if rows.is_contiguous():
+        return rows.flatten(0, 1).narrow(0, 0, extent)
+    length = rows.shape[1]
+    full, rest = divmod(extent, length)
+    whole = rows.new_empty((extent, *rows.shape[2:]))
+    torch.unflatten(whole[: full * length], 0, (full, length)).copy_(rows[:full])
+    if rest:
+        whole[full * length :].copy_(rows[full, :rest])
+    return whole
 
 
 def _parts(flat: torch.Tensor, shapes: Sequence[torch.Size]) -> Sequence[torch.Tensor]:

@@ -26,7 +26,7 @@ from runtime.comm.device_mesh import RankMesh
 
 
 def _all_gather(piece: torch.Tensor, step: Step, place: RankMesh) -> torch.Tensor:
-    whole = collectives.all_gather(piece, step.dim, place.group(step.axis))
+    whole = collectives.all_gather(piece, step.dim, place.group(step.axis), step.extent)
     return natural(whole, step.dim, place.mesh.sizes[step.axis]) if step.zigzag else whole
 
 
@@ -43,15 +43,18 @@ def _all_reduce(piece: torch.Tensor, step: Step, place: RankMesh) -> torch.Tenso
 def _all_to_all(piece: torch.Tensor, step: Step, place: RankMesh) -> torch.Tensor:
     if step.to_dim in step.zigzag:
         piece = by_device(piece, step.to_dim, place.mesh.sizes[step.axis])
-    moved = collectives.all_to_all(piece, step.dim, step.to_dim, place.group(step.axis))
+    moved = collectives.all_to_all(piece, step.dim, step.to_dim, place.group(step.axis), step.extent)
     return natural(moved, step.dim, place.mesh.sizes[step.axis]) if step.dim in step.zigzag else moved
 
 
 def _slice(piece: torch.Tensor, step: Step, place: RankMesh) -> torch.Tensor:
     if step.zigzag:
         return torch.cat(_chunks(piece, step, place), dim=step.dim)
-    extent = piece.shape[step.dim] // place.mesh.sizes[step.axis]
-    return piece.narrow(step.dim, place.coordinate[step.axis] * extent, extent)
+    whole, size = piece.shape[step.dim], place.mesh.sizes[step.axis]
+    length = -(-whole // size)
+    start = min(place.coordinate[step.axis] * length, whole)
+    own = piece.narrow(step.dim, start, min(length, whole - start))
+    return collectives.extended(own, step.dim, length)
 
 
 def _zero(piece: torch.Tensor, step: Step, place: RankMesh) -> torch.Tensor:
@@ -68,17 +71,7 @@ def _pad(piece: torch.Tensor, step: Step, place: RankMesh) -> torch.Tensor:
             chunk.copy_(part)
         return padded
     padded.narrow(step.dim, place.coordinate[step.axis] * extent, extent).copy_(piece)
-    return padded
-
-
-def _extend(piece: torch.Tensor, step: Step, place: RankMesh) -> torch.Tensor:
-    larger = piece.new_zeros(*piece.shape[: step.dim], step.extent, *piece.shape[step.dim + 1 :])
-    larger.narrow(step.dim, 0, piece.shape[step.dim]).copy_(piece)
-    return larger
-
-
-def _trim(piece: torch.Tensor, step: Step, place: RankMesh) -> torch.Tensor:
-    return piece.narrow(step.dim, 0, step.extent)
+    return padded if step.extent < 0 else padded.narrow(step.dim, 0, step.extent)
 
 
 def _chunks(whole: torch.Tensor, step: Step, place: RankMesh) -> tuple[torch.Tensor, ...]:
@@ -108,8 +101,6 @@ STEPS: Mapping[str, Callable[[torch.Tensor, Step, RankMesh], torch.Tensor]] = {
     "slice": _slice,
     "zero": _zero,
     "pad": _pad,
-    "extend": _extend,
-    "trim": _trim,
 }
 
 

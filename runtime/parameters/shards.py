@@ -137,6 +137,7 @@ class LocalParameter:
             )  # own memory: it is added to
         else:
             self.gradient += gradient
+        del gradient  # a bucket that starts now lets its members go
         if self.arrival is not None:
             self.arrival(self.name)
 

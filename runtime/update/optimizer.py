@@ -288,10 +288,11 @@ class _Publication:
         self._updated[master.parameter.name] = master, master.weight.to(master.parameter.piece.dtype, copy=copied)
 
     def _land(self, bucket: Bucket) -> None:
-        members = [self._updated.pop(name) for name in bucket.names]
+        masters = [self._updated[name][0] for name in bucket.names]
+        pieces = [self._updated.pop(name)[1] for name in bucket.names]
         steps = [member.steps for member in bucket.members]
-        whole = Flight(steps, [updated for _, updated in members], self._place, self._place.groups).land()
-        for (master, _), weight in zip(members, whole, strict=True):
+        whole = Flight(steps, pieces, self._place, self._place.groups).land()  # pieces end with this call
+        for master, weight in zip(masters, whole, strict=True):
             self._write(master.parameter, weight)
             del self._waiting[master.parameter.name]
             self._landed.add(master.parameter.name)

@@ -94,13 +94,23 @@ BUCKETED = tuple(
     for kind, mesh, settings in (("zero2", (4,), {}), ("zero1", (2, 2), {"micro_batches": 2}), ("megatron", (2, 2), {}))
     for size in (2**20, 8192)
 )
+PADDED = tuple(
+    Hand(model="llama-uneven", kind=kind, mesh=(4,), update=update)
+    for kind, update in (
+        ("zero1", Update(buckets=4096)),
+        ("zero2", Update(buckets="none")),
+        ("zero3", Update(gathers="block", buckets=4096)),
+        ("zero3", Update(gathers="each", buckets=4096)),
+    )
+)
 
 
 @pytest.mark.cases(2, 4)
 @pytest.mark.slow
-@pytest.mark.parametrize("make", BUCKETED, ids=str)
+@pytest.mark.parametrize("make", [*BUCKETED, *PADDED], ids=str)
 def test_flat_buffers_of_buckets_are_followed(make: Hand) -> None:
-    """Of a batch so small that buckets take a good part of what lives: gradients on their way, weights that come."""
+    """Of a batch so small that buckets take a good part of what lives: gradients on their way, weights that come. Also
+    where shards are padded."""
     (stage,) = audited(make)
     assert stage.unequal == ()
     assert abs(stage.peak / stage.predicted_peak - 1) < auditing.MEMORY_TOLERANCE, (stage.live, stage.predicted_live)

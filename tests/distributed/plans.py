@@ -371,7 +371,7 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "gpt": lambda: GPT(GPT_CONFIG),
     "gpt64": lambda: GPT(GPT_CONFIG).double(),
     "llama4": lambda: Llama(replace(LLAMA, num_layers=4)),
-    "llama-uneven": lambda: Llama(replace(LLAMA, hidden_size=34, head_size=4, ffn_size=66, vocab_size=33)),
+    "llama-uneven": lambda: Llama(replace(LLAMA, hidden_size=34, head_size=4, ffn_size=66, vocab_size=63)),
     "llama-odd": lambda: Llama(replace(LLAMA, ffn_size=62)),
     "llama-one": lambda: Llama(replace(LLAMA, num_kv_heads=1, tied_embeddings=True)),
     "llama-two": lambda: Llama(replace(LLAMA, num_kv_heads=2)),

@@ -62,7 +62,7 @@ UNEVEN = [((4,), 1, "none"), ((2, 2), 2, "selective")]
 def test_parameters_that_devices_do_not_divide(
     pool, sizes: tuple[int, ...], micro_batches: int, recomputation: str
 ) -> None:
-    """Of 34, 66 and 33 elements: their shards are padded."""
+    """Of 34, 66 and 63 elements: their shards are padded."""
     seeds = [200, 201, 202]
     for errors in pool.run("tasks", "parity", "llama-uneven", sizes, seeds, micro_batches, recomputation):
         assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))

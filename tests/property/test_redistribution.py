@@ -123,7 +123,7 @@ def played(step: Step, pieces: Sequence[Array], mesh: Mesh) -> list[Array]:
     after = []
     for rank in range(mesh.size):
         own = rank // axis.stride % axis.size
-        group = [pieces[rank + (i - own) * axis.stride] for i in range(axis.size)]
+        group = [_evened(pieces[rank + (i - own) * axis.stride], _cut_dim(step), axis.size) for i in range(axis.size)]
         mine = group[own]
         if step.kind == "all_gather":
             made = np.concatenate(group, step.dim)
@@ -137,16 +137,24 @@ def played(step: Step, pieces: Sequence[Array], mesh: Mesh) -> list[Array]:
             made = np.split(mine, axis.size, step.dim)[own]
         elif step.kind == "zero":
             made = mine if own == 0 else np.zeros_like(mine)
-        elif step.kind == "extend":
-            widths = [(0, step.extent - extent if dim == step.dim else 0) for dim, extent in enumerate(mine.shape)]
-            made = np.pad(mine, widths)
-        elif step.kind == "trim":
-            made = np.take(mine, range(step.extent), step.dim)
         else:
             assert step.kind == "pad", step
             made = np.concatenate([mine if i == own else np.zeros_like(mine) for i in range(axis.size)], step.dim)
-        after.append(made)
+        joined = step.kind in ("all_gather", "all_to_all", "pad") and step.extent >= 0
+        after.append(np.take(made, range(step.extent), step.dim) if joined else made)
     return after
+
+
+def _cut_dim(step: Step) -> int:
+    if step.kind == "all_to_all":
+        return step.to_dim
+    return step.dim if step.kind in ("reduce_scatter", "slice") else -1
+
+
+def _evened(piece: Array, dim: int, size: int) -> Array:
+    """With zeros at the end of a dim, so that it is cut evenly."""
+    zeros = [(0, -extent % size if at == dim else 0) for at, extent in enumerate(piece.shape)]
+    return np.pad(piece, zeros) if dim >= 0 else piece
 
 
 def moved(step: Step, mesh: Mesh) -> Fraction:
@@ -201,11 +209,12 @@ def test_shards_of_parameters_are_padded_with_zeros(case: tuple[tuple[int, ...],
     tensor = np.arange(1, math.prod(shape) + 1).reshape(shape)
     pieces = pieces_of(padded(tensor, whole_shape(shape, source, mesh.sizes)), source, mesh)
     for step in redistribution(shape, mesh, source, target):
-        before = pieces
-        pieces = played(step, pieces, mesh)
+        size = mesh.sizes[step.axis]
         if step.kind in COLLECTIVES:
-            message = pieces if step.kind == "all_gather" else before
-            assert {piece.size for piece in message} == {round(step.fraction * tensor.size)}, step
+            comes = size if step.kind == "all_gather" else 1
+            message = {comes * _evened(piece, _cut_dim(step), size).size for piece in pieces}
+            assert message == {round(step.fraction * tensor.size)}, step
+        pieces = played(step, pieces, mesh)
     assert {piece.shape for piece in pieces} == {local_shape(shape, target, mesh.sizes)}
     assert np.array_equal(whole_of(pieces, target, mesh), padded(tensor, whole_shape(shape, target, mesh.sizes)))
 

@@ -36,7 +36,7 @@ from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.shared_parameters import shared_parameters
 from planner.pricing.message import Message
 from planner.sharding.buckets import arrival_order, bucket_place, trainable_positions
-from planner.sharding.layout import local_fraction
+from planner.sharding.layout import Layout, local_share
 from planner.sharding.redistribute import Step
 from planner.sharding.stored import owned_axes
 
@@ -110,7 +110,7 @@ def owners_of(bound: BoundPlan, held: Collection[str]) -> Mapping[str, Owner]:
 
 def pushes_of(bound: BoundPlan, name: str, owner: Owner) -> tuple[Step, ...]:
     """The way of a gradient to the server that owns its parameter."""
-    share = local_fraction(bound.parameters[name].weight, bound.plan.mesh.sizes)
+    share = _share(bound, name, bound.parameters[name].weight)
     return tuple(
         Step(kind="reduce", axis=axis, fraction=share, root=place)
         for axis, place in zip(owner.axes, owner.place, strict=True)
@@ -146,7 +146,7 @@ def broadcasts_of(bound: BoundPlan, owners: Mapping[str, Owner]) -> tuple[Broadc
 
 def weight_bytes(bound: BoundPlan, name: str) -> float:
     """Bytes of a weight on a device."""
-    return bound.graph.types[name].nbytes * local_fraction(bound.parameters[name].weight, bound.plan.mesh.sizes)
+    return bound.graph.types[name].nbytes * _share(bound, name, bound.parameters[name].weight)
 
 
 def _axes(bound: BoundPlan, name: str) -> tuple[int, ...]:
@@ -158,7 +158,11 @@ def _axes(bound: BoundPlan, name: str) -> tuple[int, ...]:
 
 
 def _numel(bound: BoundPlan, name: str) -> float:
-    return bound.graph.types[name].numel * local_fraction(bound.parameters[name].state, bound.plan.mesh.sizes)
+    return bound.graph.types[name].numel * _share(bound, name, bound.parameters[name].state)
+
+
+def _share(bound: BoundPlan, name: str, layout: Layout) -> float:
+    return local_share(bound.graph.types[name].shape, layout, bound.plan.mesh.sizes)
 
 
 def check_owners(bound: BoundPlan) -> None:

@@ -152,6 +152,7 @@ def _traveller(
     return Traveller(
         name=name,
         dtype=one.dtype,
+        held=one.held,
         steps=steps,
         nbytes=tuple(step.fraction * whole for step in steps),
         moves=moves_of(steps),

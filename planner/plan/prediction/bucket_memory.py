@@ -8,7 +8,7 @@ A bucket starts in the backward pass when the last of its members has all that i
 """
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from hardware_profiles import Bytes
@@ -87,12 +87,12 @@ class BucketMemory:
         self.account.release(found)
 
 
-def gather(bucket: Bucket, bound: BoundPlan, account: MemoryAccount, narrow: Bytes, of: str) -> None:
-    """What it takes for a moment to gather the new weights of a bucket, of which this device has `narrow` bytes in
-    memory of their own: those of several members come side by side and are taken apart, and any whose cut dim is not
+def gather(bucket: Bucket, bound: BoundPlan, account: MemoryAccount, given: Sequence[Storage], of: str) -> None:
+    """What it takes for a moment to gather the new weights of a bucket, of which those `given` are in memory of their
+    own, which is let go: those of several members come side by side and are taken apart, and any whose cut dim is not
     its first is turned."""
     several, mesh = len(bucket.members) > 1, bound.plan.mesh
-    held = [account.new(narrow, of)]
+    held = list(given)
     for number, nbytes in enumerate(bucket.nbytes):
         steps = [[step for step in one.steps if step.kind in COLLECTIVES][number] for one in bucket.members]
         sizes = [one.nbytes[number] for one in bucket.members]

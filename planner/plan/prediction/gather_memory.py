@@ -13,7 +13,8 @@ from planner.plan.prediction.chunk_memory import (
     Values,
 )
 from planner.plan.prediction.memory_account import Piece, Storage
-from planner.sharding.buckets import Bucket
+from planner.sharding.buckets import Bucket, Traveller
+from planner.sharding.redistribute import COLLECTIVES
 
 
 class GatherMemory(ChunkMemory):
@@ -36,7 +37,10 @@ class GatherMemory(ChunkMemory):
         that are cast and not sent are there when they are cast."""
         if one.there.moves:
             message = self._arrived(one.there, sent or self._sent(one.there, 0))
-            whole = [self.account.new(member.nbytes[-1], OTHER) for member in one.there.members]
+            whole = [
+                self.account.new(self._came(one, member, use), OTHER)
+                for member, use in zip(one.there.members, one.uses, strict=True)
+            ]
             self.account.release(message)
         else:
             if sent is not None:
@@ -59,6 +63,12 @@ class GatherMemory(ChunkMemory):
             return self._sent(one.there, 0)
         cast = sum(self._travelling_bytes(one, name, self._standing(name).shape) for name in one.names)
         return Sent(self.account.new(0.0, OTHER), self.account.new(cast, OTHER))
+
+    def _came(self, one: BlockGather, member: Traveller, use: tuple[int, int]) -> float:
+        """Bytes of a weight that has come, without padding; before it is cut, where it is."""
+        if member.steps[-1].kind in COLLECTIVES:
+            return self._travelling_bytes(one, member.name, self._wanted(*use))
+        return member.nbytes[-1]
 
     def _travelling_bytes(self, one: BlockGather, name: str, shape: Sequence[int]) -> float:
         """Of a piece of a weight as it travels."""

@@ -21,7 +21,7 @@ from planner.plan.layout.parameter_owners import owners_of
 from planner.plan.prediction.charges import Phase
 from planner.pricing.liveness import replays
 from planner.pricing.parameter_price import summed
-from planner.sharding.layout import local_fraction
+from planner.sharding.layout import local_share
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import loop_extents
 
@@ -59,7 +59,7 @@ def crossing_parameters(bound: BoundPlan, rank: int, place: int) -> Counter[tupl
     for name, owner in owners_of(bound, held).items():
         if owner.at(coordinate):
             tensor = bound.graph.types[name]
-            share = local_fraction(bound.parameters[name].weight, plan.mesh.sizes)
+            share = local_share(tensor.shape, bound.parameters[name].weight, plan.mesh.sizes)
             found["update", name, share * summed(tensor, plan.training.update).nbytes] += 1
             found["update", name, share * tensor.nbytes] += 1
     return found

@@ -33,6 +33,7 @@ from planner.plan.prediction.chunk_memory import GRADIENTS, OTHER, STATES, WEIGH
 from planner.plan.prediction.memory_account import MemoryAccount, MemoryTurn, Piece, Storage, moved
 from planner.plan.schedule import orders, passes_of, relays, runs_in_pairs, telling_micro_batches
 from planner.pricing.parameter_price import summed
+from planner.sharding.buckets import Bucket
 from planner.sharding.redistribute import redistribution
 
 NO_ROWS: Mapping[str, Bytes] = {}
@@ -164,20 +165,27 @@ class Chunk(BackwardMemory):
             self.account.release(pieces.pop(name).storage)
         for name in pieces.keys() - set(offloaded):
             self.account.brief(_UPDATED * self._bytes(name, pieces[name]), OTHER)
+        together = {name: one for one in gathering_buckets(self.bound, pieces.keys()) for name in one.names}
+        given: dict[str, Storage] = {}
         for name in offloaded:
             self.account.brief(_UPDATED * self._bytes(name, pieces[name]), OTHER)
             self.account.release(pieces[name].storage)
-            self._publish(name, pieces[name])
+            if name not in together:
+                self._publish(name, pieces[name])
+                continue
+            given[name] = self._given(name, pieces[name])
+            if given.keys() >= set(together[name].names):
+                self._publish_together(together[name], given)
         self._release(places)
-        self._release([piece.storage for name, piece in pieces.items() if name not in offloaded])
-        together = [one for one in gathering_buckets(self.bound, pieces.keys()) if set(offloaded).isdisjoint(one.names)]
-        for bucket in together:
-            narrow = sum(self.tensors.bytes(name, pieces[name].shape) for name in bucket.names)
-            gather(bucket, self.bound, self.account, narrow if self._narrow(bucket.names[0]) else 0.0, OTHER)
-        gathered = {name for bucket in together for name in bucket.names}
-        for name, piece in pieces.items():
-            if name not in offloaded and name not in gathered:
-                self._publish(name, piece)
+        stayed = [name for name in pieces if name not in offloaded]
+        self._release([pieces[name].storage for name in stayed])
+        for bucket in dict.fromkeys(together[name] for name in stayed if name in together):
+            narrow = [name for name in bucket.names if name not in given and self._narrow(name)]
+            given.update({name: self._given(name, pieces[name]) for name in narrow})
+            self._publish_together(bucket, given)
+        for name in stayed:
+            if name not in together:
+                self._publish(name, pieces[name])
         for broadcast in broadcasts_of(self.bound, owners):
             self.account.brief(broadcast.flat, OTHER)
         self.held.let_go()
@@ -195,11 +203,25 @@ class Chunk(BackwardMemory):
         longest = max((self.held.rows[name] for name in offloaded), default=0.0)
         return [self.account.new(longest, OTHER) for _ in offloaded[:PLACES]]
 
+    def _given(self, name: str, piece: Piece) -> Storage:
+        """A new weight in memory of its own, where it was updated."""
+        return self.account.new(self.tensors.bytes(name, piece.shape), OTHER)
+
+    def _publish_together(self, bucket: Bucket, given: dict[str, Storage]) -> None:
+        """Bring the new weights of a bucket to where they are kept; those `given` are in memory of their own."""
+        gather(bucket, self.bound, self.account, [given.pop(name) for name in bucket.names if name in given], OTHER)
+        for name in bucket.names:
+            stored = self.bound.parameters[name]
+            if stored.weight_offloaded:
+                new = self.account.new(self.tensors.bytes(name, self.tensors.shape(name, stored.weight)), OTHER)
+                self.held.send(new)
+                self.account.release(new)
+
     def _publish(self, name: str, piece: Piece) -> None:
         """Bring the new weight, which has the shape of this piece where it was updated, to where it is kept."""
         stored, tensor = self.bound.parameters[name], self.bound.graph.types[name]
         steps = redistribution(tensor.shape, self.bound.plan.mesh, stored.state, stored.weight)
-        narrow = Piece(self.account.new(self.tensors.bytes(name, piece.shape), OTHER), piece.shape)
+        narrow = Piece(self._given(name, piece), piece.shape)
         new = self._moved(narrow, steps, name).storage
         if stored.weight_offloaded:
             self.held.send(new)

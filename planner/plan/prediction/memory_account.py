@@ -161,11 +161,8 @@ def _step(
     account: MemoryAccount, piece: Piece, step: Step, size: int, place: int, element: int, *, pauses: bool
 ) -> Piece:
     shape, of = list(piece.shape), piece.storage.of
-    if step.kind == "slice" or (step.kind == "zero" and place == 0):
-        if step.kind == "zero":
-            return Piece(account.hold(piece.storage), tuple(shape))
-        shape[step.dim] //= size
-        return Piece(account.hold(piece.storage), tuple(shape), _first(shape, step.dim))
+    if step.kind == "zero" and place == 0:
+        return Piece(account.hold(piece.storage), tuple(shape))
     held: list[Storage] = []
 
     def tensor(extents: Sequence[int]) -> Storage:
@@ -178,22 +175,42 @@ def _step(
             account.pause()
         return made
 
-    if step.kind in ("all_gather", "reduce_scatter"):
+    if step.kind == "slice":
+        whole = shape[step.dim]
+        shape[step.dim] = (whole + step.padding) // size
+        if (place + 1) * shape[step.dim] <= whole:
+            return Piece(account.hold(piece.storage), tuple(shape), _first(shape, step.dim))
+        made = tensor(shape)
+    elif step.kind == "all_gather":
         if not (piece.contiguous and _first(shape, step.dim)):
             tensor(shape)  # the cut dim first
-        shape[step.dim] = shape[step.dim] * size if step.kind == "all_gather" else shape[step.dim] // size
+        shape[step.dim] *= size
+        made = under_way(shape)
+        shape[step.dim] = step.extent if step.extent >= 0 else shape[step.dim]
+        made = made if _first(shape, step.dim) else tensor(shape)
+    elif step.kind == "reduce_scatter":
+        shape[step.dim] += step.padding
+        if step.padding or not (piece.contiguous and _first(shape, step.dim)):
+            tensor(shape)  # the cut dim first
+        shape[step.dim] //= size
         made = under_way(shape)
         made = made if _first(shape, step.dim) else tensor(shape)
     elif step.kind == "all_to_all":
+        shape[step.to_dim] += step.padding
+        if step.padding:
+            tensor(shape)
         tensor(shape)  # what goes out
         made = under_way(shape)
         shape[step.dim] *= size
         shape[step.to_dim] //= size
         made = made if _first(shape, step.dim) else tensor(shape)
+        shape[step.dim] = step.extent if step.extent >= 0 else shape[step.dim]
     else:
         if step.kind == "pad":  # a sum names no dim
             shape[step.dim] *= size
         made = under_way(shape)
+        if step.extent >= 0:
+            shape[step.dim] = step.extent
     for storage in held:
         if storage is not made:
             account.release(storage)

@@ -25,7 +25,7 @@ from planner.plan.plan import Plan
 from planner.plan.prediction.memory_account import MemoryAccount, Piece, moved
 from planner.plan.prediction.stage_cost import StageCost
 from planner.pricing.parameter_price import reduced
-from planner.sharding.layout import Layout, local_fraction, local_shape
+from planner.sharding.layout import Layout, local_fraction, local_shape, local_share
 from planner.sharding.redistribute import is_view, redistribution
 
 _OTHER = "transient"
@@ -127,7 +127,7 @@ class _Moving:
             yield graded - own + peak
 
     def _bytes(self, tensor: TensorType, layout: Layout) -> Bytes:
-        return tensor.nbytes * local_fraction(layout, self.bound.plan.mesh.sizes)
+        return tensor.nbytes * local_share(tensor.shape, layout, self.bound.plan.mesh.sizes)
 
     def _peak(self, tensor: TensorType, source: Layout, target: Layout, *, stored: bool = False) -> Bytes:
         """Most bytes on the way; without those of what is `stored` anyway."""

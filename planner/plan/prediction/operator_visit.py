@@ -27,7 +27,7 @@ from planner.pricing import OperatorPrices, keeping
 from planner.pricing.narrow_weights import cast_seconds
 from planner.pricing.operator_price import inner_hidden, inner_messages, inner_seconds, transient_bytes
 from planner.pricing.parameter_price import gathered_at_once
-from planner.sharding.layout import Layout, local_fraction
+from planner.sharding.layout import Layout, local_share
 from planner.sharding.rule import Duplex
 from planner.sharding.stored import StoredParameter
 
@@ -499,4 +499,5 @@ class OperatorVisit:
         )
 
     def _local_bytes(self, name: str, layout: Layout) -> Bytes:
-        return self.bound.graph.types[name].nbytes * local_fraction(layout, self.bound.plan.mesh.sizes)
+        tensor = self.bound.graph.types[name]
+        return tensor.nbytes * local_share(tensor.shape, layout, self.bound.plan.mesh.sizes)

@@ -61,7 +61,7 @@ from planner.pricing.model_flops import whole_flops
 from planner.pricing.narrow_weights import in_8_bits
 from planner.pricing.parameter_price import reduced, summed
 from planner.pricing.redistribution_price import PricedRoute
-from planner.sharding.layout import Layout, local_fraction, replicated
+from planner.sharding.layout import Layout, local_share, replicated
 from planner.sharding.rule import Duplex
 
 
@@ -431,7 +431,7 @@ class Walk:
         if block is not None:
             cost.offload_weight(block, prices, stored.weight_home)
         if not plan.schedule_kind.flushes and trainable and tensor.dtype == "float32":  # no master is a view there
-            cost.memory["optimizer state"] += tensor.nbytes * local_fraction(stored.state, plan.mesh.sizes)
+            cost.memory["optimizer state"] += tensor.nbytes * local_share(tensor.shape, stored.state, plan.mesh.sizes)
         return float(prices.visiting[0])
 
     def _tied(self, cost: StageCost, name: str) -> None:
@@ -440,7 +440,8 @@ class Walk:
         if len(ranks) < 2:
             return
         plan, tensor = self.bound.plan, self.bound.graph.types[name]
-        nbytes = self.summed(tensor).nbytes * local_fraction(self.bound.parameters[name].state, plan.mesh.sizes)
+        share = local_share(tensor.shape, self.bound.parameters[name].state, plan.mesh.sizes)
+        nbytes = share * self.summed(tensor).nbytes
         seconds = tied_seconds(nbytes, self._links(ranks[0], ranks[-1]))
         cost.once["gradient reduction"] += seconds
         charge(
@@ -484,7 +485,7 @@ class Walk:
         that waits for it; returns its bytes on a device. Where both stages are on one rank nothing is sent."""
         plan = self.bound.plan
         tensor, mesh = self.bound.graph.types[name], plan.mesh
-        nbytes = tensor.nbytes * local_fraction(self.made(name).forward, mesh.sizes)
+        nbytes = tensor.nbytes * local_share(tensor.shape, self.made(name).forward, mesh.sizes)
         source, target = plan.rank_of(stage - 1), plan.rank_of(stage)
         if source == target:
             return nbytes

@@ -15,7 +15,7 @@ from planner.plan.layout.patterns import Patterns
 from planner.plan.layout.roles import roles
 from planner.plan.plan import Group
 from planner.report.words import short_name, strategy_words
-from planner.sharding.layout import format_layout, local_fraction
+from planner.sharding.layout import format_layout, local_share
 
 BEFORE, AFTER = "before the blocks", "after the blocks"
 
@@ -187,7 +187,8 @@ class _Views:
             state=stored[0].state_words if stored else "",
             seconds=cost.seconds,
             result_bytes=sum(
-                self.bound.graph.types[name].nbytes * local_fraction(duplex.forward, sizes)
+                self.bound.graph.types[name].nbytes
+                * local_share(self.bound.graph.types[name].shape, duplex.forward, sizes)
                 for name, duplex in zip(results, layouts.results, strict=True)
             ),
             kept_bytes=cost.kept,

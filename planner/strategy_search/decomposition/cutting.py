@@ -22,7 +22,7 @@ from planner.limits import room
 from planner.plan.layout.kept import Kept, block_words, kept_places, replayed_places
 from planner.plan.prediction.stage_cost import holders_of, tied_seconds, transfer_seconds
 from planner.pricing.parameter_price import summed
-from planner.sharding.layout import local_fraction
+from planner.sharding.layout import local_share
 from planner.strategy_search.decomposition.piece_maker import PieceMaker
 from planner.strategy_search.decomposition.pieces import Chain, Crossing, Key, Piece
 from planner.strategy_search.request.space import Running
@@ -305,10 +305,10 @@ class Cutter:
         local = self.tables.update.is_local(parameter.name)
         if self.stages < 2 or parameter.name not in self.boundary or not trainable or local:
             return np.zeros(len(parameter.stored))
-        whole = summed(template.graph.types[parameter.name], self.tables.update).nbytes
+        tensor = summed(template.graph.types[parameter.name], self.tables.update)
         links = self._links(0, self.stages - 1)
         sizes = self.tables.mesh.sizes
-        nbytes = [whole * local_fraction(stored.state, sizes) for stored in parameter.stored]
+        nbytes = [tensor.nbytes * local_share(tensor.shape, stored.state, sizes) for stored in parameter.stored]
         return np.array([tied_seconds(n, links) for n in nbytes])
 
     def _links(self, one: int, other: int) -> tuple[Group, ...]:

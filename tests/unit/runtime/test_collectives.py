@@ -1,7 +1,7 @@
 """What a collective makes of a piece, and how that lies in memory."""
 
 import itertools
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -71,11 +71,11 @@ def test_pieces_of_one_message_are_what_each_alone_would_be(twins: Twins, count:
             lambda piece, dim, _: 2 * piece.chunk(2, dim)[0] + MORE,
         ),
         (
-            collectives.coalesced_all_gather(pieces, dims, group),
+            collectives.coalesced_all_gather(pieces, dims, group, [-1] * len(pieces)),
             lambda piece, dim, _: torch.cat([piece, piece + MORE], dim),
         ),
         (
-            collectives.coalesced_all_to_all(pieces, dims, others, group),
+            collectives.coalesced_all_to_all(pieces, dims, others, group, [-1] * len(pieces)),
             lambda piece, dim, other: torch.cat([piece.chunk(2, other)[0], piece.chunk(2, other)[0] + MORE], dim),
         ),
     ):
@@ -83,3 +83,23 @@ def test_pieces_of_one_message_are_what_each_alone_would_be(twins: Twins, count:
         collective.call()
         for made, right in zip(collective.landed(), wanted, strict=True):
             assert torch.equal(made, right)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_two_processes_do_not_divide_has_zeros_behind_it(twins: Twins, count: int) -> None:
+    pieces = [torch.arange(15.0).reshape(5, 3), torch.arange(21.0).reshape(7, 3), torch.ones(3)][:count]
+    dims, group = [1, 0, 0][:count], cast("Any", twins)
+    scattered = collectives.coalesced_reduce_scatter(pieces, dims, group)
+    scattered.call()
+    for made, whole, dim in zip(scattered.landed(), pieces, dims, strict=True):
+        longer = collectives.extended(whole, dim, whole.shape[dim] + 1)
+        assert torch.equal(made, 2 * longer.chunk(2, dim)[0] + MORE)
+    halves = [
+        collectives.extended(one, dim, one.shape[dim] + 1).chunk(2, dim)[0]
+        for one, dim in zip(pieces, dims, strict=True)
+    ]
+    extents = [one.shape[dim] for one, dim in zip(pieces, dims, strict=True)]
+    gathered = collectives.coalesced_all_gather(halves, dims, group, extents)
+    gathered.call()
+    for made, half, whole, dim in zip(gathered.landed(), halves, pieces, dims, strict=True):
+        assert torch.equal(made, torch.cat([half, half + MORE], dim).narrow(dim, 0, whole.shape[dim]))

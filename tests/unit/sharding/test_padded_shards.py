@@ -54,9 +54,9 @@ def test_a_gather_leaves_the_padding_out_and_a_scatter_adds_it() -> None:
     whole, cut, partial = (parse_layout(text) for text in ("R", "S0", "P"))
     gather = redistribution(shape, mesh, cut, whole)
     scatter = redistribution(shape, mesh, partial, cut)
-    assert [(step.kind, step.extent) for step in gather] == [("all_gather", -1), ("trim", 1600)]
-    assert [(step.kind, step.extent) for step in scatter] == [("extend", 1608), ("reduce_scatter", -1)]
-    assert gather[0].fraction == scatter[1].fraction == 1608 / 1600
+    assert [(step.kind, step.extent) for step in gather] == [("all_gather", 1600)]
+    assert [(step.kind, step.padding) for step in scatter] == [("reduce_scatter", 8)]
+    assert gather[0].fraction == scatter[0].fraction == 1608 / 1600
 
 
 def test_zero_is_there_for_any_number_of_devices() -> None:
