@@ -89,6 +89,9 @@ class Software:
             those were made of (Transformer Engine).
         gained: share that is left of what products in fp8 save, where each row of an operand has a scale of its own.
         bucket: bytes of parameters or gradients that are sent together; 0 sends each tensor by itself.
+        bucket_parameters: how many parameters, or their gradients, are sent together, in software that counts these
+            (Megatron-Core); it cuts its buffers into buckets only where reductions overlap the backward pass.
+        bucket_per_device: as many for each device of the group, where that is more.
         stored: bytes kept for each parameter.
         fused: whether the results of elementwise operators whose operands are kept anyway are made again in the
             backward pass (fused SwiGLU, compilers) instead of kept.
@@ -151,6 +154,8 @@ class Software:
     accumulates: bool
     hidden: Hidden
     bucket: Bytes
+    bucket_parameters: int = 0
+    bucket_per_device: int = 0
     products: str = ""
     keeps_fp8: bool = False
     gained: float = 1.0
@@ -189,6 +194,21 @@ class Software:
     composed_loss: bool = False
     composed_norms: bool = False
     current_scaling: bool = False
+
+    @property
+    def has_buckets(self) -> bool:
+        """Whether it sends several tensors together."""
+        return bool(self.bucket or self.bucket_parameters)
+
+    @property
+    def one_bucket(self) -> bool:
+        """Whether all that is sent once a step is in one bucket: where reductions do not overlap the backward pass,
+        Megatron-Core sets bucket_size = None (distributed_data_parallel.py), and Megatron-LM before it had no other."""
+        return bool(self.bucket_parameters) and not self.hidden.reductions
+
+    def bucket_bytes(self, devices: int, element: Bytes) -> Bytes:
+        """Bytes of a full bucket in a group of so many devices, with elements of so many bytes."""
+        return self.bucket or element * max(self.bucket_parameters, self.bucket_per_device * devices)
 
     @property
     def counts_rows(self) -> bool:

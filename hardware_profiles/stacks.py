@@ -6,9 +6,9 @@ passes = { value = 1.8, source = "...", kind = "fitted" }
 from dataclasses import replace
 from functools import lru_cache
 from importlib import resources
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
 from hardware_profiles.cluster import Fact
 from hardware_profiles.errors import InvalidProfileError, UnknownProfileError, suggestion
@@ -50,7 +50,9 @@ class _StackFile(Strict):
     passes: Positive
     host: Number
     scores: Number
-    bucket_mib: Number
+    bucket_mib: Number | None = None
+    bucket_parameters: Positive | None = None
+    bucket_per_device: Number | None = None
     fused: bool
     ahead: Number
     regathers: bool
@@ -73,6 +75,14 @@ class _StackFile(Strict):
     hidden: _Hidden
     stored: _Stored
 
+    @model_validator(mode="after")
+    def _counts_buckets_once(self) -> Self:
+        if (self.bucket_mib is None) == (self.bucket_parameters is None):
+            raise ValueError("a stack has either bucket_mib or bucket_parameters")
+        if self.bucket_per_device is not None and self.bucket_parameters is None:
+            raise ValueError("bucket_per_device is beside bucket_parameters")
+        return self
+
     def to_software(self) -> Software:
         return Software(
             name=self.id,
@@ -83,7 +93,9 @@ class _StackFile(Strict):
             whole_blocks=self.whole_blocks,
             accumulates=self.accumulates,
             hidden=Hidden(**_values(self.hidden)),
-            bucket=self.bucket_mib.value * MIB,
+            bucket=0.0 if self.bucket_mib is None else self.bucket_mib.value * MIB,
+            bucket_parameters=0 if self.bucket_parameters is None else int(self.bucket_parameters.value),
+            bucket_per_device=0 if self.bucket_per_device is None else int(self.bucket_per_device.value),
             fused=self.fused,
             ahead=int(self.ahead.value),
             regathers=self.regathers,

@@ -41,7 +41,7 @@ def sized(update: Update, mesh: Mesh, cluster: Cluster, gradients: Bytes = math.
     own; where a stage has one device nothing is sent."""
     if update.buckets != AUTO_BUCKETS:
         return update
-    if cluster.software.bucket or mesh.size == 1:
+    if cluster.software.has_buckets or mesh.size == 1:
         return replace(update, buckets=NO_BUCKETS)
     size = auto_bucket(mesh, cluster)
     while size // 2 >= max(gradients, _LEAST):

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodels import operator_time
-from hardware_profiles import Bytes, Cluster
-from planner.graph.operator_graph import TensorType
+from hardware_profiles import Bytes, Cluster, Hidden
+from planner.graph.operator_graph import DTYPE_BYTES, TensorType
 from planner.limits import check
 from planner.pricing.message import Message, message_seconds
 from planner.sharding.layout import Layout, PaddedShape, whole_shape
@@ -29,11 +29,15 @@ Paths = dict[tuple[int, ...], Routes]
 
 LONG: Bytes = 2.0**50
 """A message so long that nothing of it is latency on any group. Of it every gradient takes its share where somebody
-composed the buckets: the least that it can take, as nobody knows what goes together before all layouts are chosen."""
+composed the buckets, or all are in one: the least that it can take, as nobody knows what goes together before all
+layouts are chosen. Starting the one bucket of a step is not in it."""
 
 
 _EMPTY: Bytes = 2.0**-40
 """A message that takes what starting one takes."""
+
+_WEIGHTS = "bfloat16"
+"""Dtype of weights where software counts a bucket in parameters: it trains in 16 bits."""
 
 _NARROW = 0.5
 """Bytes of weights in fp8 over those in 16 bits."""
@@ -72,30 +76,33 @@ class Pricers:
         update: Update = PLAIN,
         longest: tuple[Bytes, Bytes] = (LONG, LONG),
         paths: Paths | None = None,
+        *,
+        bare: bool = False,
     ) -> "Pricers":
         """Those of the software of a cluster. Buckets of a plan's update take the place of the software's. Weights that
         a block gathers together, and their gradients, take their shares of messages of the `longest` size, in bytes
         (`planner.plan.layout.block_gathers.longest_gather`), the least that they can take. `paths` are those that
-        are known on such a mesh; more are put there."""
+        are known on such a mesh; more are put there. `bare` prices are of whole messages, whatever hides them."""
         software = cluster.software
+        shares = Hidden() if bare else software.hidden
         paths = {} if paths is None else paths
-        known: dict[tuple[float, Bytes, bool, float, bool], RedistributionPricer] = {}
+        known: dict[tuple[float, tuple[Bytes, ...], bool, float, bool], RedistributionPricer] = {}
 
         def pricer(
             hidden: float,
-            bucket: Bytes,
+            buckets: tuple[Bytes, ...],
             *,
             copied: bool = software.copies_out,
             width: float = 1.0,
             uncut: bool = False,
         ) -> "RedistributionPricer":
-            key = (hidden, bucket, copied, width, uncut)
+            key = (hidden, buckets, copied, width, uncut)
             if key not in known:
                 known[key] = RedistributionPricer(
                     mesh=mesh,
                     cluster=cluster,
                     exposed=1 - hidden,
-                    bucket=bucket,
+                    buckets=buckets,
                     copied=copied,
                     width=width,
                     uncut=uncut,
@@ -105,14 +112,20 @@ class Pricers:
 
         narrow = _NARROW if software.gathers_narrow and software.products == "fp8" else 1.0
 
-        there, back = longest if update.by_block else (software.bucket, software.bucket)
-        once = update.bucket_size or (LONG if update.composed else software.bucket)
+        def full(element: Bytes, chosen: Bytes) -> tuple[Bytes, ...]:
+            """Bytes of a full bucket by axis: as `chosen`, else the software's, of elements of so many bytes."""
+            return tuple(chosen or software.bucket_bytes(axis.size, element) for axis in mesh.axes)
+
+        there, back = longest if update.by_block else (0.0, 0.0)
+        once = update.bucket_size or (LONG if update.composed or software.one_bucket else 0.0)
+        weight = DTYPE_BYTES[_WEIGHTS] * narrow
+        use, sums = (DTYPE_BYTES[dtype] for dtype in (update.reduced_in(_WEIGHTS), update.summed_in(_WEIGHTS)))
         return cls(
-            activations=pricer(software.hidden.tensor, 0.0, copied=False),
-            parameters=pricer(software.hidden.gathers, there, width=narrow, uncut=update.by_block),
-            gradients=pricer(software.hidden.reductions, back, uncut=update.by_block),
-            sums=pricer(software.hidden.reductions, once),
-            updated=pricer(software.hidden.gathers, once, width=narrow),
+            activations=pricer(shares.tensor, (), copied=False),
+            parameters=pricer(shares.gathers, full(weight, there), width=narrow, uncut=update.by_block),
+            gradients=pricer(shares.reductions, full(use, back), uncut=update.by_block),
+            sums=pricer(shares.reductions, full(sums, once)),
+            updated=pricer(shares.gathers, full(weight, once), width=narrow),
         )
 
 
@@ -156,10 +169,11 @@ class _Places:
 class RedistributionPricer:
     """Prices redistributions on one mesh of one cluster. Keeps what it has priced.
 
-    `exposed` is the share of the seconds of messages that computation does not hide. Messages shorter than `bucket`
-    are sent together with others up to that size, and take their share of it. Where the bucket is what all tensors that
-    go together come to, `uncut`, they are cut together, too: of a message of S bytes, t(S) seconds, a tensor of w of
-    W bytes, of which m are sent, takes no less than
+    `exposed` is the share of the seconds of messages that computation does not hide. Messages along an axis that
+    are shorter than the full bucket there (`buckets`, one for each axis) are sent together with others up to that size,
+    and take their share of it. Where the bucket is what all tensors that go together come to, `uncut`, they are cut
+    together, too: of a message of S bytes, t(S) seconds, a tensor of w of W bytes, of which m are sent, takes no less
+    than
 
         (w / W) t(0)  +  m (t(W) - t(0)) / W          t is concave, so that t(S) >= t(0) + S (t(W) - t(0)) / W
 
@@ -171,7 +185,7 @@ class RedistributionPricer:
     mesh: Mesh
     cluster: Cluster
     exposed: float = 1.0
-    bucket: Bytes = 0.0
+    buckets: tuple[Bytes, ...] = ()
     copied: bool = False
     width: float = 1.0
     uncut: bool = False
@@ -323,10 +337,11 @@ class RedistributionPricer:
     def _step_seconds(self, kind: str, axis: int, message: float, whole: float) -> float:
         if kind in COLLECTIVES or kind == "broadcast":
             message = message * self.width if kind == "all_gather" else message
-            sent, start = max(message, self.bucket), 0.0
+            bucket = self.buckets[axis] if self.buckets else 0.0
+            sent, start = max(message, bucket), 0.0
             if self.uncut and message < sent:
                 least = message_seconds(Message(kind=kind, axis=axis, nbytes=_EMPTY), self.mesh, self.cluster)
-                start = least * max(0.0, min(whole / self.bucket, 1.0) - message / sent)
+                start = least * max(0.0, min(whole / bucket, 1.0) - message / sent)
             seconds = message_seconds(Message(kind=kind, axis=axis, nbytes=sent), self.mesh, self.cluster)
             copied = self._copy_seconds(message) if self.copied and kind in _COPIED else 0.0
             return self.exposed * (start + seconds * (message / sent if sent else 1.0)) + copied

@@ -89,6 +89,15 @@ _SORTED_ROWS = "2025"
 """Date from which on MindSpeed-LLM sorts rows of tokens by a kernel for whole rows; before, it had the dispatcher of
 Megatron-Core 0.6, by default the one that gathers all tokens (`MoEAllGatherTokenDispatcher`)."""
 
+_GROWING_BUCKETS = {"megatron": "2024-04", "mindspeed": _SORTED_ROWS}
+"""Month from which on buckets are larger for more devices (Megatron-Core 0.7: 0fda386c04)."""
+
+_NEMO_2 = "2024-09"
+"""Month in which NeMo 2 got its buckets of 128 Mi parameters (1d5de59460)."""
+
+_NEMO_1 = "mlperf training v4.1"
+"""Source that used NeMo 1 later (optim@model.optim=distributed_fused_adam in run_and_time.sh of GPT-3)."""
+
 
 def machine_of_run(row: Row, devices: int, zero: int, notes: list[str]) -> Cluster:
     """The cluster that a row ran on, with the software that it used. Raises `HardwareProfileError`."""
@@ -233,7 +242,7 @@ def _of_its_time(row: Row, stack: Software) -> Software:
     (commit 83b1e42f30: gradient accumulation fusion). From September 2022 (55817ec9b9) to June 2024 (9634c0e4a3) the
     loss left the fp32 copy of the logits in memory while it made the softmax in another. torchtitan did not compile its
     loss from December 18, 2024 (e8977b007) to April 2, 2025 (bbb1b616e)."""
-    date = row.date()[:7]
+    date, stack = row.date()[:7], _with_its_buckets(row, stack)
     if stack.name == "megatron-2021" and date < _FUSED_ACCUMULATION:
         return replace(stack, accumulates=True)
     if stack.name in ("megatron", "nemo") and _COPIED_LOGITS[0] <= date < _COPIED_LOGITS[1]:
@@ -241,6 +250,28 @@ def _of_its_time(row: Row, stack: Software) -> Software:
     if stack.name == "fsdp-compiled" and _EAGER_LOSS[0] <= date < _EAGER_LOSS[1] and mentions(_told(row), "torchtitan"):
         return replace(stack, loss="whole")
     return stack
+
+
+def _with_its_buckets(row: Row, stack: Software) -> Software:
+    """The stack with the buckets that it had when a row was measured; of a row without a date those that it has."""
+    date = row.date()[:7]
+    if date and date < _GROWING_BUCKETS.get(stack.name, ""):
+        return replace(stack, bucket_per_device=0)
+    first = (date and date < _NEMO_2) or _NEMO_1 in row.text("source").lower()
+    if stack.name == "nemo" and first and (parameters := _nemo_1_bucket(row)):
+        return replace(stack, bucket_parameters=parameters)
+    return stack
+
+
+def _nemo_1_bucket(row: Row) -> int:
+    """Parameters in a bucket of NeMo 1: those that a device has of a layer, or of a virtual stage where there are any
+    (v1.23.0, megatron_gpt_model.py: `distributed_adam_buckets`). 0 where the row does not say how many, or has experts,
+    whose gradients are reduced among fewer devices."""
+    layers, stages = row.integer("n_layers"), row.integer("vpp") or 1
+    if not layers or row.parameters is None or row.text("arch").lower() == "moe":
+        return 0
+    together = layers / ((row.integer("pp") or 1) * stages) if stages > 1 else 1.0
+    return round(row.parameters * _share_of_blocks(row) / layers / (row.integer("tp") or 1) * together)
 
 
 def _told(row: Row) -> str:

@@ -66,10 +66,10 @@ def _book(bound: BoundPlan, cluster: Cluster, update: Update) -> PriceBook:
 
 def _pricers(bound: BoundPlan, cluster: Cluster, update: Update) -> list[tuple[Pricers, Pricers | None]]:
     plan, graph = bound.plan, bound.graph
-    bare = cluster.with_software(replace(cluster.software, hidden=Hidden()))
     found = []
     for run in kinds_of_runs(bound.blocks, len(graph.operators)) if update.by_block else (range(0),):
         longest = longest_gather(graph, run, update)
-        whole = Pricers.of(plan.mesh, bare, update, longest) if cluster.software.hidden != Hidden() else None
+        hides = cluster.software.hidden != Hidden()
+        whole = Pricers.of(plan.mesh, cluster, update, longest, bare=True) if hides else None
         found.append((Pricers.of(plan.mesh, cluster, update, longest), whole))
     return found

@@ -279,6 +279,63 @@ def test_buckets_share_the_latency_of_one_message() -> None:
     assert together.activations.seconds(norm, pieces, whole) == alone.activations.seconds(norm, pieces, whole)
 
 
+def test_buckets_that_are_counted_in_parameters_grow_with_the_devices_and_the_dtype() -> None:
+    """Megatron-Core: max(40000000, 1000000 * data-parallel size) parameters where reductions overlap, weights in 16
+    bits, sums of gradients in fp32. NeMo: 128 Mi on any number of devices."""
+    overlapped = replace(load_software("megatron"), hidden=Hidden(gathers=0.5, reductions=0.5))
+    for software, devices, parameters in (
+        (overlapped, 8, 40e6),
+        (overlapped, 256, 256e6),
+        (load_software("nemo"), 256, 128 * 2**20),
+    ):
+        cluster = run_by(software, cluster_of("h100-80gb", devices))
+        pricers = Pricers.of(build_mesh(cluster, (devices,)), cluster, bare=True)
+        for one, element, kind in ((pricers.sums, 4, "reduce_scatter"), (pricers.updated, 2, "all_gather")):
+            bucket = message_seconds(Message(kind=kind, axis=0, nbytes=element * parameters), one.mesh, cluster)
+            assert one.message_seconds(kind, 0, 1000.0) == pytest.approx(1000 / (element * parameters) * bucket)
+
+
+def test_megatron_has_one_bucket_where_reductions_do_not_overlap() -> None:
+    """bucket_size = None: of no part of a step's one message is there latency; in a micro-batch there are buckets."""
+    alone = load_software("megatron")
+    cluster = run_by(alone, cluster_of("h100-80gb", 256))
+    pricers = Pricers.of(build_mesh(cluster, (256,)), cluster)
+    small, large = (pricers.sums.message_seconds("all_reduce", 0, nbytes) for nbytes in (1e3, 1e12))
+    assert small == pytest.approx(large / 1e9, rel=1e-3)
+    assert pricers.gradients.message_seconds("all_reduce", 0, 1e3) > 1.05 * large / 1e9
+    sized = Pricers.of(pricers.sums.mesh, cluster, Update(buckets=2**20))
+    assert sized.sums.message_seconds("all_reduce", 0, 1e3) > 2 * small, "a plan decides buckets before the software"
+    assert [load_software(name).one_bucket for name in ("megatron-2021", "mindspeed", "nemo", "deepspeed")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_bare_prices_have_the_buckets_of_what_overlaps() -> None:
+    cluster = run_by(load_software("nemo"), cluster_of("h100-80gb", 256))
+    mesh, hidden = build_mesh(cluster, (256,)), cluster.software.hidden
+    plain, bare = Pricers.of(mesh, cluster), Pricers.of(mesh, cluster, bare=True)
+    for kind, one, other, share in (
+        ("all_gather", plain.updated, bare.updated, hidden.gathers),
+        ("reduce_scatter", plain.sums, bare.sums, hidden.reductions),
+    ):
+        seconds = other.message_seconds(kind, 0, 1e6)
+        assert one.message_seconds(kind, 0, 1e6) == pytest.approx((1 - share) * seconds)
+
+
+def test_a_stack_file_says_its_buckets_in_one_way() -> None:
+    text = (Path(stacks.__file__).parent / "stacks" / "megatron.toml").read_text(encoding="utf-8")
+    mib = 'bucket_mib = { value = 100, source = "a guess", kind = "assumed" }\n'
+    lines = text.splitlines(keepends=True)
+    without = "".join(line for line in lines if not line.startswith("bucket_parameters"))
+    both = without.replace("[hidden]", mib + "\n[hidden]", 1)
+    for wrong, reason in ((text.replace("ahead", mib + "ahead", 1), "either"), (without, "either"), (both, "beside")):
+        with pytest.raises(InvalidProfileError, match=reason):
+            stacks.parse_stack(wrong.encode(), "mine.toml")
+
+
 @pytest.mark.parametrize("devices", [8, 512, 4096])
 @pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce"])
 def test_no_message_takes_less_than_the_shares_of_what_goes_in_it(devices: int, kind: str) -> None:

@@ -269,6 +269,33 @@ def test_megatron_is_that_of_its_time(tmp_path: Path, date: str, stack: str, acc
     assert (software.name, software.accumulates, software.loss) == (stack, accumulates, loss)
 
 
+NEMO_1 = {"stack": "nemo", "date": "2024-05", "hidden": "64", "vocab": "1000", "n_params_B": "0.1", "n_layers": "24"}
+LAYER = (100e6 - 2 * 64 * 1000) / 24
+
+
+@pytest.mark.parametrize(
+    ("changes", "parameters", "per_device"),
+    [
+        ({"stack": "megatron", "date": "2024-03"}, 40e6, 0),
+        ({"stack": "megatron", "date": "2024-04"}, 40e6, 1e6),
+        ({"stack": "megatron"}, 40e6, 1e6),
+        ({"stack": "nemo", "date": "2024-09"}, 2**27, 0),
+        ({"stack": "nemo"}, 2**27, 0),
+        ({**NEMO_1, "tp": "1", "pp": "1"}, LAYER, 0),
+        ({**NEMO_1, "tp": "4", "pp": "2"}, LAYER / 4, 0),
+        ({**NEMO_1, "tp": "4", "pp": "2", "vpp": "3"}, LAYER * 4 / 4, 0),
+        ({**NEMO_1, "date": "2024-10", "source": "MLPerf Training v4.1", "tp": "1"}, LAYER, 0),
+        ({**NEMO_1, "arch": "moe"}, 2**27, 0),
+    ],
+)
+def test_buckets_are_those_of_their_time(
+    tmp_path: Path, changes: dict[str, str], parameters: float, per_device: float
+) -> None:
+    """Of NeMo 1 a layer, or the layers of a virtual stage."""
+    software = machine(tmp_path, 1, flash_attention="True", **changes)[0].software
+    assert (software.bucket_parameters, software.bucket_per_device) == (round(parameters), per_device)
+
+
 @pytest.mark.parametrize(
     ("changes", "composed"),
     [
