@@ -104,66 +104,60 @@ PADDING = 1 / 16
 """How much of a dim of a parameter may be added to it, at most."""
 
 
+def _lengths(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> list[int] | None:
+    """Length of the shards on each dim; None where the layout does not fit."""
+    lengths, rank, padded = list(shape), len(shape), isinstance(shape, PaddedShape)
+    for placement, size in zip(layout, sizes, strict=True):
+        dim = placement.dim
+        if dim >= rank:
+            return None
+        if dim < 0 or size == 1:
+            continue
+        whole = lengths[dim]
+        missing = -whole % size
+        if missing and (not padded or whole != shape[dim] or missing > PADDING * whole):
+            return None
+        lengths[dim] = (whole + missing) // size
+    return lengths
+
+
 def shard_length(extent: int, sizes: Sequence[int]) -> int | None:
     """Length of the shards of a dim of a parameter on axes of these sizes, the outer one first; None where they cannot
     cut it."""
-    cutting = [size for size in sizes if size > 1]
-    if not cutting:
-        return extent
-    length = -(-extent // cutting[0])
-    inner = math.prod(cutting[1:])
-    if length * cutting[0] - extent > PADDING * extent or length % inner:
-        return None
-    return length // inner
+    lengths = _lengths(PaddedShape((extent,)), (shard(0),) * len(sizes), sizes)
+    return None if lengths is None else lengths[0]
 
 
 def divides(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> bool:
     """Whether a tensor of this shape can have the layout: the dims exist and divide evenly, those of a parameter but
     for its padding."""
-    if isinstance(shape, PaddedShape):
-        return all(placement.dim < len(shape) for placement in layout) and None not in _shard_lengths(
-            shape, layout, sizes
-        )
-    counts = [1] * len(shape)
-    for placement, size in zip(layout, sizes, strict=True):
-        if placement.dim >= len(shape):
-            return False
-        if placement.dim >= 0:
-            counts[placement.dim] *= size
-            if shape[placement.dim] % counts[placement.dim]:
-                return False
-    return True
-
-
-def _shard_lengths(shape: PaddedShape, layout: Layout, sizes: Sequence[int]) -> list[int | None]:
-    """Length of the shards on each dim, None where it cannot be cut so."""
-    cutting: list[list[int]] = [[] for _ in shape]
-    for placement, size in zip(layout, sizes, strict=True):
-        if placement.dim >= 0:
-            cutting[placement.dim].append(size)
-    return [shard_length(extent, own) for extent, own in zip(shape, cutting, strict=True)]
+    return _lengths(shape, layout, sizes) is not None
 
 
 def local_shape(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> tuple[int, ...]:
     """Shape of the shard that one device holds, with its padding. Raises LayoutError where a dim does not exist or does
     not divide."""
+    lengths = _lengths(shape, layout, sizes)
+    if lengths is None:
+        raise _unfit(shape, layout, sizes)
+    return tuple(lengths)
+
+
+def _unfit(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> LayoutError:
+    """What is wrong with a layout that does not fit: its first dim that does not exist, or does not divide."""
     for placement in layout:
-        if placement.is_shard and placement.dim >= len(shape):
-            raise LayoutError(
+        if placement.dim >= len(shape):
+            return LayoutError(
                 f"layout {format_layout(layout)} splits dim {placement.dim} of a tensor of shape {tuple(shape)}"
             )
-    counts = cuts(len(shape), layout, sizes)
-    lengths: list[int | None] = [extent // count for extent, count in zip(shape, counts, strict=True)]
-    if padded := isinstance(shape, PaddedShape):
-        lengths = _shard_lengths(shape, layout, sizes)
-    for dim, (extent, count, length) in enumerate(zip(shape, counts, lengths, strict=True)):
-        if length is None or (extent % count and not padded):
-            hint = f", not even with {PADDING:.0%} of it as padding" if padded else ""
-            raise LayoutError(
-                f"layout {format_layout(layout)} cuts dim {dim} of shape {tuple(shape)} into {count} pieces,"
-                f" and {count} does not divide {extent}{hint}"
-            )
-    return tuple(length for length in lengths if length is not None)
+    alone = [tuple(one if one.dim == dim else REPLICATE for one in layout) for dim in range(len(shape))]
+    wrong = next(dim for dim, own in enumerate(alone) if _lengths(shape, own, sizes) is None)
+    count = cuts(len(shape), layout, sizes)[wrong]
+    hint = f", not even with {PADDING:.0%} of it as padding" if isinstance(shape, PaddedShape) else ""
+    return LayoutError(
+        f"layout {format_layout(layout)} cuts dim {wrong} of shape {tuple(shape)} into {count} pieces,"
+        f" and {count} does not divide {shape[wrong]}{hint}"
+    )
 
 
 def whole_shape(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> tuple[int, ...]:
@@ -171,15 +165,20 @@ def whole_shape(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> t
     if not isinstance(shape, PaddedShape):
         return tuple(shape)
     counts = cuts(len(shape), layout, sizes)
-    return tuple(length * count for length, count in zip(local_shape(shape, layout, sizes), counts, strict=True))
+    return tuple([length * count for length, count in zip(local_shape(shape, layout, sizes), counts, strict=True)])
 
 
 def local_share(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> float:
     """Elements that one device holds, with its padding, over those of the tensor."""
-    counts = cuts(len(shape), layout, sizes)
-    if not any(extent % count for extent, count in zip(shape, counts, strict=True)):
-        return 1.0 / math.prod(counts)
-    return math.prod(local_shape(shape, layout, sizes)) / math.prod(shape)
+    if not isinstance(shape, PaddedShape):
+        return local_fraction(layout, sizes)
+    lengths = _lengths(shape, layout, sizes)
+    if lengths is None:
+        raise _unfit(shape, layout, sizes)
+    share, pieces = math.prod(lengths) / math.prod(shape), 1
+    for placement, size in zip(layout, sizes, strict=True):
+        pieces *= size if placement.dim >= 0 else 1
+    return 1.0 / pieces if math.prod(lengths) * pieces == math.prod(shape) else share
 
 
 def local_fraction(layout: Layout, sizes: Sequence[int]) -> float:
