@@ -85,9 +85,9 @@ class PieceMaker:
             if index not in self.cutter.free:
                 self._operator(index)
             else:  # whatever is chosen, no more work may cover what travels
-                prices = self.tables.operators[index].prices
+                prices, second = self.tables.operators[index].prices, self.tables.operators[index].prices_again
                 once, key = np.full(prices.forward.size, prices.forward.max()), self._key(index)
-                again = once * self._again(index) + prices.backward.max()
+                again = np.full_like(once, second.forward.max() * self._again(index) + prices.backward.max())
                 self._add(key, work=once, work_again=again, backward=again)
         self._checkpoints(inside)
         for table in edges:
@@ -181,13 +181,13 @@ class PieceMaker:
 
     def _operator(self, index: int) -> None:
         table, key = self.tables.operators[index], self._key(index)
-        prices = table.prices
+        prices, second = table.prices, table.prices_again
         again = self._again(index)
         works = self._works(index)
         forward = prices.forward + prices.inner_forward
-        backward = forward * works + prices.backward + prices.inner_backward
+        backward = (second.forward + second.inner_forward) * works + prices.backward + prices.inner_backward
         self._add(key, part=forward + backward, backward=backward)
-        self._add(key, work=prices.forward, work_again=prices.forward * works + prices.backward)
+        self._add(key, work=prices.forward, work_again=second.forward * works + prices.backward)
         if self.modules is None or not again:
             self._add(key, **{self._held(index): table.kept})
         else:
@@ -207,16 +207,16 @@ class PieceMaker:
                 results = [name for name in op.results if name is not None]
                 alive = self.template.alive
                 own = {place: alive.share(name) for place, name in enumerate(results) if name in alive.kept}
-                change = keeping(prices, works, own)
+                change = keeping(second, works, own)
                 decided = self.cutter.always_kept
                 if decided is None:
                     self.keepable.add(index)
                     self._add(key, k_part=-change.seconds, k_live=change.kept, k_replay=-change.interior)
-                    self._add(key, k_work=-prices.forward * works)
+                    self._add(key, k_work=-second.forward * works)
                 elif index in decided:
                     self.always.add(index)
                     self._add(key, part=-change.seconds, live=change.kept, replay=-change.interior)
-                    self._add(key, work_again=-prices.forward * works, backward=-change.seconds)
+                    self._add(key, work_again=-second.forward * works, backward=-change.seconds)
         if self.template.in_block(index):
             self._hand_on(index, again=again)
 
@@ -285,7 +285,8 @@ class PieceMaker:
 
     def _edge(self, table: EdgeTable) -> None:
         edge = table.edge
-        again = table.again if self.way == "selective" else table.forward  # where all of it is made again
+        # where all of it is made again
+        again = table.again if self.way == "selective" else table.share_again * table.forward
         backward = table.backward + (again if self._brings(table) else 0.0) + self._lost(table)
         part = table.forward + backward
         where = self._held(edge.consumer)

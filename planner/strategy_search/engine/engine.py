@@ -29,7 +29,7 @@ from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.evaluation import NO_HINT, Evaluation, Hint, check_virtual_stages
 from planner.strategy_search.engine.exchange_overlap import may_exchange_under_work
 from planner.strategy_search.engine.family import Family, Recent, Ways, scaling_of
-from planner.strategy_search.engine.outcome import Outcome, best_of, best_try, ruled_out
+from planner.strategy_search.engine.outcome import Outcome, best_of, best_try, proving_most, ruled_out
 from planner.strategy_search.engine.product_overlap import may_overlap
 from planner.strategy_search.engine.propagation import fixed_of, propagated
 from planner.strategy_search.engine.recursive import RecursivePlan, Task, plan_recursively, refine
@@ -102,7 +102,8 @@ class Built:
 class Engine:
     """Evaluates configurations; keeps what they share. Use it in `search`. Engines of requests that differ in their
     memory and global batch alone may share what is `built`. `waits`: for gradients that are reduced once a step, as if
-    no backward pass covered them. `capped`: a bucket is no larger than what all gradients of the model fill half."""
+    no backward pass covered them. `capped`: a bucket is no larger than what all gradients of the model fill half.
+    `apart`: launches count by pass and kind of block where these differ (`planner.strategy_search.tables.launches`)."""
 
     request: SearchRequest
     template: Template
@@ -110,6 +111,7 @@ class Engine:
     built: Built = field(default_factory=Built)
     waits: bool = False
     capped: bool = True
+    apart: bool = False
 
     def __post_init__(self) -> None:
         self._kept: OrderedDict[object, _Kept] = OrderedDict()
@@ -133,6 +135,11 @@ class Engine:
     def waiting(self) -> "Engine":
         """The same in which all that is reduced once a step is waited for."""
         return replace(self, waits=True)
+
+    @cached_property
+    def launched_apart(self) -> "Engine":
+        """The same in which launches count by pass and kind of block."""
+        return replace(self, apart=True)
 
     def _capacity(self, group: Cluster) -> float:
         """Bytes that the tensors of a plan may fill on a device."""
@@ -239,7 +246,8 @@ class Engine:
         adopted = replace(configuration, mesh=found.mesh.sizes)
         template = self._template(configuration.micro_batches)
         tables = self.builder(adopted, self.groups[0]).build(template, found.chosen)
-        self._keep(adopted, (tables,))
+        for engine in (self, self.launched_apart):
+            engine._keep(adopted, (tables,))
         return adopted
 
     def family(self, configuration: Configuration) -> Family:
@@ -269,12 +277,36 @@ class Engine:
         proved: Mapping[str, float] = MappingProxyType({}),
     ) -> Outcome:
         """The best plan of a configuration, with weights gathered in whichever way is best, and how good any could be
-        (see `Evaluation`). `proved`: least step time of some ways, which may rule them out.
+        (see `Evaluation`). `proved`: least step time of some ways, which may rule them out. Where launches may count in
+        two ways, what both prove, and the plan of the sums that prove more.
+
+        Raises NothingAgreesError where what is decided, or virtual stages, cannot be had on this mesh.
+        """
+        outcome = self._evaluate(configuration, cutoff=cutoff, enough=enough, hint=hint, proved=proved)
+        if outcome.bound >= cutoff or not self.may_count_apart(configuration):
+            return outcome
+        other = self.launched_apart._evaluate(configuration, cutoff=cutoff, enough=enough, hint=hint, proved=proved)
+        return proving_most(outcome, other, cutoff)
+
+    def may_count_apart(self, configuration: Configuration) -> bool:
+        """Whether launches may count by pass and kind of block, and count otherwise then: no host launches on behind
+        one block while it waits for another."""
+        alone = configuration.pipeline > 1 or configuration.micro_batches == 1
+        return alone and not self.spreads and any(one.apart for one in self.tables(configuration))
+
+    def _evaluate(
+        self,
+        configuration: Configuration,
+        *,
+        cutoff: float,
+        enough: float,
+        hint: Hint,
+        proved: Mapping[str, float],
+    ) -> Outcome:
+        """`evaluate`, with launches as this engine counts them.
 
         Where they come ahead, no way to run a block takes longer than where they come otherwise, but it takes more
         memory: the other ways are tried where that matters.
-
-        Raises NothingAgreesError where what is decided, or virtual stages, cannot be had on this mesh.
         """
         outcomes = list[Outcome]()
         first = min(self.gathers, key=lambda way: proved.get(way, 0.0))
@@ -318,11 +350,15 @@ class Engine:
             pipeline_of_kinds, setting, cutoff=cutoff, enough=enough, hint=hint, multipliers=multipliers,
             patterned=decided is not None and decided.pattern is not None, covering=covering,
         )  # fmt: skip
-        return replace(evaluation.run(), gathers=gathers)
+        return replace(evaluation.run(), gathers=gathers, apart=self.apart)
+
+    def source_of(self, outcome: Outcome) -> "Engine":
+        """This engine, or the one that counted launches otherwise, whichever an outcome is of."""
+        return self.launched_apart if outcome.apart and not self.apart else self
 
     def contender(self, configuration: Configuration, outcome: Outcome) -> Contender:
         """What was found for a configuration, as it contends."""
-        pieces = self.pipeline_of_kinds(configuration, outcome.gathers)
+        pieces = self.source_of(outcome).pipeline_of_kinds(configuration, outcome.gathers)
         return Contender(configuration=configuration, outcome=outcome, pipeline_of_kinds=pieces)
 
     def pipeline_of_kinds(self, configuration: Configuration, gathers: str) -> HeterogeneousPipeline:
@@ -331,6 +367,7 @@ class Engine:
         key = self._running(configuration, gathers)
         if key not in known.pieces:
             own = self._spread(configuration, gathers) if self.spreads else known.tables
+            own = tuple(one.launched_apart for one in own) if self.apart else own
             known.pieces[key] = self._cut(configuration, own, gathers)
             self._make_room()
         return known.pieces[key]

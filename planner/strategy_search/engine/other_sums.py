@@ -70,7 +70,7 @@ class OtherSums:
         priced, too. Sums hope that a backward pass covers all reductions but the last: where it does not, the best that
         waits for them is priced."""
         overlapped = self.overlapping.expected(ranked) if self.overlapping.possible else ranked
-        expected, engine = found.objective * (1 + _MESSAGES), self.engine
+        expected, engine = found.objective * (1 + _MESSAGES), self.engine.source_of(found.outcome)
         others = list[tuple[Engine, str, Bytes, float]]()
         if overlapped.seconds - (overlapped.waited if self.overlapping.possible else 0.0) > expected:
             others += [(engine, way, 0.0, 0.0) for way in engine.gathers if way != found.outcome.gathers]

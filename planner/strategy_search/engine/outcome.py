@@ -41,6 +41,7 @@ class Outcome:
         solved: problems solved.
         under: shares that counted of what travels under the work of each pass, beyond that work.
         gathers: how weights are gathered (`planner.sharding.update.GATHERS`).
+        apart: whether launches count by pass and kind of block (`planner.strategy_search.tables.launches`).
     """
 
     seconds: float
@@ -53,6 +54,7 @@ class Outcome:
     solved: int
     under: Passes = NEITHER
     gathers: str = "each"
+    apart: bool = False
 
     @property
     def coarse(self) -> bool:
@@ -78,6 +80,14 @@ def best_of(outcomes: Sequence[Outcome]) -> Outcome:
         fullest=leanest.fullest,
         solved=sum(outcome.solved for outcome in outcomes),
     )
+
+
+def proving_most(outcome: Outcome, other: Outcome, cutoff: float) -> Outcome:
+    """Of two sums of a configuration the outcome of the one that proves more, of the first where the other neither
+    found a plan nor ruled out all that take less than `cutoff`: no plan takes less than either sum."""
+    solved = outcome.solved + other.solved
+    known = other.ranks or other.bound >= cutoff
+    return replace(other if known and other.bound > outcome.bound else outcome, solved=solved)
 
 
 def ruled_out(gathers: str, seconds: float) -> Outcome:

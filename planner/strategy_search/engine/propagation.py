@@ -67,6 +67,7 @@ def _quiet(table: OperatorTable) -> OperatorTable:
     return replace(
         table,
         prices=replace(prices, forward=prices.forward * COMPUTATION, backward=prices.backward * COMPUTATION),
+        again=None,
     )
 
 

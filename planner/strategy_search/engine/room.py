@@ -82,7 +82,8 @@ class Room:
 
     def again(self, found: Contender, room: Bytes) -> Contender:
         """What is found for a contender that leaves so much room, as it was found: without buckets, say."""
-        engine, covering = self.sources.get(id(found), (found, self.engine, 0.0))[1:]
+        own = self.engine.source_of(found.outcome)
+        engine, covering = self.sources.get(id(found), (found, own, 0.0))[1:]
         outcome = engine.evaluate_as(found.outcome.gathers, found.configuration, room=room, covering=covering)
         again = replace(found, outcome=outcome, room=room)
         self.sources[id(again)] = (again, engine, covering)

@@ -44,7 +44,7 @@ from planner.strategy_search.request.template import Template, ValueEdge
 from planner.strategy_search.tables.candidates import CandidateLists, Candidates, DuplexColumn, Indices, LayoutColumn
 from planner.strategy_search.tables.dominance import among as priced_among
 from planner.strategy_search.tables.dominance import undominated
-from planner.strategy_search.tables.launches import kernels_share
+from planner.strategy_search.tables.launches import Shares, kernels_shares
 from planner.strategy_search.tables.under_experts import beside_experts, saved_by_exchange
 from planner.strategy_search.tables.under_products import UnderProducts, takes_result
 
@@ -57,7 +57,7 @@ _CELL_BYTES = 24  # of an edge for each pair of candidates: seconds forward and 
 class OperatorTable:
     """One operator: candidates (K), prices, bytes kept for its backward pass, of those the ones that nothing outside of
     its block reads (`own`), bytes that live while it runs, and the bytes of its `weights` where each is gathered by
-    itself."""
+    itself. `again` has its forward pass where that runs in the backward pass, if it counts otherwise there."""
 
     candidates: Candidates
     prices: OperatorPrices
@@ -65,13 +65,20 @@ class OperatorTable:
     own: Array
     transient: Array
     weights: Array
+    again: OperatorPrices | None = None
+
+    @property
+    def prices_again(self) -> OperatorPrices:
+        """What its forward pass takes in the backward pass."""
+        return self.prices if self.again is None else self.again
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EdgeTable:
     """One edge: seconds forward, once more where its block is computed `again`, and backward, bytes kept, and those of
     them that nobody but the consumer's block reads (`own`), (K_producer, K_consumer) each. `under` has seconds that are
-    saved at once, and again, while the product runs whose result the edge takes; None where there is none."""
+    saved at once, and again, while the product runs whose result the edge takes; None where there is none. In the
+    backward pass the forward seconds count with `share_again` of what they are."""
 
     edge: ValueEdge
     forward: Array
@@ -80,6 +87,7 @@ class EdgeTable:
     kept: Array
     own: Array
     under: tuple[Array, Array] | None = None
+    share_again: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,7 +122,9 @@ class ParameterTable:
 class CostTables:
     """All tables of a template.
 
-    `carried_bytes` has the local bytes of each carried value under its producer's candidates.
+    `carried_bytes` has the local bytes of each carried value under its producer's candidates. `apart` has operators and
+    edges with launches counted by pass and kind of block, where these differ: that proves something of single
+    micro-batches and of pipelines only (`planner.strategy_search.tables.launches`).
     """
 
     template: Template
@@ -124,12 +134,20 @@ class CostTables:
     parameters: tuple[ParameterTable, ...]
     result_bytes: Mapping[str, Array]
     update: Update = PLAIN
+    apart: tuple[tuple[OperatorTable, ...], tuple[EdgeTable, ...]] | None = None
+
+    @property
+    def launched_apart(self) -> "CostTables":
+        """The same with launches counted by pass and kind of block."""
+        operators, edges = (self.operators, self.edges) if self.apart is None else self.apart
+        return replace(self, operators=operators, edges=edges, apart=None)
 
     @cached_property
     def nbytes(self) -> int:
         """Bytes of the tables of edges and of uses of parameters, which are most of them."""
         uses = [use for parameter in self.parameters for use in parameter.uses]
-        edges = {id(edge.forward): edge.forward.nbytes for edge in self.edges}  # which several may share
+        every = self.edges if self.apart is None else (*self.edges, *self.apart[1])
+        edges = {id(edge.forward): edge.forward.nbytes for edge in every}  # which several may share
         return 4 * sum(edges.values()) + sum(8 * use.gather.nbytes for use in uses)
 
 
@@ -195,10 +213,11 @@ class TableBuilder:
             operators = tuple(self._exchanged(template, index, operators) for index in range(len(operators)))
         if self.overlapped:
             edges = tuple(self._overlapped(template, table, lists) for table in edges)
+        apart = None
         if self.ahead:
-            share = kernels_share(template, operators, edges)
-            operators = tuple(_launched_ahead(table, share) for table in operators)
-            edges = tuple(_scaled(table, share) for table in edges)
+            together, differing = kernels_shares(template, operators, edges)
+            apart = None if differing is None else _launched_ahead(template, operators, edges, differing)
+            operators, edges = _launched_ahead(template, operators, edges, together)
         parameters = tuple(self._parameter(template, p.name, operators, restriction) for p in graph.parameters)
         result_bytes = {
             name: table.prices.results[place]
@@ -213,6 +232,7 @@ class TableBuilder:
             parameters=parameters,
             result_bytes=result_bytes,
             update=self.update,
+            apart=apart,
         )
 
     def alone(
@@ -572,28 +592,48 @@ class TableBuilder:
         )
 
 
-def _launched_ahead(table: OperatorTable, share: float) -> OperatorTable:
-    """An operator whose kernels count for a share, and its launches for the rest."""
+def _launched_ahead(
+    template: Template, operators: Sequence[OperatorTable], edges: Sequence[EdgeTable], shares: Shares
+) -> tuple[tuple[OperatorTable, ...], tuple[EdgeTable, ...]]:
+    """Operators whose kernels, and edges whose messages, count for shares, and launches for the rest."""
+    kinds = [template.kind_of(at) for at in range(len(operators))]
+    counted = tuple(_counted(table, shares[kind]) for kind, table in zip(kinds, operators, strict=True))
+    return counted, tuple(_scaled(table, shares[kinds[table.edge.consumer]]) for table in edges)
+
+
+def _counted(table: OperatorTable, shares: tuple[float, float]) -> OperatorTable:
+    """An operator whose kernels count for a share in each pass, and its launches for the rest."""
     prices = table.prices
-    (there, back), (first, second) = prices.late, prices.host
+    (late, back), (first, second) = prices.late, prices.host
     second = second if prices.backward.any() else np.zeros_like(second)
-    prices = replace(
-        prices,
-        forward=share * (prices.forward - there) + (1 - share) * first,
-        backward=share * (prices.backward - back) + (1 - share) * second,
-        inner_forward=share * prices.inner_forward,
-        inner_backward=share * prices.inner_backward,
+
+    def forward(share: float) -> OperatorPrices:
+        seconds = share * (prices.forward - late) + (1 - share) * first
+        return replace(prices, forward=seconds, inner_forward=share * prices.inner_forward)
+
+    there, again = shares
+    counted = replace(
+        forward(there),
+        backward=again * (prices.backward - back) + (1 - again) * second,
+        inner_backward=again * prices.inner_backward,
     )
-    return replace(table, prices=prices)
+    return replace(table, prices=counted, again=None if there == again else forward(again))
 
 
-def _scaled(table: EdgeTable, share: float) -> EdgeTable:
-    """An edge whose messages count for a share."""
-    if share == 1:
+def _scaled(table: EdgeTable, shares: tuple[float, float]) -> EdgeTable:
+    """An edge whose messages count for a share in each pass."""
+    there, back = shares
+    if there == back == 1:
         return table
-    under = None if table.under is None else (share * table.under[0], share * table.under[1])
-    forward, again, backward = (share * seconds for seconds in (table.forward, table.again, table.backward))
-    return replace(table, forward=forward, again=again, backward=backward, under=under)
+    under = None if table.under is None else (min(shares) * table.under[0], back * table.under[1])
+    return replace(
+        table,
+        forward=there * table.forward,
+        again=back * table.again,
+        backward=back * table.backward,
+        under=under,
+        share_again=back / there,
+    )
 
 
 def _spread(pricer: RedistributionPricer, tensor: TensorType, source: LayoutColumn, target: LayoutColumn) -> Array:

@@ -6,11 +6,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hardware_profiles import Cluster
 from planner.api.searching import search
-from planner.strategy_search.request.space import Configuration
+from planner.sharding.update import Update
+from planner.strategy_search.engine.engine import Engine
+from planner.strategy_search.request.bounds import bounds
+from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.tables.cost_table import CostTables, OperatorTable
-from planner.strategy_search.tables.launches import kernels_share, least_seconds
-from tests.unit.search.cases import make_case
+from planner.strategy_search.tables.launches import kernels_of, kernels_shares, of_cheapest
+from tests.unit.search.cases import BATCH, cluster_of, make_case, request_of, template_of
+from tests.unit.search.test_block_gathers import check_bound
 
 
 def tables_of(model: str) -> CostTables:
@@ -31,6 +36,23 @@ def launched(table: OperatorTable, seconds: float) -> OperatorTable:
         host=(host, host),
     )
     return replace(table, prices=kernels)
+
+
+def slowed(profile: str, share: float) -> Cluster:
+    """Four devices whose hosts take a share of the time to launch a kernel."""
+    cluster = cluster_of(profile, 4)
+    return replace(cluster, device=replace(cluster.device, host_latency=share * cluster.device.host_latency))
+
+
+def proved(engine: Engine, configuration: Configuration) -> float:
+    """What an engine proves of a configuration by its own way to count launches."""
+    return min(engine.evaluate_as(way, configuration).bound for way in engine.gathers)
+
+
+def least_seconds(tables: CostTables) -> float:
+    """What the cheapest choice takes."""
+    kernels = kernels_of(tables.template, tables.operators, tables.edges)
+    return sum(float(there + back) for there, back in of_cheapest(tables.template, kernels, tables.edges))
 
 
 def quickest(tables: CostTables) -> float:
@@ -56,7 +78,7 @@ def quickest(tables: CostTables) -> float:
 @pytest.mark.parametrize("model", ["perceptron", "chain", "single-2"])
 def test_the_quickest_choice_is_found(model: str) -> None:
     tables = tables_of(model)
-    found = least_seconds(tables.template, tables.operators, tables.edges)
+    found = least_seconds(tables)
     assert found == pytest.approx(quickest(tables), rel=1e-9)
 
 
@@ -64,10 +86,54 @@ def test_kernels_count_in_full_where_no_choice_is_as_quick_as_its_launches() -> 
     tables = tables_of("chain")
     template = tables.template
     number = 2 * sum(template.times(at) for at in range(len(tables.operators)))  # of launches, in both passes
-    least = least_seconds(template, tables.operators, tables.edges) / number
+    least = least_seconds(tables) / number
     for share, longer in ((0.999, True), (1.001, False)):
         operators = tuple(launched(table, share * least) for table in tables.operators)
-        assert (kernels_share(template, operators, tables.edges) == 1.0) == longer
+        together, _ = kernels_shares(template, operators, tables.edges)
+        assert len(set(together.values())) == 1
+        assert (together[None] == (1.0, 1.0)) == longer
+
+
+def test_blocks_that_count_apart_have_shares_of_their_own() -> None:
+    """Here hosts are slow outside of blocks."""
+    tables = tables_of("chain")
+    template = tables.template
+    slow = [launched(table, 1.0) for table in tables.operators]
+    operators = tuple(table if template.in_block(at) else slow[at] for at, table in enumerate(tables.operators))
+    together, apart = kernels_shares(template, operators, tables.edges)
+    assert apart is not None
+    assert apart[0] == (1.0, 1.0)
+    assert max(apart[None]) < 1
+    assert max(map(max, together.values())) < 1
+
+
+@pytest.mark.parametrize(("pipeline", "micro_batches"), [(1, 1), (2, 2), (1, 2)])
+def test_what_proves_more_of_a_configuration_decides(pipeline: int, micro_batches: int) -> None:
+    """Hosts that are slow for some blocks; in a single stage they catch up with the next micro-batch."""
+    cluster = slowed("h100-80gb", 0.5)
+    update = Update(buckets="none", gathers="ahead")
+    request, template = request_of("chain", cluster, 16, precision="bf16", update=update), template_of("chain")
+    limits = (bounds(template, BATCH, cluster, request.precision, request.optimizer),)
+    engine = Engine(request=request, template=template, limits=limits)
+    configuration = Configuration(pipeline=pipeline, mesh=(4 // pipeline,), micro_batches=micro_batches)
+    found = engine.evaluate(configuration)
+    together, apart = (proved(one, configuration) for one in (engine, engine.launched_apart))
+    assert apart > together
+    assert found.apart == (pipeline > 1 or micro_batches == 1)
+    assert found.bound == (apart if found.apart else together)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("slower", [0.5, 0.35, 0.7])
+@pytest.mark.parametrize(("pipeline", "micro_batches"), [(1, 1), (1, 4), (2, 1), (2, 4), (1, None)])
+@pytest.mark.parametrize("model", ["llama-4", "kinds-in-turn", "mixture-after-dense"])
+def test_no_plan_takes_less_than_a_bound_of_blocks_that_launch_apart(
+    model: str, pipeline: int, micro_batches: int | None, slower: float
+) -> None:
+    """Hosts of which some blocks wait, and others do not; of all numbers of micro-batches, too, which the largest
+    bounds."""
+    pinned = Pinned(pipeline=pipeline, micro_batches=micro_batches)
+    check_bound(slowed("h100-80gb", slower), 1, pinned, Update(buckets="none", gathers="ahead"), model)
 
 
 @pytest.mark.slow
