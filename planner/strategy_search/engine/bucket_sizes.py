@@ -7,16 +7,17 @@
 A search assumes the size at which latency is a small share of a message (`planner.pricing.bucket_size`). Which is the
 fastest depends on how long the backward pass is, that is on the plan: so it is halved as long as steps become shorter.
 
-Where some of the reductions are exposed all the same, buckets end with blocks: each with one, or the last ones alone,
-and those before them, which have more of the pass before them, with more and more:
+Where some of the reductions are exposed all the same, buckets end with blocks: each with one; or each has twice as many
+as the one behind it, down to two halves of the last block, so that few messages keep the link busy, and the last one,
+which is exposed, is small:
 
     last backward pass   block 7 | block 6 | block 5 | block 4 | block 3 | block 2 | block 1 | block 0
-    buckets                       [          7 .. 4           ][     3 .. 2      ][    1    ][    0    ]
+    buckets              [           7 .. 4                    ][      3 .. 2     ][    1    ][   ][   ]
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import accumulate, takewhile
+from itertools import count, takewhile
 
 from hardware_profiles import Seconds
 from planner.limits import reached
@@ -62,19 +63,20 @@ def in_faster_buckets(
 
 
 def _of_blocks(bound: BoundPlan) -> Iterator[tuple[int, ...]]:
-    """Positions at which buckets end, so that each has the gradients of one block, or the last ones have, and those
-    before them of ever more."""
+    """Positions at which buckets end, so that each has the gradients of one block; or so that the last two have half a
+    block each, and of those before them each has twice as many as the one behind it."""
     blocks, consumers = bound.blocks, bound.graph.consumers
-    starts: dict[int, int] = {}  # position of the first parameter of each block
+    own: dict[int, list[int]] = {}  # positions of the parameters of each block
     for name, position in trainable_positions(bound.graph).items():
         block = blocks.block_of(min(consumers[name])) if consumers.get(name) else None
         if block is not None:
-            starts[block] = min(position, starts.get(block, position))
-    if blocks.count < 2 or len(starts) < blocks.count:
+            own.setdefault(block, []).append(position)
+    if blocks.count < 2 or len(own) < blocks.count:
         return
-    for sizes in ((1 for _ in range(blocks.count)), (1 + at // 2 for at in range(blocks.count))):
-        ends = takewhile(lambda end: end < blocks.count, accumulate(sizes, initial=0))
-        yield tuple(sorted({starts[end] for end in ends} - {0}))
+    starts = [min(own[block]) for block in range(blocks.count)]
+    doubled = takewhile(lambda end: end < blocks.count, (1 << power for power in count()))
+    for ends in (starts, (starts[0], sorted(own[0])[len(own[0]) // 2], *(starts[end] for end in doubled))):
+        yield tuple(sorted({*ends} - {0}))
 
 
 def without_needless_buckets(bound: BoundPlan) -> BoundPlan:

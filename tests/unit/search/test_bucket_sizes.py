@@ -1,17 +1,20 @@
 """Gradients that are reduced under the last backward pass: what the bound is about, and how large buckets become."""
 
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
 import planner
 from hardware_profiles import load_profile
+from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.block_gathers import kinds_of_runs, longest_gather, run_of
 from planner.plan.prediction.predict import predict
 from planner.plan.prediction.step import REDUCED_AHEAD
 from planner.pricing.bucket_size import auto_bucket
 from planner.sharding.buckets import trainable_positions
 from planner.sharding.mesh import build_mesh
+from planner.strategy_search.engine.bucket_sizes import in_faster_buckets
 from planner.strategy_search.engine.proofs import bounded_seconds
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import SearchResult
@@ -72,6 +75,22 @@ def test_buckets_end_with_blocks_where_that_exposes_less() -> None:
             <= step
             < predict(replace(bound, plan=plan), load_profile("cpu").with_devices(devices)).step_seconds
         )
+
+
+def test_buckets_have_twice_as_much_as_those_behind_them() -> None:
+    """The last two have halves of a block; or each has a block of its own."""
+    bound, tried = found(devices=8).plans[0].bound, list[tuple[int, ...]]()
+
+    def predicted(other: BoundPlan) -> BoundPlan:
+        tried.append(cast(tuple[int, ...], other.plan.training.update.buckets))
+        return other
+
+    in_faster_buckets(bound, predicted, lambda _: True)
+    each, doubled = tried
+    number = bound.blocks.count
+    assert len(each) == number
+    assert doubled[0] == each[0] < doubled[1] < each[1]
+    assert doubled[2:] == tuple(each[at] for at in (1, 2, 4, 8) if at < number)
 
 
 def test_the_longest_message_is_all_weights_of_a_block(free: SearchResult) -> None:
