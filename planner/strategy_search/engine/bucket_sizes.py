@@ -38,7 +38,7 @@ _TRIES = 2
 def in_faster_buckets(
     bound: BoundPlan, predicted: Callable[[BoundPlan], BoundPlan], fits: Callable[[BoundPlan], bool]
 ) -> BoundPlan:
-    """A plan, priced, with its gradients in smaller buckets, or in buckets of whole blocks, where its step is shorter
+    """A plan, priced, with its gradients in smaller buckets, or in such as end with blocks, where its step is shorter
     so and it `fits`. `predicted` prices one."""
     best, tried, slower = bound, bound.plan.training.update, 0
     if _bucketed(bound) <= _WORTH * bound.plan.prediction.step_seconds:
