@@ -18,6 +18,7 @@ from planner.sharding.mesh import NODE
 from planner.sharding.update import AUTO_ZERO_BY
 from planner.strategy_search.candidates import with_candidates
 from planner.strategy_search.engine.families import Shared
+from planner.strategy_search.narrower import with_narrower
 from planner.strategy_search.neighbours import with_neighbours
 from planner.strategy_search.offloading import decided_as, with_offload
 from planner.strategy_search.placing import with_placing
@@ -26,7 +27,6 @@ from planner.strategy_search.result import Progress, SearchResult
 from planner.strategy_search.rings import with_rings
 from planner.strategy_search.simplicity import with_simplicity
 from planner.strategy_search.variants import best_of_variants
-from planner.strategy_search.waited_for import with_waiting
 from planner.strategy_search.within import anything_fits, best_plans
 
 PRECISION = 0.01
@@ -67,7 +67,7 @@ def _plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) ->
 
         def best(asked: SearchRequest) -> SearchResult:
             found = best_plans(asked, on_progress, cancelled, shared=shared)
-            return with_waiting(asked, found, on_progress, cancelled)
+            return with_narrower(asked, found, on_progress, cancelled)
 
         return with_rings(one, best, shared, on_progress, cancelled)
 

@@ -286,7 +286,6 @@ class Finalists:
             (dict(ranked.plan.prediction.time)[PIPELINE_BUBBLE], number, found, ranked)
             for number, (found, ranked) in enumerate(self._known.values())
             if 1 < found.configuration.pipeline <= self.engine.template.blocks.count // 2
-            and found.configuration.virtual_stages == 1
         ]
         hopeful = [
             (ranked.seconds - bubble, number, found)
@@ -310,7 +309,7 @@ class Finalists:
 
     def _divided_for_a_v(self, found: Contender, schedule: str, cutoff: Seconds) -> Ranked | None:
         own, gathers = self._in_order_of_a_v, found.outcome.gathers
-        configuration = replace(found.configuration, schedule=schedule)
+        configuration = replace(found.configuration, virtual_stages=1, schedule=schedule)
         p, m = configuration.pipeline, configuration.micro_batches
         longer = cutoff * (m + p - 1) / m  # sums have the bubble of 1F1B
         outcome = own.engine.evaluate_as(gathers, configuration, cutoff=longer)

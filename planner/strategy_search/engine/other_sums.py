@@ -43,11 +43,10 @@ class OtherSums:
         self.request, self.engine = self.maker.request, self.maker.engine
 
     def one_by_one(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> Ranked:
-        """A short pipeline that stays idle in 1F1B, or what is found for it with weights gathered one by one, in an
-        order that takes less: gradients that go together are not deferred, which would fill the bubble."""
-        short = ranked.plan.training.micro_batches <= ranked.plan.pipeline > 1
+        """A pipeline that stays idle, or what is found for it with weights gathered one by one, in an order
+        that takes less: gradients that go together are not deferred, which would fill the bubble."""
         idle = dict(ranked.plan.prediction.time)[PIPELINE_BUBBLE] > IDLE * ranked.seconds
-        if not short or not idle or ranked.plan.schedule != "1f1b" or found.outcome.gathers == EACH:
+        if not idle or found.outcome.gathers == EACH:
             return ranked
         if EACH not in self.engine.gathers:
             return ranked

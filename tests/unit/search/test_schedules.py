@@ -83,7 +83,7 @@ def test_stages_lie_in_a_v_where_a_pipeline_is_idle_and_nobody_decided() -> None
     """As fast as where such an order is asked for, and without a proof that is about others."""
 
     def found(**pinned: Any) -> Any:
-        given = {"pipeline": 4, "micro_batches": 16, **pinned}
+        given = {"pipeline": 4, "micro_batches": 8, **pinned}
         return planner.search("gpt2-xl", devices=8, hardware="v100-32gb", global_batch=32, pinned=given)
 
     free, asked, straight = found(), found(schedule="zb_v"), found(virtual_stages=1)

@@ -82,4 +82,4 @@ def test_what_a_short_limit_leaves_is_a_conventional_plan() -> None:
     best, whole = run(request, None, 1.0)
     found, _ = run(request, LIMIT, 0.5 * whole / LIMIT)
     assert found.statistics.stopped
-    assert found.bound_seconds <= best.plans[0].objective <= found.plans[0].objective <= 1.1 * best.plans[0].objective
+    assert found.bound_seconds <= best.plans[0].seconds <= found.plans[0].seconds <= 1.1 * best.plans[0].seconds

@@ -1,0 +1,83 @@
+"""Narrower searches around the best plan, where the bound leaves open that there is a faster one.
+
+The search makes a plan of the layouts of the least sum, and sums hope: that collectives are under products, that there
+is room for weights that come ahead, that a backward pass covers all that is reduced. Layouts that were chosen for less
+may have the shorter step. So where the gap is wide the search is repeated near the best plan, with one thing decided,
+and only for what is faster than the best plan yet:
+
+    from gap     decided
+    half of 1%   tensor parallelism waits for its collectives: sums of such layouts are exact
+    4%           weights of the configuration come each, by block, or ahead
+    4%           every axis has one purpose, for the pipeline and the micro-batches of the plan; after a search of few
+                 problems for all pipelines
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+from planner.errors import InfeasibleError, RequestError
+from planner.graph.kinds import find_blocks
+from planner.limits import reached
+from planner.sharding.update import AUTO_GATHERS
+from planner.strategy_search.around import Listener, Stop, exact, together, told
+from planner.strategy_search.engine.product_overlap import may_overlap
+from planner.strategy_search.engine.proofs import with_proof
+from planner.strategy_search.request.gathering import ways_to_gather
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.result import SearchResult
+from planner.strategy_search.search import search
+
+OPEN = 0.005
+"""The gap from which on plans that wait for collectives are looked for."""
+
+WIDE = 0.04
+"""The gap from which on the other narrower searches run: each takes a tenth to a half of the time of the search."""
+
+FEW = 150
+"""Problems that a search has solved at most for all pipelines to be searched with one purpose for every axis, which
+takes as long as the search itself."""
+
+
+def with_narrower(request: SearchRequest, result: SearchResult, on_progress: Listener, cancelled: Stop) -> SearchResult:
+    """A result, with the fastest plan of narrower searches in the place of its best one, where that is faster."""
+    if not _left_open(request):
+        return result
+    for gap, what, asked in _narrower(request, result):
+        if result.gap < gap:
+            continue
+        if result.statistics.stopped or cancelled() or reached():
+            return result.cut_short()
+        with contextlib.suppress(InfeasibleError, RequestError):
+            best, bound = result.plans[0], result.bound_seconds
+            found = search(asked, told(on_progress, result, f"trying {what}"), cancelled, known=best)
+            stopped = found.statistics.stopped
+            statistics = replace(together(result.statistics, found.statistics), stopped=stopped)
+            result = replace(result, statistics=statistics)
+            if found.plans[0].seconds < best.seconds:
+                first = with_proof(found.plans[0], bound, covered=result.covered)
+                result = replace(result, plans=(first,), priced=(*found.priced, *result.priced))
+    return result
+
+
+def _left_open(request: SearchRequest) -> bool:
+    """Whether one plan of the whole space is asked for."""
+    narrow = request.top > 1 or request.alternatives or request.space or request.certify or request.fp8
+    return exact(request) and not narrow
+
+
+def _narrower(request: SearchRequest, result: SearchResult) -> Iterator[tuple[float, str, SearchRequest]]:
+    """From which gap on what is tried, and the request for it."""
+    pinned, best = request.pinned, result.plans[0].configuration
+    own = replace(pinned, pipeline=best.pipeline, virtual_stages=best.virtual_stages, micro_batches=best.micro_batches)
+    alike = replace(own, mesh=best.mesh if pinned.free else pinned.mesh)
+    if pinned.tensor_overlap is None and may_overlap(pinned, request.cluster):
+        yield OPEN, "without overlap", replace(request, pinned=replace(alike, tensor_overlap=1))
+    if request.update.gathers == AUTO_GATHERS:
+        for way in ways_to_gather(request, find_blocks(request.graph).count):
+            update = replace(request.update, gathers=way)
+            yield WIDE, f"weights gathered {way}", replace(request, pinned=alike, update=update)
+    if pinned.free and pinned.mesh is None and pinned.context_by is None:
+        few = result.statistics.solved <= FEW
+        roles = replace(pinned if few else own, replicas=1)
+        yield WIDE, "one purpose for every axis", replace(request, pinned=roles)

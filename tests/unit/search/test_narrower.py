@@ -1,0 +1,90 @@
+"""Around the best plan narrower searches look for faster ones."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.sharding.update import Update
+from planner.strategy_search.engine.proofs import with_proof
+from planner.strategy_search.narrower import OPEN, with_narrower
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import Pinned
+from planner.strategy_search.result import Progress, SearchResult
+from planner.strategy_search.search import search
+from tests.unit.search.cases import cluster_of, request_of
+
+MODEL = "llama70b-4-layers"
+
+
+def request(**pinned: object) -> SearchRequest:
+    chosen = Pinned(**{"pipeline": 1, "micro_batches": 8, "interleave": 1, **pinned})  # type: ignore[arg-type]
+    return request_of(MODEL, cluster_of("h100-80gb", 8), 8, pinned=chosen, precision="bf16")
+
+
+def opened(result: SearchResult, gap: float) -> SearchResult:
+    """The same of a search that has proved no more than that."""
+    bound = result.plan.prediction.step_seconds * (1 - gap)
+    return replace(result, plans=(with_proof(result.plans[0], bound, covered=True),), bound_seconds=bound)
+
+
+@pytest.fixture(scope="module")
+def slow() -> SearchResult:
+    """What a search may have ended with whose layouts were chosen for overlaps that there are not: norms are whole."""
+    return opened(search(request(tensor=8, sequence_parallel=False, tensor_overlap=1)), 0.019)
+
+
+def told(_: Progress) -> None:
+    pass
+
+
+def phases(request: SearchRequest, result: SearchResult) -> list[str]:
+    """What was tried, in order."""
+    found: dict[str, None] = {}
+    with_narrower(request, result, lambda progress: found.update({progress.phase: None}), lambda: False)
+    return list(found)
+
+
+def test_a_faster_plan_that_waits_comes_in_the_place_of_the_best_one(slow: SearchResult) -> None:
+    found = with_narrower(request(), slow, told, lambda: False)
+    assert found.plan.prediction.step_seconds < 0.99 * slow.plan.prediction.step_seconds
+    assert found.plan.training.tensor_overlap == ()
+    best, tried = found.plans[0].configuration, slow.plans[0].configuration
+    assert (best.mesh, best.pipeline, best.micro_batches) == (tried.mesh, tried.pipeline, tried.micro_batches)
+    assert found.bound_seconds == slow.bound_seconds
+    assert found.gap < slow.gap
+    assert found.statistics.evaluated > slow.statistics.evaluated
+
+
+def test_nothing_is_looked_for_where_it_could_not_be_faster(slow: SearchResult) -> None:
+    closed = opened(slow, OPEN / 2)
+    assert with_narrower(request(), closed, told, lambda: False) is closed
+    assert with_narrower(request(tensor_overlap=1), slow, told, lambda: False) is slow  # it was all about such plans
+    assert with_narrower(replace(request(), top=3), slow, told, lambda: False) is slow
+    assert with_narrower(request(), slow, told, lambda: True) == slow.cut_short()
+
+
+def test_the_best_plan_stays_where_plans_that_wait_are_slower() -> None:
+    free = search(request(tensor=8, sequence_parallel=True))
+    assert free.plan.training.tensor_overlap
+    asked = request(tensor=8, sequence_parallel=True)
+    wide = opened(free, 0.5)
+    assert with_narrower(asked, wide, told, lambda: False).plan == wide.plan
+
+
+def test_the_wider_the_gap_the_more_is_tried(slow: SearchResult) -> None:
+    asked = replace(request(), update=Update(gathers="auto"))
+    assert phases(asked, slow) == ["trying without overlap"]
+    ways = [f"trying weights gathered {way}" for way in ("ahead", "each", "block")]
+    everything = ["trying without overlap", *ways, "trying one purpose for every axis"]
+    assert phases(asked, opened(slow, 0.5)) == everything
+    assert phases(replace(asked, update=Update(gathers="each")), opened(slow, 0.5)) == everything[::4]
+    assert phases(replace(asked, pinned=replace(asked.pinned, zero=3)), opened(slow, 0.5)) == everything[:4]
+
+
+def test_weights_come_in_the_way_that_makes_the_step_shorter() -> None:
+    """The search may have ended with one by one, where layouts of one purpose are slower, too."""
+    decided = request(data=8, zero=3, tensor_overlap=1, micro_batches=1)
+    found = opened(search(replace(decided, update=Update(gathers="each"))), 0.5)
+    better = with_narrower(replace(decided, update=Update(gathers="auto")), found, told, lambda: False)
+    assert better.plan.training.update.gathers == "ahead"
+    assert better.plan.prediction.step_seconds < found.plan.prediction.step_seconds
