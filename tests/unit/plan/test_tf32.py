@@ -27,6 +27,7 @@ def test_operands_of_fp32_alone_are_multiplied_in_it() -> None:
     assert multiplied_in(PYTORCH, "fp32") == "fp32"
 
 
+@pytest.mark.slow
 def test_a_plan_is_as_large_as_in_fp32_and_faster_and_its_file_says_it_once() -> None:
     found = {
         word: planner.search("llama-tiny", devices=2, hardware="h100-80gb", precision=word, pinned={"data": 2}).plan
