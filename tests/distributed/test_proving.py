@@ -55,6 +55,7 @@ def test_a_pipeline_with_sharded_weights(pool: WorkerPool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("fault", [pytest.param(one, marks=[pytest.mark.thorough] * (one[0] == "p")) for one in FAULTS])
 def test_a_runtime_with_a_fault_is_found_out(pair: WorkerPool, fault: str) -> None:
     small, _ = small_of(PAIR)
@@ -150,7 +151,9 @@ def single():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("factory", "precision"), [("double", EXACT), ("single", "fp32")])
+@pytest.mark.parametrize(
+    ("factory", "precision"), [pytest.param("double", EXACT, marks=pytest.mark.thorough), ("single", "fp32")]
+)
 def test_functions_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: str, precision: str) -> None:
     """They are operators of the processes that trace the model; one without float64 is run in fp32, and named."""
     (tmp_path / "proved_own.py").write_text(_OWN)

@@ -25,6 +25,7 @@ def test_slower_networks_cost_more(plan: Any) -> None:
     assert step("--cluster", "node,cluster") == one_node
 
 
+@pytest.mark.slow
 def test_a_plan_knows_its_machine(plan: Any, here: Path) -> None:
     made = plan.json(*TINY, "--cluster", LEVELS, "-o", "plan.json")
     assert (made["hardware"], made["cluster"]) == ("h100-80gb", WRITTEN)
@@ -37,6 +38,7 @@ def test_a_plan_knows_its_machine(plan: Any, here: Path) -> None:
     assert load_plan(here / "again.json") == load_plan(here / "plan.json")
 
 
+@pytest.mark.slow
 def test_a_plan_file_on_other_networks(plan: Any, here: Path) -> None:
     """--cluster replaces the levels that the plan was made for; --hardware keeps them for the same profile, and is any
     other one as it is."""
@@ -49,6 +51,8 @@ def test_a_plan_file_on_other_networks(plan: Any, here: Path) -> None:
     assert plan("verify", "slow.json").code == 0
 
 
+@pytest.mark.thorough
+@pytest.mark.slow
 def test_plans_for_plain_profiles_say_nothing_of_levels(plan: Any, here: Path) -> None:
     assert plan.json(*TINY, "-o", "plan.json")["cluster"] is None
     assert "composition" not in json.loads((here / "plan.json").read_text())["cluster"]
@@ -77,6 +81,8 @@ def test_levels_that_cannot_be_are_refused(plan: Any, levels: str, words: str) -
     assert words in plan.refused("estimate", *TINY, "--cluster", levels)
 
 
+@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_composition_that_was_edited_is_judged(plan: Any, here: Path) -> None:
     plan.json(*TINY, "--cluster", LEVELS, "-o", "plan.json")
     content = json.loads((here / "plan.json").read_text())
