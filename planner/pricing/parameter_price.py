@@ -42,7 +42,7 @@ from costmodels import (
 from hardware_profiles import Cluster, Home, Software
 from planner.graph.operator_graph import TensorType
 from planner.pricing.redistribution_price import Pricers, RedistributionPricer
-from planner.sharding.layout import local_share
+from planner.sharding.layout import local_share, whole_shape
 from planner.sharding.stored import StoredParameter, owned_axes
 from planner.sharding.update import PLAIN, Update
 
@@ -148,7 +148,10 @@ def price_parameter(
     weights, gradients, states = ([getattr(s, kind) for s in stored] for kind in ("weight", "gradient", "state"))
     own = (tensor.element_bytes == _FP32 or not update.master_weights) and not software.offloaded
     served = whole & update.served
-    copies = np.where(apart | served, 1.0, pricers.parameters.pairs(tensor, weights, states).sends) if own else zeros
+    copies = zeros
+    if own:
+        padded = np.array([_pads(tensor, s, sizes) for s in stored])
+        copies = np.where(apart | served | padded, 1.0, pricers.parameters.pairs(tensor, weights, states).sends)
     added = gradient * (tensor.element_bytes + 2 * accumulated.element_bytes)
     device = cluster.device
     kept = state * (per.state + tensor.element_bytes * copies)
@@ -179,6 +182,12 @@ def price_parameter(
         weight_store=weight_store,
         served=np.where(served, kept + state * accumulated.element_bytes, 0.0),
     )
+
+
+def _pads(tensor: TensorType, stored: StoredParameter, sizes: Sequence[int]) -> bool:
+    """Whether the piece of the state has padding that the piece of the weight has not."""
+    ends = [whole_shape(tensor.shape, layout, sizes) for layout in (stored.weight, stored.state)]
+    return ends[0] != ends[1]
 
 
 def _messages(

@@ -175,10 +175,11 @@ def local_share(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> f
     lengths = _lengths(shape, layout, sizes)
     if lengths is None:
         raise _unfit(shape, layout, sizes)
-    share, pieces = math.prod(lengths) / math.prod(shape), 1
+    pieces = 1
     for placement, size in zip(layout, sizes, strict=True):
         pieces *= size if placement.dim >= 0 else 1
-    return 1.0 / pieces if math.prod(lengths) * pieces == math.prod(shape) else share
+    own, whole = math.prod(lengths), math.prod(shape)
+    return 1.0 / pieces if own * pieces == whole else own / whole
 
 
 def local_fraction(layout: Layout, sizes: Sequence[int]) -> float:

@@ -22,7 +22,8 @@ from planner.limits import reached
 from planner.sharding.update import AUTO_GATHERS
 from planner.strategy_search.around import Listener, Stop, exact, together, told
 from planner.strategy_search.engine.product_overlap import may_overlap
-from planner.strategy_search.engine.proofs import with_proof
+from planner.strategy_search.engine.proofs import Ranked, with_proof
+from planner.strategy_search.engine.scheduling import IN_A_V
 from planner.strategy_search.request.gathering import ways_to_gather
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.result import SearchResult
@@ -48,22 +49,33 @@ def with_narrower(request: SearchRequest, result: SearchResult, on_progress: Lis
             continue
         if result.statistics.stopped or cancelled() or reached():
             return result.cut_short()
-        with contextlib.suppress(InfeasibleError, RequestError):
+        with contextlib.suppress(InfeasibleError, RequestError):  # a limit that was reached is noticed above
             best, bound = result.plans[0], result.bound_seconds
             found = search(asked, told(on_progress, result, f"trying {what}"), cancelled, known=best)
             stopped = found.statistics.stopped
             statistics = replace(together(result.statistics, found.statistics), stopped=stopped)
             result = replace(result, statistics=statistics)
-            if found.plans[0].seconds < best.seconds:
-                first = with_proof(found.plans[0], bound, covered=result.covered)
-                result = replace(result, plans=(first,), priced=(*found.priced, *result.priced))
+            proved = not _in_a_v(found.plans[0]) or _in_a_v(best)  # else the bound is not one of such plans
+            if found.plans[0].seconds < best.seconds and proved:
+                covered = result.covered and found.covered and _axes(found.plans[0]) <= 2
+                first = with_proof(found.plans[0], bound, covered=covered)
+                result = replace(result, plans=(first,), priced=(*found.priced, *result.priced), covered=covered)
     return result
+
+
+def _in_a_v(ranked: Ranked) -> bool:
+    return ranked.plan.schedule in IN_A_V
+
+
+def _axes(ranked: Ranked) -> int:
+    """How many axes cut anything: the bound of a search is about meshes of one and two."""
+    return sum(size > 1 for size in ranked.plan.mesh.sizes)
 
 
 def _left_open(request: SearchRequest) -> bool:
     """Whether one plan of the whole space is asked for."""
     narrow = request.top > 1 or request.alternatives or request.space or request.certify or request.fp8
-    return exact(request) and not narrow
+    return exact(request) and not (narrow or request.shards or request.stores or request.default != "search")
 
 
 def _narrower(request: SearchRequest, result: SearchResult) -> Iterator[tuple[float, str, SearchRequest]]:

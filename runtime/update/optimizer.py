@@ -314,7 +314,8 @@ def _master(parameter: LocalParameter, place: RankMesh, widened: bool, *, apart:
     weight, steps = _in_layout_of_state(parameter, place), _to_state(parameter, place)
     wide = wide_dtype(weight.dtype) if widened else weight.dtype
     apart = apart or hosted or parameter.offloaded is not None
-    view = not apart and wide == weight.dtype and not any(step.kind in COLLECTIVES for step in steps)
+    own = any(step.kind in COLLECTIVES or step.padding for step in steps)  # memory on any rank, and so on all
+    view = not apart and wide == weight.dtype and not own
     weight = weight.detach() if view else weight.to(wide, copy=True).contiguous()
     weight = on_host(weight) if hosted else weight
     weight.grad_dtype = wide_dtype(weight.dtype)

@@ -22,6 +22,8 @@ CASES = {
     "whole parameters": ("llama", "megatron", (2, 2), {"update": {"zero_by": "parameters"}, "half": True}),
     "parameter servers": ("llama", "megatron", (2, 2), {"update": {"zero_by": "servers"}, "half": True}),
     "padded": ("llama-odd", "zero3", (4,), {"padded": (("*gate_proj.weight", 4),)}),
+    "padded shards": ("llama-uneven", "zero1", (4,), {}),
+    "padded shards offloaded": ("llama-uneven", "zero1", (4,), {"offloaded": True}),
     "mixture": ("mixture", 5, (2, 2), {}),
     "buffers after a step": ("balanced", 2, (2,), {"stages": (1, 1)}),
     "running statistics": ("resnet", 1, (2, 2), {"optimizer": "sgd"}),
@@ -47,7 +49,10 @@ CASES = {
 }  # fmt: skip
 
 
-USUAL = ("zero3", "padded", "mixture", "uneven pipeline", "tied over stages", "narrow with masters", "stale weights")
+USUAL = (
+    "zero3", "padded", "padded shards", "mixture", "uneven pipeline", "tied over stages", "narrow with masters",
+    "stale weights",
+)  # fmt: skip
 """Cases that are not among the long lists."""
 
 
