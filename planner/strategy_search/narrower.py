@@ -1,9 +1,9 @@
-"""Narrower searches around the best plan, where the bound leaves open that there is a faster one.
+"""Narrower searches around the best plan, for a gap that is still wide.
 
-The search makes a plan of the layouts of the least sum, and sums hope: that collectives are under products, that there
-is room for weights that come ahead, that a backward pass covers all that is reduced. Layouts that were chosen for less
-may have the shorter step. So where the gap is wide the search is repeated near the best plan, with one thing decided,
-and only for what is faster than the best plan yet:
+A configuration gets the plan with the least sum. Sums assume that collectives overlap, that memory suffices to gather
+weights ahead, and that the backward pass hides all reductions. Where a plan cannot have that, another one may have the
+shorter step. So the configuration of the best plan is searched again, each time with one more decision pinned, and only
+for plans that are faster than the best one so far:
 
     from gap     decided
     half of 1%   tensor parallelism waits for its collectives: sums of such layouts are exact
@@ -49,7 +49,7 @@ def with_narrower(request: SearchRequest, result: SearchResult, on_progress: Lis
             continue
         if result.statistics.stopped or cancelled() or reached():
             return result.cut_short()
-        with contextlib.suppress(InfeasibleError, RequestError):  # a limit that was reached is noticed above
+        with contextlib.suppress(InfeasibleError, RequestError):  # the next round notices a limit of time
             best, bound = result.plans[0], result.bound_seconds
             found = search(asked, told(on_progress, result, f"trying {what}"), cancelled, known=best)
             stopped = found.statistics.stopped

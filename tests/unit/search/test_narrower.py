@@ -29,7 +29,8 @@ def opened(result: SearchResult, gap: float) -> SearchResult:
 
 @pytest.fixture(scope="module")
 def slow() -> SearchResult:
-    """What a search may have ended with whose layouts were chosen for overlaps that there are not: norms are whole."""
+    """A result with slow layouts, as if they had been chosen for an overlap that the plan does not get: norms are
+    replicated."""
     return opened(search(request(tensor=8, sequence_parallel=False, tensor_overlap=1)), 0.019)
 
 
@@ -71,6 +72,7 @@ def test_the_best_plan_stays_where_plans_that_wait_are_slower() -> None:
     assert with_narrower(asked, wide, told, lambda: False).plan == wide.plan
 
 
+@pytest.mark.slow
 def test_the_wider_the_gap_the_more_is_tried(slow: SearchResult) -> None:
     asked = replace(request(), update=Update(gathers="auto"))
     assert phases(asked, slow) == ["trying without overlap"]
