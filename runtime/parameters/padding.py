@@ -9,15 +9,16 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from planner.sharding.layout import Layout, whole_shape
-from runtime.comm.collectives import extended
 from runtime.comm.device_mesh import RankMesh
 
 
 def padded(weight: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """A weight with zeros behind its own elements, of this shape; itself where it has the shape."""
-    for dim, extent in enumerate(shape):
-        weight = extended(weight, dim, extent)
-    return weight
+    if tuple(weight.shape) == tuple(shape):
+        return weight
+    larger = weight.new_zeros(tuple(shape))
+    larger[tuple(slice(extent) for extent in weight.shape)] = weight
+    return larger
 
 
 def in_model(
