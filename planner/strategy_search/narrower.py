@@ -12,11 +12,10 @@ for plans that are faster than the best one so far:
                  problems for all pipelines
 """
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planner.errors import InfeasibleError, RequestError
+from planner.errors import InfeasibleError, LimitError, RequestError
 from planner.graph.kinds import find_blocks
 from planner.limits import reached
 from planner.sharding.update import AUTO_GATHERS
@@ -49,17 +48,21 @@ def with_narrower(request: SearchRequest, result: SearchResult, on_progress: Lis
             continue
         if result.statistics.stopped or cancelled() or reached():
             return result.cut_short()
-        with contextlib.suppress(InfeasibleError, RequestError):  # the next round notices a limit of time
-            best, bound = result.plans[0], result.bound_seconds
+        best, bound = result.plans[0], result.bound_seconds
+        try:
             found = search(asked, told(on_progress, result, f"trying {what}"), cancelled, known=best)
-            stopped = found.statistics.stopped
-            statistics = replace(together(result.statistics, found.statistics), stopped=stopped)
-            result = replace(result, statistics=statistics)
-            proved = not _in_a_v(found.plans[0]) or _in_a_v(best)  # else the bound is not one of such plans
-            if found.plans[0].seconds < best.seconds and proved:
-                covered = result.covered and found.covered and _axes(found.plans[0]) <= 2
-                first = with_proof(found.plans[0], bound, covered=covered)
-                result = replace(result, plans=(first,), priced=(*found.priced, *result.priced), covered=covered)
+        except LimitError:
+            return result.cut_short()
+        except (InfeasibleError, RequestError):
+            continue
+        stopped = found.statistics.stopped
+        statistics = replace(together(result.statistics, found.statistics), stopped=stopped)
+        result = replace(result, statistics=statistics)
+        proved = not _in_a_v(found.plans[0]) or _in_a_v(best)  # else the bound is not one of such plans
+        if found.plans[0].seconds < best.seconds and proved:
+            covered = result.covered and found.covered and _axes(found.plans[0]) <= 2
+            first = with_proof(found.plans[0], bound, covered=covered)
+            result = replace(result, plans=(first,), priced=(*found.priced, *result.priced), covered=covered)
     return result
 
 

@@ -462,9 +462,9 @@ class Walk:
                     self._transfer(cost, chunk, "backward", name, stage + 1)
 
     def _kept_by_block(self, name: str, stage: int) -> bool:
-        """Whether a recomputed block of a stage, which reads a value, keeps it by itself."""
+        """Whether a recomputed block of a stage, which reads a value that has gradients, keeps it by itself."""
         bound = self.bound
-        return any(
+        return name in bound.graph.differentiable and any(
             self.stage_of[use] == stage and bound.recompute_of(bound.blocks.block_of(use)) is not None
             for use in bound.graph.consumers[name]
         )

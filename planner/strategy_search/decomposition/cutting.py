@@ -152,9 +152,7 @@ class Cutter:
             tail=(),
             blocks_in_head=0,
             blocks_in_tail=0,
-            crossing=Crossing(
-                nbytes=nothing, forward=nothing, backward=nothing, forward_around=nothing, backward_around=nothing
-            ),
+            crossing=_no_crossing(nothing),
             handed=nothing,
             ending=nothing,
         )
@@ -317,12 +315,10 @@ class Cutter:
 
     def _crossing(self) -> Crossing:
         template = self.tables.template
-        nbytes = self._nothing()
         if self.stages == 1:
-            none = self._of_states(nbytes)
-            return Crossing(nbytes=none, forward=none, backward=none, forward_around=none, backward_around=none)
-        for name in (*template.carried, *template.passing):
-            nbytes = nbytes + self._along(template.graph.producer[name], self.tables.result_bytes[name])
+            return _no_crossing(self._of_states(self._nothing()))
+        graded = template.graph.differentiable
+        every = (*template.carried, *template.passing)
         over = cache(self._over)
         (forward, backward), (forward_around, backward_around) = (
             over(self._links(*ranks)) for ranks in ((0, 1), (0, self.stages - 1))
@@ -330,13 +326,22 @@ class Cutter:
         mixed = isinstance(self.machine, MixedCluster)
         between = [over(self._links(rank, rank + 1)) for rank in range(self.stages - 1 if mixed else 0)]
         return Crossing(
-            nbytes=self._of_states(nbytes),
+            nbytes=self._received([name for name in template.carried if name in graded]),
+            passing=self._received([name for name in template.passing if name in graded]),
+            staying=self._received([name for name in every if name not in graded]),
             forward=forward,
             backward=backward,
             forward_around=forward_around,
             backward_around=backward_around,
             between=tuple(between),
         )
+
+    def _received(self, names: Sequence[str]) -> Array:
+        """Bytes of these values, of each state of the boundary."""
+        found = self._nothing()
+        for name in names:
+            found = found + self._along(self.tables.template.graph.producer[name], self.tables.result_bytes[name])
+        return self._of_states(found)
 
     def _over(self, links: tuple[Group, ...]) -> tuple[Array, Array]:
         """Seconds in which what crosses passes over some links, and its gradients, of each state of the boundary."""
@@ -384,6 +389,13 @@ class Cutter:
     def _of_states(self, values: Array) -> Array:
         """Values of every state of the boundary, which take the memory of those along their own axes."""
         return np.broadcast_to(values, [self._size(key) for key in self.boundary])
+
+
+def _no_crossing(none: Array) -> Crossing:
+    """Of a single stage."""
+    return Crossing(
+        nbytes=none, passing=none, staying=none, forward=none, backward=none, forward_around=none, backward_around=none
+    )
 
 
 def _same_edge(one: EdgeTable, other: EdgeTable) -> bool:

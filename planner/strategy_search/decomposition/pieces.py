@@ -450,12 +450,15 @@ class Chain:
 class Crossing:
     """What crosses from one pipeline stage to the next, of each state of the boundary.
 
-    Bytes received, which a stage keeps; seconds per micro-batch to receive them, and for their gradients to come back:
-    from the next rank, or all `around`, between the last rank and the first. `between` has the seconds there and back
-    from each rank to the next, where links differ from rank to rank; else it is empty.
+    Bytes received, which a stage keeps: of what the block before hands on, of what is `passing`, as every block reads
+    it, and of either what has no gradients, `staying`; seconds per micro-batch to receive them, and for their gradients
+    to come back: from the next rank, or all `around`, between the last rank and the first. `between` has the seconds
+    there and back from each rank to the next, where links differ from rank to rank; else it is empty.
     """
 
     nbytes: Array
+    passing: Array
+    staying: Array
     forward: Array
     backward: Array
     forward_around: Array

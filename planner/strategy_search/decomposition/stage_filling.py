@@ -34,8 +34,10 @@ class Rank:
         chunks: virtual stages on the rank; its inner blocks are as many and run alike in each.
         in_flight: micro-batches whose activations the chunks hold, all together.
         ends: what the first and the last chunk of the model have on top: amounts, and in how many flights.
-        received: bytes that a chunk keeps of what it receives, times micro-batches in flight, if its first block is not
-            recomputed.
+        received: bytes that a chunk keeps of what the block before hands on, times micro-batches in flight, if its
+            first block is not recomputed.
+        passing: the same of what every block reads, if none is recomputed: a recomputed one keeps that by itself.
+        staying: the same of what has no gradients, however blocks are run.
         ending: bytes that the last block keeps on top, if it is not recomputed, times its flights.
         outliving: bytes that a recomputed block hands to one that is not, which keeps them, times flights.
         before, after: whether the block in the head, and the one in the tail, is recomputed; None where none is there.
@@ -49,6 +51,8 @@ class Rank:
     in_flight: float
     ends: tuple[tuple[Amounts, float], ...]
     received: float
+    passing: float
+    staying: float
     ending: float
     outliving: float
     before: bool | None
@@ -69,9 +73,10 @@ class Rank:
         """Bytes that inner blocks, recomputed or not, in the order of the model, hold of what others hand to them."""
         ways = [way for way in (self.before, *blocks, self.after) if way is not None]
         if not ways:
-            return self.received + self.ending
+            return self.received + self.passing + self.staying + self.ending
         outliving = sum(first and not second for first, second in pairwise(ways)) * self.outliving
-        return (0.0 if ways[0] else self.received) + (0.0 if ways[-1] else self.ending) + outliving
+        received = (0.0 if ways[0] else self.received) + (0.0 if any(ways) else self.passing)
+        return received + self.staying + (0.0 if ways[-1] else self.ending) + outliving
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -390,22 +395,27 @@ class _Mixed:
         kinds = len(self.block_ranges.counts)
         sides = {(rank.before, rank.after) for rank in self.ranks}
         times = {side: np.stack([self._handed(*side, way[:kinds], way[kinds:]) for way in ways]) for side in sides}
-        held = np.stack([times[rank.before, rank.after] for rank in self.ranks])  # (ranks, ways, 3, ranges of blocks)
-        received, ending, outliving = (
+        held = np.stack([times[rank.before, rank.after] for rank in self.ranks])  # (ranks, ways, 4, ranges of blocks)
+        received, passing, staying, ending, outliving = (
             np.array([getattr(rank, name) for rank in self.ranks])[:, None, None]
-            for name in ("received", "ending", "outliving")
+            for name in ("received", "passing", "staying", "ending", "outliving")
         )
         found: Array = held[:, :, 0] * received + held[:, :, 1] * ending + held[:, :, 2] * outliving
+        if passing.any():
+            found += held[:, :, 3] * passing
+        if staying.any():
+            found += staying
         return found[:, which.reshape(-1)]
 
     def _handed(
         self, before: bool | None, after: bool | None, fast: NDArray[np.bool_], lean: NDArray[np.bool_]
     ) -> Array:
-        """How often a range of blocks holds what it receives, what it ends with, and what a recomputed block hands to
-        another, (3, ranges of blocks), for one pair, whose ways recompute these kinds of blocks."""
+        """How often a range of blocks holds what it receives, what it ends with, what a recomputed block hands to
+        another, and what every block reads, (4, ranges of blocks), for one pair, whose ways recompute these kinds of
+        blocks."""
         held = self.block_ranges
         some = np.flatnonzero(held.lengths)
-        found = np.zeros((3, len(held.lengths)))
+        found = np.zeros((4, len(held.lengths)))
         if not some.size:
             return found
         behind, ahead = fast[list(held.kinds)], lean[list(held.kinds)]
@@ -419,6 +429,7 @@ class _Mixed:
         found[0, some] = ~ahead[first] if before is None else not before
         found[1, some] = ~behind[last] if after is None else not after
         found[2, some] = number
+        found[3, some] = ~(ahead[first] | behind[last]) if not before and not after else 0.0
         return found
 
 

@@ -308,17 +308,23 @@ class Composition:
         setting, chain = self.setting, self.chain
         flights, moments = math.fsum(setting.in_flight[rank]), setting.fullest[rank]
         first, last = rank == 0, rank == setting.ranks - 1
-        handed = float(chain.crossing.nbytes[state]) if setting.ranks > 1 else 0.0
         begun = 0.0 if head is None else head.amounts.live
         done = 0.0 if tail is None else tail.amounts.live
         ends = [(head.amounts, max(one for one, _ in moments))] if head is not None else []
         ends += [(tail.amounts, max(one for _, one in moments))] if tail is not None else []
         ending = float(chain.ending[state]) if last and not chain.blocks_in_tail else 0.0
+        received = []
+        for each in (chain.crossing.nbytes, chain.crossing.passing, chain.crossing.staying):
+            nbytes = float(each[state]) if setting.ranks > 1 else 0.0
+            received.append(_more(begun, -nbytes, [one for one, _ in moments] if first else [0.0]) + nbytes * flights)
+            begun -= nbytes
         return Rank(
             chunks=setting.chunks,
             in_flight=flights,
             ends=tuple(ends),
-            received=_more(begun, -handed, [one for one, _ in moments] if first else [0.0]) + handed * flights,
+            received=received[0],
+            passing=received[1],
+            staying=received[2],
             ending=_more(done, ending, [one for _, one in moments]),
             outliving=float(chain.handed[state]) * flights,
             before=head.recompute if head is not None and chain.blocks_in_head else None,

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from costmodels import SCHEDULES, step_time, usable_memory
+from costmodels import SCHEDULES, moments_in_flight, step_time, usable_memory
 from hardware_profiles import PYTORCH, Cluster, Machine, MixedCluster, load_profile
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
@@ -581,8 +581,11 @@ def total(columns: Sequence[Column], name: str) -> float:
     return math.fsum(getattr(column.amounts, name) for column in columns)
 
 
-def bytes_of(case: Case, state: State, ranks: Sequence[RankFilling], rank: int) -> tuple[float, float]:
-    """Bytes of a rank by the words of the pieces, block for block, and how much of it may be counted in vain.
+def bytes_of(
+    case: Case, state: State, ranks: Sequence[RankFilling], rank: int, in_flight: Sequence[float] | None = None
+) -> tuple[float, float]:
+    """Bytes of a rank by the words of the pieces, block for block, and how much of it may be counted in vain; with so
+    many micro-batches of every chunk `in_flight`, by default as many as bounds count.
 
     In vain is what a recomputed block hands to one that is not, where this one wants it in another layout and keeps
     that; and in the interior of the last block, if it is recomputed, what only a next one would keep, or in that of
@@ -590,8 +593,9 @@ def bytes_of(case: Case, state: State, ranks: Sequence[RankFilling], rank: int) 
     """
     chain, held, setting = case.chain, ranks[rank], case.setting
     counted = doubtful = 0.0
-    handed, received = float(chain.handed[state]), float(chain.crossing.nbytes[state])
-    for chunk, flights in enumerate(setting.in_flight[rank]):
+    handed, crossing = float(chain.handed[state]), chain.crossing
+    received, passing, staying = (float(n[state]) for n in (crossing.nbytes, crossing.passing, crossing.staying))
+    for chunk, flights in enumerate(in_flight or setting.in_flight[rank]):
         first = rank == 0 and chunk == 0
         last = rank == setting.ranks - 1 and chunk == setting.chunks - 1
         head = [held.head] if first and held.head is not None else []
@@ -600,8 +604,10 @@ def bytes_of(case: Case, state: State, ranks: Sequence[RankFilling], rank: int) 
         blocks = [*head * chain.blocks_in_head, *held.inner, *tail * chain.blocks_in_tail]
         if not blocks:
             continue
-        if setting.ranks > 1 and not first and not blocks[0].recompute:
-            counted += flights * received
+        if setting.ranks > 1 and not first:
+            counted += flights * (0.0 if blocks[0].recompute else received)
+            counted += flights * (0.0 if any(block.recompute for block in blocks) else passing)
+            counted += flights * staying
         changes = sum(one.recompute and not other.recompute for one, other in pairwise(blocks))
         counted += changes * flights * handed
         doubtful += changes * flights * handed
@@ -626,8 +632,17 @@ def seconds_of(case: Case, state: State, ranks: Sequence[RankFilling]) -> float:
 
 
 def peak_of(case: Case, state: State, ranks: Sequence[RankFilling]) -> float:
-    """Bytes of the fullest rank by the words of the pieces."""
-    return max(bytes_of(case, state, ranks, rank)[0] for rank in range(case.setting.ranks))
+    """Bytes of the fullest rank at its fullest moment by the words of the pieces."""
+    return max(rank_peak_of(case, state, ranks, rank) for rank in range(case.setting.ranks))
+
+
+def rank_peak_of(case: Case, state: State, ranks: Sequence[RankFilling], rank: int) -> float:
+    """Bytes of a rank at its fullest moment by the words of the pieces: chunks are not at their most together."""
+    setting = case.setting
+    moments: Sequence[Sequence[float]] = setting.in_flight[rank : rank + 1]
+    if setting.chunks > 1:
+        moments = moments_in_flight(rank, setting.ranks, setting.chunks, setting.micro_batches)
+    return max(bytes_of(case, state, ranks, rank, moment)[0] for moment in moments)
 
 
 def plan_of(case: Case, ranks: Sequence[RankFilling]) -> Plan:

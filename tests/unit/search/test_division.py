@@ -43,6 +43,8 @@ def random_rank(draw: random.Random) -> Rank:
         in_flight=draw.choice((1.0, 2.0, 4.0)) * chunks,
         ends=tuple(ends),
         received=draw.choice((0.0, 1.5)),
+        passing=draw.choice((0.0, 0.7)),
+        staying=draw.choice((0.0, 0.3)),
         ending=draw.choice((0.0, 1.0, -1.0)),
         outliving=draw.choice((0.0, 2.0)),
         before=draw.choice((None, True, False)),
@@ -62,6 +64,9 @@ def busy_and_peak(rank: Rank, columns: list[Column]) -> tuple[float, float]:
     ways = [w for w in (rank.before, *(c.recompute for c in columns), rank.after) if w is not None]
     if not ways or not ways[0]:
         memory += rank.received
+    if not any(ways):
+        memory += rank.passing
+    memory += rank.staying
     if not ways or not ways[-1]:
         memory += rank.ending
     memory += rank.outliving * sum(one and not other for one, other in itertools.pairwise(ways))
@@ -92,7 +97,9 @@ def test_a_stage_is_filled_as_well_as_by_trying_all_mixtures(seed: int) -> None:
             assert math.isclose(busy, float(filled.busy[count]), rel_tol=1e-12)
             assert math.isclose(peak, float(filled.peak[count]), rel_tol=1e-12)
             assert math.isclose(busy, WEIGHT * float(filled.part[count]) + float(filled.step[count]), rel_tol=1e-12)
-            assert math.isclose(float(filled.beside[count]), rank.handing_over([c.recompute for c in columns]))
+            assert math.isclose(
+                float(filled.beside[count]), rank.handing_over([c.recompute for c in columns]), abs_tol=1e-12
+            )
         alike = [busy_and_peak(rank, [column] * count)[1] for column in (fast, lean)]
         assert math.isclose(float(filled.least[count]), min(alike), rel_tol=1e-12)
         assert fitting or float(filled.least[count]) > capacity
@@ -193,7 +200,7 @@ def test_stages_of_several_kinds_are_filled_as_well_as_by_trying_all_mixtures(
 ) -> None:
     """Bytes for what blocks hand over are an upper bound here, so they are left out."""
     draw = random.Random(f"{kinds} {seed}")
-    rank = replace(random_rank(draw), received=0.0, ending=0.0, outliving=0.0)
+    rank = replace(random_rank(draw), received=0.0, passing=0.0, ending=0.0, outliving=0.0)
     scales = [draw.uniform(0.5, 4.0) for _ in set(kinds)]
     ways = [
         tuple(column(random_amounts(draw, lean, scale), lean > 0.0) for scale in scales) for lean in (0.0, 0.5, 0.9)

@@ -79,7 +79,8 @@ def test_mixtures_are_priced_as_pairs_are_and_never_slower(seed: int) -> None:
     end = column(draw, recompute=False).amounts
     before = draw.choice([None, False])
     rank = Rank(
-        chunks=draw.choice([1, 2]), in_flight=4.0, ends=((end, 2.0),), received=0.3 * MIB, ending=0.1 * MIB,
+        chunks=draw.choice([1, 2]), in_flight=4.0, ends=((end, 2.0),), received=0.3 * MIB, passing=0.0, staying=0.0,
+        ending=0.1 * MIB,
         outliving=0.2 * MIB, before=before, after=None, seconds=0.1, first=draw.random() < 0.5,
         begins=draw.random() < 0.5, relays=draw.random() < 0.5,
     )  # fmt: skip
@@ -108,7 +109,8 @@ def test_mixtures_are_priced_as_pairs_are_and_never_slower(seed: int) -> None:
 def test_a_rank_is_mixed_of_more_ways_where_that_is_quicker() -> None:
     """Two ways balance what travels; a third makes them fit. Of pairs, none does both."""
     rank = Rank(
-        chunks=1, in_flight=1.0, ends=(), received=0.0, ending=0.0, outliving=0.0, before=None, after=None,
+        chunks=1, in_flight=1.0, ends=(), received=0.0, passing=0.0, staying=0.0, ending=0.0, outliving=0.0,
+        before=None, after=None,
         seconds=0.0, first=True, relays=True,
     )  # fmt: skip
 
@@ -130,7 +132,8 @@ def test_what_only_the_ends_wait_for_counts_with_any_ways() -> None:
     """Nothing of the blocks travels; of what the head sends 0.9 s, so much is waited for as four blocks do not hide."""
     end = Amounts(part=1.0, under=0.9, excess_forward=0.9)
     rank = Rank(
-        chunks=1, in_flight=1.0, ends=((end, 1.0),), received=0.0, ending=0.0, outliving=0.0, before=None, after=None,
+        chunks=1, in_flight=1.0, ends=((end, 1.0),), received=0.0, passing=0.0, staying=0.0, ending=0.0, outliving=0.0,
+        before=None, after=None,
         seconds=0.0,
     )  # fmt: skip
     way = Column(

@@ -1,9 +1,11 @@
 """Around the best plan narrower searches look for faster ones."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
 
+from planner.limits import limited
 from planner.sharding.update import Update
 from planner.strategy_search.engine.proofs import with_proof
 from planner.strategy_search.narrower import OPEN, with_narrower
@@ -62,6 +64,13 @@ def test_nothing_is_looked_for_where_it_could_not_be_faster(slow: SearchResult) 
     assert with_narrower(request(tensor_overlap=1), slow, told, lambda: False) is slow  # it was all about such plans
     assert with_narrower(replace(request(), top=3), slow, told, lambda: False) is slow
     assert with_narrower(request(), slow, told, lambda: True) == slow.cut_short()
+
+
+def test_a_limit_of_memory_that_the_last_search_reaches_is_told(slow: SearchResult) -> None:
+    """There is room when it begins, and none in its first table."""
+    clock, readings = itertools.count(), itertools.chain([0.0], itertools.repeat(2.0))
+    with limited(memory=1.0, clock=lambda: float(next(clock)), resident=lambda: next(readings)):
+        assert with_narrower(request(), slow, told, lambda: False) == slow.cut_short()
 
 
 def test_the_best_plan_stays_where_plans_that_wait_are_slower() -> None:
