@@ -14,7 +14,17 @@ from costmodels.dense_servers import served_update_time
 from costmodels.errors import CostModelError
 from costmodels.experts import BALANCED, ExpertsShape, experts_backward_time, experts_time, once_share
 from costmodels.fit import fit_attention, fit_matmul, percentage_error
-from costmodels.interleaving import backward_slots_of, interleaved_time, paired_time, slots_of
+from costmodels.interleaving import (
+    Part,
+    Slot,
+    Then,
+    backward_slots_of,
+    interleaved_time,
+    paired_time,
+    slots_of,
+    take_turns,
+    turns_of,
+)
 from costmodels.matmul import element_bytes, matmul_rate, matmul_time, weight_gradient_time
 from costmodels.memory import (
     PLAIN_UPDATE,
@@ -71,6 +81,7 @@ __all__ = [
     "PLACES",
     "PLAIN_UPDATE",
     "ParameterBytes",
+    "Part",
     "PassSeconds",
     "Precision",
     "Quantity",
@@ -80,6 +91,8 @@ __all__ = [
     "RecurrentShape",
     "SCHEDULES",
     "Schedule",
+    "Slot",
+    "Then",
     "Timeline",
     "Turn",
     "UpdateVariant",
@@ -139,6 +152,8 @@ __all__ = [
     "simulate",
     "slots_of",
     "step_time",
+    "take_turns",
+    "turns_of",
     "usable_memory",
     "visit_pace",
     "visit_seconds",

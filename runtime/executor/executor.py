@@ -28,9 +28,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from costmodels import Then
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
 from planner.plan.layout.expert_overlap import expert_overlaps_of
+from planner.plan.layout.micro_batch_turns import turns_of_stages
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.layout.segments import segments_of
 from planner.plan.layout.stage_cut import StageCut
@@ -46,8 +48,8 @@ from runtime.executor.block_gathers import Bundle
 from runtime.executor.deferred_weight_gradients import DeferredGradients
 from runtime.executor.expert_parts import in_parts
 from runtime.executor.instruction import Instruction, MicroBatch, Operand, Values, compute
-from runtime.executor.interleaving import Departed, Turn, depart, take_turns
-from runtime.executor.lowering.programs import Body, Programs, in_turns
+from runtime.executor.interleaving import Departed, Turn, depart, in_turns
+from runtime.executor.lowering.programs import Body, Programs, one_after_the_other
 from runtime.executor.overlapping import overlap
 from runtime.executor.prefetch import Prefetch
 from runtime.executor.relay import Relay
@@ -239,11 +241,11 @@ class Executor:
     def _run(self, section: Section, batches: Sequence[MicroBatch]) -> None:
         departs, turns = len(batches) > 1, [batch.turn for batch in batches]
         if self.programs is None:
-            take_turns([self._general(section, batch, departs=departs) for batch in batches], turns)
+            in_turns([self._general(section, batch, departs=departs) for batch in batches], turns)
             return
         bodies = self._bodies(section, departs=departs)
         if departs:
-            take_turns([in_turns(bodies, batch) for batch in batches], turns)
+            in_turns([one_after_the_other(bodies, batch) for batch in batches], turns)
             return
         for body in bodies:
             body(batches[0])
@@ -258,20 +260,23 @@ class Executor:
         """Whether the programs of a section look at what they make, the next time."""
         return not all(body.seen for body in self._bodies(section, departs=departs))
 
-    def _general(self, section: Section, batch: MicroBatch, *, departs: bool) -> Iterator[None]:
-        """The instructions on one batch. One that `departs` lets others go on whenever it has sent something."""
+    def _general(self, section: Section, batch: MicroBatch, *, departs: bool) -> Iterator[Then]:
+        """The instructions on one batch. One that `departs` lets others go on whenever it has sent something, and in
+        its pauses."""
         for instruction in section.instructions:
+            if departs and instruction.then == "pause":
+                yield "pause"
             with batch.looking(instruction):
                 operands = [self._departed(o, batch, instruction, departs=departs) for o in instruction.operands]
             if departs and any(o.yields for o in instruction.operands):
-                yield
+                yield instruction.then
             with batch.looking(instruction):
                 arrived = [o.arrive() if isinstance(o, Departed) else o for o in operands]
                 compute(instruction, batch, arrived, self.place)
             for name in instruction.last:
                 batch.values.pop(name, None)
             if departs and instruction.sends:
-                yield
+                yield "work"
 
     def _departed(
         self, operand: Operand, batch: MicroBatch, instruction: Instruction, *, departs: bool
@@ -319,6 +324,7 @@ def build_executor(
     segments = segments_of(bound, cut, outputs=asked)
     running = [at for segment in segments for at in segment.operators]
     last_use = {name: at for at in running for name in graph.operators[at].operands}
+    thens = turns_of_stages(bound, [segments])
     blocks = bound.blocks
     again = replays(graph, blocks)
     experts = expert_overlaps_of(bound, overlaps_of(bound, cut.operators), cut.operators)
@@ -348,6 +354,7 @@ def build_executor(
             kept=bound.is_kept(index),
             repeated=block is None or index in beside or bound.place_of(index) < again[blocks.kinds[block]].works,
             deferred=bool(deferred_weight_gradients(bound, index)),
+            then=thens.get(index, "work"),
         )
     overlaps = tuple(
         one for one in overlaps_of(bound, cut.operators) if one.kind == "operand" or one.value not in (*results, *asked)

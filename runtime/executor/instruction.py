@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from costmodels import Then
 from planner.errors import StrategyError
 from planner.plan.binding.bind import BoundOperator
 from planner.sharding.rule import strategy_names
@@ -51,8 +52,8 @@ class Instruction:
     """Operator number `index` of the graph, ready to run. `results` has names and promised local shapes, None for what
     is not a tensor; `last` the values that nothing after it reads; `kept` says whether its results outlive a recomputed
     block, `repeated` whether a recomputed block computes them again, `deferred` whether the gradients of its weights
-    wait for a turn of their own. It may be a `part` of its operator, whose operands and results are those of
-    the operator from the `first` on."""
+    wait for a turn of their own, `then` how micro-batches that take turns go on with it. It may be a `part` of its
+    operator, whose operands and results are those of the operator from the `first` on."""
 
     index: int
     bound: BoundOperator
@@ -63,6 +64,7 @@ class Instruction:
     kept: bool = False
     repeated: bool = False
     deferred: bool = False
+    then: Then = "work"
     part: ExpertsPart | None = None
     first: int = 0
 

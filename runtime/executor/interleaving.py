@@ -17,6 +17,11 @@ waited for. Its departure is recorded as if it were older than all that the othe
 
 This holds for the micro-batches of one call of `torch.autograd.backward`.
 
+Where one sends twice without a product in between, as under sequence parallelism, it does that in the middle of what
+another one computes (`planner.plan.layout.micro_batch_turns`); autograd does the same, from the last to the first:
+
+    forward    1: .. product   0: ─arrive─ add, norm ─depart─   1: product .. ─depart─   0: ─arrive─ product ..
+
 The idea is that of interleaved halves of a batch in MindSpore's fine-grained multi-copy parallelism and in Domino
 (Wang et al. 2024, arXiv 2409.15241).
 """
@@ -27,6 +32,7 @@ from typing import Any
 
 import torch
 
+from costmodels import Then, take_turns
 from planner.sharding.redistribute import Step
 from runtime.comm.async_collectives import Flight
 from runtime.comm.device_mesh import RankMesh
@@ -121,21 +127,16 @@ def depart(
     return Departed(way=way, token=token)
 
 
-def take_turns(programs: Sequence[Iterator[None]], turns: Sequence[Turn]) -> None:
-    """Run all of them to their ends, each until it has sent something, in the order in which they are given. A turn
-    goes on from one call to the next."""
-    left, first = [*zip(programs, turns, strict=True)], True
-    while left:
-        for one in [*left]:
-            program, turn = one
-            if not (first and turn.runs):
-                turn.begin()
-            if next(program, _ENDED) is _ENDED:
-                left.remove(one)
-        first = False
+def in_turns(programs: Sequence[Iterator[Then]], turns: Sequence[Turn]) -> None:
+    """Run all of them to their ends (`costmodels.take_turns`). A turn goes on from one call to the next."""
+    gone_on: set[int] = set()
 
+    def begin(number: int) -> None:
+        if number in gone_on or not turns[number].runs:
+            turns[number].begin()
+        gone_on.add(number)
 
-_ENDED = object()
+    take_turns(programs, begin)
 
 
 class _Departure(torch.autograd.Function):

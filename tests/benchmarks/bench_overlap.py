@@ -98,6 +98,14 @@ CASES = (
         by_hand="parallel",
     ),
     Case(
+        name="SP 2",
+        ranks=2,
+        pinned={"tensor": 2, "sequence_parallel": True, **TWO_PARTS},
+        waits=(1, ALONE),
+        overlaps=(2, ALONE),
+        by_hand="parallel",
+    ),
+    Case(
         name="TP 2 chunks",
         ranks=2,
         pinned={"tensor": 2, **WHOLE},

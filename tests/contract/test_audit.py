@@ -48,6 +48,9 @@ TOGETHER = {"micro_batches": 4, "global_batch": 16, "interleave": 2}
 COPIES = (
     Hand(model="llama4", kind="megatron", mesh=(1, 2), settings={**TOGETHER, "stages": (2, 2)}),
     Hand(model="llama4", kind="zero3", mesh=(2,), settings={**TOGETHER, **FULL}),
+    Hand(model="llama4", kind="sequence", mesh=(1, 2), settings=TOGETHER),
+    Hand(model="llama4", kind="sequence", mesh=(1, 2), settings={**TOGETHER, **FULL}),
+    Hand(model="gpt4", kind="sequence", mesh=(1, 2), settings={**TOGETHER, **KEEPING, "stages": (2, 2)}),
     Hand(model="gpt4", kind="zero3", mesh=(4,), settings=TOGETHER),
     Hand(
         model="gpt4", kind="zero2", mesh=(2,), settings={**TOGETHER, **KEEPING, "schedule": "gpipe", "stages": (2, 2)}

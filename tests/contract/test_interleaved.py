@@ -3,6 +3,7 @@ order of what one rank does, on made-up neighbours."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -10,9 +11,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from planner.plan.binding.bind import bind
 from planner.plan.plan import Plan
+from planner.plan.prediction.predict import stage_costs
 from runtime.comm.async_collectives import Flight
 from tests.contract.one_rank import one_rank
+from tests.contract.test_priced_is_emitted import cluster_of
 from tests.distributed import plans
 
 LAYERS = 4
@@ -31,8 +35,8 @@ class Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def plan_of(recomputation: str) -> Plan:
-    return plans.hand_plan("megatron", "llama4", plans.mesh_of(1, 2), **TOGETHER, recomputation=recomputation)
+def plan_of(recomputation: str, kind: str = "megatron") -> Plan:
+    return plans.hand_plan(kind, "llama4", plans.mesh_of(1, 2), **TOGETHER, recomputation=recomputation)
 
 
 @contextmanager
@@ -75,6 +79,34 @@ def test_sums_of_both_micro_batches_travel_under_products_of_the_other(lowered: 
     found = under_products(plan_of("none"), lowered)
     assert len(found) == 2 * 2 * (1 + 2 * LAYERS)  # forward and back, of two micro-batches: the table, and two a block
     assert [at for at, count in enumerate(found) if not count] == [0, len(found) - 1]
+
+
+@pytest.mark.parametrize("lowered", [True, False])
+def test_scatters_and_gathers_of_sequence_parallelism_travel_under_products_of_the_other(lowered: bool) -> None:
+    """A micro-batch adds and normalises, between a scatter and a gather, in the middle of the products of the other
+    one. Uncovered are a few at both ends of the pass; on the way back sums of the gradients of norms are sent, too."""
+    found = under_products(plan_of("none", "sequence"), lowered)
+    forward, back = found[: 2 * (2 + 4 * LAYERS)], found[2 * (2 + 4 * LAYERS) :]
+    assert [at for at, count in enumerate(forward) if not count] == [0, 1, 2, len(forward) - 1]
+    assert len(back) == len(forward) + 2 * (1 + 2 * LAYERS)
+    assert [at for at, count in enumerate(back) if not count] == [0, 1, *range(len(back) - 5, len(back))]
+
+
+@pytest.mark.parametrize("kind", ["megatron", "sequence"])
+def test_what_travels_under_products_is_priced_so(kind: str) -> None:
+    """On a link on which messages take a third of the time of the operators, most of them is covered, at both ends of
+    so small a model nothing."""
+    plan = plan_of("none", kind)
+    bound, cluster = bind(plan, plans.traced("llama4"), plans.BATCH), cluster_of(plan)
+    (cost,) = stage_costs(bound, cluster)
+    (chunk,) = cost.chunks
+    for one, backward in ((chunk.forward, False), (chunk.backward, True)):
+        assert one.sent > 0
+        slower = one.work / one.sent / 3
+        slow = [part._replace(sent=part.sent and slower * part.sent) for part in one.operators]
+        priced = replace(one, operators=slow, sent=slower * one.sent, waits=slower * one.sent)
+        (turn,) = priced.turns(2, 1, backward=backward)
+        assert turn.blocking < 0.4 * 2 * priced.sent, (kind, backward)
 
 
 def test_recomputed_blocks_wait_forward_for_the_last_sum_of_the_last_micro_batch() -> None:

@@ -137,6 +137,17 @@ COPIES = some(
 )
 
 
+SEQUENCE = [
+    copied("llama4", "sequence", (1, 2), stages=(2, 2)),
+    copied("gpt4", "sequence", (1, 2), **FULL, stages=(2, 2)),
+    copied("llama4", "sequence", (1, 4), interleave=4),
+    copied("llama4", "sequence", (1, 2), **SELECTIVE, stages=(2, 2), schedule="gpipe"),
+    copied("gpt4", "sequence", (2, 2)),
+    copied("llama4", "sequence", (2, 2), **FULL),
+]
+"""With sequence parallelism, where they pause in the middle of products."""
+
+
 def sliced(model: str, kind: int | str, mesh: tuple[int, ...], slices: int, **settings: object) -> Hand:
     """The sequence of a micro-batch in slices."""
     given = {"micro_batches": 2, "global_batch": 8, "schedule": "seqpipe", "slices": slices, "stages": (2, 2)}
@@ -201,7 +212,17 @@ def test_two_stages_of_a_rank_in_a_v(pool, case: Hand) -> None:
 
 @pytest.mark.cases(1, 2)
 @pytest.mark.parametrize(
-    "case", [*FOUR, *first(1, LINES), *first(0, DEEP), *first(1, RELAYS), *first(2, COPIES), *first(2, SLICES)], ids=str
+    "case",
+    [
+        *FOUR,
+        *first(1, LINES),
+        *first(0, DEEP),
+        *first(1, RELAYS),
+        *first(2, COPIES),
+        *first(1, SEQUENCE),
+        *first(2, SLICES),
+    ],
+    ids=str,
 )
 def test_schedules_on_four_processes(pool, case: Hand) -> None:
     compare(case, pool.run("tasks", "scheduled", case.model, case.kind, case.mesh, case.settings))

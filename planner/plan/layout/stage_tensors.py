@@ -41,6 +41,18 @@ class Move:
         return self.departs and (weight or any(step.kind in COLLECTIVES for step in steps))
 
 
+def move_of(bound: BoundPlan, at: int, place: int) -> Move:
+    """How the operand at a place of an operator comes to it by itself."""
+    op, graph, mesh = bound.operators[at], bound.graph, bound.plan.mesh
+    name, wanted = op.operator.operands[place], op.layouts.operands[place]
+    made, shape = bound.promised[name], graph.types[name].shape
+    marked, ways = bound.sequences.get(name, frozenset()), (wanted.gradient, made.gradient)
+    there = redistribution(shape, mesh, made.forward, wanted.forward, marked)
+    back = redistribution(shape, mesh, *ways, marked) if name in graph.differentiable else ()
+    copies = bool(there) and is_view(there[-1]) and name not in bound.parameters
+    return Move(there, back, copies)
+
+
 @dataclass(frozen=True, kw_only=True)
 class StageTensors:
     """Operators are named by their index in the graph, operands by their place in the call."""
@@ -78,14 +90,7 @@ class StageTensors:
         if self.bound.operators[at].operator.operands[place] in self.together:
             return Move((), (), copies=False)
         if (at, place) not in self._moves:
-            op, graph, mesh = self.bound.operators[at], self.bound.graph, self.bound.plan.mesh
-            name, wanted = op.operator.operands[place], op.layouts.operands[place]
-            made, shape = self.promised[name], graph.types[name].shape
-            marked, ways = self.bound.sequences.get(name, frozenset()), (wanted.gradient, made.gradient)
-            there = redistribution(shape, mesh, made.forward, wanted.forward, marked)
-            back = redistribution(shape, mesh, *ways, marked) if name in graph.differentiable else ()
-            copies = bool(there) and is_view(there[-1]) and name not in self.bound.parameters
-            self._moves[at, place] = Move(there, back, copies)
+            self._moves[at, place] = move_of(self.bound, at, place)
         return self._moves[at, place]
 
     def results(self, at: int) -> tuple[str, ...]:

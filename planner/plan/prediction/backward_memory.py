@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+from costmodels import Then
 from hardware_profiles import Bytes
 from planner.plan.binding.bind import BoundOperator
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
@@ -36,6 +37,7 @@ class BackwardMemory(ForwardMemory):
             self.account.hold(storage) for storage in gradients.values()
         ]  # who calls autograd has them till the end
         while sections:
+            self.account.pause("border")
             section = sections.pop()
             number = len(sections)
             self.held.visit({**self.tensors.visit(number), **self.tensors.ahead(number, number - 1)})
@@ -59,7 +61,7 @@ class BackwardMemory(ForwardMemory):
 
     def _again(self, section: Section, sections: Sequence[Section]) -> None:
         """Compute a block once more, until all that its backward pass needs is there."""
-        self.account.pause(mirrored=True)
+        self.account.pause("border", forward=True)
         self._come(section, sections)
         inside = {name: self._held(piece) for name, piece in section.reads.items()}
         self._gather(section.number, inside, again=True)
@@ -78,7 +80,7 @@ class BackwardMemory(ForwardMemory):
         self._release([piece.storage for piece in inside.values()])
         for at in section.operators:
             section.kept.setdefault(at, Kept())
-        self.account.pause(mirrored=False)
+        self.account.pause("border", forward=False)
 
     def _come(self, section: Section, sections: Sequence[Section]) -> None:
         """What a block has offloaded comes back, and with it what the block before it has."""
@@ -119,13 +121,16 @@ class BackwardMemory(ForwardMemory):
         for place, name in reversed([*enumerate(op.operator.operands)]):  # the last that was moved there is first back
             if place in made:
                 move = self.tensors.move(at, place)
-                departs = move.yields(move.back, weight=name in self.bound.parameters)
-                arrived = self._back(made[place], move.back, name, departs=departs)
+                yields = move.yields(move.back, weight=name in self.bound.parameters)
+                then = self.thens.get(at, "work") if yields else None
+                arrived = self._back(made[place], move.back, name, then=then)
                 self.account.release(made[place].storage)
                 self._add(gradients, name, arrived.storage)
             self.pending[name] -= 1
             if name in gradients and not self.pending[name]:
                 self._arrive(name, gradients)
+        if self.thens.get(at) == "pause":
+            self.account.pause("pause")
 
     def _defer(self, at: int, again: bool, later: Sequence[int], kept: Kept, given: Sequence[Storage]) -> None:
         """Hold what the weight gradients of an operator are made of until their turn."""
@@ -162,17 +167,17 @@ class BackwardMemory(ForwardMemory):
             gradients[name] = self.account.new(shared.nbytes, OTHER)
             self.account.release(shared)
 
-    def _back(self, gradient: Piece, steps: Sequence[Step], name: str, *, departs: bool = False) -> Piece:
+    def _back(self, gradient: Piece, steps: Sequence[Step], name: str, *, then: Then | None = None) -> Piece:
         """A gradient as its maker wants it; that of a weight may be reduced in another dtype."""
         tensor = self.bound.graph.types[name]
         if not steps or name not in self.bound.parameters:
-            return self._moved(gradient, steps, name, departs=departs)
+            return self._moved(gradient, steps, name, then=then)
         wide = reduced(tensor, self.update)
         if wide.dtype == tensor.dtype:
-            return self._moved(gradient, steps, name, departs=departs)
+            return self._moved(gradient, steps, name, then=then)
         cast = Piece(self.account.new(float(math.prod(gradient.shape) * wide.element_bytes), OTHER), gradient.shape)
         mesh = self.bound.plan.mesh
-        arrived = moved(self.account, cast, steps, mesh, self.coordinate, wide.element_bytes, departs=departs)
+        arrived = moved(self.account, cast, steps, mesh, self.coordinate, wide.element_bytes, then=then)
         self.account.release(cast.storage)
         return arrived
 

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from costmodels import Turn
+from costmodels import Then, Turn
 from hardware_profiles import Bytes
 from planner.graph.operator_graph import DTYPE_BYTES
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.expert_overlap import expert_overlaps_of
+from planner.plan.layout.micro_batch_turns import turns_of_stages
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.layout.stage_cut import StageCut
 from planner.plan.layout.stage_tensors import StageTensors
@@ -138,6 +139,7 @@ class ChunkMemory:
         self.pending: Counter[str] = Counter()
         self.flying: dict[tuple[int, int], tuple[list[Section], Values]] = {}
         self.now = Turn("forward", 0)
+        self.thens = turns_of_stages(self.bound, [self.tensors.segments])
         self.first_in_turn = True  # of the micro-batches that take turns
         self.pasts: dict[tuple[int, int], list[Storage]] = {}  # of attention, by micro-batch and operator
         self.waiting: dict[int, list[Product]] = {}
@@ -208,9 +210,9 @@ class ChunkMemory:
         if self.held.buckets is not None:
             self.held.buckets.arrived(name)
 
-    def _moved(self, piece: Piece, steps: Sequence[Step], name: str, *, departs: bool = False) -> Piece:
+    def _moved(self, piece: Piece, steps: Sequence[Step], name: str, *, then: Then | None = None) -> Piece:
         element = DTYPE_BYTES[self.bound.graph.types[name].dtype]
-        return moved(self.account, piece, steps, self.bound.plan.mesh, self.coordinate, element, departs=departs)
+        return moved(self.account, piece, steps, self.bound.plan.mesh, self.coordinate, element, then=then)
 
     def _standing(self, name: str) -> Piece:
         """A parameter, a buffer or an input: memory that is there all the time."""

@@ -26,7 +26,7 @@ class ForwardMemory(GatherMemory):
         found = []
         leaving: list[Storage] = []
         for number, segment in enumerate(self.tensors.segments):
-            self.account.pause()
+            self.account.pause("border")
             again, operators, offloads = segment.recomputed, segment.operators, segment.offloads_activations
             if not offloads:
                 self._leave(leaving)
@@ -100,6 +100,8 @@ class ForwardMemory(GatherMemory):
         """Run one operator; in a recomputed `section` what it has kept is there. Without `results` its operands are
         brought to where it wants them and that is all."""
         op = self.bound.operators[at]
+        if self.thens.get(at) == "pause":
+            self.account.pause("pause")
         operands = [self._operand(at, place, values) for place in range(len(op.operator.operands))]
         kept = Kept()
         for place in self.tensors.saved(op):
@@ -146,9 +148,8 @@ class ForwardMemory(GatherMemory):
         name = self.bound.operators[at].operator.operands[place]
         move = self.tensors.move(at, place)
         piece = values[name] if name in values else self._standing(name)
-        found = self._moved(
-            piece, move.there, name, departs=move.yields(move.there, weight=name in self.bound.parameters) and not again
-        )
+        yields = move.yields(move.there, weight=name in self.bound.parameters) and not again
+        found = self._moved(piece, move.there, name, then=self.thens.get(at, "work") if yields else None)
         if move.copies:
             copy = Piece(self.account.new(self.tensors.bytes(name, found.shape), OTHER), found.shape)
             self.account.release(found.storage)

@@ -111,18 +111,19 @@ class Chunk(BackwardMemory):
         return frozenset(read & graph.parameter_names & graph.differentiable)
 
     def in_turn(self, turn: Turn, count: int) -> None:
-        """A pass of so many micro-batches that take turns, each until it has sent something: backward, the last one
-        begins, as autograd goes back through what was recorded. Recomputing goes forward."""
+        """A pass of so many micro-batches that take turns: backward, the last one begins, as autograd goes back through
+        what was recorded. Recomputing goes forward."""
         if count == 1:
             self.turn(turn)
             return
         numbers = [turn.micro_batch * count + own for own in range(count)]
-        ordered = numbers if turn.kind == "forward" else numbers[::-1]
-        works = []
-        for number in ordered:
-            self.first_in_turn = number == ordered[0]
+        backward = turn.kind != "forward"
+        works: list[list[MemoryTurn]] = []
+        for number in reversed(numbers) if backward else numbers:
+            self.first_in_turn = not works
             works.append(self.account.recorded(partial(self.turn, replace(turn, micro_batch=number))))
-        self.account.replayed([works[0], *(_without(WEIGHTS, work) for work in works[1:])])  # weights come for all
+        works = [works[0], *(_without(WEIGHTS, work) for work in works[1:])]  # weights come for all
+        self.account.replayed(works[::-1] if backward else works, backward=backward)
 
     def turn(self, turn: Turn) -> None:
         """A pass of a micro-batch, or of a slice of one."""

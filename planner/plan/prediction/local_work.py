@@ -13,6 +13,7 @@ from hardware_profiles import Flops
 from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.binding.slices import work_of_slices
 from planner.plan.layout.expert_overlap import beside_experts
+from planner.plan.layout.micro_batch_turns import PRODUCTS
 from planner.plan.layout.overlapped_products import overlaps_of
 from planner.plan.prediction.charges import Phase
 from planner.pricing.liveness import replays
@@ -20,9 +21,6 @@ from planner.pricing.operator_price import joined_bytes, uneven
 from planner.sharding.rule import loop_extents, ring_axis
 from planner.sharding.window import Window, computed_pairs
 from planner.sharding.zigzag import pieces_of_ring
-
-PRODUCTS = frozenset({"matmul", "attention", "convolution", "experts", "recurrent"})
-"""Classes of operators that multiply."""
 
 Work = Mapping[tuple[Phase, str], Flops]
 """By pass and operator; those that are not in it compute nothing."""

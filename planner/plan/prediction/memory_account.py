@@ -3,7 +3,10 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
 
+from costmodels import Then, turns_of
 from hardware_profiles import Bytes
 from planner.sharding.mesh import Mesh
 from planner.sharding.redistribute import COLLECTIVES, Step
@@ -23,10 +26,11 @@ class Storage:
 
 @dataclass(slots=True, kw_only=True)
 class MemoryTurn:
-    """Bytes that are taken and given back, by class, until other work goes on, which comes in the opposite order where
-    it is `mirrored`."""
+    """Bytes that are taken and given back, by class, until other work goes on. How it goes `on` (`costmodels.Then`);
+    at a "border" when all others have come there. In a backward pass it may go `forward`."""
 
-    mirrored: bool = False
+    on: Then | Literal["border"] = "border"
+    forward: bool = False
     changes: list[tuple[Bytes, str]] = field(default_factory=list)
 
 
@@ -54,17 +58,22 @@ class MemoryAccount:
         found, self._turns = self._turns, None
         return found
 
-    def pause(self, *, mirrored: bool | None = None) -> None:
-        """Other work that takes turns with what is recorded goes on here. From here on it comes in the opposite order
-        where the turns are `mirrored`; as before where nothing is said."""
+    def pause(self, on: Then | Literal["border"], *, forward: bool | None = None) -> None:
+        """Other work that takes turns with what is recorded goes on here; `on` is how this does. From here on it goes
+        `forward` in a backward pass, or not; as before where nothing is said."""
         if self._turns is not None:
-            self._turns.append(MemoryTurn(mirrored=self._turns[-1].mirrored if mirrored is None else mirrored))
+            forward = self._turns[-1].forward if forward is None else forward
+            self._turns.append(MemoryTurn(on=on, forward=forward))
 
-    def replayed(self, works: Sequence[Sequence[MemoryTurn]]) -> None:
-        """Count what several works do in turn, up to their next pause each."""
-        for turns in zip(*works, strict=True):
-            for turn in reversed(turns) if turns[0].mirrored else turns:
-                for nbytes, of in turn.changes:
+    def replayed(self, works: Sequence[Sequence[MemoryTurn]], *, backward: bool) -> None:
+        """Count what several works do in turn, those of a forward or `backward` pass."""
+        assert len({len(work) for work in works}) == 1, "all take the same turns"
+        starts = [at for at, turn in enumerate(works[0]) if turn.on == "border"]
+        for first, end in pairwise((*starts, len(works[0]))):
+            left = [iter(work[first:end]) for work in works]
+            thens = [turn.on for turn in works[0][first + 1 : end] if turn.on != "border"]
+            for number in turns_of(thens, len(works), backward=backward and not works[0][first].forward):
+                for nbytes, of in next(left[number]).changes:
                     self._change(nbytes, of)
                     self._look()
 
@@ -139,26 +148,26 @@ def moved(
     coordinate: Sequence[int],
     element: int,
     *,
-    departs: bool = False,
+    then: Then | None = None,
 ) -> Piece:
     """A local tensor after the steps of a redistribution, as `runtime.comm.redistribute` makes it: the caller holds
-    what comes out, which may be the memory that went in. What takes turns and `departs` lets others go on while its
-    first collective is on its way."""
+    what comes out, which may be the memory that went in. What takes turns lets others go on while its first collective
+    is on its way, and goes on as said `then`; None where it goes on at once."""
     account.hold(piece.storage)
     for step in steps:
         if mesh.sizes[step.axis] > 1:
-            pauses = departs and step.kind in COLLECTIVES
-            after = _step(account, piece, step, mesh.sizes[step.axis], coordinate[step.axis], element, pauses=pauses)
-            departs = departs and not pauses
+            pause = then if step.kind in COLLECTIVES else None
+            after = _step(account, piece, step, mesh.sizes[step.axis], coordinate[step.axis], element, pause)
+            then = None if pause is not None else then
             account.release(piece.storage)
             piece = after
-    if departs:
-        account.pause()
+    if then is not None:
+        account.pause(then)
     return piece
 
 
 def _step(
-    account: MemoryAccount, piece: Piece, step: Step, size: int, place: int, element: int, *, pauses: bool
+    account: MemoryAccount, piece: Piece, step: Step, size: int, place: int, element: int, pause: Then | None
 ) -> Piece:
     shape, of = list(piece.shape), piece.storage.of
     if step.kind == "zero" and place == 0:
@@ -171,8 +180,8 @@ def _step(
 
     def under_way(extents: Sequence[int]) -> Storage:
         made = tensor(extents)
-        if pauses:
-            account.pause()
+        if pause is not None:
+            account.pause(pause)
         return made
 
     if step.kind == "slice":

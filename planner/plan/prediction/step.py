@@ -39,8 +39,10 @@ from typing import Literal, TypeAlias
 from costmodels import (
     SCHEDULES,
     ChunkSeconds,
+    Part,
     PassSeconds,
     RankSeconds,
+    Then,
     backward_slots_of,
     interleaved_time,
     paired_time,
@@ -164,7 +166,7 @@ class PassCost:
     under_products: float = 0.0
     exchanged: float = 0.0
     uncovered: float = 0.0
-    operators: list[tuple[float | None, float]] = field(default_factory=list)
+    operators: list[Part] = field(default_factory=list)
     borders: list[int] = field(default_factory=list)
 
     def add(
@@ -217,14 +219,14 @@ class PassCost:
         """What the pass waits for, without transfers where they come `ahead`."""
         return max(0.0, self.waits - self.transfers) if ahead else self.waits
 
-    def close(self, before: tuple[float, float], back: float = 0.0, *, turns: bool) -> None:
+    def close(self, before: tuple[float, float], back: float = 0.0, *, turns: bool, then: Then) -> None:
         """Everything since `before`, as `taken` was then, is one operator, which sends its operands, and at its end for
         so many seconds what comes `back`; in the backward pass at its beginning. Others go on where it sends, and
-        where it `turns` to them anyway."""
+        where it `turns` to them anyway; `then` is how it goes on forward."""
         sent = self.sent - before[0] - back
-        self.operators.append((sent if turns or sent > 0 else None, self.taken[1] - before[1]))
+        self.operators.append(Part(sent if turns or sent > 0 else None, self.taken[1] - before[1], then))
         if back:
-            self.operators.append((back, 0.0))
+            self.operators.append(Part(back, 0.0))
 
     @property
     def taken(self) -> tuple[float, float]:
@@ -240,7 +242,8 @@ class PassCost:
             slots = backward_slots_of if backward else slots_of
             ends = pairwise((0, *self.borders, len(self.operators)))
             runs = [slots(self.operators[first:end]) for first, end in ends]
-            covered = sum(interleaved_time(run, 1) * interleave - interleaved_time(run, interleave) for run in runs)
+            alone = interleave * sum(interleaved_time(run, 1) for run in runs)
+            covered = alone - sum(interleaved_time(run, interleave, backward=backward) for run in runs)
             waits -= min(covered, self.sent * interleave)
         works = [self.work + (number - (slices - 1) / 2) * self.grows for number in range(slices)]
         hidden = self.hidden * interleave
@@ -453,5 +456,5 @@ def _saved_in_pairs(chunks: Sequence[ChunkCost], number: int) -> float:
     work that covers no other communication."""
     passes = chunks[number].forward, chunks[1 - number].backward
     forward, backward = slots_of(passes[0].operators), backward_slots_of(passes[1].operators)
-    saved = sum(computed + sent for computed, sent in (*forward, *backward)) - paired_time(backward, forward)
+    saved = sum(one.computed + one.sent for one in (*forward, *backward)) - paired_time(backward, forward)
     return max(0.0, min(saved, sum(one.work - one.hidden for one in passes)))

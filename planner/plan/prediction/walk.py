@@ -23,6 +23,7 @@ from planner.plan.binding.slices import work_of_slices
 from planner.plan.layout.block_gathers import run_of
 from planner.plan.layout.deferred_weight_gradients import deferred_weight_gradients
 from planner.plan.layout.expert_overlap import ExpertOverlap, expert_overlaps_of
+from planner.plan.layout.micro_batch_turns import turns_of_stages
 from planner.plan.layout.offloaded import tables_on_hosts, visiting_order
 from planner.plan.layout.overlapped_products import Overlap, overlaps_of
 from planner.plan.layout.parameter_owners import Owner, owners_of, pushes_of
@@ -118,6 +119,7 @@ class Walk:
             for at, op in enumerate(self.bound.operators if self.defers else ())
             for place in deferred_weight_gradients(self.bound, at)
         }
+        self.thens = turns_of_stages(bound, stages)
         self.waiting, self.turns = 0, False
         self.scaled = scales_of(bound.graph)
         self.flops = 0.0
@@ -200,7 +202,7 @@ class Walk:
             self._visit(cost, at, live[number], seen, at_once)
             backs = self.exchanges.left_back(self.in_parts.get(at)) if passes else ()
             for one, taken, back in zip(passes, before, backs, strict=True):
-                one.close(taken, back, turns=self.turns)
+                one.close(taken, back, turns=self.turns, then=self.thens.get(at, "work"))
             after(at, cost, at_once)
         cost.memory["transient"] *= 2 if self.in_pairs else interleave
         cost.memory["transient"] += self.cluster.software.buffers

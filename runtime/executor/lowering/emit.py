@@ -98,25 +98,29 @@ class _Emitter:
         """An operator by itself."""
         (number,) = unit.places
         instruction = self._instructions[number]
+        if self._departs and instruction.then == "pause":
+            self._line("yield 'pause'")
         with self._looking(number):
             operands = [self._moved(number, operand) for operand in instruction.operands]
         if self._yields(instruction.operands):
-            self._line("yield")
+            self._line(f"yield {instruction.then!r}")
         with self._looking(number):
             given = [f"{operand}.arrive()" if arrives else operand for operand, arrives in operands]
             self._computed(number, instruction, self._looked_at(number, given) if self._watched else given)
         self._over(unit)
         if self._departs and instruction.sends:
-            self._line("yield")
+            self._line("yield 'work'")
 
     def chain(self, unit: Unit, compiled: Compiled) -> None:
         """A chain, as the call of one function."""
         assert not self._watched, "operators are watched one by one"
         members = [self._instructions[place] for place in unit.places]
         chain = written(self._bound, members, unit.last)
+        assert all(member.then != "pause" for member in members), "products are in no chain"
         ways = [self._moved(unit.places[at], members[at].operands[position]) for at, position in chain.operands]
-        if self._yields([members[at].operands[position] for at, position in chain.operands]):
-            self._line("yield")
+        yielding = [members[at] for at, position in chain.operands if self._yields([members[at].operands[position]])]
+        if yielding:
+            self._line(f"yield {yielding[-1].then!r}")
         given = [f"{operand}.arrive()" if arrives else operand for operand, arrives in ways]
         for place in set(chain.passed.values()):
             variable = self._fresh()

@@ -24,6 +24,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
+from costmodels import Then
 from planner.plan.binding.bind import BoundPlan
 from runtime.comm.device_mesh import RankMesh
 from runtime.executor.instruction import Instruction, MicroBatch, called
@@ -33,7 +34,7 @@ from runtime.executor.lowering.chains import in_chains
 from runtime.executor.lowering.compiled import Compiled
 from runtime.executor.lowering.emit import emit
 
-Program = Callable[[MicroBatch, "Body"], Iterator[None] | None]
+Program = Callable[[MicroBatch, "Body"], Iterator[Then] | None]
 
 
 @dataclass(kw_only=True)
@@ -58,8 +59,8 @@ class Body:
         return self.watched if watches or batch.observer is not None else self.bare
 
 
-def in_turns(bodies: Sequence[Body], batch: MicroBatch) -> Iterator[None]:
-    """Bodies one after the other, whose programs let others go on whenever they have sent something."""
+def one_after_the_other(bodies: Sequence[Body], batch: MicroBatch) -> Iterator[Then]:
+    """Bodies whose programs let others go on whenever they have sent something, and in their pauses."""
     for body in bodies:
         turns = body.chosen(batch)(batch, body)
         assert turns is not None, "written as a generator"

@@ -1,0 +1,78 @@
+"""Where interleaved micro-batches let each other go on, and how each goes on itself.
+
+    product, product ─scatter─ add, norm ─gather─ product, product ─scatter─ ..      sequence parallelism
+    work    (pause)  work      brief              work    (pause)  work
+
+A micro-batch lets others go on where it sends something forward. Where it sends twice without a product in between, the
+others do that in the middle of their products: they pause there, at the product before which half of their work is
+done, or at several where several such stretches follow each other. So no collective is left with an addition and a
+normalisation to be overlapped with (`costmodels.take_turns`).
+"""
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import accumulate, takewhile
+
+from costmodels import Then
+from hardware_profiles import Flops
+from planner.plan.binding.bind import BoundPlan
+from planner.plan.layout.segments import Segment
+from planner.plan.layout.stage_tensors import move_of
+from planner.sharding.rule import loop_extents
+
+PRODUCTS = frozenset({"matmul", "attention", "convolution", "experts", "recurrent"})
+"""Classes of operators that multiply."""
+
+
+def turns_of_stages(bound: BoundPlan, stages: Iterable[Iterable[Segment]]) -> Mapping[int, Then]:
+    """How interleaved micro-batches go on at the operators at which they let others do so; none where one is alone."""
+    if bound.plan.training.interleave == 1:
+        return {}
+    return {at: then for segments in stages for one in segments for at, then in _turns_of(bound, one).items()}
+
+
+def _turns_of(bound: BoundPlan, segment: Segment) -> dict[int, Then]:
+    stretches: list[list[int]] = [[]]
+    yielding = {at for at in segment.operators if _yields(bound, at, segment.gathered)}
+    for at in segment.operators:
+        if at in yielding:
+            stretches.append([])
+        stretches[-1].append(at)
+    work = [{at: flops for at in stretch if (flops := _work(bound, at))} for stretch in stretches]
+    brief = [bool(number) and not products for number, products in enumerate(work)]
+    found: dict[int, Then] = {stretch[0]: "work" for stretch in stretches[1:]}
+    for number, products in enumerate(work):
+        beside = max(_in_a_row(brief[number + 1 :]), _in_a_row(brief[:number][::-1]))
+        found |= dict.fromkeys(_cuts(products, beside), "pause")
+    if "pause" in found.values():
+        found |= {stretch[0]: "brief" for stretch, one in zip(stretches, brief, strict=True) if one}
+    return found
+
+
+def _yields(bound: BoundPlan, at: int, together: Collection[str]) -> bool:
+    for place, name in enumerate(bound.operators[at].operator.operands):
+        move = move_of(bound, at, place) if name not in together else None
+        if move is not None and move.yields(move.there, weight=name in bound.parameters):
+            return True
+    return False
+
+
+def _work(bound: BoundPlan, at: int) -> Flops:
+    """Of the products of an operator on a device."""
+    op = bound.operators[at]
+    if op.rule.op_class not in PRODUCTS:
+        return 0.0
+    extents = loop_extents(op.rule, op.strategy, bound.plan.mesh)
+    return sum(term.coefficient * math.prod(extents[factor] for factor in term.factors) for term in op.rule.work)
+
+
+def _in_a_row(brief: Sequence[bool]) -> int:
+    return len([*takewhile(bool, brief)])
+
+
+def _cuts(products: Mapping[int, Flops], count: int) -> set[int]:
+    """The products before which equal parts of their work end, one more than `count`; fewer where there are not as many
+    products."""
+    before = dict(zip([*products][1:], accumulate(products.values()), strict=False))
+    parts = [sum(products.values()) * (part + 1) / (count + 1) for part in range(count)]
+    return {min(before, key=lambda at: abs(before[at] - part)) for part in parts} if before else set()
