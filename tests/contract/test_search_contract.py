@@ -401,7 +401,7 @@ def test_plans_slower_than_a_cutoff_are_of_no_interest() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_another_process_finds_the_same() -> None:
     """Sets and dicts of another process have another order; scarce memory, so that many prices are tried."""
     script = (

@@ -74,7 +74,7 @@ WITHOUT = [((0,), ["alone and exchanged", "alone", "folded samples"]), ((1,), ["
 """Axes that lack the all-to-all, and ways that exchange rows on the other one alone."""
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize("recipe", ["tensorwise", "blockwise", "mxfp8"])
 @pytest.mark.parametrize(("lacking", "ways"), WITHOUT)
 def test_axes_without_the_alltoall(pool, recipe: str, lacking: tuple[int, ...], ways: list[str]) -> None:
@@ -87,7 +87,7 @@ LONELY = ["alone and exchanged", "folded", "tensor inside"]
 """Ways in which devices have no other experts than those that get no token."""
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 2)
 @pytest.mark.parametrize("recipe", NOW)
 @pytest.mark.parametrize("once", [False, True])
 def test_experts_that_get_no_token(pool, recipe: str, once: bool) -> None:
@@ -155,7 +155,7 @@ GATHERED_IN_FP8 = [
 Devices have parts of blocks of 128, and whole ones."""
 
 
-@pytest.mark.cases(1, 4)
+@pytest.mark.cases(1, 2)
 @pytest.mark.parametrize(
     ("recipe", "model", "sizes", "seeds", "settings"),
     [(recipe, *one) for one in GATHERED_IN_FP8 for recipe in GATHERED],

@@ -89,7 +89,7 @@ def test_batch_norm_that_amplifies_rounding(pair: WorkerPool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(
     ("recipe", "left_out"),
     [("tensorwise", []), ("delayed", []), ("blockwise", []), ("delayed", ["model.layers.0.mlp.experts*"])],

@@ -93,7 +93,7 @@ def outcome(request: SearchRequest) -> SearchResult | type[Exception]:
 
 @pytest.mark.slow
 @pytest.mark.thorough
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(request=requests())
 def test_pruning_never_loses_the_best_plan(request: SearchRequest) -> None:
     """Equal where memory is plenty and where both are proved. Else the prices that were tried elsewhere may lead to

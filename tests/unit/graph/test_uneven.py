@@ -40,7 +40,7 @@ def test_even_routers_leave_the_graph_as_it_is(graph: OperatorGraph) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_it_makes_a_plan_slower_and_larger_where_experts_are_divided(graph: OperatorGraph) -> None:
     even, uneven = planned(graph, 1.0).prediction, planned(graph, 2.0).prediction
     assert uneven.objective_seconds > even.objective_seconds

@@ -100,7 +100,7 @@ def test_no_plan_takes_less_than_a_bound_that_has_what_stands_before_the_blocks(
     check_bound(cluster_of("h100-80gb", 4), slower, pinned, Update(buckets="none", gathers="ahead"), model)
 
 
-@pytest.mark.cases(8)
+@pytest.mark.cases(4, 4)
 @pytest.mark.slow
 @pytest.mark.parametrize("slower", [3, 30, 300])
 @pytest.mark.parametrize("micro_batches", [1, 2])

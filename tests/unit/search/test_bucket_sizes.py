@@ -104,7 +104,7 @@ def test_the_longest_message_is_all_weights_of_a_block(free: SearchResult) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_what_sums_hope_too_little_of_contends_where_steps_are_longer() -> None:
     """On slow links a backward pass covers less than its sum says, of one mesh more than of another."""
 
@@ -135,7 +135,7 @@ def test_a_small_model_pays_for_the_one_message_that_it_sends() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_layouts_of_a_small_model_are_found_in_buckets_that_links_ask_for_too() -> None:
     """Both sizes hold all gradients of a stage, so that its messages are the same in both; sums charge other shares."""
     cluster = load_profile("h100-80gb").with_devices(8)

@@ -133,7 +133,7 @@ WIDE = {
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_sums_know_what_is_exchanged_under_work() -> None:
     """A plan that cuts its experts over devices takes longer where all is waited for, and less in the end."""
     model = "+".join(("deepseek-tiny", *(f"{name}={value}" for name, value in sorted(WIDE.items()))))

@@ -84,7 +84,7 @@ def test_no_subset_of_the_tables_is_better(case: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_tables_move_alone_where_the_model_does_not_fit() -> None:
     """By default, and then no more than a plan with them fits: as `auto` does it; a model that fits is left alone."""
     model = build_model("dlrm-terabyte", dtype="float32", device="meta")

@@ -85,7 +85,7 @@ def with_room_for(request: SearchRequest, room: float) -> SearchRequest:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("engine_name", ["megatron", "torch"])
 @pytest.mark.parametrize("experts", [False, True])
 def test_blocks_that_are_computed_again_for_lack_of_memory_count(engine_name: str, experts: bool) -> None:

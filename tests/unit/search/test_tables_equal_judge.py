@@ -259,7 +259,7 @@ SAVES = (
 """Stacks that keep values otherwise than as they are (`planner.pricing.kept_shares`)."""
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(2, 10)
 @pytest.mark.parametrize(("stack", "keeps"), SAVES, ids=str)
 @pytest.mark.parametrize("model", ["llama-4", "post-norm", "kinds-one-after", "mixture", "gpt-4-tied"])
 def test_what_stacks_keep_otherwise_is_priced_alike(model: str, stack: str, keeps: dict[str, Any]) -> None:
