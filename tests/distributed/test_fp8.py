@@ -155,7 +155,7 @@ GATHERED_IN_FP8 = [
 Devices have parts of blocks of 128, and whole ones."""
 
 
-@pytest.mark.cases(1, 2)
+@pytest.mark.cases(0, 3)
 @pytest.mark.parametrize(
     ("recipe", "model", "sizes", "seeds", "settings"),
     [(recipe, *one) for one in GATHERED_IN_FP8 for recipe in GATHERED],

@@ -151,8 +151,9 @@ def single():
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("factory", "precision"), [pytest.param("double", EXACT, marks=pytest.mark.thorough), ("single", "fp32")]
+    ("factory", "precision"), [pytest.param("double", EXACT, marks=pytest.mark.exhaustive), ("single", "fp32")]
 )
 def test_functions_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: str, precision: str) -> None:
     """They are operators of the processes that trace the model; one without float64 is run in fp32, and named."""

@@ -80,6 +80,7 @@ def test_the_pieces_and_the_judge_agree(
     assert max(beyond) > 0
 
 
+@pytest.mark.cases(2, 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("slower", [1, 30, 1e3])
 @pytest.mark.parametrize("pipeline", [1, 2])

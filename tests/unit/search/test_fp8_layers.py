@@ -106,7 +106,7 @@ def test_the_search_finds_the_best_of_all_subsets(devices: int, recipe: str) -> 
         assert of_plan.left_out == ("layers.2.weight", "layers.3.weight")  # 256 columns, or as many inputs, do not pay
 
 
-@pytest.mark.cases(1, 1)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize(
     ("profile", "pinned"),
     [
@@ -205,7 +205,7 @@ def test_devices_without_products_in_fp8_take_all_layers(profile: str, recipe: s
     assert opened(asked) == replace(asked, fp8_layers=ALL_LAYERS)
 
 
-@pytest.mark.cases(1, 1)
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", GATHERED)
 def test_weights_are_gathered_in_fp8_where_that_pays(recipe: str) -> None:

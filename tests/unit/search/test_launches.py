@@ -136,6 +136,7 @@ def test_no_plan_takes_less_than_a_bound_of_blocks_that_launch_apart(
     check_bound(slowed("h100-80gb", slower), 1, pinned, Update(buckets="none", gathers="ahead"), model)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_messages_that_every_plan_has_are_proved_of_all() -> None:
     """Statistics of batches are summed up in every layer: each can be without, but not all."""

@@ -132,6 +132,7 @@ def test_a_ring_without_an_axis_for_it_is_refused() -> None:
 JOB = {"devices": 16, "seq_len": 131072, "global_batch": 1}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_rings_are_tried_around_the_best_plan_where_that_splits_sequences() -> None:
     """Keys and values go over the slow links of two nodes under attention; by heads, all-to-alls are waited for."""
@@ -163,6 +164,7 @@ def test_no_ring_is_tried_where_sequences_are_whole_or_degrees_are_decided(job: 
     assert free.plans[0].seconds == heads.plans[0].seconds
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_rings_are_searched_where_nothing_fits_by_heads() -> None:
     """The leanest plan by heads needs 9.2 GiB, that with a ring 8.1."""

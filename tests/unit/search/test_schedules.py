@@ -78,6 +78,7 @@ def test_no_plan_in_a_v_is_faster_than_its_ranks_are_busy(schedule: str) -> None
     assert found.bound_seconds > 0.8 * found.plan.prediction.step_seconds
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_stages_lie_in_a_v_where_a_pipeline_is_idle_and_nobody_decided() -> None:
     """As fast as where such an order is asked for, and without a proof that is about others."""
