@@ -27,7 +27,7 @@ class Message:
 def bucket_messages(bucket: Bucket) -> tuple[Message, ...]:
     """What tensors that travel together send, one message for each of their collectives."""
     moves = zip(bucket.moves, bucket.nbytes, strict=True)
-    return tuple(Message(kind=kind, axis=axis, nbytes=nbytes) for (kind, axis), nbytes in moves)
+    return tuple([Message(kind=kind, axis=axis, nbytes=nbytes) for (kind, axis), nbytes in moves])
 
 
 def message_seconds(message: Message, mesh: Mesh, cluster: Cluster) -> float:

@@ -4,10 +4,11 @@ Binding is where a plan is checked against the model: the fingerprint, every nam
 comes out is legal and complete, and is all that the runtime and the pricing need.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias, cast
+from operator import is_
+from typing import TypeAlias, TypeVar, cast
 
 from hardware_profiles import Home
 from planner.errors import PlanFileError, StrategyError, unknown_name
@@ -80,6 +81,24 @@ class BoundOperator:
     layouts: OperatorLayouts
 
 
+_T = TypeVar("_T")
+
+
+class Derived:
+    """What was derived of the operators and parameters of a bound plan, by name and by what else of the plan it depends
+    on. Plans that differ in schedule, buckets or overlaps alone have the same operators and parameters, and share
+    it."""
+
+    __slots__ = ("known", "of")
+
+    def __init__(self, of: Sequence[object]) -> None:
+        self.of, self.known = of, dict[object, object]()
+
+    def is_of(self, parts: Sequence[object]) -> bool:
+        """Whether it was derived of these very objects."""
+        return len(self.of) == len(parts) and all(map(is_, self.of, parts))
+
+
 @dataclass(frozen=True, kw_only=True)
 class BoundPlan:
     """A legal plan on the graph of one micro-batch (shared values have their identity operators), or of one slice of
@@ -96,6 +115,22 @@ class BoundPlan:
     recomputed: Mapping[int, frozenset[int]]
     offloaded_blocks: Mapping[int, Home]
     sequences: Sequences
+    derived: Derived = field(default_factory=lambda: Derived(()), compare=False)
+
+    def __post_init__(self) -> None:
+        parts = (
+            self.graph, self.blocks, self.operators, self.parameters, self.inputs, self.recomputed,
+            self.offloaded_blocks, self.sequences,
+        )  # fmt: skip
+        if not self.derived.is_of(parts):
+            object.__setattr__(self, "derived", Derived(parts))
+
+    def once(self, key: object, derive: Callable[[], _T]) -> _T:
+        """What `derive` makes of the operators and parameters, and of what of the plan is in the `key`."""
+        known = self.derived.known
+        if key not in known:
+            known[key] = derive()
+        return cast("_T", known[key])
 
     def __repr__(self) -> str:
         return f"BoundPlan({self.plan!r})"
@@ -103,12 +138,15 @@ class BoundPlan:
     @cached_property
     def offloads_weights(self) -> bool:
         """Whether any weight of the plan is offloaded."""
-        return any(stored.weight_offloaded for stored in self.parameters.values())
+        return self.once("offloads", lambda: any(one.weight_offloaded for one in self.parameters.values()))
 
     @cached_property
     def promised(self) -> Mapping[str, Duplex]:
         """Layouts in which every value is before it is moved: stored parameters, whole buffers, inputs as the plan
         loads them, results as their operators make them."""
+        return self.once("promised", self._promised)
+
+    def _promised(self) -> Mapping[str, Duplex]:
         whole = replicated(len(self.plan.mesh.axes))
         found = {name: Duplex(forward=layout, gradient=whole) for name, layout in self.inputs.items()}
         found.update((name, Duplex(forward=whole, gradient=whole)) for name in self.graph.buffers)
@@ -233,13 +271,17 @@ def bind_prepared(plan: Plan, whole: OperatorGraph, blocks: Blocks) -> BoundPlan
     strategies, stored = _spread(plan, graph, blocks)
     known = cast("_Known", graph.derived.setdefault(("bound", plan.mesh), {}))
     try:
-        operators = tuple(_bound(plan.mesh, graph, op, strategies, known) for op in graph.operators)
+        operators = _all_bound(plan.mesh, graph, strategies, known)
     except StrategyError as error:
         fault = samples_fault(plan)
         raise error if fault is None else PlanFileError(said(fault, plan_key)) from error
     sequences = sequences_on(plan.mesh, graph)
+    seen = set[tuple[int, Strategy]]()
     for bound in operators:
-        check_operator(plan, bound.operator, bound.rule, bound.strategy, sequences)
+        kind = id(bound.rule), bound.strategy  # which, without an order of their own, decide it
+        if kind not in seen or plan.mesh.zigzag:
+            check_operator(plan, bound.operator, bound.rule, bound.strategy, sequences)
+            seen.add(kind)
     check_parameters(plan, graph, blocks, sequences, stored)
     check_inputs(plan, graph)
     whole_plan = BoundPlan(
@@ -332,6 +374,21 @@ def stage_ends(bound: BoundPlan) -> tuple[int, ...]:
     borders = bound.blocks.borders
     ends = (borders[stage.first_block + stage.blocks] for stage in bound.plan.stages[:-1])
     return (*ends, len(bound.operators))
+
+
+def _all_bound(
+    mesh: Mesh, graph: OperatorGraph, strategies: Mapping[str, tuple[str | None, ...]], known: _Known
+) -> tuple[BoundOperator, ...]:
+    """All operators under the strategies of a plan; what is `known` of one rule is looked up here."""
+    bound = list[BoundOperator]()
+    for op in graph.operators:
+        rule, names = rule_of(graph, op), strategies.get(op.name)
+        found = None if names is None else known.get((id(rule), names))
+        if found is None:
+            bound.append(_bound(mesh, graph, op, strategies, known))
+        else:
+            bound.append(BoundOperator(operator=op, rule=rule, strategy=found[0], layouts=found[1]))
+    return tuple(bound)
 
 
 def _bound(

@@ -175,8 +175,12 @@ def check_parameters(
     plan: Plan, graph: OperatorGraph, blocks: Blocks, sequences: Sequences, stored: Mapping[str, StoredParameter]
 ) -> None:
     """Raise LayoutError, StrategyError or PlanFileError where the parameters of a plan cannot be stored as it says."""
+    seen = set[object]()
     for name, parameter in stored.items():
-        check_stored_parameter(plan.mesh, graph, sequences, name, parameter)
+        kind = (id(graph.types[name]), id(parameter), name in graph.differentiable, sequences.get(name))
+        if kind not in seen:  # which decides it, as blocks share types and layouts
+            check_stored_parameter(plan.mesh, graph, sequences, name, parameter)
+            seen.add(kind)
     _check_local(plan, stored)
     _check_offloaded_states(plan, stored)
     _check_offloaded_weights(plan, graph, blocks, stored)

@@ -68,9 +68,15 @@ def block_gathers(bound: BoundPlan, operators: Sequence[int], known: Known) -> t
     """What a run of operators gathers together; nothing where the plan gathers each weight by itself. A single weight
     goes as one where it sets out while the run before it computes; else it is gathered when it is used. `known` is what
     was found for other runs of the plan."""
-    update, blocks = bound.plan.training.update, bound.blocks
+    update = bound.plan.training.update
     if not update.by_block:
         return ()
+    key = ("gathers", update, bound.plan.schedule_kind.splits_backward, tuple(operators))
+    return bound.once(key, lambda: _gathers(bound, operators, known))
+
+
+def _gathers(bound: BoundPlan, operators: Sequence[int], known: Known) -> tuple[BlockGather, ...]:
+    update, blocks = bound.plan.training.update, bound.blocks
     fewest = 1 if update.ahead and blocks.count and operators[0] >= blocks.start else 2
     together: dict[object, list[tuple[Traveller, Traveller, tuple[int, int]]]] = {}
     weights = _weights(bound.graph)

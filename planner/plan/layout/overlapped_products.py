@@ -23,13 +23,14 @@ Wang et al. 2023, "Overlap Communication with Dependent Computation via Decompos
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import count
 from typing import Literal, TypeAlias
 
 from planner.errors import PlanFileError
 from planner.graph.blocks import IDENTITY
 from planner.graph.operator_graph import Operator, OperatorGraph
-from planner.plan.binding.bind import BoundPlan, stage_of_operators
+from planner.plan.binding.bind import BoundPlan, stage_ends, stage_of_operators
 from planner.pricing.liveness import Replay, replays
 from planner.sharding.layout import Layout, local_shape
 from planner.sharding.redistribute import Step, redistribution
@@ -101,14 +102,26 @@ def overlaps_of(bound: BoundPlan, operators: Iterable[int] | None = None) -> tup
     named = {name: ((there, back), first) for name, there, back, first in bound.plan.training.tensor_overlap}
     if not named:
         return ()
-    found, missing = list[Overlap](), set(named)
-    for one in _every(bound) if operators is None else possible_overlaps(bound, operators):
-        name = name_of(one, bound)
-        chunked = in_chunks(one, bound, *named[name]) if name in named else None
-        if chunked is not None:
-            missing.discard(name)
-            found.append(chunked)
-    if missing and operators is None:
+    if operators is None:
+        key = ("overlaps", stage_ends(bound), bound.plan.training.tensor_overlap)
+        return bound.once(key, lambda: _all_that_are(bound, named))
+    chosen = ((one, named.get(name_of(one, bound))) for one in possible_overlaps(bound, operators))
+    chunked = (in_chunks(one, bound, *how) for one, how in chosen if how is not None)
+    return tuple(one for one in chunked if one is not None)
+
+
+def _all_that_are(bound: BoundPlan, named: Mapping[str, tuple[tuple[int, int], int]]) -> tuple[Overlap, ...]:
+    """Those that are `named`, with their chunks; those of blocks like others are cut as theirs."""
+    found, missing, cut = list[Overlap](), set(named), dict[int, Overlap | None]()
+    for one, like in _every(bound):
+        if like == len(cut):
+            name = name_of(one, bound)
+            cut[like] = in_chunks(one, bound, *named[name]) if name in named else None
+            missing -= {name} if cut[like] is not None else set()
+        alike = cut[like]
+        if alike is not None:
+            found.append(_with_chunks(one, alike.chunks, alike.first, alike.dims))
+    if missing:
         name = min(missing)
         (there, back), first = named[name]
         more = f", or no product more than {first}" if first else ""
@@ -122,6 +135,13 @@ def overlaps_of(bound: BoundPlan, operators: Iterable[int] | None = None) -> tup
 def possible_overlaps(bound: BoundPlan, operators: Iterable[int] | None = None) -> Iterator[Overlap]:
     """All that a plan could have, or those of some operators, with one chunk there and one back."""
     return _Finder(bound).found(range(len(bound.operators)) if operators is None else operators)
+
+
+def unlike_overlaps(bound: BoundPlan) -> tuple[Overlap, ...]:
+    """`possible_overlaps` of one of the blocks that have the same, and of what stands outside of blocks."""
+    like, numbers = unlike(bound), bound.blocks.numbers
+    blocks = ((one, numbers.get(one.reader, -1)) for one, _ in _every(bound))
+    return tuple(one for one, block in blocks if like.get(block, block) == block)
 
 
 def unlike(bound: BoundPlan, behind: int = 0) -> Mapping[int, int]:
@@ -138,29 +158,59 @@ def unlike(bound: BoundPlan, behind: int = 0) -> Mapping[int, int]:
     return found
 
 
-def _every(bound: BoundPlan) -> Iterator[Overlap]:
-    """`possible_overlaps` of all operators: those of blocks like others are theirs."""
-    blocks, like, finder = bound.blocks, unlike(bound, 1), _Finder(bound)
-    known = dict[int, tuple[Overlap, ...]]()
-    yield from finder.found(range(blocks.start))
+def _every(bound: BoundPlan) -> tuple[tuple[Overlap, int], ...]:
+    """`possible_overlaps` of all operators, each with the number, in order, of the one that it is like: those of blocks
+    like others are theirs."""
+    return bound.once(("every overlap", stage_ends(bound)), lambda: tuple(_each(bound)))
+
+
+def _each(bound: BoundPlan) -> Iterator[tuple[Overlap, int]]:
+    blocks, like, finder, numbers = bound.blocks, unlike(bound, 1), _Finder(bound), count()
+    known = dict[int, list[tuple[Overlap, int]]]()
+    for one in finder.found(range(blocks.start)):
+        yield one, next(numbers)
     for block in range(blocks.count):
         first = like[block]
         if first == block:
-            known[block] = tuple(finder.found(blocks.operators(block)))
+            known[block] = [(one, next(numbers)) for one in finder.found(blocks.operators(block))]
         shift = blocks.borders[block] - blocks.borders[first]
-        yield from known[first] if not shift else (_shifted(one, shift, bound) for one in known[first])
-    yield from finder.found(range(blocks.stop, len(bound.operators)))
+        yield from [(_shifted(one, shift, bound), number) for one, number in known[first]] if shift else known[first]
+    for one in finder.found(range(blocks.stop, len(bound.operators))):
+        yield one, next(numbers)
 
 
 def _shifted(one: Overlap, shift: int, bound: BoundPlan) -> Overlap:
     """An overlap of a block as that of another, so many operators behind."""
     reader = one.reader + shift
-    return replace(
-        one,
+    return Overlap(
+        kind=one.kind,
         at=one.at + shift,
         reader=reader,
+        place=one.place,
         value=bound.graph.operators[reader].operands[one.place],
-        products=tuple(at + shift for at in one.products),
+        products=tuple([at + shift for at in one.products]),
+        forward=one.forward,
+        backward=one.backward,
+        chunks=one.chunks,
+        first=one.first,
+        dims=one.dims,
+    )
+
+
+def _with_chunks(one: Overlap, chunks: tuple[int, int], first: int, dims: tuple[int, int]) -> Overlap:
+    """An overlap in so many chunks, along these dims."""
+    return Overlap(
+        kind=one.kind,
+        at=one.at,
+        reader=one.reader,
+        place=one.place,
+        value=one.value,
+        products=one.products,
+        forward=one.forward,
+        backward=one.backward,
+        chunks=chunks,
+        first=first,
+        dims=dims,
     )
 
 
@@ -176,7 +226,7 @@ def in_chunks(one: Overlap, bound: BoundPlan, chunks: tuple[int, int], first: in
     if None in dims or (first and first >= len(one.products)):
         return None
     there, back = (dim or 0 for dim in dims)
-    return replace(one, chunks=chunks, first=first, dims=(there, back))
+    return _with_chunks(one, chunks, first, (there, back))
 
 
 def is_product(graph: OperatorGraph, op: Operator) -> bool:

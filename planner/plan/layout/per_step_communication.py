@@ -61,6 +61,13 @@ class OnceCost:
 def once_of(bound: BoundPlan, held: Collection[str], cluster: Cluster, pricers: Pricers, machine: Machine) -> OnceCost:
     """What a pipeline rank on a cluster that holds these parameters sends once a step; other ranks may be on others of
     the `machine`."""
+    plan, training = bound.plan, bound.plan.training
+    key = ("once a step", training.update, training.optimizer, plan.stages, frozenset(held), id(cluster), id(machine))
+    cost, *_ = bound.once(key, lambda: (_once_of(bound, held, cluster, pricers, machine), cluster, machine))
+    return cost
+
+
+def _once_of(bound: BoundPlan, held: Collection[str], cluster: Cluster, pricers: Pricers, machine: Machine) -> OnceCost:
     starts, gathered = reduction_starts(bound, held), gathering_buckets(bound, held)
     cost = OnceCost(flat=max((starts.room, *(bucket.flat for bucket in gathered))))
     for part, buckets, pricer in (
@@ -124,12 +131,17 @@ def _buckets(bound: BoundPlan, held: Collection[str], *, gradients: bool) -> tup
     update = bound.plan.training.update
     if update.buckets == NO_BUCKETS:
         return ()
+    key = ("buckets", update, bound.plan.stages, frozenset(held), gradients)
+    return bound.once(key, lambda: _filled(bound, held, gradients=gradients))
+
+
+def _filled(bound: BoundPlan, held: Collection[str], *, gradients: bool) -> tuple[Bucket, ...]:
+    update = bound.plan.training.update
     wanted = [n for n in arrival_order(bound.graph) if n in held and n in bound.graph.consumers]
     ways: dict[object, Traveller] = {}
     servers = owners_of(bound, held) if gradients and update.served else {}
-    travellers = [
-        _traveller(bound, name, gradients, ways, servers.get(name)) for name in wanted if not update.is_local(name)
-    ]
+    local = {name for name in wanted if update.is_local(name)} if update.local_parameters else set[str]()
+    travellers = [_traveller(bound, name, gradients, ways, servers.get(name)) for name in wanted if name not in local]
     positions = trainable_positions(bound.graph)
     return in_buckets(travellers, update.buckets, positions, shared_parameters(bound) if gradients else frozenset())
 

@@ -113,6 +113,12 @@ def segments_of(
 
 def segments_by_stage(bound: BoundPlan, overlaps: Sequence[Overlap] | None = None) -> tuple[tuple[Segment, ...], ...]:
     """Those of every stage of a plan, whose `overlaps` may be known."""
+    plan, training = bound.plan, bound.plan.training
+    own = (training.update, training.tensor_overlap, training.expert_overlap, training.interleave)
+    return bound.once(("segments", plan.stages, plan.schedule, own), lambda: _by_stage(bound, overlaps))
+
+
+def _by_stage(bound: BoundPlan, overlaps: Sequence[Overlap] | None) -> tuple[tuple[Segment, ...], ...]:
     known: Known = {}
     overlaps = overlaps_of(bound) if overlaps is None else overlaps
     return tuple(

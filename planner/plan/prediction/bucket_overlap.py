@@ -14,7 +14,7 @@ as if ranks waited for nobody; what a plan states is the step.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hardware_profiles import Seconds
 from planner.plan.binding.bind import BoundPlan
@@ -25,19 +25,19 @@ def slots_of(
     bound: BoundPlan,
     used: Mapping[str, int],
     early: Iterable[tuple[Bucket, Seconds]],
-    backward: Callable[[int], Seconds],
+    backward: Callable[[int], Sequence[Seconds]],
 ) -> dict[int, list[Seconds]]:
     """For each chunk of a rank that makes buckets of gradients, the seconds of those that start behind each of equal
     slots of its backward pass: `SLOTS` for what follows the blocks, where the chunk has it, and for each of its blocks,
     the last block first. What comes before the blocks is through with the first of them, at the end of the pass. Where
     nothing repeats the buckets are parts of equal length. `used` has the chunk of every parameter of the rank, `early`
     the buckets that start in its backward pass and the seconds that each travels, `backward` the seconds of the
-    backward pass of an operator."""
-    consumers = bound.graph.consumers
-    parts: dict[int, set[int]] = {}
+    backward pass of each operator of a block."""
+    consumers, numbers = bound.graph.consumers, bound.blocks.numbers
+    parts: dict[int, set[int]] = {chunk: set() for chunk in used.values()}
     for name, chunk in used.items():
         for at in consumers.get(name, ()) if name in bound.parameters else ():
-            parts.setdefault(chunk, set()).add(_part(bound, at))
+            parts[chunk].add(numbers[at] if at in numbers else _part(bound, at))
     found: dict[int, list[Seconds]] = {}
     for bucket, seconds in early:
         last = bucket.members[-1].name
@@ -56,13 +56,13 @@ def slots_of(
     return found
 
 
-def _done(bound: BoundPlan, at: int, backward: Callable[[int], Seconds]) -> float:
+def _done(bound: BoundPlan, at: int, backward: Callable[[int], Sequence[Seconds]]) -> float:
     """The share of the backward pass of its block that is over when an operator is through with its own."""
     number = bound.blocks.block_of(at)
     assert number is not None, "it is in a block"
-    whole = [(other, backward(other)) for other in bound.blocks.operators(number)]
-    total = sum(seconds for _, seconds in whole)
-    return sum(seconds for other, seconds in whole if other >= at) / total if total else 1.0
+    whole = backward(number)
+    total = sum(whole)
+    return sum(whole[at - bound.blocks.borders[number] :]) / total if total else 1.0
 
 
 SLOTS = 16

@@ -71,8 +71,9 @@ class Together:
         waited, relayed = self._waited_for(ways, self.stages[stage]), relays(self.bound.plan)
         shade = {"there": self._before(ways, stage, "there"), "again": 0.0, "back": self._before(ways, stage, "back")}
         for way in ways:
-            seconds = [self._seconds(way.pricer, message) for message in bucket_messages(way.bucket)]
-            for message in bucket_messages(way.bucket):
+            messages = bucket_messages(way.bucket)
+            seconds = [self._seconds(way.pricer, message) for message in messages]
+            for message in messages:
                 charge(cost.messages, way.part, A_BLOCK, message, {way.phase: 1})
             sent[way.part, way.phase] += sum(seconds)
             first = seconds[0] * self.cluster.device.overlapped  # what follows it is waited for when it is there

@@ -301,6 +301,7 @@ class BlockSums:
     messages: Charges = field(default_factory=Counter)
     charged: _Sums = field(default_factory=_Sums)  # of weights that are gathered together
     flops: list[float] = field(default_factory=list)
+    backward: Sequence[float] = ()  # seconds of the backward pass of each operator
     together: _Sums = field(default_factory=_Sums)
     _memory: dict[object, Sequence[tuple[str, Sequence[object]]]] = field(default_factory=dict)
 

@@ -29,6 +29,7 @@ from planner.plan.layout.overlapped_products import Overlap, overlaps_of
 from planner.plan.layout.parameter_owners import Owner, owners_of, pushes_of
 from planner.plan.layout.per_step_communication import once_of
 from planner.plan.layout.segments import Segment, segments_by_stage
+from planner.plan.layout.shared_parameters import shared_parameters
 from planner.plan.layout.stage_cut import crossing_values
 from planner.plan.layout.weight_offload import block_of_offloaded
 from planner.plan.offload_checks import owners_fault
@@ -101,7 +102,9 @@ class Walk:
         self.hosted = bool(self.cluster.device.host_latency * self.cluster.software.host)
         self.counted = software.counts_rows and any(op.rule.op_class == "experts" for op in self.bound.operators)
         self.owners: Mapping[str, Owner] = {}  # of states of the rank that are shared out whole
+        self.tied = shared_parameters(self.bound)
         self._made: dict[str, Duplex] = {}
+        self._travels: dict[object, tuple[PricedRoute, Seconds, PricedRoute, Seconds]] = {}  # once a step, by kind
         self.products, self.exchanges = ProductOverlap(walk=self), ExchangeOverlap(walk=self)
         self.begin(self.bound, self.stages, self.known_overlaps)
 
@@ -239,7 +242,7 @@ class Walk:
             charge(cost.messages, part, "", message, {"update": times})
         cost.memory["transient"] += once.flat
         if self.cluster.software.name == PYTORCH.name and not self.update.served:
-            for number, slots in slots_of(self.bound, used, once.early, self._backward_seconds).items():
+            for number, slots in slots_of(self.bound, used, once.early, lambda one: self._backward(one, keys)).items():
                 cost.chunks[number].buckets = tuple(self.cluster.device.overlapped * seconds for seconds in slots)
         self._updates(cost, rank)
         self._crossings(cost, rank, live)
@@ -264,6 +267,7 @@ class Walk:
             self._visit(written.cost, at, live, seen, written.at_once)
             written.flops.append(self.flops)
         self.flops, self.together.charged = flops, charged
+        written.backward = self._backward_seconds(block)
         return written
 
     def _work(self, at: int) -> tuple[Seconds, Seconds]:
@@ -271,10 +275,15 @@ class Walk:
         prices = self.price(self.bound.operators[at], counted=False)
         return float(prices.forward[0]), float(prices.backward[0])
 
-    def _backward_seconds(self, at: int) -> Seconds:
-        """Seconds of the backward pass of an operator, with what it sends itself."""
-        prices = self.price(self.bound.operators[at], counted=False)
-        return float(prices.backward[0] + prices.inner_backward[0])
+    def _backward(self, block: int, keys: Mapping[int, object]) -> Sequence[Seconds]:
+        """The same as `_backward_seconds`, as it was written down for blocks with the same key."""
+        written = self.book.blocks.get(keys[block]) if block in keys else None
+        return self._backward_seconds(block) if written is None else written.backward
+
+    def _backward_seconds(self, block: int) -> Sequence[Seconds]:
+        """Seconds of the backward pass of each operator of a block, with what it sends itself."""
+        prices = [self.price(self.bound.operators[at], counted=False) for at in self.bound.blocks.operators(block)]
+        return [float(one.backward[0] + one.inner_backward[0]) for one in prices]
 
     def _updates(self, cost: StageCost, rank: int) -> None:
         """Schedules without a flush may update with every micro-batch, and hold weights that others still read."""
@@ -391,7 +400,7 @@ class Walk:
         the device while this block runs."""
         plan, graph = self.bound.plan, self.bound.graph
         tensor, stored, trainable = graph.types[name], self.bound.parameters[name], name in graph.differentiable
-        local = self.update.is_local(name)
+        local = bool(self.update.local_parameters) and self.update.is_local(name)
         owner = self.owners.get(name)
         share = None if owner is None else float(owner.at(plan.mesh.coordinate(plan.mesh.size // 2)))
         kind = (id(tensor), trainable, id(stored), local, share)
@@ -402,11 +411,15 @@ class Walk:
             )
             self.once.parameters[kind] = (found, stored)
         prices = self.once.parameters[kind][0]
+        if trainable and not local and kind not in self._travels:
+            self._travels[kind] = (
+                *self.route("sums", self.summed(tensor), stored.gradient, stored.state),
+                *self.route("updated", tensor, stored.state, stored.weight),
+            )
         if name in self.scaled:
             cost.memory["optimizer state"] += history_bytes(plan.training.fp8, self.scaled[name])
         if trainable and not local:
-            sums, hidden = self.route("sums", self.summed(tensor), stored.gradient, stored.state)
-            gathered, below = self.route("updated", tensor, stored.state, stored.weight)
+            sums, hidden, gathered, below = self._travels[kind]
             if owner is not None:
                 cost.once["weight gathering"] += float(prices.gather[0])
                 if self.update.served:
@@ -421,7 +434,8 @@ class Walk:
                     charge(cost.messages, part, "", message, {"update": 1})
             chunk.reductions += hidden
             chunk.weights += below
-            self._tied(cost, name)
+            if name in self.tied:
+                self._tied(cost, name)
         cost.micro_batch["gradient accumulation"] += float(prices.accumulation[0])
         chunk.pass_of(later=name in self.deferred_weight_gradients).add(work=float(prices.accumulation[0]))
         cost.once["optimizer"] += float(prices.update[0])
@@ -438,9 +452,7 @@ class Walk:
 
     def _tied(self, cost: StageCost, name: str) -> None:
         """A parameter used on several pipeline ranks: their gradients are summed once a step."""
-        ranks = sorted({self.rank_of[at] for at in self.bound.graph.consumers.get(name, ())})
-        if len(ranks) < 2:
-            return
+        ranks = sorted({self.rank_of[at] for at in self.bound.graph.consumers[name]})
         plan, tensor = self.bound.plan, self.bound.graph.types[name]
         share = local_share(tensor.shape, self.bound.parameters[name].state, plan.mesh.sizes)
         nbytes = share * self.summed(tensor).nbytes

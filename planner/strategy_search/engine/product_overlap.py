@@ -16,7 +16,14 @@ from typing import NamedTuple
 from hardware_profiles import Bytes, Machine, Seconds, device_type_of
 from planner.errors import RequestError
 from planner.plan.binding.bind import BoundPlan
-from planner.plan.layout.overlapped_products import Overlap, in_chunks, name_of, overlaps_of, possible_overlaps, unlike
+from planner.plan.layout.overlapped_products import (
+    Overlap,
+    in_chunks,
+    name_of,
+    overlaps_of,
+    possible_overlaps,
+    unlike_overlaps,
+)
 from planner.plan.plan import Prediction
 from planner.plan.prediction.predict import predict
 from planner.plan.prediction.product_overlap import ProductOverlap
@@ -162,9 +169,7 @@ def _lacking(prediction: Prediction, limits: Sequence[Bytes]) -> Bytes:
 def best_overlaps(bound: BoundPlan, cluster: Machine, chunks: Sequence[int] = CHUNKS) -> Chosen:
     """Those overlaps of a plan that save time, each with the numbers of chunks that save most."""
     walks, found = tuple[Walk, ...](), dict[str, tuple[int, int, int]]()
-    like, numbers = unlike(bound), bound.blocks.numbers
-    apart = (at for at in range(len(bound.operators)) if like.get(block := numbers.get(at, -1), block) == block)
-    for one in possible_overlaps(bound, apart):
+    for one in unlike_overlaps(bound):
         name = name_of(one, bound)
         if name not in found:
             walks = walks or walks_of(bound, cluster)
