@@ -28,6 +28,12 @@ _SECOND_PASS: dict[str, int] = {"lamb": 3}
 there, so it writes the direction, and reads it with the weight again."""
 
 
+_FOREACH: dict[str, int] = {"adamw": 20}
+"""fp32 values per parameter that pass through memory where each operator of an optimizer is a kernel over all tensors
+(torch/optim/adamw.py, _multi_tensor_adamw): weight decayed 2; first moment drawn to the gradient 3; second one scaled 2
+and added to 3; its root 2, divided 2, added to 2; weight changed 4."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateVariant:
     """What a plan may change about the update: gradients of the dtype of the weight instead of fp32, no fp32 master of
@@ -81,8 +87,10 @@ def parameter_bytes(
     return ParameterBytes(weight=weight, gradient=gradient, state=master + moment * moments)
 
 
-def optimizer_traffic(precision: str, optimizer: str, variant: UpdateVariant = PLAIN_UPDATE) -> Bytes:
-    """Bytes per parameter that a fused optimizer step reads and writes.
+def optimizer_traffic(
+    precision: str, optimizer: str, variant: UpdateVariant = PLAIN_UPDATE, *, foreach: bool = False
+) -> Bytes:
+    """Bytes per parameter that a step of the optimizer reads and writes: fused, or operator by operator (`foreach`).
 
     reads gradient, fp32 weight and moments; writes fp32 weight and moments, and the 16-bit weight if there is one;
     what a second pass moves (LAMB); clipping reads the gradient for its norm, and reads and writes it to scale it
@@ -91,6 +99,8 @@ def optimizer_traffic(precision: str, optimizer: str, variant: UpdateVariant = P
     gradient = weight if variant.narrow_gradients else _FP32
     master, copy = (_FP32, weight if weight < _FP32 else 0) if variant.master_weights else (weight, 0)
     again = _SECOND_PASS.get(optimizer, 0) * _FP32 + (3 * gradient if variant.clipped else 0)
+    if foreach and optimizer in _FOREACH:
+        return _FOREACH[optimizer] * _FP32 + copy + again
     return gradient + 2 * (master + _FP32 * moments) + copy + again
 
 

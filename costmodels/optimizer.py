@@ -12,20 +12,45 @@ from hardware_profiles import Device
 
 @overload
 def optimizer_time(
-    parameters: float, precision: str, optimizer: str, device: Device, variant: UpdateVariant = ...
+    parameters: float,
+    precision: str,
+    optimizer: str,
+    device: Device,
+    variant: UpdateVariant = ...,
+    *,
+    foreach: bool = ...,
 ) -> float: ...
 @overload
 def optimizer_time(
-    parameters: Array, precision: str, optimizer: str, device: Device, variant: UpdateVariant = ...
+    parameters: Array,
+    precision: str,
+    optimizer: str,
+    device: Device,
+    variant: UpdateVariant = ...,
+    *,
+    foreach: bool = ...,
 ) -> Array: ...
 @overload
 def optimizer_time(
-    parameters: Quantity, precision: str, optimizer: str, device: Device, variant: UpdateVariant = ...
+    parameters: Quantity,
+    precision: str,
+    optimizer: str,
+    device: Device,
+    variant: UpdateVariant = ...,
+    *,
+    foreach: bool = ...,
 ) -> Quantity: ...
 def optimizer_time(
-    parameters: Quantity, precision: str, optimizer: str, device: Device, variant: UpdateVariant = PLAIN_UPDATE
+    parameters: Quantity,
+    precision: str,
+    optimizer: str,
+    device: Device,
+    variant: UpdateVariant = PLAIN_UPDATE,
+    *,
+    foreach: bool = False,
 ) -> Quantity:
-    """Seconds for one fused update of `parameters` parameters (a count, or an array of them) held by one device.
+    """Seconds for one update of `parameters` parameters (a count, or an array of them) held by one device, fused or
+    operator by operator (`foreach`).
 
         t = L + N T / (W e)        N parameters, T bytes per parameter from `optimizer_traffic`,
                                    L, W, e launch latency, bandwidth and efficiency of the class "optimizer"
@@ -33,7 +58,7 @@ def optimizer_time(
     No parameters take no time. Holds for multi-tensor (foreach or fused) optimizers, which launch a number of kernels
     that does not grow with the parameters.
     """
-    traffic = parameters * optimizer_traffic(precision, optimizer, variant)
+    traffic = parameters * optimizer_traffic(precision, optimizer, variant, foreach=foreach)
     time = operator_time(op_class="optimizer", flops=0.0, bytes_moved=traffic, dtype="fp32", device=device)
     if isinstance(parameters, np.ndarray):
         return np.where(parameters > 0, time, 0.0)

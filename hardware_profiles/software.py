@@ -20,6 +20,9 @@ Graphs = Literal["none", "router", "attention", "step"]
 """What of a block with experts is in CUDA graphs, which the host launches at once: the router and what sorts rows for
 their exchange; all that is not of the experts; or all."""
 
+ComposedLoss = Literal["", "megatron", "pytorch"]
+"""A cross entropy in one kernel, or in the kernels of Megatron-LM, or of PyTorch."""
+
 LossMemory = Literal["whole", "in place", "pieces"]
 """What of logits stands in memory: them, their fp32 copy and its softmax; the softmax in place of the fp32 copy, and
 the gradient in place of the softmax (Megatron-LM); or a piece at a time, fused with the projection (Liger)."""
@@ -69,7 +72,7 @@ class Software:
         passes: how often the bytes of elementwise work, norms and losses pass through memory, in units of one kernel
             for each operator of the graph: more where casts, bias and dropout are kernels of their own, less where a
             compiler fuses chains.
-        composed_loss: whether the loss is computed kernel by kernel, in fp32, instead of by one
+        composed_loss: whose kernels compute the loss one after the other, in fp32, instead of one for all.
         composed_norms: whether RMS norms are chains of PyTorch operators, in fp32, instead of one kernel each
             (`LlamaRMSNorm` of transformers).
         host: what the host takes to launch an operator, in units of `Device.host_latency`.
@@ -143,6 +146,13 @@ class Software:
         waits_to_send: whether a stage computes no further before its result has arrived at the next one.
         adds: whether the kernels of weight gradients add to the gradient that is kept of a step (Megatron's main
             gradient).
+        exchanges_at_once: whether rows go to experts by one all-to-all among all devices that share these out, not by
+            one along each axis of the mesh.
+        sums_biases: whether gradients of biases are sums over all rows that take a kernel of their own (autograd), not
+            the epilogue of another product (Transformer Engine).
+        repeats_keys: whether keys and values are copied for every query head before attention.
+        foreach: whether the optimizer is a chain of operators, each over all tensors (`foreach` of torch.optim), not
+            one kernel.
     """
 
     name: str
@@ -191,9 +201,13 @@ class Software:
     sorts_elements: bool = False
     scatter_gather: bool = False
     waits_to_send: bool = False
-    composed_loss: bool = False
+    composed_loss: ComposedLoss = ""
     composed_norms: bool = False
     current_scaling: bool = False
+    exchanges_at_once: bool = False
+    sums_biases: bool = False
+    repeats_keys: bool = False
+    foreach: bool = False
 
     @property
     def has_buckets(self) -> bool:

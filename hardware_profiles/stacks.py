@@ -60,6 +60,8 @@ class _StackFile(Strict):
     buffers_mib: Number
     grouped_us: Number | None = None
     adds: bool = False
+    exchanges_at_once: bool = False
+    sums_biases: bool = False
     casts: Portion | None = None
     dispatcher: Dispatcher = "alltoall"
     fused_experts: bool = False
@@ -102,6 +104,8 @@ class _StackFile(Strict):
             loss=self.loss,
             buffers=self.buffers_mib.value * MIB,
             adds=self.adds,
+            exchanges_at_once=self.exchanges_at_once,
+            sums_biases=self.sums_biases,
             casts=1.0 if self.casts is None else self.casts.value,
             grouped=0.0 if self.grouped_us is None else seconds_from_us(self.grouped_us.value),
             dispatcher=self.dispatcher,

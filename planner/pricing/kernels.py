@@ -13,9 +13,10 @@ and columns n = o of the result, k = i and the kernel, batch = groups. Elements 
 from memory once, so its bytes are those of its tensors. (Not good for depthwise convolutions, whose products are thin.)
 
 Its gradients are products too, dA = dC B^T of shape (m, k, n) and dB of shape (n, k, m), one kernel each. A third
-operand, which joins the sum, is added by the kernel that writes C, and its gradient is summed up by one that reads dC;
-both are taken as free. In 16 bits rows of n or k elements that are no multiples of 16 bytes cannot be loaded in whole
-words: such products take `Device.misaligned` times longer.
+operand, which joins the sum, is added by the kernel that writes C, which is free. Its gradient is summed up by one that
+reads dC, which is free where that is the epilogue of another product (else `Software.sums_biases`). In 16 bits rows of
+n or k elements that are no multiples of 16 bytes cannot be loaded in whole words: such products take
+`Device.misaligned` times longer.
 
 What software adds (`hardware_profiles.Software`):
 
@@ -132,11 +133,13 @@ def _by_work(call: KernelCall) -> tuple[Array, Array]:
         )
         return np.asarray(time, dtype=np.float64)
 
-    forward = seconds(call.flops, call.moved, 1)
-    if composed_losses.is_composed_loss(call):
-        forward = composed_losses.composed_loss_seconds(call)
+    composed = composed_losses.is_composed_loss(call)
+    forward = composed_losses.composed_loss_seconds(call) if composed else seconds(call.flops, call.moved, 1)
     if not call.graded:
         return forward, np.zeros(len(call.extents))
+    backward = composed_losses.composed_loss_backward(call) if composed else None
+    if backward is not None:
+        return forward, backward
     work = call.flops * call.rule.backward_work(call.worked)
     return forward, seconds(work, call.moved_backward, max(1, call.worked))
 
@@ -179,6 +182,8 @@ def _products(call: KernelCall) -> tuple[Array, Array]:
         backward = backward + np.asarray(weights) * slower
         if dtype == "fp8" and not call.software.keeps_fp8:
             backward = backward + _cast(call, dtype, batch * (n + k) * m, scaled=True)
+    if call.software.sums_biases and any(addend in call.graded for addend in rule.addends):
+        backward = backward + passed(call, element_bytes(call.dtype) * batch * m * n)
     return by_product[0], backward
 
 
@@ -291,6 +296,9 @@ def _attention(call: KernelCall) -> tuple[Array, Array]:
     if call.software.window > 0 and call.rule.window is None:
         slower = slower * _windowed(shape, call.software.window)
     joined, added = _joined(shape, call)
+    if call.software.repeats_keys:
+        copied, summed = _repeated(shape, call)
+        read, read_backward = read + copied, read_backward + summed
     forward = np.asarray(attention_time(shape, call.dtype, call.device)) * slower + joined + read
     if not call.graded:
         return forward, np.zeros(len(call.extents))
@@ -318,6 +326,16 @@ def _joined(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:
     joined = further * passed(call, np.asarray((2 * wide + width) * queries * shape.value_dim)) + launched
     gradients = np.asarray((2 * wide + width) * (queries * shape.head_dim + keys))
     return joined, further * passed(call, gradients) + 3 * launched
+
+
+def _repeated(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:
+    """Seconds in which keys and values are copied for every query head, forward, and the gradients of the copies are
+    added up, backward; none where each has its own."""
+    width = element_bytes(call.dtype)
+    tokens = shape.batch * shape.keys * (shape.head_dim + shape.value_dim)
+    copied = passed(call, np.asarray(width * tokens * (shape.heads + shape.key_heads), dtype=np.float64))
+    shared = np.where(np.asarray(shape.heads) > shape.key_heads, copied, 0.0)
+    return shared, shared
 
 
 def _windowed(shape: AttentionShape, window: int) -> Array:

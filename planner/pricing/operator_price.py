@@ -9,12 +9,13 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels import host_rows_time, once_share, server_rows_time
+from costmodels import collective_time, host_rows_time, once_share, server_rows_time
 from hardware_profiles import DTYPES, Bytes, Cluster, Software
 from planner.errors import RequestError, RuleError
 from planner.graph.operator_graph import OperatorGraph, TensorType
@@ -324,13 +325,16 @@ def _compute_dtype(rule: Rule, tensors: Sequence[TensorType]) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerMessage:
     """A message of the operator's own implementation, and how often it is sent forward and backward; whether it comes
-    round a ring, and `home` says that the last one backward is of what has come home."""
+    round a ring, and `home` says that the last one backward is of what has come home. An exchange along several axes is
+    a message on each, one after the other; `line` has the size and the stride of the devices of all of them where they
+    lie side by side, for the outermost, and those of one device for the others: software may exchange all at once."""
 
     message: Message
     forward: int
     backward: int
     comes_round: bool = False
     home: bool = False
+    line: tuple[int, int] | None = None
 
 
 def _inner_scratch(rule: Rule, strategies: Sequence[Strategy], extents: Array, mesh: Mesh) -> Array:
@@ -346,7 +350,8 @@ def inner_messages(
     """What the operator's own implementation sends, on every axis that splits the factor of an inner collective, where
     gradients of the operands `graded` are asked for; of all, where nothing is said."""
     exchanged = {inner.factor for inner in rule.inner if inner.kind == "all_to_all"}
-    outermost = next((at for at, choice in enumerate(strategy) if choice in exchanged and mesh.sizes[at] > 1), -1)
+    exchanging = [at for at, choice in enumerate(strategy) if choice in exchanged and mesh.sizes[at] > 1]
+    outermost, line = exchanging[0] if exchanging else -1, _line(exchanging, mesh)
     return tuple(
         one
         for inner in rule.inner
@@ -354,11 +359,18 @@ def inner_messages(
         if choice == inner.factor and mesh.sizes[axis] > 1 and (axis == outermost or not inner.outermost)
         if not inner.blocks or _has_parts(rule, strategy, mesh, inner)
         for one in _by_hops(
-            _message(rule, strategy, mesh, inner, axis, graded, outermost=axis == outermost),
+            _message(rule, strategy, mesh, inner, axis, graded, outermost=axis == outermost, line=line),
             inner.rows,
             local_extents(rule, strategy, mesh)[rule.factors[inner.factor].parts[0]] if inner.rows else 0,
         )
     )
+
+
+def _line(axes: Sequence[int], mesh: Mesh) -> tuple[int, int] | None:
+    """Size and stride of the devices of several axes that lie side by side; None of others, and of one axis."""
+    lines = [mesh.axes[axis] for axis in axes]
+    beside = all(outer.stride == inner.size * inner.stride for outer, inner in pairwise(lines))
+    return (math.prod(one.size for one in lines), lines[-1].stride) if len(lines) > 1 and beside else None
 
 
 def _by_hops(one: InnerMessage, rows: int, piece: int) -> Iterator[InnerMessage]:
@@ -392,15 +404,22 @@ def inner_hidden(rule: Rule, cluster: Cluster) -> float:
     return hidden.exchange if rule.op_class == "experts" else hidden.tensor
 
 
-def inner_seconds(rule: Rule, message: Message, mesh: Mesh, cluster: Cluster) -> float:
+def inner_seconds(rule: Rule, inner: InnerMessage, mesh: Mesh, cluster: Cluster) -> float:
     """Seconds of such a message. A dispatcher may send a token once to each of n devices or nodes, of whose experts it
     has chosen k: n counts the units of the outermost network that they cross, whose bandwidth decides."""
-    if cluster.software.dispatcher == "once" and rule.op_class == "experts" and message.axis is not None:
-        line = mesh.axes[message.axis]
-        units = cluster.group(line.size, line.stride).spans[-1].count
+    message = inner.message
+    if message.axis is None:
+        return message_seconds(message, mesh, cluster)
+    axis = mesh.axes[message.axis]
+    at_once = cluster.software.exchanges_at_once and inner.line is not None
+    size, stride = inner.line if at_once and inner.line is not None else (axis.size, axis.stride)
+    if size == 1:
+        return 0.0  # on its way with what goes along the outermost axis
+    group, nbytes = cluster.group(size, stride), message.nbytes
+    if cluster.software.dispatcher == "once" and rule.op_class == "experts":
         chosen = rule.factors[rule.index["k"]].extent if "k" in rule.index else 1
-        message = replace(message, nbytes=message.nbytes * once_share(chosen, units))
-    return message_seconds(message, mesh, cluster)
+        nbytes *= once_share(chosen, group.spans[-1].count)
+    return float(collective_time(message.kind, nbytes, group))
 
 
 def _message(
@@ -412,6 +431,7 @@ def _message(
     graded: Collection[int] | None,
     *,
     outermost: bool,
+    line: tuple[int, int] | None,
 ) -> InnerMessage:
     comes_round = inner.factor in rule.rings
     asked = graded is None or inner.gradient_of is None or inner.gradient_of in graded
@@ -428,6 +448,7 @@ def _message(
         backward=inner.backward * hops + inner.home if asked else 0,
         comes_round=comes_round,
         home=inner.home,
+        line=None if line is None or inner.kind != "all_to_all" else (line[0] if outermost else 1, line[1]),
     )
 
 
@@ -445,7 +466,7 @@ def _inner(
     for row, strategy in enumerate(strategies if rule.inner else ()):
         hop, last = [0.0, 0.0], 0.0
         for inner in inner_messages(rule, strategy, mesh, graded):
-            seconds = inner_seconds(rule, inner.message, mesh, cluster)
+            seconds = inner_seconds(rule, inner, mesh, cluster)
             if inner.comes_round:
                 hop[0] += seconds * (inner.forward > 0)
                 hop[1] += seconds

@@ -155,7 +155,7 @@ def price_parameter(
     added = gradient * (tensor.element_bytes + 2 * accumulated.element_bytes)
     device = cluster.device
     kept = state * (per.state + tensor.element_bytes * copies)
-    updated = np.asarray(optimizer_time(state, precision, optimizer, device, update.variant))
+    updated = np.asarray(optimizer_time(state, precision, optimizer, device, update.variant, foreach=software.foreach))
     summing = zeros if local else pricers.sums.pairs(accumulated, gradients, states).seconds
     if served.any():
         traffic = optimizer_traffic(precision, optimizer, update.variant)

@@ -52,6 +52,12 @@ _COPIED_LOGITS = ("2022-10", "2024-07")
 _EAGER_LOSS = ("2024-12", "2025-04")
 """Months of torchtitan's loss that was not compiled."""
 
+_FUSED_ADAM = "2025-02-24"
+"""Date from which on torchtitan's optimizer is one kernel by default (6e4988550)."""
+
+_GROUPED_QUERIES = "2026-01-27"
+"""Date until which torchtitan copied keys and values for every query head (`repeat_kv`, gone with ff0829c10)."""
+
 _FUSED_EXPERTS = "26.06"
 """Container from which on recipes with experts in MXFP8 run as one CUDA graph, with fused kernels (Megatron Bridge)."""
 
@@ -116,7 +122,8 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
     stack = _of_its_time(row, _memory_of(row, stack, notes))
     stack = with_kernels(with_overlaps(stack, flags), flags, notes, row.date())
     if stack.name.startswith("fsdp") and stack.loss == "whole":
-        stack = replace(stack, buffers=stack.buffers + _third_copy(row))
+        stack = replace(stack, buffers=stack.buffers + _third_copy(row), composed_loss="pytorch")
+    stack = _of_torchtitan(row, stack)
     if products_of(row) == "fp8" and stack.name.startswith("fsdp") and gathers_float8(flags):
         stack = replace(stack, gathers_narrow=True)
     attention = _attention(row, stack)
@@ -131,7 +138,7 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
         stack = replace(stack, drops_tokens=True)
     stack = _experts_of(row, stack, flags, notes)
     if stack.name in _OWN_LOSS and (mentions(flags, _MEGATRON_LOSS) or not mentions(flags, _OTHER_LOSS)):
-        stack = replace(stack, composed_loss=True)
+        stack = replace(stack, composed_loss="megatron")
     if "no-gradient-accumulation-fusion" in flags:
         stack = replace(stack, accumulates=True)
     if re.search(r"mistral-7b(?!.*v0\.[23])", row.text("model").lower()):
@@ -250,6 +257,15 @@ def _of_its_time(row: Row, stack: Software) -> Software:
     if stack.name == "fsdp-compiled" and _EAGER_LOSS[0] <= date < _EAGER_LOSS[1] and mentions(_told(row), "torchtitan"):
         return replace(stack, loss="whole")
     return stack
+
+
+def _of_torchtitan(row: Row, stack: Software) -> Software:
+    """The stack with what torchtitan's model and optimizer did when a row was measured; of a row without a date what
+    they do."""
+    date = row.date()
+    if not (date and stack.name.startswith("fsdp") and mentions(_told(row), "torchtitan")):
+        return stack
+    return replace(stack, foreach=date < _FUSED_ADAM[: len(date)], repeats_keys=date < _GROUPED_QUERIES[: len(date)])
 
 
 def _with_its_buckets(row: Row, stack: Software) -> Software:

@@ -59,7 +59,7 @@ def ways_of(rule: Rule, strategy: Strategy, mesh: Mesh, cluster: Cluster) -> Way
     """What the rows of experts take on the outermost of their axes that the software does not hide by itself, and that
     costs other work nothing where they overlap (`Device.overlapped`)."""
     waits = (1 - inner_hidden(rule, cluster)) * cluster.device.overlapped
-    sent = [waits * inner_seconds(rule, one.message, mesh, cluster) for one in rows_of(rule, strategy, mesh)]
+    sent = [waits * inner_seconds(rule, one, mesh, cluster) for one in rows_of(rule, strategy, mesh)]
     if not sent:
         return Ways(rows=0.0, weighted=0.0, there=0.0, sent=0.0)
     there, back, weights = sent[0], sent[-2], sent[-1]  # one of rows stands for both ways, where these are alike

@@ -230,7 +230,7 @@ class OperatorVisit:
             if repeats:
                 charge(messages, "recomputation", name, inner.message, {"recomputation": inner.forward})
             if hidden and not inner.comes_round:
-                seconds = hidden * inner_seconds(rule, inner.message, mesh, cluster)
+                seconds = hidden * inner_seconds(rule, inner, mesh, cluster)
                 self.chunk.forward.add(hidden=inner.forward * seconds)
                 self.chunk.backward.add(hidden=(inner.backward + (inner.forward if repeats else 0)) * seconds)
 

@@ -53,6 +53,15 @@ def test_variants(
     assert optimizer_traffic(precision, optimizer, variant) == traffic
 
 
+@pytest.mark.parametrize(
+    ("precision", "clipped", "traffic"), [("bf16", False, 82), ("fp32", False, 80), ("fp32", True, 92)]
+)
+def test_adam_operator_by_operator_moves_80_bytes(precision: str, clipped: bool, traffic: int) -> None:
+    variant = UpdateVariant(clipped=clipped)
+    assert optimizer_traffic(precision, "adamw", variant, foreach=True) == traffic
+    assert optimizer_traffic(precision, "sgd", variant, foreach=True) == optimizer_traffic(precision, "sgd", variant)
+
+
 def test_unknown_words_raise() -> None:
     with refused(CostModelError, "fp8", "bf16", "fp16", "fp32"):
         parameter_bytes("fp8", "adamw")

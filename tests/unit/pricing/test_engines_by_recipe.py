@@ -10,9 +10,9 @@ from hardware_profiles import Cluster, load_profile, load_software
 from planner.pricing.kernel_call import KernelCall
 from planner.pricing.kernels import _windowed, kernel_seconds
 from planner.pricing.message import Message
-from planner.pricing.operator_price import inner_hidden, inner_seconds
+from planner.pricing.operator_price import InnerMessage, inner_hidden, inner_messages, inner_seconds
 from planner.pricing.redistribution_price import Pricers
-from planner.sharding.mesh import build_mesh
+from planner.sharding.mesh import Mesh, build_mesh
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
 from tests.unit.pricing.test_experts import RULE as EXPERTS
@@ -36,12 +36,29 @@ def test_a_token_goes_once_to_each_device_or_node_of_its_experts(devices: int, u
     """Of k independent choices among n units n (1 - (1 - 1/n)^k) are different."""
     cluster, rule = run_by("nemo", devices), EXPERTS
     mesh = build_mesh(cluster, (devices,))
-    message = Message(kind="all_to_all", axis=0, nbytes=1e9)
+    message = InnerMessage(message=Message(kind="all_to_all", axis=0, nbytes=1e9), forward=1, backward=1)
     chosen = rule.factors[rule.index["k"]].extent
     share = units * (1 - (1 - 1 / units) ** chosen) / chosen
     wanted = collective_time("all_to_all", 1e9 * share, cluster.group(devices, 1))
     assert inner_seconds(rule, message, mesh, cluster) == pytest.approx(float(wanted))
     assert inner_seconds(rule, message, mesh, run_by("megatron", devices)) > wanted
+
+
+@pytest.mark.parametrize(("name", "devices", "sizes"), [("megatron", 8, (4, 2)), ("nemo", 16, (2, 4, 2))])
+def test_an_exchange_along_several_axes_is_one_among_all_their_devices(
+    name: str, devices: int, sizes: tuple[int, ...]
+) -> None:
+    """Our own runtime sends rows along one axis after the other."""
+    engine, own = run_by(name, devices), CLUSTER.with_devices(devices)
+    flat, cut = build_mesh(engine, (devices,)), build_mesh(engine, sizes)
+
+    def rows(mesh: Mesh, cluster: Cluster) -> list[float]:
+        sent = inner_messages(EXPERTS, (EXPERTS.index["e@b"],) * len(mesh.axes), mesh)
+        return [inner_seconds(EXPERTS, one, mesh, cluster) for one in sent if one.message.kind == "all_to_all"]
+
+    assert len(rows(cut, engine)) > len(rows(flat, engine)) > 0
+    assert sum(rows(cut, engine)) == pytest.approx(sum(rows(flat, engine)))
+    assert sum(rows(cut, own)) > 1.1 * sum(rows(flat, own))
 
 
 def test_the_exchange_of_experts_is_hidden_from_container_2606_on() -> None:

@@ -112,6 +112,25 @@ def test_the_loss_of_pytorch_holds_three_copies_of_the_logits(tmp_path: Path) ->
     eager, compiled = (machine(tmp_path, 3, 8, **sharded, compile=word)[0] for word in ("False", "True"))
     assert eager.software.buffers == load_software("fsdp").buffers + 4 * 2 * 512 * 50257 / 2  # of two tensor ranks
     assert compiled.software.buffers == load_software("fsdp-compiled").buffers
+    assert (eager.software.composed_loss, compiled.software.composed_loss) == ("pytorch", "")
+
+
+@pytest.mark.parametrize(
+    ("source", "date", "foreach", "repeats"),
+    [
+        ("torchtitan benchmarks", "2024-12", True, True),
+        ("torchtitan benchmarks", "2025-02-24", False, True),
+        ("torchtitan benchmarks", "2025-02", False, True),
+        ("torchtitan benchmarks", "2026-02", False, False),
+        ("torchtitan benchmarks", "", False, False),
+        ("paper", "2024-12", False, False),
+    ],
+)
+def test_what_the_model_and_the_optimizer_of_torchtitan_did_until_then(
+    tmp_path: Path, source: str, date: str, foreach: bool, repeats: bool
+) -> None:
+    found, _ = machine(tmp_path, zero=3, zero_stage="3", compile="True", source=source, date=date)
+    assert (found.software.foreach, found.software.repeats_keys) == (foreach, repeats)
 
 
 def test_megatron_computes_its_loss_kernel_by_kernel(tmp_path: Path) -> None:

@@ -1,0 +1,82 @@
+"""What software computes by kernels of its own where other software has one, by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from costmodels import operator_time
+from hardware_profiles import PYTORCH, Software
+from planner.graph.call import Call
+from planner.graph.operator_graph import TensorType
+from planner.pricing import OperatorPrices, price_operator
+from planner.sharding.mesh import build_mesh
+from planner.sharding.rules import RULES
+from tests.unit.search.cases import cluster_of
+
+A100 = cluster_of("a100-80gb", 16)
+QUIET = replace(A100, device=replace(A100.device, host_latency=0.0))
+TOKENS, WORDS, WIDTH = 4096, 50304, 2048
+HEADS, KEY_HEADS, SIZE = 32, 8, 128
+
+
+def priced(op: str, operands: list[TensorType], result: TensorType, software: Software) -> OperatorPrices:
+    """Prices of an operator that is not cut; all operands but integers have gradients."""
+    keywords = (("enable_gqa", True),) if "attention" in op else ()
+    given = (*operands, None, 0.0, True) if "attention" in op else tuple(operands)
+    call = Call(op=op, arguments=given, keywords=keywords, results=(result,))  # type: ignore[arg-type]
+    graded = [one.dtype != "int64" for one in operands]
+    cluster = QUIET.with_software(software)
+    mesh = build_mesh(cluster, (2, 8))
+    return price_operator(RULES[op].build(call), [(None, None)], operands, [result], graded, mesh, cluster)
+
+
+def moved(nbytes: float) -> float:
+    """Seconds of an elementwise kernel that moves so many bytes."""
+    return float(operator_time(op_class="elementwise", flops=0, bytes_moved=nbytes, dtype="bf16", device=QUIET.device))
+
+
+def loss(software: Software) -> OperatorPrices:
+    logits = TensorType(shape=(TOKENS, WORDS), dtype="float32")
+    operands = [logits, TensorType(shape=(TOKENS,), dtype="int64")]
+    return priced("aten.cross_entropy_loss.default", operands, TensorType(shape=(), dtype="float32"), software)
+
+
+def test_a_loss_moves_the_bytes_of_its_kernels() -> None:
+    fused = loss(PYTORCH)
+    megatron, pytorch = (loss(replace(PYTORCH, composed_loss=whose)) for whose in ("megatron", "pytorch"))
+    logits = TOKENS * WORDS
+    assert megatron.forward[0] == pytest.approx(moved(32 * logits))
+    assert megatron.backward[0] == fused.backward[0]
+    assert (pytorch.forward[0], pytorch.backward[0]) == pytest.approx((moved(16 * logits), moved(20 * logits)))
+    assert pytorch.backward[0] > 2 * fused.backward[0]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_gradient_of_a_bias_reads_the_gradient_of_the_result(bias: bool) -> None:
+    rows, weight = (TensorType(shape=(extent, WIDTH), dtype="bfloat16") for extent in (TOKENS, 3 * WIDTH))
+    own = [TensorType(shape=(3 * WIDTH,), dtype="bfloat16")] if bias else []
+    result = TensorType(shape=(TOKENS, 3 * WIDTH), dtype="bfloat16")
+    plain, summed = (
+        priced("aten.linear.default", [rows, weight, *own], result, replace(PYTORCH, sums_biases=told))
+        for told in (False, True)
+    )
+    assert summed.forward[0] == plain.forward[0]
+    read = moved(2 * TOKENS * 3 * WIDTH) if bias else 0.0
+    assert summed.backward[0] - plain.backward[0] == pytest.approx(read)
+
+
+@pytest.mark.parametrize("key_heads", [KEY_HEADS, HEADS])
+def test_keys_and_values_are_copied_for_every_query_head(key_heads: int) -> None:
+    queries, keys = (TensorType(shape=(1, heads, TOKENS, SIZE), dtype="bfloat16") for heads in (HEADS, key_heads))
+    plain, copied = (
+        priced(
+            "aten.scaled_dot_product_attention.default",
+            [queries, keys, keys],
+            queries,
+            replace(PYTORCH, repeats_keys=told),
+        )
+        for told in (False, True)
+    )
+    more = moved(2 * 2 * TOKENS * SIZE * (HEADS + key_heads)) if key_heads < HEADS else 0.0
+    assert copied.forward[0] - plain.forward[0] == pytest.approx(more)
+    assert copied.backward[0] - plain.backward[0] == pytest.approx(more)
