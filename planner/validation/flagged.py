@@ -1,6 +1,7 @@
 """What flags of a row say of how its stack ran, which changes the stack.
 
-    overlap-grad-reduce, overlap-param-gather, tp-comm-overlap   what is hidden
+    overlap-grad-reduce, overlap-param-gather, tp-comm-overlap, overlap-moe-expert-parallel-comm
+                                                                 what is hidden
     --grad-reduce-in-bf16, grad_reduce_in_fp32=False             gradients have 16 bits
     --fp8-param-gather, fp8_params, "weights stored in fp8"      weights are stored and gathered in fp8
     fused RMSNorm with fused SwiGLU                              elementwise work passes memory as often as in Megatron
@@ -29,6 +30,8 @@ _OVERLAPS = {
     "gathers": "overlap[-_]param[-_]gather",
     "tensor": "use[-_](?:ascend[-_])?mc2|tp[-_]comm[-_]overlap",
 }
+_OVERLAPPED_EXCHANGE = r"overlap[-_]moe[-_]expert[-_]parallel[-_]comm"
+"""Words for rows that go to experts under the work of another micro-batch (Megatron-Core)."""
 """Words for what hides communication; MC2 (ModelLink's --use-mc2) and --tp-comm-overlap (Megatron-LM on Transformer
 Engine) are products and collectives of tensor parallelism, piece by piece."""
 
@@ -74,6 +77,9 @@ def with_overlaps(stack: Software, flags: str) -> Software:
         stack = replace(stack, hidden=replace(stack.hidden, **shares))
     elif any(told.values()):
         stack = replace(stack, hidden=Hidden(**{**dict.fromkeys(_OVERLAPS, 0.0), **shares}))
+    if mentions(flags, _OVERLAPPED_EXCHANGE):
+        share = load_software("nemo-2606").hidden.exchange  # recipes of which ask for the same
+        stack = replace(stack, hidden=replace(stack.hidden, exchange=share))
     if mentions(flags, _ASYNC_TENSOR):
         stack = replace(stack, hidden=replace(stack.hidden, tensor=OVERLAPPED["tensor"]))
     return stack

@@ -8,6 +8,7 @@
                                                                  26.06 on
     a device of Ascend                                           mindformers by its name, else mindspeed
     MosaicML                                                     llm-foundry
+    Megatron FSDP                                                megatron, whatever the ZeRO stage
     ZeRO 3                                                       fsdp, fsdp-compiled where it is compiled
     InternEvo                                                    internevo
     Transformer Engine                                           megatron
@@ -81,6 +82,9 @@ tensor_parallel/functional.py)."""
 _OWN_LOSS = ("megatron", "megatron-2021")
 """Stacks that compute the loss kernel by kernel unless they are told otherwise (`_VocabParallelCrossEntropy`, in
 Megatron-LM since 2020). `passes` of deepspeed was fitted to runs whose losses were so, and has it in it."""
+
+_MEGATRON_FSDP = r"megatron[-_ ]fsdp"
+"""Words for Megatron's own FSDP, whose layers are Megatron's (megatron/core/distributed/fsdp)."""
 
 _ONCE = r"deep[-_ ]?ep\b|hybrid[-_ ]?ep\b|enable[-_]deepep"
 """Words for exchanges that send a token once to each node (DeepSeek's DeepEP, NVIDIA's HybridEP)."""
@@ -339,6 +343,8 @@ def _stack(row: Row, zero: int) -> str:
         words = " ".join(row.text(column) for column in columns).lower()
         if mentions(words, r"paddle"):
             return "paddle"
+        if mentions(words, _MEGATRON_FSDP):
+            return _megatron(row)
         if mentions(words, r"deepspeed") and not _sharded_by_torch(row):
             return "deepspeed-zero3" if zero == 3 else "deepspeed"
         if zero == 3 and mentions(words, r"llm-foundry|mosaicml"):

@@ -29,6 +29,18 @@ def test_overlaps_that_flags_name_or_deny(stack: str, flags: str, hidden: tuple[
     assert (found.reductions, found.gathers, found.tensor) == hidden
 
 
+@pytest.mark.parametrize(
+    ("flags", "share"),
+    [
+        ("overlap-grad-reduce; overlap-moe-expert-parallel-comm", 0.5),
+        ("no overlap-moe-expert-parallel-comm", 0.0),
+        ("overlap-grad-reduce", 0.0),
+    ],
+)
+def test_an_exchange_that_flags_hide(flags: str, share: float) -> None:
+    assert with_overlaps(load_software("megatron"), flags).hidden.exchange == share
+
+
 def test_fused_norms_and_gates_pass_memory_once() -> None:
     eager, megatron = load_software("fsdp"), load_software("megatron")
     notes: list[str] = []

@@ -141,6 +141,15 @@ def test_megatron_computes_its_loss_kernel_by_kernel(tmp_path: Path) -> None:
     assert not load_software("megatron").composed_loss  # plans: a stack is told so by a row alone
 
 
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [("Megatron-LM; Megatron FSDP", "megatron"), ("use_megatron_fsdp", "megatron"), ("Megatron-LM; FSDP2", "fsdp")],
+)
+def test_megatrons_own_fsdp_has_its_layers(tmp_path: Path, flags: str, name: str) -> None:
+    found, _ = machine(tmp_path, 3, 8, zero_stage="3", date="2025-07", flash_attention="True", other_flags=flags)
+    assert found.software.name == name
+
+
 def test_a_compiled_run_of_fsdp_by_name(tmp_path: Path) -> None:
     named = {"zero_stage": "3", "stack": "FSDP2", "other_flags": "Hugging Face transformers"}
     compiled, _ = machine(tmp_path, 3, 8, **named, compile="True")
