@@ -352,7 +352,8 @@ def tensor_type(tensor: torch.Tensor) -> TensorType:
 
 
 def _parameters(module: nn.Module, types: dict[str, TensorType]) -> tuple[Parameter, ...]:
-    """All parameters in the order of `named_parameters`, tied ones once under their first name."""
+    """All parameters in the order of `named_parameters`, tied ones once under their first name. Raises ModelError for
+    one without elements: nothing of it could be cut, nor a product with it priced."""
     names: dict[int, list[str]] = {}
     tensors: dict[int, nn.Parameter] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -361,6 +362,11 @@ def _parameters(module: nn.Module, types: dict[str, TensorType]) -> tuple[Parame
     found = []
     for key, aliases in names.items():
         parameter = tensors[key]
+        if 0 in parameter.shape:
+            raise ModelError(
+                f"parameter '{aliases[0]}' of {type(module).__name__} has the shape {tuple(parameter.shape)} and so no"
+                " elements, nothing that could be trained or divided; build the model without it"
+            )
         types[aliases[0]] = tensor_type(parameter.detach())
         found.append(Parameter(name=aliases[0], aliases=tuple(aliases[1:]), trainable=parameter.requires_grad))
     return tuple(found)

@@ -182,15 +182,23 @@ def extended(piece: torch.Tensor, dim: int, extent: int) -> torch.Tensor:
     return torch.cat([piece, piece.new_zeros(*piece.shape[:dim], missing, *piece.shape[dim + 1 :])], dim)
 
 
+def _aligned(rows: torch.Tensor, whole: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Views of rows, (n, d, ..), and of a tensor of n d rows or fewer on the same elements: those of rows that are
+    full, and of the one that is not."""
+    length = rows.shape[1]
+    full = len(whole) // length
+    border = full * length
+    found = [(rows[:full], torch.unflatten(whole[:border], 0, (full, length)))]
+    if border < len(whole):
+        found.append((rows[full, : len(whole) - border], whole[border:]))
+    return found
+
+
 def _cut_into(rows: torch.Tensor, whole: torch.Tensor) -> None:
     """Fill rows, (n, d, ..), with a tensor of n d rows or fewer, and with zeros."""
-    count, length = rows.shape[:2]
-    full, rest = divmod(whole.shape[0], length)
-    rows[:full].copy_(torch.unflatten(whole[: full * length], 0, (full, length)))
-    if full < count:
-        rows[full, :rest].copy_(whole[full * length :])
-        rows[full, rest:].zero_()
-        rows[full + 1 :].zero_()
+    rows[len(whole) // rows.shape[1] :].zero_()
+    for row, part in _aligned(rows, whole):
+        row.copy_(part)
 
 
 def _joined(rows: torch.Tensor, extent: int) -> torch.Tensor:
@@ -199,12 +207,9 @@ def _joined(rows: torch.Tensor, extent: int) -> torch.Tensor:
         return rows.flatten(0, 1)
     if rows.is_contiguous():
         return rows.flatten(0, 1).narrow(0, 0, extent)
-    length = rows.shape[1]
-    full, rest = divmod(extent, length)
     whole = rows.new_empty((extent, *rows.shape[2:]))
-    torch.unflatten(whole[: full * length], 0, (full, length)).copy_(rows[:full])
-    if rest:
-        whole[full * length :].copy_(rows[full, :rest])
+    for row, part in _aligned(rows, whole):
+        part.copy_(row)
     return whole
 
 

@@ -186,6 +186,19 @@ def test_integer_parameters() -> None:
     assert "order" not in graph.differentiable
 
 
+@pytest.mark.parametrize("used", [True, False])
+def test_a_parameter_without_elements_is_refused(used: bool) -> None:
+    """By its name and shape, before anything is priced or cut."""
+    weight = nn.Parameter(torch.empty(0, WIDTH))
+
+    def forward(module: Any, x: torch.Tensor) -> torch.Tensor:
+        made = module.linear(x)
+        return (torch.cat([made, nn.functional.linear(x, module.empty)], dim=-1) if used else made).mean()
+
+    with refused(ModelError, "'empty'", "Net", (0, WIDTH), "no elements"):
+        traced(forward, empty=weight)
+
+
 def test_all_frozen_is_refused() -> None:
     module = Net(lambda m, x: m.linear(x).mean()).requires_grad_(False)
     with refused(ModelError, "Net", "trainable"):
