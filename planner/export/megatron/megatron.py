@@ -9,7 +9,8 @@
     uneven stages                 --pipeline-model-parallel-layout, which says what every stage holds: Ett|ttt|ttL
     recomputation                 --recompute-granularity full by block: the first N layers of each (virtual) stage;
                                   selective: modules, of which core_attn is attention and layernorm the norms
-
+    weights gathered in fp8       --fp8-param-gather, where Megatron-FSDP cuts them (ZeRO 3); beside the distributed
+                                  optimizer it gathers once a step what it then stores in fp8 whole, which is no plan
     offload of states             --optimizer-cpu-offload beside the distributed optimizer, all of them or none
 
 A ring's order is always zigzag there. Gradients are clipped to 1.0 unless it is told otherwise.
@@ -19,19 +20,35 @@ Source: NVIDIA/Megatron-LM, branch core_r0.16.0, megatron/training/arguments.py 
 from planner.export import common
 from planner.export.description import Description, default_gradient_dtype
 from planner.export.megatron.megatron_reading import read
-from planner.export.megatron.megatron_writing import FP8_RECIPES, MODULES, OPTIMIZERS, fill_in, write
+from planner.export.megatron.megatron_writing import (
+    FP8_GATHERED,
+    FP8_RECIPES,
+    MODULES,
+    OPTIMIZERS,
+    WHOLE_SHARDED,
+    fill_in,
+    write,
+)
 from planner.export.target import Giving, Loss, Target
 
 SCHEDULES = ("1f1b", "interleaved_1f1b")
 
 
-def nearest(description: Description, schedules: tuple[str, ...] = SCHEDULES) -> tuple[Loss, ...]:
-    """What Megatron-LM cannot be told, or an engine on it that has more schedules."""
+def nearest(description: Description) -> tuple[Loss, ...]:
+    """What Megatron-LM cannot be told."""
+    return nearest_of(description, gathers=FP8_GATHERED if description.zero == WHOLE_SHARDED else ())
+
+
+def nearest_of(
+    description: Description, schedules: tuple[str, ...] = SCHEDULES, *, gathers: tuple[str, ...] = ()
+) -> tuple[Loss, ...]:
+    """What Megatron-LM cannot be told, or an engine on it that has more schedules, and `gathers` weights in fp8 under
+    some recipes."""
     common.refuse_other_training(description, "Megatron-LM", tuple(OPTIMIZERS))
     giving = Giving(description)
     common.give_up_schedules(giving, schedules)
     common.give_up_interleave(giving)
-    common.give_up_fp8(giving, tuple(FP8_RECIPES), leaves_out=False, takes_experts=True)
+    common.give_up_fp8(giving, tuple(FP8_RECIPES), leaves_out=False, takes_experts=True, gathers=gathers)
     _give_up_layouts(giving)
     _give_up_recomputation(giving)
     d = giving.description

@@ -22,10 +22,12 @@ from planner.export.files.settings import size_of
 from planner.export.files.yaml_files import parse_yaml
 from planner.export.megatron.launchers import launched, with_dashes
 from planner.export.megatron.megatron_writing import (
+    FP8_GATHERED,
     FP8_RECIPES,
     MODULES,
     OPTIMIZERS,
     SHARDING,
+    WHOLE_SHARDED,
     model_options,
 )
 from planner.export.target import Facts, Reading
@@ -33,7 +35,7 @@ from planner.export.unmodelled import unmodelled
 from planner.fp8_recipes import RECIPES
 from planner.graph.fp8 import NO_FP8, Fp8
 from planner.plan.layout.kept import Kept
-from planner.sharding.update import PLAIN, Update
+from planner.sharding.update import BLOCK, PLAIN, Update
 
 _GRADIENTS = {"hybrid": "e5m2", "e4m3": "e4m3"}
 """What Megatron takes where no recipe is said: scales of the steps before."""
@@ -250,14 +252,29 @@ def _read_fp8(options: Options, notes: list[str], *, experts: bool) -> Fp8:
     ours = next((name for name, (_, theirs) in FP8_RECIPES.items() if theirs == recipe), None)
     if not layout or ours is None:
         return NO_FP8
+    gathered = _gathers_in_fp8(options, ours, notes)
     usual = FP8_RECIPES[ours][0]
     if layout != usual:
         notes.append(f"--fp8-format {layout}: priced as {usual}, with gradients in {_GRADIENTS[usual]}")
     if not RECIPES[ours].delayed:
-        return Fp8(recipe=ours, experts=experts)
+        return Fp8(recipe=ours, experts=experts, gathered=gathered)
     length, newest = options.degree("fp8-amax-history-len"), options.word("fp8-amax-compute-algo", "most_recent")
     history = 1 if newest == "most_recent" else length
-    return Fp8(recipe=ours, experts=experts, history=history, margin=options.integer("fp8-margin") or 0)
+    margin = options.integer("fp8-margin") or 0
+    return Fp8(recipe=ours, experts=experts, gathered=gathered, history=history, margin=margin)
+
+
+def _gathers_in_fp8(options: Options, recipe: str, notes: list[str]) -> bool:
+    """Whether weights are gathered in fp8 layer by layer; what of that is not as a plan has it is noted."""
+    if not options.flag("fp8-param-gather"):
+        return False
+    gathered = _read_zero(options) == WHOLE_SHARDED and recipe in FP8_GATHERED
+    notes.append(
+        "--fp8-param-gather: pieces of weights are priced as cast from 16 bits for each gather; they are stored in fp8"
+        if gathered
+        else "--fp8-param-gather: weights are priced as stored, and gathered once a step, in 16 bits"
+    )
+    return gathered
 
 
 def _devices(options: Options) -> int | None:
@@ -509,6 +526,7 @@ def _read_update(options: Options, d: Description) -> Update:
         PLAIN,
         gradient_dtype="parameter" if in_16_bits else default_gradient_dtype(d),
         clip_norm=clip if clip > 0 else None,
+        gathers=BLOCK if d.fp8.gathered else PLAIN.gathers,  # layer by layer, and weights in fp8 come so
     )
     elements = options.size("ddp-bucket-size")
     overlapped = options.flag("overlap-grad-reduce")

@@ -14,9 +14,12 @@ FP8_RECIPES = {"tensorwise": ("hybrid", "tensorwise"), "delayed": ("hybrid", "de
 """Arguments of --fp8-format and --fp8-recipe: e4m3 forward and e5m2 for gradients with scales of tensors, and e4m3 for
 all with those of lines of 32."""
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}
+FP8_GATHERED = ("tensorwise", "delayed")
+"""Recipes under which Megatron-FSDP gathers the weights of a layer in fp8 (--fp8-param-gather), as a plan does."""
+
 SHARDING = {0: "no_shard", 1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 MODULES = {"attention": "core_attn", "normalisation": "layernorm", **{name: name for name in PARTS}}
-_WHOLE_SHARDED = 3  # the stage of ZeRO at which no device holds its part of a model whole
+WHOLE_SHARDED = 3  # the stage of ZeRO at which no device holds its part of a model whole
 _PADDING = 128  # --make-vocab-size-divisible-by, at most
 
 
@@ -208,7 +211,7 @@ def zero_options(d: Description) -> list[Option]:
         option("data-parallel-sharding-strategy", SHARDING[d.zero]),
         option("ckpt-format", "fsdp_dtensor"),
         option("no-gradient-accumulation-fusion"),
-        *([option("init-model-with-meta-device")] if d.zero == _WHOLE_SHARDED else []),  # whole it may not fit
+        *([option("init-model-with-meta-device")] if d.zero == WHOLE_SHARDED else []),  # whole it may not fit
     ]
 
 
@@ -241,6 +244,7 @@ def training_options(d: Description) -> list[Option]:
     if d.fp8:
         layout, recipe = FP8_RECIPES[d.fp8.recipe]
         found += [option("fp8-format", layout), option("fp8-recipe", recipe)]
+        found += [option("fp8-param-gather")] if d.fp8.gathered else []
     if d.fp8.delayed:
         found += [option("fp8-amax-history-len", d.fp8.history), option("fp8-amax-compute-algo", "max")]
         found += [option("fp8-margin", d.fp8.margin)] if d.fp8.margin else []

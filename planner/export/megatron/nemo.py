@@ -89,7 +89,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
     common.give_up_offload(giving)
     if description.ring > 1 and description.heads > 1:
         common.give_up_other_rings(giving)
-    return (*giving.losses, *megatron.nearest(giving.description))
+    return (*giving.losses, *megatron.nearest_of(giving.description))
 
 
 def write(job: Job) -> Mapping[str, str]:

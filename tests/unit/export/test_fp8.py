@@ -46,11 +46,36 @@ def test_torchtitan_gathers_weights_in_fp8_with_scales_of_tensors() -> None:
     assert not [note for note in reading.notes if "float8" in note]
 
 
-@pytest.mark.parametrize("recipe", ["delayed", "tensorwise"])
-def test_megatron_keeps_what_it_gathers_in_its_own_dtype(recipe: str) -> None:
-    """Its `--fp8-param-gather` is about weights that are stored in fp8, whole, and gathered once a step."""
-    losses = TARGETS["megatron"].nearest(replace(PLAIN, fp8=Fp8(recipe=recipe, gathered=True), zero=1))
+@pytest.mark.parametrize(
+    ("name", "zero", "recipe"),
+    [("megatron", 1, "delayed"), ("megatron", 1, "tensorwise"), ("megatron", 2, "delayed"), ("nemo", 3, "tensorwise")],
+)
+def test_weights_that_are_stored_whole_are_not_gathered_in_fp8_by_layers(name: str, zero: int, recipe: str) -> None:
+    """Without Megatron-FSDP `--fp8-param-gather` is about weights that are stored in fp8, whole, and gathered once a
+    step. Other engines on Megatron are not told."""
+    losses = TARGETS[name].nearest(replace(PLAIN, fp8=Fp8(recipe=recipe, gathered=True), zero=zero))
     assert [loss.description.fp8 for loss in losses if "gathered in fp8" in loss.what] == [Fp8(recipe=recipe)]
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "tensorwise"])
+def test_megatron_fsdp_gathers_weights_in_fp8(recipe: str) -> None:
+    target, fp8 = TARGETS["megatron"], Fp8(recipe=recipe, gathered=True)
+    description = replace(PLAIN, fp8=fp8)
+    losses = target.nearest(description)
+    assert not [loss for loss in losses if "fp8" in loss.what]
+    description = losses[-1].description if losses else description
+    text = target.write(job_of(description, "llama-tiny"))[target.main]
+    assert "--fp8-param-gather" in text
+    reading = target.read(text, facts_of(description, "llama-tiny"))
+    assert (reading.description.fp8, reading.description.update.gathers) == (fp8, "block")
+    assert "fp8-param-gather" not in " ".join((*reading.unread, *reading.unmodelled))
+    assert [note for note in reading.notes if "stored in fp8" in note]
+    whole = text.replace("--use-megatron-fsdp", "")
+    reading = target.read(whole, facts_of(description, "llama-tiny"))
+    assert reading.description.fp8 == Fp8(recipe=recipe)
+    assert [note for note in reading.notes if "once a step, in 16 bits" in note]
+    plain = target.write(job_of(replace(description, fp8=Fp8(recipe=recipe)), "llama-tiny"))[target.main]
+    assert "--fp8-param-gather" not in plain
 
 
 def test_megatron_has_scales_of_tensors_for_all_layers() -> None:
