@@ -51,9 +51,9 @@ def call_with(operator: Operator, types: Mapping[str, TensorType]) -> Call:
     """The call of an operator whose values have these types."""
     return Call(
         op=operator.op,
-        arguments=tuple(_typed(argument, types) for argument in operator.arguments),
-        keywords=tuple((key, _typed(value, types)) for key, value in operator.keywords),
-        results=tuple(types[name] for name in operator.results if name is not None),
+        arguments=tuple([_typed(argument, types) for argument in operator.arguments]),
+        keywords=tuple([(key, _typed(value, types)) for key, value in operator.keywords]),
+        results=tuple([types[name] for name in operator.results if name is not None]),
     )
 
 
@@ -61,7 +61,7 @@ def _typed(argument: Argument, types: Mapping[str, TensorType]) -> Typed:
     if isinstance(argument, ValueRef):
         return types[argument.name]
     if isinstance(argument, tuple):
-        return tuple(_typed(item, types) for item in argument)
+        return tuple([_typed(item, types) for item in argument])
     return argument
 
 

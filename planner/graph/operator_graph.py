@@ -57,7 +57,7 @@ class TensorType:
 
     @property
     def nbytes(self) -> int:
-        return self.numel * self.element_bytes
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     @property
     def floating(self) -> bool:

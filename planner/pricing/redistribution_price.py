@@ -306,17 +306,17 @@ class RedistributionPricer:
         """What paths take. Padding counts where they have one collective; of several some send it, and some do not."""
         moves, taken = asked.hops.moves, asked.hops.taken
         seconds, first = np.zeros(asked.sends.shape), np.zeros(asked.sends.shape)
-        sends = np.array([*(kind in COLLECTIVES and self.mesh.sizes[axis] > 1 for kind, axis, _ in moves), False])
+        sends = np.array([*[kind in COLLECTIVES and self.mesh.sizes[axis] > 1 for kind, axis, _ in moves], False])
         larger, which = np.ones(1), np.zeros(asked.sends.shape, dtype=np.intp)
         if padding is not None:
             larger, which = np.unique(np.where(sends[taken].sum(axis=0) == 1, padding, 1.0), return_inverse=True)
         price = np.array(
             [
-                [*(self._price(kind, axis, fraction * nbytes * more, nbytes) for kind, axis, fraction in moves), 0.0]
+                [*[self._price(kind, axis, fraction * nbytes * more, nbytes) for kind, axis, fraction in moves], 0.0]
                 for more in larger.tolist()
             ]
         )
-        sent = price * np.array([*(kind in COLLECTIVES for kind, _, _ in moves), False])
+        sent = price * np.array([*[kind in COLLECTIVES for kind, _, _ in moves], False])
         for step in taken:
             seconds += price[which, step]
             first = np.where(first == 0.0, sent[which, step], first)

@@ -77,7 +77,7 @@ class Bucket:
     @cached_property
     def nbytes(self) -> tuple[float, ...]:
         """Of the message of each collective."""
-        return tuple(sum(every) for every in zip(*(member.nbytes for member in self.members), strict=True))
+        return tuple([sum(every) for every in zip(*[member.nbytes for member in self.members], strict=True)])
 
     @property
     def flat(self) -> float:

@@ -152,8 +152,10 @@ class BoundPlan:
         found.update((name, Duplex(forward=whole, gradient=whole)) for name in self.graph.buffers)
         found.update((name, Duplex(forward=p.weight, gradient=p.gradient)) for name, p in self.parameters.items())
         for op in self.operators:
-            named = [result for result in op.operator.results if result is not None]
-            found.update(zip(named, op.layouts.results, strict=True))
+            named = op.operator.results
+            if None in named:
+                named = tuple([result for result in named if result is not None])
+            found.update(zip(cast("tuple[str, ...]", named), op.layouts.results, strict=True))
         return found
 
     def recompute_of(self, block: int | None) -> frozenset[int] | None:

@@ -236,7 +236,7 @@ def _check_offloaded_weights(
     """Weights are offloaded where one block alone reads them, and where they change once a step."""
     fault = offload_fault("", plan.schedule)
     for name, one in stored.items():
-        if not one.weight_offloaded:
+        if one.weight_home == "device":
             continue
         if fault is not None:
             raise PlanFileError(

@@ -81,9 +81,10 @@ def _gathers(bound: BoundPlan, operators: Sequence[int], known: Known) -> tuple[
     together: dict[object, list[tuple[Traveller, Traveller, tuple[int, int]]]] = {}
     weights = _weights(bound.graph)
     for at in operators:
-        op = bound.operators[at]
-        for place in weights.get(at, ()):
-            if _goes_along(bound, at, place):
+        op, places = bound.operators[at], weights.get(at, ())
+        later = deferred_weight_gradients(bound, at) if places else ()
+        for place in places:
+            if place not in later and _goes_along(bound, op, place):
                 there, back = _ways(bound, op, place, known)
                 if there.moves or back.moves or place in op.rule.narrow:
                     key = (there.moves, there.dtype, back.moves, back.dtype)
@@ -134,15 +135,13 @@ def _weights(graph: OperatorGraph) -> Mapping[int, tuple[int, ...]]:
     return cast("Mapping[int, tuple[int, ...]]", graph.derived["weights read once",])
 
 
-def _goes_along(bound: BoundPlan, at: int, place: int) -> bool:
-    op = bound.operators[at]
-    name = op.operator.operands[place]
+def _goes_along(bound: BoundPlan, op: BoundOperator, place: int) -> bool:
+    name, update = op.operator.operands[place], bound.plan.training.update
     return (
         op.rule.op_class not in ("view", "copy")  # whose results may be the memory of the weight
-        and not bound.parameters[name].weight_offloaded
-        and not bound.plan.training.update.is_local(name)
+        and not (bound.offloads_weights and bound.parameters[name].weight_offloaded)
+        and not (update.local_parameters and update.is_local(name))
         and not bound.sequences.get(name)
-        and place not in deferred_weight_gradients(bound, at)
     )
 
 
@@ -169,6 +168,6 @@ def _ways(bound: BoundPlan, op: BoundOperator, place: int, known: Known) -> tupl
 
 def _needed(bound: BoundPlan, at: int, place: int) -> bool:
     """Whether the gradients of an operator need this operand."""
-    op = bound.operators[at]
-    graded = {other for other, name in enumerate(op.operator.operands) if name in bound.graph.differentiable}
-    return any(kept == place and graded.intersection(needed_by) for kept, needed_by in op.rule.saves)
+    op, graded = bound.operators[at], bound.graph.differentiable
+    needing = [other for kept, needed_by in op.rule.saves if kept == place for other in needed_by]
+    return not graded.isdisjoint([op.operator.operands[other] for other in needing])

@@ -43,7 +43,8 @@ def tables_on_hosts(bound: BoundPlan) -> Bytes:
 def visiting_order(bound: BoundPlan, held: Collection[str]) -> tuple[str, ...]:
     """Of the parameters that a rank holds those whose states are offloaded, in the order of their updates: members of a
     bucket of new weights one after the other, so that it soon is complete, then the others as the model has them."""
-    offloaded = [name for name in bound.parameters if name in held and bound.parameters[name].offloaded]
+    every = bound.once("offloaded states", lambda: [name for name, one in bound.parameters.items() if one.offloaded])
+    offloaded = [name for name in every if name in held]
     if not offloaded:
         return ()
     together = [name for bucket in gathering_buckets(bound, held) for name in bucket.names]

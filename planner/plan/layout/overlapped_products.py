@@ -91,7 +91,9 @@ class Overlap:
     @property
     def early(self) -> tuple[int, ...]:
         """Products that run before their turn in the graph, right behind the identity."""
-        return tuple(at for at in self.products if at != self.at)
+        if self.at not in self.products:
+            return self.products
+        return tuple([at for at in self.products if at != self.at])
 
 
 def overlaps_of(bound: BoundPlan, operators: Iterable[int] | None = None) -> tuple[Overlap, ...]:

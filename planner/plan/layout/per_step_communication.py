@@ -79,9 +79,9 @@ def _once_of(bound: BoundPlan, held: Collection[str], cluster: Cluster, pricers:
             for number, message in enumerate(bucket_messages(bucket)):
                 assert message.axis is not None, "gradients and weights stay within a stage"
                 whole = pricer.exposed * message_seconds(message, bound.plan.mesh, cluster)
-                alone = (member.nbytes[number] for member in bucket.members)
-                shares = (pricer.message_seconds(message.kind, message.axis, nbytes) for nbytes in alone)
-                cost.add(part, message, whole - sum(shares))
+                sizes = [member.nbytes[number] for member in bucket.members]
+                alone = {one: pricer.message_seconds(message.kind, message.axis, one) for one in dict.fromkeys(sizes)}
+                cost.add(part, message, whole - sum([alone[one] for one in sizes]))
                 travels += whole
             if part == "gradient reduction" and place < starts.early:
                 cost.early.append((bucket, travels))

@@ -114,7 +114,7 @@ def _axis_role(bound: BoundPlan, labels: tuple[tuple[str, ...], ...], position: 
     elif inside not in (role, "replicated") and not (role == "tensor" and inside == "heads"):
         detail += f", {inside} in attention" + (" (Ulysses)" if (role, inside) == ("sequence", "heads") else "")
     axis = bound.plan.mesh.axes[position]
-    experts = any(_cuts_experts(operator, position) for operator in bound.operators)
+    experts = any(_cuts_experts(one, position) for one in bound.operators if one.rule.exchanged)
     word = "context" if role in ("sequence", "pixels") else role
     return AxisRole(
         axis=axis.name,

@@ -8,7 +8,7 @@ Derived here, once for all: the judge, the memory account, the audit and the exe
 field more.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -84,7 +84,7 @@ def segments_of(
     results, again = {*_results(bound, cut), *outputs}, replays(bound.graph, bound.blocks)
     used_later, found = set(results), list[Segment]()
     overlaps = overlaps_of(bound, cut.operators) if overlaps is None else overlaps
-    behind = {one.at: one.early for one in overlaps if one.early}
+    behind = _behind(bound, overlaps)
     experts = expert_overlaps_of(bound, overlaps, cut.operators)
     for block, run in reversed(_runs(bound, cut.operators)):
         operators = in_parts_order(in_order(run, behind), experts)
@@ -109,6 +109,14 @@ def segments_of(
         )
         used_later.update(mentioned)
     return tuple(reversed(found))
+
+
+def _behind(bound: BoundPlan, overlaps: Sequence[Overlap]) -> Mapping[int, Sequence[int]]:
+    """Products that run right behind the operator of their overlap, for one stage after the other of a plan."""
+    found, _ = bound.once(
+        ("behind", id(overlaps)), lambda: ({one.at: one.early for one in overlaps if one.early}, overlaps)
+    )
+    return found
 
 
 def segments_by_stage(bound: BoundPlan, overlaps: Sequence[Overlap] | None = None) -> tuple[tuple[Segment, ...], ...]:

@@ -29,6 +29,8 @@ def offloaded_weights(bound: BoundPlan, operators: Sequence[int]) -> tuple[str, 
 def block_of_offloaded(bound: BoundPlan, held: Collection[str]) -> Mapping[str, int]:
     """The block of each offloaded weight among those that are `held`."""
     found: dict[str, int] = {}
+    if not offloads_weights(bound):
+        return found
     for name in held:
         if bound.parameters[name].weight_offloaded:
             block = bound.blocks.block_of(bound.graph.consumers[name][0])

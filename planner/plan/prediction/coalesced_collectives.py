@@ -69,6 +69,7 @@ class Together:
         sent: defaultdict[tuple[str, Phase], Seconds] = defaultdict(float)
         ways = self._ways(self.stages[stage])
         waited, relayed = self._waited_for(ways, self.stages[stage]), relays(self.bound.plan)
+        overlapped, pipeline = self.cluster.device.overlapped, self.bound.plan.pipeline
         shade = {"there": self._before(ways, stage, "there"), "again": 0.0, "back": self._before(ways, stage, "back")}
         for way in ways:
             messages = bucket_messages(way.bucket)
@@ -76,15 +77,13 @@ class Together:
             for message in messages:
                 charge(cost.messages, way.part, A_BLOCK, message, {way.phase: 1})
             sent[way.part, way.phase] += sum(seconds)
-            first = seconds[0] * self.cluster.device.overlapped  # what follows it is waited for when it is there
+            first = seconds[0] * overlapped  # what follows it is waited for when it is there
             covered = first
             if way in waited:
                 covered = min(first, shade[way.kind])
                 shade[way.kind] -= covered
             _pass(chunk, way.phase).hide(first if relayed else covered)
-            if relayed and (
-                (way.kind == "there" and not stage) or (way.kind == "back" and stage < self.bound.plan.pipeline)
-            ):
+            if relayed and ((way.kind == "there" and not stage) or (way.kind == "back" and stage < pipeline)):
                 _pass(chunk, way.phase).uncovered += first - covered
         for phase in ("forward", "recomputation", "backward"):
             for part in (GATHERING, REDUCING):

@@ -102,7 +102,7 @@ class Walk:
         self.hosted = bool(self.cluster.device.host_latency * self.cluster.software.host)
         self.counted = software.counts_rows and any(op.rule.op_class == "experts" for op in self.bound.operators)
         self.owners: Mapping[str, Owner] = {}  # of states of the rank that are shared out whole
-        self.tied = shared_parameters(self.bound)
+        self.tied, self.share_overlapped = shared_parameters(self.bound), self.cluster.device.overlapped
         self._made: dict[str, Duplex] = {}
         self._travels: dict[object, tuple[PricedRoute, Seconds, PricedRoute, Seconds]] = {}  # once a step, by kind
         self.products, self.exchanges = ProductOverlap(walk=self), ExchangeOverlap(walk=self)
@@ -323,7 +323,7 @@ class Walk:
         for phase, number in times.items():
             into = chunk.forward if phase == "forward" else chunk.pass_of(later=later)
             waits = self.bound.plan.mesh.zigzag or self.in_pairs  # what is reordered, and where only experts take turns
-            sent = 0.0 if waits else number * route.seconds * self.cluster.device.overlapped
+            sent = 0.0 if waits else number * route.seconds * self.share_overlapped
             self.turns |= sent > 0 and moved != "activations"  # at a weight in both passes
             more = number * (beyond or 0.0)
             into.add(waits=number * route.seconds + more, hidden=number * hidden, sent=sent)

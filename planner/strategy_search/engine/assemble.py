@@ -110,8 +110,9 @@ def candidate(found: Assembly, column: Column, index: int) -> int:
 def _signature(found: Assembly, column: Column, kind: int) -> tuple[object, ...]:
     """All that a block of a kind takes from its column."""
     template = found.tables.template
-    choice = tuple(candidate(found, column, at) for at in template.held[kind])
-    own = tuple(column.candidates.get(name, 0) for name in sorted(template.own_parameters[kind]))
+    alias, chosen = found.alias, column.candidates
+    choice = tuple([chosen.get(alias.get(at, at), 0) for at in template.held[kind]])
+    own = tuple([chosen.get(name, 0) for name in sorted(template.own_parameters[kind])])
     return kind, column.recompute, column.kept, column.home, choice, own
 
 

@@ -379,8 +379,10 @@ def _readers(template: Template, edge: ValueEdge) -> tuple[int, ...]:
 def _reading(candidates: Candidates, ends: tuple[Layout, Layout]) -> Indices:
     """The candidates of a product whose operand has these layouts, forward and of its gradient; none in fp8."""
     operand = candidates.operands[0]
-    there = np.array([layout == ends[0] for layout in operand.forward.distinct])[operand.forward.index]
-    back = np.array([layout == ends[1] for layout in operand.gradient.distinct])[operand.gradient.index]
+    there, back = (
+        column.index == (column.distinct.index(end) if end in column.distinct else -1)
+        for column, end in zip((operand.forward, operand.gradient), ends, strict=True)
+    )
     there[: candidates.narrow or 0] = False
     return np.flatnonzero(there & back)
 

@@ -52,18 +52,22 @@ def eliminate_together(schedule: Schedule, tables: list[Array], rest: int = 0) -
     tables = list(tables)
     room(schedule.message_cells * len(tables[0]) * 8, "the messages of an elimination")
     alike = _Alike(tables) if len(schedule.buckets) - rest >= _MANY else None
-    cells, problems, sizes = 0, len(tables[0]), [table.shape[-1] for table in tables]
-    for bucket in schedule.buckets[: len(schedule.buckets) - rest]:
+    cells, problems = 0, len(tables[0])
+    shapes = schedule.shapes(tuple([table.shape[-1] for table in tables[: schedule.variables]]))
+    for bucket, (own, size) in zip(schedule.buckets[: len(schedule.buckets) - rest], shapes, strict=False):
         inputs = bucket.inputs + bucket.child_inputs
         if alike is not None and (known := alike.known(inputs)) is not None:
             tables.append(tables[known])
             continue
         views = [tables[source.table][source.together] for source in inputs]
-        shape = (problems, sizes[bucket.variable], *[sizes[variable] for variable in bucket.scope])
-        if (cells := cells + math.prod(shape)) > BLOCK:
+        shape = (problems, *own)
+        if (cells := cells + problems * size) > BLOCK:
             check()
             cells = 0
-        tables.append(_least(views, shape))
+        if problems * size <= BLOCK:
+            tables.append(np.minimum.reduce(_sum(views, shape), axis=1))
+        else:
+            tables.append(_least(views, shape))
     return tables
 
 

@@ -110,6 +110,18 @@ class Schedule:
         """How many variables there are."""
         return len({bucket.variable for bucket in self.buckets})
 
+    @cached_property
+    def _shapes(self) -> dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]]:
+        return {}
+
+    def shapes(self, sizes: tuple[int, ...]) -> list[tuple[tuple[int, ...], int]]:
+        """The shape of the clique table of each bucket, and its cells, where variables have so many candidates."""
+        if sizes not in self._shapes:
+            every = [(one.variable, *one.scope) for one in self.buckets]
+            found = [tuple([sizes[variable] for variable in clique]) for clique in every]
+            self._shapes[sizes] = [(shape, math.prod(shape)) for shape in found]
+        return self._shapes[sizes]
+
 
 @lru_cache(maxsize=256)
 def schedule(
