@@ -65,6 +65,7 @@ class Limits:
         ends: reading of the clock at which time is over; infinite for no limit.
         seconds: the time limit that was asked for, for messages.
         memory: bytes that the process may have resident; infinite for no limit.
+        read: reading of the clock when its memory was last looked at.
     """
 
     ends: float = math.inf
@@ -72,15 +73,15 @@ class Limits:
     memory: float = math.inf
     clock: Callable[[], float] = time.monotonic
     resident: Callable[[], float] = field(default_factory=lambda: resident_bytes)
-    _read: float = -math.inf
+    read: float = -math.inf
 
-    def check(self) -> None:
-        """Raise LimitError where a limit is reached."""
-        now = self.clock()
+    def check(self, now: float | None = None) -> None:
+        """Raise LimitError where a limit is reached; `now` is what the clock says, where it has been read."""
+        now = self.clock() if now is None else now
         if now > self.ends:
             raise self.late()
-        if self.memory < math.inf and now - self._read >= _EVERY:
-            self._read = now
+        if self.memory < math.inf and now - self.read >= _EVERY:
+            self.read = now
             if (held := self.resident()) > self.memory:
                 raise LimitError(f"the planner holds {_size(held)}, and {self._memory_words()}", memory=True)
 
@@ -120,8 +121,10 @@ _CURRENT: ContextVar[Limits | None] = ContextVar("planner_limits", default=None)
 def check() -> None:
     """Raise LimitError where a limit of the request is reached."""
     limits = _CURRENT.get()
-    if limits is not None:
-        limits.check()
+    if limits is not None:  # asked often: most times nothing is due
+        now = limits.clock()
+        if now > limits.ends or (limits.memory < math.inf and now - limits.read >= _EVERY):
+            limits.check(now)
 
 
 def checked(items: Iterable[_Item]) -> Iterator[_Item]:

@@ -148,15 +148,16 @@ class BoundPlan:
 
     def _promised(self) -> Mapping[str, Duplex]:
         whole = replicated(len(self.plan.mesh.axes))
-        found = {name: Duplex(forward=layout, gradient=whole) for name, layout in self.inputs.items()}
+        found = dict[str | None, Duplex]()
+        found.update((name, Duplex(forward=layout, gradient=whole)) for name, layout in self.inputs.items())
         found.update((name, Duplex(forward=whole, gradient=whole)) for name in self.graph.buffers)
         found.update((name, Duplex(forward=p.weight, gradient=p.gradient)) for name, p in self.parameters.items())
         for op in self.operators:
             named = op.operator.results
             if None in named:
                 named = tuple([result for result in named if result is not None])
-            found.update(zip(cast("tuple[str, ...]", named), op.layouts.results, strict=True))
-        return found
+            found.update(zip(named, op.layouts.results, strict=True))
+        return cast("Mapping[str, Duplex]", found)
 
     def recompute_of(self, block: int | None) -> frozenset[int] | None:
         """How a block is recomputed: the places in it of the operators whose results are kept all the same (none under

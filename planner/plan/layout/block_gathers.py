@@ -79,10 +79,10 @@ def _gathers(bound: BoundPlan, operators: Sequence[int], known: Known) -> tuple[
     update, blocks = bound.plan.training.update, bound.blocks
     fewest = 1 if update.ahead and blocks.count and operators[0] >= blocks.start else 2
     together: dict[object, list[tuple[Traveller, Traveller, tuple[int, int]]]] = {}
-    weights = _weights(bound.graph)
+    weights, defers = _weights(bound.graph), bound.plan.schedule_kind.splits_backward
     for at in operators:
         op, places = bound.operators[at], weights.get(at, ())
-        later = deferred_weight_gradients(bound, at) if places else ()
+        later = deferred_weight_gradients(bound, at) if places and defers else ()
         for place in places:
             if place not in later and _goes_along(bound, op, place):
                 there, back = _ways(bound, op, place, known)

@@ -79,9 +79,9 @@ def _once_of(bound: BoundPlan, held: Collection[str], cluster: Cluster, pricers:
             for number, message in enumerate(bucket_messages(bucket)):
                 assert message.axis is not None, "gradients and weights stay within a stage"
                 whole = pricer.exposed * message_seconds(message, bound.plan.mesh, cluster)
-                sizes = [member.nbytes[number] for member in bucket.members]
-                alone = {one: pricer.message_seconds(message.kind, message.axis, one) for one in dict.fromkeys(sizes)}
-                cost.add(part, message, whole - sum([alone[one] for one in sizes]))
+                own = [member.nbytes[number] for member in bucket.members]
+                taken = {one: pricer.message_seconds(message.kind, message.axis, one) for one in dict.fromkeys(own)}
+                cost.add(part, message, whole - sum([taken[one] for one in own]))
                 travels += whole
             if part == "gradient reduction" and place < starts.early:
                 cost.early.append((bucket, travels))
@@ -141,7 +141,13 @@ def _filled(bound: BoundPlan, held: Collection[str], *, gradients: bool) -> tupl
     ways: dict[object, Traveller] = {}
     servers = owners_of(bound, held) if gradients and update.served else {}
     local = {name for name in wanted if update.is_local(name)} if update.local_parameters else set[str]()
-    travellers = [_traveller(bound, name, gradients, ways, servers.get(name)) for name in wanted if name not in local]
+    travellers = []
+    for name in wanted:
+        if name not in local:
+            known = None if servers else ways.get((id(bound.graph.types[name]), id(bound.parameters[name])))
+            travellers.append(
+                known.called(name) if known is not None else _traveller(bound, name, gradients, ways, servers.get(name))
+            )
     positions = trainable_positions(bound.graph)
     return in_buckets(travellers, update.buckets, positions, shared_parameters(bound) if gradients else frozenset())
 

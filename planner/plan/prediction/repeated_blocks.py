@@ -171,7 +171,7 @@ def _kinds(graph: OperatorGraph, blocks: Blocks, alive: Liveness) -> tuple[int, 
 
 def _told(graph: OperatorGraph, blocks: Blocks, alive: Liveness, block: int) -> list[object] | None:
     """All of a block that decides what its visits add; None where it has to do with blocks that are no neighbours."""
-    inside = blocks.operators(block)
+    inside, start, stop = blocks.operators(block), blocks.start, blocks.stop
     first = blocks.borders[max(block - 1, 0)]
     last = blocks.borders[min(block + 2, blocks.count)]
     found: list[object] = [blocks.kinds[block]]
@@ -181,13 +181,13 @@ def _told(graph: OperatorGraph, blocks: Blocks, alive: Liveness, block: int) -> 
         found.append(at in alive.overwritten)
         for name in op.operands:
             made = graph.producer.get(name)
-            if made is not None and blocks.start <= made < blocks.stop:
+            if made is not None and start <= made < stop:
                 if not first <= made < inside.stop:
                     return None
                 found.append(made - inside.start)
             elif name in graph.parameter_names:
                 uses = graph.consumers[name]
-                found.append(tuple(use - inside.start for use in uses))
+                found.append(tuple([use - inside.start for use in uses]))
             else:
                 found.append(name)
             found += (graph.types[name], name in graph.differentiable, name in graph.data_dependent)
@@ -195,9 +195,9 @@ def _told(graph: OperatorGraph, blocks: Blocks, alive: Liveness, block: int) -> 
             if result is None:
                 continue
             uses = graph.consumers.get(result, ())
-            if any(blocks.start <= use < blocks.stop and not inside.start <= use < last for use in uses):
+            if [use for use in uses if start <= use < stop and not inside.start <= use < last]:
                 return None
-            found.append(tuple(use - inside.start if use < blocks.stop else -use for use in uses))
+            found.append(tuple([use - inside.start if use < stop else -use for use in uses]))
             found += (graph.types[result], result in graph.differentiable, result in alive.kept)
             found.append(alive.share(result))
     return found

@@ -86,7 +86,7 @@ class Walk:
     def __post_init__(self) -> None:
         graph, plan = self.bound.graph, self.bound.plan
         self._machine = self.cluster if self.machine is None else self.machine
-        self.update = plan.training.update
+        self.update, self.bucketed = plan.training.update, plan.training.update.bucketed
         software, blocks = self.cluster.software, self.bound.blocks
         self.book, self.once = price_books(self.bound, self.cluster)
         self.pricers = self.once.pricers[0][0]
@@ -114,7 +114,7 @@ class Walk:
         """Start over with the same plan under another schedule, the segments of its stages, and the overlaps that it
         has, where they are known."""
         self.bound = bound
-        self.defers = bound.plan.schedule_kind.splits_backward
+        self.defers, self.flushes = bound.plan.schedule_kind.splits_backward, bound.plan.schedule_kind.flushes
         self.in_pairs = runs_in_pairs(bound.plan)
         self.takes_turns = self.in_pairs or bound.plan.training.interleave > 1
         self.deferred_weight_gradients = {
@@ -430,7 +430,7 @@ class Walk:
                     cost.offloaded["host"] += float(prices.served[0])
             for part, route in (("gradient reduction", sums), ("weight gathering", gathered)):
                 cost.once[part] += route.seconds
-                for message in () if self.update.bucketed else route.messages:
+                for message in () if self.bucketed else route.messages:
                     charge(cost.messages, part, "", message, {"update": 1})
             chunk.reductions += hidden
             chunk.weights += below
@@ -442,11 +442,11 @@ class Walk:
         cost.memory["weights"] += float(prices.weight[0])
         cost.memory["gradients"] += float(prices.gradient[0])
         cost.memory["optimizer state"] += float(prices.state[0])
-        if stored.offloaded and trainable:
+        if stored.state_home != "device" and trainable:
             cost.offload(name, prices, stored.state_home)
         if block is not None:
             cost.offload_weight(block, prices, stored.weight_home)
-        if not plan.schedule_kind.flushes and trainable and tensor.dtype == "float32":  # no master is a view there
+        if not self.flushes and trainable and tensor.dtype == "float32":  # no master is a view there
             cost.memory["optimizer state"] += tensor.nbytes * local_share(tensor.shape, stored.state, plan.mesh.sizes)
         return float(prices.visiting[0])
 

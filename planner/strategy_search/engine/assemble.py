@@ -140,11 +140,13 @@ def _outside(graph: OperatorGraph, blocks: Blocks, found: Assembly, name: str, *
     column = found.before if before else found.after
     operators = tuple((graph.operators[at].name, _strategy(found, column, at - shift)) for at in range(low, high))
     own = {p for block in range(blocks.count) for p in block_parameters(graph, blocks, block)}
-    parameters = []
+    parameters, count, end = [], blocks.count, blocks.stop
     for parameter in graph.parameters:
+        if parameter.name in own:
+            continue
         uses = graph.consumers.get(parameter.name, ())
-        early = not uses or min(uses) < blocks.stop or not blocks.count
-        if parameter.name not in own and early == before:
+        early = not uses or min(uses) < end or not count
+        if early == before:
             columns = (column, *(found.blocks[first] for first in blocks.firsts))
             parameters.append((parameter.name, stored(found, columns, parameter.name)))
     return Group(name=name, operators=operators, parameters=tuple(parameters))
