@@ -67,8 +67,8 @@ def test_blocks_that_repeat_in_a_problem_are_eliminated_once(monkeypatch: pytest
     pairs = [np.zeros(())] * len(plan.pairs)
     for table, (number, flip) in zip(tables, plan.edge_pairs, strict=True):
         pairs[number] = (table.T if flip else table)[None]
-    made, least = list[object](), messages._least
-    monkeypatch.setattr(messages, "_least", lambda *views: (made.append(1), least(*views))[1])
+    made, added = list[object](), messages._sum
+    monkeypatch.setattr(messages, "_sum", lambda *views: (made.append(1), added(*views))[1])
     alone = remainder(plan, eliminate_together(plan, [*nodes, *pairs], 2), 2)
     every = len(made)
     monkeypatch.setattr(messages, "_MANY", 1)
