@@ -197,8 +197,8 @@ class Finalists:
         least = self.overlapping.overlapped(roomy).seconds
         if least <= found.objective * (1 + _MESSAGES):
             return roomy
-        source, other = self.sums.best(found, ranked, min(least, cutoff))
-        if other is ranked:
+        source, other = self.sums.best(found, ranked, min(least, cutoff), roomy)
+        if other is roomy:
             return roomy
         return min(
             roomy, self._finished(source, other, cutoff), key=lambda one: self.overlapping.overlapped(one).seconds

@@ -60,14 +60,17 @@ class OtherSums:
                     best = other
         return best
 
-    def best(self, found: Contender, ranked: Ranked, cutoff: Seconds = math.inf) -> tuple[Contender, Ranked]:
+    def best(
+        self, found: Contender, ranked: Ranked, cutoff: Seconds = math.inf, roomy: Ranked | None = None
+    ) -> tuple[Contender, Ranked]:
         """The plan of a contender, or a faster one that takes less than `cutoff`, with what it was made of. The sums of
         the search know the least that messages take: those of weights that go together, and those of buckets, for which
         a full device may have no room. Where that was much too little, other ways to gather weights are priced, too,
         and plans that leave room for buckets, or have none; where it was more, and not for lack of room, plans whose
         blocks cover more of what travels. Of a small model what is found with buckets as large as the links ask for is
         priced, too. Sums hope that a backward pass covers all reductions but the last: where it does not, the best that
-        waits for them is priced."""
+        waits for them is priced. What leaves room for overlaps is to be beaten by what leaves as much, where a
+        `roomy` plan is given."""
         overlapped = self.overlapping.expected(ranked) if self.overlapping.possible else ranked
         expected, engine = found.objective * (1 + _MESSAGES), self.engine.source_of(found.outcome)
         others = list[tuple[Engine, str, Bytes, float]]()
@@ -84,12 +87,14 @@ class OtherSums:
         reduces = found.pipeline_of_kinds.chain.reduces and overlapped.reduced > REDUCTIONS * overlapped.seconds
         if reduces and overlapped.seconds > expected:
             others.append((engine.waiting, found.outcome.gathers, 0.0, 0.0))
-        source = found
+        source, ranked = (found, ranked) if roomy is None else (roomy.found or found, roomy)
+        left = source.room
         for engine, gathers, room, covering in others:
             least = min(ranked.seconds, cutoff)
+            room += left
             outcome = engine.evaluate_as(gathers, found.configuration, cutoff=least, room=room, covering=covering)
             if outcome.seconds < least:
-                contender = replace(engine.contender(found.configuration, outcome), room=found.room)
+                contender = replace(engine.contender(found.configuration, outcome), room=room)
                 other = self.maker.as_found(contender)
                 fits = self.maker.fits(other.configuration, other.plan.prediction)
                 if fits and self.overlapping.overlapped(other).seconds < self.overlapping.overlapped(ranked).seconds:
