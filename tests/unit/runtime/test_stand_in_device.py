@@ -1,17 +1,52 @@
 """Branches of the runtime for devices with streams, on a stand-in that PyTorch makes of PrivateUse1 without a device.
 
-A stand-in is registered for a whole process, so the test has one of its own. It has streams and events, all of them
-done at once; tensors on it have no memory (docs/running.md, "Without a device").
+A stand-in is registered for a whole process, so every test has one of its own (`stand_in_device`).
 """
 
+import json
 import subprocess
 import sys
 
+import pytest
+
 REGISTERED = """
 import torch
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from tests.unit.runtime.stand_in_device import register
 
-_setup_privateuseone_for_python_backend("stand_in")
+registered = register()
+"""
+
+PLAN = """
+import json, sys
+from planner import search
+from planner.models.zoo import build_model
+from runtime.comm.device_mesh import current_device
+from runtime.data.datasets import synthetic_batch
+from runtime.step.arguments import Arguments
+from runtime.step.training_step import parallelize
+
+pinned = {"micro_batches": 2, **json.loads(sys.argv[1])}
+plan = search("llama-tiny", "cpu", devices=1, global_batch=4, precision="fp32", seq_len=16, pinned=pinned).plan
+
+
+def steps(device, lowered):
+    torch.manual_seed(0)
+    built = build_model("llama-tiny", dtype="float32", device="cpu", sequence_length=16)
+    step = parallelize(built.module, plan, device=device, lowered=lowered)
+    step.prepare(*built.args, **built.kwargs)
+    shapes = Arguments(args=tuple(built.args), kwargs=built.kwargs).tensors()
+    batches = [
+        synthetic_batch(shapes, batch=built.batch, samples=4, bounds=built.bounds, seed=0, step=at) for at in range(3)
+    ]
+    losses = [float(step(*batch)) for batch in batches]
+    weights = step.full_parameters()
+    places = sorted({weight.device.type for weight in weights.values()})
+    total = sum(float(weight.cpu().double().abs().sum()) for weight in weights.values())
+    return [places, [*losses, float(step.evaluate(*batches[0])), total]]
+
+
+for lowered in (True, False):
+    print(json.dumps([steps(torch.device("cpu"), lowered), steps(current_device(0), lowered)]))
 """
 
 DEVICE = """
@@ -76,3 +111,17 @@ def test_a_process_takes_its_device_copies_wait_for_events_and_a_thread_goes_on_
             "back0 forward0 back1 forward1 stand_in",
         ],
     ), run.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pinned", [{"recompute": "none"}, {"recompute": "full"}], ids=str)
+def test_a_plan_trains_and_evaluates_on_it_as_on_the_host(pinned: dict[str, str]) -> None:
+    """Both executors: tensors are on the device all the time, losses and weights those of the host."""
+    words = [sys.executable, "-c", REGISTERED + PLAN, json.dumps(pinned)]
+    run = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    for line in run.stdout.splitlines():
+        (host, expected), (device, found) = json.loads(line)
+        assert (host, device) == (["cpu"], ["stand_in"])
+        assert found == pytest.approx(expected, rel=1e-6)
+    assert len(run.stdout.splitlines()) == 2
