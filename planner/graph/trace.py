@@ -31,6 +31,7 @@ from planner.graph import repeats
 from planner.graph.alike import NotAlikeError
 from planner.graph.bags import with_bags
 from planner.graph.constants import held_tensor
+from planner.graph.contractions import with_pairs
 from planner.graph.literals import LiteralsKept
 from planner.graph.masks import with_mask_kinds
 from planner.graph.names import check_names, free_name
@@ -126,7 +127,7 @@ def _graph_of(
         raise
     except Exception as error:
         raise refusal(module, error) from error
-    flat = with_recurrent_layers(with_bags(_Reader(module, exported, written).read()))
+    flat = with_pairs(with_recurrent_layers(with_bags(_Reader(module, exported, written).read())))
     graph = with_mask_kinds(repeats.expand(flat, announced) if announced else flat)
     if graph.loss not in graph.differentiable:
         raise ModelError(

@@ -14,6 +14,7 @@ from planner.models.delayed_experts import DelayedProducts
 from planner.models.experts import products_of
 from planner.models.fp8_experts import PLAIN, Agreement
 from runtime.comm import collectives
+from runtime.ops.contraction import product
 from runtime.ops.cross_entropy import SplitLoss, split_cross_entropy
 from runtime.ops.delayed_scales import LayerScales
 from runtime.ops.experts import Cut, SplitExperts, split_experts
@@ -52,6 +53,11 @@ def embedding(
     padding = padding_idx - offset if padding_idx >= 0 and 0 <= padding_idx - offset < rows else None
     found = F.embedding(row.masked_fill(elsewhere, 0), weight_VH, padding)
     return found.masked_fill(elsewhere.unsqueeze(-1), 0)
+
+
+def contraction(shard: Shard, equation: str, tensors: Sequence[torch.Tensor], path: Any = None) -> torch.Tensor:
+    """Letters stand for what is here of their dims; one or two tensors have no path but one."""
+    return product(equation, tensors)
 
 
 def rms_norm(

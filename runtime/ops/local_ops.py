@@ -16,6 +16,7 @@ import torch
 from planner.fp8_recipes import RECIPES
 from planner.graph.bags import BAG
 from planner.graph.blocks import IDENTITY
+from planner.graph.contractions import EINSUM
 from planner.graph.fp8 import fp8_operator
 from planner.graph.masks import MASKED_ATTENTION
 from planner.graph.operator_graph import Argument, OperatorGraph, TorchConstant, ValueRef
@@ -160,6 +161,7 @@ LOCAL_OPS: Mapping[str, Form] = {
     "aten.batch_norm.default": local_channels.plain_batch_norm,
     "aten.avg_pool2d.default": local_images.avg_pool2d,
     "aten.copy.default": local_shapes.copied,
+    EINSUM: local_language.contraction,
     "aten.cross_entropy_loss.default": local_language.cross_entropy,
     "aten.embedding.default": local_language.embedding,
     "aten.group_norm.default": local_channels.group_norm,

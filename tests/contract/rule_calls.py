@@ -166,6 +166,21 @@ def _contractions() -> Iterator[tuple[Any, ...]]:
     yield "matmul.default", _random(4, 2, 8), _random(8)
     yield "mm.default", _random(4, 8), _random(8, 6)
     yield "bmm.default", _random(4, 6, 8), _random(4, 8, 2)
+    yield "mv.default", _random(4, 8), _random(8)
+    yield "dot.default", _random(8), _random(8)
+    yield "baddbmm.default", _random(4, 1, 2), _random(4, 6, 8), _random(4, 8, 2)
+    yield "baddbmm.default", "scaled", _random(2), _random(4, 6, 8), _random(4, 8, 2), {"beta": 0.5, "alpha": 2.0}
+    yield "einsum.default", "experts", "bsh,ehf->bsef", [_random(4, 2, 8), _random(6, 8, 4)]
+    yield "einsum.default", "heads", "bhqk, bkhd -> bqhd", [_random(2, 4, 6, 8), _random(2, 8, 4, 6)]
+    yield "einsum.default", "any leading dims", "...i,oi->...o", [_random(4, 2, 8), _random(6, 8)]
+    yield "einsum.default", "leading dims of one", "...i,...i->...", [_random(4, 2, 8), _random(8)]
+    yield "einsum.default", "an extent of one", "ij,ij->i", [_random(4, 6), _random(4, 1)]
+    yield "einsum.default", "a result unsaid", "ij,jk", [_random(4, 8), _random(8, 6)]
+    yield "einsum.default", "nothing summed", "bld,dn->bldn", [_random(4, 2, 6), _random(6, 8)]
+    yield "einsum.default", "one turned", "bij->jbi", [_random(4, 6, 8)]
+    yield "einsum.default", "one summed", "bij->jb", [_random(4, 6, 8)]
+    yield "einsum.default", "a diagonal", "bii->bi", [_random(4, 6, 6)]
+    yield "einsum.default", "a trace and a product", "bii,bj->bj", [_random(4, 6, 6), _random(4, 8)]
     yield "conv2d.default", _random(4, 6, 8, 4), _random(4, 6, 2, 2), _random(4), [2, 2]
     yield "conv2d.default", "no bias", _random(4, 2, 5, 5), _random(6, 2, 3, 3), None, [1, 1], [1, 1]
     attention = "scaled_dot_product_attention.default"

@@ -82,6 +82,11 @@ DIFFERENCES = {
         *("sum.dim_IntList-4x6x8 d1 backward", "mean.dim-4x6x8 d1 backward"),
         *("sum.dim_IntList-4x6x8-kept d[02] backward", "mean.dim-4x6x8-kept d[02] backward"),
         *("sum.dim_IntList-4x6x8-all d? backward", "mean.dim-4x6x8-all d? backward"),
+        *("einsum.default-4x6x8-one summed i backward", "einsum.default-4x6_4x1-* j backward"),
+    ),
+    "DTensor gathers a tensor before it takes a diagonal, and sums its gradient before": (
+        "einsum.default-4x6x6* b forward",
+        "einsum.default-4x6x6_4x8-* j backward",
     ),
     "DTensor gathers a dim before it is sliced, split or joined even where that changes nothing": (
         "slice.Tensor-4x6x8-first dim along backward",

@@ -234,6 +234,28 @@ def scaled() -> Example:
     return Scaled(), (torch.randn(BATCH, 8),), {}
 
 
+class Einsums(nn.Module):
+    """Attention and experts, all of whose products are written as einsum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Parameter(torch.randn(3, 16, 4, 4) / 4), nn.Parameter(torch.randn(4, 4, 16) / 4)
+        self.router = nn.Parameter(torch.randn(16, 4) / 4)
+        self.up, self.down = nn.Parameter(torch.randn(4, 16, 32) / 4), nn.Parameter(torch.randn(4, 32, 16) / 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = torch.einsum("bsh,chnd->cbsnd", x, self.qkv).unbind(0)
+        scores = torch.einsum("bqnd,bknd->bnqk", query, key).softmax(-1)
+        x = x + torch.einsum("bnqk,bknd,ndh->bqh", scores, value, self.out)
+        chances = torch.einsum("...h,he", x, self.router).softmax(-1)
+        inside = torch.einsum("bsh,ehf->bsef", x, self.up).relu()
+        return (x + torch.einsum("bsef,efh,bse->bsh", inside, self.down, chances)).square().mean()
+
+
+def einsums() -> Example:
+    return Einsums(), (torch.randn(BATCH, 8, 16),), {}
+
+
 class Masked(nn.Module):
     """Blocks of attention with few key heads, under a mask that the model makes of positions and of its input: to the
     last tokens of the same document, and in the last block to the first tokens, too."""

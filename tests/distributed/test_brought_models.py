@@ -6,9 +6,12 @@ from rich.console import Console
 from planner.cli.options import Options
 from planner.cli.requesting import request_of
 from planner.errors import RequestError
-from planner.plan.file import dump_plan
+from planner.graph.trace import trace
+from planner.plan.file import dump_plan, parse_plan
 from planner.strategy_search.objectives import plan_for
-from tests.distributed import tasks_brought
+from runtime import audit
+from tests.contract.test_priced_is_emitted import cluster_of
+from tests.distributed import brought, tasks_brought
 from tests.refusals import refused
 
 NAMED = ("whisper", "falcon_alibi", "clip", "mixed_dtypes", "index_add", "recurrent", "own_function", "masked")
@@ -59,6 +62,16 @@ def test_a_weight_that_is_read_through_a_call_that_changes_nothing(pair) -> None
     """The check of the first step takes its gradient of each micro-batch for that, and not for an older one."""
     text = planned("scaled", 2, global_batch=8, micro_batches=2, data=2)
     assert max(pair.run("tasks_brought", "difference", text)) < 1.0
+
+
+@pytest.mark.parametrize("degrees", [{"tensor": 2}, {"data": 2, "zero": 3}], ids=str)
+def test_products_that_are_written_as_einsum_are_cut_and_audited(degrees: dict[str, int], pair) -> None:
+    text = planned("einsums", 2, global_batch=4, **degrees)
+    assert max(pair.run("tasks_brought", "difference", text)) < 1.0
+    plan, (module, inputs, _) = parse_plan(text), brought.einsums()
+    (stage,) = audit(plan, trace(module, inputs), brought.BATCH, cluster_of(plan))
+    assert stage.unequal == ()
+    assert stage.peak == pytest.approx(stage.predicted_peak, rel=0.03)  # of 70 KB
 
 
 def test_a_batch_that_is_a_number_of_the_code_stays_in_every_micro_batch() -> None:

@@ -251,11 +251,11 @@ def _match_dim(table: FactorTable, token: tuple[str, ...], extent: int, extents:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Matmul(RuleSpec):
-    """torch.matmul and its kin: batch dims broadcast, 1-d operands are vectors."""
+    """torch.matmul and its kin: batch dims broadcast, 1-d operands are vectors, what is added stands first."""
 
     def build(self, call: Call) -> Rule:
         table = FactorTable(call.op)
-        a, b = call.operands[0].shape, call.operands[1].shape
+        *terms, a, b = (operand.shape for operand in call.operands)
         if not a or not b:
             raise RuleError(f"{call.op}: operands of shapes {a} and {b} have no dim to contract")
         batch = _broadcast_shape(a[:-2], b[:-2])
@@ -265,15 +265,18 @@ class Matmul(RuleSpec):
         column = ((table.add("n", b[-1]),),) if len(b) > 1 else ()
         first = (*broadcast_dims(lead, batch, a[:-2], call.op), *row, inner)
         second = (*broadcast_dims(lead, batch, b[:-2], call.op), *((inner, *column) if len(b) > 1 else (inner,)))
-        factors = table.freeze()
+        result, shape = (*lead, *row, *column), call.results[0].shape
+        added = tuple(broadcast_dims(result, shape, term, call.op) for term in terms)
+        factors, at = table.freeze(), len(terms)
         return Rule(
             op=call.op,
             factors=factors,
-            operands=(first, second),
-            results=((*lead, *row, *column),),
+            operands=(*added, first, second),
+            results=(result,),
             op_class="matmul",
             work=(Work(coefficient=2.0, factors=tuple(range(len(factors)))),),
-            saves=((0, (1,)), (1, (0,))),
+            addends=tuple(range(at)),
+            saves=((at, (at + 1,)), (at + 1, (at,))),
         )
 
 

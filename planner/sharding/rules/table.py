@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from planner.fp8_recipes import RECIPES
+from planner.graph.contractions import EINSUM
 from planner.graph.fp8 import fp8_operator
 from planner.graph.masks import MASKED_ATTENTION
 from planner.graph.random_ops import CHANCES
 from planner.graph.recurrent import GATES, LSTM
 from planner.sharding.rules.channels import BatchNorm, GroupNorm
+from planner.sharding.rules.contraction import Contraction
 from planner.sharding.rules.convolution import Convolution, Pool
 from planner.sharding.rules.einsum import Einsum, InnerPattern, Matmul
 from planner.sharding.rules.experts import Experts
@@ -94,6 +96,10 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.matmul.default": Matmul(),
     "aten.mm.default": Matmul(),
     "aten.bmm.default": Matmul(),
+    "aten.mv.default": Matmul(),
+    "aten.dot.default": Matmul(),
+    "aten.baddbmm.default": Matmul(),
+    EINSUM: Contraction(),
     "aten.scaled_dot_product_attention.default": _ATTENTION,
     MASKED_ATTENTION: WindowedAttention(
         plain=replace(
