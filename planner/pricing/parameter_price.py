@@ -42,7 +42,7 @@ from costmodels import (
 from hardware_profiles import Cluster, Home, Software
 from planner.graph.operator_graph import TensorType
 from planner.pricing.redistribution_price import Pricers, RedistributionPricer
-from planner.sharding.layout import local_share, whole_shape
+from planner.sharding.layout import Layout, local_share, whole_shape
 from planner.sharding.stored import StoredParameter, owned_axes
 from planner.sharding.update import PLAIN, Update
 
@@ -113,7 +113,7 @@ def price_parameter(
     software = pricers.parameters.cluster.software
     per = parameter_bytes(precision, optimizer, software, update.variant)
     weight = _weight_bytes(tensor, stored, sizes, per.weight, copied=trainable and per.weight > tensor.element_bytes)
-    shares = np.array([local_share(tensor.shape, s.weight, sizes) for s in stored])
+    shares = _shares(tensor, [s.weight for s in stored], sizes)
     weight += shares * tensor.numel * software.stored.beside
     cluster, zeros = pricers.parameters.cluster, np.zeros(len(stored))
     apart = np.array([one.weight_offloaded for one in stored])
@@ -140,8 +140,8 @@ def price_parameter(
     mean = np.array([1 / math.prod(sizes[axis] for axis in axes) for axes in owned])
     whole = np.array([bool(axes) for axes in owned])  # with one owner
     shares = mean if share is None else np.where(whole, share, 1.0)
-    state = np.array([local_share(tensor.shape, s.state, sizes) for s in stored]) * tensor.numel * shares
-    gradient = np.array([local_share(tensor.shape, s.gradient, sizes) for s in stored]) * tensor.numel
+    state = _shares(tensor, [s.state for s in stored], sizes) * tensor.numel * shares
+    gradient = _shares(tensor, [s.gradient for s in stored], sizes) * tensor.numel
     accumulated = summed(tensor, update)
     # an fp32 weight is its own master copy where the state cuts it finer; elsewhere the piece of the state is a copy,
     # and that of an offloaded weight, too
@@ -150,7 +150,7 @@ def price_parameter(
     served = whole & update.served
     copies = zeros
     if own:
-        padded = np.array([_pads(tensor, s, sizes) for s in stored])
+        padded = _padded(tensor, stored, sizes)
         copies = np.where(apart | served | padded, 1.0, pricers.parameters.pairs(tensor, weights, states).sends)
     added = gradient * (tensor.element_bytes + 2 * accumulated.element_bytes)
     device = cluster.device
@@ -184,10 +184,17 @@ def price_parameter(
     )
 
 
-def _pads(tensor: TensorType, stored: StoredParameter, sizes: Sequence[int]) -> bool:
-    """Whether the piece of the state has padding that the piece of the weight has not."""
-    ends = [whole_shape(tensor.shape, layout, sizes) for layout in (stored.weight, stored.state)]
-    return ends[0] != ends[1]
+def _shares(tensor: TensorType, layouts: Sequence[Layout], sizes: Sequence[int]) -> Array:
+    """What a device holds of a tensor in each of these layouts, of which many are the same."""
+    known = {layout: local_share(tensor.shape, layout, sizes) for layout in dict.fromkeys(layouts)}
+    return np.array([known[layout] for layout in layouts])
+
+
+def _padded(tensor: TensorType, stored: Sequence[StoredParameter], sizes: Sequence[int]) -> NDArray[np.bool_]:
+    """Where the piece of the state has padding that the piece of the weight has not."""
+    layouts = dict.fromkeys([layout for one in stored for layout in (one.weight, one.state)])
+    whole = {layout: whole_shape(tensor.shape, layout, sizes) for layout in layouts}
+    return np.array([whole[one.weight] != whole[one.state] for one in stored])
 
 
 def _messages(
@@ -198,6 +205,8 @@ def _messages(
     pricer: RedistributionPricer,
 ) -> Array:
     """Seconds in which a gradient is reduced to its owner along these axes, or a new weight broadcast."""
+    if not any(owned):
+        return np.zeros(len(stored))
     shares = [local_share(tensor.shape, one.weight, pricer.mesh.sizes) for one in stored]
     return np.array(
         [
@@ -220,10 +229,10 @@ def _weight_bytes(
     """Bytes of a weight, `each` of an element. What is stored in fp32 and computed with as a 16-bit copy lies in the
     layout of the state; where that is finer than the layout of the weight, the copy is beside it (FSDP2 that does not
     reshard)."""
-    weight = np.array([local_share(tensor.shape, s.weight, sizes) for s in stored]) * tensor.numel
+    weight = _shares(tensor, [s.weight for s in stored], sizes) * tensor.numel
     if not copied:
         return weight * each
-    state = np.array([local_share(tensor.shape, s.state, sizes) for s in stored]) * tensor.numel
+    state = _shares(tensor, [s.state for s in stored], sizes) * tensor.numel
     apart = np.array([s.weight != s.state and not s.weight_offloaded for s in stored])
     return np.where(apart, weight * tensor.element_bytes + state * each, weight * each)
 

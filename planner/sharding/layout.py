@@ -8,15 +8,15 @@ padded with zeros to equal shards where devices do not divide them (`PaddedShape
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from planner.errors import LayoutError
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """What one mesh axis does to a tensor. `dim` is -1 unless the kind is 'shard'."""
+class Placement(NamedTuple):
+    """What one mesh axis does to a tensor. `dim` is -1 unless the kind is 'shard'. A search looks layouts up by the
+    million: those of a tuple are hashed without a call in Python."""
 
     kind: str
     dim: int = -1

@@ -102,19 +102,28 @@ def _all_stored(shape: tuple[int, ...], sizes: tuple[int, ...], trainable: bool)
 def _grown(
     shape: Sequence[int], sizes: Sequence[int], allowed: Sequence[Sequence[Option]]
 ) -> tuple[StoredParameter, ...]:
-    grown: list[tuple[Option, ...]] = [()]
+    """Equal layouts are one object, and whether a state can be cut so is asked once."""
+    layouts, fits = dict[Layout, Layout](), dict[Layout, bool]()
+    grown: list[tuple[Layout, Layout, Layout]] = [((), (), ())]
     for axis in range(len(sizes)):
-        longer = ((*chosen, option) for chosen in grown for option in allowed[axis])
-        grown = [
-            chosen for chosen in longer if divides(shape, tuple(state for _, _, state in chosen), sizes[: axis + 1])
-        ]
+        longer = list[tuple[Layout, Layout, Layout]]()
+        for weight, gradient, state in grown:
+            for of_weight, of_gradient, of_state in allowed[axis]:
+                cut = (*state, of_state)
+                if cut not in fits:
+                    fits[cut] = divides(shape, cut, sizes[: axis + 1])
+                if fits[cut]:
+                    longer.append(((*weight, of_weight), (*gradient, of_gradient), cut))
+        grown = longer
     return tuple(
-        StoredParameter(
-            weight=tuple(weight for weight, _, _ in chosen),
-            gradient=tuple(gradient for _, gradient, _ in chosen),
-            state=tuple(state for _, _, state in chosen),
-        )
-        for chosen in grown
+        [
+            StoredParameter(
+                weight=layouts.setdefault(weight, weight),
+                gradient=layouts.setdefault(gradient, gradient),
+                state=layouts.setdefault(state, state),
+            )
+            for weight, gradient, state in grown
+        ]
     )
 
 

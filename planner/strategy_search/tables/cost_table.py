@@ -185,6 +185,8 @@ class TableBuilder:
         self._together: dict[int, Pricers] = {}  # by run of the template
         self._under = UnderProducts(mesh=self.mesh, cluster=self.cluster, pricer=self._pricers.activations)
         self._prices: dict[tuple[int, tuple[bool, ...], int], tuple[Rule, Candidates, OperatorPrices]] = {}
+        self._wishes: dict[int, tuple[tuple[StoredParameter, ...], int]] = {}  # by identity
+        self._numbers: dict[tuple[StoredParameter, ...], int] = {}
         self._parameters: dict[object, tuple[tuple[StoredParameter, ...], ParameterPrices, DuplexColumn]] = {}
         self._twofold: dict[tuple[int, bytes, bytes], tuple[Candidates, Candidates]] = {}
         self._uses: dict[tuple[str, int, int], tuple[DuplexColumn, DuplexColumn, Array, UseTable]] = {}
@@ -478,7 +480,7 @@ class TableBuilder:
         decided = (at for at in graph.consumers.get(name, ()) if at not in template.either)
         readers = (graph.operators[at] for at in decided)
         scales = delayed_scales(readers, graph.types).get(name) if self.fp8.delayed else None
-        key = (tensor, trainable, among, local, weights, scales)
+        key = (tensor, trainable, None if among is None else self._one_of(among), local, weights, scales)
         if key not in self._parameters:
             stored = legal_stored(tensor.shape, self.mesh.sizes, trainable) if among is None else among
             if states != NOTHING.optimizer or weights != NOTHING.weights:
@@ -516,6 +518,14 @@ class TableBuilder:
                         known = self._uses[name, at, operand] = (made, wanted, nbytes, use)
                     uses.append(known[3])
         return ParameterTable(name=name, stored=stored, prices=prices, uses=tuple(uses))
+
+    def _one_of(self, among: tuple[StoredParameter, ...]) -> int:
+        """A number of some stored layouts, the same for equal ones: of many, which are asked for again, found by their
+        identity."""
+        known = self._wishes.get(id(among))
+        if known is None:
+            known = self._wishes[id(among)] = (among, self._numbers.setdefault(among, len(self._numbers)))
+        return known[1]
 
     def _both_ways(
         self,
