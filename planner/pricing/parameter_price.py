@@ -116,7 +116,7 @@ def price_parameter(
     shares = _shares(tensor, [s.weight for s in stored], sizes)
     weight += shares * tensor.numel * software.stored.beside
     cluster, zeros = pricers.parameters.cluster, np.zeros(len(stored))
-    apart = np.array([one.weight_offloaded for one in stored])
+    apart = np.array([one.weight_home != "device" for one in stored])
     weight_fetch, weight_store = _visits(weight, [one.weight_home for one in stored], cluster)
     if not trainable:
         return ParameterPrices(
@@ -136,8 +136,9 @@ def price_parameter(
             weight_store=zeros,
             served=zeros,
         )
-    owned = [owned_axes(s, sizes) if update.owned and not local else () for s in stored]
-    mean = np.array([1 / math.prod(sizes[axis] for axis in axes) for axes in owned])
+    shared_out = update.owned and not local
+    owned = [owned_axes(s, sizes) for s in stored] if shared_out else [()] * len(stored)
+    mean = np.array([1 / math.prod([sizes[axis] for axis in axes]) if axes else 1.0 for axes in owned])
     whole = np.array([bool(axes) for axes in owned])  # with one owner
     shares = mean if share is None else np.where(whole, share, 1.0)
     state = _shares(tensor, [s.state for s in stored], sizes) * tensor.numel * shares
@@ -161,7 +162,7 @@ def price_parameter(
         traffic = optimizer_traffic(precision, optimizer, update.variant)
         updated = np.where(served, _on_servers(state, accumulated, tensor, traffic, cluster), updated)
         summing = np.where(served, _messages("reduce", accumulated, stored, owned, pricers.sums), summing)
-    away = np.array([s.offloaded for s in stored])
+    away = np.array([one.state_home != "device" for one in stored])
     fetch, store = _visits(kept, [one.state_home for one in stored], cluster)
     passed = operator_time(op_class="copy", flops=0.0, bytes_moved=added, dtype="fp32", device=device)
     return ParameterPrices(
@@ -233,7 +234,7 @@ def _weight_bytes(
     if not copied:
         return weight * each
     state = _shares(tensor, [s.state for s in stored], sizes) * tensor.numel
-    apart = np.array([s.weight != s.state and not s.weight_offloaded for s in stored])
+    apart = np.array([s.weight_home == "device" and s.weight != s.state for s in stored])
     return np.where(apart, weight * tensor.element_bytes + state * each, weight * each)
 
 

@@ -377,8 +377,10 @@ def loop_extents(rule: Rule, strategy: Strategy, mesh: Mesh) -> tuple[float, ...
     """Extent of each factor that one device runs over, the one with the most work."""
     pieces = _pieces(rule.loops, strategy, mesh.sizes)
     return tuple(
-        factor.extent // count * (min(factor.imbalance, count) if count > 1 else 1)
-        for factor, count in zip(rule.factors, pieces, strict=True)
+        [
+            factor.extent // count * (min(factor.imbalance, count) if count > 1 else 1)
+            for factor, count in zip(rule.factors, pieces, strict=True)
+        ]
     )
 
 

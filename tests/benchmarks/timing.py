@@ -30,7 +30,11 @@ class Measurement:
 
 
 def extent() -> str:
-    """How much a benchmark was asked to do: "quick", "usual" or "full" (see run.py)."""
+    """How much a benchmark was asked to do: "quick", "usual" or "full" (see run.py). Whoever asks for help is told what
+    the benchmark is, and nothing runs."""
+    if {"--help", "-h"}.intersection(sys.argv[1:]):
+        print((sys.modules["__main__"].__doc__ or "").strip())
+        raise SystemExit(0)
     asked = [word.removeprefix("--extent=") for word in sys.argv[1:] if word.startswith("--extent=")]
     return asked[-1] if asked else "usual"
 

@@ -84,7 +84,8 @@ def possible_expert_overlaps(
     """All that a plan could have, or those of some operators: experts, and what is beside them in its order."""
     behind = {one.at: one.early for one in overlaps if one.early}
     for at in range(len(bound.operators)) if operators is None else operators:
-        if exchanges(bound.operators[at], bound.plan.mesh.sizes) and not bound.is_kept(at):
+        operator = bound.operators[at]
+        if operator.rule.op_class == OP_CLASS and exchanges(operator, bound.plan.mesh.sizes) and not bound.is_kept(at):
             yield at, tuple(_beside(bound, at, behind))
 
 

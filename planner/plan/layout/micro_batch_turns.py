@@ -33,7 +33,8 @@ def turns_of_stages(bound: BoundPlan, stages: Iterable[Iterable[Segment]]) -> Ma
 
 def _turns_of(bound: BoundPlan, segment: Segment) -> dict[int, Then]:
     stretches: list[list[int]] = [[]]
-    yielding = {at for at in segment.operators if _yields(bound, at, segment.gathered)}
+    gathered = segment.gathered
+    yielding = {at for at in segment.operators if _yields(bound, at, gathered)}
     for at in segment.operators:
         if at in yielding:
             stretches.append([])

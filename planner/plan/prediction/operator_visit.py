@@ -202,8 +202,9 @@ class OperatorVisit:
     def _launch(self, prices: OperatorPrices, *, again: bool) -> None:
         """Count what its kernels wait for their launches, block by block and pass by pass."""
         number = self.walk.chunk_of[self.at]
-        forward, backward = (self.cost.launches[number, self.block, name] for name in ("forward", "backward"))
-        hosts = tuple(float(seconds[0]) for seconds in prices.host)
+        launches = self.cost.launches
+        forward, backward = launches[number, self.block, "forward"], launches[number, self.block, "backward"]
+        hosts = [float(seconds[0]) for seconds in prices.host]
         sent, back = float(prices.inner_forward[0]), float(prices.inner_backward[0])
         if self.operator.rule.op_class == "experts" and self.walk.counted:
             sent = back = 0.0  # the host waits for the counts of rows before it launches their exchange

@@ -521,7 +521,7 @@ class Walk:
         """Layouts in which a value is made."""
         if name not in self._made:
             bound = self.bound.operators[self.bound.graph.producer[name]]
-            results = (result for result in bound.operator.results if result is not None)
+            results = [result for result in bound.operator.results if result is not None]
             self._made.update(zip(results, bound.layouts.results, strict=True))
         return self._made[name]
 

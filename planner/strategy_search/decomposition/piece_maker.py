@@ -58,6 +58,7 @@ class PieceMaker:
     def make(self) -> Piece:
         self.tables = self.cutter.tables
         self.template = self.tables.template
+        self.repeated = range(self.template.start, self.template.stop)  # operators of blocks
         self.gathers = self.cutter.gathers
         update = replace(self.tables.update, gathers=self.gathers if self.gathers in GATHERS else EACH)
         self.at_once = gathered_at_once(self.cutter.cluster.software, update)
@@ -113,8 +114,9 @@ class PieceMaker:
 
     def _keys(self, edges: Sequence[EdgeTable], parameters: Sequence[str]) -> list[Key]:
         """Variables of the piece, those of the boundary last."""
-        named: list[Key] = [self._key(index) for index in self.operators]
-        named += [self._key(table.edge.producer) for table in edges]
+        alias = self.alias
+        named: list[Key] = [alias.get(index, index) for index in self.operators]
+        named += [alias.get(at, at) for at in [table.edge.producer for table in edges]]
         named += parameters
         used = dict.fromkeys(named)
         boundary = [key for key in self.cutter.boundary if key in used]
@@ -124,13 +126,13 @@ class PieceMaker:
         return self.alias.get(index, index)
 
     def _again(self, index: int) -> bool:
-        return self.way != "none" and self.template.in_block(index)
+        return self.way != "none" and index in self.repeated
 
     def _held(self, index: int) -> str:
         """For whom an operator keeps its bytes: every micro-batch in flight, or its own backward pass, which for what
         follows the blocks comes at once."""
         brief = self.share.last and not self.share.blocks and not self.whole and index >= self.template.stop
-        passing = not self.template.alive.trains and self.template.in_block(index)  # of one block at a time
+        passing = not self.template.alive.trains and index in self.repeated  # of one block at a time
         return "replay" if brief or passing or (self._again(index) and not self._apart(index)) else "live"
 
     def _apart(self, index: int) -> bool:
@@ -139,7 +141,7 @@ class PieceMaker:
 
     def _offloaded(self, index: int) -> bool:
         """Whether an operator stands in a block that offloads what it saves."""
-        return self.way == "none" and self.home != "device" and self.template.in_block(index)
+        return self.way == "none" and self.home != "device" and index in self.repeated
 
     def _away(self, nbytes: Array) -> Array:
         """Seconds to bring each of these out and back, which are charged in full."""
@@ -217,7 +219,7 @@ class PieceMaker:
                     self.always.add(index)
                     self._add(key, part=-change.seconds, live=change.kept, replay=-change.interior)
                     self._add(key, work_again=-second.forward * works, backward=-change.seconds)
-        if self.template.in_block(index):
+        if index in self.repeated:
             self._hand_on(index, again=again)
 
     def _hand_on(self, index: int, *, again: bool) -> None:
