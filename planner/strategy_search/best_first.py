@@ -268,7 +268,7 @@ class BestFirst:
         slowest = self._slowest(plans)
         shorter = [*self._promising_in_other_orders(slowest), *self._promising_with_virtual_stages(slowest)]
         if shorter:
-            finalists.found = [*self.contenders.found, *shorter]
+            finalists.found = self._contending_with(shorter)
             plans = finalists.plans()
         slowest = min(self._slowest(plans), self.limit)
         if slowest <= self.contenders.cutoff:
@@ -279,16 +279,22 @@ class BestFirst:
         for c, outcome in again:
             self.contenders.add(self.engine.contender(c, outcome))
         if again:
-            finalists.found = self.contenders.found
+            finalists.found = self._contending_with(shorter)
             plans = finalists.plans()
             self.contenders.step = min(self._slowest(plans), self.limit)
         for bound, configuration, family in self.cut_off:
             heapq.heappush(self.queue, (bound, _order(configuration), family, (configuration,), _NOT_ASKED))
         self.cut_off.clear()
         if not self._evaluate_promising():
-            finalists.found = self.contenders.found
+            finalists.found = self._contending_with(shorter)
             plans = finalists.plans()
         return plans
+
+    def _contending_with(self, others: Sequence[Contender]) -> list[Contender]:
+        """What contends by its sums, and others, of configurations that do not."""
+        found = self.contenders.found
+        contending = {one.configuration for one in found}
+        return [*found, *(other for other in others if other.configuration not in contending)]
 
     def _promising_in_other_orders(self, slowest: float) -> list[Contender]:
         """Pipelines that were evaluated, and do not contend by their sums, but may take less than `slowest` in an order
