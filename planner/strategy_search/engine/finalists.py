@@ -37,6 +37,7 @@ from planner.strategy_search.engine.scheduling import (
     turns_may_cover,
 )
 from planner.strategy_search.request.offload import NOTHING
+from planner.strategy_search.request.space import Configuration
 
 _MESSAGES = 2e-3
 """Share of a step that messages may take beyond what the search knows of them, before others are tried."""
@@ -75,7 +76,7 @@ class Finalists:
         self._before: dict[int, Ranked] = {}  # of what is known, without overlaps
         self._settled: dict[int, Ranked] = {}  # of contenders, by identity
         self._turned: dict[int, tuple[Ranked, Ranked]] = {}
-        self._laid: dict[tuple[int, str], Ranked | None] = {}  # in a V, by the identity of what is in `_known`
+        self._laid: dict[tuple[Configuration, str], Ranked | None] = {}  # in a V, by ways to gather weights
 
     def plans(self, *, settle: bool = True) -> tuple[Ranked, ...]:
         """The fastest of the contenders, fastest first; those that cannot be among them are not priced. Unless it is
@@ -287,12 +288,14 @@ class Finalists:
             for number, (found, ranked) in enumerate(self._known.values())
             if 1 < found.configuration.pipeline <= self.engine.template.blocks.count // 2
         ]
-        hopeful = [
+        hopeful = sorted(
             (ranked.seconds - bubble, number, found)
             for bubble, number, found, ranked in bubbles
             if bubble > IDLE * ranked.seconds
-        ]
-        for (least, _, found), schedule in product(sorted(hopeful)[:_TURNED], IN_A_V):
+        )
+        # with several stages on each rank, or one, the same is divided anew
+        distinct = {_in_order(one[2], IN_A_V[0]): one for one in reversed(hopeful)}
+        for (least, _, found), schedule in product(sorted(distinct.values())[:_TURNED], IN_A_V):
             if least < best.seconds * (1 - WORTH) and not reached():
                 with contextlib.suppress(LimitError):
                     laid = self._laid_in_a_v(found, schedule, best.seconds)
@@ -302,14 +305,13 @@ class Finalists:
 
     def _laid_in_a_v(self, found: Contender, schedule: str, cutoff: Seconds) -> Ranked | None:
         """What a contender has, with its stages in a V; None where that takes `cutoff` or does not fit."""
-        key = (id(found), schedule)
+        key = _in_order(found, schedule)
         if key not in self._laid:
             self._laid[key] = self._divided_for_a_v(found, schedule, cutoff)
         return self._laid[key]
 
     def _divided_for_a_v(self, found: Contender, schedule: str, cutoff: Seconds) -> Ranked | None:
-        own, gathers = self._in_order_of_a_v, found.outcome.gathers
-        configuration = replace(found.configuration, virtual_stages=1, schedule=schedule)
+        own, (configuration, gathers) = self._in_order_of_a_v, _in_order(found, schedule)
         p, m = configuration.pipeline, configuration.micro_batches
         longer = cutoff * (m + p - 1) / m  # sums have the bubble of 1F1B
         outcome = own.engine.evaluate_as(gathers, configuration, cutoff=longer)
@@ -329,6 +331,12 @@ class Finalists:
         request = replace(self.request, pinned=replace(self.request.pinned, schedule=IN_A_V[0]))
         engine = Engine(request=request, template=self.engine.template, limits=self.engine.limits)
         return Finalists(maker=replace(self.maker, request=request, engine=engine), found=())
+
+
+def _in_order(found: Contender, schedule: str) -> tuple[Configuration, str]:
+    """What a contender is divided anew by, in an order of stages in a V: its configuration in that, and its way to
+    gather weights."""
+    return replace(found.configuration, virtual_stages=1, schedule=schedule), found.outcome.gathers
 
 
 def _overfull(plans: list[Ranked], limit: float, bound: float) -> OverfullError:

@@ -16,7 +16,9 @@ from planner.plan.prediction.step import PIPELINE_BUBBLE
 from planner.sharding.update import PLAIN, Update
 from planner.strategy_search.best_first import BestFirst
 from planner.strategy_search.engine import room, scheduling
-from planner.strategy_search.engine.finalists import OverfullError
+from planner.strategy_search.engine.contenders import Contender
+from planner.strategy_search.engine.finalists import Finalists, OverfullError
+from planner.strategy_search.engine.proofs import Ranked
 from planner.strategy_search.engine.scheduling import IN_A_V, WORTH
 from planner.strategy_search.engine.v_stages import v_counts
 from planner.strategy_search.request.space import Pinned
@@ -96,6 +98,24 @@ def test_stages_lie_in_a_v_where_a_pipeline_is_idle_and_nobody_decided() -> None
     assert seconds < asked.plan.prediction.step_seconds * (1 + WORTH)
     assert free.plan.provenance.status == "feasible"
     assert free.plan.provenance.gap == pytest.approx(asked.plan.provenance.gap, abs=0.01)
+
+
+@pytest.mark.slow
+def test_one_and_several_stages_on_each_rank_are_laid_in_the_same_v_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, searches = list[tuple[object, ...]](), list[Finalists]()  # which keep their identities
+    divided = Finalists._divided_for_a_v
+
+    def noted(self: Finalists, contender: Contender, schedule: str, cutoff: float) -> Ranked | None:
+        c = contender.configuration
+        searches.append(self)
+        found.append((id(self), c.family, c.micro_batches, contender.outcome.gathers, schedule))
+        return divided(self, contender, schedule, cutoff)
+
+    monkeypatch.setattr(Finalists, "_divided_for_a_v", noted)
+    options: dict[str, Any] = {"devices": 4, "global_batch": 4, "precision": "bf16", "simplicity": 0.0}
+    planner.search("llama-tiny", "cpu", pinned={"pipeline": 2, "micro_batches": 2}, **options)
+    assert found
+    assert len(found) == len(set(found))
 
 
 @pytest.mark.parametrize(
