@@ -1,15 +1,16 @@
-"""A device on the host: PrivateUse1 of PyTorch, written in Python, on which whole plans run in one process.
+"""A device on the host: PrivateUse1 of PyTorch, written in Python, on which whole plans run.
 
     tensor on "stand_in" ── operator below autograd ──> tensors of the host ── the same operator ──> wrapped again
 
 Views of a tensor are views of its memory, and operators in place return the tensor that they were given, so that
-autograd, storages that are emptied and filled again, and saved tensors are as on any device. Streams and events are
-those of PyTorch's own dummies: everything is done at once.
+autograd, storages that are emptied and filled again, and saved tensors are as on any device. Collectives are operators,
+too, and those of gloo. Streams and events are those of PyTorch's own dummies: everything is done at once.
 """
 
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils import _pytree as pytree
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
@@ -42,6 +43,9 @@ class Held(torch.Tensor):
     def untyped_storage(self) -> torch.UntypedStorage:
         return self.memory.untyped_storage()
 
+    def tolist(self) -> Any:
+        return self.memory.tolist()  # PyTorch refuses that for subclasses
+
 
 class _Module(_DummyBackendModule):
     """What `torch.stand_in` is; recomputed blocks ask for the dtypes of autocast."""
@@ -53,6 +57,7 @@ class _Module(_DummyBackendModule):
 def register() -> list[torch.library.Library]:
     """Make the device that of this process, for as long as what is returned lives."""
     _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
+    dist.Backend.default_device_backend_map[NAME] = "gloo"
     every, own = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     every.fallback(lambda func, *args, **kwargs: _run(func, args, kwargs), "PrivateUse1")
     own.impl("_to_copy", lambda *args, **kwargs: _run(_COPY, args, kwargs), "PrivateUse1")  # `torch.tensor` passes by

@@ -6,6 +6,7 @@ A stand-in is registered for a whole process, so every test has one of its own (
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ registered = register()
 
 PLAN = """
 import json, sys
+import torch.distributed as dist
 from planner import search
 from planner.models.zoo import build_model
 from runtime.comm.device_mesh import current_device
@@ -25,8 +27,10 @@ from runtime.data.datasets import synthetic_batch
 from runtime.step.arguments import Arguments
 from runtime.step.training_step import parallelize
 
-pinned = {"micro_batches": 2, **json.loads(sys.argv[1])}
-plan = search("llama-tiny", "cpu", devices=1, global_batch=4, precision="fp32", seq_len=16, pinned=pinned).plan
+pinned, rank, world = {"micro_batches": 2, **json.loads(sys.argv[1])}, int(sys.argv[2]), int(sys.argv[3])
+if world > 1:
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[4]}", rank=rank, world_size=world)
+plan = search("llama-tiny", "cpu", devices=world, global_batch=4, precision="fp32", seq_len=16, pinned=pinned).plan
 
 
 def steps(device, lowered):
@@ -114,14 +118,39 @@ def test_a_process_takes_its_device_copies_wait_for_events_and_a_thread_goes_on_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pinned", [{"recompute": "none"}, {"recompute": "full"}], ids=str)
-def test_a_plan_trains_and_evaluates_on_it_as_on_the_host(pinned: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("pinned", "processes"),
+    [
+        ({"recompute": "none"}, 1),
+        ({"recompute": "full"}, 1),
+        ({"tensor": 2, "sequence_parallel": True, "interleave": 2}, 2),
+        ({"data": 2, "zero": 3}, 2),
+    ],
+    ids=str,
+)
+def test_a_plan_trains_and_evaluates_on_it_as_on_the_host(
+    pinned: dict[str, object], processes: int, tmp_path: Path
+) -> None:
     """Both executors: tensors are on the device all the time, losses and weights those of the host."""
     words = [sys.executable, "-c", REGISTERED + PLAN, json.dumps(pinned)]
-    run = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    for line in run.stdout.splitlines():
-        (host, expected), (device, found) = json.loads(line)
-        assert (host, device) == (["cpu"], ["stand_in"])
-        assert found == pytest.approx(expected, rel=1e-6)
-    assert len(run.stdout.splitlines()) == 2
+    started = [
+        subprocess.Popen(
+            [*words, str(rank), str(processes), str(tmp_path / "store")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(processes)
+    ]
+    try:
+        ended = [one.communicate(timeout=300) for one in started]
+    finally:
+        for one in started:
+            one.kill()
+    for one, (output, errors) in zip(started, ended, strict=True):
+        assert one.returncode == 0, errors
+        assert len(output.splitlines()) == 2
+        for line in output.splitlines():
+            (host, expected), (device, found) = json.loads(line)
+            assert (host, device) == (["cpu"], ["stand_in"])
+            assert found == pytest.approx(expected, rel=1e-6)
