@@ -7,12 +7,12 @@ The architecture that the config names picks the class with a loss, and the clas
     ...ForConditionalGeneration         input_ids, attention_mask, decoder_input_ids, labels
     ...ForImageClassification           pixel_values, labels
 
-Mixtures of experts are built as our own decoders (see `huggingface_experts` and `huggingface_deepseek`).
+Mixtral, Qwen3 MoE and DeepSeek are built as our own decoders (see `huggingface_experts` and `huggingface_deepseek`).
+Experts of other architectures are one operator each (see `huggingface_any_experts`).
 
-Attention is PyTorch's own, and keys and values are not kept for generation. While a model is exported transformers
-spells out every mask, in training it leaves one out that is plainly causal or hides nothing. So where nothing is padded
-and no layer looks back through a window, attention is registered once more, under a name without a function that makes
-masks: transformers then leaves masks out, as in training.
+Attention is PyTorch's own where the architecture has it, and keys and values are not kept for generation. While a model
+is exported transformers spells out every mask, in training it leaves one out that is plainly causal or hides nothing.
+So where nothing is padded and no layer looks back through a window masks are left out here, too.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import ModelError
+from planner.models.huggingface_any_experts import AS_ONE_OPERATOR, check_experts, experts_of
 from planner.models.huggingface_config import check_activations, check_config, check_present, read_config
 from planner.models.huggingface_deepseek import deepseek_of, is_deepseek
 from planner.models.huggingface_experts import is_mixture, mixture_of
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 _WITHOUT_MASKS = "sdpa_without_masks"
 _WITH_MASKS = "sdpa"
+_COMPOSED = "eager"
+"""Attention of models that have no other."""
+
 _LENGTH = 128
 """Tokens of a sequence where neither the user nor the config says how many."""
 
@@ -237,27 +241,54 @@ def _changed(config: Any, changes: Mapping[str, str], path: Path) -> Any:
 def _built(transformers: Any, config: Any, name: str, path: Path, *, masked: bool, device: str) -> Any:
     import torch
 
-    _register_without_masks(transformers)
-    attention = _WITH_MASKS if masked else _WITHOUT_MASKS
+    _register(transformers)
+    made = getattr(transformers, name)
+    attention = (_WITH_MASKS if masked else _WITHOUT_MASKS) if made._supports_sdpa else _COMPOSED
     config.use_cache = False
     with _theirs(transformers, f"{path}: transformers cannot build {name}"), torch.device(device):
-        return getattr(transformers, name)._from_config(config, attn_implementation=attention).train()
+        module = made._from_config(config, attn_implementation=attention).train()
+        has_experts = _experts_as_one_operator(module)
+    if has_experts:
+        check_experts(module, str(path))
+    return module
 
 
-def _register_without_masks(transformers: Any) -> None:
+def _register(transformers: Any) -> None:
+    """Make attention without a function that makes masks, and experts as one operator, known to transformers."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     transformers.AttentionInterface.register(_WITHOUT_MASKS, sdpa_attention_forward)
+    ALL_EXPERTS_FUNCTIONS.register(AS_ONE_OPERATOR, experts_of)
+
+
+def _experts_as_one_operator(module: Any) -> bool:
+    """Have experts of a model of transformers be one operator each; whether it has any."""
+    if not module._can_set_experts_implementation():
+        return False
+    module.set_experts_implementation(AS_ONE_OPERATOR)
+    return True
 
 
 def trained_without_masks(module: Any) -> None:
     """Have a model of transformers build no masks and keep no keys and values, as `from_config` makes it where nothing
     is padded. Raises ModelError where its attention cannot be changed."""
     transformers = _transformers()
-    _register_without_masks(transformers)
+    _register(transformers)
     module.config.use_cache = False
     with _theirs(transformers, f"{type(module).__name__}: its attention cannot be changed"):
         module.set_attn_implementation(_WITHOUT_MASKS)
+
+
+def with_experts_as_operators(module: Any) -> None:
+    """Have experts of a model of transformers be operators, as `from_config` makes them. Raises ModelError for experts
+    that the operator does not compute."""
+    transformers = _transformers()
+    _register(transformers)
+    with _theirs(transformers, f"{type(module).__name__}: its experts cannot be changed"):
+        has_experts = _experts_as_one_operator(module)
+    if has_experts:
+        check_experts(module, type(module).__name__)
 
 
 def _one_line(error: Exception) -> str:

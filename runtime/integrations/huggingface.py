@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from planner.errors import RequestError
-from planner.models.huggingface import trained_without_masks
+from planner.models.huggingface import trained_without_masks, with_experts_as_operators
 from planner.plan.file import load_plan
 from planner.plan.plan import Plan
 from runtime.integrations.saved_values import as_text
@@ -99,8 +99,10 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers is not read by
         self.plan = plan if isinstance(plan, Plan) else load_plan(Path(plan))
         name = _check(self, kwargs)
         inputs = {input_name for input_name, _ in self.plan.inputs}
-        if isinstance(self.model, PreTrainedModel) and "attention_mask" not in inputs:
-            trained_without_masks(self.model)
+        if isinstance(self.model, PreTrainedModel):
+            with_experts_as_operators(self.model)
+            if "attention_mask" not in inputs:
+                trained_without_masks(self.model)
         self._parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self._resume: Path | None = None  # a checkpoint that is restored when the model has been traced
         self.step: TrainingStep = parallelize(

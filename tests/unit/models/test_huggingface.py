@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from planner.errors import ModelError
 from planner.graph.kinds import find_blocks
@@ -18,6 +19,7 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.models.deepseek import Deepseek, DeepseekConfig
 from planner.models.huggingface import stretched
+from planner.models.huggingface_any_experts import AS_ONE_OPERATOR
 from planner.models.huggingface_deepseek import deepseek_of
 from planner.models.zoo import BuiltModel, build_model
 from planner.sharding.rescale import rescale_batch
@@ -26,8 +28,12 @@ from tests.refusals import refused
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 DEEPSEEK = ("deepseek-v2", "deepseek-v3")
-FAMILIES = ("bert-hf", *DEEPSEEK, "gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe", "t5-hf", "vit")
+FAMILIES = (
+    "bert-hf", *DEEPSEEK, "deberta", "gpt2", "llama", "mistral", "mixtral", "olmoe", "qwen2", "qwen3", "qwen3-moe",
+    "t5-hf", "vit",
+)  # fmt: skip
 ATTENTION = "aten.scaled_dot_product_attention.default"
+EXPERTS = "planner.experts.default"
 
 
 def built(family: str, **options: Any) -> BuiltModel:
@@ -69,6 +75,45 @@ def test_masks_are_left_out_where_training_leaves_them_out(family: str, masks: b
     assert all((len(op.operands) == 4) == masks for op in calls)
     causal = [dict(op.keywords).get("is_causal", len(op.arguments) > 5 and op.arguments[5]) for op in calls]
     assert all(causal) != masks
+
+
+def test_experts_are_one_operator_that_computes_what_those_of_transformers_compute() -> None:
+    graph = traced("olmoe")
+    rules = [rule_of(graph, op) for op in graph.operators if op.op == EXPERTS]
+    assert len(rules) == 2
+    assert all({"e", "e@b"} <= {factor.name for factor in rule.factors} for rule in rules)
+    model = build_model(str(CONFIGS / "olmoe"), dtype="float32", sequence_length=8, device="cpu")
+    inputs = {name: torch.randint(0, 64, tensor.shape) for name, tensor in model.kwargs.items()}
+    found = []
+    for kind in (AS_ONE_OPERATOR, "eager"):
+        model.module.set_experts_implementation(kind)
+        model.module.zero_grad()
+        loss = model.module(**inputs).loss
+        loss.backward()
+        found.append([loss.detach(), *(one.grad for one in model.module.parameters())])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("content", "unlike"),
+    [
+        ({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 4}, "biases"),
+        ({"architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "hidden_act": "gelu"}, "GELUActivation"),
+    ],
+)
+def test_experts_that_the_operator_does_not_compute_are_refused(
+    tmp_path: Path, content: dict[str, Any], unlike: str
+) -> None:
+    small = json.loads((CONFIGS / "olmoe/config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(small | {"head_dim": 8} | content))
+    with refused(ModelError, "model.layers.0.mlp.experts", unlike, "--model package.module:factory"):
+        build_model(str(tmp_path), dtype="float32", sequence_length=8)
+
+
+def test_attention_is_composed_where_an_architecture_has_no_other() -> None:
+    calls = {op.op for op in traced("deberta").operators}
+    assert ATTENTION not in calls
+    assert "aten.softmax.int" in calls
 
 
 def test_a_folder_a_file_and_a_length() -> None:

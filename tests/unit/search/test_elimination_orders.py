@@ -1,6 +1,7 @@
 """Orders of elimination: whole, with what is kept at the end, and the best of several ways to find one."""
 
 import random
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -46,6 +47,51 @@ def test_tree_decompositions_are_never_worse_and_sometimes_better(monkeypatch: p
     schedule.cache_clear()
     assert all(one <= other for one, other in zip(with_them, without, strict=True))
     assert any(one < other for one, other in zip(with_them, without, strict=True))
+
+
+@pytest.mark.parametrize("last", [(), (9, 41)])
+def test_cliques_have_no_more_variables_than_tables_may_have_axes(last: tuple[int, ...]) -> None:
+    """All of 80 variables are joined, and all but three have one candidate: the best of the 27 choices is found."""
+    free, count = (7, 9, 41), 80
+    sizes = tuple(3 if at in free else 1 for at in range(count))
+    edges = tuple(combinations(range(count), 2))
+    plan = schedule(sizes, edges, last)
+    assert plan.exact
+    assert plan.widest <= order.WIDEST
+    draw = np.random.default_rng(0)
+    nodes = [draw.random(size) for size in sizes]
+    joined = {(a, b): draw.random((sizes[a], sizes[b])) for a, b in edges}
+    pairs = [np.zeros(())] * len(plan.pairs)
+    for edge, (number, flip) in zip(edges, plan.edge_pairs, strict=True):
+        pairs[number] = joined[edge].T if flip else joined[edge]
+
+    def cost(choice: tuple[int, ...]) -> float:
+        at = dict(zip(free, choice, strict=True))
+        of_pairs = sum(float(table[at.get(a, 0), at.get(b, 0)]) for (a, b), table in joined.items())
+        return of_pairs + sum(float(node[at.get(v, 0)]) for v, node in enumerate(nodes))
+
+    least = min(product(range(3), repeat=3), key=cost)
+    tables = messages.eliminate(plan, [*nodes, *pairs])
+    assert messages.optimum(tables) == pytest.approx(cost(least), rel=1e-12)
+    chosen = messages.backtrack(plan, tables)
+    assert tuple(chosen[v] for v in free) == least
+
+
+def test_a_clique_of_many_variables_with_candidates_is_relaxed() -> None:
+    """70 joined variables of two candidates each: no table could hold them, and what comes out is no more than what
+    any choice costs."""
+    count = 70
+    edges = tuple(combinations(range(count), 2))
+    plan = schedule((2,) * count, edges)
+    assert not plan.exact
+    assert plan.widest <= order.WIDEST
+    draw = np.random.default_rng(0)
+    tables = [draw.random(2) for _ in range(count)] + [draw.random((2, 2)) for _ in plan.pairs]
+    found = messages.eliminate(plan, tables)
+    choice = messages.backtrack(plan, found)
+    costs = sum(float(tables[v][choice[v]]) for v in range(count))
+    costs += sum(float(t[choice[a], choice[b]]) for (a, b), t in zip(plan.pairs, tables[count:], strict=True))
+    assert 0 < messages.optimum(found) <= costs
 
 
 def test_blocks_that_repeat_in_a_problem_are_eliminated_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,10 @@ MANY = 200
 _RELAXED = 1 / 4  # of the cells that an exact schedule may have, a relaxed one has about so many
 _SMALLEST, _LARGEST = 2**12, 2**20  # cells of a clique table of a relaxed schedule
 
+WIDEST = 60
+"""Variables of a clique: numpy has 64 axes at most, of which a few count problems. Tables of more axes are small where
+most variables have one candidate, as in a loop of many steps whose results are joined."""
+
 Pairs = tuple[tuple[int, int], ...]
 Index = tuple[slice | None, ...]
 Graph = dict[int, set[int]]
@@ -111,6 +115,11 @@ class Schedule:
         return len({bucket.variable for bucket in self.buckets})
 
     @cached_property
+    def widest(self) -> int:
+        """Variables of the largest clique."""
+        return max(1 + len(bucket.scope) for bucket in self.buckets)
+
+    @cached_property
     def _shapes(self) -> dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]]:
         return {}
 
@@ -133,6 +142,30 @@ def schedule(
     has more than `exact_cells`; the buckets of `last` are never split.
     """
     order = elimination_order(sizes, edges, last)
+    found = _planned(sizes, edges, order, math.inf, len(last))
+    if found.widest > WIDEST:
+        fixed = [variable for variable, size in enumerate(sizes) if size == 1 and variable not in last]
+        left = tuple(pair for pair in edges if not set(pair) & set(fixed))
+        order = [*fixed, *(variable for variable in elimination_order(sizes, left, last) if variable not in set(fixed))]
+        found = _planned(sizes, edges, order, math.inf, len(last), fixed=len(fixed))
+        if found.cells <= exact_cells and found.widest <= WIDEST:
+            return found
+        most = min(exact_cells, _LARGEST)
+        return _planned(sizes, edges, order, _cells_of_relaxed(most, order), len(last), fixed=len(fixed))
+    if found.cells <= exact_cells:
+        return found
+    return _planned(sizes, edges, order, _cells_of_relaxed(exact_cells, order), len(last))
+
+
+def _cells_of_relaxed(exact_cells: float, order: list[int]) -> float:
+    """Of a clique table of a relaxed schedule."""
+    return min(max(_RELAXED * exact_cells / len(order), _SMALLEST), _LARGEST)
+
+
+def _planned(
+    sizes: tuple[int, ...], edges: Pairs, order: list[int], most: float, rest: int, fixed: int = 0
+) -> Schedule:
+    """The elimination in this order, of which the first `fixed` variables have one candidate each."""
     position = {variable: step for step, variable in enumerate(order)}
     pair_number: dict[tuple[int, int], int] = {}
     edge_pairs = []
@@ -140,43 +173,35 @@ def schedule(
         flip = position[first] > position[second]
         pair = (second, first) if flip else (first, second)
         edge_pairs.append((pair_number.setdefault(pair, len(pair_number)), flip))
-    found = _planned(sizes, order, position, tuple(pair_number), tuple(edge_pairs), math.inf, len(last))
-    if found.cells <= exact_cells:
-        return found
-    most = min(max(_RELAXED * exact_cells / len(order), _SMALLEST), _LARGEST)
-    return _planned(sizes, order, position, found.pairs, found.edge_pairs, most, len(last))
-
-
-def _planned(
-    sizes: tuple[int, ...],
-    order: list[int],
-    position: dict[int, int],
-    pairs: Pairs,
-    edge_pairs: tuple[tuple[int, bool], ...],
-    most: float,
-    rest: int,
-) -> Schedule:
-    buckets = _buckets(sizes, order, position, pairs, most, rest)
+    buckets = _buckets(sizes, order, position, tuple(pair_number), most, rest, fixed)
     cells = [math.prod(sizes[v] for v in (bucket.variable, *bucket.scope)) for bucket in buckets]
     done = len(buckets) - rest
+    alone = set(order[:fixed])
     return Schedule(
         buckets=buckets,
-        pairs=pairs,
-        edge_pairs=edge_pairs,
+        pairs=tuple(pair_number),
+        edge_pairs=tuple(edge_pairs),
         largest_table=max(cells),
         cells=sum(cells[:done]),
         message_cells=sum(
             number // sizes[bucket.variable] for number, bucket in zip(cells[:done], buckets, strict=False)
         ),
-        exact=len(buckets) == len(order),
+        exact=sum(bucket.variable not in alone for bucket in buckets) == len(order) - fixed,
     )
 
 
 def _buckets(
-    sizes: tuple[int, ...], order: list[int], position: dict[int, int], pairs: Pairs, most: float, rest: int
+    sizes: tuple[int, ...],
+    order: list[int],
+    position: dict[int, int],
+    pairs: Pairs,
+    most: float,
+    rest: int,
+    fixed: int,
 ) -> tuple[Bucket, ...]:
     """Put every table into the bucket of the first of its variables to go, and derive the messages. Buckets are split
-    where they have more than `most` cells, all but the last `rest`."""
+    where they have more than `most` cells, all but the last `rest`; those of the first `fixed`, which have one
+    candidate, into one for each table: a minimum over one is that of each table."""
     total = len(order)
     waiting: list[list[tuple[int, tuple[int, ...]]]] = [[(variable, (variable,))] for variable in order]
     for number, pair in enumerate(pairs):
@@ -186,7 +211,9 @@ def _buckets(
     for step, variable in enumerate(order):
         check()
         groups = [(waiting[step], arriving[step])]
-        if most < math.inf and step < total - rest:
+        if step < fixed:
+            groups = [([one], []) for one in waiting[step]] + [([], [one]) for one in arriving[step]]
+        elif most < math.inf and step < total - rest:
             groups = _split(sizes, variable, waiting[step], arriving[step], most)
         for tables, messages in groups:
             members = {v for _, scope in (*tables, *messages) for v in scope} - {variable}
@@ -219,7 +246,7 @@ def _split(
     both = [(False, one) for one in tables] + [(True, one) for one in messages]
     groups: list[tuple[set[int], _Tables, _Tables]] = []
     for arrived, (table, scope) in sorted(both, key=lambda one: -len(one[1][1])):
-        group = next((one for one in groups if math.prod(sizes[v] for v in one[0] | set(scope)) <= most), None)
+        group = next((one for one in groups if _fits(sizes, one[0] | set(scope), most)), None)
         if group is None:
             group = ({variable}, [], [])
             groups.append(group)
@@ -227,6 +254,10 @@ def _split(
         members.update(scope)
         (received if arrived else held).append((table, scope))
     return [(held, received) for _, held, received in groups]
+
+
+def _fits(sizes: tuple[int, ...], clique: set[int], most: float) -> bool:
+    return len(clique) <= WIDEST and math.prod(sizes[v] for v in clique) <= most
 
 
 def _input(table: int, scope: tuple[int, ...], clique: tuple[int, ...]) -> Input:
