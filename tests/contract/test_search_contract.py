@@ -135,7 +135,7 @@ def outcome(request: SearchRequest) -> SearchResult | str:
         return str(error)
 
 
-@pytest.mark.cases(1, 1)
+@pytest.mark.cases(1, 0)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "profile", "devices"),

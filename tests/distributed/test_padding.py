@@ -40,7 +40,7 @@ def test_padded_weights_train_as_the_unsharded_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_padded_batch_trains_as_the_unsharded_model_on_its_samples(tmp_path: Path) -> None:
     """13 samples on four devices in two micro-batches of 8 and 5, from a file of tokens of which every rank reads its
     own; then on two stages of two devices, from the same checkpoint."""

@@ -14,7 +14,7 @@ def worst(ranks, *arguments: Any) -> tuple[float, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.cases(0, 2)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(
     ("pattern", "replicas", "pinned", "full_batch"),
     [

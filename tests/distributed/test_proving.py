@@ -151,10 +151,8 @@ def single():
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("factory", "precision"), [pytest.param("double", EXACT, marks=pytest.mark.exhaustive), ("single", "fp32")]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("factory", "precision"), [("double", EXACT), ("single", "fp32")])
 def test_functions_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: str, precision: str) -> None:
     """They are operators of the processes that trace the model; one without float64 is run in fp32, and named."""
     (tmp_path / "proved_own.py").write_text(_OWN)

@@ -57,7 +57,7 @@ def random_request(draw: random.Random) -> SearchRequest:
     return replace(request, memory_limit=peak * draw.choice((0.98, 0.9, 0.8)))
 
 
-@pytest.mark.cases(1, 4)
+@pytest.mark.cases(1, 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_a_free_search_is_no_slower_than_what_is_decided(seed: int) -> None:

@@ -122,7 +122,7 @@ CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
-@pytest.mark.cases(4, 4)
+@pytest.mark.cases(4, 2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "arguments"),

@@ -15,7 +15,7 @@ LEVELS = "node=2,rack=2@50,cluster=4@25/2"
 WRITTEN = "node=2@450,rack=2@50,cluster=4@25/2"
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_slower_networks_cost_more(plan: Any) -> None:
     def step(*levels: str) -> float:

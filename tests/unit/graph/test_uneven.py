@@ -50,7 +50,7 @@ def test_it_makes_a_plan_slower_and_larger_where_experts_are_divided(graph: Oper
     assert whole[0] == whole[1]
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_plan_states_it_and_is_verified_with_it(graph: OperatorGraph) -> None:
     plan = planned(graph, 1.5)

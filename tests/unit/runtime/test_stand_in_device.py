@@ -117,7 +117,7 @@ def test_a_process_takes_its_device_copies_wait_for_events_and_a_thread_goes_on_
     ), run.stderr
 
 
-@pytest.mark.cases(1, 2)
+@pytest.mark.cases(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("pinned", "processes"),

@@ -123,7 +123,7 @@ def test_what_proves_more_of_a_configuration_decides(pipeline: int, micro_batche
     assert found.bound == (apart if found.apart else together)
 
 
-@pytest.mark.cases(0, 12)
+@pytest.mark.cases(0, 6)
 @pytest.mark.parametrize("slower", [0.5, 0.35, 0.7])
 @pytest.mark.parametrize(("pipeline", "micro_batches"), [(1, 1), (1, 4), (2, 1), (2, 4), (1, None)])
 @pytest.mark.parametrize("model", ["llama-4", "kinds-in-turn", "mixture-after-dense"])
@@ -136,7 +136,7 @@ def test_no_plan_takes_less_than_a_bound_of_blocks_that_launch_apart(
     check_bound(slowed("h100-80gb", slower), 1, pinned, Update(buckets="none", gathers="ahead"), model)
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_messages_that_every_plan_has_are_proved_of_all() -> None:
     """Statistics of batches are summed up in every layer: each can be without, but not all."""
