@@ -9,7 +9,7 @@ for plans that are faster than the best one so far:
     half of 1%   tensor parallelism waits for its collectives: sums of such layouts are exact
     4%           weights of the configuration come each, by block, or ahead
     4%           every axis has one purpose, for the pipeline and the micro-batches of the plan; after a search of few
-                 problems for all pipelines
+                 configurations for all pipelines
 """
 
 from collections.abc import Iterator
@@ -34,9 +34,9 @@ OPEN = 0.005
 WIDE = 0.04
 """The gap from which on the other narrower searches run: each takes a tenth to a half of the time of the search."""
 
-FEW = 150
-"""Problems that a search has solved at most for all pipelines to be searched with one purpose for every axis, which
-takes as long as the search itself."""
+FEW = 30
+"""Configurations that a search has evaluated at most for all pipelines to be searched with one purpose for every axis,
+which takes as long as the search itself."""
 
 
 def with_narrower(request: SearchRequest, result: SearchResult, on_progress: Listener, cancelled: Stop) -> SearchResult:
@@ -93,6 +93,6 @@ def _narrower(request: SearchRequest, result: SearchResult) -> Iterator[tuple[fl
             update = replace(request.update, gathers=way)
             yield WIDE, f"weights gathered {way}", replace(request, pinned=alike, update=update)
     if pinned.free and pinned.mesh is None and pinned.context_by is None:
-        few = result.statistics.solved <= FEW
+        few = result.statistics.evaluated <= FEW
         roles = replace(pinned if few else own, replicas=1)
         yield WIDE, "one purpose for every axis", replace(request, pinned=roles)

@@ -40,6 +40,7 @@ from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
 from planner.strategy_search.request.template import Template
 from planner.strategy_search.tables.cost_table import CostTables, TableBuilder
+from planner.strategy_search.tables.launches import least_counted
 
 KEPT = 4
 """Configurations asked for last of which is kept what prices of memory have found, and all pieces."""
@@ -265,7 +266,8 @@ class Engine:
                 pieces.append((ways, self.pipeline_of_kinds(configuration, gathers)))
             else:
                 pieces.append((ways, self._cut(configuration, tables, gathers, scaling.hindered, like)))
-        return Family(pieces, configuration.micro_batches, scaling, self._recent)
+        launched = min(least_counted(one.template, one.operators) for one in tables)
+        return Family(pieces, configuration.micro_batches, scaling, self._recent, launched)
 
     def evaluate(
         self,
@@ -319,6 +321,9 @@ class Engine:
             if configuration.virtual_stages > 1 and outcomes[-1].coarse:
                 others = (self.evaluate_as(gathers, configuration, cutoff=cutoff, hint=one) for one in _OTHER_HINTS)
                 outcomes[-1] = best_try([outcomes[-1], *others])
+            if gathers == AHEAD and outcomes[-1].free >= cutoff:  # whatever the memory
+                outcomes += [ruled_out(way, outcomes[-1].free) for way in self.gathers if way != AHEAD]
+                break
             cutoff = min(cutoff, outcomes[-1].seconds)
             if outcomes[-1].ranks and not outcomes[-1].price and gathers == AHEAD:
                 break

@@ -99,6 +99,7 @@ class Evaluation:
         self.composition = Composition(self.pipeline_of_kinds, setting, self.multipliers, cutoff, covering=covering)
         self.next_price = NextPrice(self.composition)
         self.known = 0  # prices that others have asked for
+        self.free = 0.0  # what is proved whatever the memory
         for kind, one in enumerate(self.multipliers):
             for priced in one.priced:
                 self.next_price.new(Asked(kind, priced.price, priced.flights, priced.under, priced.at_tail))
@@ -110,6 +111,7 @@ class Evaluation:
         setting = self.setting
         begun = self._begin()
         proved = self._bounds(self.multipliers[0].promising(setting, self.cutoff))
+        self.free = 0.0 if self.known else float(proved.min())
         hinted = self._hinted() if proved.min() < self.cutoff else []
         if hinted and (any(hinted[0][2]) or not self._roomy(proved)):
             for kind, multipliers in enumerate(self.multipliers):
@@ -303,6 +305,7 @@ class Evaluation:
         return Outcome(
             seconds=seconds,
             bound=bound,
+            free=self.free,
             state=state,
             ranks=ranks,
             least=self.composition.least,

@@ -3,6 +3,7 @@
 proof     k times the batch takes at most k times as long, and holds k times as much, so the pieces of the largest
           micro-batch bound those of its k-th parts: under the strategies that are legal for them  (Scaling)
 ways      to gather weights are bounded apart: where they come ahead, and all in which they are waited for together
+launches  of a micro-batch take as long however small it is, and no block takes less: so many micro-batches as there are
 """
 
 import math
@@ -54,7 +55,8 @@ class Family:
     """Configurations that differ in the number of micro-batches only.
 
     `pieces`: of the largest micro-batch, for ways to gather weights that are bounded together; the first takes the
-    least time where memory is free, the last the least memory.
+    least time where memory is free, the last the least memory. `launched`: least seconds of a micro-batch in all
+    stages, from launches alone.
     """
 
     def __init__(
@@ -63,8 +65,10 @@ class Family:
         micro_batches: int,
         scaling: "Scaling",
         recent: Recent,
+        launched: float,
     ) -> None:
         self.hint = NO_HINT  # what mattered to a member
+        self.launched = launched
         self._parts = [(ways, _Bounds(own, micro_batches, scaling, recent)) for ways, own in pieces]
         self._proved: dict[tuple[int, int], dict[Ways, float]] = {}  # by micro-batches and virtual stages
 
@@ -76,7 +80,8 @@ class Family:
         asked = [c for c in members if c.virtual_stages == 1 or c.micro_batches not in plain]
         known = dict(zip(asked, fastest.step_seconds(asked), strict=True))
         alone = {c.micro_batches: seconds for c, seconds in known.items() if c.virtual_stages == 1}
-        return [known[c] if c in known else least_share(c) * alone[c.micro_batches] for c in members]
+        least = (known[c] if c in known else least_share(c) * alone[c.micro_batches] for c in members)
+        return [max(seconds, self._launched_seconds(c)) for c, seconds in zip(members, least, strict=True)]
 
     def busy_seconds(self, configuration: Configuration) -> float:
         """Least busy seconds of the average rank of a member, whatever the memory and the order of turns; 0 where ranks
@@ -88,11 +93,18 @@ class Family:
         """Least step time of a member with memory at a price, and shares of what travels under work, or as proved
         before; infinite where even the leanest choice does not fit. Ways that are proved to take as long as the cutoff
         are not looked at again."""
-        proved = self._known(configuration)
+        launched, proved = self._launched_seconds(configuration), self._known(configuration)
+        if launched >= cutoff:
+            return launched
         for ways, part in self._parts:
             if proved.get(ways, 0.0) < cutoff:
                 proved[ways] = max(proved.get(ways, 0.0), part.priced_seconds(configuration, hint, cutoff))
-        return min(proved.values())
+        return max(launched, min(proved.values()))
+
+    def _launched_seconds(self, configuration: Configuration) -> float:
+        """Least step time of a member from launches alone: with p ranks the slowest takes a p-th of them or more."""
+        p, v, m = configuration.pipeline, configuration.virtual_stages, configuration.micro_batches
+        return self.launched / p * (m + (p - 1) / v)
 
     def proved(self, configuration: Configuration) -> dict[str, float]:
         """Least step time of a member for every way to gather weights of which one is known."""

@@ -33,6 +33,7 @@ class Outcome:
     Attributes:
         seconds: of the best division found; infinite where none was.
         bound: no plan of this configuration takes less; infinite where nothing fits.
+        free: what of that is proved whatever the memory, or less.
         state: candidates at the boundary.
         ranks: what each rank runs; empty where nothing was found.
         least: where nothing fits, bytes per device that the leanest way found would need.
@@ -46,6 +47,7 @@ class Outcome:
 
     seconds: float
     bound: float
+    free: float = 0.0
     state: State
     ranks: tuple[RankFilling, ...]
     least: float

@@ -15,6 +15,7 @@ for it with messages.
 Where launches take longer kernels count a little all the same: they tell strategies apart.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -62,6 +63,13 @@ def _shares(kernels: Mapping[int | None, Array], launches: Mapping[int | None, A
     longer = {kind: (seconds >= launches[kind]).tolist() for kind, seconds in kernels.items()}
     shares = {kind: (1.0 if there else _BESIDE, 1.0 if back else _BESIDE) for kind, (there, back) in longer.items()}
     return dict.fromkeys(kernels, (every, every)), shares
+
+
+def least_counted(template: Template, operators: Sequence["OperatorTable"]) -> float:
+    """What of the launches of the whole model counts for a micro-batch at least, however few samples it has."""
+    hosts = (_launches(template, table, at) for at, table in enumerate(operators))
+    passes = (one for both in hosts for one in (both if template.alive.trains else both[:1]))
+    return (1 - _BESIDE) * math.fsum(float(one.min()) for one in passes)
 
 
 def kernels_of(template: Template, operators: Sequence["OperatorTable"], edges: Sequence["EdgeTable"]) -> list[_Passes]:

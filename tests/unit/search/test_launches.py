@@ -8,8 +8,10 @@ import pytest
 
 from hardware_profiles import Cluster
 from planner.api.searching import search
-from planner.sharding.update import Update
+from planner.sharding.update import AHEAD, Update
 from planner.strategy_search.engine.engine import Engine
+from planner.strategy_search.engine.evaluation import NO_HINT
+from planner.strategy_search.engine.families import family_of
 from planner.strategy_search.request.bounds import bounds
 from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.tables.cost_table import CostTables, OperatorTable
@@ -142,3 +144,35 @@ def test_messages_that_every_plan_has_are_proved_of_all() -> None:
     """Statistics of batches are summed up in every layer: each can be without, but not all."""
     found = search("resnet50", "h100-80gb", devices=64, pinned={"pipeline": 1, "mesh": (64,), "micro_batches": 1})
     assert found.gap < 0.05
+
+
+def test_launches_bound_small_micro_batches_as_they_are_counted_for_them() -> None:
+    """Hosts so slow that a micro-batch takes as long however small it is: what its k-th part of the largest proves is
+    next to nothing."""
+    cluster = slowed("h100-80gb", 1e3)
+    update = Update(buckets="none", gathers="ahead")
+    request, template = request_of("chain", cluster, 16, precision="bf16", update=update), template_of("chain")
+    limits = (bounds(template, BATCH, cluster, request.precision, request.optimizer),)
+    engine = Engine(request=request, template=template, limits=limits)
+    members = tuple(Configuration(pipeline=2, mesh=(2,), micro_batches=m) for m in (1, 2, 4, 8))
+    family = family_of(engine, members)
+    assert family is not None
+    for member, least in zip(members, family.step_seconds(members), strict=True):
+        bound = min(proved(engine, member), proved(engine.launched_apart, member))
+        assert 0.9 * bound < least <= bound * (1 + 1e-9)
+        assert family.priced_seconds(member, NO_HINT, cutoff=least / 2) == pytest.approx(least, rel=0.1)
+
+
+def test_other_ways_to_gather_are_not_asked_where_weights_ahead_take_too_long_whatever_the_memory() -> None:
+    cluster = cluster_of("h100-80gb", 4)
+    request, template = request_of("llama-4", cluster, 16, precision="bf16"), template_of("llama-4")
+    limits = (bounds(template, BATCH, cluster, request.precision, request.optimizer),)
+    configuration = Configuration(pipeline=1, mesh=(4,), micro_batches=1)
+    engines = [Engine(request=request, template=template, limits=limits) for _ in range(2)]
+    assert len(engines[0].gathers) > 1
+    cutoff = engines[0].evaluate(configuration).seconds / 2
+    alone = engines[1].evaluate_as(AHEAD, configuration, cutoff=cutoff)
+    found = engines[1].evaluate(configuration, cutoff=cutoff)
+    assert cutoff <= alone.free == found.bound < alone.free * 2
+    assert found.solved <= alone.solved
+    assert not found.ranks
