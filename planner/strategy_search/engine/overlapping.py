@@ -87,11 +87,11 @@ class Overlapping:
             self._every[id(ranked.bound)] = (ranked.bound, found)
         return self._every[id(ranked.bound)][1]
 
-    def fewer(self, ranked: Ranked) -> Iterator[Everything]:
-        """A result with ever more of the overlaps of its tensor parallelism, but not all, and what it lacks for
-        each."""
+    def fewer(self, ranked: Ranked, below: Seconds) -> Iterator[Everything]:
+        """A result with ever more of the overlaps of its tensor parallelism, but not all, and what it lacks for each;
+        as far as it lacks anything, and takes less than `below` with them."""
         machine, limits = self.engine.machine(ranked.configuration), self.maker.limits_of(ranked.configuration)
-        return with_fewer(self.everything(ranked).bound, machine, limits)
+        return with_fewer(self.everything(ranked).bound, machine, limits, below)
 
     def _with_overlap(self, ranked: Ranked) -> "_WithOverlap":
         with contextlib.suppress(LimitError):

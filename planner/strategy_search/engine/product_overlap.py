@@ -9,6 +9,9 @@ overlaps: then the plan without the one is compared with the plan without the ot
 somebody asks: their messages take the cores that compute.
 """
 
+import functools
+import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -134,14 +137,25 @@ def _fitting(overlapped: BoundPlan, cluster: Machine, limits: Sequence[Bytes]) -
     return best
 
 
-def with_fewer(overlapped: BoundPlan, cluster: Machine, limits: Sequence[Bytes]) -> Iterator[Everything]:
+def with_fewer(
+    overlapped: BoundPlan, cluster: Machine, limits: Sequence[Bytes], below: Seconds = math.inf
+) -> Iterator[Everything]:
     """A plan of which all overlaps that save time are priced, with ever more of them, but not all, those first that
-    need the least memory."""
+    need the least memory; as far as it lacks memory, and takes less than `below`. More overlaps take less time and no
+    less memory, so that the last plan says whether there are any, and halving where they begin."""
     chosen = _by_need(overlapped, cluster)
-    for count in range(1, len(chosen)):
-        if chosen[count][1] > chosen[count - 1][1]:
-            fewer = _with(overlapped, [one for one, _ in chosen[:count]], cluster)
-            yield Everything(fewer, _lacking(fewer.plan.prediction, limits))
+    counts = [count for count in range(1, len(chosen)) if chosen[count][1] > chosen[count - 1][1]]
+
+    @functools.cache
+    def priced(count: int) -> Everything:
+        fewer = _with(overlapped, [one for one, _ in chosen[:count]], cluster)
+        return Everything(fewer, _lacking(fewer.plan.prediction, limits))
+
+    def wanted(count: int) -> bool:
+        return priced(count).missing > 0 and priced(count).seconds < below
+
+    if counts and wanted(counts[-1]):
+        yield from map(priced, counts[bisect_left(counts, True, key=wanted) :])
 
 
 def _by_need(overlapped: BoundPlan, cluster: Machine) -> list[tuple[Chunked, Bytes]]:

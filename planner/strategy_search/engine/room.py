@@ -139,9 +139,11 @@ class Room:
         """A contender that leaves room for those of its overlaps that need the least memory, as many as make it
         faster, where room for all of them is too much."""
         best, any_order = ranked, reorders(self.request.pinned)
-        for fewer in self.overlapping.fewer(ranked) if self.overlapping.missing(ranked) else ():
+        if not self.overlapping.missing(ranked):
+            return ranked
+        for fewer in self.overlapping.fewer(ranked, min(cutoff, self._seconds(ranked)) * (1 - WORTH)):
             limit = min(cutoff, self._seconds(best))
-            if not fewer.missing or fewer.seconds >= limit * (1 - WORTH):
+            if fewer.seconds >= limit * (1 - WORTH):
                 continue
             room, more = found.room, self._beyond(found, ranked, found.room, fewer.missing)
             for _ in range(_TIMES):

@@ -88,7 +88,7 @@ def test_of_overlaps_that_do_not_all_fit_some_are_taken() -> None:
 def test_fewer_overlaps_lack_less_memory_and_save_less() -> None:
     """Those that room is left for where there is none for all of them."""
     waits, cluster, pinned = result_of(interleave=1, tensor_overlap=1).bound, cluster_of("h100-80gb", 8), Pinned()
-    limits = [waits.plan.prediction.peak_bytes]
+    limits = [0.99 * waits.plan.prediction.peak_bytes]
     everything = with_everything(waits, pinned, cluster, limits)
     *some, most = [*with_fewer(everything.bound, cluster, limits), everything]
     assert len(some) > 1
@@ -97,6 +97,12 @@ def test_fewer_overlaps_lack_less_memory_and_save_less() -> None:
     assert [one.missing for one in (*some, most)] == sorted(one.missing for one in (*some, most))
     assert some[0].missing < most.missing
     assert most.seconds < some[0].seconds < waits.plan.prediction.step_seconds
+    told = [(one.missing, one.seconds) for one in some]
+    for at, (missing, seconds) in enumerate(told):
+        found = with_fewer(everything.bound, cluster, limits, below=seconds)
+        assert [(one.missing, one.seconds) for one in found] == told[at + 1 :]
+        found = with_fewer(everything.bound, cluster, [limits[0] + missing])
+        assert [one.seconds for one in found] == [one[1] for one in told if one[0] > missing]
 
 
 def test_as_many_chunks_as_are_asked_for() -> None:
