@@ -29,7 +29,7 @@ import numpy as np
 from planner.strategy_search.solvers.elimination.fronts import search_fronts
 from planner.strategy_search.solvers.elimination.messages import backtrack, eliminate, optimum
 from planner.strategy_search.solvers.elimination.multiplier import Relaxation, relax
-from planner.strategy_search.solvers.elimination.order import Schedule
+from planner.strategy_search.solvers.elimination.order import WIDEST, Schedule
 from planner.strategy_search.solvers.elimination.peak import least_peak
 from planner.strategy_search.solvers.elimination.potential import Limits, fix, narrow
 from planner.strategy_search.solvers.elimination.tables import Tables, schedule_of, time_tables
@@ -60,7 +60,8 @@ def solve(
         cell_limit: refuse problems whose clique tables have more cells together.
 
     Raises:
-        ValueError: the elimination would need larger tables than `table_limit`, or more of them than `cell_limit`.
+        ValueError: the elimination would need larger tables than `table_limit`, more of them than `cell_limit`, or of
+            more axes than there can be.
     """
     if front_limit < 1 or relative_gap < 0:
         raise ValueError(f"front_limit={front_limit} must be at least 1, relative_gap={relative_gap} at least 0")
@@ -103,6 +104,11 @@ def lower_bound(problem: Problem, *, table_limit: int = 2**28) -> float:
 
 def _schedule(problem: Problem, table_limit: int, cell_limit: float = math.inf) -> Schedule:
     plan = schedule_of(problem)
+    if not plan.exact:
+        raise ValueError(
+            f"eliminating {len(problem.variables)} variables joins more than {WIDEST} of them that have several "
+            "candidates each: the graph is too wide for dynamic programming, use another solver"
+        )
     if plan.largest_table > table_limit:
         raise ValueError(
             f"eliminating {len(problem.variables)} variables needs a table of {plan.largest_table:.3g} cells, over "

@@ -1,14 +1,19 @@
 """Orders of elimination: whole, with what is kept at the end, and the best of several ways to find one."""
 
+import math
 import random
+from dataclasses import replace
 from itertools import combinations, product
 
 import numpy as np
 import pytest
 
+from planner.strategy_search.solvers import dynamic_programming, exhaustive
 from planner.strategy_search.solvers.elimination import messages, order
 from planner.strategy_search.solvers.elimination.messages import eliminate_together, remainder
 from planner.strategy_search.solvers.elimination.order import elimination_order, schedule
+from planner.strategy_search.solvers.elimination.tables import schedule_of
+from planner.strategy_search.solvers.problem import Edge, Problem, Variable
 
 
 def grid(rows: int, columns: int) -> tuple[tuple[int, int], ...]:
@@ -92,6 +97,56 @@ def test_a_clique_of_many_variables_with_candidates_is_relaxed() -> None:
     costs = sum(float(tables[v][choice[v]]) for v in range(count))
     costs += sum(float(t[choice[a], choice[b]]) for (a, b), t in zip(plan.pairs, tables[count:], strict=True))
     assert 0 < messages.optimum(found) <= costs
+
+
+def test_variables_of_one_candidate_each_are_all_summed() -> None:
+    """62 joined variables, none of which has a choice: the optimum is what all tables come to."""
+    count = 62
+    plan = schedule((1,) * count, tuple(combinations(range(count), 2)))
+    assert plan.widest <= order.WIDEST
+    tables = [np.ones(1) for _ in range(count)] + [np.ones((1, 1)) for _ in plan.pairs]
+    assert messages.optimum(messages.eliminate(plan, tables)) == count + count * (count - 1) // 2
+
+
+def _joined(sizes: tuple[int, ...], draw: np.random.Generator, memory_limit: float) -> Problem:
+    def drawn(*shape: int) -> np.ndarray:
+        return draw.integers(0, 20, shape).astype(float)
+
+    nodes = [Variable(name=str(k), time=drawn(k), memory=drawn(k), transient=drawn(k)) for k in sizes]
+    edges = [
+        Edge(first=a, second=b, time=drawn(sizes[a], sizes[b]), memory=drawn(sizes[a], sizes[b]))
+        for a, b in combinations(range(len(sizes)), 2)
+    ]
+    return Problem(variables=tuple(nodes), edges=tuple(edges), memory_limit=memory_limit)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_memory_is_limited_where_variables_of_one_candidate_have_several_buckets(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nine joined variables of which three have a choice, where cliques may have no more than four variables."""
+    monkeypatch.setattr(order, "WIDEST", 4)
+    schedule.cache_clear()
+    draw = np.random.default_rng(seed)
+    sizes = tuple(draw.permutation([4, 4, 3, 1, 1, 1, 1, 1, 1]).tolist())
+    free = _joined(sizes, draw, math.inf)
+    assert len(schedule_of(free).buckets) > len(sizes)
+    peaks = sorted(free.evaluate(choice).peak for choice in product(*map(range, sizes)))
+    for limit in (peaks[0] - 1, peaks[0], peaks[5], peaks[12]):
+        problem = replace(free, memory_limit=limit)
+        exact, found = exhaustive.solve(problem), dynamic_programming.solve(problem)
+        assert found.status == exact.status
+        assert found.least_memory == exact.least_memory
+        if exact.evaluation is not None and found.evaluation is not None:
+            assert found.evaluation.time == exact.evaluation.time
+    schedule.cache_clear()
+
+
+def test_a_relaxed_schedule_proves_no_optimum() -> None:
+    problem = _joined((2,) * (order.WIDEST + 2), np.random.default_rng(0), math.inf)
+    for solve in (dynamic_programming.solve, dynamic_programming.lower_bound):
+        with pytest.raises(ValueError, match="too wide for dynamic programming"):
+            solve(problem)
 
 
 def test_blocks_that_repeat_in_a_problem_are_eliminated_once(monkeypatch: pytest.MonkeyPatch) -> None:

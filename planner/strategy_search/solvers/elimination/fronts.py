@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.strategy_search.solvers.elimination.messages import totals
-from planner.strategy_search.solvers.elimination.order import Bucket, Input
+from planner.strategy_search.solvers.elimination.order import Bucket, Input, Schedule
 from planner.strategy_search.solvers.elimination.potential import Fixed
 from planner.strategy_search.solvers.problem import Array
 
@@ -107,7 +107,7 @@ def search_fronts(fixed: Fixed, *, cutoff: float, width: int) -> Found:
         fronts.append(sweep.project(step, partials))
         if not fronts[-1].time.size:
             return Found(choice=None, bound=sweep.proved(), largest=sweep.largest)
-    choice = _trace(fixed.tables.plan.buckets, fronts)
+    choice = _trace(fixed.tables.plan, fronts)
     return Found(choice=choice, bound=sweep.proved(), largest=sweep.largest)
 
 
@@ -281,9 +281,9 @@ def _states(coordinates: Sequence[Integers], shape: tuple[int, ...], cells: int)
     return np.asarray(np.ravel_multi_index(tuple(coordinates), shape), dtype=np.intp)
 
 
-def _trace(buckets: tuple[Bucket, ...], fronts: list[Front]) -> list[int]:
+def _trace(plan: Schedule, fronts: list[Front]) -> list[int]:
     """The choice behind the fastest entry of the last front."""
-    choice = [0] * len(buckets)
+    buckets, choice = plan.buckets, [0] * plan.variables
     entries = [0] * len(buckets)
     entries[-1] = int(fronts[-1].time.argmin())
     for step in range(len(buckets) - 1, -1, -1):

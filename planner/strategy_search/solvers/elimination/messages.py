@@ -156,7 +156,7 @@ def complete(schedule: Schedule, tables: list[Array]) -> tuple[list[Array], list
     offset = len(tables) - len(schedule.buckets)
     down = [np.full(table.shape, math.inf) for table in tables[offset:]]
     down[-1] = np.zeros(())
-    marginals = [tables[bucket.variable] for bucket in schedule.buckets]
+    marginals = tables[: schedule.variables]
     for step in range(len(schedule.buckets) - 1, -1, -1):
         bucket = schedule.buckets[step]
         marginal = np.full(tables[bucket.variable].shape, math.inf)

@@ -211,7 +211,7 @@ def _buckets(
     for step, variable in enumerate(order):
         check()
         groups = [(waiting[step], arriving[step])]
-        if step < fixed:
+        if step < min(fixed, total - 1):  # all that is left meets in the last bucket
             groups = [([one], []) for one in waiting[step]] + [([], [one]) for one in arriving[step]]
         elif most < math.inf and step < total - rest:
             groups = _split(sizes, variable, waiting[step], arriving[step], most)
