@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from planner.graph.ordered_sets import OrderedSet
+
 _SHORTEST_RUN = 3
 _MODULE_STATE = frozenset(nn.Module().__dict__)
 _PLAIN = bool | int | float | complex | str | bytes | torch.dtype | torch.device | torch.layout | torch.memory_format
@@ -106,8 +108,8 @@ def frozen(value: Any) -> object:
         return value
     if type(value) in (tuple, list):
         return type(value), [frozen(item) for item in value]
-    if type(value) in (set, frozenset):
-        return type(value), sorted(repr(frozen(item)) for item in value)
+    if type(value) in (set, frozenset, OrderedSet):
+        return isinstance(value, set), sorted(repr(frozen(item)) for item in value)
     if type(value) is dict:
         return [(frozen(key), frozen(item)) for key, item in value.items()]
     if dataclasses.is_dataclass(value):

@@ -44,6 +44,7 @@ from planner.graph.operator_graph import (
     TorchConstant,
     ValueRef,
 )
+from planner.graph.ordered_sets import ordered_sets
 from planner.graph.own_functions import NAMESPACE, own_functions_as_operators
 from planner.graph.random_ops import CHANCES
 from planner.graph.recurrent import GATES, with_recurrent_layers
@@ -114,7 +115,7 @@ def _graph_of(
 ) -> OperatorGraph:
     wrapped = _Loss(module)
     try:
-        with torch.no_grad(), own_functions_as_operators(module), LiteralsKept():
+        with torch.no_grad(), ordered_sets(module), own_functions_as_operators(module), LiteralsKept():
             exported = without_draws(module, lambda: torch.export.export(wrapped, args, kwargs, strict=False))
         written = written_lines(exported)
         targets = [node.target for node in exported.graph.nodes if node.op == "call_function"]

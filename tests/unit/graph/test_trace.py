@@ -153,6 +153,47 @@ def test_no_tensor_is_computed_or_changed() -> None:
 # parameters and buffers
 
 
+KINDS = ("full", "sliding", "global", "local", "ring", "window", "chunked", "linear")
+
+
+def test_sets_of_strings_are_gone_over_in_order() -> None:
+    """Their own order is another one in each process, and the graph must not be."""
+
+    def body(net: Net, x: torch.Tensor) -> torch.Tensor:
+        assert isinstance(net.kinds, set)
+        assert isinstance({1}, set)
+        assert not isinstance([], set)
+        for kind in (*set(KINDS), *net.kinds):
+            x = x + KINDS.index(kind)
+        return net.linear(x).sum()
+
+    kinds = set(KINDS)
+    net = Net(body, kinds=kinds)
+    graph = trace(net, (torch.ones(2, WIDTH),))
+    added = [KINDS[op.arguments[1]] for op in graph.operators if op.op == "aten.add.Tensor"]  # type: ignore[index]
+    assert added == sorted(KINDS) * 2
+    assert net.kinds is kinds
+    assert "set" not in globals()
+
+
+def test_blocks_that_hold_sets_are_traced_once() -> None:
+    class Block(nn.Module):
+        traced = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.kinds = nn.Linear(WIDTH, WIDTH), set(KINDS)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            Block.traced += 1
+            return self.linear(x) * len(set(self.kinds))
+
+    blocks = nn.Sequential(*(Block() for _ in range(4)))
+    graph = traced(lambda net, x: net.blocks(x).sum(), blocks=blocks)
+    assert Block.traced == 1
+    assert ops(graph).count("linear.default") == 4
+
+
 def test_tied_weights_are_one_parameter() -> None:
     built = build_model("gpt-tiny", dtype="float32")
     graph = trace(built.module, built.args)
