@@ -104,10 +104,10 @@ class _Pairs:
         return made
 
     def _summed(self, one: _Operand, wanted: set[str], made: list[Operator]) -> _Operand:
-        """The tensor without the letters that no other has."""
-        kept = "".join(letter for letter in one.letters if letter in wanted)
-        if kept == one.letters:
+        """The tensor without the letters that no other has, which takes its diagonal where a letter stands twice."""
+        if wanted.issuperset(one.letters):
             return one
+        kept = "".join(letter for letter in dict.fromkeys(one.letters) if letter in wanted)
         made.append(self._call((one,), kept, len(made), last=False))
         return _Operand(str(made[-1].results[0]), kept)
 
