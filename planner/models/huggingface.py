@@ -7,6 +7,9 @@ The architecture that the config names picks the class with a loss, and the clas
     ...ForConditionalGeneration         input_ids, attention_mask, decoder_input_ids, labels
     ...ForImageClassification           pixel_values, labels
 
+A ...ForConditionalGeneration that is no encoder and decoder reads images or sound beside tokens. It is called on tokens
+alone, with sizes of its `text_config`; its other parts are there, and do nothing.
+
 Mixtral, Qwen3 MoE and DeepSeek are built as our own decoders (see `huggingface_experts` and `huggingface_deepseek`).
 Experts of other architectures are one operator each (see `huggingface_any_experts`).
 
@@ -77,17 +80,19 @@ def from_config(reference: str, *, batch: int, device: str, sequence_length: int
     """The model of a config with weights drawn at random, on "meta" without any. Raises ModelError, naming the file."""
     path, name, ending, config = _config(reference)
     transformers = _transformers()
-    names = _KINDS[ending]
-    length = None if ending == "ForImageClassification" else _length(config, path, sequence_length)
+    names = tuple(key for key in _KINDS[ending] if key != "decoder_input_ids" or config.is_encoder_decoder)
+    images = ending == "ForImageClassification"
+    text = _text_of(config, path)
+    length = None if images else _length(text, path, sequence_length)
     if length is None and sequence_length is not None:
         raise ModelError(f"--seq-len does not apply to {reference}: {name} reads images, whose size is in its config")
     if (is_mixture(name) or is_deepseek(name)) and length is not None:
         return _decoder(config, name, length, path, batch, device)
-    masked = "attention_mask" in names or _has_window(config, length)
+    masked = "attention_mask" in names or _has_window(text, length)
     inputs = dict.fromkeys((*names[:1], "attention_mask", *names[1:])) if masked else dict.fromkeys(names)
     module = _built(transformers, config, name, path, masked=masked, device=device)
     examples = {key: _example(key, config, batch, length, device) for key in inputs}
-    bounds = tuple(_bound(key, config) for key in inputs)
+    bounds = tuple(_bound(key, text, images=images) for key in inputs)
     return FromConfig(module=module, inputs=examples, bounds=bounds, sequence_length=length)
 
 
@@ -227,6 +232,12 @@ def _loaded(transformers: Any, path: Path) -> Any:
         return transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
 
 
+def _text_of(config: Any, path: Path) -> Any:
+    """The config of what reads tokens, where a config has others beside it; else the config itself."""
+    with _theirs(_transformers(), f"{path}: transformers cannot tell which part of it reads tokens"):
+        return config.get_text_config()
+
+
 def _changed(config: Any, changes: Mapping[str, str], path: Path) -> Any:
     """The config with other values of some keys, and what it derives from them derived anew."""
     if not changes:
@@ -244,7 +255,7 @@ def _built(transformers: Any, config: Any, name: str, path: Path, *, masked: boo
     _register(transformers)
     made = getattr(transformers, name)
     attention = (_WITH_MASKS if masked else _WITHOUT_MASKS) if made._supports_sdpa else _COMPOSED
-    config.use_cache = False
+    config.use_cache = _text_of(config, path).use_cache = False
     with _theirs(transformers, f"{path}: transformers cannot build {name}"), torch.device(device):
         module = made._from_config(config, attn_implementation=attention).train()
         has_experts = _experts_as_one_operator(module)
@@ -330,10 +341,10 @@ def _example(key: str, config: Any, batch: int, length: int | None, device: str)
     return make(shape, dtype=torch.int64, device=device)
 
 
-def _bound(key: str, config: Any) -> int | None:
+def _bound(key: str, config: Any, *, images: bool) -> int | None:
     """Integers of an input are below this; None where they are drawn from the example."""
     if key == "attention_mask":
         return None
-    if key == "labels" and getattr(config, "image_size", None) is not None:
+    if key == "labels" and images:
         return int(config.num_labels)
     return int(config.vocab_size) if getattr(config, "vocab_size", None) is not None else None

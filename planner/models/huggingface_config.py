@@ -45,10 +45,23 @@ class _Rope(BaseModel):
     mscale_all_dim: _Weight | None = None
 
 
-class ConfigFile(BaseModel):
-    """Keys of a config by what they are; each family has other names for them."""
+class _Part(BaseModel):
+    """How many layers each part of a model has."""
 
     model_config = ConfigDict(extra="allow", strict=True)
+
+    num_hidden_layers: _Layers | None = None
+    n_layer: _Layers | None = None
+    n_layers: _Layers | None = None
+    num_layers: _Layers | None = None
+    num_encoder_layers: _Layers | None = None
+    num_decoder_layers: _Layers | None = None
+    encoder_layers: _Layers | None = None
+    decoder_layers: _Layers | None = None
+
+
+class ConfigFile(_Part):
+    """Keys of a config by what they are; each family has other names for them."""
 
     model_type: str | None = None
     vocab_size: _Size | None = None
@@ -62,10 +75,6 @@ class ConfigFile(BaseModel):
     max_position_embeddings: _Size | None = None
     n_positions: _Size | None = None
     sliding_window: _Size | None = None
-    num_hidden_layers: _Layers | None = None
-    n_layer: _Layers | None = None
-    num_layers: _Layers | None = None
-    num_decoder_layers: _Layers | None = None
     num_attention_heads: _Heads | None = None
     n_head: _Heads | None = None
     num_heads: _Heads | None = None
@@ -148,12 +157,25 @@ def read_config(path: Path) -> dict[str, Any]:
     return content
 
 
+_TEXT = ("text_config", "text_encoder", "decoder", "generator")
+"""Keys under which a config has that of the part that reads tokens."""
+
+
 def check_config(content: Mapping[str, Any], path: Path) -> None:
-    """Raise ModelError, naming the file and the key, where a config says what no model can have."""
+    """Raise ModelError, naming the file and the key, where a config, or that of a part of it, says what no model can
+    have."""
+    _check(content, ConfigFile, path, "")
+    for key, part in content.items():
+        if isinstance(part, Mapping) and (key in (*_TEXT, "encoder") or key.endswith("_config")):
+            _check(part, ConfigFile if key in _TEXT else _Part, path, f"{key}: ")
+
+
+def _check(content: Mapping[str, Any], kind: type[_Part], path: Path, where: str) -> None:
     try:
-        ConfigFile.model_validate(content)
+        kind.model_validate(content)
     except ValidationError as error:
-        raise ModelError(f"{path}: {form_fault(error).removeprefix('the file: Value error, ')}; correct it") from error
+        fault = form_fault(error).removeprefix("the file: Value error, ")
+        raise ModelError(f"{path}: {where}{fault}; correct it") from error
 
 
 _DECODER = (

@@ -165,6 +165,47 @@ def test_without_transformers_the_way_to_get_it_is_said(monkeypatch: pytest.Monk
         built("llama")
 
 
+TEXT = {
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 40,
+}  # fmt: skip
+IMAGES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def composite(folder: Path, **text: Any) -> str:
+    """A config of a model that reads images beside tokens, with those of both parts."""
+    content = {
+        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": {**TEXT, **text},
+        "vision_config": {**IMAGES, "image_size": 28, "patch_size": 14},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(content))
+    return str(folder)
+
+
+def test_what_reads_images_beside_tokens_is_called_on_tokens(tmp_path: Path) -> None:
+    """With the lengths and words of the part that reads them."""
+    model = build_model(composite(tmp_path), dtype="float32")
+    assert set(model.kwargs) == {"input_ids", "attention_mask", "labels"}
+    assert model.sequence_length == 40
+    assert dict(zip(model.kwargs, model.bounds, strict=True)) == {
+        "input_ids": 96, "attention_mask": None, "labels": 96,
+    }  # fmt: skip
+    with refused(ModelError, tmp_path / "config.json", 40, 41):
+        build_model(composite(tmp_path), dtype="float32", sequence_length=41)
+
+
+@pytest.mark.parametrize("wrong", [{"num_hidden_layers": 10**9}, {"hidden_size": -4}])
+def test_parts_of_a_config_are_checked_before_they_are_built(tmp_path: Path, wrong: dict[str, int]) -> None:
+    with refused(ModelError, tmp_path / "config.json", "text_config", *wrong):
+        build_model(composite(tmp_path, **wrong), dtype="float32")
+
+
+@pytest.mark.parametrize(("family", "key"), [("t5-hf", "num_decoder_layers"), ("gpt2", "encoder_layers")])
+def test_layers_have_a_limit_by_whatever_name(tmp_path: Path, family: str, key: str) -> None:
+    with refused(ModelError, tmp_path / "config.json", key, 4096):
+        build_model(changed(tmp_path, family, **{key: 10**9}), dtype="float32")
+
+
 def test_configs_of_the_tests_drop_nothing() -> None:
     for family in FAMILIES:
         content = json.loads((CONFIGS / family / "config.json").read_text())
