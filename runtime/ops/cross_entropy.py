@@ -110,8 +110,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
         hit_N = here_N.to(gradient_NV.dtype) * (1.0 - split.label_smoothing)
         gradient_NV.scatter_add_(1, column_N[:, None], -hit_N[:, None])
         scale_N = (targets_N != split.ignore_index).to(gradient_NV.dtype) * (weight * gradients[0])
-        gradient_NV *= scale_N[:, None]
-        return gradient_NV.to(ctx.dtype), None, None
+        return _scaled(gradient_NV, scale_N, ctx.dtype), None, None
 
 
 class _WholeCrossEntropy(torch.autograd.Function):
@@ -119,7 +118,8 @@ class _WholeCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits_NV: torch.Tensor, targets_N: torch.Tensor, split: SplitLoss) -> torch.Tensor:
-        logarithms_NV = torch.log_softmax(_wide(logits_NV), 1)
+        wide = torch.promote_types(logits_NV.dtype, torch.float32)
+        logarithms_NV = torch.log_softmax(logits_NV, 1, dtype=wide)  # accelerators convert on the way
         loss, count = torch.ops.aten.nll_loss_forward(logarithms_NV, targets_N, None, _SUM, split.ignore_index)
         weight = split.weight(count) if split.mean else torch.ones_like(loss)
         ctx.ignore_index, ctx.dtype = split.ignore_index, logits_NV.dtype
@@ -134,8 +134,14 @@ class _WholeCrossEntropy(torch.autograd.Function):
         ignored_N = targets_N == ctx.ignore_index
         column_N = targets_N.masked_fill(ignored_N, 0)
         gradient_NV.scatter_add_(1, column_N[:, None], gradient_NV.new_full((len(column_N), 1), -1.0))
-        gradient_NV *= (weight * gradients[0]).masked_fill(ignored_N, 0.0)[:, None]
-        return gradient_NV.to(ctx.dtype), None, None
+        return _scaled(gradient_NV, (weight * gradients[0]).masked_fill(ignored_N, 0.0), ctx.dtype), None, None
+
+
+def _scaled(gradient_NV: torch.Tensor, scale_N: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Rows times their scales, in the place of the rows where they have that dtype; rounded on the way where not."""
+    if gradient_NV.dtype == dtype:
+        return gradient_NV.mul_(scale_N[:, None])
+    return torch.mul(gradient_NV, scale_N[:, None], out=torch.empty_like(gradient_NV, dtype=dtype))
 
 
 def _wide(logits_NV: torch.Tensor) -> torch.Tensor:

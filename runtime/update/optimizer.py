@@ -70,6 +70,13 @@ class _Master:
         """Whether the kept weight says all that it does."""
         return self.weight.dtype == self.parameter.piece.dtype
 
+    @property
+    def stays(self) -> bool:
+        """Whether it only has to be rounded to be the kept weight, on the same device."""
+        parameter, stored = self.parameter, self.parameter.stored
+        apart = self.hosted or self.view or parameter.offloaded is not None
+        return not apart and stored.state == stored.weight
+
 
 class ShardedOptimizer:
     """Updates the trainable parameters of one rank. Building it and `step` are collective."""
@@ -261,8 +268,14 @@ class _Publication:
                 self._give(master, copied=False)
         for bucket in dict.fromkeys(self._waiting.values()):
             self._land(bucket)
-        for master in masters:
-            if master.parameter.name not in self._landed:
+        alone = [master for master in masters if master.parameter.name not in self._landed]
+        written = [master for master in alone if master.stays]
+        if written:  # by few kernels for all of them
+            torch._foreach_copy_(
+                [master.parameter.piece.detach() for master in written], [master.weight for master in written]
+            )
+        for master in alone:
+            if not master.stays:
                 self._alone(master)
         if self._outward is not None:
             self._outward.let_go()
