@@ -8,8 +8,8 @@ What a scale is for is a tensor, or a row of a product's left operand and a colu
 such a row and 128 x 128 of the weight, or 32 elements of a row of either operand, with a power of two; where axes cut
 it, their devices agree on the largest element (see `planner.sharding.rules.fp8`). Products are torch's scaled ones
 where the device has them, accumulated in fp32; elsewhere the same operands are multiplied in fp32 (those of a model in
-float64 in that), which differs by the order of sums alone; so are blocks of 128, whose scaled products torch has on
-Hopper alone. Lines of 32 are multiplied by the kernel of Blackwell where a device has whole ones.
+float64 in that), which differs by the order of sums alone. Blocks of 128 are multiplied by the kernel of Hopper, lines
+of 32 by that of Blackwell, where a device has whole ones.
 
 Source: Micikevicius et al. 2022, arXiv 2209.05433; recipes of torchao (`planner.graph.fp8`).
 
@@ -28,12 +28,13 @@ from planner.graph.fp8 import recipe_of
 from planner.models.fp8_experts import Cells, blocks_of, fp8_blocks_product, in_powers, largest
 from planner.sharding.rule import Dims
 from runtime.comm import collectives
+from runtime.ops.blocks_product import blocks_product, has_blocks_product
 from runtime.ops.capability import cuda_capability
 from runtime.ops.delayed_scales import GRADIENT, INPUT, WEIGHT, LayerScales
 from runtime.ops.fp8_scales import Known
 from runtime.ops.kept_results import whole_call
 from runtime.ops.lines_product import has_lines_product, lines_product
-from runtime.ops.narrow_weights import Narrow, in_8_bits, place_of, stand_in, wide
+from runtime.ops.narrow_weights import Narrow, in_8_bits, largest_of, place_of, stand_in, wide
 from runtime.ops.shard import Shard
 from runtime.ops.weight_scales import WeightScales
 
@@ -282,11 +283,11 @@ class _Side:
 
     def scale(self, groups: Groups) -> torch.Tensor:
         """One scale for all, ()."""
-        return self._scale(self.rows.abs().amax(), groups)
+        return self._scale(largest_of(self.rows), groups)
 
     def scales(self, groups: Groups) -> torch.Tensor:
         """A scale for every row, (R, 1)."""
-        return self._scale(self.rows.abs().amax(dim=1, keepdim=True), groups)
+        return self._scale(largest_of(self.rows, dim=1), groups)
 
     def _scale(self, largest: torch.Tensor, groups: Groups) -> torch.Tensor:
         largest = wide(largest)
@@ -310,6 +311,8 @@ def _blocks_product(
     spread |= any(whole and extent % BLOCK for extent, (_, whole) in _cuts(rows_TI, weight_OI, cut))
     inside = blocks_of(rows_TI.shape[1], *cut.input_from, rows_TI.device, spread=spread)
     outside = blocks_of(weight_OI.shape[0], *cut.output_from, rows_TI.device, spread=spread)
+    if not (spread or inside.shared or outside.shared) and has_blocks_product(rows_TI, weight_OI):
+        return blocks_product(rows_TI, weight_OI, low)
     of_rows = largest(rows_TI, None, 0, inside.at, inside.cells)
     for group in cut.inputs if inside.shared else ():
         of_rows = collectives.all_reduce_max(of_rows, group)
@@ -401,10 +404,16 @@ def _product(left: _Side, right: _Side, scales: tuple[torch.Tensor, torch.Tensor
     """The product of the left operand with the right one, turned, in `dtype`."""
     one_RK, other_CK = left.cast(scales[0]), right.cast(scales[1])
     if _has_products(one_RK, other_CK, dtype, by_row=scales[0].ndim > 0):
-        turned = scales[1].t() if scales[1].ndim else scales[1]
-        return torch._scaled_mm(one_RK, other_CK.t(), scales[0], turned, out_dtype=dtype)
+        first, second = (_aligned(scale) for scale in scales)
+        turned = second.t() if second.ndim else second
+        return torch._scaled_mm(one_RK, other_CK.t(), first, turned, out_dtype=dtype)
     wide = scales[0].dtype
     return ((one_RK.to(wide) * scales[0]) @ (other_CK.to(wide) * scales[1]).t()).to(dtype)
+
+
+def _aligned(scale: torch.Tensor) -> torch.Tensor:
+    """Scales as CUDA's products read them: a part of a larger tensor may begin where they cannot."""
+    return scale.clone() if scale.is_cuda and scale.data_ptr() % _WORDS else scale
 
 
 def _has_products(one_RK: torch.Tensor, other_CK: torch.Tensor, dtype: torch.dtype, *, by_row: bool) -> bool:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from planner.fp8_recipes import LINE
 from runtime.ops.capability import cuda_capability
+from runtime.ops.narrow_casts import has_narrow_cast, narrow_cast
 
 _CAPABILITY = (10, 0)
 _WORDS = 16
@@ -52,6 +53,8 @@ def _cast(values_RK: torch.Tensor, most_RL: torch.Tensor, low: torch.dtype) -> t
     """In 8 bits, row after row in memory, and the scales in tiles."""
     top = torch.finfo(low).max
     scale_RL = most_RL.float() / top
+    if has_narrow_cast(values_RK, scale_RL):
+        return narrow_cast(values_RK, scale_RL, low, (1, LINE)), _in_tiles(scale_RL.to(torch.float8_e8m0fnu))
     lines_RLN = values_RK.float().reshape(*scale_RL.shape, LINE) / scale_RL.unsqueeze(-1)
     return lines_RLN.clamp_(-top, top).flatten(1).to(low).contiguous(), _in_tiles(scale_RL.to(torch.float8_e8m0fnu))
 

@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 
 from planner.fp8_recipes import BLOCK, FORWARD
+from runtime.ops.narrow_casts import has_narrow_cast, narrow_cast
 
 DTYPE: torch.dtype = getattr(torch, FORWARD)
 _BYTES = torch.uint8
@@ -53,9 +54,10 @@ def cast(piece: torch.Tensor, scales: Casts) -> torch.Tensor:
 
 
 @torch.no_grad()
-def largest_of(piece: torch.Tensor) -> torch.Tensor:
-    """The largest magnitude among the elements of a piece, (), without a copy of it."""
-    found: torch.Tensor = torch.linalg.vector_norm(piece.detach(), math.inf)
+def largest_of(piece: torch.Tensor, dim: int | tuple[int, ...] | None = None) -> torch.Tensor:
+    """The largest magnitude among the elements of a piece, (), or along some dims, which keep an extent of 1; without a
+    copy of it."""
+    found: torch.Tensor = torch.linalg.vector_norm(piece.detach(), math.inf, dim=dim, keepdim=dim is not None)
     return found
 
 
@@ -86,6 +88,8 @@ def _(piece: torch.Tensor, *_others: object) -> torch.Tensor:
 
 def in_8_bits(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Values over their scale, rounded to a dtype of 8 bits; those beyond its range are its largest."""
+    if has_narrow_cast(values, scale):
+        return narrow_cast(values, scale, dtype)
     most = torch.finfo(dtype).max
     return (wide(values) / scale).clamp_(-most, most).to(dtype)
 
