@@ -15,6 +15,7 @@ A weight that the plan offloads has memory on the device while its block runs, a
 (`runtime.offload.weights`).
 """
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -120,7 +121,18 @@ class LocalParameter:
         self.leaf = self.piece if alone else before.detach().clone().expand(before.shape)
         self.leaf.requires_grad_(True)
         self.leaf.grad_dtype = before.grad_dtype
-        self.leaf.register_post_accumulate_grad_hook(self.accumulate)  # type: ignore[no-untyped-call]
+        self.listen()
+
+    def listen(self) -> None:
+        """Have autograd call `accumulate`. Autograd's hooks are out of sight of Python's garbage collector: one that
+        knew this parameter would keep it, and its leaf, for good."""
+        known = weakref.ref(self)
+
+        def arrived(leaf: torch.Tensor) -> None:
+            if (kept := known()) is not None:
+                kept.accumulate(leaf)
+
+        self.leaf.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
 
     def accumulate(self, leaf: torch.Tensor) -> None:
         """Move what autograd has just left in `leaf.grad` into `gradient`. Autograd calls it."""
@@ -204,7 +216,7 @@ def local_parameters(
         )
         if leaf.requires_grad:
             leaf.grad_dtype = getattr(torch, update.reduced_in(dtype))
-            leaf.register_post_accumulate_grad_hook(kept.accumulate)  # type: ignore[no-untyped-call]
+            kept.listen()
         if stored.weight_offloaded:
             assert weight_offload is not None, parameter.name
             kept.offloaded = weight_offload.offload(parameter.name, piece, stored.weight_home)

@@ -1,5 +1,8 @@
 """The leaf of a parameter whose gradient is cut finer than its weight."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -34,3 +37,13 @@ def test_a_frozen_weight_has_no_stub_whatever_its_gradient_would_be() -> None:
         frozen = [parameter for parameter in step.rank.parameters.values() if not parameter.trainable]
         assert frozen
         assert all(parameter.stub is None and parameter.gradient is None for parameter in frozen)
+
+
+def test_nothing_is_kept_of_a_step_that_is_gone() -> None:
+    plan = plans.hand_plan("zero1", "llama", plans.mesh_of(4))
+    with one_rank("llama", plan, plans.traced("llama")) as (step, _):
+        step.accumulate(*plans.batch())
+        pieces = [weakref.ref(parameter.piece) for parameter in step.rank.parameters.values()]
+    del step, _
+    gc.collect()
+    assert not [piece for piece in pieces if piece() is not None]
