@@ -113,13 +113,21 @@ def frozen(value: Any) -> object:
     if type(value) is dict:
         return [(frozen(key), frozen(item)) for key, item in value.items()]
     if dataclasses.is_dataclass(value):
-        return type(value), [frozen(getattr(value, item.name)) for item in dataclasses.fields(value)]
+        return type(value), [frozen(_read(value, item.name)) for item in dataclasses.fields(value)]
     if isinstance(value, functools.partial):
         return frozen(value.func), frozen(value.args), frozen(value.keywords)
     if isinstance(value, types.FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         return value.__code__, frozen(value.__defaults__), frozen(value.__kwdefaults__), frozen(cells)
     raise NotAlikeError(f"a {type(value).__name__} cannot be compared")
+
+
+def _read(value: Any, name: str) -> Any:
+    """A field, which code of others may refuse to read: configs of Gemma 4 do, of what differs between layers."""
+    try:
+        return getattr(value, name)
+    except Exception as error:
+        raise NotAlikeError(f"{name} of a {type(value).__name__} cannot be read") from error
 
 
 def _unbound(function: types.BuiltinFunctionType) -> bool:

@@ -68,7 +68,7 @@ class ConfigFile(_Part):
     hidden_size: _Size | None = None
     n_embd: _Size | None = None
     d_model: _Size | None = None
-    intermediate_size: _Size | None = None
+    intermediate_size: _Size | list[_Size] | None = None
     n_inner: _Size | None = None
     d_ff: _Size | None = None
     d_kv: _Size | None = None
@@ -104,7 +104,7 @@ class ConfigFile(_Part):
     n_routed_experts: _Experts | None = None
     num_experts_per_tok: _Experts | None = None
     n_shared_experts: _Count | None = None
-    moe_intermediate_size: _Size | None = None
+    moe_intermediate_size: _Size | list[_Size] | None = None
     mlp_only_layers: list[_Count] | None = None
     first_k_dense_replace: _Count | None = None
     n_group: _Experts | None = None

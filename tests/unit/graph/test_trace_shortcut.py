@@ -205,6 +205,18 @@ class Config:
     factor: int = 2
 
 
+@dataclass
+class Guarded(Config):
+    """As configs of transformers whose layers differ: what differs is refused to whoever reads it of all of them."""
+
+    size: int = 8
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "size":
+            raise ValueError("size differs between layers")
+        return super().__getattribute__(name)
+
+
 def stack(make: Callable[[int], nn.Module], run: Callable[[Any, torch.Tensor], Any] | None = None) -> nn.Module:
     model = Stack(make)
     if run is not None:
@@ -417,6 +429,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "flag set by parent": lambda: stack(lambda i: Scaled(7), loop(set_flag)),
     "shared dict set by parent": lambda: stack(lambda i, shared={"factor": 7}: FromDict(shared), loop(set_shared)),
     "dataclass": lambda: stack(lambda i: WithConfig(Config())),
+    "dataclass that refuses": lambda: stack(lambda i: WithConfig(Guarded())),
     "dataclasses that differ": lambda: stack(lambda i: WithConfig(Config(factor=2 + i // 3))),
     "plain object": lambda: stack(lambda i: WithConfig(SimpleNamespace(factor=2 + i // 3))),
     "lambda over index": lambda: stack(lambda i: Reading(lambda: i + 1)),
@@ -507,6 +520,7 @@ def test_shortcut_on_the_zoo(family: str, layers: int) -> None:
         ("dicts", 1),
         ("buffers", 1),
         ("dataclass", 1),
+        ("dataclass that refuses", LAYERS),
         ("weights returned", 1),
         ("modules of lambdas", 1),
         ("sequences of modules", 1),

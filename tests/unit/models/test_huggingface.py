@@ -20,6 +20,7 @@ from planner.graph.trace import trace
 from planner.models.deepseek import Deepseek, DeepseekConfig
 from planner.models.huggingface import stretched
 from planner.models.huggingface_any_experts import AS_ONE_OPERATOR
+from planner.models.huggingface_config import check_config
 from planner.models.huggingface_deepseek import deepseek_of
 from planner.models.zoo import BuiltModel, build_model
 from planner.sharding.rescale import rescale_batch
@@ -198,6 +199,11 @@ def test_what_reads_images_beside_tokens_is_called_on_tokens(tmp_path: Path) -> 
 def test_parts_of_a_config_are_checked_before_they_are_built(tmp_path: Path, wrong: dict[str, int]) -> None:
     with refused(ModelError, tmp_path / "config.json", "text_config", *wrong):
         build_model(composite(tmp_path, **wrong), dtype="float32")
+
+
+def test_sizes_may_differ_from_layer_to_layer() -> None:
+    """As Gemma 3n lists them."""
+    check_config({"text_config": {**TEXT, "intermediate_size": [48, 48, 96]}}, Path("config.json"))
 
 
 @pytest.mark.parametrize(("family", "key"), [("t5-hf", "num_decoder_layers"), ("gpt2", "encoder_layers")])
