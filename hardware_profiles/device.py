@@ -129,11 +129,14 @@ class Device:
         """How many times longer than its best ones these kernels take, with heads of 128 elements, or `narrow` ones of
         64; raises `UnknownKeyError` if unknown.
 
-        A profile that says nothing of PyTorch's own ("sdpa") has its figures of them, as those of `plan calibrate` are.
+        A profile that says nothing of PyTorch's own ("sdpa", "cudnn") has its figures of them, as those of `plan
+        calibrate` are; where it has those of the former alone, PyTorch calls no cuDNN on such a device.
         """
         if kernels == "best":
             return 1.0
         known_times = dict(self.generations)
+        if kernels == "cudnn" and kernels not in known_times:
+            kernels = "sdpa"
         if kernels in known_times:
             return known_times.get(f"{kernels}_64", known_times[kernels]) if narrow else known_times[kernels]
         if kernels == "sdpa":

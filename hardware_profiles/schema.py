@@ -157,6 +157,11 @@ class _Power(Strict):
         return self.limit_w.value / self.board_w.value
 
 
+_Generation = Literal[
+    "flash1", "flash1_64", "flash2", "flash2_64", "sdpa", "sdpa_64", "cudnn", "cudnn_64"
+]  # fmt: skip
+
+
 class _Device(Strict):
     name: Text
     device_type: DeviceType
@@ -173,9 +178,7 @@ class _Device(Strict):
     host_latency_us: Number | None = None
     misaligned: AtLeastOne | None = None
     power: _Power | None = None
-    generations: dict[Literal["flash1", "flash1_64", "flash2", "flash2_64", "sdpa", "sdpa_64"], AtLeastOne] = Field(
-        default_factory=dict
-    )
+    generations: dict[_Generation, Positive] = Field(default_factory=dict)
     usable_gib: Positive | None = None
     communication_units: Number | None = None
 

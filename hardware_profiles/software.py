@@ -5,9 +5,9 @@ from typing import Literal
 
 from hardware_profiles.units import Bytes, Seconds
 
-AttentionKernels = Literal["best", "sdpa", "flash2", "flash1", "unfused"]
-"""The fastest of the device, what `scaled_dot_product_attention` of PyTorch calls there, the second or first generation
-of FlashAttention, or score matrices in memory."""
+AttentionKernels = Literal["best", "cudnn", "sdpa", "flash2", "flash1", "unfused"]
+"""The fastest of the device, what `scaled_dot_product_attention` of PyTorch calls there (2.11 on Hopper: cuDNN; before:
+"sdpa"), the second or first generation of FlashAttention, or score matrices in memory."""
 
 
 _FP32 = 4  # bytes of a gradient
@@ -239,12 +239,14 @@ class Software:
 PYTORCH = Software(
     name="pytorch",
     passes=1.0,
-    host=1.0,
-    attention="sdpa",
+    host=1.5,
+    attention="cudnn",
     scores=0.0,
     whole_blocks=False,
     accumulates=True,
     hidden=Hidden(),
     bucket=0.0,
+    sums_biases=True,
 )
-"""The operators of the graph one by one, as `runtime` executes them: nothing is fused, hidden or sent together."""
+"""The operators of the graph one by one, as `runtime` executes them: nothing is fused, hidden or sent together. Steps
+that wait for their host take 1.4 to 1.8 times as long as those of PyTorch by hand (docs/device.md)."""

@@ -387,11 +387,12 @@ def _has_sinks(row: Row) -> bool:
 
 def _attention(row: Row, stack: Software) -> AttentionKernels:
     named, date = row.attention(), row.date()
-    if row.precision() == "fp32" and stack.attention != "sdpa":
+    own = "sdpa" if stack.attention == "cudnn" else stack.attention  # runs are of PyTorch before 2.11
+    if row.precision() == "fp32" and own != "sdpa":
         return (
             "unfused"  # FlashAttention takes 16 bits alone (flash_attn_interface.py); PyTorch has other fused kernels
         )
-    if named == "unfused" or (named is None and stack.attention == "unfused"):
+    if named == "unfused" or (named is None and own == "unfused"):
         return "unfused"
     if named == "latest":
         return "best"
@@ -400,5 +401,5 @@ def _attention(row: Row, stack: Software) -> AttentionKernels:
     if stack.name == "internevo":
         return "flash2"
     if not date or date >= _THIRD or row.text("profile").startswith("ascend"):
-        return "best" if stack.attention == "unfused" else stack.attention
+        return "best" if own == "unfused" else own
     return "flash2" if date >= _SECOND or stack.name == "nemo" else "flash1"

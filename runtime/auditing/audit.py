@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
-from hardware_profiles import Bytes, Flops, Machine, clusters_of_ranks
+from hardware_profiles import Bytes, Flops, Machine, clusters_of_ranks, parts_of
 from planner.errors import AuditError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundPlan, bind
@@ -30,6 +30,7 @@ from planner.plan.prediction.predict import stage_peak, stated_costs
 from planner.plan.schedule import telling_micro_batches
 from runtime.auditing.imitation import imitated_inputs, imitated_step
 from runtime.auditing.ledger import Ledger
+from runtime.optimizers.optimizers import FUSED
 from runtime.step.inputs import Inputs
 from runtime.step.step import RankStep
 
@@ -125,12 +126,12 @@ def audit(
     strange = [rank for rank in ranks or () if not 0 <= rank < plan.pipeline]
     if strange:
         raise AuditError(f"pipeline rank {strange[0]} of a plan with {plan.pipeline}; the first one is 0")
-    few = _few(plan)
+    few, fused = _few(plan), _updated_by_one_kernel(plan, cluster)
     whole = bind(plan, traced, batch)
     costs, clusters = stated_costs(whole, cluster), clusters_of_ranks(cluster, plan.pipeline)
     for stage in range(plan.pipeline) if ranks is None else ranks:
         rank = stage * plan.mesh.size + plan.mesh.size // 2
-        with imitated_step(few, traced, batch, rank) as step:
+        with imitated_step(few, traced, batch, rank, fused=fused) as step:
             ledger = _written(step, imitated_inputs(step, traced, batch))
             yield StageAudit(
                 stage=stage,
@@ -142,9 +143,14 @@ def audit(
                 ),
                 products=_products(whole, stage, ledger, few),
                 live=ledger.live.at_peak,
-                predicted_live=live_memory(whole, stage, costs[stage].memory, costs[stage].rows),
+                predicted_live=live_memory(whole, stage, costs[stage].memory, costs[stage].rows, fused=fused),
                 stated=stage_peak(costs[stage], clusters[stage]),
             )
+
+
+def _updated_by_one_kernel(plan: Plan, cluster: Machine) -> bool:
+    """Whether the devices of the plan do that (see `runtime.optimizers.optimizers`)."""
+    return plan.training.optimizer in FUSED and all(part.device.device_type == "cuda" for part in parts_of(cluster))
 
 
 def _few(plan: Plan) -> Plan:

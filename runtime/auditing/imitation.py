@@ -29,10 +29,13 @@ from runtime.step.step import RankStep
 
 
 @contextmanager
-def imitated_step(plan: Plan, traced: OperatorGraph, batch: int, rank: int) -> Iterator[RankStep]:
+def imitated_step(
+    plan: Plan, traced: OperatorGraph, batch: int, rank: int, *, fused: bool = False
+) -> Iterator[RankStep]:
     """The training step of one rank of `plan`, on fake tensors, inside of the modes that make them so.
 
-    `traced` is the graph of the plan's model on `batch` samples. Raises RequestError where this process is part of a
+    `traced` is the graph of the plan's model on `batch` samples; `fused`: one kernel updates all weights, as on an
+    accelerator. Raises RequestError where this process is part of a
     real group already, and what `runtime.parallelize` raises for the plan.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -45,7 +48,7 @@ def imitated_step(plan: Plan, traced: OperatorGraph, batch: int, rank: int) -> I
         with FakeTensorMode():
             place = rank_mesh(plan.mesh, torch.device("cpu"), plan.pipeline)
             bound = bind(plan, traced, batch)
-            module, settings = _Imitation(bound.whole), OptimizerSettings()
+            module, settings = _Imitation(bound.whole), OptimizerSettings(fused=fused)
             batched, outside = traced.batched_inputs(batch), Outside(pretended=True)
             step = RankStep(module, bound, place, settings, batched, check_layouts=False, outside=outside)
             step.pipeline.has_gone = lambda _: True  # the fake backend waits for nothing, and never says so

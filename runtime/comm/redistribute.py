@@ -127,6 +127,8 @@ def convert(
         if sequences
         else _known_steps(shape if isinstance(shape, PaddedShape) else tuple(shape), place.mesh, source, target)
     )
+    if not steps:
+        return piece.detach()
     with torch.no_grad():
         return apply_steps(piece.detach(), steps, place)
 

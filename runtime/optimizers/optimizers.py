@@ -20,7 +20,8 @@ from runtime.optimizers.lamb import Lamb, Total
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
     """Hyperparameters; the defaults are those of torch.optim.AdamW. `momentum` is that of SGD. `undecayed` are the
-    names of parameters that weight decay leaves out, as the module has them."""
+    names of parameters that weight decay leaves out, as the module has them. `fused` says whether one kernel updates
+    all weights; None, where they are on an accelerator that has it."""
 
     learning_rate: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
@@ -28,6 +29,7 @@ class OptimizerSettings:
     weight_decay: float = 1e-2
     momentum: float = 0.9
     undecayed: frozenset[str] = frozenset()
+    fused: bool | None = None
 
     def of_parameters(self, names: Iterable[Sequence[str]]) -> "OptimizerSettings":
         """The same settings with what is `undecayed` by the first of the names that each parameter has. Raises
@@ -99,13 +101,17 @@ def _adamw(weights: Groups, settings: OptimizerSettings, total: Total) -> torch.
         lr=settings.learning_rate,
         betas=settings.betas,
         eps=settings.epsilon,
-        fused=_fused(weights, "aten::_fused_adamw_"),
+        fused=_fused(weights, "aten::_fused_adamw_") if settings.fused is None else settings.fused,
     )
 
 
 def _sgd(weights: Groups, settings: OptimizerSettings, total: Total) -> torch.optim.Optimizer:
-    fused = _fused(weights, "aten::_fused_sgd_")
+    fused = _fused(weights, "aten::_fused_sgd_") if settings.fused is None else settings.fused
     return torch.optim.SGD(list(weights), lr=settings.learning_rate, momentum=settings.momentum, fused=fused)
+
+
+FUSED = ("adamw", "sgd")
+"""What one kernel of an accelerator updates."""
 
 
 def _fused(weights: Groups, kernel: str) -> bool | None:

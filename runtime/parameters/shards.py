@@ -77,6 +77,9 @@ class LocalParameter:
     twins: dist.ProcessGroup | None = None
     offloaded: OffloadedWeight | None = None
 
+    def _widens(self, gradient: torch.Tensor) -> bool:
+        return torch.promote_types(gradient.dtype, self.sums) is self.sums
+
     @property
     def content(self) -> torch.Tensor:
         """The piece for the host to read and write: where the weight is offloaded, memory outside of the device."""
@@ -141,14 +144,14 @@ class LocalParameter:
 
     def collect(self, gradient: torch.Tensor) -> None:
         """Add the gradient of a use of the weight, where it is stored, to `gradient`."""
-        if gradient.dtype is not self.sums:
+        if gradient.dtype is not self.sums and (self.gradient is None or not self._widens(gradient)):
             gradient = gradient.to(self.sums)
         if self.gradient is None:
             self.gradient = (
                 gradient if gradient.untyped_storage().nbytes() == gradient.nbytes else gradient.clone()
             )  # own memory: it is added to
         else:
-            self.gradient += gradient
+            self.gradient += gradient  # a narrow one is widened on the way
         del gradient  # a bucket that starts now lets its members go
         if self.arrival is not None:
             self.arrival(self.name)

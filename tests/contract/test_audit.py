@@ -278,7 +278,9 @@ def test_work_that_was_not_predicted_is_named(monkeypatch: pytest.MonkeyPatch) -
 def test_memory_that_differs_by_more_than_two_percent_is_found(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     memory_of = auditing.live_memory
     monkeypatch.setattr(auditing, "MEMORY_FLOOR", 0.0)
-    monkeypatch.setattr(auditing, "live_memory", lambda *a: {k: factor * v for k, v in memory_of(*a).items()})
+    monkeypatch.setattr(
+        auditing, "live_memory", lambda *a, **k: {name: factor * v for name, v in memory_of(*a, **k).items()}
+    )
     (stage,) = audited(Hand(model="llama", kind="zero1", mesh=(4,)))
     assert stage.unequal == ()
     assert not stage.memory_agrees

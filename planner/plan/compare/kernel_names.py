@@ -3,9 +3,9 @@
 import re
 
 _ATEN: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("attention", ("scaled_dot_product", "_flash_attention", "_efficient_attention")),
+    ("attention", ("scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_attention")),
     ("recurrent", ("lstm", "gru", "rnn_", "mkldnn_rnn", "_cudnn_rnn", "_thnn_fused")),
-    ("matmul", ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "dot")),
+    ("matmul", ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "dot", "_scaled_mm", "_grouped_mm")),
     ("normalisation", ("native_layer_norm", "layer_norm", "rms_norm", "batch_norm", "group_norm")),
     ("cross_entropy", ("log_softmax", "nll_loss", "cross_entropy")),
     ("embedding", ("embedding", "index_select", "index_add", "index_put")),

@@ -38,15 +38,20 @@ from planner.sharding.redistribute import redistribution
 
 NO_ROWS: Mapping[str, Bytes] = {}
 _FP32 = 4  # bytes of an element of a master
-_UPDATED = 2  # temporaries of an update, in pieces of the parameter that is updated
+_UPDATED = 2  # temporaries of an update, in pieces of the parameter that is updated, where it is no single kernel
 
 
 def live_memory(
-    bound: BoundPlan, rank: int, stored: Mapping[str, Bytes], rows: Mapping[str, Bytes] = NO_ROWS
+    bound: BoundPlan,
+    rank: int,
+    stored: Mapping[str, Bytes],
+    rows: Mapping[str, Bytes] = NO_ROWS,
+    *,
+    fused: bool = False,
 ) -> Mapping[str, Bytes]:
     """Bytes of each class that a device in the middle of a pipeline rank holds when it holds most. `stored` has those
     of the weights and of the states of the optimizer, `rows` those of states outside of the device, by parameter (see
-    `planner.plan.prediction.stage_cost.StageCost`)."""
+    `planner.plan.prediction.stage_cost.StageCost`). `fused`: one kernel updates all weights."""
     interleave = bound.plan.training.interleave
     account = MemoryAccount(now={WEIGHTS: stored[WEIGHTS], GRADIENTS: 0.0, STATES: stored[STATES], OTHER: 0.0})
     held = Held(account=account, rows=rows)
@@ -67,7 +72,7 @@ def live_memory(
         begins(at)
         chunks[turn.chunk].in_turn(turn, interleave)
     held.let_go()
-    chunks[0].end_step()
+    chunks[0].end_step(fused=fused)
     return account.at_peak
 
 
@@ -142,7 +147,7 @@ class Chunk(BackwardMemory):
                 for gone in [key for key in self.pasts if key[0] == turn.micro_batch]:
                     self._release(self.pasts.pop(gone))
 
-    def end_step(self) -> None:
+    def end_step(self, *, fused: bool) -> None:
         """Reduce all gradients of the rank, update piece by piece, and bring the weights back."""
         graph, mesh = self.bound.graph, self.bound.plan.mesh
         pieces: dict[str, Piece] = {}
@@ -165,11 +170,11 @@ class Chunk(BackwardMemory):
         for name in [name for name, owner in owners.items() if not owner.at(self.coordinate)]:
             self.account.release(pieces.pop(name).storage)
         for name in pieces.keys() - set(offloaded):
-            self.account.brief(_UPDATED * self._bytes(name, pieces[name]), OTHER)
+            self.account.brief(self._temporaries(name, fused) * self._bytes(name, pieces[name]), OTHER)
         together = {name: one for one in gathering_buckets(self.bound, pieces.keys()) for name in one.names}
         given: dict[str, Storage] = {}
         for name in offloaded:
-            self.account.brief(_UPDATED * self._bytes(name, pieces[name]), OTHER)
+            self.account.brief(self._temporaries(name, fused) * self._bytes(name, pieces[name]), OTHER)
             self.account.release(pieces[name].storage)
             if name not in together:
                 self._publish(name, pieces[name])
@@ -185,7 +190,7 @@ class Chunk(BackwardMemory):
             given.update({name: self._given(name, pieces[name]) for name in narrow})
             self._publish_together(bucket, given)
         for name in stayed:
-            if name not in together:
+            if name not in together and (name in pushed or not self._rounded_in_place(name)):
                 self._publish(name, pieces[name])
         for broadcast in broadcasts_of(self.bound, owners):
             self.account.brief(broadcast.flat, OTHER)
@@ -194,6 +199,16 @@ class Chunk(BackwardMemory):
     def _narrow(self, name: str) -> bool:
         """Whether the new weight is rounded from a wider master, in memory of its own."""
         return self.update.master_weights and self.bound.graph.types[name].element_bytes < _FP32
+
+    def _temporaries(self, name: str, fused: bool) -> int:
+        """Of an update, in pieces of the parameter. A narrow weight without a master is widened for it."""
+        widened = not self.update.master_weights and self.bound.graph.types[name].element_bytes < _FP32
+        return int(widened) if fused else _UPDATED
+
+    def _rounded_in_place(self, name: str) -> bool:
+        """Whether the new weight only has to be rounded to be the one that is kept."""
+        stored = self.bound.parameters[name]
+        return stored.state == stored.weight and not stored.weight_offloaded
 
     def _bytes(self, name: str, piece: Piece) -> Bytes:
         """Of a gradient, which may be a part of more memory."""

@@ -13,6 +13,7 @@ from costmodels import (
     attention_time,
     collective_time,
     matmul_time,
+    operator_time,
 )
 from hardware_profiles import AttentionKernels
 from planner.errors import RuleError
@@ -91,12 +92,15 @@ def products(
 def test_products_are_priced_by_their_local_shape(
     op: str, shapes: list[tuple[int, ...]], names: tuple[str | None, ...], shape: tuple[int, int, int, int]
 ) -> None:
-    """Forward m n k, the gradient of the first operand m k n, of the second n k m; an addend costs nothing."""
+    """Forward m n k, the gradient of the first operand m k n, of the second n k m; the gradient of an addend is a sum
+    over all rows."""
     m, n, k, batch = shape
     device = CLUSTER.device
     prices = products(op, shapes, names, [True] * (len(shapes) - 1))
     assert prices.forward[0] == pytest.approx(matmul_time(m, n, k, batch, "bf16", device))
     gradients = matmul_time(m, k, n, batch, "bf16", device) + matmul_time(n, k, m, batch, "bf16", device)
+    summed = operator_time(op_class="elementwise", flops=0.0, bytes_moved=2.0 * m * n, dtype="bf16", device=device)
+    gradients += float(summed) if op == "aten.addmm.default" else 0.0
     assert prices.backward[0] == pytest.approx(gradients)
     frozen = products(op, shapes, names, [*[False] * (len(shapes) - 2), True])
     assert frozen.backward[0] == pytest.approx(matmul_time(n, k, m, batch, "bf16", device))
@@ -113,20 +117,21 @@ def test_attention_is_priced_by_its_local_shape() -> None:
         rule, [named_strategy(rule, ("g", None), "attention")], types[:3], types[3:], [True] * 3, MESH, CLUSTER
     )
     shape = AttentionShape(batch=2, heads=4, key_heads=1, queries=512, keys=512, head_dim=64, value_dim=64, causal=True)
-    slower = CLUSTER.device.attention_slowdown("sdpa", narrow=True)
+    slower = CLUSTER.device.attention_slowdown("cudnn", narrow=True)
     assert prices.forward[0] == pytest.approx(slower * attention_time(shape, "bf16", CLUSTER.device))
     assert prices.backward[0] == pytest.approx(slower * attention_backward_time(shape, "bf16", CLUSTER.device))
 
 
 @pytest.mark.parametrize("head", [32, 64, 96, 128, 256])
 @pytest.mark.parametrize(
-    ("kernels", "narrow", "wide"), [("flash1", 2.43, 3.76), ("flash2", 1.34, 1.59), ("sdpa", 1.34, 1.59)]
+    ("kernels", "narrow", "wide"),
+    [("flash1", 2.43, 3.76), ("flash2", 1.34, 1.59), ("sdpa", 1.34, 1.59), ("cudnn", 0.80, 1.08)],
 )
 def test_older_attention_goes_by_the_size_of_heads(
     kernels: AttentionKernels, narrow: float, wide: float, head: int
 ) -> None:
-    """FlashAttention on H100 by its authors' figure, with heads of 64 and 128 elements; a line between. PyTorch calls
-    FlashAttention-2."""
+    """FlashAttention on H100 by its authors' figure, with heads of 64 and 128 elements; a line between. PyTorch called
+    FlashAttention-2, and calls cuDNN since."""
     slower = narrow if head <= 64 else wide if head >= 128 else (narrow + wide) / 2
     types = [TensorType(shape=(2, 8, 2048, head), dtype="bfloat16")] * 4
     op = "aten.scaled_dot_product_attention.default"
