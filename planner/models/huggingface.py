@@ -323,10 +323,10 @@ def _length(config: Any, path: Path, asked: int | None) -> int:
 
 def _has_window(config: Any, length: int | None) -> bool:
     """Whether some layer looks back through a window that is shorter than the sequence."""
-    window = getattr(config, "sliding_window", None)
+    window = int(getattr(config, "sliding_window", None) or 0)
     kinds = getattr(config, "layer_types", None)
     used = kinds is None or any(kind != "full_attention" for kind in kinds)
-    return length is not None and used and window is not None and window < length
+    return length is not None and used and 0 < window < length
 
 
 def _example(key: str, config: Any, batch: int, length: int | None, device: str) -> Any:

@@ -74,7 +74,7 @@ class ConfigFile(_Part):
     d_kv: _Size | None = None
     max_position_embeddings: _Size | None = None
     n_positions: _Size | None = None
-    sliding_window: _Size | None = None
+    sliding_window: _Count | None = None  # 0 is none
     num_attention_heads: _Heads | None = None
     n_head: _Heads | None = None
     num_heads: _Heads | None = None

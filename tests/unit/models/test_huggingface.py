@@ -206,6 +206,16 @@ def test_sizes_may_differ_from_layer_to_layer() -> None:
     check_config({"text_config": {**TEXT, "intermediate_size": [48, 48, 96]}}, Path("config.json"))
 
 
+def test_a_window_of_nothing_is_none(tmp_path: Path) -> None:
+    """Transformers says 0 for a Qwen2-MoE that uses no window."""
+    content = {
+        **TEXT, "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert set(build_model(str(tmp_path), dtype="float32").kwargs) == {"input_ids", "labels"}
+
+
 @pytest.mark.parametrize(("family", "key"), [("t5-hf", "num_decoder_layers"), ("gpt2", "encoder_layers")])
 def test_layers_have_a_limit_by_whatever_name(tmp_path: Path, family: str, key: str) -> None:
     with refused(ModelError, tmp_path / "config.json", key, 4096):
