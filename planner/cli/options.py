@@ -520,7 +520,8 @@ class Options:
             "Pad weights with zero rows to a multiple of N. For dims that devices do not divide, as a vocabulary of"
             " 50257 over 4: what else has the dim grows with it, and the model computes the same. Repeatable."
             " batch=N: the global batch, with samples of weight zero at its end. auto: what --tensor does not divide,"
-            " heads too, and the batch, where that is faster (without it, what up to 8 devices do not).",
+            " heads too, and the batch, where that is faster (without it, what up to 8 devices do not); rows of 16"
+            " bytes, where products of others take longer.",
         ),
     ] = None
 

@@ -77,9 +77,11 @@ def _engine_table(cost: "EngineCost") -> "RenderableType":
 
 
 def _print_proof(console: "PlainConsole", answer: Answer) -> None:
+    from hardware_profiles import parts_of
     from planner.report.search import (
         certificate_text,
         effort_text,
+        misaligned_text,
         neighbour_text,
         offload_text,
         placements_text,
@@ -89,6 +91,7 @@ def _print_proof(console: "PlainConsole", answer: Answer) -> None:
         without_fp8_text,
     )
     from planner.strategy_search.request.offload import offload_of
+    from planner.strategy_search.variants import misaligned_rows
 
     best, searches = answer.shown[0], [result.statistics for result in answer.found.results]
     console.print()
@@ -114,6 +117,9 @@ def _print_proof(console: "PlainConsole", answer: Answer) -> None:
     for near in answer.result.neighbours:
         there = (near.global_batch, near.devices)
         console.print(neighbour_text(here, there, near.step_seconds, near.gain), soft_wrap=True)
+    if rows := misaligned_rows(answer.request):
+        times = max(part.device.misaligned for part in parts_of(answer.request.cluster))
+        console.print(misaligned_text(rows, times), soft_wrap=True)
     effort = effort_text(
         answer.request.algorithm,
         evaluated=sum(statistics.evaluated for statistics in searches),

@@ -40,6 +40,15 @@ def offload_text() -> str:
     return "Nothing fits on the devices alone: the host holds what costs the step least; --offload none excludes that"
 
 
+def misaligned_text(rows: Mapping[str, int], times: float) -> str:
+    """That products of weights with so many rows take longer than they would with zeros behind them."""
+    named = ", ".join(f"{name} ({count:,})" for name, count in rows.items())
+    return (
+        f"Rows of {named} are no whole words of 16 bytes; products of an odd number take {times:.1f} times as long on"
+        " these devices. --pad auto pads them with zeros, and the model computes the same"
+    )
+
+
 def without_fp8_text(recipe: str) -> str:
     """That fp8 was asked for, and no layer is in it."""
     return (

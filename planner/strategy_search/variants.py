@@ -1,7 +1,8 @@
 """Choices that are tried one after the other, each by a search of its own, where they are left to the search by `auto`.
 
     zero_by = auto      slices | whole parameters                       the better by the objective of the request
-    padding = auto      nothing padded | what 2, 4, 8 .. do not divide, of weights and of the global batch
+    padding = auto      nothing padded | what 2, 4, 8 .. do not divide, of weights and of the global batch; each also
+                        with rows of whole words of 16 bytes, where products of others take longer (`Device.misaligned`)
     alltoall = auto     everywhere | inside a node, where there are several | nowhere
 
 Without the all-to-all is no part of the space with it: redistributions take the way that moves the fewest bytes, and on
@@ -15,6 +16,7 @@ an operator looks at all of its rows, or something that depends on them cannot g
 """
 
 import contextlib
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,6 +27,7 @@ from planner.errors import InfeasibleError, PlannerError, RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.limits import sharing
 from planner.nearest import divisors
+from planner.pricing.kernel_call import WORD
 from planner.sharding.mesh import NODE
 from planner.sharding.padding import Padded, with_padding
 from planner.sharding.rules import rule_of
@@ -35,6 +38,7 @@ from planner.strategy_search.result import SearchResult
 
 _MOST = 8
 """Shards for which weights are padded where nobody says how many there are: those of a node, as a rule."""
+_SHORT = 2  # bytes of an element
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
 
 
@@ -91,8 +95,10 @@ def _paddings(request: SearchRequest) -> list[Padded]:
         return [given]
     tensor = request.pinned.tensor
     degrees = [tensor] if tensor else [d for d in divisors(request.cluster.devices) if d <= _MOST]
-    found = (padding_for(request.graph, degree, given) for degree in degrees if degree > 1)
-    return list(dict.fromkeys((given, *found)))
+    found = [given, *(padding_for(request.graph, degree, given) for degree in degrees if degree > 1)]
+    if _misaligned(request):
+        found += [aligned(request.graph, padded) for padded in found]
+    return list(dict.fromkeys(found))
 
 
 def _batches(request: SearchRequest) -> list[int]:
@@ -122,6 +128,39 @@ def padding_for(graph: OperatorGraph, shards: int, given: Padded = ()) -> Padded
             if multiple_of is _of_rows or _whole_heads(grown, shards) > _whole_heads(larger, shards):
                 found, larger = tried, grown
     return found
+
+
+def aligned(graph: OperatorGraph, given: Padded) -> Padded:
+    """What is given, and multiples of the rows of 16-bit weights with which these are whole words of 16 bytes, where
+    that is possible: they are columns of a product, or what its gradients are summed over."""
+    found, larger = given, with_padding(graph, given)
+    for pattern in _patterns(graph):
+        weight = larger.types[_first(graph, pattern)]
+        words = WORD // int(weight.element_bytes)
+        if weight.element_bytes != _SHORT or weight.shape[0] % words == 0:
+            continue
+        multiple = math.lcm(words, dict(found).get(pattern, 1))
+        tried = ((pattern, multiple), *(one for one in found if one[0] != pattern))
+        try:
+            larger = with_padding(graph, tried)
+        except RequestError:
+            continue
+        found = tried
+    return found
+
+
+def misaligned_rows(request: SearchRequest) -> dict[str, int]:
+    """Weights whose rows nobody pads though products of them take longer so, and how many these are."""
+    mine = request.cluster.software.name == PYTORCH.name and request.space is None
+    if not mine or request.padding == "auto" or not _misaligned(request):
+        return {}
+    graph, given = request.graph, request.update.padded
+    padded = [pattern for pattern, _ in aligned(graph, given) if pattern not in dict(given)]
+    return {pattern: graph.types[_first(graph, pattern)].shape[0] for pattern in padded}
+
+
+def _misaligned(request: SearchRequest) -> bool:
+    return any(part.device.misaligned > 1 for part in parts_of(request.cluster))
 
 
 def _of_heads(graph: OperatorGraph, name: str, shards: int) -> int | None:

@@ -12,7 +12,7 @@ from planner.models.zoo import build_model
 from planner.sharding.padding import with_padding
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.update import Update
-from planner.strategy_search.variants import padding_for
+from planner.strategy_search.variants import aligned, padding_for
 from tests.refusals import refused
 
 
@@ -108,3 +108,25 @@ def test_heads_are_padded_by_whole_groups() -> None:
     shapes = {name.rpartition("self_attn.")[2]: padded.types[name].shape for name in graph.parameter_names}
     assert (shapes["q_proj.weight"], shapes["k_proj.weight"]) == ((64, 48), (32, 48))
     assert (shapes["v_proj.weight"], shapes["o_proj.weight"]) == ((32, 48), (48, 64))
+
+
+def odd_gpt(dtype: str) -> OperatorGraph:
+    built = build_model("gpt-tiny+vocab_size=1001+num_layers=1", dtype=dtype, device="meta", sequence_length=8)
+    return trace(built.module, built.args, built.kwargs)
+
+
+def test_rows_of_16_bits_are_padded_to_whole_words() -> None:
+    graph = odd_gpt("bfloat16")
+    assert aligned(graph, ()) == (("wte.weight", 8),)
+    assert aligned(graph, (("wte.weight", 20),)) == (("wte.weight", 40),)
+    assert aligned(graph, (("wte.weight", 16),)) == (("wte.weight", 16),)
+    assert aligned(odd_gpt("float32"), ()) == ()
+
+
+def test_rows_are_padded_where_that_is_left_to_the_search_and_products_of_odd_ones_take_longer() -> None:
+    job = {"devices": 1, "global_batch": 4, "hardware": "h200-141gb"}
+    model = "gpt-tiny+vocab_size=20001+num_layers=1"
+    odd, padded = planner.search(model, **job).plan, planner.search(model, pad="auto", **job).plan
+    assert padded.training.update.padded == (("wte.weight", 8),)
+    assert padded.prediction.step_seconds < odd.prediction.step_seconds
+    assert not planner.search(model, pad="auto", **{**job, "hardware": "ascend-910b-64gb"}).plan.training.update.padded
