@@ -33,6 +33,7 @@ from tests.unit.search.cases import (
     request_of,
     total,
     traced,
+    with_quick_host,
 )
 from tests.unit.search.test_tables_equal_judge import check_bytes, same
 
@@ -119,7 +120,8 @@ def test_no_plan_takes_less_than_a_bound_on_what_a_last_pass_covers(
 
 def test_what_the_first_pass_begins_with_is_waited_for_and_bounded() -> None:
     """Four weights before the blocks, more than all of these: a seventh of the step."""
-    fast, pinned = cluster_of("h100-80gb", 4), Pinned(data=4, zero=3, micro_batches=1, recompute="none")
+    pinned = Pinned(data=4, zero=3, micro_batches=1, recompute="none")
+    fast = with_quick_host(cluster_of("h100-80gb", 4))
     slow = replace(fast, levels=tuple(replace(one, bandwidth=one.bandwidth / 100) for one in fast.levels))
     update = Update(buckets="none", gathers="ahead")
     found = search(request_of("entered", slow, 16, pinned=pinned, update=update, precision="bf16"))
@@ -250,7 +252,7 @@ def seconds_of(bucket: Bucket, plan: Plan, cluster: Cluster) -> float:
 def test_what_comes_ahead_is_not_hidden_where_there_is_no_work(micro_batches: int) -> None:
     """On links that are much slower than the devices a pass takes what its messages take."""
     pinned = Pinned(data=4, zero=3, micro_batches=micro_batches, recompute="none")
-    fast = cluster_of("h100-80gb", 4)
+    fast = with_quick_host(cluster_of("h100-80gb", 4))
     slow = replace(fast, levels=tuple(replace(level, bandwidth=level.bandwidth / 1e4) for level in fast.levels))
     update = Update(buckets="none", gathers="ahead")
     (found,) = search(request_of("llama-4", slow, 16, pinned=pinned, update=update)).plans[:1]
