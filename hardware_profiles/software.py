@@ -151,6 +151,8 @@ class Software:
         sums_biases: whether gradients of biases are sums over all rows that take a kernel of their own (autograd), not
             the epilogue of another product (Transformer Engine).
         repeats_keys: whether keys and values are copied for every query head before attention.
+        looks_first: whether the largest elements of blocks of fp8 are found by a kernel before that which casts them,
+            not by the same.
         foreach: whether the optimizer is a chain of operators, each over all tensors (`foreach` of torch.optim), not
             one kernel.
     """
@@ -207,6 +209,7 @@ class Software:
     exchanges_at_once: bool = False
     sums_biases: bool = False
     repeats_keys: bool = False
+    looks_first: bool = False
     foreach: bool = False
 
     @property
@@ -247,6 +250,7 @@ PYTORCH = Software(
     hidden=Hidden(),
     bucket=0.0,
     sums_biases=True,
+    looks_first=True,
 )
 """The operators of the graph one by one, as `runtime` executes them: nothing is fused, hidden or sent together. Steps
 that wait for their host take 1.4 to 1.8 times as long as those of PyTorch by hand (docs/device.md)."""

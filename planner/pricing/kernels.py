@@ -245,8 +245,10 @@ def _cast(call: KernelCall, dtype: str, elements: Array, *, scaled: bool = False
 def _cast_in_blocks(call: KernelCall, dtype: str, elements: Array) -> Array:
     """Seconds of casting so many elements with a scale for each block: the largest of 128 is found in registers, and
     they are read once. Kernels of torchao take 4,096 columns of bf16 at 2.63 to 2.90 TB/s on H100
-    (benchmarks/prototype/blockwise_fp8_training/README.md at 55c56d08), elementwise ones 2.58 in its profile."""
-    return passed(call, (element_bytes(call.dtype) + element_bytes(dtype)) * elements)
+    (benchmarks/prototype/blockwise_fp8_training/README.md at 55c56d08), elementwise ones 2.58 in its profile. Software
+    that `looks_first` reads them twice."""
+    reads = 2 if call.software.looks_first else 1
+    return passed(call, (reads * element_bytes(call.dtype) + element_bytes(dtype)) * elements)
 
 
 def _own_shares(call: KernelCall, first: int, second: int) -> tuple[Array, Array]:
