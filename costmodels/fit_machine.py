@@ -112,6 +112,7 @@ def _device(measurements: Measurements) -> Device:
         peak_flops=tuple(sorted(products.items())),
         efficiencies=tuple(sorted(shares.items())),
         compute_units=machine.compute_units,
+        host_latency=machine.host,
         matmul_kernels=tuple((dtype, None) for dtype in sorted(products)),
         attention_kernels=tuple((dtype, None) for dtype in sorted(products)),
     )
@@ -308,6 +309,7 @@ def _origins(measurements: Measurements) -> dict[str, Origin]:
         "device.allocator_slack": Origin(source=f"{source}: 200 tensors of 12 KB to 1.7 MB", kind="measured"),
         "device.memory_bandwidth_gb_per_s": fitted("the class of kernels with the highest rate"),
         "device.launch_latency_us": fitted("what all classes that are priced by bytes have in common"),
+        "device.host_latency_us": Origin(source=f"{source}: operators of a block on small tensors", kind="measured"),
         "device.peak_tflops": fitted("the rate that large products approach"),
         "device.efficiency": fitted("rate of bytes; no FLOP was found to bind"),
         "device.efficiency.matmul": fitted("the peak is what products reach; bandwidth as of copies"),

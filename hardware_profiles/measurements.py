@@ -28,7 +28,8 @@ _STRICT = ConfigDict(extra="forbid")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredMachine:
     """What was measured on: `processes` ranks of `threads` threads, each with `memory` bytes of which `reserved` were
-    taken before the first tensor; `compute_units` as in `Device`; `slack` as `allocator_slack` there."""
+    taken before the first tensor; `compute_units` as in `Device`; `slack` as `allocator_slack` there, and `host` as
+    `host_latency`: 0 where the host computes."""
 
     __pydantic_config__ = _STRICT
 
@@ -41,6 +42,7 @@ class MeasuredMachine:
     memory: Annotated[Bytes, Field(gt=0)]
     reserved: Annotated[Bytes, Field(ge=0)]
     slack: _NotNegative
+    host: Annotated[Seconds, Field(ge=0, allow_inf_nan=False)] = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,6 +104,8 @@ def _device(cluster: Cluster) -> Iterator[tuple[str, Value]]:
     yield "allocator_slack", device.allocator_slack
     yield "memory_bandwidth_gb_per_s", gb_per_s_from_bytes_per_second(device.memory_bandwidth)
     yield "launch_latency_us", us_from_seconds(device.launch_latency)
+    if device.host_latency:
+        yield "host_latency_us", us_from_seconds(device.host_latency)
     yield "compute_units", device.compute_units
     if device.communication_units:
         yield "communication_units", device.communication_units

@@ -11,13 +11,16 @@ one at least, as `runtime.processes.ranks` gives the ranks of a plan. So a profi
 the whole machine.
 
 A case is called for some windows of fixed length after a warm-up. A window counts its whole length over its calls: with
-more processes than cores, the time of a single short call would miss that others run in between. The median window of
+more processes than cores, the time of a single short call would miss that others run in between. Short kernels of an
+accelerator would wait for the host, which launches them one by one; so they are queued behind a long product, and the
+clock is that of the device. What the host takes for a launch is measured apart. The median window of
 the median rank is the result. Collectives are called through `runtime.comm.collectives`, and run in all groups of
 neighbours at once.
 """
 
 import argparse
 import datetime
+import math
 import os
 import platform
 import statistics
@@ -48,9 +51,16 @@ from runtime.comm.exchange import gather
 from runtime.processes.rank import be_a_rank
 from runtime.processes.ranks import run_ranks
 from runtime.processes.this_machine import device_name, resident_bytes
-from runtime.profiling.microbenchmarks import Call, cases
+from runtime.profiling.microbenchmarks import Call, block_of_operators, cases
+from runtime.step.narrow_products import narrow_products
 
 _SLOWEST = 2.0  # seconds of one call: slower ones are timed once
+_SHORT = 1e-3
+"""Seconds of a call, with its launch, below which an accelerator might wait for its host."""
+_QUEUED = 20
+"""Calls that are queued together."""
+_AHEAD = 4096
+"""Rows of the matrices whose product the device computes while calls are queued."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +108,7 @@ def _measure(path: Path, effort: Effort) -> int:
     device = current_device(local_rank())
     start_processes(device)
     torch.manual_seed(0)
-    machine = _machine(device)
+    machine = _machine(device, effort)
     first = dist.get_rank() == 0
     kernels = list(cases(device, effort.every))
     messages = list(_messages(device, effort))
@@ -112,7 +122,8 @@ def _measure(path: Path, effort: Effort) -> int:
     rows: list[KernelRow] = []
     for number, case in enumerate(kernels):
         say(number, case.label)
-        rows.append(case.row(_seconds(case.prepare(), device, effort, together=False)))
+        with narrow_products(case.dtype):
+            rows.append(case.row(_seconds(case.prepare(), device, effort, together=False)))
     sent: list[CollectiveRow] = []
     for number, (kind, devices, size, call) in enumerate(messages, start=len(kernels)):
         say(number, f"{kind} of {size} bytes over {devices}")
@@ -138,6 +149,9 @@ def _seconds(call: Call, device: torch.device, effort: Effort, *, together: bool
     """Seconds of one call: the median window of the median rank. `together`: all ranks call equally often."""
     dist.barrier()
     once = min(_window(call, 1, device) for _ in range(2))
+    if device.type != "cpu" and not together and once < _SHORT:
+        found = [_queued(call, once, device) for _ in range(effort.windows)]
+        return statistics.median(_everywhere(statistics.median(found)))
     if together:
         once = max(_everywhere(once))
     windows = 1 if once > _SLOWEST else effort.windows
@@ -155,6 +169,35 @@ def _window(call: Call, calls: int, device: torch.device) -> float:
         call()
     _finish(device)
     return (time.perf_counter() - start) / calls
+
+
+def _queued(call: Call, once: float, device: torch.device) -> float:
+    """Seconds of a call by the clock of the device, which never waits for the host: while it computes long products,
+    all calls are queued. `once` is what a call takes with its launch."""
+    matrix = torch.ones(_AHEAD, _AHEAD, device=device, dtype=torch.bfloat16)
+
+    def ahead() -> object:
+        return torch.mm(matrix, matrix)
+
+    products = math.ceil(2 * _QUEUED * once / _window(ahead, 3, device))
+    start, end = (torch.Event(device, enable_timing=True) for _ in range(2))
+    for _ in range(products):
+        ahead()
+    start.record()
+    for _ in range(_QUEUED):
+        call()
+    end.record()
+    _finish(device)
+    return float(start.elapsed_time(end)) * 1e-3 / _QUEUED
+
+
+def _host(device: torch.device, effort: Effort) -> float:
+    """Seconds in which the host launches an operator; 0 where it computes."""
+    if device.type == "cpu":
+        return 0.0
+    call, operators = block_of_operators(device)
+    _window(call, 2, device)
+    return statistics.median(_window(call, 5, device) for _ in range(effort.windows)) / operators
 
 
 def _timed_window(call: Call, calls: int, least: float, device: torch.device) -> float:
@@ -255,7 +298,7 @@ _COLLECTIVES: dict[str, _Make] = {
 }
 
 
-def _machine(device: torch.device) -> MeasuredMachine:
+def _machine(device: torch.device, effort: Effort) -> MeasuredMachine:
     """The facts of this rank. On a CPU its memory is the machine's, shared out."""
     world = dist.get_world_size()
     if device.type == "cpu":
@@ -279,6 +322,7 @@ def _machine(device: torch.device) -> MeasuredMachine:
         memory=float(total),
         reserved=reserved,
         slack=_slack(device),
+        host=_host(device, effort),
     )
 
 

@@ -34,6 +34,7 @@ class Case:
     """One call to be timed: `prepare` makes the inputs and returns the call."""
 
     label: str
+    dtype: str
     row: Callable[[float], KernelRow]
     prepare: Callable[[], Call]
 
@@ -126,7 +127,7 @@ def _case(
             seconds=seconds,
         )
 
-    return Case(label=f"{op_class}: {call} {direction} {dtype}", row=row, prepare=prepare)
+    return Case(label=f"{op_class}: {call} {direction} {dtype}", dtype=dtype, row=row, prepare=prepare)
 
 
 def _products(m: int, n: int, k: int, dtype: str, device: torch.device, only: int | None) -> Iterator[Case]:
@@ -270,6 +271,28 @@ def _vocabulary(tokens: int, vocabulary: int, width: int, device: torch.device) 
         indices = 8.0 * tokens
         yield _case(op_class, name, "forward", "fp32", _forward(call, inputs), moved=forward + indices)
         yield _case(op_class, name, "backward", "fp32", _backward(call, inputs), moved=backward + indices)
+
+
+_LAYERS = 20
+
+
+def block_of_operators(device: torch.device) -> tuple[Call, int]:
+    """A call that runs operators of a block of a model, forward and backward, on tensors so small that their kernels
+    are shorter than their launches; and how many it runs, each pass of one counted."""
+    size, kind = 64, DTYPES["bf16"]
+    weights = [torch.randn(size, size, device=device).to(kind).requires_grad_() for _ in range(_LAYERS)]
+    scale = torch.ones(size, device=device, dtype=kind, requires_grad=True)
+    given = torch.randn(size, size, device=device).to(kind)
+    operators = 5  # of a layer
+
+    def call() -> None:
+        x = given
+        for weight in weights:
+            inner = F.silu(F.linear(F.layer_norm(x, (size,), scale), weight))
+            x = x + inner * inner
+        torch.autograd.grad(x, [*weights, scale], torch.ones_like(x))
+
+    return call, 2 * operators * _LAYERS
 
 
 _TENSORS = 8  # of one update

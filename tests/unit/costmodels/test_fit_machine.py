@@ -27,7 +27,9 @@ from hardware_profiles import (
     MeasuredMachine,
     Measurements,
     Protocol,
+    dump_profile,
 )
+from hardware_profiles.load import parse_profile
 from tests.refusals import refused
 
 RATES = {
@@ -176,3 +178,11 @@ def test_a_class_that_is_missing_is_named() -> None:
     kept = tuple(row for row in measurements.kernels if row.op_class != "embedding")
     with refused(CostModelError, "embedding"):
         fit_machine(replace(measurements, kernels=kept))
+
+
+def test_launches_of_the_host_come_into_the_profile() -> None:
+    measured = _measurements()
+    fitted = fit_machine(replace(measured, machine=replace(measured.machine, host=1.2e-5)))
+    text = dump_profile(fitted.cluster, fitted.origins, "made up")
+    assert parse_profile(text.encode(), fitted.cluster.name).device.host_latency == pytest.approx(1.2e-5)
+    assert "host_latency" not in dump_profile(fit_machine(measured).cluster, fitted.origins, "made up")
