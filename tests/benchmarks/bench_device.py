@@ -2,9 +2,10 @@
 PyTorch. `make bench ONLY=device` on a machine with an accelerator; without one it does the same on a CPU process, with
 small models.
 
-    predicted    `plan --devices 1` with the profile that was just made: seconds and bytes of a step
+    predicted    `plan --devices 1` with the profile that was just made: seconds of a step
     measured     `plan run`, one process (NCCL or HCCL on accelerators): the median step, the peak; losses are compared
                  with the unsharded model
+    live         what `plan audit` says of the bytes that live at most, which is what an accelerator counts
     compiled     the same with `--compile`
     fp8          the same job with `--precision fp8`, where the device multiplies in it
     by hand      the module, autocast in 16 bits, `torch.optim.AdamW(fused)`, in a process of its own
@@ -38,7 +39,7 @@ HEADS = (
     ("measured", 11),
     ("error", 8),
     ("peak", 11),
-    ("error", 8),
+    ("live", 8),
     ("compiled", 10),
     ("by hand", 9),
 )
@@ -125,12 +126,12 @@ def report(case: Case, folder: Path, profile: Path, kind: str) -> None:
 
 
 def columns(found: dict[str, Any]) -> str:
-    """Predicted and measured seconds and peak."""
+    """Predicted and measured seconds; the measured peak, and what is predicted to live beside it."""
     predicted, seconds = float(found["predicted_seconds"]), float(found["seconds"])
-    peak, stated = max(found["peak_bytes"]), float(found["predicted_peak_bytes"])
+    peak, live = max(found["peak_bytes"]), float(found["live_bytes"])
     return (
         f"{1e3 * predicted:>8.1f} ms{1e3 * seconds:>8.1f} ms{predicted / seconds - 1:>+8.1%}"
-        f"{peak / 2**30:>7.2f} GiB{stated / peak - 1:>+8.1%}"
+        f"{peak / 2**30:>7.2f} GiB{live / peak - 1:>+8.1%}"
     )
 
 
@@ -140,7 +141,7 @@ def ratio(found: dict[str, Any] | str, seconds: float) -> str:
 
 
 def measured(case: Case, folder: Path, profile: Path, *options: str, precision: str = "") -> dict[str, Any] | str:
-    """The summary of `plan run` for the plan of a case, or why there is none, in a line."""
+    """The summary of `plan run` for the plan of a case, with its `live_bytes`, or why there is none, in a line."""
     plan = folder / "plan.json"
     changed = [word for one in case.changed for word in ("--set", one)]
     job = ["--model", case.model, *changed, "--devices", "1", "--hardware", str(profile), "--seq-len", str(case.length)]
@@ -153,7 +154,8 @@ def measured(case: Case, folder: Path, profile: Path, *options: str, precision: 
     found: dict[str, Any] | None = next((one for one in lines if one.get("event") == "summary"), None)
     if ran.returncode or found is None:
         return last_line(ran.stderr or ran.stdout)
-    return found
+    audited = json.loads(called("audit", str(plan), "--json").stdout)
+    return {**found, "live_bytes": sum(audited["stages"][0]["predicted_live_bytes"].values())}
 
 
 def calibrated(folder: Path, *, quick: bool) -> Path:
