@@ -44,8 +44,8 @@ def misaligned_text(rows: Mapping[str, int], times: float) -> str:
     """That products of weights with so many rows take longer than they would with zeros behind them."""
     named = ", ".join(f"{name} ({count:,})" for name, count in rows.items())
     return (
-        f"Rows of {named} are no whole words of 16 bytes; products of an odd number take {times:.1f} times as long on"
-        " these devices. --pad auto pads them with zeros, and the model computes the same"
+        f"Rows of {named} are no multiples of 8 (16 bytes): their products take longer on these devices, {times:.1f}"
+        " times as long where the number is odd. --pad auto pads them with zeros, and the model computes the same"
     )
 
 

@@ -131,13 +131,14 @@ def padding_for(graph: OperatorGraph, shards: int, given: Padded = ()) -> Padded
 
 
 def aligned(graph: OperatorGraph, given: Padded) -> Padded:
-    """What is given, and multiples of the rows of 16-bit weights with which these are whole words of 16 bytes, where
-    that is possible: they are columns of a product, or what its gradients are summed over."""
-    found, larger = given, with_padding(graph, given)
+    """What is given, and multiples of the rows of 16-bit weights of products with which these are whole words of 16
+    bytes, where that is possible: they are columns of a product, or what its gradients are summed over."""
+    found, larger, multiplied = given, with_padding(graph, given), _multiplied(graph)
     for pattern in _patterns(graph):
-        weight = larger.types[_first(graph, pattern)]
+        name = _first(graph, pattern)
+        weight = larger.types[name]
         words = WORD // int(weight.element_bytes)
-        if weight.element_bytes != _SHORT or weight.shape[0] % words == 0:
+        if name not in multiplied or weight.element_bytes != _SHORT or weight.shape[0] % words == 0:
             continue
         multiple = math.lcm(words, dict(found).get(pattern, 1))
         tried = ((pattern, multiple), *(one for one in found if one[0] != pattern))
@@ -195,6 +196,20 @@ def _patterns(graph: OperatorGraph) -> list[str]:
     """Matrices of the model, those of all blocks by one pattern."""
     names = (p.name for p in graph.parameters if len(graph.types[p.name].shape) > 1)
     return list(dict.fromkeys(_NUMBER.sub("*", name) for name in names))
+
+
+def _multiplied(graph: OperatorGraph) -> frozenset[str]:
+    """Matrices that products read, as they are or by a view; not tables whose rows are only looked up."""
+    found: set[str] = set()
+    seen = {name: name for name in graph.parameter_names if len(graph.types[name].shape) == 2}
+    for op in graph.operators:
+        kind = rule_of(graph, op).op_class
+        read = [seen[operand] for operand in op.operands if operand in seen]
+        if kind == "matmul":
+            found.update(read)
+        elif kind == "view" and read:
+            seen.update(dict.fromkeys(filter(None, op.results), read[0]))
+    return frozenset(found)
 
 
 def _first(graph: OperatorGraph, pattern: str) -> str:

@@ -119,7 +119,7 @@ class _WholeCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits_NV: torch.Tensor, targets_N: torch.Tensor, split: SplitLoss) -> torch.Tensor:
         wide = torch.promote_types(logits_NV.dtype, torch.float32)
-        logarithms_NV = torch.log_softmax(logits_NV, 1, dtype=wide)  # accelerators convert on the way
+        logarithms_NV = torch.log_softmax(logits_NV, 1, dtype=wide)  # fp16 is converted on the way on CUDA
         loss, count = torch.ops.aten.nll_loss_forward(logarithms_NV, targets_N, None, _SUM, split.ignore_index)
         weight = split.weight(count) if split.mean else torch.ones_like(loss)
         ctx.ignore_index, ctx.dtype = split.ignore_index, logits_NV.dtype

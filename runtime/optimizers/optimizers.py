@@ -73,8 +73,9 @@ def start_moments(optimizer: Optimizer, weights: Sequence[torch.Tensor], moments
                     kept[kind] = torch.empty_like(weight, dtype=wide_dtype(weight.dtype))
             if isinstance(one, Lamb):
                 kept["step"] = updates
-            elif isinstance(one, torch.optim.AdamW):
-                kept["step"] = torch.tensor(float(updates), dtype=torch.float32)
+            elif isinstance(one, torch.optim.AdamW):  # one kernel of a device reads it there, as torch has it
+                device = weight.device if one.param_groups[0]["fused"] else None
+                kept["step"] = torch.tensor(float(updates), dtype=torch.float32, device=device)
             one.state[key] = kept
 
 

@@ -1,10 +1,14 @@
 """Weights padded with zeros: what grows with them, and what refuses to."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import planner
+from planner.cli.main import app
 from planner.errors import RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
@@ -121,6 +125,35 @@ def test_rows_of_16_bits_are_padded_to_whole_words() -> None:
     assert aligned(graph, (("wte.weight", 20),)) == (("wte.weight", 40),)
     assert aligned(graph, (("wte.weight", 16),)) == (("wte.weight", 16),)
     assert aligned(odd_gpt("float32"), ()) == ()
+
+
+def test_tables_that_are_only_looked_up_are_not_padded_to_whole_words() -> None:
+    built = build_model("bert-tiny+vocab_size=1001+num_layers=1", dtype="bfloat16", device="meta", sequence_length=8)
+    graph = trace(built.module, built.args, built.kwargs)
+    assert graph.types["token_type_embeddings.weight"].shape[0] == 2
+    assert aligned(graph, ()) == (("word_embeddings.weight", 8),)
+
+
+def test_rows_of_a_matrix_that_is_turned_by_hand_are_padded_to_whole_words() -> None:
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.few = nn.Linear(16, 11, bias=False), nn.Embedding(3, 16)
+
+        def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return nn.functional.cross_entropy(self.few(tokens) @ self.head.weight.t(), targets)
+
+    tokens = torch.zeros(4, dtype=torch.int64)
+    graph = trace(Turned().bfloat16(), (tokens, tokens), {})
+    assert aligned(graph, ()) == (("head.weight", 8),)
+
+
+def test_a_plan_says_which_rows_nobody_pads(tmp_path: Path) -> None:
+    job = ["--model", "gpt-tiny+vocab_size=20001+num_layers=1", "--devices", "1", "--global-batch", "4"]
+    job += ["--hardware", "h200-141gb", "-o", str(tmp_path / "plan.json")]
+    said = "Rows of wte.weight (20,001) are no multiples of 8 (16 bytes): their products take longer"
+    assert said in CliRunner().invoke(app, job).output
+    assert "no multiples of 8" not in CliRunner().invoke(app, [*job, "--pad", "auto"]).output
 
 
 def test_rows_are_padded_where_that_is_left_to_the_search_and_products_of_odd_ones_take_longer() -> None:
