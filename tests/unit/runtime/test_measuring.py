@@ -5,8 +5,8 @@ import time
 import pytest
 import torch
 
-from runtime.profiling import measuring
-from runtime.profiling.microbenchmarks import block_of_operators
+from runtime.profiling import measuring, microbenchmarks
+from runtime.profiling.microbenchmarks import block_of_operators, cases
 
 CPU = torch.device("cpu")
 
@@ -47,3 +47,13 @@ def test_operators_of_a_block_are_counted_forward_and_backward() -> None:
 
 def test_a_host_that_computes_launches_nothing() -> None:
     assert measuring._host(CPU, measuring.EFFORTS["least"]) == 0.0
+
+
+@pytest.mark.parametrize(("one", "kernels"), [(True, {2}), (False, {8})])
+def test_an_update_by_one_kernel_is_not_taken_for_eight(
+    one: bool, kernels: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fit divides what short updates take by it, for the latency of a launch."""
+    monkeypatch.setattr(microbenchmarks, "has_one_kernel", lambda name, device_type: one)
+    rows = [case.row(1.0) for case in cases(torch.device("cuda"), 1)]
+    assert {row.kernels for row in rows if row.op_class == "optimizer"} == kernels
