@@ -58,13 +58,13 @@ class Optimizer(Protocol):
 
 def kept_of(optimizer: Optimizer) -> list[MutableMapping[str, Any]]:
     """What an optimizer keeps for each of its weights, in their order, in place."""
-    return [one.state[weight] for one, weight in _slots(optimizer)]
+    return [one.state[weight] for one, _, weight in _slots(optimizer)]
 
 
 def start_moments(optimizer: Optimizer, weights: Sequence[torch.Tensor], moments: Sequence[str], updates: int) -> None:
     """Have memory of every kind for these weights, which are all that the optimizer has, after so many updates, to be
     written next; none after none."""
-    for (one, key), weight in zip(_slots(optimizer), weights, strict=True):
+    for (one, group, key), weight in zip(_slots(optimizer), weights, strict=True):
         known = one.state.pop(key, {})
         if updates:
             kept: dict[str, Any] = {kind: known.get(kind) for kind in moments}
@@ -74,52 +74,60 @@ def start_moments(optimizer: Optimizer, weights: Sequence[torch.Tensor], moments
             if isinstance(one, Lamb):
                 kept["step"] = updates
             elif isinstance(one, torch.optim.AdamW):  # one kernel of a device reads it there, as torch has it
-                device = weight.device if one.param_groups[0]["fused"] else None
+                device = weight.device if group["fused"] else None
                 kept["step"] = torch.tensor(float(updates), dtype=torch.float32, device=device)
             one.state[key] = kept
 
 
-def _slots(optimizer: Optimizer) -> list[tuple[torch.optim.Optimizer, torch.Tensor]]:
-    """The optimizer that updates each weight, and the key that it has for it."""
+def _slots(optimizer: Optimizer) -> list[tuple[torch.optim.Optimizer, Mapping[str, Any], torch.Tensor]]:
+    """The optimizer that updates each weight, the group that it is in, and the key that it has for it."""
     parts = optimizer.parts if isinstance(optimizer, _OneByOne) else (optimizer,)
-    return [(one, weight) for one in parts for group in one.param_groups for weight in group["params"]]  # type: ignore[misc]
+    return [(one, group, weight) for one in parts for group in one.param_groups for weight in group["params"]]  # type: ignore[misc]
 
 
 Groups = Sequence[dict[str, Any]]
-"""Weights with their weight decay, as optimizers of torch take them."""
+"""Weights with their weight decay, and whether one kernel updates them, as optimizers of torch take them."""
 
 
-def _groups(weights: Sequence[torch.Tensor], names: Sequence[str], settings: OptimizerSettings) -> Groups:
-    """Neighbours with the same weight decay together, so that weights keep their order."""
-    decays = [0.0 if name in settings.undecayed else settings.weight_decay for name in names]
-    runs = groupby(zip(weights, decays, strict=True), key=itemgetter(1))
-    return [{"params": [weight for weight, _ in run], "weight_decay": decay} for decay, run in runs]
+def _groups(
+    optimizer: str, weights: Sequence[torch.Tensor], names: Sequence[str], settings: OptimizerSettings
+) -> Groups:
+    """Neighbours that are updated alike together, so that weights keep their order."""
+    alike = [
+        (0.0 if name in settings.undecayed else settings.weight_decay, _fused(optimizer, weight, settings))
+        for weight, name in zip(weights, names, strict=True)
+    ]
+    runs = groupby(zip(weights, alike, strict=True), key=itemgetter(1))
+    return [
+        {"params": [weight for weight, _ in run], "weight_decay": decay, "fused": fused} for (decay, fused), run in runs
+    ]
 
 
 def _adamw(weights: Groups, settings: OptimizerSettings, total: Total) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(
-        list(weights),
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        eps=settings.epsilon,
-        fused=_fused(weights, "adamw") if settings.fused is None else settings.fused,
-    )
+    return torch.optim.AdamW(list(weights), lr=settings.learning_rate, betas=settings.betas, eps=settings.epsilon)
 
 
 def _sgd(weights: Groups, settings: OptimizerSettings, total: Total) -> torch.optim.Optimizer:
-    fused = _fused(weights, "sgd") if settings.fused is None else settings.fused
-    return torch.optim.SGD(list(weights), lr=settings.learning_rate, momentum=settings.momentum, fused=fused)
+    return torch.optim.SGD(list(weights), lr=settings.learning_rate, momentum=settings.momentum)
 
 
 FUSED = ("adamw", "sgd")
 """What one kernel of an accelerator updates."""
 
 
-def _fused(weights: Groups, name: str) -> bool | None:
-    """Whether one kernel updates these weights: where they are on an accelerator that has it. torch's own choice there
-    is a chain of kernels, which takes 2.7 times as long on an H200 (10.3 and 3.8 ms for 470 million parameters)."""
-    devices = {weight.device.type for group in weights for weight in group["params"]}
-    return (len(devices) == 1 and has_one_kernel(name, devices.pop())) or None
+def _fused(name: str, weight: torch.Tensor, settings: OptimizerSettings) -> bool | None:
+    """Whether one kernel updates a weight together with others; None where torch chooses. It wants weights, gradients
+    and moments with equal strides, so a part of each row of a kept weight is updated without it."""
+    return updates_at_once(name, weight.device.type, settings) and weight.is_contiguous()
+
+
+def updates_at_once(name: str, device_type: str, settings: OptimizerSettings) -> bool | None:
+    """Whether one kernel updates all weights on such a device that lie one element after the other; None where torch
+    chooses. On an accelerator it chooses a chain of kernels, which takes 2.7 times as long on an H200 (10.3 and 3.8 ms
+    for 470 million parameters)."""
+    if name not in FUSED:
+        return None
+    return (has_one_kernel(name, device_type) or None) if settings.fused is None else settings.fused
 
 
 def has_one_kernel(name: str, device_type: str) -> bool:
@@ -178,7 +186,7 @@ def make_optimizer(
     names = names or [""] * len(weights)
 
     def made(own: Sequence[torch.Tensor], called: Sequence[str]) -> torch.optim.Optimizer:
-        return OPTIMIZERS[name](_groups(own, called, settings), settings, total)
+        return OPTIMIZERS[name](_groups(name, own, called, settings), settings, total)
 
     if name != "lamb" and any(weight.element_size() < 4 for weight in weights):
         return _OneByOne(weights, names, made)

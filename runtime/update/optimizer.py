@@ -47,6 +47,7 @@ from runtime.optimizers.optimizers import (
     make_optimizer,
     moments_of,
     start_moments,
+    updates_at_once,
     wide_dtype,
 )
 from runtime.parameters.shards import LocalParameter
@@ -102,6 +103,7 @@ class ShardedOptimizer:
         self.updates = 0  # that were made
         self._offloaded = OffloadedStates(self.moments, place.device, outside or Outside())
         self._outward = weight_offload  # of new weights
+        self._at_once = updates_at_once(training.optimizer, place.device.type, settings)
         self._visiting = visiting_order(bound, self._trainable)
         owners, servers = owners_of(bound, self._trainable), self.reduction.servers
         self._broadcasts = broadcasts_of(bound, owners)
@@ -194,6 +196,11 @@ class ShardedOptimizer:
             for group in optimizer.param_groups:
                 group["lr"] = rate
 
+    def _read(self, gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """A gradient as the update of a weight reads it: for one kernel one element after the other."""
+        wide = gradient.to(wide_dtype(dtype))
+        return wide.contiguous() if self._at_once else wide
+
     @torch.no_grad()
     def step(self, accept: Callable[[Iterable[torch.Tensor]], bool] = lambda gradients: True) -> bool:
         """Reduce the gradients, clip them, update, bring the new weights to the layout in which they are kept, and drop
@@ -215,7 +222,7 @@ class ShardedOptimizer:
         def stayed() -> None:
             for master in self._masters:
                 gradient = gradients.pop(master.parameter.name)
-                master.weight.grad = gradient.to(wide_dtype(master.weight.dtype))
+                master.weight.grad = self._read(gradient, master.weight.dtype)
             if self._optimizer is not None:
                 self._optimizer.step()
             for master in self._masters:
@@ -225,7 +232,7 @@ class ShardedOptimizer:
             stayed()
         else:
             wide = {
-                name: lambda name=name: gradients.pop(name).to(wide_dtype(self._trainable[name].piece.dtype))
+                name: lambda name=name: self._read(gradients.pop(name), self._trainable[name].piece.dtype)
                 for name in self._visiting
             }
             self._offloaded.step(self._visiting, wide, lambda name: publication.visited(self._visitors[name]), stayed)

@@ -203,7 +203,15 @@ class Chunk(BackwardMemory):
     def _temporaries(self, name: str, fused: bool) -> int:
         """Of an update, in pieces of the parameter. A narrow weight without a master is widened for it."""
         widened = not self.update.master_weights and self.bound.graph.types[name].element_bytes < _FP32
-        return int(widened) if fused else _UPDATED
+        return int(widened) if fused and (widened or not self._in_strips(name)) else _UPDATED
+
+    def _in_strips(self, name: str) -> bool:
+        """Whether what is updated is a part of each row of the kept weight, which one kernel does not take."""
+        stored = self.bound.parameters[name]
+        apart = self._narrow(name) or stored.weight_offloaded or not self.bound.plan.schedule_kind.flushes
+        return not apart and any(
+            own != kept and own.dim > 0 for own, kept in zip(stored.state, stored.weight, strict=True)
+        )
 
     def _rounded_in_place(self, name: str) -> bool:
         """Whether the new weight only has to be rounded to be the one that is kept."""
