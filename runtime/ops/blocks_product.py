@@ -35,7 +35,12 @@ def has_blocks_product(rows_TI: torch.Tensor, weight_OI: torch.Tensor) -> bool:
     if cuda_capability(rows_TI.device)[0] != _CAPABILITY or rows_TI.dtype != torch.bfloat16:
         return False
     whole = weight_OI.shape[0] % BLOCK == 0 and rows_TI.shape[1] % BLOCK == 0 and rows_TI.shape[0] % _WORDS == 0
-    return whole and weight_OI.dtype == rows_TI.dtype and has_narrow_cast(rows_TI, rows_TI[:0, 0].float())
+    return (
+        rows_TI.numel() > 0
+        and whole
+        and weight_OI.dtype == rows_TI.dtype
+        and has_narrow_cast(rows_TI, rows_TI[:0, 0].float())
+    )
 
 
 def blocks_product(rows_TI: torch.Tensor, weight_OI: torch.Tensor, low: torch.dtype) -> torch.Tensor:

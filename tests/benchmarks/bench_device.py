@@ -154,8 +154,11 @@ def measured(case: Case, folder: Path, profile: Path, *options: str, precision: 
     found: dict[str, Any] | None = next((one for one in lines if one.get("event") == "summary"), None)
     if ran.returncode or found is None:
         return last_line(ran.stderr or ran.stdout)
-    audited = json.loads(called("audit", str(plan), "--json").stdout)
-    return {**found, "live_bytes": sum(audited["stages"][0]["predicted_live_bytes"].values())}
+    audited = called("audit", str(plan), "--json")
+    if not audited.stdout.startswith("{"):
+        return last_line(audited.stderr)
+    (stage,) = json.loads(audited.stdout)["stages"]
+    return {**found, "live_bytes": sum(stage["predicted_live_bytes"].values())}
 
 
 def calibrated(folder: Path, *, quick: bool) -> Path:
