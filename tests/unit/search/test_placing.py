@@ -25,6 +25,7 @@ from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import SearchResult, Statistics
 from tests.long_lists import first
 from tests.refusals import refused
+from tests.unit.search.cases import with_quick_host
 
 BATCH = 64
 
@@ -41,9 +42,8 @@ def request_of(rows: Sequence[int], devices: int = 2, **decided: object) -> Sear
     reference = model_reference(graph, name="small", sequence_length=None, batch=BATCH)
     quick = Pinned(pipeline=1, micro_batches=1)
     asked = {"pinned": quick, "precision": "fp32", "global_batch": 1024 * devices, "placing": "auto", **decided}
-    return SearchRequest(
-        graph=graph, batch=BATCH, model=reference, cluster=load_profile("h100-80gb").with_devices(devices), **asked
-    )
+    cluster = with_quick_host(load_profile("h100-80gb").with_devices(devices))  # latencies are not what decides
+    return SearchRequest(graph=graph, batch=BATCH, model=reference, cluster=cluster, **asked)
 
 
 def found(request: SearchRequest) -> SearchResult:
