@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner.graph.ordered_sets import OrderedSet
+from planner.graph.ordered_sets import MODULE_STATE, OrderedSet
 
 _SHORTEST_RUN = 3
-_MODULE_STATE = frozenset(nn.Module().__dict__)
 _PLAIN = bool | int | float | complex | str | bytes | torch.dtype | torch.device | torch.layout | torch.memory_format
 _SAME_EVERYWHERE = type | enum.Enum | torch._ops.OpOverload | torch._ops.OpOverloadPacket
 
@@ -72,7 +71,7 @@ def description(block: nn.Module) -> object:
         state = {key: value for key, value in module.__dict__.items() if not _is_stand_in(value)}
         if "forward" in state or any(value for key, value in state.items() if key.endswith("_hooks")):
             raise NotAlikeError(f"{path or 'the block'} has hooks or a forward of its own")
-        plain = {key: frozen(value) for key, value in state.items() if key not in _MODULE_STATE}
+        plain = {key: frozen(value) for key, value in state.items() if key not in MODULE_STATE}
         tensors = [
             (name, tensor if tensor is None else (*tensor_description(tensor), tensor.requires_grad))
             for name, tensor in (*module._parameters.items(), *module._buffers.items())

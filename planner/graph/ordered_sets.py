@@ -20,7 +20,8 @@ from typing import Any, TypeVar, cast
 from torch import nn
 
 _T = TypeVar("_T")
-_MODULE_STATE = frozenset(vars(nn.Module()))
+MODULE_STATE = frozenset(vars(nn.Module()))
+"""What every module has of its own, whatever it is."""
 
 
 class _Type(type):
@@ -48,7 +49,7 @@ def ordered_sets(module: nn.Module) -> Iterator[None]:
     names = dict.fromkeys(one.__module__ for part in parts for one in type(part).__mro__)
     theirs = [name for name in names if name in sys.modules and name.partition(".")[0] not in ("torch", "builtins")]
     files = [file for file in (vars(sys.modules[name]) for name in theirs) if "set" not in file]
-    own = [(part, name, value) for part in parts for name, value in vars(part).items() if name not in _MODULE_STATE]
+    own = [(part, name, value) for part in parts for name, value in vars(part).items() if name not in MODULE_STATE]
     held = [(part, name, value) for part, name, value in own if type(value) is set]
     for file in files:
         file["set"] = OrderedSet

@@ -227,25 +227,26 @@ def _(
 def rounded(values: torch.Tensor, most: torch.Tensor, low: torch.dtype) -> torch.Tensor:
     """What 8 bits leave of values, in float32 at least, where the largest are `most`; of values that come in 8 bits by
     these scales what they stand for."""
-    scale = _scale(most, low)
-    bits = values if values.dtype == low else _in_bytes(values, scale, low)
+    scale = scale_of(most, low)
+    bits = values if values.dtype == low else in_bytes(values, scale, low)
     return bits.to(scale.dtype).mul_(scale)
 
 
 def in_powers(most: torch.Tensor, low: torch.dtype) -> torch.Tensor:
     """The largest elements for which scales are the next powers of two, so that nothing is cut off (the scales of
     NVIDIA's recipe, Mishra et al. 2025, arXiv 2506.08027; e8m0 has the exponents -127 to 127)."""
-    mantissa, exponent = torch.frexp(_scale(most, low))
+    mantissa, exponent = torch.frexp(scale_of(most, low))
     exponent = (exponent - (mantissa == 0.5).to(exponent.dtype)).clamp(-_EXPONENTS, _EXPONENTS)
     return torch.ldexp(torch.full_like(most, torch.finfo(low).max), exponent)
 
 
-def _scale(most: torch.Tensor, low: torch.dtype) -> torch.Tensor:
+def scale_of(most: torch.Tensor, low: torch.dtype) -> torch.Tensor:
     """By which elements of which the largest are `most` are divided."""
     return most.clamp(min=_LEAST) / torch.finfo(low).max
 
 
-def _in_bytes(values: torch.Tensor, scale: torch.Tensor, low: torch.dtype) -> torch.Tensor:
+def in_bytes(values: torch.Tensor, scale: torch.Tensor, low: torch.dtype) -> torch.Tensor:
+    """Values over their scale, rounded to a dtype of 8 bits; those beyond its range are its largest."""
     top = torch.finfo(low).max
     return (wide(values) / scale).clamp_(-top, top).to(low)
 
@@ -339,8 +340,8 @@ def _(
 def packed_tokens(x_NH: torch.Tensor) -> torch.Tensor:
     """Tokens as bytes: H of elements in e4m3, and four for the scale of each 128 of them, in float32."""
     blocks = blocks_of(x_NH.shape[1], 0, 0, x_NH.device)
-    scale = _scale(largest(x_NH, None, 0, blocks.at, blocks.cells).float(), _LOW)
-    low = _in_bytes(x_NH, _cell(scale, blocks.at, 1), _LOW)
+    scale = scale_of(largest(x_NH, None, 0, blocks.at, blocks.cells).float(), _LOW)
+    low = in_bytes(x_NH, _cell(scale, blocks.at, 1), _LOW)
     return torch.cat((low.view(torch.uint8), scale.view(torch.uint8)), dim=1)
 
 

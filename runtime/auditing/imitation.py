@@ -35,8 +35,8 @@ def imitated_step(
     """The training step of one rank of `plan`, on fake tensors, inside of the modes that make them so.
 
     `traced` is the graph of the plan's model on `batch` samples; `fused`: one kernel updates all weights, as on an
-    accelerator. Raises RequestError where this process is part of a
-    real group already, and what `runtime.parallelize` raises for the plan.
+    accelerator. Raises RequestError where this process is part of a real group already, and what
+    `runtime.parallelize` raises for the plan.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.testing._internal.distributed.fake_pg import FakeStore

@@ -25,26 +25,20 @@ import torch.distributed as dist
 
 from planner.fp8_recipes import BLOCK, LINE, Recipe
 from planner.graph.fp8 import recipe_of
-from planner.models.fp8_experts import Cells, blocks_of, fp8_blocks_product, in_powers, largest
+from planner.models.fp8_experts import Cells, blocks_of, fp8_blocks_product, in_powers, largest, scale_of, wide
 from planner.sharding.rule import Dims
 from runtime.comm import collectives
 from runtime.ops.blocks_product import blocks_product, has_blocks_product
-from runtime.ops.capability import cuda_capability
+from runtime.ops.capability import IN_FP8, WORDS, cuda_capability
 from runtime.ops.delayed_scales import GRADIENT, INPUT, WEIGHT, LayerScales
 from runtime.ops.fp8_scales import Known
 from runtime.ops.kept_results import whole_call
 from runtime.ops.lines_product import has_lines_product, lines_product
-from runtime.ops.narrow_weights import Narrow, in_8_bits, largest_of, place_of, stand_in, wide
+from runtime.ops.narrow_weights import Narrow, in_8_bits, largest_of, place_of, stand_in
 from runtime.ops.shard import Shard
 from runtime.ops.weight_scales import WeightScales
 
 _WEIGHTS = torch.float8_e4m3fn
-_LEAST = 1e-12
-"""Of a scale's largest element: a tensor of zeros has a scale, too."""
-_CAPABILITY = (8, 9)
-"""Of CUDA devices with products in fp8."""
-_WORDS = 16
-"""What extents of CUDA's products in fp8 are multiples of."""
 
 Groups = Sequence[dist.ProcessGroup]
 
@@ -293,7 +287,7 @@ class _Side:
         largest = wide(largest)
         for group in groups:
             largest = collectives.all_reduce_max(largest, group)
-        return largest.clamp(min=_LEAST) / torch.finfo(self.dtype).max
+        return scale_of(largest, self.dtype)
 
     def cast(self, scale: torch.Tensor) -> torch.Tensor:
         """In 8 bits, (R, K), row after row in memory; as it is where it came so."""
@@ -413,7 +407,7 @@ def _product(left: _Side, right: _Side, scales: tuple[torch.Tensor, torch.Tensor
 
 def _aligned(scale: torch.Tensor) -> torch.Tensor:
     """Scales as CUDA's products read them: a part of a larger tensor may begin where they cannot."""
-    return scale.clone() if scale.is_cuda and scale.data_ptr() % _WORDS else scale
+    return scale.clone() if scale.is_cuda and scale.data_ptr() % WORDS else scale
 
 
 def _has_products(one_RK: torch.Tensor, other_CK: torch.Tensor, dtype: torch.dtype, *, by_row: bool) -> bool:
@@ -421,7 +415,7 @@ def _has_products(one_RK: torch.Tensor, other_CK: torch.Tensor, dtype: torch.dty
     row have results in bf16 alone (PyTorch 2.13)."""
     if one_RK.device.type == "cpu":
         return dtype in (torch.float32, torch.bfloat16)
-    if cuda_capability(one_RK.device) < _CAPABILITY:
+    if cuda_capability(one_RK.device) < IN_FP8:
         return False
     results = (torch.bfloat16,) if by_row else (torch.bfloat16, torch.float16, torch.float32)
-    return dtype in results and all(extent % _WORDS == 0 for extent in (*one_RK.shape, *other_CK.shape))
+    return dtype in results and all(extent % WORDS == 0 for extent in (*one_RK.shape, *other_CK.shape))

@@ -17,12 +17,11 @@ import torch
 import torch.nn.functional as F
 
 from planner.fp8_recipes import LINE
-from runtime.ops.capability import cuda_capability
+from planner.models.fp8_experts import in_bytes
+from runtime.ops.capability import WORDS, cuda_capability
 from runtime.ops.narrow_casts import has_narrow_cast, narrow_cast
 
 _CAPABILITY = (10, 0)
-_WORDS = 16
-"""What extents of CUDA's products in fp8 are multiples of."""
 _RESULT = torch.bfloat16
 """The dtype of results that the tests of PyTorch 2.13 ask of its kernel."""
 _ROWS, _LINES, _ROUND = 128, 4, 32
@@ -31,7 +30,7 @@ _ROWS, _LINES, _ROUND = 128, 4, 32
 
 def has_lines_product(rows_RK: torch.Tensor, others_CK: torch.Tensor) -> bool:
     """Whether the device has a kernel for such operands, with results in their dtype."""
-    whole = rows_RK.shape[1] % LINE == 0 and others_CK.shape[0] % _WORDS == 0
+    whole = rows_RK.shape[1] % LINE == 0 and others_CK.shape[0] % WORDS == 0
     return whole and rows_RK.dtype == _RESULT and cuda_capability(rows_RK.device) >= _CAPABILITY
 
 
@@ -51,12 +50,13 @@ def lines_product(
 
 def _cast(values_RK: torch.Tensor, most_RL: torch.Tensor, low: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """In 8 bits, row after row in memory, and the scales in tiles."""
-    top = torch.finfo(low).max
-    scale_RL = most_RL.float() / top
-    if has_narrow_cast(values_RK, scale_RL):
-        return narrow_cast(values_RK, scale_RL, low, (1, LINE)), _in_tiles(scale_RL.to(torch.float8_e8m0fnu))
-    lines_RLN = values_RK.float().reshape(*scale_RL.shape, LINE) / scale_RL.unsqueeze(-1)
-    return lines_RLN.clamp_(-top, top).flatten(1).to(low).contiguous(), _in_tiles(scale_RL.to(torch.float8_e8m0fnu))
+    scale_RL = most_RL.float() / torch.finfo(low).max
+    if has_narrow_cast(values_RK):
+        bits_RK = narrow_cast(values_RK, scale_RL, low, (1, LINE))
+    else:
+        lines_RLN = values_RK.float().reshape(*scale_RL.shape, LINE)
+        bits_RK = in_bytes(lines_RLN, scale_RL.unsqueeze(-1), low).flatten(1).contiguous()
+    return bits_RK, _in_tiles(scale_RL.to(torch.float8_e8m0fnu))
 
 
 def _in_tiles(scale_RL: torch.Tensor) -> torch.Tensor:

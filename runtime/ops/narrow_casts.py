@@ -10,23 +10,20 @@ same bits.
 
 import functools
 import importlib.util
-from typing import Any
 
 import torch
 
-from runtime.ops.capability import cuda_capability
+from runtime.ops.capability import IN_FP8, cuda_capability
 
-_CAPABILITY = (8, 9)
-"""Of CUDA devices that round to 8 bits."""
 _ROWS, _COLUMNS = 32, 128
 """Of a tile, of which a program rounds one."""
 
 
-def has_narrow_cast(values: torch.Tensor, scale: torch.Tensor) -> bool:
+def has_narrow_cast(values: torch.Tensor) -> bool:
     """Whether the device rounds these values (R, K) by one kernel."""
-    if values.device.type != "cuda" or values.ndim != 2 or torch.float64 in (values.dtype, scale.dtype):
+    if values.device.type != "cuda" or values.ndim != 2 or values.dtype == torch.float64:
         return False
-    return cuda_capability(values.device) >= _CAPABILITY and _triton_is_there()
+    return cuda_capability(values.device) >= IN_FP8 and _triton_is_there()
 
 
 def narrow_cast(
@@ -35,6 +32,8 @@ def narrow_cast(
     """Values over their scale, rounded to a dtype of 8 bits, (R, K), row after row in memory; those beyond its range
     are its largest. `scale` in fp32 is (), (R, 1), or one for each `block` of so many rows and columns, whatever its
     strides. For values of which `has_narrow_cast` is true."""
+    from runtime.ops import triton_kernels
+
     made = torch.empty(values_RK.shape, dtype=dtype, device=values_RK.device)
     if not made.numel():
         return made
@@ -42,7 +41,7 @@ def narrow_cast(
     rows, columns = values_RK.shape
     grid = (-(-rows // _ROWS), -(-columns // _COLUMNS))
     with torch.cuda.device(values_RK.device):
-        _kernel()[grid](
+        triton_kernels.narrow_cast[grid](
             values_RK, scale, made, rows, columns, *values_RK.stride(), *steps, torch.finfo(dtype).max,
             row_block=block[0], column_block=block[1], tile_rows=_ROWS, tile_columns=_COLUMNS,
         )  # fmt: skip
@@ -52,11 +51,3 @@ def narrow_cast(
 @functools.cache
 def _triton_is_there() -> bool:
     return importlib.util.find_spec("triton") is not None
-
-
-@functools.cache
-def _kernel() -> Any:
-    """The kernel, compiled when it is first called for dtypes and strides of a kind."""
-    from runtime.ops import triton_kernels
-
-    return triton_kernels.narrow_cast

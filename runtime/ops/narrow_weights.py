@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 
 from planner.fp8_recipes import BLOCK, FORWARD
+from planner.models.fp8_experts import in_bytes
 from runtime.ops.narrow_casts import has_narrow_cast, narrow_cast
 
 DTYPE: torch.dtype = getattr(torch, FORWARD)
@@ -88,15 +89,7 @@ def _(piece: torch.Tensor, *_others: object) -> torch.Tensor:
 
 def in_8_bits(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Values over their scale, rounded to a dtype of 8 bits; those beyond its range are its largest."""
-    if has_narrow_cast(values, scale):
-        return narrow_cast(values, scale, dtype)
-    most = torch.finfo(dtype).max
-    return (wide(values) / scale).clamp_(-most, most).to(dtype)
-
-
-def wide(values: torch.Tensor) -> torch.Tensor:
-    """In float32 at least."""
-    return values if values.dtype == torch.float64 else values.float()
+    return narrow_cast(values, scale, dtype) if has_narrow_cast(values) else in_bytes(values, scale, dtype)
 
 
 def received(weight: torch.Tensor) -> torch.Tensor:

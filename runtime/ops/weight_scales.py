@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from planner.graph.fp8 import scales_on_their_way
-from planner.models.fp8_experts import largest
+from planner.models.fp8_experts import largest, scale_of
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.per_step_communication import axes_of_maxima
 from planner.plan.layout.stage_cut import StageCut
@@ -27,9 +27,6 @@ from runtime.comm import collectives
 from runtime.comm.device_mesh import RankMesh
 from runtime.ops.narrow_weights import DTYPE, blocks_from, largest_of, piece_in_8_bits
 from runtime.ops.randomness import region_of
-
-_LEAST = 1e-12
-"""Of a scale's largest element: a tensor of zeros has a scale, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,4 +91,4 @@ class CurrentScales:
             own.see(pieces[name])
         for group in self._groups:
             self._largest.copy_(collectives.all_reduce_max(self._largest, group))
-        self._scales.copy_(self._largest.clamp(min=_LEAST) / torch.finfo(DTYPE).max)
+        self._scales.copy_(scale_of(self._largest, DTYPE))
