@@ -15,6 +15,8 @@ from planner.graph.operator_graph import Operator, OperatorGraph
 
 EXPERTS_OPERATOR = "planner.experts.default"
 _TENSORS, _DROPS_NONE = 6, 0
+_BY_NAME = 13, ("gate_bias", "up_bias", "limit", "slope", "offset")
+"""Settings of experts that are given by name in a graph, and behind how many others they stand in the schema."""
 
 _TOPK = "aten.topk.default"
 _PRODUCTS = frozenset(f"aten.{name}.default" for name in ("linear", "matmul", "mm", "bmm", "addmm", "einsum"))
@@ -34,6 +36,23 @@ def imbalance_fault(imbalance: float) -> Fault | None:
         value=f"{imbalance:g}",
         reason="is no imbalance: the fullest device has the average or more, so it is 1 or more",
     )
+
+
+def with_named_settings(graph: OperatorGraph) -> OperatorGraph:
+    """`graph` whose experts have their biases and what bounds them by name, however they were called, so that what
+    planning sets of them stands behind their matrices alone."""
+    if not any(op.op == EXPERTS_OPERATOR and len(op.arguments) > _BY_NAME[0] for op in graph.operators):
+        return graph
+    return replace(graph, operators=tuple(_by_name(op) for op in graph.operators))
+
+
+def _by_name(op: Operator) -> Operator:
+    if op.op != EXPERTS_OPERATOR:
+        return op
+    first, names = _BY_NAME
+    given = {**dict(zip(names, op.arguments[first:], strict=False)), **dict(op.keywords)}
+    unset = op.arguments[_TENSORS:first] == (0, 1.0, False, 1, 1, "", False)
+    return replace(op, arguments=op.arguments[: _TENSORS if unset else first], keywords=tuple(given.items()))
 
 
 def with_imbalance(graph: OperatorGraph, imbalance: float, *, once: bool = False) -> OperatorGraph:

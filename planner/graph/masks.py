@@ -36,11 +36,15 @@ from planner.graph.operator_graph import Argument, Operator, OperatorGraph, Valu
 from planner.graph.unread import without_unread
 
 MASKED_ATTENTION = "planner.masked_attention"
-"""Query, key, value, documents or None, seen keys or None; by name `back` and `ahead` (None: any number), `prefix`,
-`scale`, `enable_gqa`."""
+"""Query, key, value, documents or None, seen keys or None, and sinks where there are any; by name `back` and `ahead`
+(None: any number), `prefix`, `scale`, `enable_gqa`."""
+
+SINK_ATTENTION = "planner.sink_attention.default"
+"""Attention with sinks, as it is traced (`planner.models.sink_attention`)."""
 
 _ATTENTION = "aten.scaled_dot_product_attention.default"
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+_SINK_NAMES = ("query", "key", "value", "sinks", "attn_mask", "is_causal", "scale")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,30 +62,37 @@ class MaskKind:
 def with_mask_kinds(graph: OperatorGraph) -> OperatorGraph:
     """`graph` without the masks whose kind is known."""
     readers: dict[tuple[int, int], MaskReader] = {}
-    operators, masks = [], set()
+    operators: list[Operator] = []
+    masks: set[str] = set()
     for op in graph.operators:
-        arguments = dict(zip(_NAMES, op.arguments, strict=False)) | dict(op.keywords) if op.op == _ATTENTION else {}
+        names = {_ATTENTION: _NAMES, SINK_ATTENTION: _SINK_NAMES}.get(op.op, ())
+        arguments = dict(zip(names, op.arguments, strict=False)) | dict(op.keywords) if names else {}
         mask, kind = arguments.get("attn_mask"), None
-        if isinstance(mask, ValueRef) and not arguments.get("dropout_p", 0.0) and not arguments.get("is_causal", False):
+        if op.op == SINK_ATTENTION and mask is None:
+            kind = MaskKind(ahead=0 if arguments.get("is_causal", False) else None)
+        elif (
+            isinstance(mask, ValueRef) and not arguments.get("dropout_p", 0.0) and not arguments.get("is_causal", False)
+        ):
             kind = _kind(graph, op, mask.name, readers)
         if kind is None:
             operators.append(op)
         else:
-            assert isinstance(mask, ValueRef)
-            masks.add(mask.name)
+            masks |= {mask.name} if isinstance(mask, ValueRef) else set()
             operators.append(_kept(op, kind, arguments))
-    return without_unread(replace(graph, operators=tuple(operators)), masks) if masks else graph
+    changed = replace(graph, operators=tuple(operators))
+    return without_unread(changed, masks) if masks else changed
 
 
 def _kept(op: Operator, kind: MaskKind, arguments: dict[str, Argument]) -> Operator:
     """Attention without its mask."""
     given = tuple(arguments[name] for name in _NAMES[:3])
     further = tuple((name, arguments[name]) for name in _NAMES[6:] if name in arguments)
-    if kind in (MaskKind(), MaskKind(ahead=0)):
+    sinks = (arguments["sinks"],) if "sinks" in arguments else ()
+    if kind in (MaskKind(), MaskKind(ahead=0)) and not sinks:
         return replace(op, arguments=(*given, None, 0.0, kind.ahead == 0), keywords=further)
     numbers = tuple(None if name is None else ValueRef(name) for name in (kind.documents, kind.seen))
     says = (("back", kind.back), ("ahead", kind.ahead), ("prefix", kind.prefix))
-    return replace(op, op=MASKED_ATTENTION, arguments=(*given, *numbers), keywords=(*says, *further))
+    return replace(op, op=MASKED_ATTENTION, arguments=(*given, *numbers, *sinks), keywords=(*says, *further))
 
 
 def _kind(graph: OperatorGraph, op: Operator, mask: str, readers: dict[tuple[int, int], MaskReader]) -> MaskKind | None:

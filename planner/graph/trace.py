@@ -32,8 +32,9 @@ from planner.graph.alike import NotAlikeError
 from planner.graph.bags import with_bags
 from planner.graph.constants import held_tensor
 from planner.graph.contractions import with_pairs
+from planner.graph.expert_load import with_named_settings
 from planner.graph.literals import LiteralsKept
-from planner.graph.masks import with_mask_kinds
+from planner.graph.masks import SINK_ATTENTION, with_mask_kinds
 from planner.graph.names import check_names, free_name
 from planner.graph.operator_graph import (
     Argument,
@@ -128,7 +129,8 @@ def _graph_of(
         raise
     except Exception as error:
         raise refusal(module, error) from error
-    flat = with_pairs(with_recurrent_layers(with_bags(_Reader(module, exported, written).read())))
+    read = with_named_settings(_Reader(module, exported, written).read())
+    flat = with_pairs(with_recurrent_layers(with_bags(read)))
     graph = with_mask_kinds(repeats.expand(flat, announced) if announced else flat)
     if graph.loss not in graph.differentiable:
         raise ModelError(
@@ -328,7 +330,7 @@ def _draws(node: fx.Node) -> bool:
     return tagged and trains["train"] is not False and trains["training"] is not False
 
 
-_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+_ATTENTION = frozenset({"aten.scaled_dot_product_attention.default", SINK_ATTENTION})
 _HEADS_APART = 4  # dims of attention whose heads have one of their own
 
 
@@ -338,10 +340,10 @@ def _stored_type(node: fx.Node, result: torch.Tensor) -> TensorType:
     found = tensor_type(result)
     if result.dim() != _HEADS_APART:
         return found
-    if node.target is _ATTENTION:
+    if str(node.target) in _ATTENTION:
         return replace(found, contiguous=False)
     source = node.args[0] if node.args else None
-    if node.target is torch.ops.aten.transpose.int and isinstance(source, fx.Node) and source.target is _ATTENTION:
+    if node.target is torch.ops.aten.transpose.int and isinstance(source, fx.Node) and str(source.target) in _ATTENTION:
         return replace(found, contiguous={cast("int", dim) % _HEADS_APART for dim in node.args[1:3]} == {1, 2})
     return found
 

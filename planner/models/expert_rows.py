@@ -7,6 +7,8 @@
         of down     d^T p               of p        d down            of the weight   sum over f of that times t
         of u        that w silu(g)      of g        that w u silu'(g) of the rows     those of g, u with gate, up
 
+Experts may add biases to g and u, E F, and bound them (`Activation`): kept are g and u with what was added to them.
+
 A row is multiplied with its weight before the last product, so that the result of that need not be kept (as Megatron
 does). Tokens become rows by an index, and rows tokens by its inverse (MegaBlocks, Gale et al. 2022, arXiv 2211.15841).
 
@@ -20,7 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from planner.models.delayed_experts import DelayedProducts
-from planner.models.fp8_experts import PLAIN, Fp8Products, PlainProducts
+from planner.models.fp8_experts import PLAIN, Fp8Products, PlainProducts, experts_of
 
 
 class Rows(NamedTuple):
@@ -73,12 +75,12 @@ class Kept(NamedTuple):
     weights: torch.Tensor
 
 
-MatrixGradients: TypeAlias = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
-"""Of gate, up and down; None for those that nobody needs."""
+MatrixGradients: TypeAlias = tuple[torch.Tensor | None, ...]
+"""Of gate, up and down, and of the biases of gate and up where experts have them; None for those that nobody needs."""
 
 
 class Gradients(NamedTuple):
-    """Of rows, R H, of their weights, R, and of the three matrices; None for those that nobody needs."""
+    """Of rows, R H, of their weights, R, and of the matrices; None for those that nobody needs."""
 
     rows: torch.Tensor | None
     weights: torch.Tensor | None
@@ -86,9 +88,45 @@ class Gradients(NamedTuple):
 
 
 Matrices = Sequence[torch.Tensor]
-"""gate and up, E F H, and down, E H F."""
+"""gate and up, E F H, and down, E H F; then the biases of gate and up, E F, where experts have them."""
 
 Products: TypeAlias = PlainProducts | Fp8Products | DelayedProducts
+
+
+class Activation(NamedTuple):
+    """What experts make of g and u: silu(g) u where `limit` is 0, else a (u + offset) with a = g sigmoid(slope g), of g
+    no larger than the limit and of u no further from 0 than it (gpt-oss: OpenAI 2025, arXiv 2508.10925)."""
+
+    limit: float = 0.0
+    slope: float = 1.0
+    offset: float = 0.0
+
+    def active(self, gate_RF: torch.Tensor) -> torch.Tensor:
+        """silu(g), or a."""
+        if not self.limit:
+            return F.silu(gate_RF)
+        bounded_RF = gate_RF.clamp(max=self.limit)
+        return (bounded_RF * self.slope).sigmoid_().mul_(bounded_RF)
+
+    def factor(self, up_RF: torch.Tensor) -> torch.Tensor:
+        """By what that is multiplied."""
+        return up_RF.clamp(-self.limit, self.limit).add_(self.offset) if self.limit else up_RF
+
+    def of_gate(self, gradient_RF: torch.Tensor, gate_RF: torch.Tensor) -> torch.Tensor:
+        """The gradient of g from that of what `active` makes of it."""
+        if not self.limit:
+            of_silu_RF: torch.Tensor = torch.ops.aten.silu_backward(gradient_RF, gate_RF)
+            return of_silu_RF
+        scaled_RF = gate_RF.clamp(max=self.limit).mul_(self.slope)
+        steep_RF: torch.Tensor = torch.ops.aten.silu_backward(gradient_RF, scaled_RF)  # a = silu(slope g) / slope
+        return steep_RF.masked_fill_(gate_RF > self.limit, 0.0)
+
+    def of_up(self, gradient_RF: torch.Tensor, up_RF: torch.Tensor) -> torch.Tensor:
+        """The gradient of u from that of what `factor` makes of it, in its place."""
+        return gradient_RF.masked_fill_(up_RF.abs() > self.limit, 0.0) if self.limit else gradient_RF
+
+
+SILU = Activation()
 
 
 def run_experts(
@@ -97,12 +135,15 @@ def run_experts(
     counts_E: torch.Tensor,
     matrices: Matrices,
     by: Products = PLAIN,
+    activation: Activation = SILU,
 ) -> tuple[torch.Tensor, Kept]:
     """What the experts make of their rows, each times its weight, R H, and what is kept; `by` are their products."""
-    gate, up, down = matrices
+    gate, up, down, *biases = matrices
     gate_RF = by.product(rows_RH, gate.transpose(1, 2), counts_E, "hidden", of="gate", back=False)
     up_RF = by.product(rows_RH, up.transpose(1, 2), counts_E, "hidden", of="up", back=False)
-    product_RF = F.silu(gate_RF).mul_(up_RF).mul_(weights_R.unsqueeze(-1))
+    for made_RF, bias_EF in zip((gate_RF, up_RF), biases, strict=False):
+        made_RF.add_(bias_EF.index_select(0, experts_of(counts_E, len(rows_RH))))
+    product_RF = activation.active(gate_RF).mul_(activation.factor(up_RF)).mul_(weights_R.unsqueeze(-1))
     result_RH = by.product(product_RF, down.transpose(1, 2), counts_E, "width", of="down", back=False)
     return result_RH, Kept(rows_RH, gate_RF, up_RF, product_RF, weights_R)
 
@@ -114,22 +155,25 @@ def differentiate_experts(
     matrices: Matrices,
     needed: Sequence[bool],
     by: Products = PLAIN,
+    activation: Activation = SILU,
 ) -> Gradients:
-    """The gradients that are `needed`, of rows, weights, gate, up and down in this order, from that of the result."""
-    gate, up, down = matrices
+    """The gradients that are `needed`, of rows, weights, gate, up, down and biases in this order, from that of the
+    result."""
+    gate, up, down = matrices[:3]
     of_down = by.outer(gradient_RH, kept.product, counts_E, "hidden", of="down") if needed[4] else None
-    if not any(needed[:4]):
-        return Gradients(None, None, (None, None, of_down))
-    of_gate_RF, of_up_RF, of_weights = _inside(gradient_RH, kept, counts_E, down, by, weights=needed[1])
+    if not any((*needed[:4], *needed[5:])):
+        return Gradients(None, None, (None, None, of_down, *(None for _ in needed[5:])))
+    of_gate_RF, of_up_RF, of_weights = _inside(gradient_RH, kept, counts_E, down, by, activation, weights=needed[1])
     del gradient_RH  # nothing that is as large as all rows lives longer than it must
     of_gate = by.outer(of_gate_RF, kept.rows, counts_E, "width", of="gate") if needed[2] else None
     of_up = by.outer(of_up_RF, kept.rows, counts_E, "width", of="up") if needed[3] else None
+    of_biases = _of_biases((of_gate_RF, of_up_RF), counts_E, needed[5:])
     of_rows = None
     if needed[0]:
         of_rows = by.product(of_gate_RF, gate, counts_E, "width", of="gate", back=True)
         del of_gate_RF
         of_rows += by.product(of_up_RF, up, counts_E, "width", of="up", back=True)
-    return Gradients(of_rows, of_weights, (of_gate, of_up, of_down))
+    return Gradients(of_rows, of_weights, (of_gate, of_up, of_down, *of_biases))
 
 
 def differentiate_rows(
@@ -139,11 +183,12 @@ def differentiate_rows(
     matrices: Matrices,
     needed: Sequence[bool],
     by: Products = PLAIN,
+    activation: Activation = SILU,
 ) -> tuple[Gradients, Callable[[], MatrixGradients]]:
     """The same in two parts: those of rows and weights, which others wait for, and a call for those of the matrices. It
     keeps what they are made of: the gradient of the result, R H, and those of g and u, R F."""
-    gate, up, down = matrices
-    of_gate_RF, of_up_RF, of_weights = _inside(gradient_RH, kept, counts_E, down, by, weights=needed[1])
+    gate, up, down = matrices[:3]
+    of_gate_RF, of_up_RF, of_weights = _inside(gradient_RH, kept, counts_E, down, by, activation, weights=needed[1])
     of_rows = None
     if needed[0]:
         of_rows = by.product(of_gate_RF, gate, counts_E, "width", of="gate", back=True)
@@ -154,22 +199,43 @@ def differentiate_rows(
             by.outer(of_gate_RF, kept.rows, counts_E, "width", of="gate") if needed[2] else None,
             by.outer(of_up_RF, kept.rows, counts_E, "width", of="up") if needed[3] else None,
             by.outer(gradient_RH, kept.product, counts_E, "hidden", of="down") if needed[4] else None,
+            *_of_biases((of_gate_RF, of_up_RF), counts_E, needed[5:]),
         )
 
     return Gradients(of_rows, of_weights, (None, None, None)), of_matrices
 
 
 def _inside(
-    gradient_RH: torch.Tensor, kept: Kept, counts_E: torch.Tensor, down: torch.Tensor, by: Products, *, weights: bool
+    gradient_RH: torch.Tensor,
+    kept: Kept,
+    counts_E: torch.Tensor,
+    down: torch.Tensor,
+    by: Products,
+    activation: Activation,
+    *,
+    weights: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """The gradients of g and u, R F, and of the weights of rows, R, where they are asked for."""
     of_product_RF = by.product(gradient_RH, down, counts_E, "hidden", of="down", back=True)
-    active_RF = F.silu(kept.gate)
-    of_weights = (active_RF * kept.up).mul_(of_product_RF).sum(-1) if weights else None
+    active_RF, factor_RF = activation.active(kept.gate), activation.factor(kept.up)
+    of_weights = (active_RF * factor_RF).mul_(of_product_RF).sum(-1) if weights else None
     of_wide_RF = of_product_RF.mul_(kept.weights.unsqueeze(-1))
-    of_up_RF = active_RF.mul_(of_wide_RF)
-    of_gate_RF = torch.ops.aten.silu_backward(of_wide_RF.mul_(kept.up), kept.gate)
+    of_up_RF = activation.of_up(active_RF.mul_(of_wide_RF), kept.up)
+    of_gate_RF = activation.of_gate(of_wide_RF.mul_(factor_RF), kept.gate)
     return of_gate_RF, of_up_RF, of_weights
+
+
+def _of_biases(
+    gradients: Sequence[torch.Tensor], counts_E: torch.Tensor, needed: Sequence[bool]
+) -> list[torch.Tensor | None]:
+    """The gradients of biases, E F: sums over the rows of each expert, from those of g and of u, R F."""
+    found: list[torch.Tensor | None] = []
+    for gradient_RF, wanted in zip(gradients, needed, strict=False):
+        sums_EF = gradient_RF.new_zeros((len(counts_E), gradient_RF.shape[1])) if wanted else None
+        if sums_EF is not None:
+            sums_EF.index_add_(0, experts_of(counts_E, len(gradient_RF)), gradient_RF)
+        found.append(sums_EF)
+    return found
 
 
 def sorted_rows(experts_C: torch.Tensor, count: int) -> tuple[Rows, torch.Tensor]:

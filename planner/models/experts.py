@@ -11,6 +11,7 @@ computed. So what is dropped depends neither on the other samples nor on how tok
 Shape legend: B batch, S sequence, H hidden, K chosen experts, E experts, F width of an expert.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import nn
 
 from planner.fp8_recipes import RECIPES
 from planner.models.expert_rows import (
+    Activation,
     Products,
     Rows,
     capacity_of,
@@ -94,6 +96,11 @@ def experts(
     chosen_groups: int = 1,
     fp8: str = "",
     dispatch: bool = False,
+    gate_bias: torch.Tensor | None = None,
+    up_bias: torch.Tensor | None = None,
+    limit: float = 0.0,
+    slope: float = 1.0,
+    offset: float = 0.0,
 ) -> torch.Tensor:
     """Sum over the chosen experts of weight * down(silu(gate(x)) * up(x)), for every token.
 
@@ -111,6 +118,8 @@ def experts(
             many of these it chooses any; for planning and auditing, too.
         fp8: the recipe of products (`planner.graph.fp8`); none where it is empty.
         dispatch: whether tokens, and gradients of what becomes of them, are sent to experts in 8 bits.
+        gate_bias, up_bias: what is added to gate(x) and up(x), E F.
+        limit, slope, offset: of the activation (`planner.models.expert_rows.Activation`); a limit of 0 is SiLU.
 
     Returns:
         The result of every token, B S H.
@@ -118,8 +127,19 @@ def experts(
     rows, counts_E = _rows(chosen, gate.shape[0], capacity)
     row_weights_R = rows.of_weights(weights)
     rows_RH = rows.of_tokens(_sent(x.flatten(0, 1), dispatch), chosen.shape[2])
-    result_RH, _ = run_experts(rows_RH, row_weights_R, counts_E, (gate, up, down), products_of(fp8))
+    matrices = with_biases((gate, up, down), gate_bias, up_bias)
+    activation = Activation(limit, slope, offset)
+    result_RH, _ = run_experts(rows_RH, row_weights_R, counts_E, matrices, products_of(fp8), activation)
     return rows.to_tokens(result_RH, chosen.shape[2]).view(x.shape)
+
+
+def with_biases(
+    matrices: Sequence[torch.Tensor], gate_bias: torch.Tensor | None, up_bias: torch.Tensor | None
+) -> tuple[torch.Tensor, ...]:
+    """The matrices of experts, and their biases where they have them: both or none."""
+    if gate_bias is None or up_bias is None:
+        return tuple(matrices)
+    return (*matrices, gate_bias, up_bias)
 
 
 def products_of(fp8: str, agreement: Agreement = ALONE) -> Products:
@@ -146,24 +166,27 @@ def _(x: torch.Tensor, *_others: Any) -> torch.Tensor:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(*inputs[:6])
+    ctx.save_for_backward(*inputs[:6], *(bias for bias in inputs[13:15] if bias is not None))
     ctx.capacity, ctx.fp8, ctx.dispatch = inputs[6], *inputs[11:13]
+    ctx.activation = Activation(*inputs[15:18])
 
 
 def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     """Computes the experts once more, and differentiates that."""
-    x, weights, chosen, *matrices = ctx.saved_tensors
+    x, weights, chosen, gate, up, down, *biases = ctx.saved_tensors
+    matrices = gate, up, down
     chosen_each = chosen.shape[2]
     rows, counts_E = _rows(chosen, matrices[0].shape[0], ctx.capacity)
     rows_RH, by = rows.of_tokens(_sent(x.flatten(0, 1), ctx.dispatch), chosen_each), products_of(ctx.fp8)
-    _, kept = run_experts(rows_RH, rows.of_weights(weights), counts_E, matrices, by)
+    _, kept = run_experts(rows_RH, rows.of_weights(weights), counts_E, [*matrices, *biases], by, ctx.activation)
     wanted = ctx.needs_input_grad
-    needed = [wanted[0], wanted[1], *wanted[3:6]]
+    needed = [wanted[0], wanted[1], *wanted[3:6], *wanted[13 : 13 + len(biases)]]
     gradient_RH = rows.of_tokens(_sent(gradient.flatten(0, 1), ctx.dispatch), chosen_each)
-    found = differentiate_experts(gradient_RH, kept, counts_E, matrices, needed, by)
+    found = differentiate_experts(gradient_RH, kept, counts_E, matrices, needed, by, ctx.activation)
     of_x = None if found.rows is None else rows.to_tokens(found.rows, chosen_each).view(x.shape)
     of_weights = None if found.weights is None else rows.to_choices(found.weights).view(weights.shape)
-    return of_x, of_weights, None, *found.matrices, *(None,) * 7
+    of_matrices, of_biases = found.matrices[:3], (*found.matrices[3:], None, None)[:2]
+    return of_x, of_weights, None, *of_matrices, *(None,) * 7, *of_biases, None, None, None
 
 
 experts.register_autograd(_backward, setup_context=_keep)

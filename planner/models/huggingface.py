@@ -15,7 +15,8 @@ Experts of other architectures are one operator each (see `huggingface_any_exper
 
 Attention is PyTorch's own where the architecture has it, and keys and values are not kept for generation. While a model
 is exported transformers spells out every mask, in training it leaves one out that is plainly causal or hides nothing.
-So where nothing is padded and no layer looks back through a window masks are left out here, too.
+So where nothing is padded and no layer looks back through a window masks are left out here, too. Where all layers
+do, which tokens are padding is an input.
 """
 
 import contextlib
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 _WITHOUT_MASKS = "sdpa_without_masks"
 _WITH_MASKS = "sdpa"
+_SINKS_WITHOUT_MASKS = "sinks_without_masks"
+_SINKS_WITH_MASKS = "sinks"
+"""Attention with sinks, which PyTorch's own does not know (`planner.models.sink_attention`)."""
 _COMPOSED = "eager"
 """Attention of models that have no other."""
 
@@ -89,7 +93,8 @@ def from_config(reference: str, *, batch: int, device: str, sequence_length: int
     if (is_mixture(name) or is_deepseek(name)) and length is not None:
         return _decoder(config, name, length, path, batch, device)
     masked = "attention_mask" in names or _has_window(text, length)
-    inputs = dict.fromkeys((*names[:1], "attention_mask", *names[1:])) if masked else dict.fromkeys(names)
+    told = masked and not _has_layers_of_kinds(text)
+    inputs = dict.fromkeys((*names[:1], "attention_mask", *names[1:])) if told else dict.fromkeys(names)
     module = _built(transformers, config, name, path, masked=masked, device=device)
     examples = {key: _example(key, config, batch, length, device) for key in inputs}
     bounds = tuple(_bound(key, text, images=images) for key in inputs)
@@ -258,6 +263,8 @@ def _built(transformers: Any, config: Any, name: str, path: Path, *, masked: boo
     config.use_cache = _text_of(config, path).use_cache = False
     with _theirs(transformers, f"{path}: transformers cannot build {name}"), torch.device(device):
         module = made._from_config(config, attn_implementation=attention).train()
+        if attention == _COMPOSED and _has_sinks(module):
+            module.set_attn_implementation(_SINKS_WITH_MASKS if masked else _SINKS_WITHOUT_MASKS)
         has_experts = _experts_as_one_operator(module)
     if has_experts:
         check_experts(module, str(path))
@@ -268,9 +275,41 @@ def _register(transformers: Any) -> None:
     """Make attention without a function that makes masks, and experts as one operator, known to transformers."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
     transformers.AttentionInterface.register(_WITHOUT_MASKS, sdpa_attention_forward)
+    for name in (_SINKS_WITH_MASKS, _SINKS_WITHOUT_MASKS):
+        transformers.AttentionInterface.register(name, _attention_with_sinks)
+    AttentionMaskInterface.register(_SINKS_WITH_MASKS, sdpa_mask)
     ALL_EXPERTS_FUNCTIONS.register(AS_ONE_OPERATOR, experts_of)
+
+
+def _has_sinks(module: Any) -> bool:
+    """Whether heads have sinks, and attention is called as transformers calls it."""
+    return bool(module._supports_attention_backend) and any(
+        name.rpartition(".")[2] == "sinks" for name, _ in module.named_parameters()
+    )
+
+
+def _attention_with_sinks(
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    s_aux: Any = None,
+    **_: Any,
+) -> tuple[Any, None]:
+    """Attention of heads with sinks as one operator, in the form of transformers' attention functions."""
+    from planner.models.sink_attention import sink_attention
+
+    if dropout:
+        raise ModelError(f"attention_dropout {dropout:g}: attention with sinks drops nothing here; leave it 0")
+    causal = attention_mask is None and query.shape[2] > 1
+    made = sink_attention(query, key, value, s_aux, attention_mask, causal, scaling)
+    return made.transpose(1, 2).contiguous(), None
 
 
 def _experts_as_one_operator(module: Any) -> bool:
@@ -327,6 +366,12 @@ def _has_window(config: Any, length: int | None) -> bool:
     kinds = getattr(config, "layer_types", None)
     used = kinds is None or any(kind != "full_attention" for kind in kinds)
     return length is not None and used and 0 < window < length
+
+
+def _has_layers_of_kinds(config: Any) -> bool:
+    """Whether some layers look back through a window and others do not. Which tokens are padding is then no input: each
+    kind would read numbers of its own from before the layers, which no pipeline hands on."""
+    return len(set(getattr(config, "layer_types", None) or ())) > 1
 
 
 def _example(key: str, config: Any, batch: int, length: int | None, device: str) -> Any:

@@ -7,37 +7,101 @@ from planner.errors import ModelError
 
 AS_ONE_OPERATOR = "planner_experts"
 
+_BOUNDS = "planner_bounds"
+"""Where experts with a gate of their own have its limit, slope and offset, once they were looked at."""
+
 
 def check_experts(module: Any, where: str) -> None:
-    """Raise ModelError, which begins with `where`, for experts in a model that the operator does not compute: it has
-    three matrices each, stacked, and SiLU."""
+    """Look at the experts of a model, before they are called. Raises ModelError, which begins with `where`, for those
+    that the operator does not compute: it has three matrices each, stacked, and SiLU, bounded or not."""
     import torch
 
     for name, part in module.named_modules():
         if not hasattr(part, "is_concatenated") or not hasattr(part, "has_gate"):
             continue
         activation = type(getattr(part, "act_fn", None)).__name__
+        setattr(part, _BOUNDS, None if _has_default_gate(part) else _bounds(part))
+        plain = activation in (torch.nn.SiLU.__name__, "SiLUActivation")
         found = [
-            ("biases", part.has_bias),
             ("no gate", not part.has_gate),
-            ("a gate of their own", type(part)._apply_gate.__name__ != "_default_apply_gate"),
+            ("a gate of their own", not _has_default_gate(part) and getattr(part, _BOUNDS) is None),
             ("norms behind them", getattr(part, "has_post_expert_norm", False)),
-            ("matrices that are transposed", part.is_transposed),
-            ("rows of two matrices in turn", not part.is_concatenated),
-            (f"the activation {activation}", activation not in (torch.nn.SiLU.__name__, "SiLUActivation")),
+            (f"the activation {activation}", _has_default_gate(part) and part.has_gate and not plain),
         ]
         unlike = [what for what, has in found if has]
         if unlike:
             raise ModelError(
-                f"{where}: experts are planned that have a gate, SiLU and no biases; those of '{name}' have"
-                f" {', '.join(unlike)}; write a factory whose experts are: --model package.module:factory"
+                f"{where}: experts are planned that have a gate and SiLU, bounded as in gpt-oss or not; those of"
+                f" '{name}' have {', '.join(unlike)}; write a factory whose experts are: --model package.module:factory"
             )
 
 
+def _has_default_gate(part: Any) -> bool:
+    return bool(type(part)._apply_gate.__name__ == "_default_apply_gate")
+
+
+def _bounds(part: Any) -> tuple[float, float, float] | None:
+    """The limit, slope and offset of experts with a gate of their own (`planner.models.expert_rows.Activation`), None
+    where it is another: of numbers on both sides of the limit it makes what such a gate makes."""
+    import torch
+
+    limit = _number(part, "limit", "swiglu_limit")
+    if limit is None or not limit > 0:
+        return None
+    values = torch.linspace(-2.0 * limit, 2.0 * limit, 9, dtype=torch.float32, device="cpu")
+    gate, up = (each.flatten() for each in torch.meshgrid(values, values, indexing="ij"))
+    both = torch.cat((gate, up)) if part.is_concatenated else torch.stack((gate, up), dim=-1).flatten()
+    made, bounded = part._apply_gate(both), gate.clamp(max=limit)
+    for slope, offset in ((_number(part, "alpha", "swiglu_alpha"), 1.0), (1.0, 0.0)):
+        if slope is not None:
+            wanted = bounded * torch.sigmoid(slope * bounded) * (up.clamp(-limit, limit) + offset)
+            if torch.allclose(made, wanted, rtol=1e-5, atol=1e-5):
+                return limit, slope, offset
+    return None
+
+
+def _number(part: Any, *names: str) -> float | None:
+    """The first of these attributes that is a number."""
+    found = (getattr(part, name, None) for name in names)
+    return next((float(each) for each in found if isinstance(each, float | int)), None)
+
+
 def experts_of(module: Any, tokens_TH: Any, chosen_TK: Any, weights_TK: Any) -> Any:
-    """What `module`, experts of transformers, makes of T tokens."""
+    """What `module`, experts of transformers, makes of T tokens. Biases behind the last matrix are added up beside the
+    operator, each with the weight of its expert: a device that has a part of the width has all of them."""
     from planner.models.experts import experts
 
-    gate_EFH, up_EFH = module.gate_up_proj.chunk(2, dim=1)
-    one_by_one = tokens_TH.unsqueeze(1), weights_TK.to(tokens_TH.dtype).unsqueeze(1), chosen_TK.unsqueeze(1)
-    return experts(*one_by_one, gate_EFH, up_EFH, module.down_proj).squeeze(1)
+    first, down_EHF = module.gate_up_proj, module.down_proj
+    if module.is_transposed:
+        first, down_EHF = first.transpose(1, 2), down_EHF.transpose(1, 2)
+    gate_EFH, up_EFH = _halves(module, first)
+    weights = weights_TK.to(tokens_TH.dtype)
+    one_by_one = tokens_TH.unsqueeze(1), weights.unsqueeze(1), chosen_TK.unsqueeze(1)
+    further: dict[str, Any] = {}
+    if module.has_bias:
+        further["gate_bias"], further["up_bias"] = _halves(module, module.gate_up_proj_bias)
+    bounds = getattr(module, _BOUNDS)
+    if bounds is not None:
+        further |= dict(zip(("limit", "slope", "offset"), bounds, strict=True))
+    result_TH = experts(*one_by_one, gate_EFH, up_EFH, down_EHF, **further).squeeze(1)
+    if not module.has_bias:
+        return result_TH
+    return result_TH + _spread(weights, chosen_TK, len(down_EHF)) @ module.down_proj_bias
+
+
+def _halves(module: Any, both: Any) -> tuple[Any, Any]:
+    """What belongs to gate and to up, of a tensor with both along its dim 1: one after the other, or in turn."""
+    if module.is_concatenated:
+        first, second = both.chunk(2, dim=1)
+    else:
+        first, second = both.unflatten(1, (-1, 2)).unbind(2)
+    return first, second
+
+
+def _spread(weights_TK: Any, chosen_TK: Any, count: int) -> Any:
+    """The weight of every expert for every token, T E, 0 of those that were not chosen."""
+    import torch
+
+    numbers_E = torch.arange(count, device=chosen_TK.device)
+    here_TKE = chosen_TK.unsqueeze(-1) == numbers_E
+    return (here_TKE.to(weights_TK.dtype) * weights_TK.unsqueeze(-1)).sum(1)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from runtime.executor.instruction import Instruction
 
 TENSORS = 6
-"""Tokens, weights and numbers of their experts; gate, up and down."""
+"""Tokens, weights and numbers of their experts; gate, up and down. Behind them stand settings, and biases by name."""
 
 ROUTED = 3
 """Those of them that depart."""
@@ -76,7 +76,8 @@ def _part(whole: "Instruction", part: Part, switch: Callable[[], None]) -> "Inst
     call, layouts = whole.call, whole.bound.layouts
     assert isinstance(call, FormCall), "experts run as a form"
     shard: Shard = call.form.args[0]  # type: ignore[attr-defined]
-    first, end = {"depart": (0, ROUTED), "compute": (ROUTED, TENSORS), "arrive": (TENSORS, TENSORS)}[part]
+    every = len(whole.operands)
+    first, end = {"depart": (0, ROUTED), "compute": (ROUTED, every), "arrive": (every, every)}[part]
     operands = whole.operands[first:end]
     results = whole.results if part == "arrive" else ()
     named = {operand.name for operand in operands} | {promise[0] for promise in results if promise is not None}

@@ -4,7 +4,8 @@
     l = log sum_i exp(l_i)                y = sum_i exp(l_i - l) y_i               of all pieces together
     gradients from q, k_i, v_i, y, l and the gradient of y alone                   of piece i, backward
 
-(Dao et al. 2022, arXiv 2205.14135, section 3.1 and algorithm 4.) PyTorch's fused kernels return l and take it back.
+(Dao et al. 2022, arXiv 2205.14135, section 3.1 and algorithm 4.) A sink of each head is one more piece, of one key
+without a value (`planner.models.sink_attention`). PyTorch's fused kernels return l and take it back.
 Those of CPUs want values as wide as keys; those of accelerators 16 bits and a head dim that is a multiple of 8, too.
 For everything else the scores are made, in float32 at least.
 
@@ -157,9 +158,13 @@ class Attended:
             self._total = wide(self._total)
             join(self._total[:, :, hop.queries], self._logarithm[:, :, hop.queries], *made)
 
-    def result(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def result(self, sinks_H: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """The result and its log-sum-exp, from which gradients are made."""
         assert self._total is not None, "every query sees some of the first keys"
+        if sinks_H is not None:
+            joined = torch.logaddexp(self._logarithm, sinks_H.to(self._logarithm.dtype).view(1, -1, 1))
+            share = (self._logarithm - joined).exp_().unsqueeze(-1)
+            return (self._total * share).to(self._query.dtype), joined
         return self._total.to(self._query.dtype), _finite(self._logarithm)
 
 
@@ -195,6 +200,13 @@ class Gradients:
         assert self._of_query is not None, "every query sees some of the first keys"
         return self._of_query.to(self._given[1].dtype)
 
+    def of_sinks(self, sinks_H: torch.Tensor) -> torch.Tensor:
+        """Gradients of the sinks."""
+        gradient, _, result, logarithm = self._given
+        seen_BHQ = (sinks_H.to(logarithm.dtype).view(1, -1, 1) - logarithm).exp_()
+        inner_BHQ = (wide(gradient) * wide(result)).sum(dim=-1)
+        return -(seen_BHQ * inner_BHQ).sum(dim=(0, 2)).to(sinks_H.dtype)
+
     def _add(self, hop: Hop, made: torch.Tensor) -> None:
         if self._of_query is None and made.shape == self._given[1].shape:
             self._of_query = made.to(wide_dtype(made))
@@ -214,11 +226,12 @@ def attend_to_all(
     value_BGKE: torch.Tensor,
     hops: Sequence[Hop],
     scale: float | None,
+    sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`scaled_dot_product_attention` in these hops, (B, H, Q, E): without scores that outlive them, also where PyTorch
     has no such kernel."""
     factor = scale_of(query_BHQD, scale)
-    return _Whole.apply(query_BHQD, key_BGKD, value_BGKE, hops, factor)  # type: ignore[no-any-return, no-untyped-call]
+    return _Whole.apply(query_BHQD, key_BGKD, value_BGKE, sinks_H, hops, factor)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def whole(query_BHQD: torch.Tensor, key_BGKD: torch.Tensor, causal: bool) -> tuple[Hop, ...]:
@@ -229,30 +242,42 @@ def whole(query_BHQD: torch.Tensor, key_BGKD: torch.Tensor, causal: bool) -> tup
 class _Whole(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, hops: Sequence[Hop], scale: float
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        sinks: torch.Tensor | None,
+        hops: Sequence[Hop],
+        scale: float,
     ) -> torch.Tensor:
-        made = whole_call(lambda: _forward(query, key, value, hops, scale))
+        made = whole_call(lambda: _forward(query, key, value, sinks, hops, scale))
         ctx.hops, ctx.scale = hops, scale
-        ctx.save_for_backward(query, key, value, *made)
+        ctx.save_for_backward(query, key, value, sinks, *made)
         result: torch.Tensor = made[0]
         return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, key, value, result, logarithm = ctx.saved_tensors
+        query, key, value, sinks, result, logarithm = ctx.saved_tensors
         found = Gradients((gradients[0].contiguous(), query, result, logarithm), ctx.scale)
         made = found.of(ctx.hops, key, value)
         assert made is not None
         of_key, of_value = made[1]
-        return found.of_query(), of_key.to(key.dtype), of_value.to(value.dtype), None, None
+        of_sinks = None if sinks is None else found.of_sinks(sinks)
+        return found.of_query(), of_key.to(key.dtype), of_value.to(value.dtype), of_sinks, None, None
 
 
 def _forward(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, hops: Sequence[Hop], scale: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    sinks: torch.Tensor | None,
+    hops: Sequence[Hop],
+    scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     seen = Attended(query, scale)
     seen.see(hops, key, value)
-    return seen.result()
+    return seen.result(sinks)
 
 
 def _for_cpu(query: torch.Tensor, value: torch.Tensor) -> bool:

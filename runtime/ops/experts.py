@@ -24,6 +24,8 @@ import torch.distributed as dist
 from costmodels import once_share
 from planner.models.delayed_experts import DelayedProducts
 from planner.models.expert_rows import (
+    SILU,
+    Activation,
     Gradients,
     Kept,
     Products,
@@ -62,6 +64,7 @@ class SplitExperts:
     once: tuple[int, int] | None = None
     products: Products = PLAIN
     dispatch: bool = False
+    activation: Activation = SILU
 
     @property
     def groups(self) -> list[dist.ProcessGroup]:
@@ -109,8 +112,8 @@ def split_experts(
     matrices: Sequence[torch.Tensor],
     split: SplitExperts,
 ) -> torch.Tensor:
-    """This device's term of what the experts make of its tokens, B S H. `matrices` are its pieces of gate, up and down.
-    Collective over the groups of the cuts."""
+    """This device's term of what the experts make of its tokens, B S H. `matrices` are its pieces of gate, up and down,
+    and of the biases of gate and up. Collective over the groups of the cuts."""
     call = ExpertsCall(split)
     call.depart(x_BSH, weights_BSK, chosen_BSK)
     call.compute(matrices)
@@ -208,14 +211,12 @@ class _Depart(torch.autograd.Function):
 
 class _Compute(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, call: ExpertsCall, token: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor
-    ) -> torch.Tensor:
-        (rows, journey), matrices = call.route, (gate, up, down)
+    def forward(ctx: Any, call: ExpertsCall, token: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
+        (rows, journey), split, matrices = call.route, call.split, given[:3]
         moved_RH, moved_R = call.landed()
-        made_RH, kept = run_experts(moved_RH, moved_R, journey.counts, matrices, call.split.products)
-        if call.trains and isinstance(call.split.products, DelayedProducts):
-            call.split.products.see(kept.rows, kept.product, journey.counts, matrices)
+        made_RH, kept = run_experts(moved_RH, moved_R, journey.counts, given, split.products, split.activation)
+        if call.trains and isinstance(split.products, DelayedProducts):
+            split.products.see(kept.rows, kept.product, journey.counts, matrices)
         ctx.tokens = len(rows.places) // call.chosen
         call.send(_back(made_RH, journey, ctx.tokens))
         ctx.call, ctx.once, ctx.journey = call, journey.once, journey.ways
@@ -234,14 +235,12 @@ class _Compute(torch.autograd.Function):
             rows = None if found.rows is None else _back(found.rows, journey, ctx.tokens)
             call.send(rows, None if found.weights is None else journey.back(found.weights))
 
-        (gradient_RH,), by = call.landed(), call.split.products
+        (gradient_RH,), by = call.landed(), (call.split.products, call.split.activation)
         if call.beside and any(needed[:2]):
-            found, further = differentiate_rows(
-                gradient_RH, kept, journey.counts, matrices, needed, call.split.products
-            )
+            found, further = differentiate_rows(gradient_RH, kept, journey.counts, matrices, needed, *by)
             leave(found)
             return None, gradients[0], *further()
-        found = differentiate_experts(gradient_RH, kept, journey.counts, matrices, needed, by)
+        found = differentiate_experts(gradient_RH, kept, journey.counts, matrices, needed, *by)
         del gradient_RH
         leave(found)
         return None, gradients[0], *found.matrices

@@ -61,6 +61,7 @@ def windowed_attention(
     value_BGKE: torch.Tensor,
     documents_BS: torch.Tensor | None,
     seen_BS: torch.Tensor | None,
+    sinks_H: torch.Tensor | None = None,
     *,
     back: int | None,
     ahead: int | None,
@@ -69,16 +70,19 @@ def windowed_attention(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """Attention under a mask that is known by its kind: in blocks, of what some query of each sees. Where PyTorch has
-    no fused kernel for blocks, as on GPUs, a mask is made for the one it has, but in rings."""
+    no fused kernel for blocks, as on GPUs, a mask is made for the one it has, but in rings and with sinks, of which
+    that kernel knows nothing."""
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query_BHQD, key_BGKD, value_BGKE))
     mask = Mask(window=Window(back=back, ahead=ahead, prefix=prefix), documents=documents_BS, seen=seen_BS)
     if shard.ring is not None:
-        return ring_attention(query, key, value, _ring(shard, shard.ring, False, mask), scale)
-    if query.device.type != "cpu":
+        return ring_attention(query, key, value, _ring(shard, shard.ring, False, mask), scale, sinks_H)
+    if query.device.type != "cpu" and sinks_H is None:
         return under_whole_mask(query, shard.shared(key), shard.shared(value), mask, scale)
     run = ((0, query.shape[2]),)
     hops = hops_of(mask, run, run, query.shape[0] * query.shape[1])
-    return attend_to_all(query, shard.shared(key), shard.shared(value), hops, scale)
+    if query.device.type != "cpu" and mask == Mask(window=Window(ahead=0)):
+        hops = whole(query, key, True)
+    return attend_to_all(query, shard.shared(key), shard.shared(value), hops, scale, sinks_H)
 
 
 def under_whole_mask(
@@ -99,6 +103,7 @@ def windowed_attention_of_slice(
     value_BGQE: torch.Tensor,
     documents_BS: torch.Tensor | None,
     seen_BS: torch.Tensor | None,
+    sinks_H: torch.Tensor | None = None,
     *,
     back: int | None,
     ahead: int,
@@ -108,7 +113,7 @@ def windowed_attention_of_slice(
 ) -> torch.Tensor:
     mask = Mask(window=Window(back=back, ahead=ahead, prefix=prefix), documents=documents_BS, seen=seen_BS)
     key, value = shard.shared(key_BGQD), shard.shared(value_BGQE)
-    return sliced_attention(query_BHQD, key, value, part, shard.bound.operator.name, scale, mask)
+    return sliced_attention(query_BHQD, key, value, part, shard.bound.operator.name, scale, mask, sinks_H)
 
 
 def attention_of_slice(

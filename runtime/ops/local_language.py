@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from planner.errors import ModelError
 from planner.fp8_recipes import RECIPES
 from planner.models.delayed_experts import DelayedProducts
-from planner.models.experts import products_of
+from planner.models.expert_rows import Activation
+from planner.models.experts import products_of, with_biases
 from planner.models.fp8_experts import PLAIN, Agreement
 from runtime.comm import collectives
 from runtime.ops.contraction import product
@@ -82,10 +83,13 @@ def experts(
     up: torch.Tensor,
     down: torch.Tensor,
     *settings: Any,
+    gate_bias: torch.Tensor | None = None,
+    up_bias: torch.Tensor | None = None,
     **named: Any,
 ) -> torch.Tensor:
     split = splitting_experts(shard, *settings, **named)
-    return split_experts(x_BSH, weights_BSK, chosen_BSK, (gate, up, down), split)
+    matrices = with_biases((gate, up, down), gate_bias, up_bias)
+    return split_experts(x_BSH, weights_BSK, chosen_BSK, matrices, split)
 
 
 def splitting_experts(
@@ -97,8 +101,12 @@ def splitting_experts(
     chosen_groups: int = 1,
     fp8: str = "",
     dispatch: bool = False,
+    limit: float = 0.0,
+    slope: float = 1.0,
+    offset: float = 0.0,
+    **biases: object,
 ) -> SplitExperts:
-    """How the experts of an operator are cut, and its settings, which stand behind its tensors."""
+    """How the experts of an operator are cut, and its settings, which stand behind its tensors, `biases` among them."""
     cuts = [
         Cut(
             size=shard.place.mesh.sizes[axis],
@@ -114,6 +122,7 @@ def splitting_experts(
         imbalance=imbalance,
         once=(groups, chosen_groups) if once else None,
         dispatch=dispatch,
+        activation=Activation(limit, slope, offset),
     )
     if isinstance(shard.scales, LayerScales):
         own = shard.scales.among(*split.held)

@@ -78,21 +78,28 @@ def ring_attention(
     value_BGKE: torch.Tensor,
     ring: Ring,
     scale: float | None = None,
+    sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """What `scaled_dot_product_attention` computes for the queries of this device with the keys of all, (B, H, Q, E).
     Collective along the ring, forward and backward."""
     factor = scale_of(query_BHQD, scale)
-    return _RingAttention.apply(query_BHQD, key_BGKD, value_BGKE, ring, factor)  # type: ignore[no-any-return, no-untyped-call]
+    return _RingAttention.apply(query_BHQD, key_BGKD, value_BGKE, sinks_H, ring, factor)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ring: Ring, scale: float
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        sinks: torch.Tensor | None,
+        ring: Ring,
+        scale: float,
     ) -> torch.Tensor:
-        made = whole_call(lambda: _forward(query, key, value, ring, scale))
+        made = whole_call(lambda: _forward(query, key, value, sinks, ring, scale))
         ctx.ring, ctx.scale = ring, scale
-        ctx.save_for_backward(query, key, value, *made)
+        ctx.save_for_backward(query, key, value, sinks, *made)
         result: torch.Tensor = made[0]
         return result
 
@@ -103,7 +110,12 @@ class _RingAttention(torch.autograd.Function):
 
 
 def _forward(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ring: Ring, scale: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    sinks: torch.Tensor | None,
+    ring: Ring,
+    scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The result and its log-sum-exp, from the pieces of all turns. The first turn is that of the own keys, which every
     query meets some of."""
@@ -115,14 +127,15 @@ def _forward(
         seen.see(hops, *(piece[:, ring.heads] for piece in pieces))
         if coming is not None:
             pieces = coming.wait()
-    return seen.result()
+    return seen.result(sinks)
 
 
 def _backward(
-    gradient: torch.Tensor, saved: tuple[torch.Tensor, ...], ring: Ring, scale: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of the queries, keys and values of this device. Saved are these, the result and its log-sum-exp."""
-    query, key, value, result, logarithm = saved
+    gradient: torch.Tensor, saved: tuple[Any, ...], ring: Ring, scale: float
+) -> tuple[torch.Tensor | None, ...]:
+    """Gradients of the queries, keys, values and sinks of this device. Saved are these, the result and its
+    log-sum-exp."""
+    query, key, value, sinks, result, logarithm = saved
     pieces = [key.contiguous(), value.contiguous()]
     turns = ring.hops(query.shape[2], key.shape[2], query.shape[0] * query.shape[1])
     found, travelling = Gradients((gradient, query, result, logarithm), scale), None
@@ -134,7 +147,8 @@ def _backward(
             pieces = coming.wait()
     assert travelling is not None
     of_key, of_value = travelling.wait()
-    return found.of_query(), of_key.to(key.dtype), of_value.to(value.dtype)
+    of_sinks = None if sinks is None else found.of_sinks(sinks)
+    return found.of_query(), of_key.to(key.dtype), of_value.to(value.dtype), of_sinks
 
 
 def _sent_on(

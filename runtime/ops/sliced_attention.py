@@ -27,11 +27,12 @@ def sliced_attention(
     operator: str,
     scale: float | None,
     mask: Mask | None = None,
+    sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The result B H Q E of an operator for one slice of the sequence. The numbers of `mask` are those of the slice."""
     if mask is not None:
         mask = part.together.past_of(operator).mask_until(part.number, mask)
-    return _SlicedAttention.apply(query_BHQD, key_BGQD, value_BGQE, part, operator, scale, mask)  # type: ignore[no-any-return, no-untyped-call]
+    return _SlicedAttention.apply(query_BHQD, key_BGQD, value_BGQE, sinks_H, part, operator, scale, mask)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _SlicedAttention(torch.autograd.Function):
@@ -43,6 +44,7 @@ class _SlicedAttention(torch.autograd.Function):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
+        sinks: torch.Tensor | None,
         part: SlicePass,
         operator: str,
         scale: float | None,
@@ -57,17 +59,17 @@ class _SlicedAttention(torch.autograd.Function):
             seen = Attended(query, factor)
             seen.see(own, *past.own(number))
             seen.see(before, *past.before(number))
-            return seen.result()
+            return seen.result(sinks)
 
         result, logarithm = whole_call(compute)
         ctx.part, ctx.past, ctx.scale = part, past, factor  # what slices share lives on with any of them
         ctx.hops = own, before
-        ctx.save_for_backward(query, result, logarithm)
+        ctx.save_for_backward(query, sinks, result, logarithm)
         return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, result, logarithm = ctx.saved_tensors
+        query, sinks, result, logarithm = ctx.saved_tensors
         past, number, (own, before) = ctx.past, ctx.part.number, ctx.hops
         found = Gradients((gradients[0].contiguous(), query, result, logarithm), ctx.scale)
         made, earlier = found.of(own, *past.own(number)), found.of(before, *past.before(number))
@@ -78,7 +80,8 @@ class _SlicedAttention(torch.autograd.Function):
         later = past.gradient(number)
         if later is not None:
             of_key, of_value = (own + left.to(own.dtype) for own, left in zip((of_key, of_value), later, strict=True))
-        return found.of_query(), of_key, of_value, None, None, None, None
+        of_sinks = None if sinks is None else found.of_sinks(sinks)
+        return found.of_query(), of_key, of_value, of_sinks, None, None, None, None
 
 
 def _hops(query: torch.Tensor, number: int, mask: Mask | None) -> tuple[tuple[Hop, ...], tuple[Hop, ...]]:

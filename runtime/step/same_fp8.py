@@ -22,6 +22,8 @@ from planner.graph.expert_load import EXPERTS_OPERATOR
 from planner.graph.fp8 import Fp8, is_linear, recipe_of
 from planner.graph.operator_graph import Operator
 from planner.models.delayed_experts import DelayedProducts
+from planner.models.expert_rows import Activation
+from planner.models.experts import with_biases
 from runtime.ops.delayed_scales import DelayedScales, LayerScales
 from runtime.ops.experts import SplitExperts, split_experts
 from runtime.ops.fp8_linear import fp8_linear
@@ -92,7 +94,7 @@ class SameFp8(TorchFunctionMode):
                 return func(*args, **(kwargs or {}))
             scales = self._scales.get(id(args[_GATE]))
             if scales is not None:
-                return _delayed_experts(args[: _GATE + 3], how, scales)
+                return _delayed_experts(args[: _GATE + 3], how, scales, **(kwargs or {}))
             return func(*args, **(kwargs or {}), fp8=how.fp8, dispatch=how.dispatch)
         named = dict(zip(("input", "weight", "bias"), args, strict=False)) if func is F.linear else {}
         given = {**named, **(kwargs or {})} if named else {}
@@ -121,9 +123,22 @@ class SameFp8(TorchFunctionMode):
             )
 
 
-def _delayed_experts(operands: tuple[torch.Tensor, ...], how: ExpertsIn, scales: LayerScales) -> torch.Tensor:
+def _delayed_experts(
+    operands: tuple[torch.Tensor, ...],
+    how: ExpertsIn,
+    scales: LayerScales,
+    *,
+    gate_bias: torch.Tensor | None = None,
+    up_bias: torch.Tensor | None = None,
+    limit: float = 0.0,
+    slope: float = 1.0,
+    offset: float = 0.0,
+) -> torch.Tensor:
     """Experts by the scales of steps before, all of them on this device."""
     x, weights, chosen, *matrices = operands
     products = DelayedProducts(recipe=RECIPES[how.fp8], scales=scales)
-    split = SplitExperts(experts=matrices[0].shape[0], cuts=(), products=products, dispatch=how.dispatch)
-    return split_experts(x, weights, chosen, matrices, split)
+    activation = Activation(limit, slope, offset)
+    split = SplitExperts(
+        experts=matrices[0].shape[0], cuts=(), products=products, dispatch=how.dispatch, activation=activation
+    )
+    return split_experts(x, weights, chosen, with_biases(matrices, gate_bias, up_bias), split)

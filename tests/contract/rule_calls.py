@@ -86,6 +86,7 @@ def dense_attention(
     value: torch.Tensor,
     documents: torch.Tensor | None,
     seen: torch.Tensor | None,
+    sinks: torch.Tensor | None = None,
     *,
     back: int | None,
     ahead: int | None,
@@ -102,7 +103,25 @@ def dense_attention(
         shown = shown & (documents[:, None, :, None] == documents[:, None, None, :])
     if seen is not None:
         shown = shown & (seen[:, None, None, :] != 0)
+    if sinks is not None:
+        return _with_sinks(query, key, value, shown, sinks, further.get("scale"))
     return F.scaled_dot_product_attention(query, key, value, attn_mask=shown, **further)
+
+
+def _with_sinks(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    shown: torch.Tensor,
+    sinks: torch.Tensor,
+    scale: float | None,
+) -> torch.Tensor:
+    """A softmax over the scores and the sink of the head, without what the sink takes of it."""
+    key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (key, value))
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = scores.masked_fill(~shown, -torch.inf)
+    joined = torch.cat((scores, sinks[None, :, None, None].expand(*scores.shape[:3], 1)), dim=-1)
+    return joined.softmax(-1)[..., :-1] @ value
 
 
 def _typed(argument: Any) -> Typed:
@@ -222,6 +241,8 @@ def _masked_attention() -> Iterator[tuple[Any, ...]]:
     )
     both = {"back": 1, "ahead": 3, "prefix": 0, "scale": 0.3, "enable_gqa": True}
     yield MASKED_ATTENTION, "documents, both ways", wide, narrow, narrow, documents, padding, both
+    yield MASKED_ATTENTION, "sinks", query, query, query, None, None, _random(4), kinds
+    yield MASKED_ATTENTION, "sinks of groups", wide, narrow, narrow, documents, None, _random(8), both
 
 
 def _experts() -> Iterator[tuple[Any, ...]]:
@@ -230,6 +251,8 @@ def _experts() -> Iterator[tuple[Any, ...]]:
     yield "planner.experts.default", *tokens, _integers(4, 4, 4, 2), *weights
     yield "planner.experts.default", "one gets all", *tokens, torch.full((4, 4, 2), 3), *weights
     yield "planner.experts.default", "capacity", *tokens, _integers(4, 4, 4, 2), *weights, 2
+    bounded = {"gate_bias": _random(4, 6), "up_bias": _random(4, 6) + 0.3, "limit": 1.5, "slope": 1.7, "offset": 1.0}
+    yield "planner.experts.default", "biases, bounded", *tokens, _integers(4, 4, 4, 2), *weights, bounded
     few = _random(2, 4, 8), _positive(2, 4, 1), _integers(4, 2, 4, 1)
     yield "planner.experts.default", *few, *weights
     yield "planner.expert_loads.default", _integers(4, 4, 6, 2), 4

@@ -200,7 +200,8 @@ def experts_local(
     x, weights, chosen = (operand[rank] for operand in operands[:3])
     here = chosen.unsqueeze(-1) == held
     place = here.long().argmax(-1).where(here.any(-1), len(held))  # the last expert makes zeros
-    return run(example.op, (x, weights, place, *stacked, *example.args[6:]), {})
+    matrices, biases = stacked[:3], dict(zip(("gate_bias", "up_bias"), stacked[3:], strict=False))
+    return run(example.op, (x, weights, place, *matrices, *example.args[6:]), {**dict(example.kwargs), **biases})
 
 
 def grouped_local(

@@ -30,6 +30,8 @@ from planner.sharding.rules.spec import RuleSpec
 _CAPACITY, _IMBALANCE, _ONCE = (6, "capacity"), (7, "imbalance"), (8, "once")
 _GROUPS, _CHOSEN_GROUPS = (9, "groups"), (10, "chosen_groups")
 _FP8, _DISPATCH = (11, "fp8"), (12, "dispatch")
+_TENSORS = 6
+"""Behind these stand settings; biases are given by name."""
 _SCALE = 4.0
 """Bytes of the largest element of what a scale is for: fp32."""
 _INDEX = 8
@@ -43,12 +45,13 @@ _INDICES_ONCE = 2
 token of each row that is sent."""
 
 _PLAIN = Einsum(
-    pattern="b s h, b s k, b s k, e f h, e f h, e h f -> b s h",
+    pattern="b s h, b s k, b s k, e f h, e f h, e h f, e f, e f -> b s h",
     op_class="experts",
-    positions=(0, 1, 2, 3, 4, 5),
+    positions=(0, 1, 2, 3, 4, 5, 6, 7),
     blocked="h k",
-    gradient_work=0.4,  # twice the forward work for the gradients of all five operands
-    saves=((3, (0, 1)), (4, (0, 1)), (5, (0, 1, 3, 4))),
+    gradient_work=0.4,  # twice the forward work for the gradients of all five operands; biases take none
+    addends=(6, 7),
+    saves=((3, (0, 1)), (4, (0, 1)), (5, (0, 1, 3, 4, 6, 7))),
     roles=(("tokens", "b s"), ("choices", "k"), ("experts", "e"), ("width", "f"), ("hidden", "h")),
 )
 
@@ -56,7 +59,7 @@ _PLAIN = Einsum(
 @final
 @dataclass(frozen=True, kw_only=True)
 class Experts(RuleSpec):
-    """Tokens, weights and numbers of their experts, and gate, up and down of all experts."""
+    """Tokens, weights and numbers of their experts, gate, up and down of all experts, and biases of gate and up."""
 
     def build(self, call: Call) -> Rule:
         capacity, imbalance = call.argument(*_CAPACITY, 0), call.argument(*_IMBALANCE, 1.0)
@@ -71,7 +74,10 @@ class Experts(RuleSpec):
         # A capacity is one of every sample, whose tokens are counted in their order.
         blocked = f"{_PLAIN.blocked} s" if capacity else _PLAIN.blocked
         exchanges = (("e", "b"),) if capacity else (("e", "b"), ("e", "s"))
-        rule = replace(_PLAIN, blocked=blocked, exchanges=exchanges).build(call)
+        told = dict(call.keywords)
+        tensors = (*call.arguments[:_TENSORS], told.get("gate_bias"), told.get("up_bias"))
+        plain = replace(call, arguments=tensors, keywords=())
+        rule = replace(_PLAIN, blocked=blocked, exchanges=exchanges).build(plain)
         factors = tuple(
             replace(factor, imbalance=imbalance) if factor.name == "e" and not capacity else factor
             for factor in rule.factors
@@ -86,7 +92,10 @@ class Experts(RuleSpec):
                 rows.work(3.0 * element, "f"),
                 rows.work(element + (_INDICES + _INDICES_ONCE * (once[0] is not None)) * _INDEX, ""),
             ),
-            scratch=(rows.work(1.0 * element, "h"), rows.work(2.0 * element, "f")),  # gradients of those
+            scratch=(  # gradients of those, and u where it is bounded
+                rows.work(1.0 * element, "h"),
+                rows.work((3.0 if told.get("limit") else 2.0) * element, "f"),
+            ),
             inner=(
                 *rows.messages(element, token, counted=not capacity, once=once),
                 *(() if recipe is None else rows.agreed(recipe)),

@@ -104,13 +104,14 @@ RULES: Mapping[str, RuleSpec] = {
     MASKED_ATTENTION: WindowedAttention(
         plain=replace(
             _ATTENTION,
-            pattern="b (g r) q d, b g k d, b g k e, b t, b t -> b (g r) q e",
-            positions=(0, 1, 2, 3, 4),
+            pattern="b (g r) q d, b g k d, b g k e, b t, b t, (g r) -> b (g r) q e",
+            positions=(0, 1, 2, 3, 4, 5),
             blocked="q k d e t",
             causal_argument=None,
             mask_argument=None,
             chance=None,
-            saves=tuple((operand, (0, 1, 2)) for operand in range(5)),
+            addends=(3, 4, 5),  # the gradient of sinks is found beside those of queries, keys and values
+            saves=tuple((operand, (0, 1, 2)) for operand in range(6)),
         )
     ),
     # lookups, normalisation, loss

@@ -1,9 +1,10 @@
 """Attention under a mask that is known by its kind (`planner.graph.masks`): the rule of attention without one.
 
-    b (g r) q d, b g k d, b g k e, b t, b t -> b (g r) q e
+    b (g r) q d, b g k d, b g k e, b t, b t, (g r) -> b (g r) q e
 
 No mask of queries x keys is made, so nothing is cut where scores are, and keys may come round a ring. The numbers of
 documents, and which keys are padding, are a number for each token: every device has those of all tokens of its samples.
+Sinks are a number for each head (`planner.models.sink_attention`).
 Work is that of the pairs that a window shows; what documents hide is not known, and counted.
 """
 

@@ -30,8 +30,8 @@ from tests.refusals import refused
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 DEEPSEEK = ("deepseek-v2", "deepseek-v3")
 FAMILIES = (
-    "bert-hf", *DEEPSEEK, "deberta", "gpt2", "llama", "mistral", "mixtral", "modernbert", "olmoe", "qwen2", "qwen3",
-    "qwen3-moe", "t5-hf", "vit",
+    "bert-hf", *DEEPSEEK, "deberta", "gpt-oss", "gpt2", "llama", "mistral", "mixtral", "modernbert", "olmoe", "qwen2",
+    "qwen3", "qwen3-moe", "t5-hf", "vit",
 )  # fmt: skip
 ATTENTION = "aten.scaled_dot_product_attention.default"
 EXPERTS = "planner.experts.default"
@@ -95,10 +95,34 @@ def test_experts_are_one_operator_that_computes_what_those_of_transformers_compu
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
+def test_gpt_oss_computes_what_that_of_transformers_computes() -> None:
+    """Biases of experts and their bounded gate, and sinks of attention, in windows and without."""
+    graph = traced("gpt-oss")
+    rules = [rule_of(graph, op) for op in graph.operators if op.op == EXPERTS]
+    assert [rule.format() for rule in rules] == ["b 1 h, b 1 k, b 1 k, e f h, e f h, e h f, e f, e f -> b 1 h"] * 4
+    attention = [op for op in graph.operators if op.op == MASKED_ATTENTION]
+    assert [dict(op.keywords)["back"] for op in attention] == [3, None, 3, None]
+    assert all(op.operands[-1].endswith(".sinks") for op in attention)
+    model = build_model(str(CONFIGS / "gpt-oss"), dtype="float32", sequence_length=8, device="cpu")
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.module.parameters():
+        torch.nn.init.normal_(parameter, std=0.4, generator=generator)
+    inputs = {name: torch.randint(0, 64, tensor.shape, generator=generator) for name, tensor in model.kwargs.items()}
+    found = []
+    for experts, heads in ((AS_ONE_OPERATOR, model.module.config._attn_implementation), ("eager", "eager")):
+        model.module.set_experts_implementation(experts)
+        model.module.set_attn_implementation(heads)
+        model.module.zero_grad()
+        loss = model.module(**inputs).loss
+        loss.backward()
+        found.append([loss.detach(), *(one.grad for one in model.module.parameters())])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("content", "unlike"),
     [
-        ({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 4}, "biases"),
+        ({"architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "hidden_act": "relu"}, "ReLU"),
         ({"architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "hidden_act": "gelu"}, "GELUActivation"),
     ],
 )

@@ -35,11 +35,17 @@ def drawn(width: int) -> Tensors:
     return [torch.randn(BATCH, n, LENGTH, d, generator=generator, dtype=torch.float64) for n, d in extents]
 
 
-def dense(given: Tensors, window: Window, documents: torch.Tensor | None, seen: torch.Tensor | None) -> Tensors:
+def dense(
+    given: Tensors,
+    window: Window,
+    documents: torch.Tensor | None,
+    seen: torch.Tensor | None,
+    sinks: torch.Tensor | None = None,
+) -> Tensors:
     *operands, gradient = given
-    leaves = [tensor.clone().requires_grad_() for tensor in operands]
+    leaves = [tensor.clone().requires_grad_() for tensor in (*operands, *(() if sinks is None else (sinks,)))]
     says = {"back": window.back, "ahead": window.ahead, "prefix": window.prefix}
-    made = dense_attention(*leaves, documents, seen, **says, enable_gqa=True)  # type: ignore[arg-type, misc]
+    made = dense_attention(*leaves[:3], documents, seen, *leaves[3:], **says, enable_gqa=True)  # type: ignore[arg-type, misc]
     made.backward(gradient)
     return [made.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
@@ -81,6 +87,36 @@ def test_slices_make_what_the_whole_sequence_does(name: str) -> None:
         found += [torch.cat([leaf.grad for leaf in pieces if leaf.grad is not None], dim=2) for pieces in leaves]
         for one, other in zip(found, dense(given, window, documents, seen), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_sinks_take_their_part_of_what_blocks_show(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    window, run, sinks = WINDOWS[name], ((0, LENGTH),), torch.linspace(-1, 2, HEADS, dtype=torch.float64)
+    for most, width, seen in itertools.product((2**20, 1), (8, 6), (None, SEEN)):
+        monkeypatch.setattr(windows, "SCORES", most)
+        given = drawn(width)
+        leaves = [tensor.clone().requires_grad_() for tensor in (*given[:3], sinks)]
+        mask = Mask(window=window, documents=DOCUMENTS, seen=seen)
+        made = attend_to_all(*leaves[:3], hops_of(mask, run, run, BATCH * HEADS), None, leaves[3])
+        made.backward(given[3])
+        found = [made.detach(), *(leaf.grad for leaf in leaves)]
+        for one, other in zip(found, dense(given, window, DOCUMENTS, seen, sinks), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_sinks_of_slices_get_the_gradients_of_all_of_them() -> None:
+    slices, window, sinks = 4, WINDOWS["window"], torch.linspace(-1, 2, HEADS, dtype=torch.float64)
+    given, together, sinks = drawn(8), Together(count=slices, counted={}), sinks.requires_grad_()
+    leaves = [[piece.clone().requires_grad_() for piece in tensor.chunk(slices, dim=2)] for tensor in given[:3]]
+    made = []
+    for number, operands in enumerate(zip(*leaves, strict=True)):
+        part = SlicePass(number=number, together=together)
+        made.append(sliced_attention(*operands, part, "attention", None, Mask(window=window), sinks))
+    for number in reversed(range(slices)):
+        made[number].backward(given[3].chunk(slices, dim=2)[number])
+    expected = dense(given, window, None, None, sinks.detach())
+    torch.testing.assert_close(torch.cat(made, dim=2).detach(), expected[0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(sinks.grad, expected[-1], rtol=1e-12, atol=1e-12)
 
 
 def test_a_block_is_told_of_no_more_keys_than_its_queries_see() -> None:
