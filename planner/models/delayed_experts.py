@@ -19,7 +19,14 @@ from typing import Protocol
 import torch
 
 from planner.fp8_recipes import EXPERT_TENSORS, Recipe
-from planner.models.fp8_experts import Matrix, Side, experts_of, fp8_grouped_outer, fp8_grouped_product, largest
+from planner.models.fp8_experts import (
+    Matrix,
+    Side,
+    experts_of,
+    fp8_grouped_outer,
+    fp8_grouped_product,
+    largest_of_experts,
+)
 
 _X, _GATE, _UP, _DOWN, _P, _OF_RESULT, _OF_G, _OF_U = range(EXPERT_TENSORS)
 _MATRICES: Mapping[Matrix, int] = {"gate": _GATE, "up": _UP, "down": _DOWN}
@@ -102,6 +109,4 @@ class DelayedProducts:
 
 def _of_experts(rows: torch.Tensor, counts_E: torch.Tensor) -> torch.Tensor:
     """The largest element of the rows of each expert, E; 0 without rows."""
-    zeros = torch.zeros(rows.shape[1], dtype=torch.long, device=rows.device)
-    found: torch.Tensor = largest(rows, experts_of(counts_E, len(rows)), len(counts_E), zeros, 1)
-    return found.flatten()
+    return largest_of_experts(rows, counts_E).flatten()

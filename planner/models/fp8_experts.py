@@ -8,7 +8,7 @@
 
 A scale is that of all rows of an expert, and of its whole matrix, wherever pieces of them are: devices agree on the
 largest element (`Agreement`). Operands are rounded to 8 bits and multiplied in fp32, in float64 those of a model in
-that: no kernel of torch multiplies groups so on all devices.
+that; `runtime.ops.fp8_groups` has the kernels of CUDA devices.
 
 A token on its way is packed: a byte for each element, in e4m3, and four for the scale of each 128 of them, which is
 what it takes to be multiplied by blocks (DeepSeek-AI 2024, arXiv 2412.19437, section 3.3). What comes back from experts
@@ -17,11 +17,13 @@ is not.
 Shape legend: N tokens, H hidden, R rows, E experts, I and O the dims of a matrix that are summed over and left.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from planner.fp8_recipes import BLOCK, Recipe
 from planner.models.grouped import grouped_outer, grouped_product, rows_by_group
@@ -111,9 +113,9 @@ class Fp8Products:
             of_experts = self._of_experts(rows_RI, counts_E, over)
             of_rows = of_experts[:, 0].index_select(0, experts_of(counts_E, len(rows_RI)))
         else:
-            of_rows = largest(rows_RI, None, 0, inside.at, inside.cells)
+            of_rows = largest_in(rows_RI, EACH, inside)
             of_rows = self.agreement.width(of_rows) if inside.shared else of_rows
-        of_matrices = largest(matrices_EIO, inside.at, inside.cells, outside.at, outside.cells)
+        of_matrices = largest_in(matrices_EIO, inside, outside)
         if inside.shared or outside.shared:
             of_matrices = self.agreement.width(of_matrices)
         if self.recipe.powers:
@@ -133,10 +135,7 @@ class Fp8Products:
                 self._of_experts(rows, counts_E, side) for rows, side in ((rows_RI, first), (rows_RO, _other(first)))
             ]
         else:
-            experts_R = experts_of(counts_E, len(rows_RI))
-            scales = [
-                self.agreement.tokens(largest(rows, experts_R, len(counts_E), None, 0)) for rows in (rows_RI, rows_RO)
-            ]
+            scales = [self.agreement.tokens(largest_of_groups(rows, counts_E)) for rows in (rows_RI, rows_RO)]
             if self.recipe.powers:
                 lows = getattr(torch, self.recipe.gradients), _LOW
                 scales = [in_powers(most, low) for most, low in zip(scales, lows, strict=True)]
@@ -148,18 +147,16 @@ class Fp8Products:
     def _of_experts(self, rows: torch.Tensor, counts_E: torch.Tensor, side: Side) -> torch.Tensor:
         """The largest element of all rows of each expert, E 1 1."""
         agreement = self.agreement
-        zeros = torch.zeros(rows.shape[1], dtype=torch.long, device=rows.device)
-        found = largest(rows, experts_of(counts_E, len(rows)), len(counts_E), zeros, 1)
-        found = agreement.tokens(found)
+        found = agreement.tokens(largest_of_experts(rows, counts_E))
         return (agreement.width(found) if side == "width" and agreement.whole else found).unsqueeze(-1)
 
     def _cells(self, like: torch.Tensor, extent: int, side: Side, *, each: bool) -> "Cells":
         """The cells of a dim that have a scale of their own; `each` index is one, where that is said."""
         whole, first = (self.agreement.whole, self.agreement.first) if side == "width" else (0, 0)
         if each:
-            return Cells(None, 0, shared=False)
+            return EACH
         if not self.recipe.block:
-            return Cells(torch.zeros(extent, dtype=torch.long, device=like.device), 1, shared=whole > 0)
+            return one_cell(extent, like.device, shared=whole > 0)
         return blocks_of(extent, first, whole, like.device, self.recipe.block)
 
 
@@ -169,11 +166,22 @@ def _other(side: Side) -> Side:
 
 class Cells(NamedTuple):
     """`at`: which of `cells` cells each index of a dim is in, None where each is one. `shared`: whether other devices
-    have parts of the same cells."""
+    have parts of the same cells. `block`: so many indices are in a cell, one cell after the other, the last one perhaps
+    not full; 0 where that is not known."""
 
     at: torch.Tensor | None
     cells: int
     shared: bool
+    block: int = 0
+
+
+EACH = Cells(None, 0, shared=False)
+"""Each index by itself."""
+
+
+def one_cell(extent: int, device: torch.device, *, shared: bool = False) -> Cells:
+    """One cell for all indices."""
+    return Cells(torch.zeros(extent, dtype=torch.long, device=device), 1, shared=shared, block=max(1, extent))
 
 
 def blocks_of(
@@ -183,7 +191,7 @@ def blocks_of(
     are of whole blocks these are its own, else, or `spread`, there is a cell for each block of the whole dim."""
     shared = whole > 0 and extent % block > 0
     if not shared and not (spread and whole):
-        return Cells(torch.arange(extent, device=device) // block, -(-extent // block), shared=False)
+        return Cells(torch.arange(extent, device=device) // block, -(-extent // block), shared=False, block=block)
     return Cells(torch.arange(first, first + extent, device=device) // block, -(-whole // block), shared=shared)
 
 
@@ -196,6 +204,51 @@ def experts_of(counts_E: torch.Tensor, rows: int) -> torch.Tensor:
 def wide(values: torch.Tensor) -> torch.Tensor:
     """In float32 at least."""
     return values if values.dtype == torch.float64 else values.float()
+
+
+def largest_in(values: torch.Tensor, rows: Cells, columns: Cells) -> torch.Tensor:
+    """The largest magnitude of each cell of ... A B, in float32 at least."""
+    found, left = values.detach(), [columns, rows]
+    for place, dim in enumerate((-1, -2)):
+        if left[place].block and values.shape[dim]:
+            found, left[place] = _of_blocks(found, dim, left[place]), EACH
+    if all(cells.at is None for cells in left):
+        return wide(found.abs())
+    made: torch.Tensor = largest(found, left[1].at, left[1].cells, left[0].at, left[0].cells)
+    return made
+
+
+def _of_blocks(values: torch.Tensor, dim: int, cells: Cells) -> torch.Tensor:
+    """The largest magnitude of cells that lie one after the other, without a copy of whole ones."""
+    lacks = cells.cells * cells.block - values.shape[dim]
+    padded = F.pad(values, (0, lacks) if dim == -1 else (0, 0, 0, lacks)) if lacks else values
+    shape = list(padded.shape)
+    shape[dim:] = [cells.cells, cells.block, *shape[dim:][1:]]
+    found: torch.Tensor = torch.linalg.vector_norm(padded.view(shape), math.inf, dim=dim)
+    return found
+
+
+def largest_of_experts(rows: torch.Tensor, counts_E: torch.Tensor) -> torch.Tensor:
+    """The largest magnitude among all rows of each expert, E 1; 0 without rows."""
+    most_R1 = largest_in(rows, EACH, one_cell(rows.shape[1], rows.device))
+    made: torch.Tensor = largest(most_R1, experts_of(counts_E, len(rows)), len(counts_E), None, 0)
+    return made
+
+
+@torch.library.custom_op("planner::largest_of_groups", mutates_args=())
+def largest_of_groups(rows_RC: torch.Tensor, counts_E: torch.Tensor) -> torch.Tensor:
+    """The largest magnitude in each column of the rows of each group, E C, in float32 at least; 0 without rows."""
+    made_EC = torch.zeros((len(counts_E), rows_RC.shape[1]), dtype=rows_RC.dtype, device=rows_RC.device)
+    for group, part in rows_by_group(counts_E):
+        if part.stop > part.start:
+            made_EC[group] = torch.linalg.vector_norm(rows_RC[part], math.inf, dim=0)
+    return wide(made_EC).clone()
+
+
+@largest_of_groups.register_fake
+def _(rows_RC: torch.Tensor, counts_E: torch.Tensor) -> torch.Tensor:
+    dtype = torch.promote_types(rows_RC.dtype, torch.float32)
+    return rows_RC.new_empty((counts_E.shape[0], rows_RC.shape[1]), dtype=dtype)
 
 
 @torch.library.custom_op("planner::largest", mutates_args=())
@@ -272,10 +325,26 @@ def fp8_grouped_product(
     made_RO = rows_RI.new_empty((rows_RI.shape[0], matrices_EIO.shape[2]))
     for group, part in rows_by_group(counts_E):
         if part.stop > part.start:
-            rows = rounded(rows_RI[part], _cell(of_rows[part], inside, 1), getattr(torch, low))
-            most_IO = _cell(_cell(of_matrices[group], inside, 0), outside, 1)
-            made_RO[part] = (rows @ rounded(matrices_EIO[group], most_IO, _LOW)).to(made_RO.dtype)
+            made_RO[part] = product_in_fp32(
+                rows_RI[part], of_rows[part], matrices_EIO[group], of_matrices[group], inside, outside, low
+            )
     return made_RO
+
+
+def product_in_fp32(
+    rows_RI: torch.Tensor,
+    of_rows: torch.Tensor,
+    matrix_IO: torch.Tensor,
+    of_matrix: torch.Tensor,
+    inside: torch.Tensor,
+    outside: torch.Tensor | None,
+    low: str,
+) -> torch.Tensor:
+    """Rows times a matrix, R O, both rounded to 8 bits, the rows to `low`, by their largest elements in cells of I and
+    of O."""
+    rows = rounded(rows_RI, _cell(of_rows, inside, 1), getattr(torch, low))
+    matrix = rounded(matrix_IO, _cell(_cell(of_matrix, inside, 0), outside, 1), _LOW)
+    return (rows @ matrix).to(rows_RI.dtype)
 
 
 @fp8_grouped_product.register_fake
@@ -340,7 +409,7 @@ def _(
 def packed_tokens(x_NH: torch.Tensor) -> torch.Tensor:
     """Tokens as bytes: H of elements in e4m3, and four for the scale of each 128 of them, in float32."""
     blocks = blocks_of(x_NH.shape[1], 0, 0, x_NH.device)
-    scale = scale_of(largest(x_NH, None, 0, blocks.at, blocks.cells).float(), _LOW)
+    scale = scale_of(largest_in(x_NH, EACH, blocks).float(), _LOW)
     low = in_bytes(x_NH, _cell(scale, blocks.at, 1), _LOW)
     return torch.cat((low.view(torch.uint8), scale.view(torch.uint8)), dim=1)
 

@@ -6,7 +6,7 @@ the kernel of the device.
     weight O I ─> 8 bits, scales O/128 I/128, each row padded to fours ─────┘
 
 The kernel is cuBLAS's, on CUDA devices of capability 9 (Hopper); all others multiply the same rounded operands in fp32
-(`planner.models.fp8_experts`), also where an extent is no multiple of what the kernel wants.
+(`planner.models.fp8_experts`).
 
 Source: NVIDIA, cuBLAS, "1D and 2D Block Scaling for FP8"; DeepSeek-AI 2024, arXiv 2412.19437, section 3.3.2.
 
@@ -17,50 +17,49 @@ import torch
 import torch.nn.functional as F
 
 from planner.fp8_recipes import BLOCK
-from planner.models.fp8_experts import scale_of, wide
-from runtime.ops.capability import WORDS, cuda_capability
+from planner.models.fp8_experts import scale_of
+from runtime.ops.capability import cuda_capability
 from runtime.ops.narrow_casts import has_narrow_cast, narrow_cast
-from runtime.ops.narrow_weights import DTYPE, largest_of
+from runtime.ops.narrow_weights import DTYPE
+from runtime.ops.scaled_products import in_words
 
 _CAPABILITY = 9
 _FOURS = 4
 
 
 def has_blocks_product(rows_TI: torch.Tensor, weight_OI: torch.Tensor) -> bool:
-    """Whether the device has a kernel for such operands, with results in their dtype."""
+    """Whether the device has a kernel for such operands, with results in the dtype of the rows; the weight may be in 8
+    bits already."""
     if cuda_capability(rows_TI.device)[0] != _CAPABILITY or rows_TI.dtype != torch.bfloat16:
         return False
-    whole = weight_OI.shape[0] % BLOCK == 0 and rows_TI.shape[1] % BLOCK == 0 and rows_TI.shape[0] % WORDS == 0
-    return rows_TI.numel() > 0 and whole and weight_OI.dtype == rows_TI.dtype and has_narrow_cast(rows_TI)
+    return rows_TI.numel() > 0 and weight_OI.dtype in (rows_TI.dtype, DTYPE) and has_narrow_cast(rows_TI)
 
 
-def blocks_product(rows_TI: torch.Tensor, weight_OI: torch.Tensor, low: torch.dtype) -> torch.Tensor:
-    """The product of rows, in `low`, with a weight in e4m3, turned, T O."""
-    of_rows, of_weight = scales_of_rows(rows_TI, low), scales_of_weight(weight_OI)
-    rows = narrow_cast(rows_TI, of_rows, low, (1, BLOCK))
-    weight = narrow_cast(weight_OI, of_weight, DTYPE, (BLOCK, BLOCK))
+def blocks_product(
+    rows_TI: torch.Tensor,
+    of_rows_TJ: torch.Tensor,
+    weight_OI: torch.Tensor,
+    of_weight_PJ: torch.Tensor,
+    low: torch.dtype,
+) -> torch.Tensor:
+    """The product of rows, in `low`, with a weight in e4m3, turned, T O, by the largest elements of their blocks.
+    Extents are padded with zeros to whole blocks, and rows to whole words."""
+    scales_TJ, scales_PJ = (scale_of(most, each) for most, each in ((of_rows_TJ, low), (of_weight_PJ, DTYPE)))
+    rows = in_words(narrow_cast(rows_TI, scales_TJ, low, (1, BLOCK)), columns=BLOCK)
+    weight = weight_OI if weight_OI.dtype == DTYPE else narrow_cast(weight_OI, scales_PJ, DTYPE, (BLOCK, BLOCK))
+    weight = in_words(weight.contiguous(), BLOCK, BLOCK)
     kinds = F.ScalingType
     made: torch.Tensor = F.scaled_mm(
-        rows, weight.t(), of_rows, kinds.BlockWise1x128, in_fours(of_weight), kinds.BlockWise128x128,
-        output_dtype=rows_TI.dtype,
+        rows, weight.t(), of_blocks(scales_TJ, len(rows)), kinds.BlockWise1x128, in_fours(scales_PJ),
+        kinds.BlockWise128x128, output_dtype=rows_TI.dtype,
     )  # fmt: skip
-    return made
+    return made[: len(rows_TI), : len(weight_OI)]
 
 
-def scales_of_rows(rows_TI: torch.Tensor, low: torch.dtype) -> torch.Tensor:
-    """A scale for each block of a row, T J, of which those of one block stand next to each other."""
-    most_TJ = largest_of(rows_TI.view(len(rows_TI), -1, BLOCK), dim=2).squeeze(2)
-    return scale_of(wide(most_TJ.t().contiguous()), low).t()
-
-
-def scales_of_weight(weight_OI: torch.Tensor) -> torch.Tensor:
-    """A scale for each block of a weight, P J."""
-    outputs, inputs = weight_OI.shape
-    blocks_PJBB = torch.as_strided(
-        weight_OI, (outputs // BLOCK, inputs // BLOCK, BLOCK, BLOCK),
-        (BLOCK * weight_OI.stride(0), BLOCK * weight_OI.stride(1), *weight_OI.stride()), weight_OI.storage_offset(),
-    )  # fmt: skip
-    return scale_of(wide(largest_of(blocks_PJBB, dim=(2, 3))[..., 0, 0]), DTYPE)
+def of_blocks(scales_TJ: torch.Tensor, rows: int) -> torch.Tensor:
+    """Scales of so many rows as the kernel reads them, T J: those of one block stand next to each other."""
+    turned_JT = F.pad(scales_TJ, (0, 0, 0, rows - len(scales_TJ)), value=1.0).t()
+    return turned_JT.contiguous().as_strided((rows, scales_TJ.shape[1]), (1, rows))  # also where there is one block
 
 
 def in_fours(scales_PJ: torch.Tensor) -> torch.Tensor:

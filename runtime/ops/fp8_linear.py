@@ -21,26 +21,23 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from planner.fp8_recipes import BLOCK, LINE, Recipe
 from planner.graph.fp8 import recipe_of
-from planner.models.fp8_experts import Cells, blocks_of, fp8_blocks_product, in_powers, largest, scale_of, wide
+from planner.models.fp8_experts import EACH, Cells, blocks_of, fp8_blocks_product, in_powers, largest_in
 from planner.sharding.rule import Dims
 from runtime.comm import collectives
 from runtime.ops.blocks_product import blocks_product, has_blocks_product
-from runtime.ops.capability import IN_FP8, WORDS, cuda_capability
 from runtime.ops.delayed_scales import GRADIENT, INPUT, WEIGHT, LayerScales
 from runtime.ops.fp8_scales import Known
 from runtime.ops.kept_results import whole_call
 from runtime.ops.lines_product import has_lines_product, lines_product
-from runtime.ops.narrow_weights import Narrow, in_8_bits, largest_of, place_of, stand_in
+from runtime.ops.narrow_weights import Narrow, place_of, stand_in
+from runtime.ops.scaled_products import Groups, Operand, scaled_product
 from runtime.ops.shard import Shard
 from runtime.ops.weight_scales import WeightScales
 
 _WEIGHTS = torch.float8_e4m3fn
-
-Groups = Sequence[dist.ProcessGroup]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +158,7 @@ def _made(
         if recipe.scales == "line":
             y_TO = _lines_product(x_TI, weight_OI, _WEIGHTS, cut.input_from, cut.inputs)
             return (y_TO if bias_O is None else y_TO + bias_O,)
-        left, right = _Side(x_TI, _WEIGHTS), _Side(weight_OI, _WEIGHTS)
+        left, right = Operand(x_TI, _WEIGHTS), Operand(weight_OI, _WEIGHTS)
         if delayed is not None:
             scales = delayed.scale(INPUT), delayed.scale(WEIGHT)
         elif recipe.scales == "tensor":
@@ -169,7 +166,7 @@ def _made(
             scales = left.scale((*cut.tokens, *cut.inputs)), of_weight
         else:
             scales = left.scales(cut.inputs), right.scales(cut.inputs)
-        y_TO = _product(left, right, scales, x_TI.dtype)
+        y_TO = scaled_product(left, right, scales, x_TI.dtype)
         y_TO = y_TO if bias_O is None else y_TO + bias_O
         return y_TO, *(scales if recipe.scales == "tensor" else ())
 
@@ -226,24 +223,24 @@ class _Begin(torch.autograd.Function):
             )
             known = None if weight is None else weight.largest.t()
             gradient_TI = _blocks_product(gradient_TO, weight_OI.t(), low, turned, known)
-            left, right = _Side(gradient_TO.t(), low), _Side(x_TI.t(), _WEIGHTS)
+            left, right = Operand(gradient_TO.t(), low), Operand(x_TI.t(), _WEIGHTS)
             scales = left.scales(cut.tokens), right.scales(cut.tokens)
-            return None, gradient_TI, ctx.run.handed(_product(left, right, scales, x_TI.dtype), weight_OI), bias
+            return None, gradient_TI, ctx.run.handed(scaled_product(left, right, scales, x_TI.dtype), weight_OI), bias
         if recipe.scales == "line":
             return None, *_gradients_in_lines(x_TI, weight_OI, gradient_TO, low, cut, along), bias
-        left = _Side(gradient_TO, low)
+        left = Operand(gradient_TO, low)
         whole = left.scale((*cut.tokens, *cut.outputs)) if recipe.scales == "tensor" and delayed is None else None
         if delayed is not None:
             delayed.see(GRADIENT, gradient_TO)
             whole = delayed.scale(GRADIENT)
-        right, made = _Side(weight_OI.t(), _WEIGHTS), ctx.run.scales
+        right, made = Operand(weight_OI.t(), _WEIGHTS), ctx.run.scales
         scales = (left.scales(cut.outputs), right.scales(cut.outputs)) if whole is None else (whole, made[1])
-        gradient_TI = _product(left, right, scales, x_TI.dtype)
+        gradient_TI = scaled_product(left, right, scales, x_TI.dtype)
         if not recipe.weight_gradients:
             return None, gradient_TI, gradient_TO.t().mm(x_TI), bias
-        left, right = _Side(gradient_TO.t(), low), _Side(x_TI.t(), _WEIGHTS)
+        left, right = Operand(gradient_TO.t(), low), Operand(x_TI.t(), _WEIGHTS)
         scales = (left.scales(cut.tokens), right.scales(cut.tokens)) if whole is None else (whole, made[0])
-        return None, gradient_TI, ctx.run.handed(_product(left, right, scales, x_TI.dtype), weight_OI), bias
+        return None, gradient_TI, ctx.run.handed(scaled_product(left, right, scales, x_TI.dtype), weight_OI), bias
 
 
 class _End(torch.autograd.Function):
@@ -268,34 +265,6 @@ class _End(torch.autograd.Function):
         return (gradients[0].new_empty(0), *[None] * (len(ctx.needs_input_grad) - 1))
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """One operand of a product, (R, K), which is summed over K, and the dtype that it is cast to."""
-
-    rows: torch.Tensor
-    dtype: torch.dtype
-
-    def scale(self, groups: Groups) -> torch.Tensor:
-        """One scale for all, ()."""
-        return self._scale(largest_of(self.rows), groups)
-
-    def scales(self, groups: Groups) -> torch.Tensor:
-        """A scale for every row, (R, 1)."""
-        return self._scale(largest_of(self.rows, dim=1), groups)
-
-    def _scale(self, largest: torch.Tensor, groups: Groups) -> torch.Tensor:
-        largest = wide(largest)
-        for group in groups:
-            largest = collectives.all_reduce_max(largest, group)
-        return scale_of(largest, self.dtype)
-
-    def cast(self, scale: torch.Tensor) -> torch.Tensor:
-        """In 8 bits, (R, K), row after row in memory; as it is where it came so."""
-        if self.rows.dtype == self.dtype:
-            return self.rows.contiguous()
-        return in_8_bits(self.rows, scale, self.dtype).contiguous()
-
-
 def _blocks_product(
     rows_TI: torch.Tensor, weight_OI: torch.Tensor, low: torch.dtype, cut: Cut, known: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -305,22 +274,29 @@ def _blocks_product(
     spread |= any(whole and extent % BLOCK for extent, (_, whole) in _cuts(rows_TI, weight_OI, cut))
     inside = blocks_of(rows_TI.shape[1], *cut.input_from, rows_TI.device, spread=spread)
     outside = blocks_of(weight_OI.shape[0], *cut.output_from, rows_TI.device, spread=spread)
-    if not (spread or inside.shared or outside.shared) and has_blocks_product(rows_TI, weight_OI):
-        return blocks_product(rows_TI, weight_OI, low)
-    of_rows = largest(rows_TI, None, 0, inside.at, inside.cells)
+    of_rows = largest_in(rows_TI, EACH, inside)
     for group in cut.inputs if inside.shared else ():
         of_rows = collectives.all_reduce_max(of_rows, group)
     of_weight = known
     if of_weight is None:
-        of_weight = largest(weight_OI, outside.at, outside.cells, inside.at, inside.cells)
+        of_weight = largest_in(weight_OI, outside, inside)
         shared = (*(cut.inputs if inside.shared else ()), *(cut.outputs if outside.shared else ()))
         for group in shared:
             of_weight = collectives.all_reduce_max(of_weight, group)
+    if not (inside.shared or outside.shared) and has_blocks_product(rows_TI, weight_OI):
+        of_weight = _own(_own(of_weight, 0, outside), 1, inside)
+        return blocks_product(rows_TI, _own(of_rows, 1, inside), weight_OI, of_weight, low)
     assert inside.at is not None, "blocks have more than one element"
     assert outside.at is not None, "blocks have more than one element"
     name = str(low).removeprefix("torch.")
     made_TO: torch.Tensor = fp8_blocks_product(rows_TI, of_rows, weight_OI, of_weight, inside.at, outside.at, name)
     return made_TO
+
+
+def _own(most: torch.Tensor, dim: int, cells: Cells) -> torch.Tensor:
+    """Of the largest elements of all blocks of a dim those of the whole blocks that are here."""
+    assert cells.at is not None, "blocks have more than one element"
+    return most if cells.block else most.index_select(dim, cells.at[::BLOCK])
 
 
 def _gradients_in_lines(
@@ -344,7 +320,7 @@ def _lines_product(
     assert lines.at is not None, "lines have more than one element"
     maxima = []
     for values, dtype in ((rows_RK, low), (others_CK, _WEIGHTS)):
-        most = largest(values, None, 0, lines.at, lines.cells)
+        most = largest_in(values, EACH, lines)
         for group in groups if lines.shared else ():
             most = collectives.all_reduce_max(most, group)
         maxima.append(in_powers(most, dtype))
@@ -373,7 +349,7 @@ def _by_lines(
 def _lines_of_tokens(held: int, cut: Cut, device: torch.device) -> Cells:
     """The lines of 32 that tokens are in which follow each other, of each sample; `shared` where devices have parts."""
     if all(start % LINE == 0 and length % LINE == 0 for start, length in cut.runs):
-        return Cells(torch.arange(held, device=device) // LINE, -(-held // LINE), shared=False)
+        return blocks_of(held, 0, 0, device, LINE)
     places = [torch.arange(start, start + length, device=device) for start, length in cut.runs]
     return Cells(torch.cat(places) // LINE, -(-cut.length // LINE), shared=True)
 
@@ -381,7 +357,7 @@ def _lines_of_tokens(held: int, cut: Cut, device: torch.device) -> Cells:
 def _of_tokens(values_TC: torch.Tensor, along: int, lines: Cells, groups: Groups) -> tuple[torch.Tensor, torch.Tensor]:
     """The largest elements of lines of tokens in each column, C L for the lines of all samples, and the line of each
     token."""
-    most = largest(values_TC.reshape(-1, along, values_TC.shape[1]), lines.at, lines.cells, None, 0)
+    most = largest_in(values_TC.reshape(-1, along, values_TC.shape[1]), lines, EACH)
     for group in groups if lines.shared else ():
         most = collectives.all_reduce_max(most, group)
     samples = torch.arange(most.shape[0], device=values_TC.device)
@@ -392,30 +368,3 @@ def _of_tokens(values_TC: torch.Tensor, along: int, lines: Cells, groups: Groups
 
 def _cuts(rows_TI: torch.Tensor, weight_OI: torch.Tensor, cut: Cut) -> tuple[tuple[int, tuple[int, int]], ...]:
     return (rows_TI.shape[1], cut.input_from), (weight_OI.shape[0], cut.output_from)
-
-
-def _product(left: _Side, right: _Side, scales: tuple[torch.Tensor, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """The product of the left operand with the right one, turned, in `dtype`."""
-    one_RK, other_CK = left.cast(scales[0]), right.cast(scales[1])
-    if _has_products(one_RK, other_CK, dtype, by_row=scales[0].ndim > 0):
-        first, second = (_aligned(scale) for scale in scales)
-        turned = second.t() if second.ndim else second
-        return torch._scaled_mm(one_RK, other_CK.t(), first, turned, out_dtype=dtype)
-    wide = scales[0].dtype
-    return ((one_RK.to(wide) * scales[0]) @ (other_CK.to(wide) * scales[1]).t()).to(dtype)
-
-
-def _aligned(scale: torch.Tensor) -> torch.Tensor:
-    """Scales as CUDA's products read them: a part of a larger tensor may begin where they cannot."""
-    return scale.clone() if scale.is_cuda and scale.data_ptr() % WORDS else scale
-
-
-def _has_products(one_RK: torch.Tensor, other_CK: torch.Tensor, dtype: torch.dtype, *, by_row: bool) -> bool:
-    """Whether the device has a product of such operands with results of such a dtype; CUDA's with a scale for every
-    row have results in bf16 alone (PyTorch 2.13)."""
-    if one_RK.device.type == "cpu":
-        return dtype in (torch.float32, torch.bfloat16)
-    if cuda_capability(one_RK.device) < IN_FP8:
-        return False
-    results = (torch.bfloat16,) if by_row else (torch.bfloat16, torch.float16, torch.float32)
-    return dtype in results and all(extent % WORDS == 0 for extent in (*one_RK.shape, *other_CK.shape))

@@ -6,7 +6,8 @@
 
 The kernel wants scales in tiles, of 128 rows and 4 lines each, padded with zeros: the scale of row r and line l of a
 tile stands at (r mod 32) 16 + (r div 32) 4 + l. It is on CUDA devices of capability 10 or more (Blackwell); all others
-multiply the same rounded operands in fp32 (`planner.models.fp8_experts`), also where K is no multiple of 32.
+multiply the same rounded operands in fp32 (`planner.models.fp8_experts`). Extents are padded with zeros to what the
+kernel wants.
 
 Source: NVIDIA, cuBLAS, "1D Block Scaling Factors Layout"; OCP Microscaling Formats 1.0.
 
@@ -18,8 +19,9 @@ import torch.nn.functional as F
 
 from planner.fp8_recipes import LINE
 from planner.models.fp8_experts import in_bytes
-from runtime.ops.capability import WORDS, cuda_capability
+from runtime.ops.capability import cuda_capability
 from runtime.ops.narrow_casts import has_narrow_cast, narrow_cast
+from runtime.ops.scaled_products import in_words
 
 _CAPABILITY = (10, 0)
 _RESULT = torch.bfloat16
@@ -30,8 +32,8 @@ _ROWS, _LINES, _ROUND = 128, 4, 32
 
 def has_lines_product(rows_RK: torch.Tensor, others_CK: torch.Tensor) -> bool:
     """Whether the device has a kernel for such operands, with results in their dtype."""
-    whole = rows_RK.shape[1] % LINE == 0 and others_CK.shape[0] % WORDS == 0
-    return whole and rows_RK.dtype == _RESULT and cuda_capability(rows_RK.device) >= _CAPABILITY
+    wanted = rows_RK.dtype == others_CK.dtype == _RESULT and rows_RK.numel() > 0
+    return wanted and cuda_capability(rows_RK.device) >= _CAPABILITY
 
 
 def lines_product(
@@ -45,17 +47,20 @@ def lines_product(
     scales are powers of two (`planner.models.fp8_experts.in_powers`)."""
     rows, of_rows = _cast(rows_RK, of_rows_RL, low)
     others, of_others = _cast(others_CK, of_others_CL, torch.float8_e4m3fn)
-    return torch._scaled_mm(rows, others.t(), of_rows, of_others, out_dtype=rows_RK.dtype)
+    made: torch.Tensor = torch._scaled_mm(rows, others.t(), of_rows, of_others, out_dtype=rows_RK.dtype)
+    return made[: len(rows_RK), : len(others_CK)]
 
 
 def _cast(values_RK: torch.Tensor, most_RL: torch.Tensor, low: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """In 8 bits, row after row in memory, and the scales in tiles."""
+    """In 8 bits, row after row in memory, whole lines and words, and the scales in tiles."""
     scale_RL = most_RL.float() / torch.finfo(low).max
     if has_narrow_cast(values_RK):
         bits_RK = narrow_cast(values_RK, scale_RL, low, (1, LINE))
     else:
-        lines_RLN = values_RK.float().reshape(*scale_RL.shape, LINE)
-        bits_RK = in_bytes(lines_RLN, scale_RL.unsqueeze(-1), low).flatten(1).contiguous()
+        of_each = scale_RL.repeat_interleave(LINE, dim=1)[:, : values_RK.shape[1]]
+        bits_RK = in_bytes(values_RK, of_each, low).contiguous()
+    bits_RK = in_words(bits_RK, columns=LINE)
+    scale_RL = F.pad(scale_RL, (0, 0, 0, len(bits_RK) - len(scale_RL)), value=1.0)
     return bits_RK, _in_tiles(scale_RL.to(torch.float8_e8m0fnu))
 
 

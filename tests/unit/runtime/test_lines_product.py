@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.fp8_recipes import LINE, RECIPES
 from runtime.ops import fp8_linear as module
-from runtime.ops import lines_product
+from runtime.ops import lines_product, scaled_products
 from runtime.ops.fp8_linear import fp8_linear
 
 MXFP8 = RECIPES["mxfp8"]
@@ -88,13 +88,13 @@ class Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def scaled_products(
+def products_of(
     recipe: str, capability: tuple[int, int], tokens: int = 64, inputs: int = 64, dtype: torch.dtype = torch.bfloat16
 ) -> int:
     """Scaled products of a layer, forward and backward, on a CUDA device of a capability that is not there: torch
     checks them as CUDA's on tensors without elements (`device_hint` of its meta functions)."""
     with pytest.MonkeyPatch.context() as patch, Counting() as counting:
-        for user in (module, lines_product):
+        for user in (scaled_products, lines_product):
             patch.setattr(user, "cuda_capability", lambda _: capability)
         x = torch.empty(2, tokens, inputs, device="meta", dtype=dtype, requires_grad=True)
         weight = torch.empty(48, inputs, device="meta", dtype=dtype, requires_grad=True)
@@ -108,7 +108,7 @@ def scaled_products(
 @pytest.mark.parametrize(
     ("recipe", "capability", "products"),
     [
-        ("mxfp8", (10, 0), 2),  # 48 outputs are no whole lines for the gradient of the inputs
+        ("mxfp8", (10, 0), 3),
         ("mxfp8", (9, 0), 0),
         ("tensorwise", (9, 0), 3),
         ("tensorwise", (8, 0), 0),
@@ -118,10 +118,19 @@ def scaled_products(
     ],
 )
 def test_kernels_are_chosen_by_capability(recipe: str, capability: tuple[int, int], products: int) -> None:
-    assert scaled_products(recipe, capability) == products
+    assert products_of(recipe, capability) == products
 
 
-def test_parts_of_lines_and_results_in_fp32_have_no_kernel() -> None:
-    assert scaled_products("mxfp8", (10, 0), tokens=48) == 1  # the weight gradient sums over lines of tokens
-    assert scaled_products("mxfp8", (10, 0), inputs=80) == 1
-    assert scaled_products("mxfp8", (10, 0), dtype=torch.float32) == 0
+def test_parts_of_lines_are_padded_but_between_samples() -> None:
+    assert products_of("mxfp8", (10, 0), tokens=48) == 2  # the weight gradient sums over lines of each sample
+    assert products_of("mxfp8", (10, 0), inputs=80) == 3
+
+
+def test_extents_that_are_no_words_are_padded() -> None:
+    assert products_of("tensorwise", (9, 0), tokens=41, inputs=72) == 3
+    assert products_of("rowwise", (9, 0), tokens=41, inputs=72) == 3
+
+
+def test_results_in_fp32_have_no_kernel() -> None:
+    assert products_of("rowwise", (9, 0), dtype=torch.float32) == 0
+    assert products_of("mxfp8", (10, 0), dtype=torch.float32) == 0
