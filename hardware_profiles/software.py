@@ -153,6 +153,8 @@ class Software:
         repeats_keys: whether keys and values are copied for every query head before attention.
         looks_first: whether the largest elements of blocks of fp8 are found by a kernel before that which casts them,
             not by the same.
+        expert_by_expert: whether products of experts in fp8 are launched one expert after the other, also where one
+            kernel computes those of all experts in 16 bits.
         foreach: whether the optimizer is a chain of operators, each over all tensors (`foreach` of torch.optim), not
             one kernel.
     """
@@ -211,6 +213,7 @@ class Software:
     repeats_keys: bool = False
     looks_first: bool = False
     foreach: bool = False
+    expert_by_expert: bool = False
 
     @property
     def has_buckets(self) -> bool:
@@ -251,6 +254,7 @@ PYTORCH = Software(
     bucket=0.0,
     sums_biases=True,
     looks_first=True,
+    expert_by_expert=True,
 )
 """The operators of the graph one by one, as `runtime` executes them: nothing is fused, hidden or sent together. The
 host takes 22 us for each operator, where PyTorch by hand takes 12.8 to 15.9 (docs/device.md)."""

@@ -72,6 +72,14 @@ wait for the host lie between (docs/validate.md), least off with this number."""
 ROUTER_KERNELS = 12
 """Of these the router, and what counts and sorts rows before their exchange, which CUDA graphs may hold."""
 
+APART_KERNELS = 18
+"""Operators that a framework launches in either pass for each expert, where its products in fp8 are launched by
+themselves: half of nine products, each with the casts of both operands, and a copy of its result."""
+
+_APART_EACH = 4.5
+"""Kernels for each of the two products that an expert has in a pass by `costmodels.experts`, where it has three, each
+with two casts."""
+
 CAST_KERNELS = 5
 """Operators that a framework launches for a product of operands that it casts: the largest element of each, the cast of
 each, the product."""
@@ -96,6 +104,8 @@ def kernel_seconds(call: KernelCall) -> tuple[Array, Array]:
 def host_seconds(call: KernelCall) -> Array:
     """Seconds that the host takes to launch the operator, forward or backward, (K,)."""
     more = SOFTMAX_KERNELS * in_fp32(call) if is_unfused(call) else np.zeros(len(call.extents))
+    if _expert_by_expert(call):
+        more = more + APART_KERNELS * _held_experts(call, call.extent(dict(call.rule.roles)["experts"]))
     return np.asarray(call.device.host_latency * call.software.host * (_launched(call) + more))
 
 
@@ -401,7 +411,8 @@ def _cast_experts(call: KernelCall, shape: ExpertsShape, wide: tuple[Array, Arra
         there_and_back = 3 * element_bytes(call.dtype) + 2 * element_bytes(of_results)
         more = [np.asarray(passed(call, there_and_back * cast)) for cast in (forward_casts, backward_casts + columns)]
         return wide[0] + more[0], wide[1] + (more[1] if call.graded else 0.0)
-    bare = replace(shape, converted=False)
+    each = _APART_EACH * call.device.launch_latency if _expert_by_expert(call) else shape.each
+    bare = replace(shape, converted=False, each=each)
     cast = _cast_in_blocks if call.rule.scaled_in_blocks else _cast
     narrow = np.asarray(experts_time(bare, of_results, call.device)) + cast(call, of_results, forward_casts)
     forward = _gained(call, wide[0], narrow)
@@ -417,6 +428,12 @@ def _cast_experts(call: KernelCall, shape: ExpertsShape, wide: tuple[Array, Arra
         narrow = narrow + seconds(call.dtype, rows=False, weights=True) - seconds(call.dtype, rows=False, weights=False)
     casting = cast(call, of_results, backward_casts) + _cast(call, of_results, columns)
     return forward, _gained(call, wide[1], narrow + casting)
+
+
+def _expert_by_expert(call: KernelCall) -> bool:
+    """Whether the products of each expert are launched by themselves, as they are in fp8."""
+    apart = call.software.expert_by_expert and call.rule.op_class == "experts" and call.rule.casts
+    return bool(apart) and call.device.multiplies(call.rule.computed[0])
 
 
 def _gained(call: KernelCall, wide: Array, narrow: Array) -> Array:

@@ -59,14 +59,14 @@ def experts(
 
 def without_agreement(model: str, recipe: str, sizes: tuple[int, ...]) -> float:
     """The worst error where devices take the largest elements of their own pieces for those of the whole."""
-    from runtime.ops import fp8_linear
+    from runtime.ops import scaled_products
 
-    agreed = fp8_linear.collectives
-    fp8_linear.collectives = _Alone  # type: ignore[assignment]
+    agreed = scaled_products.collectives
+    scaled_products.collectives = _Alone  # type: ignore[assignment]
     try:
         return parity(model, recipe, sizes, ["megatron"], {})[0]
     finally:
-        fp8_linear.collectives = agreed
+        scaled_products.collectives = agreed
 
 
 class _Alone:

@@ -21,9 +21,9 @@ So are those of engines that are told of all layers or of none.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hardware_profiles import MixedCluster
+from hardware_profiles import PYTORCH, MixedCluster
 from planner.errors import RequestError
-from planner.fp8_recipes import LINE, RECIPES
+from planner.fp8_recipes import BLOCK, LINE, RECIPES
 from planner.graph.blocks import Blocks
 from planner.graph.fp8 import (
     ALL_LAYERS,
@@ -72,6 +72,11 @@ def with_fp8_layers(request: SearchRequest) -> SearchRequest:
         raise RequestError(
             f"fp8 = {fp8.recipe}: {device.name} multiplies in fp8, but has no products in {rate}, with a scale"
             f" for each {LINE} elements (devices of Blackwell do); take {others}, or leave fp8 out"
+        )
+    if RECIPES[fp8.recipe].scales == "block" and device.multiplies("mxfp8") and cluster.software == PYTORCH:
+        raise RequestError(
+            f"fp8 = {fp8.recipe}: torch has products with a scale for each {BLOCK} elements on Hopper alone; on"
+            f" {device.name} the same would be multiplied in fp32; take mxfp8, tensorwise, rowwise, or leave fp8 out"
         )
     return replace(request, fp8_layers=ALL_LAYERS) if told else request
 

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from costmodels import collective_time
-from hardware_profiles import load_profile
+from hardware_profiles import PYTORCH, load_profile
 from planner.graph.call import Call
 from planner.graph.operator_graph import TensorType
 from planner.pricing import OperatorPrices, keeping_fault, price_operator
@@ -123,3 +124,24 @@ def test_a_capacity_counts_its_rows_whoever_chooses_them() -> None:
     assert "s" not in splittable(rule)
     counts = [each for each in inner_messages(rule, named_strategy(rule, ("b", "e@b"), ""), MESH) if not each.backward]
     assert counts == []  # nobody needs to be told
+
+
+def test_in_fp8_each_expert_is_launched_by_itself_here_and_all_at_once_elsewhere() -> None:
+    """18 operators in a pass for each expert that a device has, 9 kernels forward, in the place of a few for all."""
+    rule = RULES[CALL.op].build(replace(CALL, arguments=(*OPERANDS, 0, 1.0, False, 1, 1, "tensorwise", False)))
+    graded = [tensor.floating for tensor in OPERANDS]
+    chosen = [named_strategy(rule, names, "experts") for names in (("b", "b"), ("b", "e@b"))]
+
+    def of(*, apart: bool) -> OperatorPrices:
+        cluster = CLUSTER.with_software(replace(PYTORCH, expert_by_expert=apart))
+        return price_operator(rule, chosen, OPERANDS, OPERANDS[:1], graded, MESH, cluster)
+
+    apart, together, device = of(apart=True), of(apart=False), CLUSTER.device
+    held = np.array([COUNT, COUNT / 8])
+    for one, other in zip(apart.host, together.host, strict=True):
+        assert one - other == pytest.approx(18 * held * PYTORCH.host * device.host_latency)
+    for name in ("forward", "backward"):
+        place = ("forward", "backward").index(name)
+        one, other = (getattr(prices, name) - prices.late[place] for prices in (apart, together))
+        launched = (9 if name == "forward" else 18) * held * device.launch_latency
+        assert one - other == pytest.approx(launched, rel=1e-6)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import planner
-from hardware_profiles import load_profile
+from hardware_profiles import load_profile, load_software
 from planner.engines.spaces import SPACES
 from planner.errors import RequestError
 from planner.export.pytorch import torchtitan_writing
@@ -194,6 +194,14 @@ def test_lines_of_32_are_refused_where_products_in_fp8_have_none() -> None:
     asked = request_of("llama-4", load_profile("h100-80gb").with_devices(2), 4, fp8=Fp8(recipe="mxfp8"))
     with pytest.raises(RequestError, match=r"mxfp8: NVIDIA H100.*Blackwell.*take tensorwise, rowwise.*blockwise"):
         opened(asked)
+
+
+def test_blocks_of_128_are_refused_where_torch_would_multiply_them_in_fp32() -> None:
+    """On Blackwell, by this runtime: stacks have kernels of their own."""
+    b200 = load_profile("b200-180gb").with_devices(2)
+    with pytest.raises(RequestError, match=r"blockwise: torch has.*Hopper alone; on NVIDIA B200.*fp32; take mxfp8"):
+        opened(request_of("llama-4", b200, 4, fp8=Fp8(recipe="blockwise")))
+    assert opened(request_of("llama-4", b200.with_software(load_software("hai-llm")), 4, fp8=Fp8(recipe="blockwise")))
 
 
 @pytest.mark.cases(2, 2)
