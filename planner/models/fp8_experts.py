@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from planner.fp8_recipes import BLOCK, Recipe
 from planner.models.grouped import grouped_outer, grouped_product, rows_by_group
@@ -219,13 +218,19 @@ def largest_in(values: torch.Tensor, rows: Cells, columns: Cells) -> torch.Tenso
 
 
 def _of_blocks(values: torch.Tensor, dim: int, cells: Cells) -> torch.Tensor:
-    """The largest magnitude of cells that lie one after the other, without a copy of whole ones."""
-    lacks = cells.cells * cells.block - values.shape[dim]
-    padded = F.pad(values, (0, lacks) if dim == -1 else (0, 0, 0, lacks)) if lacks else values
-    shape = list(padded.shape)
-    shape[dim:] = [cells.cells, cells.block, *shape[dim:][1:]]
-    found: torch.Tensor = torch.linalg.vector_norm(padded.view(shape), math.inf, dim=dim)
-    return found
+    """The largest magnitude of cells that lie one after the other, without a copy of them."""
+    extent = values.shape[dim]
+    full, rest = divmod(extent, cells.block)
+    found = list[torch.Tensor]()
+    if full:
+        shape = list(values.shape)
+        shape[dim:] = [full, cells.block, *shape[dim:][1:]]
+        whole = values.narrow(dim, 0, extent - rest).view(shape)
+        found.append(torch.linalg.vector_norm(whole, math.inf, dim=dim))
+    if rest:
+        part = values.narrow(dim, extent - rest, rest)
+        found.append(torch.linalg.vector_norm(part, math.inf, dim=dim, keepdim=True))
+    return found[0] if len(found) == 1 else torch.cat(found, dim=dim)
 
 
 def largest_of_experts(rows: torch.Tensor, counts_E: torch.Tensor) -> torch.Tensor:
