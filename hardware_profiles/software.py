@@ -155,6 +155,9 @@ class Software:
             not by the same.
         expert_by_expert: whether products of experts in fp8 are launched one expert after the other, also where one
             kernel computes those of all experts in 16 bits.
+        counts_gradients: whether `host` is of every kernel that autograd launches, also of those for gradients and for
+            their sums, and of what is done for each parameter in an update; else of one for an operator of the graph in
+            each pass, as it was fitted.
         foreach: whether the optimizer is a chain of operators, each over all tensors (`foreach` of torch.optim), not
             one kernel.
     """
@@ -214,6 +217,7 @@ class Software:
     looks_first: bool = False
     foreach: bool = False
     expert_by_expert: bool = False
+    counts_gradients: bool = False
 
     @property
     def has_buckets(self) -> bool:
@@ -255,6 +259,7 @@ PYTORCH = Software(
     sums_biases=True,
     looks_first=True,
     expert_by_expert=True,
+    counts_gradients=True,
 )
 """The operators of the graph one by one, as `runtime` executes them: nothing is fused, hidden or sent together. The
-host takes 22 us for each operator, where PyTorch by hand takes 12.8 to 15.9 (docs/device.md)."""
+host takes 21 us for each kernel, where PyTorch by hand takes 12.8 to 15.9 (docs/device.md)."""

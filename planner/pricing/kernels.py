@@ -101,12 +101,14 @@ def kernel_seconds(call: KernelCall) -> tuple[Array, Array]:
     return _BY_SHAPE.get(call.rule.op_class, _by_work)(call)
 
 
-def host_seconds(call: KernelCall) -> Array:
-    """Seconds that the host takes to launch the operator, forward or backward, (K,)."""
+def host_seconds(call: KernelCall) -> tuple[Array, Array]:
+    """Seconds that the host takes to launch the operator, forward and backward, (K,) each."""
     more = SOFTMAX_KERNELS * in_fp32(call) if is_unfused(call) else np.zeros(len(call.extents))
     if _expert_by_expert(call):
         more = more + APART_KERNELS * _held_experts(call, call.extent(dict(call.rule.roles)["experts"]))
-    return np.asarray(call.device.host_latency * call.software.host * (_launched(call) + more))
+    each, launched = call.device.host_latency * call.software.host, _launched(call)
+    back = launched + _launched_besides(call) if launched else 0
+    return np.asarray(each * (launched + more)), np.asarray(each * (back + more))
 
 
 def _launched(call: KernelCall) -> int:
@@ -125,6 +127,20 @@ def _launched(call: KernelCall) -> int:
     if composed_losses.is_composed_loss(call):
         return composed_losses.KERNELS
     return UNFUSED_KERNELS if is_unfused(call) else 1
+
+
+def _launched_besides(call: KernelCall) -> int:
+    """Operators that autograd launches for one of the graph beyond as many as forward, where software counts them: a
+    product for the gradient of each operand and a sum for that of a bias, a kernel for that of each factor. The
+    gradients of a sum are that of its result, and need none, but where it adds what something else reads, too, as in a
+    residual, their sum does."""
+    rule, worked = call.rule, max(1, call.worked)
+    if not call.software.counts_gradients:
+        return 0
+    if rule.op_class == "matmul":
+        biases = call.software.sums_biases and any(addend in call.graded for addend in rule.addends)
+        return (worked - 1) * (CAST_KERNELS if rule.casts else 1) + biases
+    return worked - 1 if rule.op_class == "elementwise" and not rule.passes else 0
 
 
 def _by_work(call: KernelCall) -> tuple[Array, Array]:

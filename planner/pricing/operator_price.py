@@ -141,8 +141,8 @@ def price_operator(
         uneven=np.array([uneven(rule, strategy, mesh) for strategy in strategies]) if rule.rings else one,
     )
     forward, backward = kernel_seconds(call)
-    host = host_seconds(call)
-    late = np.maximum(host - forward, 0.0), np.maximum(host - backward, 0.0) if graded else np.zeros(len(extents))
+    host, back = host_seconds(call)
+    late = np.maximum(host - forward, 0.0), np.maximum(back - backward, 0.0) if graded else np.zeros(len(extents))
     extra = score_bytes(call)
     if extra is None:
         extra = _sum_work(_kept_beside(rule, cluster.software), extents) if graded else np.zeros(len(extents))
@@ -150,10 +150,10 @@ def price_operator(
     come = np.array([joined_bytes(rule, strategy, mesh) for strategy in strategies]) if rule.joined else 0.0 * extra
     extra = extra + come if graded else extra
     inner_forward, inner_backward = _inner(rule, strategies, mesh, cluster, (forward, backward), graded)
-    again, launches = np.zeros(len(extents)), (host, host)
+    again, launches = np.zeros(len(extents)), (host, back)
     if graded and rule.op_class in cluster.software.recomputed_in_backward:
         backward, inner_backward = backward + forward, inner_backward + inner_forward
-        late, extra, again, launches = (late[0], late[0] + late[1]), again, extra, (host, 2 * host)
+        late, extra, again, launches = (late[0], late[0] + late[1]), again, extra, (host, host + back)
     if rule.outside is not None:
         got, given = _outside(rule.outside, extents, mesh, cluster)
         inner_forward = inner_forward + got

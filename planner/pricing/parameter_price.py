@@ -49,11 +49,17 @@ from planner.sharding.update import PLAIN, Update
 Array = NDArray[np.float64]
 _FP32 = 4  # bytes
 
+UPDATED = 0.5
+"""What a host does for each parameter in an update of our runtime, in units of an operator that it launches: it finds
+the gradient, hands it to the optimizer, which lists it, and finds the weight that is written. Measured on a CPU with
+kernels of the update left out: 0.48 (GPT), 0.51 (BERT) and 0.54 (Llama), 24 blocks each, with
+`tests/benchmarks/bench_host.py`. Nothing runs meanwhile: a step reads its loss before it updates anything."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ParameterPrices:
-    """Prices of one parameter, (K,) each: seconds per micro-batch for adding up gradients; seconds once a step for
-    gradient sync, update and gathering; bytes kept.
+    """Prices of one parameter, (K,) each: seconds per micro-batch for adding up gradients, by the kernels, and for a
+    host to launch these (`launches`); seconds once a step for gradient sync, update and gathering; bytes kept.
 
     A state that is `offloaded` outside of the device, so many bytes, is not in `state`. `offload` are the seconds by
     which its update takes longer in a row of such, with all that is hidden; by itself it would take `fetch` and
@@ -64,6 +70,7 @@ class ParameterPrices:
     """
 
     accumulation: Array
+    launches: Array
     synchronisation: Array
     update: Array
     gather: Array
@@ -78,6 +85,11 @@ class ParameterPrices:
     weight_fetch: Array
     weight_store: Array
     served: Array
+
+    @property
+    def late(self) -> Array:
+        """Seconds that kernels which add up gradients wait for their launches where no host is ahead of them."""
+        return np.maximum(self.launches - self.accumulation, 0.0)
 
     @property
     def fetches(self) -> Array:
@@ -121,6 +133,7 @@ def price_parameter(
     if not trainable:
         return ParameterPrices(
             accumulation=zeros,
+            launches=zeros,
             synchronisation=zeros,
             update=zeros,
             gather=zeros,
@@ -155,6 +168,7 @@ def price_parameter(
         copies = np.where(apart | served | padded, 1.0, pricers.parameters.pairs(tensor, weights, states).sends)
     added = gradient * (tensor.element_bytes + 2 * accumulated.element_bytes)
     device = cluster.device
+    launched = device.host_latency * software.host if software.counts_gradients else 0.0
     kept = state * (per.state + tensor.element_bytes * copies)
     updated = np.asarray(optimizer_time(state, precision, optimizer, device, update.variant, foreach=software.foreach))
     summing = zeros if local else pricers.sums.pairs(accumulated, gradients, states).seconds
@@ -162,11 +176,13 @@ def price_parameter(
         traffic = optimizer_traffic(precision, optimizer, update.variant)
         updated = np.where(served, _on_servers(state, accumulated, tensor, traffic, cluster), updated)
         summing = np.where(served, _messages("reduce", accumulated, stored, owned, pricers.sums), summing)
+    updated = updated + np.where((state > 0) & ~served, UPDATED * launched, 0.0)
     away = np.array([one.state_home != "device" for one in stored])
     fetch, store = _visits(kept, [one.state_home for one in stored], cluster)
     passed = operator_time(op_class="copy", flops=0.0, bytes_moved=added, dtype="fp32", device=device)
     return ParameterPrices(
         accumulation=np.asarray(passed) if cluster.software.accumulates else zeros,
+        launches=zeros + (launched if accumulated.dtype != tensor.dtype else 0.0),
         synchronisation=summing,
         update=updated,
         gather=pricers.updated.pairs(tensor, states, weights).seconds

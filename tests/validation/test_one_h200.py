@@ -31,7 +31,7 @@ with (Path(__file__).parent / "data" / "h200_kernels.csv").open(newline="", enco
     KERNELS = {row["kernel"]: 1e-6 * float(row["microseconds"]) for row in csv.DictReader(file)}
 
 WAITING = {"h01", "h02"}
-"""Steps that are shorter than their host's launches, which is not well predicted."""
+"""Steps that are shorter than their host's launches."""
 FP8 = {"f01", "f02", "f03", "f04"}
 QUICK = ("l08", "g07")
 """Models of one block."""
@@ -59,8 +59,8 @@ def test_a_step_is_predicted(name: str, tmp_path: Path) -> None:
     row = ROWS[name]
     assert live == pytest.approx(float(row["peak_bytes"]), rel=0.01)
     assert stated > float(row["reserved_bytes"])
-    if name not in WAITING:
-        assert seconds == pytest.approx(1e-3 * float(row["measured_ms"]), rel=0.15 if name in FP8 else 0.075)
+    near = 0.15 if name in FP8 else 0.12 if name in WAITING else 0.075
+    assert seconds == pytest.approx(1e-3 * float(row["measured_ms"]), rel=near)
 
 
 def test_what_was_predicted_before() -> None:

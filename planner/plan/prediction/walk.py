@@ -53,6 +53,7 @@ from planner.plan.prediction.step import ChunkCost, PassCost, further_ahead
 from planner.plan.schedule import Moment, moments_of, runs_in_pairs, updates_of, weight_versions
 from planner.pricing import (
     OperatorPrices,
+    ParameterPrices,
     RedistributionPricer,
     price_operator,
     price_parameter,
@@ -207,6 +208,12 @@ class Walk:
             for one, taken, back in zip(passes, before, backs, strict=True):
                 one.close(taken, back, turns=self.turns, then=self.thens.get(at, "work"))
             after(at, cost, at_once)
+        first = {name: at for at in reversed(own) for name in operators[at].operator.operands}
+        used = {name: self.chunk_of[at] for name, at in first.items()}
+        self.owners = owners_of(self.bound, used)
+        parameters = [one.name for one in self.bound.graph.parameters if one.name in used]
+        for name in parameters:
+            self._launch_accumulation(cost, name, first[name])
         cost.memory["transient"] *= 2 if self.in_pairs else interleave
         cost.memory["transient"] += self.cluster.software.buffers
         alone = plan.pipeline == 1 and not self.counted
@@ -215,18 +222,13 @@ class Walk:
             saved = launches.ahead + further * (launches.late - launches.ahead)
             cost.chunks[number].save(name, saved)
             cost.ahead += saved
-        used = {name: self.chunk_of[at] for at in reversed(own) for name in operators[at].operator.operands}
         for stage in plan.stages_of(rank):
             self.together.end_stage(cost, cost.chunks[stage // plan.pipeline], stage)
         blocks = block_of_offloaded(self.bound, [name for name in used if name in self.bound.parameters])
-        self.owners = owners_of(self.bound, used)
-        for parameter in self.bound.graph.parameters:  # in a fixed order: sums must not depend on hashes
-            if parameter.name in used:
-                nbytes = self._parameter(
-                    cost, parameter.name, cost.chunks[used[parameter.name]], blocks.get(parameter.name)
-                )
-                if parameter.name in blocks:
-                    at_once[blocks[parameter.name]] = at_once.get(blocks[parameter.name], 0.0) + nbytes
+        for name in parameters:  # in a fixed order: sums must not depend on hashes
+            nbytes = self._parameter(cost, name, cost.chunks[used[name]], blocks.get(name))
+            if name in blocks:
+                at_once[blocks[name]] = at_once.get(blocks[name], 0.0) + nbytes
         gathers = self.in_pairs and plan.training.update.by_block  # a block of each pass
         cost.memory["activations"] += (2 if gathers else interleave) * max(at_once.values(), default=0.0)
         for number, chunk in enumerate(cost.chunks):
@@ -395,9 +397,8 @@ class Walk:
         beyond = self.together.use(pricer, part, name, self.route(moved, tensor, source, target, run)[0], times)
         self.move(cost, chunk, owner, part, moved, tensor, source, target, times, later, beyond, run)
 
-    def _parameter(self, cost: StageCost, name: str, chunk: ChunkCost, block: int | None) -> float:
-        """A parameter of a rank, whose weight is offloaded where its `block` is given; returns the bytes of what visits
-        the device while this block runs."""
+    def _priced(self, name: str) -> tuple[ParameterPrices, tuple[int, bool, int, bool, float | None]]:
+        """The prices of a parameter, and what it has in common with others of the same."""
         plan, graph = self.bound.plan, self.bound.graph
         tensor, stored, trainable = graph.types[name], self.bound.parameters[name], name in graph.differentiable
         local = bool(self.update.local_parameters) and self.update.is_local(name)
@@ -410,7 +411,24 @@ class Walk:
                 tensor, trainable, [stored], t.precision, t.optimizer, self.pricers, self.update, local, share
             )
             self.once.parameters[kind] = (found, stored)
-        prices = self.once.parameters[kind][0]
+        return self.once.parameters[kind][0], kind
+
+    def _launch_accumulation(self, cost: StageCost, name: str, at: int) -> None:
+        """Launch what adds up the gradient of a parameter in the backward pass of the block of its first reader."""
+        prices, _ = self._priced(name)
+        if prices.launches[0]:
+            launches = cost.launches[self.chunk_of[at], self.bound.blocks.block_of(at), "backward"]
+            late = float(prices.late[0])
+            launches.add(float(prices.accumulation[0]) + late, late, float(prices.launches[0]))
+
+    def _parameter(self, cost: StageCost, name: str, chunk: ChunkCost, block: int | None) -> float:
+        """A parameter of a rank, whose weight is offloaded where its `block` is given; returns the bytes of what visits
+        the device while this block runs."""
+        plan, graph = self.bound.plan, self.bound.graph
+        tensor, stored, trainable = graph.types[name], self.bound.parameters[name], name in graph.differentiable
+        local = bool(self.update.local_parameters) and self.update.is_local(name)
+        owner = self.owners.get(name)
+        prices, kind = self._priced(name)
         if trainable and not local and kind not in self._travels:
             self._travels[kind] = (
                 *self.route("sums", self.summed(tensor), stored.gradient, stored.state),
@@ -436,8 +454,9 @@ class Walk:
             chunk.weights += below
             if name in self.tied:
                 self._tied(cost, name)
-        cost.micro_batch["gradient accumulation"] += float(prices.accumulation[0])
-        chunk.pass_of(later=name in self.deferred_weight_gradients).add(work=float(prices.accumulation[0]))
+        added = float(prices.accumulation[0] + prices.late[0])
+        cost.micro_batch["gradient accumulation"] += added
+        chunk.pass_of(later=name in self.deferred_weight_gradients).add(work=added)
         cost.once["optimizer"] += float(prices.update[0])
         cost.memory["weights"] += float(prices.weight[0])
         cost.memory["gradients"] += float(prices.gradient[0])

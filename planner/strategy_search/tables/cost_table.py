@@ -8,6 +8,7 @@ step, bytes per device.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,13 +119,18 @@ class ParameterTable:
     uses: tuple[UseTable, ...]
 
 
+Launched: TypeAlias = tuple[tuple[OperatorTable, ...], tuple[EdgeTable, ...], tuple[ParameterTable, ...], Shares | None]
+"""Tables in which kernels and messages count for shares, and launches for the rest; and the shares."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CostTables:
     """All tables of a template.
 
-    `carried_bytes` has the local bytes of each carried value under its producer's candidates. `apart` has operators and
-    edges with launches counted by pass and kind of block, where these differ: that proves something of single
-    micro-batches and of pipelines only (`planner.strategy_search.tables.launches`).
+    `carried_bytes` has the local bytes of each carried value under its producer's candidates. `shares` is how much
+    kernels count beside launches, where they do. `apart` has all tables with launches counted by pass and kind of
+    block, where these differ: that proves something of single micro-batches and of pipelines only
+    (`planner.strategy_search.tables.launches`).
     """
 
     template: Template
@@ -134,13 +140,16 @@ class CostTables:
     parameters: tuple[ParameterTable, ...]
     result_bytes: Mapping[str, Array]
     update: Update = PLAIN
-    apart: tuple[tuple[OperatorTable, ...], tuple[EdgeTable, ...]] | None = None
+    shares: Shares | None = None
+    apart: Launched | None = None
 
     @property
     def launched_apart(self) -> "CostTables":
         """The same with launches counted by pass and kind of block."""
-        operators, edges = (self.operators, self.edges) if self.apart is None else self.apart
-        return replace(self, operators=operators, edges=edges, apart=None)
+        if self.apart is None:
+            return self
+        operators, edges, parameters, shares = self.apart
+        return replace(self, operators=operators, edges=edges, parameters=parameters, apart=None, shares=shares)
 
     @cached_property
     def nbytes(self) -> int:
@@ -201,7 +210,10 @@ class TableBuilder:
         graph = template.graph
         if like is not None:
             stored = tuple(self._parameter(template, p.name, like.operators, restriction) for p in graph.parameters)
-            return replace(like, parameters=stored, update=self.update)
+            apart = like.apart
+            if apart is not None:
+                apart = (*apart[:2], _added_up(template, stored, apart[3]), apart[3])
+            return replace(like, parameters=_added_up(template, stored, like.shares), update=self.update, apart=apart)
         self._prices.clear()
         self._under.clear()
         self._edges.clear()
@@ -215,12 +227,15 @@ class TableBuilder:
             operators = tuple(self._exchanged(template, index, operators) for index in range(len(operators)))
         if self.overlapped:
             edges = tuple(self._overlapped(template, table, lists) for table in edges)
-        apart = None
-        if self.ahead:
-            together, differing = kernels_shares(template, operators, edges)
-            apart = None if differing is None else _launched_ahead(template, operators, edges, differing)
-            operators, edges = _launched_ahead(template, operators, edges, together)
+        apart, shares = None, None
         parameters = tuple(self._parameter(template, p.name, operators, restriction) for p in graph.parameters)
+        if self.ahead:
+            shares, differing = kernels_shares(template, operators, edges, parameters)
+            if differing is not None:
+                own = _added_up(template, parameters, differing)
+                apart = (*_launched_ahead(template, operators, edges, differing), own, differing)
+            operators, edges = _launched_ahead(template, operators, edges, shares)
+        parameters = _added_up(template, parameters, shares)
         result_bytes = {
             name: table.prices.results[place]
             for op, table in zip(graph.operators, operators, strict=True)
@@ -234,6 +249,7 @@ class TableBuilder:
             parameters=parameters,
             result_bytes=result_bytes,
             update=self.update,
+            shares=shares,
             apart=apart,
         )
 
@@ -609,6 +625,29 @@ def _launched_ahead(
     kinds = [template.kind_of(at) for at in range(len(operators))]
     counted = tuple(_counted(table, shares[kind]) for kind, table in zip(kinds, operators, strict=True))
     return counted, tuple(_scaled(table, shares[kinds[table.edge.consumer]]) for table in edges)
+
+
+def _added_up(
+    template: Template, parameters: Sequence[ParameterTable], shares: Shares | None
+) -> tuple[ParameterTable, ...]:
+    """Parameters whose gradients are added up by kernels that count for shares of the backward pass of their readers,
+    and their launches for the rest; without shares kernels that wait for their launches. What kinds of blocks share may
+    be added up in any of them."""
+
+    def seconds(table: ParameterTable) -> Array:
+        prices = table.prices
+        if shares is None:
+            return prices.accumulation + prices.late
+        backs = sorted({shares[template.kind_of(use.consumer)][1] for use in table.uses})
+        ways = [share * prices.accumulation + (1 - share) * prices.launches for share in backs]
+        return np.minimum.reduce(ways) if ways else prices.accumulation
+
+    return tuple(
+        replace(table, prices=replace(table.prices, accumulation=seconds(table)))
+        if table.prices.launches.any()
+        else table
+        for table in parameters
+    )
 
 
 def _counted(table: OperatorTable, shares: tuple[float, float]) -> OperatorTable:

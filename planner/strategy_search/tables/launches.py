@@ -27,7 +27,7 @@ from planner.strategy_search.solvers.elimination.messages import backtrack, elim
 from planner.strategy_search.solvers.elimination.order import EXACT, schedule
 
 if TYPE_CHECKING:
-    from planner.strategy_search.tables.cost_table import EdgeTable, OperatorTable
+    from planner.strategy_search.tables.cost_table import EdgeTable, OperatorTable, ParameterTable
 
 Array = NDArray[np.float64]
 _Passes = tuple[Array, Array]
@@ -42,15 +42,28 @@ of what is in none (None)."""
 
 
 def kernels_shares(
-    template: Template, operators: Sequence["OperatorTable"], edges: Sequence["EdgeTable"]
+    template: Template,
+    operators: Sequence["OperatorTable"],
+    edges: Sequence["EdgeTable"],
+    parameters: Sequence["ParameterTable"] = (),
 ) -> tuple[Shares, Shares | None]:
-    """One share for all passes and blocks, and a share for each, where these differ."""
+    """One share for all passes and blocks, and a share for each, where these differ. Kernels that add up the gradients
+    of parameters are in the backward pass of their first readers."""
     places = (*range(len(operators)), *(table.edge.consumer for table in edges))
+    read = [table for table in parameters if table.uses]
+    readers = [min(use.consumer for use in table.uses) for table in read]
+    adding = [_accumulation(template, table, table.prices.accumulation) for table in read]
+    added = [_accumulation(template, table, table.prices.launches) for table in read]
     hosts = [_launches(template, table, at) for at, table in enumerate(operators)]
-    kernels, launches = kernels_of(template, operators, edges), _by_kind(template, places, hosts)
-    together, apart = _shares(_by_kind(template, places, kernels), launches)
+    kernels = kernels_of(template, operators, edges)
+    launches = _by_kind(template, (*range(len(operators)), *readers), [*hosts, *added])
+
+    def shares(seconds: Sequence[_Passes]) -> tuple[Shares, Shares]:
+        return _shares(_by_kind(template, (*places, *readers), [*seconds, *adding]), launches)
+
+    together, apart = shares(kernels)
     if set(apart.values()) != {(1.0, 1.0)}:
-        together, apart = _shares(_by_kind(template, places, of_cheapest(template, kernels, edges)), launches)
+        together, apart = shares(of_cheapest(template, kernels, edges))
     return together, apart if len({share for both in apart.values() for share in both}) > 1 else None
 
 
@@ -84,6 +97,11 @@ def _by_kind(template: Template, places: Sequence[int], seconds: Sequence[_Passe
     for at, both in zip(places, seconds, strict=False):
         found[template.kind_of(at)] += [one.min() for one in both]
     return found
+
+
+def _accumulation(template: Template, table: "ParameterTable", seconds: Array) -> _Passes:
+    """Seconds of what adds up the gradient of a parameter, in each pass, in the whole model."""
+    return np.zeros(1), template.parameter_times(table.name) * seconds
 
 
 def _launches(template: Template, table: "OperatorTable", at: int) -> _Passes:

@@ -376,7 +376,7 @@ def template_of(name: str) -> Template:
 @cache
 def with_quick_host(cluster: Cluster) -> Cluster:
     """Machines whose hosts launch in no time: models of tests have kernels shorter than any launch."""
-    return replace(cluster, device=replace(cluster.device, host_latency=cluster.device.host_latency / 2))
+    return replace(cluster, device=replace(cluster.device, host_latency=cluster.device.host_latency / 4))
 
 
 def cluster_of(profile: str, devices: int) -> Cluster:

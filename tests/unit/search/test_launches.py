@@ -112,7 +112,7 @@ def test_blocks_that_count_apart_have_shares_of_their_own() -> None:
 @pytest.mark.parametrize(("pipeline", "micro_batches"), [(1, 1), (2, 2), (1, 2)])
 def test_what_proves_more_of_a_configuration_decides(pipeline: int, micro_batches: int) -> None:
     """Hosts that are slow for some blocks; in a single stage they catch up with the next micro-batch."""
-    cluster = slowed("h100-80gb", 0.33)
+    cluster = slowed("h100-80gb", 0.28)
     update = Update(buckets="none", gathers="ahead")
     request, template = request_of("chain", cluster, 16, precision="bf16", update=update), template_of("chain")
     limits = (bounds(template, BATCH, cluster, request.precision, request.optimizer),)

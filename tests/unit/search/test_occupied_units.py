@@ -10,7 +10,7 @@ from planner.plan.prediction.predict import predict
 from planner.sharding.update import Update
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.search import search
-from tests.unit.search.cases import cluster_of, request_of
+from tests.unit.search.cases import cluster_of, request_of, with_quick_host
 from tests.unit.search.test_block_gathers import check_bound
 
 UNITS = 33.0
@@ -28,7 +28,8 @@ def occupied(cluster: Cluster, units: float = UNITS) -> Cluster:
 @pytest.mark.parametrize("under", UNDER)
 def test_its_share_of_an_overlapped_collective_is_exposed(under: str) -> None:
     """Of seconds that overlap the occupied share is exposed; terms still come to the step."""
-    cluster, update = occupied(cluster_of("h100-80gb", 4), 0), Update(gathers="ahead", buckets=2**12)
+    cluster = with_quick_host(occupied(cluster_of("h100-80gb", 4), 0))
+    update = Update(gathers="ahead", buckets=2**12)
     request = request_of("llama-4", cluster, 64, pinned=UNDER[under], update=update, precision="bf16")
     bound = search(request).bound
     free, less = predict(bound, cluster), predict(bound, occupied(cluster))

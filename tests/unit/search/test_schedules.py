@@ -25,7 +25,7 @@ from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import SearchResult
 from planner.strategy_search.search import search
 from tests.refusals import refused
-from tests.unit.search.cases import cluster_of, request_of
+from tests.unit.search.cases import cluster_of, request_of, with_quick_host
 
 DEEP = {"pipeline": 4, "micro_batches": 4}
 
@@ -166,7 +166,7 @@ def test_values_that_all_blocks_read_are_handed_on() -> None:
 @pytest.mark.slow
 def test_pipelines_that_are_left_out_by_the_bubble_of_1f1b_contend() -> None:
     """Two ranks have the longer sum, and with weight gradients apart the shorter step; four were not evaluated."""
-    request = request_of("residual", cluster_of("ascend-910b-64gb", 4), 8)
+    request = request_of("residual", with_quick_host(cluster_of("ascend-910b-64gb", 4)), 8)
     free = search(request).plan
     assert (free.schedule, free.pipeline) == ("zb_h1", 2)
     for ranks in (1, 2, 4):
