@@ -10,6 +10,7 @@ from costmodels.attention import (
 from costmodels.bounds import collective_lower_bound
 from costmodels.collectives import COLLECTIVES, affine_pieces, collective_time
 from costmodels.compute import FREE_OP_CLASS, operator_time
+from costmodels.delta_rule import DeltaRuleShape, delta_rule_backward_time, delta_rule_time
 from costmodels.dense_servers import served_update_time
 from costmodels.errors import CostModelError
 from costmodels.experts import BALANCED, ExpertsShape, experts_backward_time, experts_time, once_share
@@ -70,6 +71,7 @@ __all__ = [
     "COLLECTIVES",
     "ChunkSeconds",
     "CostModelError",
+    "DeltaRuleShape",
     "Event",
     "ExpertsShape",
     "FORWARD",
@@ -111,6 +113,8 @@ __all__ = [
     "collective_time",
     "counts_at_moments",
     "counts_beyond",
+    "delta_rule_backward_time",
+    "delta_rule_time",
     "element_bytes",
     "ends",
     "experts_backward_time",

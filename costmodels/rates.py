@@ -9,6 +9,7 @@ from hardware_profiles import Device
 
 _RATES: Mapping[str, Callable[[str, Device], FlopsPerSecond]] = {
     "attention": attention_rate,
+    "delta_rule": matmul_rate,
     "experts": matmul_rate,
     "matmul": matmul_rate,
     "recurrent": matmul_rate,

@@ -27,11 +27,13 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from planner.errors import ModelError
+from planner.graph import delta_rule as delta_rule  # makes the operator known to torch
 from planner.graph import repeats
 from planner.graph.alike import NotAlikeError
 from planner.graph.bags import with_bags
 from planner.graph.constants import held_tensor
 from planner.graph.contractions import with_pairs
+from planner.graph.delta_rules import delta_rules_as_operators
 from planner.graph.expert_load import with_named_settings
 from planner.graph.literals import LiteralsKept
 from planner.graph.masks import SINK_ATTENTION, with_mask_kinds
@@ -67,6 +69,13 @@ _NUMBERS = frozenset({"aten.item.default", "aten._local_scalar_dense.default"})
 _SAME_VALUES = frozenset({"aten.contiguous.default"})
 """Left out: whether there is anything to copy depends on the device that attention is traced on; the graph must not."""
 
+_UNSET: Mapping[str, str] = {
+    "aten.empty.memory_format": "aten.zeros.default",
+    "aten.empty_like.default": "aten.zeros_like.default",
+    "aten.new_empty.default": "aten.new_zeros.default",
+}
+"""Tensors whose elements are set later are zeros until then: what is in them would differ from device to device."""
+_TYPE_AS, _TO_DTYPE = "aten.type_as.default", "aten.to.dtype"
 _IGNORED = frozenset({"aten._assert_tensor_metadata.default", "aten._assert_async.msg"})
 
 
@@ -116,7 +125,13 @@ def _graph_of(
 ) -> OperatorGraph:
     wrapped = _Loss(module)
     try:
-        with torch.no_grad(), ordered_sets(module), own_functions_as_operators(module), LiteralsKept():
+        with (
+            torch.no_grad(),
+            ordered_sets(module),
+            own_functions_as_operators(module),
+            delta_rules_as_operators(module),
+            LiteralsKept(),
+        ):
             exported = without_draws(module, lambda: torch.export.export(wrapped, args, kwargs, strict=False))
         written = written_lines(exported)
         targets = [node.target for node in exported.graph.nodes if node.op == "call_function"]
@@ -277,6 +292,14 @@ class _Reader:
                 f"{line_of(node)}, which would differ with the plan; only dropout can be drawn alike on any number of"
                 f" devices ({', '.join(CHANCES)}), and not in place: use one of these, or pass the numbers in as inputs"
             )
+        arguments = tuple(self._argument(argument) for argument in node.args)
+        if op == _TYPE_AS:  # of the other tensor nothing but its dtype is read
+            other = node.args[1]
+            assert isinstance(other, fx.Node)
+            op, arguments = _TO_DTYPE, (arguments[0], self._argument(other.meta["val"].dtype))
+        keywords = tuple((key, self._argument(argument)) for key, argument in node.kwargs.items())
+        if op in _UNSET:
+            op, keywords = _UNSET[op], tuple(pair for pair in keywords if pair[0] != "memory_format")
         value = node.meta["val"]
         results = value if isinstance(value, tuple | list) else (value,)
         many = isinstance(value, tuple | list)
@@ -292,8 +315,8 @@ class _Reader:
             Operator(
                 name=node.name,
                 op=op,
-                arguments=tuple(self._argument(argument) for argument in node.args),
-                keywords=tuple((key, self._argument(argument)) for key, argument in node.kwargs.items()),
+                arguments=arguments,
+                keywords=keywords,
                 results=tuple(n if isinstance(r, torch.Tensor) else None for n, r in zip(names, results, strict=True)),
                 module=_module_path(node),
                 line=users_line(node),

@@ -40,10 +40,13 @@ import numpy as np
 from costmodels import (
     FREE_OP_CLASS,
     AttentionShape,
+    DeltaRuleShape,
     ExpertsShape,
     RecurrentShape,
     attention_backward_time,
     attention_time,
+    delta_rule_backward_time,
+    delta_rule_time,
     element_bytes,
     experts_backward_time,
     experts_time,
@@ -53,6 +56,7 @@ from costmodels import (
     recurrent_time,
     weight_gradient_time,
 )
+from planner.graph.delta_rules import CHUNK
 from planner.pricing import composed_losses
 from planner.pricing.composed_norms import KERNELS, composed_seconds, is_composed
 from planner.pricing.kernel_call import Array, KernelCall, attention_shape, misaligned, passed, scores_of
@@ -482,8 +486,19 @@ def _recurrent(call: KernelCall) -> tuple[Array, Array]:
     return forward, np.asarray(recurrent_backward_time(shape, dtype, call.device))
 
 
+def _delta_rule(call: KernelCall) -> tuple[Array, Array]:
+    dtype = call.multiplied
+    extents = {role: call.extent(factors) for role, factors in call.rule.roles}
+    shape = DeltaRuleShape(**extents, chunk=CHUNK)
+    forward = np.asarray(delta_rule_time(shape, dtype, call.device))
+    if not call.graded:
+        return forward, np.zeros(len(call.extents))
+    return forward, np.asarray(delta_rule_backward_time(shape, dtype, call.device))
+
+
 _BY_SHAPE: Mapping[str, Callable[[KernelCall], tuple[Array, Array]]] = {
     "attention": _attention,
+    "delta_rule": _delta_rule,
     "experts": _experts,
     "matmul": _matmul,
     "recurrent": _recurrent,

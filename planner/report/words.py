@@ -7,7 +7,9 @@ from planner.graph.per_replica import called
 from planner.plan.binding.bind import BoundOperator
 from planner.plan.layout.patterns import factor_word
 
-SHOWN = frozenset({"matmul", "attention", "experts", "normalisation", "embedding", "cross_entropy", "recurrent"})
+SHOWN = frozenset(
+    {"matmul", "attention", "experts", "normalisation", "embedding", "cross_entropy", "recurrent", "delta_rule"}
+)
 """Classes of the operators that do the work."""
 
 

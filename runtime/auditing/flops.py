@@ -17,11 +17,13 @@ from typing import Any
 import torch
 
 from hardware_profiles import Flops
+from planner.graph.delta_rules import CHUNK
 
 Arguments = Sequence[Any]
 Formula = Callable[[Arguments, Any], Flops]
 """From the arguments of a kernel and what it returns."""
 
+_CHUNK_AT = 6  # of the gated delta rule, where it is not the usual one
 _AGAIN = 2.5  # backward attention: five products where the forward pass has two
 
 
@@ -63,6 +65,22 @@ def _biased_backward(given: Arguments, _: Any) -> Flops:
     return _AGAIN * _attention(given[1], given[2], given[3], causal=False)
 
 
+def _delta_rule(query: torch.Tensor, value: torch.Tensor, chunk: int) -> Flops:
+    """A step of a head makes two rows of products with the keys of its chunk, solves a triangle for keys and values,
+    and reads what they write; it reads from the state twice, and writes to it."""
+    batch, steps, heads, wide = value.shape
+    keys, chunk = query.shape[-1], min(chunk, steps)
+    return float(batch * steps * heads * (5 * chunk * keys + 3 * chunk * wide + 6 * keys * wide))
+
+
+def _delta_rule_forward(given: Arguments, _: Any) -> Flops:
+    return _delta_rule(given[0], given[2], given[6] if len(given) > _CHUNK_AT else CHUNK)
+
+
+def _delta_rule_backward(given: Arguments, _: Any) -> Flops:
+    return 3.0 * _delta_rule(given[1], given[3], given[7])
+
+
 def _grouped(given: Arguments, _: Any) -> Flops:
     """Every row with one matrix."""
     rows: torch.Tensor = given[0]
@@ -90,6 +108,8 @@ FLOPS: Mapping[str, Formula] = {
         _AGAIN * _attention(given[1], given[2], given[3], bool(given[6]))
     ),
     "planner.biased_attention.default": _biased_forward,
+    "planner.gated_delta_rule.default": _delta_rule_forward,
+    "planner.gated_delta_rule_backward.default": _delta_rule_backward,
     "planner.grouped_outer.default": _grouped,
     "planner.grouped_product.default": _grouped,
     "planner.fp8_blocks_product.default": lambda given, _: 2.0 * math.prod(given[0].shape) * given[2].shape[0],

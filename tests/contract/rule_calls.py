@@ -8,11 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
+from planner.graph import delta_rule as delta_rule  # makes the operator known to torch
 from planner.graph.call import Call, Typed
 from planner.graph.masks import MASKED_ATTENTION
 from planner.graph.operator_graph import ROWS_FROM, TorchConstant
 from planner.graph.trace import resolve, tensor_type
-from planner.models import experts as experts  # makes the operator known to torch
+from planner.models import experts as experts  # this one, too
 from planner.sharding.rule import Rule
 from planner.sharding.rules import RULES
 
@@ -157,7 +158,7 @@ def _mask(*shape: int) -> torch.Tensor:
 def examples() -> Iterator[Example]:
     """At least one call for each row of the table of rules."""
     groups = (
-        *(_contractions, _masked_attention, _experts, _lookups, _picks),
+        *(_contractions, _masked_attention, _delta_rules, _experts, _lookups, _picks),
         *(_elementwise, _masks_and_numbers, _views, _along, _reductions, _factories),
         *(_convolutions, _channels, _recurrent, _bags, _losses),
     )
@@ -243,6 +244,14 @@ def _masked_attention() -> Iterator[tuple[Any, ...]]:
     yield MASKED_ATTENTION, "documents, both ways", wide, narrow, narrow, documents, padding, both
     yield MASKED_ATTENTION, "sinks", query, query, query, None, None, _random(4), kinds
     yield MASKED_ATTENTION, "sinks of groups", wide, narrow, narrow, documents, None, _random(8), both
+
+
+def _delta_rules() -> Iterator[tuple[Any, ...]]:
+    rule, strengths = "planner.gated_delta_rule.default", _random(2, 6, 4).sigmoid()
+    heads, values = _random(2, 6, 4, 3), _random(2, 6, 4, 2)
+    yield rule, "grouped", _random(2, 6, 2, 3), _random(2, 6, 2, 3) / 2, values, -_positive(2, 6, 4), strengths, True, 4
+    yield rule, "one head each", heads, heads / 3, values, -_positive(2, 6, 4), strengths
+    yield rule, "channels that decay", heads, heads.flip(0), values, -_positive(2, 6, 4, 3), strengths, True, 4
 
 
 def _experts() -> Iterator[tuple[Any, ...]]:

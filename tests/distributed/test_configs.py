@@ -20,6 +20,8 @@ WAYS: dict[str, dict[str, object]] = {
 }
 MODELS = {
     "gpt-oss": ("tensor", "experts", "zero3", "stages", "ring", "heads"),
+    "kimi-linear": ("tensor", "stages"),
+    "qwen3-next": ("tensor", "experts", "zero3", "stages"),
 }
 CASES = [(model, way) for model, ways in MODELS.items() for way in ways]
 

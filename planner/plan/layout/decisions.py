@@ -16,7 +16,9 @@ from planner.plan.words import table_words, tensor_overlap_words
 from planner.sharding.layout import REPLICATE, shard_length
 from planner.sharding.usual_pattern import usual_factors
 
-COUNTED = frozenset({"matmul", "attention", "experts", "normalisation", "embedding", "cross_entropy", "recurrent"})
+COUNTED = frozenset(
+    {"matmul", "attention", "experts", "normalisation", "embedding", "cross_entropy", "recurrent", "delta_rule"}
+)
 """Classes of the operators that do the work, of which people decide how they are split."""
 
 _USUAL_SCHEDULES = ("1f1b", "interleaved_1f1b")

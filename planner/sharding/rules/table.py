@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from planner.fp8_recipes import RECIPES
 from planner.graph.contractions import EINSUM
+from planner.graph.delta_rules import DELTA_RULE
 from planner.graph.fp8 import fp8_operator
 from planner.graph.masks import MASKED_ATTENTION
 from planner.graph.random_ops import CHANCES
@@ -17,6 +18,7 @@ from planner.graph.recurrent import GATES, LSTM
 from planner.sharding.rules.channels import BatchNorm, GroupNorm
 from planner.sharding.rules.contraction import Contraction
 from planner.sharding.rules.convolution import Convolution, Pool
+from planner.sharding.rules.delta_rule import DeltaRule
 from planner.sharding.rules.einsum import Einsum, InnerPattern, Matmul
 from planner.sharding.rules.experts import Experts
 from planner.sharding.rules.fp8 import Fp8Linear
@@ -158,6 +160,7 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.group_norm.default": GroupNorm(),
     # sequences, step by step
     **{op: Recurrent(gates=gates, states=2 if op == LSTM else 1) for op, gates in GATES.items()},
+    DELTA_RULE: DeltaRule(),
     # further lookups and losses
     "planner.embedding_bag": EmbeddingBag(),
     "planner.rows_from_host": OutsideRows(place="host"),

@@ -30,8 +30,8 @@ from tests.refusals import refused
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 DEEPSEEK = ("deepseek-v2", "deepseek-v3")
 FAMILIES = (
-    "bert-hf", *DEEPSEEK, "deberta", "gpt-oss", "gpt2", "llama", "mistral", "mixtral", "modernbert", "olmoe", "qwen2",
-    "qwen3", "qwen3-moe", "t5-hf", "vit",
+    "bert-hf", *DEEPSEEK, "deberta", "gpt-oss", "gpt2", "llama", "mistral", "mixtral", "modernbert",
+    "olmoe", "qwen2", "qwen3", "qwen3-moe", "qwen3-next", "t5-hf", "vit",
 )  # fmt: skip
 ATTENTION = "aten.scaled_dot_product_attention.default"
 EXPERTS = "planner.experts.default"

@@ -1,0 +1,63 @@
+"""The rule of the gated delta rule (`planner.graph.delta_rule`).
+
+    b s g d, b s g d, b s (g r) e, b s (g r), b s (g r) -> b s (g r) e
+
+r heads of values share one of keys. Samples, heads and the columns of values are independent of each other; steps, and
+the channels of keys, are whole on every device. In chunks of C steps a step of a head takes 5 C d + 3 C e + 6 d e
+operations: with those of its chunk it makes two rows of products of keys (4 C d), solves a triangle for d + e columns
+(C d + C e) and reads what they write (2 C e); it reads from the state twice and writes to it (6 d e). Nothing but the
+operands is kept; the backward pass computes the forward pass again.
+"""
+
+from dataclasses import dataclass, replace
+from typing import final
+
+from planner.graph.call import Call
+from planner.graph.delta_rules import CHUNK
+from planner.sharding.rule import Rule, Work
+from planner.sharding.rules.einsum import WIDE, Einsum
+from planner.sharding.rules.spec import RuleSpec
+
+_ARGUMENT = (6, "chunk")
+_EVERY = (0, 1, 2, 3, 4)
+_LIVING = (13.0, 4.0, 8.0)
+"""Tensors in float32 at least that live together in the backward pass: of keys, of values, of pairs of a chunk."""
+_LIVING_EACH = (7.0, 3.0, 5.0)
+"""The same with a decay for each channel, where chunks are computed one by one: the last are of one chunk's pairs, of
+each channel."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class DeltaRule(RuleSpec):
+    """Queries, keys, values, decays of a head or of each channel of its keys, and strengths."""
+
+    def build(self, call: Call) -> Rule:
+        query, _, _, decay, _ = call.operands
+        each = len(decay.shape) == len(query.shape)
+        chunk = float(min(call.integer(*_ARGUMENT, CHUNK), query.shape[1]))
+        width = float(max(WIDE, query.element_bytes))
+        rule = Einsum(
+            pattern=f"b s g d, b s g d, b s (g r) e, b s (g r){' d' if each else ''}, b s (g r) -> b s (g r) e",
+            op_class="delta_rule",
+            positions=_EVERY,
+            blocked="s d",
+            work=((5 * chunk, "b s g r d"), (3 * chunk, "b s g r e"), (6.0, "b s g r d e")),
+            gradient_work=0.4,  # twice the forward work for the gradients of all five operands
+            repeated_work=1.0,
+            saves=tuple((operand, _EVERY) for operand in _EVERY),
+            roles=(("batch", "b"), ("steps", "s"), ("heads", "g r"), ("keys", "d"), ("values", "e")),
+        ).build(call)
+        keys, values, pairs = _LIVING_EACH if each else _LIVING
+        living = (
+            (keys * width, "b s g r d"),
+            (values * width, "b s g r e"),
+            (pairs * width * chunk**2, "b g r d") if each else (pairs * width * chunk, "b s g r"),
+        )
+        return replace(rule, scratch=tuple(_work(rule, *each) for each in living))
+
+
+def _work(rule: Rule, coefficient: float, names: str) -> Work:
+    return Work(
+        coefficient=coefficient, factors=tuple(rule.index[name] for name in names.split() if name in rule.index)
+    )
