@@ -19,6 +19,7 @@ from planner.plan.schedule_checks import PASSES
 from planner.strategy_search.job import PRECISION
 from planner.strategy_search.request.space import ContextBy, Pattern, Pinned
 from planner.validation.contradictions import refuse_contradictions
+from planner.validation.nanotron import is_nanotron, nanotron_vocabulary
 from planner.validation.otherwise import refuse_otherwise
 from planner.validation.recipes import virtual_stages_by_recipe
 from planner.validation.recomputation import repeated, running, spared_of
@@ -179,6 +180,10 @@ def _candidates(row: Row, precision: str, notes: list[str]) -> list[Dimensions]:
     if vocabulary is None:
         vocabulary = USUAL_VOCABULARY
         notes.append(f"vocab unknown: {USUAL_VOCABULARY}, as Llama's")
+    padded = padded_vocabulary(vocabulary)
+    if is_nanotron(row):
+        padded = nanotron_vocabulary(vocabulary, row.integer("tp") or 1)
+        notes.append(f"vocabulary of {padded}, as nanotron pads it")
     if hidden % heads and head is None and not like:
         raise UnsupportedError(f"head_dim is empty, and {heads} heads do not divide hidden={hidden}")
     if heads % kv_heads:
@@ -198,7 +203,7 @@ def _candidates(row: Row, precision: str, notes: list[str]) -> list[Dimensions]:
             ffn=ffn,
             heads=heads,
             kv_heads=kv_heads,
-            vocabulary=padded_vocabulary(vocabulary),
+            vocabulary=padded,
             tied=tied,
             sequence=_needed(row, "seq_len"),
             precision=precision,

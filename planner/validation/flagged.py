@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hardware_profiles import Hidden, Software, load_software
+from planner.validation.nanotron import NANOTRON
 from planner.validation.words import mentions
 
 OVERLAPPED: Mapping[str, float] = {"reductions": 0.8, "gathers": 0.8, "tensor": 0.5}
@@ -59,7 +60,6 @@ _EAGER_WORD = r"\beager\b"
 _MEGATRON = r"megatron|transformer engine|\bte\b|\bapex\b"
 """Words for kernels that are there whatever else is eager."""
 
-_NANOTRON = r"\bnanotron\b"
 _GATHERED_AGAIN = "2024-07-17"
 """Date of nanotron's tp_recompute_allgather (commit 1e02a9ce), on by default: before, a column-parallel layer under
 sequence parallelism kept its gathered input for the weight gradient."""
@@ -104,7 +104,7 @@ def with_kernels(stack: Software, flags: str, notes: list[str], date: str = "") 
         stack = replace(stack, passes=like.passes, fused=like.fused, accumulates=like.accumulates, stored=stored)
         heads = load_software("deepspeed").softmax_heads if mentions(flags, _FUSED_SOFTMAX) else _NO_HEADS
         stack = replace(stack, loss="whole", softmax_heads=heads)
-    if mentions(flags, _NANOTRON) and own and date < _GATHERED_AGAIN:
+    if mentions(flags, NANOTRON) and own and date < _GATHERED_AGAIN:
         notes.append("what sequence parallelism gathers is kept whole (nanotron before tp_recompute_allgather)")
         stack = replace(stack, regathers=False)
     if (hugging_face or eager) and not mentions(flags, _FUSED_NORMS):

@@ -2,14 +2,15 @@
 
     what the row says                                      layers of its stages
     layers_per_stage, or num-layer-list among its flags    those
+    nanotron                                               by their weights (`nanotron.py`)
     stages divide the layers                               equally many
     stages divide the layers and two more                  embedding and head are layers: one less at both ends
     a DeepSeek                                             equally many, rounded up, and the last what is left
     anything else                                          virtual stages: not evaluated; else as the search divides
 
-The third is what Megatron-LM demands for such numbers (--account-for-embedding-in-pipeline-split and its like for the
+The fourth is what Megatron-LM demands for such numbers (--account-for-embedding-in-pipeline-split and its like for the
 loss), and what Llama 3 405B was trained with (Grattafiori et al. 2024, section 3.3.2: 126 layers on 16 stages). The
-fourth are the layouts of the recipes of Megatron Bridge for DeepSeek-V3 (61 layers), without its layer that predicts
+fifth are the layouts of the recipes of Megatron Bridge for DeepSeek-V3 (61 layers), without its layer that predicts
 tokens.
 """
 
@@ -18,6 +19,7 @@ import re
 from planner.errors import RequestError
 from planner.models.dimensions import Dimensions
 from planner.validation.cells import layer_counts
+from planner.validation.nanotron import is_nanotron, nanotron_stages
 from planner.validation.rows import Row
 from planner.validation.unsupported import UnsupportedError
 
@@ -37,6 +39,10 @@ def stage_layers(row: Row, model: Dimensions, virtual: int, notes: list[str]) ->
                 f" {stages} stages hold n_layers={layers}"
             )
         return given if len(set(given)) > 1 else None
+    if pipeline > 1 and virtual == 1 and is_nanotron(row):
+        dealt = nanotron_stages(model, pipeline)
+        notes.append(f"layers of stages as nanotron deals them out: {' '.join(map(str, dealt))}")
+        return dealt if len(set(dealt)) > 1 else None
     share, rest = divmod(layers, stages)
     if not rest:
         return None

@@ -1,0 +1,30 @@
+"""Models as nanotron builds them: vocabularies that are padded to the tensor parallel degree alone, and stages that are
+dealt out by weights."""
+
+from pathlib import Path
+
+import pytest
+
+from planner.validation.configuration import run_of
+from tests.unit.validation.test_software import one
+
+OWN = {"other_flags": "nanotron in eager PyTorch", "n_params_B": "", "n_devices": "8", "dp": "", "global_batch": "16"}
+LLAMA = {"n_layers": "24", "hidden": "2048", "ffn_hidden": "4096", "n_heads": "32", "n_kv_heads": "32"}
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "stages"), [("1", None), ("2", (14, 10)), ("4", (7, 7, 6, 4)), ("8", (4, 3, 3, 4, 3, 3, 4, 0))]
+)
+def test_stages_are_dealt_out_by_weights(tmp_path: Path, pipeline: str, stages: tuple[int, ...] | None) -> None:
+    """The head is as heavy as two layers and a half, and each stage takes the layer that makes it more than its
+    share."""
+    run = run_of(one(tmp_path, **OWN, **LLAMA, tp="1", pp=pipeline))
+    assert run.stages == stages
+    assert (stages is None) == (not any("nanotron deals them out" in note for note in run.notes))
+
+
+@pytest.mark.parametrize(("tensor", "words"), [("1", 50257), ("2", 50258), ("8", 50264)])
+def test_vocabularies_are_padded_to_the_tensor_parallel_degree(tmp_path: Path, tensor: str, words: int) -> None:
+    assert run_of(one(tmp_path, **OWN, **LLAMA, tp=tensor, pp="1")).job.model.vocabulary == words
+    other = {**OWN, "other_flags": ""}
+    assert run_of(one(tmp_path, **other, **LLAMA, tp=tensor, pp="1")).job.model.vocabulary == 50304
