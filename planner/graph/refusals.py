@@ -20,6 +20,7 @@ import torch
 from torch import fx, nn
 
 from planner.errors import ModelError
+from planner.graph.random_ops import CHANCES
 
 _HERE = Path(__file__).parent
 _ZOO = f"{_HERE.parent / 'models'}{os.sep}"
@@ -119,6 +120,15 @@ def users_line(node: fx.Node) -> str:
 def reads_number(module: nn.Module, node: fx.Node) -> ModelError:
     """The error for a number read out of a tensor that ends up in the graph."""
     return ModelError(f"{type(module).__name__} reads a number out of a tensor{line_of(node)}; {_READ}")
+
+
+def draws(module: nn.Module, op: str, place: str, at: str) -> ModelError:
+    """The error for an operator, called in a module `place`, that draws numbers which nobody could draw alike."""
+    return ModelError(
+        f"{type(module).__name__} draws random numbers by {op}{f' in {place}' if place else ''}{at}, which would differ"
+        f" with the plan; only dropout can be drawn alike on any number of devices ({', '.join(CHANCES)}), and not in"
+        " place: use one of these, or pass the numbers in as inputs"
+    )
 
 
 def changes_input(module: nn.Module, name: str, at: str) -> ModelError:

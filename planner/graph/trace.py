@@ -35,6 +35,7 @@ from planner.graph.constants import held_tensor
 from planner.graph.contractions import with_pairs
 from planner.graph.delta_rules import delta_rules_as_operators
 from planner.graph.expert_load import with_named_settings
+from planner.graph.kept_samples import RAND, with_kept_samples
 from planner.graph.literals import LiteralsKept
 from planner.graph.masks import SINK_ATTENTION, with_mask_kinds
 from planner.graph.names import check_names, free_name
@@ -54,6 +55,7 @@ from planner.graph.recurrent import GATES, with_recurrent_layers
 from planner.graph.refusals import (
     changes_input,
     depends_on_content,
+    draws,
     line_of,
     reads_number,
     refusal,
@@ -107,8 +109,10 @@ def _traced(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] 
 
 
 def _distinct(arguments: Any, module: nn.Module) -> Any:
-    """Fresh example tensors without data: export takes one tensor given twice for one input."""
-    first = next(module.parameters(), None)
+    """Fresh example tensors without data: export takes one tensor given twice for one input. They are where parameters
+    are: without data where some are, though others, made by `torch.Tensor(...)`, were made on the host all the same."""
+    parameters = tuple(module.parameters())
+    first = next((one for one in parameters if one.is_meta), parameters[0] if parameters else None)
 
     def fresh(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -145,6 +149,7 @@ def _graph_of(
     except Exception as error:
         raise refusal(module, error) from error
     read = with_named_settings(_Reader(module, exported, written).read())
+    read = with_kept_samples(read, lambda op: draws(module, op.op, op.module, op.at))
     flat = with_pairs(with_recurrent_layers(with_bags(read)))
     graph = with_mask_kinds(repeats.expand(flat, announced) if announced else flat)
     if graph.loss not in graph.differentiable:
@@ -285,13 +290,8 @@ class _Reader:
             return
         if op in _NUMBERS and node.users:
             raise reads_number(self.module, node)
-        if _draws(node) and op not in CHANCES and op not in GATES:
-            place = _module_path(node)
-            raise ModelError(
-                f"{type(self.module).__name__} draws random numbers by {op}{f' in {place}' if place else ''}"
-                f"{line_of(node)}, which would differ with the plan; only dropout can be drawn alike on any number of"
-                f" devices ({', '.join(CHANCES)}), and not in place: use one of these, or pass the numbers in as inputs"
-            )
+        if _draws(node) and op not in CHANCES and op not in GATES and op != RAND:
+            raise draws(self.module, op, _module_path(node), line_of(node))
         arguments = tuple(self._argument(argument) for argument in node.args)
         if op == _TYPE_AS:  # of the other tensor nothing but its dtype is read
             other = node.args[1]

@@ -341,6 +341,19 @@ def with_experts_as_operators(module: Any) -> None:
         check_experts(module, type(module).__name__)
 
 
+def experts_where_they_can(module: Any) -> None:
+    """Have experts be operators where a module is a model of transformers and the operator computes them; others stay
+    as they are."""
+    if not type(module).__module__.startswith("transformers.") or not hasattr(module, "set_experts_implementation"):
+        return
+    implementation = module.config._experts_implementation
+    try:
+        with_experts_as_operators(module)
+    except ModelError:
+        if module._can_set_experts_implementation():
+            module.set_experts_implementation(implementation)
+
+
 def _one_line(error: Exception) -> str:
     """An error as one line, which says of what kind it is where its text alone does not."""
     text = " ".join(str(error).split())[:300]

@@ -19,9 +19,10 @@ def check_experts(module: Any, where: str) -> None:
     for name, part in module.named_modules():
         if not hasattr(part, "is_concatenated") or not hasattr(part, "has_gate"):
             continue
-        activation = type(getattr(part, "act_fn", None)).__name__
+        function = getattr(part, "act_fn", None)
+        activation = getattr(function, "__name__", type(function).__name__)
         setattr(part, _BOUNDS, None if _has_default_gate(part) else _bounds(part))
-        plain = activation in (torch.nn.SiLU.__name__, "SiLUActivation")
+        plain = activation in (torch.nn.SiLU.__name__, "SiLUActivation") or function is torch.nn.functional.silu
         found = [
             ("no gate", not part.has_gate),
             ("a gate of their own", not _has_default_gate(part) and getattr(part, _BOUNDS) is None),

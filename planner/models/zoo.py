@@ -14,7 +14,7 @@ from planner.limits import interrupting
 from planner.models.clicks import CLICK_FAMILIES, CLICK_MODELS
 from planner.models.deepseek_models import DEEPSEEK_FAMILIES, DEEPSEEK_MODELS
 from planner.models.entry import TRACE_BATCH, Dimension, Example, ZooEntry
-from planner.models.huggingface import from_config, is_config
+from planner.models.huggingface import experts_where_they_can, from_config, is_config
 from planner.models.images import IMAGE_FAMILIES, IMAGE_MODELS
 from planner.models.imported import imported_factory
 from planner.models.language_models import LANGUAGE_FAMILIES, LANGUAGE_MODELS
@@ -234,6 +234,7 @@ def _from_factory(reference: str, *, dtype: str, device: str) -> BuiltModel:
             f"the factory {reference} must return (module, args) or (module, args, kwargs); it returned {_kinds(made)}"
         )
     floating = getattr(torch, dtype)
+    experts_where_they_can(parts[0])
     module, args, kwargs = parts[0], tuple(parts[1]), dict(parts[2]) if len(parts) == 3 else {}
     if not _is_mixed(module):
         module, (args, kwargs) = module.to(floating), _converted((args, kwargs), floating)

@@ -7,8 +7,8 @@ overridden, and matched in their order with the operators of the graph that drop
     module    F.dropout(x, 0.1)   F.scaled_dot_product_...      F.dropout(x, 0.1) ...
 
 Recurrent modules drop between their layers, which are computed one by one for that, as in the graph
-(`planner.graph.recurrent`). Any other function that drops inside of itself, as `F.multi_head_attention_forward` does,
-is not seen through: what is left over at the end says so.
+(`planner.graph.recurrent`). Numbers of `rand` are those that say which samples are kept. Any other function that drops
+inside of itself, as `F.multi_head_attention_forward` does, is not seen through: what is left over at the end says so.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,6 +50,8 @@ class SameDropout(TorchFunctionMode):
             return self._drop(func, lambda shape: _features(func, shape), *args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return self._attention(func, *args, **kwargs)
+        if func is torch.rand:
+            return self._kept_samples(*args, **kwargs)
         if func in _RECURRENT:
             return self._recurrent(func, *args, **kwargs)
         return func(*args, **kwargs)
@@ -81,6 +83,15 @@ class SameDropout(TorchFunctionMode):
         keep = keep.view(keep.shape[-input.dim() :])  # a sample dim may have been added
         dropped = drop(input, keep, p)
         return (dropped, keep) if function is torch.native_dropout else dropped
+
+    def _kept_samples(self, *size: Any, **keywords: Any) -> torch.Tensor:
+        """0 or 1 for each sample, of which what follows in the module makes the same (`planner.graph.kept_samples`)."""
+        given = size[0] if size and isinstance(size[0], list | tuple) else size
+        shape = tuple(keywords.pop("size", given))
+        p = drop_probability(self._dropping[self._used]) if self._used < len(self._dropping) else 0.0
+        device = torch.empty(0, device=keywords.get("device")).device
+        keep = keep_mask(self._key("rand", p), whole_region(shape), p, device)
+        return keep.view(shape).to(keywords.get("dtype") or torch.get_default_dtype())
 
     def _attention(
         self,

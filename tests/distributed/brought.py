@@ -118,6 +118,36 @@ def siglip() -> Example:
     return _pairs("Siglip")
 
 
+def granite_moe() -> Example:
+    """Experts of transformers, which become operators though nobody said so."""
+    return _language("GraniteMoe", **LANGUAGE, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2)
+
+
+def swin() -> Example:
+    """Windows that are rolled, and branches that are left out for some samples."""
+    import transformers
+
+    config = transformers.SwinConfig(
+        image_size=16, patch_size=2, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4, num_labels=5,
+        drop_path_rate=0.4,
+    )  # fmt: skip
+    inputs = {"pixel_values": torch.randn(BATCH, 3, 16, 16), "labels": torch.randint(0, 5, (BATCH,))}
+    return transformers.SwinForImageClassification(config), (), inputs
+
+
+def wav2vec2() -> Example:
+    """A convolution whose weight is made of a length and a direction, and a parameter that is made on the host."""
+    import transformers
+
+    config = transformers.Wav2Vec2Config(
+        **SIZES, vocab_size=VOCABULARY, intermediate_size=64, conv_dim=(16, 16), conv_kernel=(10, 3),
+        conv_stride=(5, 2), num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=4, num_labels=5, layerdrop=0.0,
+        apply_spec_augment=False, classifier_proj_size=16,
+    )  # fmt: skip
+    inputs = {"input_values": torch.randn(BATCH, 400), "labels": torch.randint(0, 5, (BATCH,))}
+    return transformers.Wav2Vec2ForSequenceClassification(config), (), inputs
+
+
 class MixedDtypes(nn.Module):
     """Norms in float32, the rest in bfloat16."""
 

@@ -17,7 +17,7 @@ from tests.refusals import refused
 NAMED = ("whisper", "falcon_alibi", "clip", "mixed_dtypes", "index_add", "recurrent", "own_function", "masked")
 OTHERS = (
     "falcon", "gpt_neo", "opt", "gemma2", "gemma3", "mpt", "phi", "stablelm", "gpt_neox", "olmo2", "siglip", "of_batch",
-    "bloom",
+    "bloom", "granite_moe", "wav2vec2", "swin",
 )  # fmt: skip
 
 
@@ -55,6 +55,15 @@ MASKED: dict[str, dict[str, object]] = {
 def test_masks_that_are_known_by_their_kind_are_cut(how: str, pair) -> None:
     text = planned("masked", 2, global_batch=4, **MASKED[how])
     assert text.count('"k@q"') == (2 if "ring" in how else 0)
+    assert max(pair.run("tasks_brought", "difference", text)) < 1.0
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.parametrize("degrees", [{"data": 2, "zero": 3, "micro_batches": 2}, {"tensor": 2}], ids=str)
+def test_branches_are_left_out_for_the_same_samples(degrees: dict[str, int], pair) -> None:
+    text = planned("swin", 2, global_batch=8, **degrees)
+    assert text.count("dropout") > 0
     assert max(pair.run("tasks_brought", "difference", text)) < 1.0
 
 

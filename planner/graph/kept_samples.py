@@ -1,0 +1,81 @@
+"""Stochastic depth: a residual branch that is left out for some samples (Huang et al. 2016, arXiv 1603.09382), as
+people write it in vision models:
+
+    r = rand(b, 1, 1)    floor(r + keep)    x / keep * that         0 or 1 for each sample
+
+What is drawn there must not depend on how samples are divided. So these numbers are made by dropping ones, which are
+drawn by the place of an element under every plan:
+
+    ones(b, 1, 1) ─ dropout(1 - keep) ─ not 0 ─> 0 or 1             kept with the probability `keep`, too
+
+Every other call of `rand` is refused.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from planner.errors import ModelError
+from planner.graph.operator_graph import Argument, Operator, OperatorGraph, TensorType, TorchConstant, ValueRef
+
+RAND = "aten.rand.default"
+_ADD, _FLOOR = "aten.add.Tensor", "aten.floor.default"
+
+
+def with_kept_samples(graph: OperatorGraph, refused: Callable[[Operator], ModelError]) -> OperatorGraph:
+    """`graph` without calls of `rand`. Raises what `refused` says of one that is none of these."""
+    if not any(op.op == RAND for op in graph.operators):
+        return graph
+    types, left = dict(graph.types), set[int]()
+    made: dict[int, tuple[Operator, ...]] = {}
+    for at, op in enumerate(graph.operators):
+        if op.op == RAND:
+            places, keep = _kept(graph, op)
+            if keep is None:
+                raise refused(op)
+            made[at], left = _dropping(types, op, graph.operators[places[1]], keep), left | set(places)
+    operators = [
+        each
+        for at, op in enumerate(graph.operators)
+        for each in made.get(at, () if at in left else (op,))
+    ]  # fmt: skip
+    gone = {str(name) for at in left for name in graph.operators[at].results} | {
+        str(graph.operators[at].results[0]) for at in made
+    }
+    read = {name for op in operators for name in (*op.operands, *(each or "" for each in op.results))}
+    kept = {name: each for name, each in types.items() if name not in gone or name in read}
+    return replace(graph, types=kept, operators=tuple(operators))
+
+
+def _kept(graph: OperatorGraph, op: Operator) -> tuple[tuple[int, ...], float | None]:
+    """The operators behind a call of `rand` that make 0 or 1 of it, and the probability of 1, None where none do."""
+    result = str(op.results[0])
+    (added, *more), shape = graph.consumers.get(result, (-1,)), graph.types[result].shape
+    if more or added < 0 or any(extent != 1 for extent in shape[1:]):
+        return (), None
+    sum_ = graph.operators[added]
+    terms = [term for term in sum_.arguments if term != ValueRef(result)]
+    (floored, *more) = graph.consumers.get(str(sum_.results[0]), (-1,))
+    if sum_.op != _ADD or sum_.keywords or len(terms) != 1 or more or graph.operators[floored].op != _FLOOR:
+        return (), None
+    (keep,) = terms
+    known = isinstance(keep, float) and 0.0 < keep < 1.0
+    return (added, floored), keep if known else None  # type: ignore[return-value]
+
+
+def _dropping(types: dict[str, TensorType], op: Operator, last: Operator, keep: float) -> tuple[Operator, ...]:
+    """Operators that make the result of the `last` one."""
+    drawn, result = str(op.results[0]), str(last.results[0])
+    whole = types[drawn]
+    names = [f"{drawn} {what}" for what in ("whole", "dropped", "kept")]
+    for name, dtype in zip(names, (whole.dtype, whole.dtype, "bool"), strict=True):
+        types[name] = replace(whole, dtype=dtype)
+    calls: tuple[tuple[str, tuple[Argument, ...], str], ...] = (
+        ("aten.ones.default", op.arguments, names[0]),
+        ("aten.dropout.default", (ValueRef(names[0]), 1.0 - keep, True), names[1]),
+        ("aten.ne.Scalar", (ValueRef(names[1]), 0), names[2]),
+        ("aten.to.dtype", (ValueRef(names[2]), TorchConstant("dtype", whole.dtype)), result),
+    )
+    return tuple(
+        replace(op, name=name, op=call, arguments=arguments, keywords=op.keywords if not at else (), results=(name,))
+        for at, (call, arguments, name) in enumerate(calls)
+    )

@@ -1,0 +1,45 @@
+"""Stochastic depth: numbers that say which samples are kept are drawn by dropping ones; others are refused."""
+
+import pytest
+import torch
+from torch import nn
+
+from planner.errors import ModelError
+from planner.graph.trace import trace
+from runtime.ops.randomness import Draw, dropping
+from runtime.step.same_dropout import SameDropout
+from tests.refusals import refused
+
+
+class Branch(nn.Module):
+    def __init__(self, shape: str, turned: bool = False) -> None:
+        super().__init__()
+        self.linear, self.shape, self.turned = nn.Linear(8, 8), shape, turned
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found, keep = self.linear(x), 0.75
+        shape = {"samples": (x.shape[0], 1, 1), "elements": x.shape}[self.shape]
+        drawn = torch.rand(shape, dtype=x.dtype, device=x.device)
+        kept = keep + drawn if self.turned else drawn + keep
+        kept = kept.floor_() if self.turned else torch.floor(kept)
+        return (x + found.div(keep) * kept).square().mean()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_samples_are_kept_by_dropping_ones(turned: bool) -> None:
+    module, x = Branch("samples", turned), torch.randn(64, 3, 8)
+    graph = trace(module, (x,))
+    calls = [op.op for op in graph.operators]
+    assert not {"aten.rand.default", "aten.floor.default"} & set(calls)
+    (drops,) = dropping(graph)
+    assert drops.arguments[1] == 0.25
+    losses = []
+    for micro_batch in (0, 0, 1):
+        with SameDropout([drops], Draw(seed=3, step=0, micro_batch=micro_batch)):
+            losses.append(float(module(x).detach()))
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_other_numbers_are_refused() -> None:
+    with refused(ModelError, "aten.rand.default", "aten.dropout.default"):
+        trace(Branch("elements"), (torch.randn(4, 3, 8),))
