@@ -18,6 +18,7 @@ from planner.plan.layout.kept import Kept
 from planner.plan.schedule_checks import PASSES
 from planner.strategy_search.job import PRECISION
 from planner.strategy_search.request.space import ContextBy, Pattern, Pinned
+from planner.validation.aleph_alpha import is_aleph_alpha
 from planner.validation.contradictions import refuse_contradictions
 from planner.validation.nanotron import is_nanotron, nanotron_vocabulary
 from planner.validation.otherwise import refuse_otherwise
@@ -369,7 +370,7 @@ def _pinned(row: Row, devices: int, model: Dimensions, spared: Spared | None, no
         recompute=recompute,
         never_kept=() if parts else repeated(row, recompute, notes),
         even=True,
-        pattern=Pattern(selective=recompute == "selective", kept=parts),
+        pattern=Pattern(selective=recompute == "selective", kept=parts, whole_logits=is_aleph_alpha(row)),
     )
 
 

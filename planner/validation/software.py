@@ -36,6 +36,7 @@ from hardware_profiles import (
 )
 from planner.errors import RequestError
 from planner.fp8_recipes import MXFP8, ROWWISE
+from planner.validation.aleph_alpha import is_aleph_alpha
 from planner.validation.flagged import gathers_float8, narrow_gradients, stores_fp8, with_kernels, with_overlaps
 from planner.validation.network import machine_as_stated
 from planner.validation.recipes import recipe_of, release_of
@@ -125,7 +126,7 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
         stack = replace(stack, gathers_narrow=False)  # Transformer Engine, but none of the recipes that ask for it
     stack = _of_its_time(row, _memory_of(row, stack, notes))
     stack = with_kernels(with_overlaps(stack, flags), flags, notes, row.date())
-    if stack.name.startswith("fsdp") and stack.loss == "whole":
+    if (stack.name.startswith("fsdp") or is_aleph_alpha(row)) and stack.loss == "whole":
         stack = replace(stack, buffers=stack.buffers + _third_copy(row), composed_loss="pytorch")
     stack = _of_torchtitan(row, stack)
     if products_of(row) == "fp8" and stack.name.startswith("fsdp") and gathers_float8(flags):
@@ -302,7 +303,7 @@ def _third_copy(row: Row) -> float:
     """Bytes of logits in fp32 beside the two that `loss` counts: the backward pass of PyTorch's own cross entropy holds
     the softmax, the gradient that nll_loss_backward makes, and that which _log_softmax_backward_data makes of both."""
     tokens = (row.integer("micro_batch") or 1) * (row.integer("seq_len") or 0) / (row.integer("cp") or 1)
-    return 4.0 * tokens * (row.integer("vocab") or 0) / (row.integer("tp") or 1)
+    return 4.0 * tokens * (row.integer("vocab") or 0) / (1 if is_aleph_alpha(row) else row.integer("tp") or 1)
 
 
 def _flat_gradients(row: Row) -> float:

@@ -258,6 +258,9 @@ class Decided:
                 return _first_possible(legal, (sequence, unused))
             allowed = unused if split_sequence is False else lambda s: unused(s) or sequence(s)
             return _first_possible(legal, (allowed,))
+        pattern = self.pinned.pattern
+        if rule.op_class == "cross_entropy" and pattern is not None and pattern.whole_logits:
+            return _first_possible(legal, (unused,))
         if split_sequence is False:
             whole = (unused,) if index in self._residual else ()
             return _first_possible(legal, (*whole, lambda s: unused(s) or other(s)))

@@ -42,6 +42,7 @@ class Pattern:
 
     Attributes:
         vocabulary: whether a tensor axis cuts the embedding and the head along the vocabulary.
+        whole_logits: whether tensor parallel devices compute the loss of all words each, not of their own.
         counts: whether every stage may recompute any number of its blocks, or all the same number, or all it has.
         shards: devices that share out what ZeRO does, at least.
         interleaved: whether a rank may hold several stages.
@@ -54,6 +55,7 @@ class Pattern:
     """
 
     vocabulary: bool = True
+    whole_logits: bool = False
     counts: Counts = "any"
     shards: int = 1
     interleaved: bool = True
