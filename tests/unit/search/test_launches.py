@@ -12,6 +12,7 @@ from planner.sharding.update import AHEAD, Update
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.evaluation import NO_HINT
 from planner.strategy_search.engine.families import family_of
+from planner.strategy_search.engine.proofs import bounded_seconds
 from planner.strategy_search.request.bounds import bounds
 from planner.strategy_search.request.space import Configuration, Pinned
 from planner.strategy_search.tables.cost_table import CostTables, OperatorTable
@@ -176,3 +177,18 @@ def test_other_ways_to_gather_are_not_asked_where_weights_ahead_take_too_long_wh
     assert cutoff <= alone.free == found.bound < alone.free * 2
     assert found.solved <= alone.solved
     assert not found.ranks
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.parametrize("decided", [{"data": 4}, {"tensor": 4}, {"data": 2, "tensor": 2}, {"pipeline": 4}])
+def test_launches_for_gradients_of_parameters_are_in_bounds(decided: dict[str, int]) -> None:
+    """Weights of 16 bits, whose gradients are cast one by one, on hosts that take longer than all kernels."""
+    asked = {"model": "gpt-tiny", "hardware": "h100-80gb", "devices": 4, "global_batch": 16, "precision": "bf16"}
+    free = search(**asked)
+    for micro_batches in (1, 4):
+        found = search(**asked, pinned={"pipeline": 1, **decided, "micro_batches": micro_batches})
+        least = bounded_seconds(found.plan) * (1 + 1e-9)
+        assert found.bound_seconds <= least
+        assert free.bound_seconds <= least
+        assert found.bound_seconds > 0.8 * least

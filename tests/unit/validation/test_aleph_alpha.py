@@ -1,4 +1,4 @@
-"""Logits of Aleph Alpha's framework are whole on every tensor parallel device, and PyTorch's loss is computed of them."""
+"""Logits of Aleph Alpha's framework are whole on all tensor parallel devices, and PyTorch's loss is computed of them."""
 
 from pathlib import Path
 
