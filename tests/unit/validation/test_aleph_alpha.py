@@ -1,4 +1,4 @@
-"""Logits of Aleph Alpha's framework are whole on all tensor parallel devices, and PyTorch's loss is computed of them."""
+"""Logits of Aleph Alpha's framework are whole on all tensor parallel devices, where PyTorch's loss reads them."""
 
 from pathlib import Path
 
