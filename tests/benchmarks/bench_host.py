@@ -73,7 +73,8 @@ def main() -> None:
         passes, updates = list[float](), list[float]()
         step.rank.accumulate = timed(step.rank.accumulate, passes)  # type: ignore[method-assign]
         step.rank.optimizer.step = timed(step.rank.optimizer.step, updates)  # type: ignore[method-assign]
-        with mock.patch.multiple(torch, **dict.fromkeys(KERNELS, lambda *_, **__: None)):
+        nothing: dict[str, Any] = dict.fromkeys(KERNELS, lambda *_, **__: None)
+        with mock.patch.multiple(torch, **nothing):
             for _ in range(STEPS):
                 step(*built.args, **built.kwargs)
         each = statistics.median(passes) / kernels.found.total()
