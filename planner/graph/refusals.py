@@ -62,9 +62,22 @@ _BY_MESSAGE: tuple[tuple[str, str, str], ...] = (
 )
 
 
+_DATA = re.compile(r"fake tensor in the exported program constant.* attribute: (?:model\.)?([\w.]+)\.lifted_tensor")
+_THROUGH_DATA = (
+    "clamp a copy where it is used (weight.clamp(-1, 1)), or change the weight after the step; a config may have a"
+    " switch for it (altup_coef_clip of Gemma 3n: null)"
+)
+
+
 def refusal(module: nn.Module, error: Exception) -> ModelError:
     """The error for what export has raised."""
     lines = [line for line in str(error).splitlines() if line.strip()]
+    behind = _DATA.search(" ".join(lines))
+    if behind is not None:
+        return ModelError(
+            f"{type(module).__name__} cannot be traced: '{behind.group(1)}' reads or changes a tensor past the trace, as"
+            f" through .data, in its forward pass; {_THROUGH_DATA}"
+        )
     what, place = lines[0] if lines else type(error).__name__, _user_frame(error)
     cause, remedy = _cause(error, what, place)
     said = f"{cause}: {what}" if cause else what

@@ -77,7 +77,7 @@ class ConfigFile(_Part):
     sliding_window: _Count | None = None  # 0 is none
     num_attention_heads: _Heads | None = None
     n_head: _Heads | None = None
-    num_heads: _Heads | None = None
+    num_heads: _Heads | list[_Heads] | None = None  # several where stages differ, as in Swin
     num_key_value_heads: _Heads | None = None
     head_dim: _Size | None = None
 
