@@ -75,8 +75,8 @@ def refusal(module: nn.Module, error: Exception) -> ModelError:
     behind = _DATA.search(" ".join(lines))
     if behind is not None:
         return ModelError(
-            f"{type(module).__name__} cannot be traced: '{behind.group(1)}' reads or changes a tensor past the trace, as"
-            f" through .data, in its forward pass; {_THROUGH_DATA}"
+            f"{type(module).__name__} cannot be traced: '{behind.group(1)}' reads or changes a tensor past the trace,"
+            f" as through .data, in its forward pass; {_THROUGH_DATA}"
         )
     what, place = lines[0] if lines else type(error).__name__, _user_frame(error)
     cause, remedy = _cause(error, what, place)
