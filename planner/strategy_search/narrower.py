@@ -83,13 +83,15 @@ def _left_open(request: SearchRequest) -> bool:
 
 def _narrower(request: SearchRequest, result: SearchResult) -> Iterator[tuple[float, str, SearchRequest]]:
     """From which gap on what is tried, and the request for it."""
-    pinned, best = request.pinned, result.plans[0].configuration
+    pinned, best, found = request.pinned, result.plans[0].configuration, result.plans[0].found
     own = replace(pinned, pipeline=best.pipeline, virtual_stages=best.virtual_stages, micro_batches=best.micro_batches)
     alike = replace(own, mesh=best.mesh if pinned.free else pinned.mesh)
     if pinned.tensor_overlap is None and may_overlap(pinned, request.cluster):
         yield OPEN, "without overlap", replace(request, pinned=replace(alike, tensor_overlap=1))
     if request.update.gathers == AUTO_GATHERS:
         for way in ways_to_gather(request, find_blocks(request.graph).count):
+            if found is not None and found.outcome.gathers == way:
+                continue  # so it was found
             update = replace(request.update, gathers=way)
             yield WIDE, f"weights gathered {way}", replace(request, pinned=alike, update=update)
     if pinned.free and pinned.mesh is None and pinned.context_by is None:

@@ -24,6 +24,7 @@ from planner.limits import reached
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.layout.per_step_communication import reduces_in_buckets, shares_buckets
 from planner.plan.prediction.step import REDUCED_AHEAD, UNCOVERED
+from planner.plan.prediction.timeline import REDUCTION
 from planner.pricing.bucket_size import smaller
 from planner.sharding.buckets import trainable_positions
 from planner.sharding.update import NO_BUCKETS, Update
@@ -90,6 +91,13 @@ def without_needless_buckets(bound: BoundPlan) -> BoundPlan:
 def _bucketed(bound: BoundPlan) -> Seconds:
     """Seconds of the buckets that start in the backward pass, on the busiest rank."""
     return -dict(bound.plan.prediction.time).get(REDUCED_AHEAD, 0.0)
+
+
+def most_saved(bound: BoundPlan) -> Seconds:
+    """What buckets of other sizes save of a step at most: what it waits for reductions, in a pipeline all of them."""
+    time = dict(bound.plan.prediction.time)
+    exposed = time.get(REDUCTION, 0.0) + time.get(UNCOVERED, 0.0)
+    return exposed if bound.plan.pipeline > 1 else exposed - _bucketed(bound)
 
 
 def _with_update(bound: BoundPlan, update: Update) -> BoundPlan:

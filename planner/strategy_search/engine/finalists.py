@@ -187,7 +187,7 @@ class Finalists:
         if not self._too_slow(ranked, cutoff + found.objective - found.outcome.bound):
             ranked = self.maker.worth_settling(ranked)
         if not self.overlapping.possible or not self.overlapping.missing(ranked):
-            return self._finished(*self.sums.best(found, ranked), cutoff)
+            return self._finished(*self.sums.best(found, ranked, self._sum_for(found, cutoff)), cutoff)
         if self._too_slow(ranked, cutoff):
             source, other = self.sums.best(found, ranked, cutoff)
             if other is not ranked:
@@ -204,6 +204,11 @@ class Finalists:
         return min(
             roomy, self._finished(source, other, cutoff), key=lambda one: self.overlapping.overlapped(one).seconds
         )
+
+    def _sum_for(self, found: Contender, cutoff: Seconds) -> Seconds:
+        """What a plan of a contender takes by its sum that may take `cutoff` in some order of turns."""
+        least = found.least_step(any_order=reorders(self.request.pinned))
+        return cutoff * max(1.0, found.objective / least) if least > 0 else math.inf
 
     def _too_slow(self, ranked: Ranked, cutoff: Seconds) -> bool:
         """Whether a result that lacks memory for overlaps would take `cutoff` with all of them, whatever there is."""

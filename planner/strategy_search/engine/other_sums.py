@@ -1,16 +1,18 @@
 """What sums lack of the step of a finalist: where it takes longer than its sum, plans of other sums are priced."""
 
 import math
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from hardware_profiles import Bytes, Seconds
 from planner.plan.prediction.step import PIPELINE_BUBBLE
 from planner.pricing.bucket_size import auto_bucket, room_of
-from planner.sharding.update import AUTO_BUCKETS, EACH
+from planner.sharding.update import AHEAD, AUTO_BUCKETS, EACH
 from planner.strategy_search.engine.contenders import NEAR, Contender
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.next_price import REDUCTIONS
 from planner.strategy_search.engine.orders import Orders
+from planner.strategy_search.engine.outcome import Outcome, RankFilling
 from planner.strategy_search.engine.overlapping import Overlapping
 from planner.strategy_search.engine.plan_maker import PlanMaker
 from planner.strategy_search.engine.proofs import Ranked
@@ -28,6 +30,31 @@ _COVERS = (1.0, 0.25)
 IDLE = 0.05
 """Share of a step that a pipeline must be idle, before its stages are tried in a V: some of it is left there, and
 dividing them anew takes as long as it took before."""
+
+
+def chosen(ranks: Sequence[RankFilling]) -> Hashable:
+    """What ranks run, and what a micro-batch and a step of that take. Two ways to gather weights that come to the same
+    gather none, and are one plan: those that a block gathers by itself are in its own seconds, others are not."""
+    return tuple(
+        tuple(
+            (
+                *(one.kind, one.recompute, one.home, frozenset(one.candidates.items()), one.kept),
+                *(one.amounts.part, one.amounts.step, one.amounts.under),
+            )
+            for one in (filling.head, *filling.inner, filling.tail)
+            if one is not None
+        )
+        for filling in ranks
+    )
+
+
+def _gathers_none(outcome: Outcome) -> bool:
+    """Whether the best that gathers weights ahead gathers none, whatever memory there is: then it is the best of all
+    ways, as none takes longer ahead (see `Engine.evaluate`)."""
+    if outcome.gathers != AHEAD or outcome.price or not outcome.ranks:
+        return False
+    columns = (one for filling in outcome.ranks for one in (filling.head, *filling.inner, filling.tail))
+    return not any(one.amounts.under for one in columns if one is not None)
 
 
 @dataclass(kw_only=True)
@@ -54,7 +81,8 @@ class OtherSums:
         for engine in (self.engine, self.engine.with_buckets_of_links) if self._capped(found) else (self.engine,):
             outcome = engine.evaluate_as(EACH, found.configuration, cutoff=found.objective * (1 + NEAR))
             if outcome.ranks:
-                other = self.maker.as_found(replace(engine.contender(found.configuration, outcome), room=found.room))
+                contender = replace(engine.contender(found.configuration, outcome), room=found.room)
+                other = self.maker.as_found(contender, min(cutoff, best.seconds), self._bubble)
                 other = self.orders.reordered(other, min(cutoff, best.seconds))
                 if other.seconds < best.seconds and self.maker.fits(other.configuration, other.plan.prediction):
                     best = other
@@ -89,18 +117,30 @@ class OtherSums:
             others.append((engine.waiting, found.outcome.gathers, 0.0, 0.0))
         source, ranked = (found, ranked) if roomy is None else (roomy.found or found, roomy)
         left = source.room
+        known, decided = {(id(engine), chosen(found.outcome.ranks))}, set[tuple[int, Bytes, float]]()
+        if _gathers_none(found.outcome):
+            decided.add((id(engine), found.room, 0.0))
         for engine, gathers, room, covering in others:
             least = min(ranked.seconds, cutoff)
             room += left
+            if (id(engine), room, covering) in decided:
+                continue
             outcome = engine.evaluate_as(gathers, found.configuration, cutoff=least, room=room, covering=covering)
-            if outcome.seconds < least:
+            if _gathers_none(outcome):
+                decided.add((id(engine), room, covering))
+            if outcome.seconds < least and (key := (id(engine), chosen(outcome.ranks))) not in known:
+                known.add(key)
                 contender = replace(engine.contender(found.configuration, outcome), room=room)
-                other = self.maker.as_found(contender)
+                other = self.maker.as_found(contender, ranked.seconds, lambda one: one.waited)  # perhaps not any more
                 fits = self.maker.fits(other.configuration, other.plan.prediction)
                 if fits and self.overlapping.overlapped(other).seconds < self.overlapping.overlapped(ranked).seconds:
                     source, ranked = contender, other
                     self.room.sources[id(source)] = (source, engine, covering)
         return source, ranked
+
+    @staticmethod
+    def _bubble(ranked: Ranked) -> Seconds:
+        return dict(ranked.plan.prediction.time)[PIPELINE_BUBBLE]
 
     def _capped(self, found: Contender) -> bool:
         """Whether a model is small, so that sums assume smaller buckets than the links ask for. A message counts as the

@@ -1,11 +1,12 @@
 """Contenders as plans: bound to their graph, priced by the judge, settled, with what is proved of them."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from costmodels import SCHEDULES
-from hardware_profiles import Bytes, Machine
+from hardware_profiles import Bytes, Machine, Seconds
 from planner.graph.fp8 import Fp8, leaving_out
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.binding.bind import BoundPlan, bind_prepared
@@ -19,7 +20,7 @@ from planner.sharding.discover import written_rules
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.update import AUTO_BUCKETS, NO_BUCKETS, Update
 from planner.strategy_search.engine.assemble import assembly, groups_of, input_layouts, stages_of
-from planner.strategy_search.engine.bucket_sizes import in_faster_buckets, without_needless_buckets
+from planner.strategy_search.engine.bucket_sizes import in_faster_buckets, most_saved, without_needless_buckets
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
 from planner.strategy_search.engine.fp8_choice import chosen_layers
@@ -69,10 +70,17 @@ class PlanMaker:
         fits = self.fits(ranked.configuration, ranked.plan.prediction)
         return fits and offloaded_fault(ranked.plan.prediction, self.request.cluster) is None
 
-    def as_found(self, found: Contender) -> Ranked:
+    def as_found(
+        self, found: Contender, cutoff: Seconds = math.inf, later: Callable[[Ranked], Seconds] = lambda _: 0.0
+    ) -> Ranked:
         """A result as a plan, bound to its graph and priced by the judge; settled where that may save more than little,
-        by what is proved of its configuration."""
-        return self.worth_settling(self.unsettled(found))
+        by what is proved of its configuration. Neither buckets of other sizes nor that are tried where it would not
+        take less than `cutoff` by what they may save, and by what may be saved `later`."""
+        made = self._made(found)
+        settles = max(0.0, found.objective - found.outcome.bound)
+        if made.seconds - most_saved(made.bound) - settles - later(made) >= cutoff:
+            return made
+        return self.worth_settling(self._bucketed(found, made))
 
     def worth_settling(self, ranked: Ranked) -> Ranked:
         """A result, settled where that may save more than little."""
@@ -82,8 +90,15 @@ class PlanMaker:
 
     def unsettled(self, found: Contender) -> Ranked:
         """A result as a plan, bound to its graph and priced by the judge."""
+        return self._bucketed(found, self._made(found))
+
+    def _bucketed(self, found: Contender, ranked: Ranked) -> Ranked:
+        return replace(ranked, bound=self._in_faster_buckets(found, ranked.bound))
+
+    def _made(self, found: Contender) -> Ranked:
+        """A result as a plan, with the buckets that its sums assumed."""
         return Ranked(
-            bound=self._in_faster_buckets(found, self.made(found, found.outcome.ranks)),
+            bound=self.made(found, found.outcome.ranks),
             configuration=found.configuration,
             memory_price=found.outcome.price,
             filled=tuple(rank.peak for rank in found.outcome.ranks),
