@@ -85,11 +85,13 @@ def test_the_best_plan_stays_where_plans_that_wait_are_slower() -> None:
 def test_the_wider_the_gap_the_more_is_tried(slow: SearchResult) -> None:
     asked = replace(request(), update=Update(gathers="auto"))
     assert phases(asked, slow) == ["trying without overlap"]
-    ways = [f"trying weights gathered {way}" for way in ("ahead", "each", "block")]
+    own = slow.plans[0].found.outcome.gathers
+    ways = [f"trying weights gathered {way}" for way in ("ahead", "each", "block") if way != own]
+    assert len(ways) == 2
     everything = ["trying without overlap", *ways, "trying one purpose for every axis"]
     assert phases(asked, opened(slow, 0.5)) == everything
-    assert phases(replace(asked, update=Update(gathers="each")), opened(slow, 0.5)) == everything[::4]
-    assert phases(replace(asked, pinned=replace(asked.pinned, zero=3)), opened(slow, 0.5)) == everything[:4]
+    assert phases(replace(asked, update=Update(gathers="each")), opened(slow, 0.5)) == [everything[0], everything[-1]]
+    assert phases(replace(asked, pinned=replace(asked.pinned, zero=3)), opened(slow, 0.5)) == everything[:-1]
 
 
 def test_weights_come_in_the_way_that_makes_the_step_shorter() -> None:
