@@ -63,10 +63,7 @@ _BY_MESSAGE: tuple[tuple[str, str, str], ...] = (
 
 
 _DATA = re.compile(r"fake tensor in the exported program constant.* attribute: (?:model\.)?([\w.]+)\.lifted_tensor")
-_THROUGH_DATA = (
-    "clamp a copy where it is used (weight.clamp(-1, 1)), or change the weight after the step; a config may have a"
-    " switch for it (altup_coef_clip of Gemma 3n: null)"
-)
+_THROUGH_DATA = "clamp a copy where it is used (weight.clamp(-1, 1)), or change the weight after the step"
 
 
 def refusal(module: nn.Module, error: Exception) -> ModelError:
