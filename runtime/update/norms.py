@@ -6,7 +6,7 @@ each. Of a gradient that was pushed to a parameter server the server has the onl
 float64 where gradients of the model are.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 
@@ -30,11 +30,15 @@ def global_norm(
     """The norm over all parameters of all ranks, of their gradients in the layouts of the state; those of which
     `servers` are owners are on the host of this one alone. Squares are summed in a `dtype` that all ranks agree on.
     Collective."""
+    counted = [
+        gradient
+        for name, gradient in gradients.items()
+        if _counts(parameters[name], place, servers[name].axes if name in servers else ())
+    ]
     total = torch.zeros((), dtype=dtype, device=place.device)
-    for name, gradient in gradients.items():
-        if _counts(parameters[name], place, servers[name].axes if name in servers else ()):
-            wide = torch.promote_types(gradient.dtype, total.dtype)
-            total = total + torch.linalg.vector_norm(gradient, dtype=wide).square().to(total)
+    for alike in _alike(counted):
+        wide = torch.promote_types(alike[0].dtype, dtype)
+        total = total + torch.stack(torch._foreach_norm(alike, dtype=wide)).square().sum().to(total)
     for axis, size in enumerate(place.mesh.sizes):
         if size > 1:
             total = all_reduce(total, place.group(axis))
@@ -63,8 +67,16 @@ def _counts(parameter: LocalParameter, place: RankMesh, alone: Collection[int]) 
 def clip(gradients: Mapping[str, torch.Tensor], norm: torch.Tensor, most: float) -> None:
     """Shorten the gradients in place, as torch.nn.utils.clip_grad_norm_ does."""
     share = (most / (norm + _EPSILON)).clamp(max=1.0)
-    for gradient in gradients.values():
-        gradient.mul_(share.to(gradient))
+    for alike in _alike(gradients.values()):
+        torch._foreach_mul_(alike, share.to(alike[0]))
+
+
+def _alike(gradients: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Gradients of one dtype on one device together: few kernels compute with all of them."""
+    found: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for gradient in gradients:
+        found.setdefault((gradient.device, gradient.dtype), []).append(gradient)
+    return list(found.values())
 
 
 def whole_squares(parameters: Sequence[LocalParameter], place: RankMesh) -> Total:
