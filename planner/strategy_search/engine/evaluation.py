@@ -47,6 +47,10 @@ ROUNDS = 16
 _SETTLED = 1e-3
 """How close to the best the exact solver goes, relatively."""
 
+_FRONTS = 3_000
+"""Entries of a front of such a solution: where times and bytes have no common measure wider ones, of every way to run
+the blocks of each kind, take minutes."""
+
 
 Hint: TypeAlias = tuple[float, Passes]
 """A price of memory, seconds per byte, and shares of what travels under work, that mattered elsewhere."""
@@ -260,15 +264,17 @@ class Evaluation:
             ]
             interiors = interiors or [None]
             for counted in interiors:
-                found, possible = self._settle(ways, counted)
+                found, possible = self._settle(ways, counted, math.inf if best is None else best[0])
                 fits |= possible
                 if found is not None and (best is None or found[0] < best[0]):
                     best = found
         return best, bound if fits else math.inf
 
-    def _settle(self, ways: Sequence[Piece | None], counted: Piece | None) -> tuple[Composed | None, bool]:
-        """The best choice for head, one block of each kind and tail where the interior of one counts, if it fits;
-        whether any may."""
+    def _settle(
+        self, ways: Sequence[Piece | None], counted: Piece | None, cutoff: float
+    ) -> tuple[Composed | None, bool]:
+        """The best choice for head, one block of each kind and tail where the interior of one counts, if it fits and
+        takes less than `cutoff`; whether any may fit."""
         chain, setting, flights = self.chain, self.setting, self.setting.flights(0)
         times = (1, *self.block_ranges.totals, 1)
         parts = [
@@ -280,7 +286,11 @@ class Evaluation:
         found = parts_problem(parts, chain.boundary, weight=setting.weight, capacity=setting.capacity + ending)
         try:
             solution = dynamic_programming.solve(
-                found.problem, upper_bound=self.cutoff, relative_gap=_SETTLED, cell_limit=EXACT
+                found.problem,
+                upper_bound=min(self.cutoff, cutoff),
+                relative_gap=_SETTLED,
+                front_limit=_FRONTS,
+                cell_limit=EXACT,
             )
         except ValueError:  # too wide to be solved exactly: nobody knows whether anything fits
             return None, True
