@@ -64,5 +64,5 @@ def of_blocks(scales_TJ: torch.Tensor, rows: int) -> torch.Tensor:
 
 def in_fours(scales_PJ: torch.Tensor) -> torch.Tensor:
     """Scales of a weight as the kernel reads them, J P: for each of P those of J one after the other, and zeros up to a
-    multiple of four."""
-    return F.pad(scales_PJ, (0, -scales_PJ.shape[1] % _FOURS)).t()
+    multiple of four, wherever they come from: what needs no zeros keeps its strides, those of a turned weight too."""
+    return F.pad(scales_PJ, (0, -scales_PJ.shape[1] % _FOURS)).contiguous().t()

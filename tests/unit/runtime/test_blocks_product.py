@@ -67,7 +67,9 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return given
 
 
-@pytest.mark.parametrize(("tokens", "inputs", "outputs"), [(48, 384, 256), (37, 640, 128), (20, 272, 400)])
+@pytest.mark.parametrize(
+    ("tokens", "inputs", "outputs"), [(48, 384, 256), (37, 640, 128), (20, 272, 400), (16, 512, 1024)]
+)
 def test_the_kernel_is_given_what_is_multiplied_without_it(
     tokens: int, inputs: int, outputs: int, hopper: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +115,13 @@ def test_scales_of_a_weight_are_padded_to_fours() -> None:
     assert (read.shape, read.stride()) == ((8, 2), (1, 8))
     assert torch.equal(read[:5].t(), scales)
     assert not read[5:].any()
+
+
+def test_scales_of_a_turned_weight_that_need_no_zeros_are_read_alike() -> None:
+    turned = torch.rand(8, 3).t()
+    read = in_fours(turned)
+    assert (read.shape, read.stride()) == ((8, 3), (1, 8))
+    assert torch.equal(read.t(), turned)
 
 
 def test_cpus_multiply_and_round_with_operators_of_torch() -> None:

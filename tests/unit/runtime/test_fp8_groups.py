@@ -47,7 +47,7 @@ def counting(patch: pytest.MonkeyPatch, name: str) -> Counter[str]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("inputs", "outputs"), [(192, 64), (64, 48), (48, 320)])
+@pytest.mark.parametrize(("inputs", "outputs"), [(192, 64), (64, 48), (48, 320), (512, 256)])
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "blockwise", "mxfp8"])
 def test_experts_by_kernels_are_those_in_fp32(
     recipe: str, inputs: int, outputs: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
