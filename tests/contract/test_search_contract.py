@@ -540,6 +540,7 @@ def test_a_tolerance_leaves_out_what_is_little_faster() -> None:
         search(replace(request, tolerance=0.1), cutoff=coarse.bound_seconds)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_searches_for_other_batches_and_memory_share_tables_and_find_the_same() -> None:
     request, shared = request_of("residual", cluster_of("cpu", 2), 16), Shared()

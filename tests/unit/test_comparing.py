@@ -104,6 +104,7 @@ def test_operators_of_replicas_are_those_of_every_case(tmp_path: Path) -> None:
         assert "a.json: " in wrong.output
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_engines_are_not_told_of_operators_of_replicas() -> None:
     call = ["compare", "--model", "llama-tiny", "--seq-len", "16", "--devices", "2", "--hardware", "cpu"]

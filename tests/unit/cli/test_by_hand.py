@@ -71,6 +71,7 @@ def test_what_cannot_be_taken_so_is_refused(plan: Any, options: tuple[str, ...],
     assert message in " ".join(plan.refused(*TINY, *options).split())
 
 
+@pytest.mark.thorough
 def test_virtual_stages(plan: Any, here: Path) -> None:
     options = ("--pipeline", "2", "--mesh", "2", "--micro-batches", "4")
     assert plan.json(*TINY, *options, "--virtual-stages", "2")["virtual_stages"] == 2

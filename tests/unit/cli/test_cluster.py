@@ -39,6 +39,7 @@ def test_a_plan_knows_its_machine(plan: Any, here: Path) -> None:
     assert load_plan(here / "again.json") == load_plan(here / "plan.json")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_plan_file_on_other_networks(plan: Any, here: Path) -> None:
     """--cluster replaces the levels that the plan was made for; --hardware keeps them for the same profile, and is any

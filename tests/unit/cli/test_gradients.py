@@ -57,6 +57,7 @@ def test_states_by_whole_parameters(plan: Any, here: Path) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_who_owns_states_may_be_left_to_the_search(plan: Any) -> None:
     """On three devices slices are padded, and need more memory."""
     small = ("--model", "llama-tiny", "--set", "num_layers=1", "--seq-len", "16", "--hardware", "cpu", "--devices", "3")

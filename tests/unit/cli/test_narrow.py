@@ -22,6 +22,7 @@ def test_reports_keep_to_the_width(plan: Any, monkeypatch: pytest.MonkeyPatch, w
     assert max(map(len, compared.splitlines())) <= width
 
 
+@pytest.mark.thorough
 def test_a_table_without_room_is_told_line_by_line(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plan(*TINY, "-q", "-o", "plan.json")
     monkeypatch.setenv("COLUMNS", "40")

@@ -42,6 +42,7 @@ def test_estimates_take_the_stage_of_owners(plan: Any, owners: str) -> None:
     assert plan.json("estimate", *USUAL, "--zero-by", owners)["update"]["zero_by"] == owners
 
 
+@pytest.mark.thorough
 def test_an_export_says_that_servers_were_given_up(plan: Any, here: Path) -> None:
     plan(*USUAL, "--mode", "parameter_server", "-o", "served.json")
     said = " ".join(plan("export", "served.json", "--to", "torchtitan", "-o", "out").out.split())

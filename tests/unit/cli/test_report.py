@@ -69,6 +69,7 @@ def test_days_and_cost_are_those_of_the_step(plan: Any, file: str) -> None:
     assert "--price needs --tokens" in plan.refused("report", file, "--price", "2")
 
 
+@pytest.mark.thorough
 def test_the_command_asks_for_the_same_job(plan: Any, file: str) -> None:
     command = shlex.split(plan.json("report", file, "--no-search")["command"])
     assert command[0] == "plan"
@@ -83,6 +84,7 @@ def test_no_time_to_search_leaves_the_plan_alone(plan: Any, file: str) -> None:
     assert "stopped before its end" in choices["note"]
 
 
+@pytest.mark.thorough
 def test_a_plan_that_was_changed_and_does_not_fit_says_so(plan: Any, here: Path) -> None:
     plan.json("--model", "llama-tiny", "--devices", "2", "-o", "small.json")
     content = json.loads((here / "small.json").read_text())

@@ -23,6 +23,7 @@ def test_a_plan_knows_its_stack(plan: Any, here: Path, stack: str) -> None:
     assert load_plan(here / "again.json") == load_plan(here / "plan.json")
 
 
+@pytest.mark.thorough
 def test_a_plan_file_under_another_stack(plan: Any, here: Path) -> None:
     """The same choices at other prices, about which nothing is proved."""
     plan.json(*TINY, "-o", "plan.json")
@@ -34,6 +35,7 @@ def test_a_plan_file_under_another_stack(plan: Any, here: Path) -> None:
     assert plan("verify", "other.json").code == 0
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("stack", ["megatrn", ""])
 def test_a_stack_that_nobody_knows_is_refused(plan: Any, here: Path, stack: str) -> None:
     words = f"no training stack '{stack}'"

@@ -74,6 +74,7 @@ def test_what_cannot_be_is_refused(graph: OperatorGraph) -> None:
         planner.search(graph, CLUSTER, batch=2, pinned=Pinned(expert=3))
 
 
+@pytest.mark.thorough
 def test_tokens_are_sent_once_to_the_nodes_of_a_plan(graph: OperatorGraph) -> None:
     """Experts are cut over two nodes of two devices each; what has no experts, or another stack, is refused."""
     pinned = Pinned(data=8, expert=4, micro_batches=1, recompute="none", zero=0)

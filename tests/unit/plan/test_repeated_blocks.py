@@ -70,6 +70,7 @@ def test_so_it_is_where_stages_are_alike(recompute: str, monkeypatch: pytest.Mon
     all_visited(bound, monkeypatch)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pipeline", "several groups", "no blocks", BY_HAND])
 def test_nothing_changes_where_little_is_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

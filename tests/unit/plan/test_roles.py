@@ -80,7 +80,7 @@ def test_details_say_what_attention_splits() -> None:
     }
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_product_of_the_degrees_is_the_number_of_devices(name: str) -> None:
     found = roles(verdict_of(plan_named(name)).bound)

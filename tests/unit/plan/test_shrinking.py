@@ -97,6 +97,7 @@ def test_a_small_plan_has_every_decision() -> None:
     assert sum(one.different for one in covered) > 20
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("replicas", "pinned", "small", "samples"),

@@ -27,6 +27,7 @@ def test_the_search_goes_on_past_the_sum_of_its_incumbent() -> None:
     assert found.seconds <= every.seconds * (1 + 1e-9)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_bound_of_a_search_that_is_stopped_counts_virtual_stages_that_are_left() -> None:
     request = request_of("llama-4", cluster_of("ascend-910b-64gb", 4), 8, pinned=Pinned(pipeline=2, micro_batches=4))

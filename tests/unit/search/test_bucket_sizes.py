@@ -77,6 +77,7 @@ def test_buckets_end_with_blocks_where_that_exposes_less() -> None:
         )
 
 
+@pytest.mark.thorough
 def test_buckets_have_twice_as_much_as_those_behind_them() -> None:
     """The last two have halves of a block; or each has a block of its own."""
     bound, tried = found(devices=8).plans[0].bound, list[tuple[int, ...]]()

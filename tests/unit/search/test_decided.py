@@ -238,6 +238,7 @@ def test_zero_shares_out_what_experts_leave(zero: int) -> None:
     assert seen == 9
 
 
+@pytest.mark.thorough
 def test_experts_are_left_to_the_search_unless_they_are_given() -> None:
     free = result_of("mixture", 4, Pinned(pipeline=1, data=4, tensor=1, context=1, zero=0)).plans[0].seconds
     given = [

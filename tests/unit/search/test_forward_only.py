@@ -41,6 +41,7 @@ def test_what_a_model_does_in_training_alone_is_switched_off() -> None:
     assert evaluating(plain) is plain
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_forward_plan_has_no_time_and_memory_of_training() -> None:
     found = search(request_of("llama-4", CPU4, 8, pinned=replace(FORWARD, pipeline=2)))

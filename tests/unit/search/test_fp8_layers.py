@@ -149,6 +149,7 @@ def test_blocks_of_a_kind_are_alike() -> None:
     assert all(pattern.startswith("model.layers.*.") for pattern in plan.training.fp8.left_out)
 
 
+@pytest.mark.thorough
 def test_where_fp8_pays_nowhere_the_plan_has_none() -> None:
     asked = request_of("llama-4", cluster_of("h100-80gb", 2), 4, precision="bf16", fp8=TENSORWISE)
     assert best_plans(opened(asked)).plan.training.fp8 == NO_FP8
@@ -161,6 +162,7 @@ def test_layers_that_are_meant_are_in_fp8_whatever_it_takes() -> None:
     assert not any("up_proj" in pattern for pattern in found.left_out)
 
 
+@pytest.mark.thorough
 def test_layers_of_delayed_scales_that_are_left_out_have_no_histories() -> None:
     asked = request_of("llama-4", cluster_of("h100-80gb", 2), 4, precision="bf16", fp8=Fp8(recipe="delayed"))
     layers = ("*.up_proj.weight", "*.q_proj.weight")

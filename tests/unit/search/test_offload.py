@@ -153,6 +153,7 @@ def test_what_does_not_fit_otherwise_is_offloaded_in_some_blocks() -> None:
     assert dict(found.prediction.time)["offload"] > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_left_to_the_search_it_is_offloaded_where_nothing_fits_and_nowhere_else() -> None:
     request = request_of("llama-2", bare(cluster_of("h100-80gb", 8).with_devices(1)), 4)

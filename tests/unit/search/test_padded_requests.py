@@ -51,6 +51,7 @@ def test_engines_are_given_the_nearest_batches(engine: str) -> None:
         planner.search("llama-tiny", "h100", engine=engine, pad="auto", **JOB)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_batches_of_replicas_are_not_padded_where_that_is_left_to_the_search() -> None:
     """18 samples divide among two replicas; padded to 20 for four devices, one would have fewer."""

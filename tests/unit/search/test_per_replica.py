@@ -114,6 +114,7 @@ def test_a_batch_is_cut_once() -> None:
         parse_per_replica(["*bn*=4", "mean=2"])
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_engines_and_strategy_files_are_not_told() -> None:
     found = planner.search(

@@ -127,6 +127,7 @@ def test_nothing_moves_where_nothing_is_known_of_hosts_or_they_have_no_room() ->
     assert movable(request_of((400_000_000, 1000), 1)) == ()  # 286 GiB with two moments, and there are 256
 
 
+@pytest.mark.thorough
 def test_a_front_has_the_tables_of_its_fastest_plan() -> None:
     request = request_of((6_000_000, 1000), pinned=Pinned(mesh=(2,), pipeline=1, micro_batches=1))
     points = front(request)

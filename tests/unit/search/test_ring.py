@@ -147,6 +147,7 @@ def test_rings_are_tried_around_the_best_plan_where_that_splits_sequences() -> N
     assert {(way.ring, way.heads) for way in free.contexts} >= {(16, 1), (2, 8)}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "job",

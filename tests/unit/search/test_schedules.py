@@ -100,6 +100,7 @@ def test_stages_lie_in_a_v_where_a_pipeline_is_idle_and_nobody_decided() -> None
     assert free.plan.provenance.gap == pytest.approx(asked.plan.provenance.gap, abs=0.01)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_one_and_several_stages_on_each_rank_are_laid_in_the_same_v_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found, searches = list[tuple[object, ...]](), list[Finalists]()  # which keep their identities
@@ -189,6 +190,7 @@ def test_a_plan_that_another_order_makes_the_fastest_is_not_left_out() -> None:
     assert whole.plans[0].seconds == pipelined.plans[0].seconds
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_what_another_order_made_the_fastest_is_kept_where_the_search_goes_on() -> None:
     """A pipeline that does not contend by its sum is the fastest in another order, and slower sums are looked at."""
