@@ -58,7 +58,7 @@ def test_masks_that_are_known_by_their_kind_are_cut(how: str, pair) -> None:
     assert max(pair.run("tasks_brought", "difference", text)) < 1.0
 
 
-@pytest.mark.thorough
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("degrees", [{"data": 2, "zero": 3, "micro_batches": 2}, {"tensor": 2}], ids=str)
 def test_branches_are_left_out_for_the_same_samples(degrees: dict[str, int], pair) -> None:
