@@ -113,13 +113,12 @@ def _delta_rule(given: Sequence[torch.Tensor], normalised: bool, chunk: int) -> 
     state = v.new_zeros((*v.shape[:2], k.shape[-1], v.shape[-1]))
     read: list[torch.Tensor] = []
     if sums.dim() < k.dim():  # one decay for all channels: what is inside of chunks is computed for all of them at once
-        inside = _inside(q, k, v, b, sums)
-        for at in range(q.shape[2]):
-            here = _across(state, q[:, :, at], k[:, :, at], sums[:, :, at, :, None], [one[:, :, at] for one in inside])
-            read, state = [*read, here[0]], here[1]
+        given = (q, k, sums.unsqueeze(-1), *_inside(q, k, v, b, sums))
+        for here_q, here_k, since, *inside in _chunk_by_chunk(given):
+            made, state = _across(state, here_q, here_k, since, inside)
+            read.append(made)
     else:
-        for at in range(q.shape[2]):
-            pieces = [one[:, :, at] for one in (q, k, v, b, sums)]
+        for pieces in _chunk_by_chunk((q, k, v, b, sums)):
             made, state = _kept_by_chunk(state, pieces)
             read.append(made)
     joined = torch.stack(read, dim=2).flatten(2, 3)[:, :, :steps]
@@ -133,6 +132,12 @@ def _in_chunks(tensor: torch.Tensor, chunk: int) -> torch.Tensor:
     more = -wide.shape[2] % chunk
     wide = F.pad(wide, (0, 0, 0, more)) if more else wide
     return wide.reshape(*wide.shape[:2], -1, chunk, wide.shape[-1])
+
+
+def _chunk_by_chunk(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Those of each chunk, B H C ..., of B H N C .... They are taken apart at once: the gradient of a lone index is a
+    whole tensor of zeros, which would make the backward pass quadratic in the number of chunks."""
+    return zip(*(one.unbind(2) for one in tensors), strict=True)
 
 
 def _inside(

@@ -91,6 +91,9 @@ each, the product."""
 _EXPERT_PRODUCTS = 6
 """Floating point operations of a row for each element of a matrix: three matrices, two operations each."""
 
+_DECAY = 3
+"""Where the decay stands among the operands of the gated delta rule."""
+
 _NARROW, _WIDE = 64, 128
 """Elements of the heads that `Device.generations` tells apart."""
 
@@ -112,6 +115,10 @@ def host_seconds(call: KernelCall) -> tuple[Array, Array]:
         more = more + APART_KERNELS * _held_experts(call, call.extent(dict(call.rule.roles)["experts"]))
     each, launched = call.device.host_latency * call.software.host, _launched(call)
     back = launched + _launched_besides(call) if launched else 0
+    if call.rule.op_class == "delta_rule":
+        within = _delta_rule_shape(call).launched  # between these there is nothing but PyTorch
+        ahead, behind = (call.device.host_latency * count for count in within)
+        return np.asarray(each * launched + ahead), np.asarray(each * back + behind)
     return np.asarray(each * (launched + more)), np.asarray(each * (back + more))
 
 
@@ -486,10 +493,16 @@ def _recurrent(call: KernelCall) -> tuple[Array, Array]:
     return forward, np.asarray(recurrent_backward_time(shape, dtype, call.device))
 
 
-def _delta_rule(call: KernelCall) -> tuple[Array, Array]:
-    dtype = call.multiplied
+def _delta_rule_shape(call: KernelCall) -> DeltaRuleShape:
     extents = {role: call.extent(factors) for role, factors in call.rule.roles}
-    shape = DeltaRuleShape(**extents, chunk=CHUNK)
+    channels = len(call.rule.operands[_DECAY]) == len(call.rule.operands[0])
+    return DeltaRuleShape(**extents, chunk=CHUNK, channels=channels, composed=call.software.counts_gradients)
+
+
+def _delta_rule(call: KernelCall) -> tuple[Array, Array]:
+    shape, dtype = _delta_rule_shape(call), call.multiplied
+    if shape.composed and element_bytes(call.dtype) < element_bytes("fp32"):
+        dtype = "fp32"  # as `planner.graph.delta_rule` computes it
     forward = np.asarray(delta_rule_time(shape, dtype, call.device))
     if not call.graded:
         return forward, np.zeros(len(call.extents))
