@@ -37,12 +37,29 @@ def grouped_product(
 ) -> torch.Tensor:
     """`planner.models.fp8_experts.fp8_grouped_product`."""
     made_RO = rows_RI.new_empty((rows_RI.shape[0], matrices_EIO.shape[2]))
+    scales = None
+    if of_rows.shape[1] == of_matrices.shape[1] == 1 and (outside is None or of_matrices.shape[2] == 1):
+        scales = scale_of(of_rows, getattr(torch, low)), scale_of(of_matrices.transpose(1, 2), _LOW)  # of all experts
     for group, part in rows_by_group(counts_E):
         if part.stop > part.start:
-            made_RO[part] = _product(
-                rows_RI[part], of_rows[part], matrices_EIO[group], of_matrices[group], inside, outside, low
-            )
+            rows, matrix_IO = rows_RI[part], matrices_EIO[group]
+            if scales is None:
+                made_RO[part] = _product(rows, of_rows[part], matrix_IO, of_matrices[group], inside, outside, low)
+            else:
+                own = _own_scales(scales[0][part], scales[1][group], matrix_IO, alone=outside is not None)
+                pair = Operand(rows, getattr(torch, low)), Operand(matrix_IO.t(), _LOW)
+                made_RO[part] = scaled_product(*pair, own, rows.dtype)
     return made_RO
+
+
+def _own_scales(
+    of_rows: torch.Tensor, of_matrix: torch.Tensor, matrix_IO: torch.Tensor, *, alone: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales of an expert as a scaled product takes them, where its matrix has one for each column, or one `alone`:
+    that of a block, or, of more than that, beside one of all its rows."""
+    if alone and max(matrix_IO.shape) > BLOCK:
+        return of_rows[0, 0], of_matrix[0, 0]
+    return of_rows, of_matrix.expand(matrix_IO.shape[1], 1)
 
 
 def _product(
@@ -54,16 +71,8 @@ def _product(
     outside: torch.Tensor | None,
     low: str,
 ) -> torch.Tensor:
-    """Rows times the matrix of their expert, R O."""
+    """Rows times the matrix of their expert, R O, by blocks or by lines."""
     dtype, matrix_OI = getattr(torch, low), matrix_IO.t()
-    one_of_rows, one_of_matrix = of_rows.shape[1] == 1, of_matrix.shape[0] == 1
-    if one_of_rows and one_of_matrix and (outside is None or of_matrix.shape[1] == 1):
-        scales = scale_of(of_rows, dtype), scale_of(of_matrix.t(), _LOW)
-        if outside is not None and max(matrix_IO.shape) > BLOCK:  # more than a block: all rows of an expert have one
-            scales = scales[0][0, 0], scales[1][0, 0]
-        elif outside is not None:
-            scales = scales[0], scales[1].expand(len(matrix_OI), 1)
-        return scaled_product(Operand(rows_RI, dtype), Operand(matrix_OI, _LOW), scales, rows_RI.dtype)
     if _is_whole(matrix_OI.shape[1], of_rows.shape[1], LINE) and outside is None:
         if has_lines_product(rows_RI, matrix_OI):
             return lines_product(rows_RI, of_rows, matrix_OI, of_matrix.t(), dtype)
@@ -91,11 +100,11 @@ def grouped_outer(
     """`planner.models.fp8_experts.fp8_grouped_outer`."""
     dtype = getattr(torch, low)
     made_EIO = rows_RI.new_empty((counts_E.shape[0], rows_RI.shape[1], others_RO.shape[1]))
+    both = scale_of(of_rows_EI, dtype), scale_of(of_others_EO, _LOW)  # of all experts
     for group, part in rows_by_group(counts_E):
-        scales = []
-        for most, each in ((of_rows_EI[group], dtype), (of_others_EO[group], _LOW)):
-            scale = scale_of(most, each)
-            scales.append(scale.reshape(()) if scale.numel() == 1 else scale.view(-1, 1))
+        scales = [
+            scale.reshape(()) if scale.numel() == 1 else scale.view(-1, 1) for scale in (one[group] for one in both)
+        ]
         pair = Operand(rows_RI[part].t(), dtype), Operand(others_RO[part].t(), _LOW)
         if scales[0].ndim != scales[1].ndim:  # one of them has one column
             scales = [scale.expand(len(one.rows), 1) for scale, one in zip(scales, pair, strict=True)]

@@ -74,6 +74,16 @@ def test_experts_by_kernels_are_those_in_fp32(
         assert by_own.total() == 6
 
 
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_scales_of_all_experts_are_made_at_once(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise there are eight launches for each product of an expert, where four are priced: two casts, the product
+    and a copy of its result."""
+    with_kernels(monkeypatch)
+    calls = counting(monkeypatch, "scale_of")
+    made(recipe, 192, 64, torch.bfloat16)
+    assert calls.total() == 3 * 2
+
+
 def patch_hopper(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(blocks_product, "cuda_capability", lambda _: (9, 0))
     patch.setattr(blocks_product, "has_narrow_cast", lambda _: True)
