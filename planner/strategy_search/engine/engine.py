@@ -232,7 +232,7 @@ class Engine:
             precision=request.precision,
             optimizer=request.optimizer,
             update=request.update,
-            offload=request.offload,
+            offload=request.offload_under(gathers),
             recomputation=request.pinned.recomputation,
             decided=decided,
             given=decided is not None or request.pinned.mesh is not None,
@@ -393,6 +393,7 @@ class Engine:
         """Tables, one for every group of devices in the order of the pipeline, cut into pieces; `like` are the chains
         of the same tables with weights gathered otherwise."""
         machine, ranks = self.machine(configuration), configuration.pipeline
+        offload = self.request.offload_under(gathers)
         chains = tuple(
             cut(
                 own,
@@ -400,8 +401,8 @@ class Engine:
                 recomputation=configuration.under(self.request.pinned).recomputation,
                 stages=ranks,
                 free=free,
-                activations=self.request.offload.activations,
-                saved=self.request.offload.saved,
+                activations=offload.activations,
+                saved=offload.saved,
                 gathers=gathers,
                 kept=configuration.under(self.request.pinned).kept,
                 machine=machine,

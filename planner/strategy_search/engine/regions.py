@@ -239,7 +239,8 @@ class Regions:
         return self._built[key]
 
     def _stage_times(self, c: Configuration, but: tuple[int, ...], part: int, run: _Run) -> BlockTimes:
-        engine, group, offload = self.engine, self.engine.groups[0], self.engine.request.offload
+        engine, group = self.engine, self.engine.groups[0]
+        offload = engine.request.offload_under(engine.gathers[0])
         tables = self._tables(c, but, part)
         scaling = scaling_of(tables, engine.scaled_to(2 * part))
         chain = cut(

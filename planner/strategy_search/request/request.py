@@ -207,6 +207,10 @@ class SearchRequest:
     def offload(self) -> Offload:
         """What may be offloaded: what was asked for, but for saved tensors where slices of the sequence or gathers by
         block exclude them, and for what only training has."""
+        return self.offload_under(self.update.gathers)
+
+    def offload_under(self, gathers: str) -> Offload:
+        """The same where weights are gathered in this way, which may be left to the search."""
         asked = self.pinned.offload or NOTHING
         if self.pinned.forward_only:  # there are no states, and nothing waits for a backward pass
             return replace(NOTHING, weights=asked.weights)
@@ -214,7 +218,7 @@ class SearchRequest:
             asked = replace(asked, optimizer=NOTHING.optimizer)
         if self.update.served:  # who offloads a weight has its state
             asked = replace(asked, weights=NOTHING.weights)
-        fault = saved_fault(self.update, sliced=_sliced(self.pinned))
+        fault = saved_fault(replace(self.update, gathers=gathers), sliced=_sliced(self.pinned))
         return asked if fault is None else replace(asked, saved=NOTHING.saved)
 
     def _check_places(self) -> None:

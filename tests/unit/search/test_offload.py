@@ -18,7 +18,7 @@ from planner.plan.file import dump_plan, parse_plan
 from planner.plan.plan import Plan
 from planner.plan.prediction.loosening import loosened
 from planner.plan.prediction.predict import predict, stage_costs
-from planner.sharding.update import PLAIN, Update
+from planner.sharding.update import AUTO_GATHERS, PLAIN, Update
 from planner.strategy_search.decomposition.lagrangian import Multipliers
 from planner.strategy_search.objectives import plan_for
 from planner.strategy_search.request.offload import ANYTHING, NOTHING, Offload, offload_of, parse_offload
@@ -227,6 +227,19 @@ def test_what_blocks_save_is_offloaded_where_it_does_not_fit() -> None:
     assert found.bound_seconds <= found.plan.prediction.objective_seconds * (1 + 1e-9)
     with pytest.raises(InfeasibleError):
         search(replace(request, memory_limit=middle))
+
+
+def test_what_blocks_save_stays_where_the_search_gathers_by_block() -> None:
+    """Ways to gather weights and homes may both be open: those that gather by block keep on the device what they
+    save."""
+    pinned = Pinned(micro_batches=1, recompute="none", pipeline=1, zero=3, offload=Offload(saved=("device", "host")))
+    update = Update(buckets="none", gathers=AUTO_GATHERS)
+    request = request_of("residual-8", bare(cluster_of("cpu", 2)), 256, pinned=pinned, update=update)
+    roomy = search(request).plan.prediction.peak_bytes
+    for share in (0.98, 0.8, 0.6):
+        found = search(replace(request, memory_limit=share * roomy))
+        assert found.bound.offloaded_blocks
+        assert found.plan.training.update.gathers == "each"
 
 
 def test_what_is_saved_comes_beside_the_work() -> None:
