@@ -18,10 +18,19 @@ _ALIGNED = 16
 _GROUPED = (torch.bfloat16, torch.float16, torch.float32)
 
 
+_ON_HOST = "counts_on_host"
+"""Of a tensor of counts: what its host knows of it, and the version of which."""
+
+
 def rows_by_group(counts_E: torch.Tensor) -> Iterator[tuple[int, slice]]:
-    """Every group with its rows."""
+    """Every group with its rows. Its host asks the device for the counts once: it waits for all that was launched
+    before, and the products of a layer have the same counts."""
+    version, counts = getattr(counts_E, _ON_HOST, (None, ()))
+    if version != counts_E._version:
+        counts = counts_E.tolist()
+        setattr(counts_E, _ON_HOST, (counts_E._version, counts))
     start = 0
-    for group, count in enumerate(counts_E.tolist()):
+    for group, count in enumerate(counts):
         yield group, slice(start, start + count)
         start += count
 

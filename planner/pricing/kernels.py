@@ -80,6 +80,10 @@ APART_KERNELS = 18
 """Operators that a framework launches in either pass for each expert, where its products in fp8 are launched by
 themselves: half of nine products, each with the casts of both operands, and a copy of its result."""
 
+APART_IN_BLOCKS = 42
+"""The same with scales of blocks of 128: six of the nine products make scales of their own and bring them to where
+cuBLAS reads them, 12 operators each (clamp, division, cast, padding and copy of either, the product, its copy)."""
+
 _APART_EACH = 4.5
 """Kernels for each of the two products that an expert has in a pass by `costmodels.experts`, where it has three, each
 with two casts."""
@@ -112,7 +116,10 @@ def host_seconds(call: KernelCall) -> tuple[Array, Array]:
     """Seconds that the host takes to launch the operator, forward and backward, (K,) each."""
     more = SOFTMAX_KERNELS * in_fp32(call) if is_unfused(call) else np.zeros(len(call.extents))
     if _expert_by_expert(call):
-        more = more + APART_KERNELS * _held_experts(call, call.extent(dict(call.rule.roles)["experts"]))
+        blocks = call.rule.scaled_in_blocks and call.rule.computed[0] == "fp8"
+        more = more + (APART_IN_BLOCKS if blocks else APART_KERNELS) * _held_experts(
+            call, call.extent(dict(call.rule.roles)["experts"])
+        )
     each, launched = call.device.host_latency * call.software.host, _launched(call)
     back = launched + _launched_besides(call) if launched else 0
     if call.rule.op_class == "delta_rule":

@@ -126,9 +126,11 @@ def test_a_capacity_counts_its_rows_whoever_chooses_them() -> None:
     assert counts == []  # nobody needs to be told
 
 
-def test_in_fp8_each_expert_is_launched_by_itself_here_and_all_at_once_elsewhere() -> None:
-    """18 operators in a pass for each expert that a device has, 9 kernels forward, in the place of a few for all."""
-    rule = RULES[CALL.op].build(replace(CALL, arguments=(*OPERANDS, 0, 1.0, False, 1, 1, "tensorwise", False)))
+@pytest.mark.parametrize(("recipe", "operators"), [("tensorwise", 18), ("delayed", 18), ("blockwise", 42)])
+def test_in_fp8_each_expert_is_launched_by_itself_here_and_all_at_once_elsewhere(recipe: str, operators: int) -> None:
+    """So many operators in a pass for each expert that a device has, 9 kernels forward, in the place of a few for
+    all."""
+    rule = RULES[CALL.op].build(replace(CALL, arguments=(*OPERANDS, 0, 1.0, False, 1, 1, recipe, False)))
     graded = [tensor.floating for tensor in OPERANDS]
     chosen = [named_strategy(rule, names, "experts") for names in (("b", "b"), ("b", "e@b"))]
 
@@ -139,7 +141,7 @@ def test_in_fp8_each_expert_is_launched_by_itself_here_and_all_at_once_elsewhere
     apart, together, device = of(apart=True), of(apart=False), CLUSTER.device
     held = np.array([COUNT, COUNT / 8])
     for one, other in zip(apart.host, together.host, strict=True):
-        assert one - other == pytest.approx(18 * held * PYTORCH.host * device.host_latency)
+        assert one - other == pytest.approx(operators * held * PYTORCH.host * device.host_latency)
     for name in ("forward", "backward"):
         place = ("forward", "backward").index(name)
         one, other = (getattr(prices, name) - prices.late[place] for prices in (apart, together))

@@ -8,6 +8,7 @@ import torch
 from planner.fp8_recipes import RECIPES
 from planner.models import fp8_experts
 from planner.models.fp8_experts import Fp8Products, fp8_grouped_outer, fp8_grouped_product
+from planner.models.grouped import grouped_product
 from runtime.ops import blocks_product, fp8_groups, lines_product
 from tests.unit.runtime import test_blocks_product as blocks
 from tests.unit.runtime import test_lines_product as lines
@@ -129,3 +130,15 @@ def test_a_part_of_blocks_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None
 def test_kernels_are_those_of_cuda() -> None:
     for op in (fp8_grouped_product, fp8_grouped_outer):
         assert op._backend_fns.keys() == {None, "cuda"}
+
+
+def test_a_host_asks_for_counts_once_and_again_where_they_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts, asked, original = torch.tensor([2, 0, 3]), list[int](), torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: asked.append(1) or original(self))
+    rows, matrices = torch.randn(5, 4), torch.randn(3, 4, 6)
+    first = grouped_product(rows, matrices, counts)
+    assert torch.equal(grouped_product(rows, matrices, counts), first)
+    assert len(asked) == 1
+    counts[0], counts[1] = 1, 1
+    torch.testing.assert_close(grouped_product(rows, matrices, counts)[1], rows[1] @ matrices[1])
+    assert len(asked) == 2

@@ -157,7 +157,7 @@ def test_a_plan_says_which_rows_nobody_pads(tmp_path: Path) -> None:
 
 
 def test_rows_are_padded_where_that_is_left_to_the_search_and_products_of_odd_ones_take_longer() -> None:
-    job = {"devices": 1, "global_batch": 4, "hardware": "h200-141gb"}
+    job = {"devices": 1, "global_batch": 32, "hardware": "h200-141gb"}
     model = "gpt-tiny+vocab_size=20001+num_layers=1"
     odd, padded = planner.search(model, **job).plan, planner.search(model, pad="auto", **job).plan
     assert padded.training.update.padded == (("wte.weight", 8),)
