@@ -369,9 +369,7 @@ def fp8_blocks_product(
 ) -> torch.Tensor:
     """The product of rows with a weight, turned, T O: rows rounded to `low`, the weight to e4m3, by their largest
     elements in blocks of I and of O, or of I alone."""
-    rows = rounded(rows_TI, _cell(of_rows, inside, 1), getattr(torch, low))
-    weight = rounded(weight_OI, _cell(_cell(of_weight, outside, 0), inside, 1), _LOW)
-    return (rows @ weight.t()).to(rows_TI.dtype)
+    return product_in_fp32(rows_TI, of_rows, weight_OI.t(), of_weight.t(), inside, outside, low)
 
 
 @fp8_blocks_product.register_fake
