@@ -15,7 +15,6 @@ from hardware_profiles import Hidden, Seconds
 from planner.errors import InfeasibleError, LimitError
 from planner.limits import reached, reading, seconds_left
 from planner.plan.layout.offloaded import offloaded_fault
-from planner.plan.prediction.step import PIPELINE_BUBBLE
 from planner.sharding.update import EACH
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.engine import Engine
@@ -289,7 +288,7 @@ class Finalists:
         if not may_lie_in_a_v(self.request):
             return best
         bubbles = [
-            (dict(ranked.plan.prediction.time)[PIPELINE_BUBBLE], number, found, ranked)
+            (ranked.bubble, number, found, ranked)
             for number, (found, ranked) in enumerate(self._known.values())
             if 1 < found.configuration.pipeline <= self.engine.template.blocks.count // 2
         ]

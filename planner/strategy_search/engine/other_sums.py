@@ -5,7 +5,6 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from hardware_profiles import Bytes, Seconds
-from planner.plan.prediction.step import PIPELINE_BUBBLE
 from planner.pricing.bucket_size import auto_bucket, room_of
 from planner.sharding.update import AHEAD, AUTO_BUCKETS, EACH
 from planner.strategy_search.engine.contenders import NEAR, Contender
@@ -41,8 +40,7 @@ def chosen(ranks: Sequence[RankFilling]) -> Hashable:
                 *(one.kind, one.recompute, one.home, frozenset(one.candidates.items()), one.kept),
                 *(one.amounts.part, one.amounts.step, one.amounts.under),
             )
-            for one in (filling.head, *filling.inner, filling.tail)
-            if one is not None
+            for one in filling.columns
         )
         for filling in ranks
     )
@@ -53,8 +51,7 @@ def _gathers_none(outcome: Outcome) -> bool:
     ways, as none takes longer ahead (see `Engine.evaluate`)."""
     if outcome.gathers != AHEAD or outcome.price or not outcome.ranks:
         return False
-    columns = (one for filling in outcome.ranks for one in (filling.head, *filling.inner, filling.tail))
-    return not any(one.amounts.under for one in columns if one is not None)
+    return not any(one.amounts.under for filling in outcome.ranks for one in filling.columns)
 
 
 @dataclass(kw_only=True)
@@ -72,7 +69,7 @@ class OtherSums:
     def one_by_one(self, found: Contender, ranked: Ranked, cutoff: Seconds) -> Ranked:
         """A pipeline that stays idle, or what is found for it with weights gathered one by one, in an order
         that takes less: gradients that go together are not deferred, which would fill the bubble."""
-        idle = dict(ranked.plan.prediction.time)[PIPELINE_BUBBLE] > IDLE * ranked.seconds
+        idle = ranked.bubble > IDLE * ranked.seconds
         if not idle or found.outcome.gathers == EACH:
             return ranked
         if EACH not in self.engine.gathers:
@@ -82,7 +79,7 @@ class OtherSums:
             outcome = engine.evaluate_as(EACH, found.configuration, cutoff=found.objective * (1 + NEAR))
             if outcome.ranks:
                 contender = replace(engine.contender(found.configuration, outcome), room=found.room)
-                other = self.maker.as_found(contender, min(cutoff, best.seconds), self._bubble)
+                other = self.maker.as_found(contender, min(cutoff, best.seconds), lambda one: one.bubble)
                 other = self.orders.reordered(other, min(cutoff, best.seconds))
                 if other.seconds < best.seconds and self.maker.fits(other.configuration, other.plan.prediction):
                     best = other
@@ -137,10 +134,6 @@ class OtherSums:
                     source, ranked = contender, other
                     self.room.sources[id(source)] = (source, engine, covering)
         return source, ranked
-
-    @staticmethod
-    def _bubble(ranked: Ranked) -> Seconds:
-        return dict(ranked.plan.prediction.time)[PIPELINE_BUBBLE]
 
     def _capped(self, found: Contender) -> bool:
         """Whether a model is small, so that sums assume smaller buckets than the links ask for. A message counts as the

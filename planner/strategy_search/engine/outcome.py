@@ -21,6 +21,11 @@ class RankFilling:
     peak: float
     beside: float
 
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """All of them, in order."""
+        return tuple(one for one in (self.head, *self.inner, self.tail) if one is not None)
+
 
 COARSE = 0.02
 """Share of its seconds by which a result may be above its bound before others are tried, where memory is free."""

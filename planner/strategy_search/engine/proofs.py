@@ -11,7 +11,7 @@ from hardware_profiles import Bytes, Seconds
 from planner.plan.binding.bind import BoundPlan
 from planner.plan.plan import Plan
 from planner.plan.prediction.stage_cost import COMMUNICATION
-from planner.plan.prediction.step import UNDER_PRODUCTS
+from planner.plan.prediction.step import PIPELINE_BUBBLE, UNDER_PRODUCTS
 from planner.plan.prediction.timeline import REDUCTION
 from planner.strategy_search.engine.contenders import Contender
 from planner.strategy_search.engine.settle import Certificate
@@ -56,6 +56,11 @@ class Ranked:
         """Of a step in which everything waits, one operator after the other, but what of the reductions of gradients
         the last backward passes cover."""
         return self.plan.prediction.objective_seconds
+
+    @property
+    def bubble(self) -> float:
+        """Seconds of a step that its pipeline is idle."""
+        return dict(self.plan.prediction.time)[PIPELINE_BUBBLE]
 
     @property
     def waited(self) -> float:
