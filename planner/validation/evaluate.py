@@ -32,6 +32,7 @@ from planner.validation.peak import KIND_WORDS, kind_of_peak, least_needed, peak
 from planner.validation.rows import Row
 from planner.validation.software import machine_of_run
 from planner.validation.spared import fewest_recomputed, spared_plan
+from planner.validation.unpriced import NAME, not_priced, words
 
 CHUNK = 60
 """Rows that a process takes at once: tracing a model again costs as much as evaluating a few of its rows."""
@@ -54,9 +55,9 @@ INFERRED = "recomputation inferred"
 class Evaluated:
     """A row and what we predict for it; None where there is nothing to say, then `error` is the reason.
 
-    The step should be measured between `low_seconds` and `high_seconds`, the peak between `low_peak_bytes` and
-    `high_peak_bytes`; `time` has the parts of the step. Peaks are counted as the row counts them (`peak_kind`), but for
-    `needed_bytes` of the `capacity_bytes` of the device: with less the run would have ended (`least_needed`).
+    The step should be measured between `low_seconds` and `high_seconds`, multiples of what is priced, the peak between
+    `low_peak_bytes` and `high_peak_bytes`; `time` has the parts of the step. Peaks are counted as the row counts them
+    (`peak_kind`), but for `needed_bytes` of the `capacity_bytes` of the device: with less the run would have ended.
     """
 
     row: Row
@@ -191,10 +192,12 @@ def evaluate_chunk(
         experts = run.job.model.experts is not None
         spread = spread_of(row.text("profile"), experts, known=is_known(row.text("source")))
         low, high = peak_ends(prediction, cluster.device, cluster.software, kind)
+        beyond = not_priced(row, cluster.software.name, prediction.step_seconds)
+        notes = (*notes, KIND_WORDS[kind]) if row.measured_peak_bytes is not None else notes
         results.append(
             Evaluated(
                 row=row,
-                predicted_seconds=prediction.step_seconds,
+                predicted_seconds=prediction.step_seconds + beyond,
                 low_seconds=prediction.step_seconds * spread.low,
                 high_seconds=prediction.step_seconds * spread.high,
                 predicted_peak_bytes=peak_of(prediction, cluster.device, cluster.software, kind),
@@ -203,8 +206,8 @@ def evaluate_chunk(
                 peak_kind=kind,
                 needed_bytes=least_needed(prediction, cluster.device, cluster.software),
                 capacity_bytes=cluster.device.memory,
-                time=prediction.time,
-                notes=(*notes, KIND_WORDS[kind]) if row.measured_peak_bytes is not None else notes,
+                time=(*prediction.time, (NAME, beyond)) if beyond else prediction.time,
+                notes=(*notes, *words(beyond)),
             )
         )
     return results

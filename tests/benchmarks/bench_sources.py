@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hardware_profiles.intervals import dump_spreads, spread_of, spreads_of
+from hardware_profiles.intervals import NEW, dump_spreads, spread_of, spreads_of, table
 from planner.validation.summary import kendall_tau
 from tests.benchmarks.bench_unseen import seconds, unseen
 
@@ -145,7 +145,8 @@ def first_errors() -> list[tuple[str, bool, float, str]]:
 def new_left_out(source: str) -> list[bool]:
     """Whether the interval of unknown sources, made of the other ones, holds the runs of this one."""
     errors = first_errors()
-    spreads = spreads_of(errors, [one for one in errors if one[3] != source])
+    others = spreads_of(errors, [one for one in errors if one[3] != source])
+    spreads = {**table(), **{kind: spread for kind, spread in others.items() if kind[0] == NEW}}
     found = []
     for profile, experts, error, name in errors:
         if name == source:

@@ -6,7 +6,8 @@
 before its error was known (`first_predicted_s`, its ends, `first_peak_GB`, and whether it fits), by the code at
 `first_commit`. Runs without were refused then. What was learned from them came after: `told_later` says what rows say
 since then of how they were run. With `runs.json`, which `plan validate --json` has printed of the same file, the errors
-of today stand beside.
+of today stand beside, and what runs take beyond all that is priced (`planner/validation/unpriced.py`), fitted without
+the source that is judged.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 RUNS = Path(__file__).resolve().parent / "data" / "unseen_runs.csv.gz"
 
@@ -80,7 +82,7 @@ def peak_errors(runs: Sequence[Run]) -> list[float]:
     return [float(run["first_peak_GB"]) / float(run["peak_mem_GB"]) - 1 for run in runs if run["first_peak_GB"]]
 
 
-def errors_now(runs: Sequence[Run], now: Mapping[str, Mapping[str, float]]) -> Errors:
+def errors_now(runs: Sequence[Run], now: Mapping[str, Mapping[str, Any]]) -> Errors:
     """Errors of what is predicted now."""
     judged = [
         (one["predicted_seconds"], one["low_seconds"], one["high_seconds"], one["measured_seconds"])
@@ -100,6 +102,48 @@ def _errors(judged: Sequence[tuple[float, float, float, float]]) -> Errors:
         bias=statistics.fmean(relative),
         inside=statistics.fmean(low <= measured <= high for _, low, high, measured in judged),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beyond:
+    """What runs take beyond the sum of their terms, as a share of it: the least and the most that all sources but one
+    choose, and mean errors by run and by source as priced, and of each source with what the others choose."""
+
+    least: float
+    most: float
+    priced: tuple[float, float]
+    left_out: tuple[float, float]
+
+
+def beyond(ratios: Mapping[str, Sequence[float]]) -> Beyond:
+    """Fitted to sums of terms over measured steps, by source, each source one vote."""
+    shares = [at / 200 for at in range(-20, 61)]
+
+    def mean(some: Sequence[float], share: float) -> float:
+        return statistics.fmean(abs((1 + share) * ratio - 1) for ratio in some)
+
+    chosen = {
+        name: min(shares, key=lambda share: sum(mean(ratios[one], share) for one in ratios if one != name))
+        for name in ratios
+    }
+    runs = sum(map(len, ratios.values()))
+    found = []
+    for at in (dict.fromkeys(ratios, 0.0), chosen):
+        means = {name: mean(some, at[name]) for name, some in ratios.items()}
+        by_run = sum(means[name] * len(some) for name, some in ratios.items()) / runs
+        found.append((by_run, statistics.fmean(means.values())))
+    return Beyond(least=min(chosen.values()), most=max(chosen.values()), priced=found[0], left_out=found[1])
+
+
+def priced(runs: Sequence[Run], now: Mapping[str, Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Sums of terms over measured steps, by source."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        one = now[run["id"]]
+        if seconds(run) is not None and one["predicted_seconds"] is not None:
+            terms = one["predicted_seconds"] - one["time_seconds"].get("not priced", 0.0)
+            found[run["source"]].append(terms / one["measured_seconds"])
+    return found
 
 
 def out_of_memory(runs: Sequence[Run]) -> tuple[int, int]:
@@ -133,6 +177,13 @@ def main() -> None:
             f"predicted by {commit}: {first.runs} runs {first.mean:.1%}, by source {by_source:.1%}, inside"
             f" {first.inside:.0%}; of {no[1]} that ran out of memory {no[0]} were said not to fit"
             + (f"; {len(peaks)} peaks {statistics.fmean(map(abs, peaks)):.1%}" if (peaks := peak_errors(own)) else "")
+        )
+    if now is not None:
+        found = beyond(priced(runs, now))
+        print(
+            f"beyond what is priced: {found.least:.1%} to {found.most:.1%} of it; as priced {found.priced[0]:.1%} by"
+            f" run, {found.priced[1]:.1%} by source, with what other sources choose {found.left_out[0]:.1%} and"
+            f" {found.left_out[1]:.1%}"
         )
 
 

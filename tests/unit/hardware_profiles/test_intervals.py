@@ -8,6 +8,7 @@ import pytest
 from hardware_profiles import profile_names
 from hardware_profiles.intervals import (
     FEWEST,
+    NEW,
     TAIL,
     dump_spreads,
     is_known,
@@ -101,6 +102,20 @@ def test_intervals_hold_in_sources_that_were_left_out() -> None:
     by_source = sum(sum(some) / len(some) for some in inside) / len(inside)
     assert 0.75 <= share <= 0.85
     assert 0.75 <= by_source <= 0.85
+    few = [some for some in inside if sum(some) < 0.6 * len(some)]
+    assert len(few) <= 5  # eight where ends were quantiles of means and deviations, which was 8% wider
+
+
+def test_the_interval_of_new_sources_is_the_shortest_that_holds_most_of_most() -> None:
+    """Ten sources of ten runs each: one is far off, and of the others a run each."""
+    near = [("h100-80gb", False, at / 100, f"{source}") for source in range(9) for at in range(9)]
+    far = [("h100-80gb", False, 1.0, f"{source}") for source in range(9)]
+    other = [("h100-80gb", False, -1.0, "other")] * 10
+    found = spreads_of(near, [*near, *far, *other])[NEW, False]
+    assert found.low == 1.0
+    assert found.high == pytest.approx(math.exp(0.08))  # 0.05 holds 60% of each, but 54% in the mean
+    alone = spreads_of(near, [("h100-80gb", False, 0.1, "one")])[NEW, False]
+    assert (alone.low, alone.high) == pytest.approx((1.0, math.exp(0.1)))  # a prediction is in its own interval
 
 
 def test_known_sources_are_those_of_the_published_runs() -> None:
