@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from costmodels import away_seconds, offloaded_bytes
 from hardware_profiles import Home
+from planner.graph.blocks import IDENTITY
 from planner.limits import check
 from planner.pricing.keeping import keeping, keeping_fault
 from planner.pricing.parameter_price import gathered_at_once
@@ -26,6 +27,7 @@ from planner.strategy_search.request.space import Running
 from planner.strategy_search.request.template import Share
 from planner.strategy_search.solvers.elimination.order import EXACT, schedule
 from planner.strategy_search.tables.cost_table import EdgeTable, ParameterTable, UseTable
+from planner.strategy_search.tables.under_products import Later, products_of
 
 if TYPE_CHECKING:
     from planner.strategy_search.decomposition.cutting import Cutter
@@ -91,10 +93,13 @@ class PieceMaker:
                 again = np.full_like(once, second.forward.max() * self._again(index) + prices.backward.max())
                 self._add(key, work=once, work_again=again, backward=again)
         self._checkpoints(inside)
-        for table in edges:
+        priced = [table for table in edges if not self.cutter.free & {table.edge.producer, table.edge.consumer}]
+        for table in priced:
             check()
-            if not self.cutter.free & {table.edge.producer, table.edge.consumer}:
-                self._edge(table)
+            self._edge(table)
+        for table in priced if self.way == "selective" else ():
+            if table.later is not None and self._brings(table):
+                self._comes_later(table, table.later)
         for parameter, found in uses:
             check()
             self._parameter(parameter, bool(found))
@@ -287,9 +292,8 @@ class PieceMaker:
 
     def _edge(self, table: EdgeTable) -> None:
         edge = table.edge
-        # where all of it is made again
-        again = table.again if self.way == "selective" else table.share_again * table.forward
-        backward = table.backward + (again if self._brings(table) else 0.0) + self._lost(table)
+        again = table.share_again * table.forward if self._brings(table) else 0.0
+        backward = table.backward + again + self._lost(table)
         part = table.forward + backward
         where = self._held(edge.consumer)
         keys = self._key(edge.producer), self._key(edge.consumer)
@@ -315,6 +319,27 @@ class PieceMaker:
         least = np.where(np.isfinite(least), least, 0.0)
         self._add(self._key(edge.producer), k_part=least)
         return np.where(sends, 0.0, -least[:, None])
+
+    def _comes_later(self, table: EdgeTable, later: Later) -> None:
+        """What an operand saves that comes again for the gradients of its rows alone, as the results of all products
+        that read it are kept: of each product its share where it keeps its results, or reads something else. Where only
+        some of them keep theirs, nothing is saved. What comes to each of several readers by itself saves as if they
+        were kept, so that it is not credited to those that what they share has come to."""
+        edge = table.edge
+        shared = self.template.graph.operators[edge.producer].op == IDENTITY
+        one, other, most = self._key(edge.producer), self._key(edge.consumer), later.seconds.max(axis=0)
+        for at, beside in zip(products_of(self.template, edge), later.products, strict=True):
+            reads = beside.reads
+            if at in self.always | self.cutter.free or (shared and reads is None):
+                seconds = -beside.share * later.seconds
+                self._join(one, other, part=seconds, backward=seconds)
+                continue
+            kept = most if reads is None else (reads * most[:, None]).max(axis=0)
+            if at in self.keepable:
+                self._add(self._key(at), k_part=-beside.share * kept)
+            if reads is not None and (rest := ~reads * most[:, None]).any():
+                seconds = -beside.share * rest
+                self._join(other, self._key(at), part=seconds, backward=seconds)
 
     def _use(self, use: UseTable, name: str) -> None:
         """The weight is gathered once more where the backward pass needs it, or the block is recomputed; a recomputed

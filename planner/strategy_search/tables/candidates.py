@@ -32,6 +32,10 @@ class LayoutColumn:
         index = np.array([order.setdefault(layout, len(order)) for layout in layouts], dtype=np.intp)
         return LayoutColumn(distinct=tuple(order), index=index)
 
+    def of_candidate(self, place: int) -> Layout:
+        """That of one candidate."""
+        return self.distinct[self.index[place]]
+
     def at(self, places: Indices) -> "LayoutColumn":
         """Those of candidates at some places."""
         return LayoutColumn(distinct=self.distinct, index=self.index[places])

@@ -47,7 +47,7 @@ from planner.strategy_search.tables.dominance import among as priced_among
 from planner.strategy_search.tables.dominance import undominated
 from planner.strategy_search.tables.launches import Shares, kernels_shares
 from planner.strategy_search.tables.under_experts import beside_experts, saved_by_exchange
-from planner.strategy_search.tables.under_products import UnderProducts, takes_result
+from planner.strategy_search.tables.under_products import Later, UnderProducts, takes_result
 
 Array = NDArray[np.float64]
 
@@ -76,18 +76,19 @@ class OperatorTable:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EdgeTable:
-    """One edge: seconds forward, once more where its block is computed `again`, and backward, bytes kept, and those of
-    them that nobody but the consumer's block reads (`own`), (K_producer, K_consumer) each. `under` has seconds that are
-    saved at once, and again, while the product runs whose result the edge takes; None where there is none. In the
-    backward pass the forward seconds count with `share_again` of what they are."""
+    """One edge: seconds forward and backward, bytes kept, and those of them that nobody but the consumer's block reads
+    (`own`), (K_producer, K_consumer) each. `under` has seconds that are saved at once, and again, while the product
+    runs whose result the edge takes; None where there is none. `later` has those that are saved where an operand comes
+    again for products whose results are kept. In the backward pass the forward seconds count with `share_again` of what
+    they are."""
 
     edge: ValueEdge
     forward: Array
-    again: Array
     backward: Array
     kept: Array
     own: Array
     under: tuple[Array, Array] | None = None
+    later: Later | None = None
     share_again: float = 1.0
 
 
@@ -428,7 +429,7 @@ class TableBuilder:
             kept_pieces = np.minimum(made_bytes, operators[edge.consumer].prices.operands[0][None, :])
             bytes_kept = bytes_kept + alive.share(graph.operators[edge.consumer].results[0] or "") * kept_pieces
         own = bytes_kept if edge.kind == "inside" else own
-        return EdgeTable(edge=edge, forward=forward, again=forward, backward=backward, kept=bytes_kept, own=own)
+        return EdgeTable(edge=edge, forward=forward, backward=backward, kept=bytes_kept, own=own)
 
     def _exchanged(self, template: Template, index: int, operators: Sequence[OperatorTable]) -> OperatorTable:
         """An operator with what the exchange of its experts travels under other work."""
@@ -453,13 +454,12 @@ class TableBuilder:
         takes = takes_result(template, table.edge)
         key = (id(table.forward), id(table.backward), id(table.kept), id(table.own), id(saved), takes)
         if key not in self._edges:
-            forward, again, backward = saved
             travelling = replace(
                 table,
-                forward=table.forward - forward,
-                again=table.again - again,
-                backward=table.backward - backward,
-                under=(forward + backward, again) if takes else None,
+                forward=table.forward - saved.forward,
+                backward=table.backward - saved.backward,
+                under=(saved.forward + saved.backward, saved.forward) if takes else None,
+                later=saved.later,
             )
             self._edges[key] = ((table, saved), travelling)
         return replace(self._edges[key][1], edge=table.edge)
@@ -675,12 +675,13 @@ def _scaled(table: EdgeTable, shares: tuple[float, float]) -> EdgeTable:
     if there == back == 1:
         return table
     under = None if table.under is None else (min(shares) * table.under[0], back * table.under[1])
+    later = None if table.later is None else replace(table.later, seconds=back * table.later.seconds)
     return replace(
         table,
         forward=there * table.forward,
-        again=back * table.again,
         backward=back * table.backward,
         under=under,
+        later=later,
         share_again=back / there,
     )
 

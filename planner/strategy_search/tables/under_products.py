@@ -9,6 +9,9 @@ with the best number of chunks for each way, so that layouts are chosen for what
                 maker ─edge─> identity ─> products       the candidates of all of them that read what the identity has,
                                                          those that save most
 
+To a block that is computed again an operand comes again, under the same products; where their results are kept, under
+the gradients of its rows, which may save more (`Later`).
+
 Not less than what a plan saves, and more where a plan may have no overlap: for rows that chunks do not divide, results
 that a recomputed block keeps and sends (what that loses is charged where it is decided what to keep), and blocks that
 compute again one of both alone. Products in fp8 run alone: of a layer that may be in fp8 or not the other candidates
@@ -41,9 +44,6 @@ from planner.strategy_search.tables.candidates import Candidates, DuplexColumn
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
-
-Saved: TypeAlias = tuple[Array, Array, Array]
-"""Seconds that an edge saves forward, in a block that is computed again, and backward."""
 
 _Told: TypeAlias = tuple[int, tuple[bool, ...], int]
 """What decides what a product takes: its rule and its candidates, by their identity, and of which operands there are
@@ -90,6 +90,34 @@ class _Products:
     def beside(self, other: "_Products") -> "_Products":
         """With others, one after the other: every pair of candidates."""
         return _Products((self.rows[:, :, None] + other.rows[:, None, :]).reshape(len(self.rows), -1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Beside:
+    """A product beside which an operand may come: its `share` of the results of all of them, and whether its candidates
+    read what those of the edge's consumer have, (K_consumer, K); None where it is the consumer."""
+
+    share: float
+    reads: NDArray[np.bool_] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Later:
+    """Seconds that an edge saves, beyond those of its forward pass, where it comes again for the gradients of the rows
+    of its products alone, (K_producer, K_consumer), as a block that is computed again keeps the results of all of them;
+    and these, in the order of `products_of`."""
+
+    seconds: Array
+    products: tuple[Beside, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Saved:
+    """Seconds that an edge saves forward, as often as that is computed, and backward, (K_producer, K_consumer)."""
+
+    forward: Array
+    backward: Array
+    later: Later | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -140,14 +168,14 @@ class UnderProducts:
     def saved(
         self, template: Template, edge: ValueEdge, made: DuplexColumn, lists: Sequence[Candidates]
     ) -> Saved | None:
-        """Seconds that an edge saves forward, in a block that is computed again, and backward, (K_producer, K_consumer)
-        each; None where it saves none. `made` are the layouts of what its producer makes, `lists` the candidates of all
-        operators. Found once for edges of equal tensors between candidates and products that are the same."""
+        """What an edge saves, None where it saves nothing. `made` are the layouts of what its producer makes, `lists`
+        the candidates of all operators. Found once for edges of equal tensors between candidates and products that are
+        the same."""
         graph = template.graph
         if edge.name not in graph.data_dependent or (graph.trains and edge.name not in graph.differentiable):
             return None
         kind: Kind = "result" if takes_result(template, edge) else "operand"
-        products = (edge.producer,) if kind == "result" else _readers(template, edge)
+        products = (edge.producer,) if kind == "result" else products_of(template, edge)
         if not products:
             return None
         told = tuple(self._told(template, at, lists[at]) for at in products)
@@ -177,22 +205,40 @@ class UnderProducts:
             return None
         beside = self._beside(template, edge, kind, products, lists)
         there, *back = (self._seconds(beside, way, self._saves(beside, kind, way)) for way in ways)
-        again = (
-            there
-            if kind == "result"
-            else np.maximum(there, self._seconds(beside, ways[0], self._later(beside, ways[0])))
-        )
 
         def of_pairs(way: _Way, saved: Array) -> Array:
             sides = np.arange(saved.shape[1])
             return np.where(legal, saved[way.steps, sides[:, None] if kind == "result" else sides[None, :]], 0.0)
 
         forward = of_pairs(ways[0], there)
-        return (
-            forward,
-            forward if again is there else of_pairs(ways[0], again),
-            of_pairs(ways[1], back[0]) if back else np.zeros_like(forward),
+        later = None
+        if kind == "operand":
+            more = of_pairs(ways[0], self._seconds(beside, ways[0], self._later(beside, ways[0]))) - forward
+            if (more > 0).any():
+                some = self._shares(template, edge, products, beside, lists)
+                later = Later(seconds=np.maximum(more, 0.0), products=some)
+        return Saved(
+            forward=forward, backward=of_pairs(ways[1], back[0]) if back else np.zeros_like(forward), later=later
         )
+
+    def _shares(
+        self, template: Template, edge: ValueEdge, products: Sequence[int], beside: _Beside, lists: Sequence[Candidates]
+    ) -> tuple[Beside, ...]:
+        """The products of an operand, each with its share of the bytes of all their results."""
+        if beside.groups is None:
+            return (Beside(share=1.0, reads=None),)
+        graph, shared = template.graph, lists[edge.consumer].results[0]
+        results = ([name for name in graph.operators[at].results if name is not None] for at in products)
+        made = [sum(graph.types[name].nbytes for name in names) for names in results]
+        _, firsts = np.unique(beside.groups, return_index=True)
+        ends = [(shared.forward.of_candidate(at), shared.gradient.of_candidate(at)) for at in firsts.tolist()]
+        found = list[Beside]()
+        for at, nbytes in zip(products, made, strict=True):
+            reads = np.zeros((beside.number, len(lists[at].strategies)), dtype=np.bool_)
+            for number, layouts in enumerate(ends):
+                reads[number, _reading(lists[at], layouts)] = True
+            found.append(Beside(share=nbytes / sum(made), reads=reads[beside.groups]))
+        return tuple(found)
 
     def _way(self, kind: Kind, tensor: TensorType, made: DuplexColumn, wanted: DuplexColumn, *, forward: bool) -> _Way:
         source, target = (made.forward, wanted.forward) if forward else (wanted.gradient, made.gradient)
@@ -366,7 +412,7 @@ def takes_result(template: Template, edge: ValueEdge) -> bool:
     return alone and edge.kind in ("inside", "outside") and _is_product(template, edge.producer)
 
 
-def _readers(template: Template, edge: ValueEdge) -> tuple[int, ...]:
+def products_of(template: Template, edge: ValueEdge) -> tuple[int, ...]:
     """The products that read what an edge brings: its consumer, or those that read what that shares out."""
     if edge.operand == 0 and _is_product(template, edge.consumer):
         return (edge.consumer,)

@@ -46,3 +46,23 @@ def test_of_products_of_one_operand_some_may_be_of_other_layouts() -> None:
     result = search(request)
     assert 0 < result.gap < 0.01
     assert result.plans[0].seconds >= result.bound_seconds * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("never", ["matmul", "attention"])
+def test_an_operand_that_comes_again_saves_what_it_saved_at_first_unless_all_of_its_products_are_kept(
+    never: str,
+) -> None:
+    """Where they are kept, the gradients of its rows alone are there to cover it, whole: that saves more."""
+    pinned = Pinned(
+        pipeline=1,
+        context=1,
+        tensor=8,
+        sequence_parallel=True,
+        recompute="selective",
+        never_kept=(never,),
+        micro_batches=2,
+        interleave=1,
+    )
+    result = search(request_of(WIDE, cluster_of("h100-80gb", 8), 8, pinned=pinned, precision="bf16"))
+    assert result.plans[0].seconds * (1 - 1e-9) >= result.bound_seconds
+    assert result.gap < (0.001 if never == "matmul" else 0.01)
