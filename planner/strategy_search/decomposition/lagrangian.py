@@ -55,9 +55,6 @@ _SUGGESTING = 4
 _ROUNDING = 1e-12
 """Of sums of the same numbers in another order, relatively."""
 
-ENDS = 2
-"""Head and tail, which may stand on a rank beside inner blocks."""
-
 NEVER = 1e15
 """Blocks: more than there are."""
 
@@ -149,7 +146,7 @@ class Multipliers:
     `weight`: how often a micro-batch counts (see `Setting.weight`). `parts`: how many of those micro-batches one of the
     chain's is cut into, where these are to be bounded. `allowed`: the candidates that some operators may choose.
     `most`: inner blocks of a rank, up to which the largest interior of those that are recomputed is taken as their
-    average (see `Setting.most`).
+    average (see `Setting.most`). `holds`: inner blocks for which a rank has memory at most.
     `columns`: whether choices are asked for, not bounds alone.
     `single`: whether all is to be on one rank: then reductions of gradients wait for its last backward pass.
     `like`: those of the same chain, parts and candidates by another weight; they share what does not depend on it.
@@ -163,6 +160,7 @@ class Multipliers:
         allowed: Mapping[int, NDArray[np.bool_]] | None = None,
         *,
         most: int | None = None,
+        holds: float = math.inf,
         columns: bool = True,
         single: bool = False,
         like: "Multipliers | None" = None,
@@ -173,7 +171,7 @@ class Multipliers:
             self.banned = {id(piece): piece.banned(allowed) for piece in (*chain.head, *chain.inner, *chain.tail)}
         self.blocks = chain.block_ranges.blocks
         self.counts = chain.block_ranges.totals
-        self.most = self.blocks if most is None else most
+        self.most, self.holds = self.blocks if most is None else most, holds
         number = chain.tables.template.blocks.count
         self.covers = (
             1 - 1 / (SLOTS * (1 + number)) if number else 1.0
@@ -251,7 +249,7 @@ class Multipliers:
                 step=_LEAN,
                 fixed=1.0,
                 live=flights,
-                replay=1.0 / (self.blocks + ENDS) / self.parts,
+                replay=self._of_interior(self.blocks) / self.parts,
             )
         return Weights(
             part=self.weight / self.parts,
@@ -264,8 +262,17 @@ class Multipliers:
             reduction=0.0 if waited else 1.0 - last,
             fixed=price,
             live=price * flights,
-            replay=price / (self.most + ENDS) / self.parts,
+            replay=price * self._of_interior(self.most) / self.parts,
         )
+
+    def _of_interior(self, most: int) -> float:
+        """Share of the interior of each block that counts, with so many inner blocks on a rank."""
+        return 1 / max(1, most + self.chain.blocks_at_ends)
+
+    @property
+    def interior(self) -> float:
+        """The share that counts with a price."""
+        return self._of_interior(self.most)
 
     def _uncovered(self, under: Passes, covering: float) -> tuple[float, float]:
         """Shares that count of what is uncovered in a pass, U, once a step. Where a pass works for W and messages take
@@ -289,11 +296,12 @@ class Multipliers:
         def banned(piece: Piece) -> NDArray[np.bool_] | None:
             return self.banned.get(id(piece)) if cap == math.inf else piece.bulky(cap)
 
-        ending, single = weights, 1 / self.parts
+        ending, single, chain = weights, 1 / self.parts, self.chain
         if flights > single:  # what follows the blocks is in flight once, whatever the rank's chunks
             ending = replace(weights, live=weights.live / flights * single)
-        chain = self.chain
-        groups = [(chain.head, weights), (chain.tail, ending), *((pieces, weights) for pieces in chain.kinds)]
+        beginning = weights if chain.interior_in_head else replace(weights, replay=0.0)
+        ending = ending if chain.blocks_in_tail else replace(ending, replay=0.0)
+        groups = [(chain.head, beginning), (chain.tail, ending), *((pieces, weights) for pieces in chain.kinds)]
         worth = [(_worth(pieces, price), own) for pieces, own in groups]
         return _Question(
             price=price,
@@ -548,7 +556,7 @@ class Multipliers:
             found: Array = (blocks / units).min(axis=0) if len(blocks) else np.full(possible.shape, 1.0)
             return found
 
-        room = np.full(possible.shape, math.inf)
+        room = np.full(possible.shape, self.holds if len(self.counts) < 2 else math.inf)
         for left, blocks in zip(reach.left, reach.leanest, strict=True):
             room = np.minimum(room, np.where(left < 0, -math.inf, self.whole_blocks(left / slope(blocks) + 1e-6)))
         return Lines(

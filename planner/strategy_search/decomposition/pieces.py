@@ -13,6 +13,7 @@ can be run in three ways: what autograd needs is kept ("none"), or the block is 
 kept all the same ("selective"), or with none kept ("full"). Which results to keep is decided operator by operator.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -155,6 +156,11 @@ class Piece:
     def least_transient(self) -> float:
         """Bytes that some operator needs for a moment, whatever is chosen."""
         return max((float(values.min()) for values in self.transient), default=0.0)
+
+    @cached_property
+    def least_fixed(self) -> float:
+        """Bytes of its parameters, whatever is chosen."""
+        return math.fsum(float(self.fixed[self.node_cells(at)].min()) for at in range(len(self.sizes)))
 
     @property
     def nodes(self) -> int:
@@ -416,6 +422,21 @@ class Chain:
         kinds = blocks.kinds[self.blocks_in_head : blocks.count - self.blocks_in_tail] if self.inner else ()
         order = {kind: number for number, kind in enumerate(dict.fromkeys(piece.kind for piece in self.inner))}
         return block_ranges_of(tuple(order[kind] for kind in kinds))
+
+    @property
+    def blocks_at_ends(self) -> int:
+        """Blocks in head and tail."""
+        return self.blocks_in_head + self.blocks_in_tail
+
+    @property
+    def interior_in_head(self) -> bool:
+        """Whether the interior of the head is that of a block, or of all there is."""
+        return self.blocks_in_head > 0 or not self.inner
+
+    @cached_property
+    def least_fixed(self) -> float:
+        """Bytes that an inner block keeps of its parameters, however it is run and whichever its kind; none without."""
+        return min((piece.least_fixed for piece in self.inner), default=0.0)
 
     @cached_property
     def travels(self) -> bool:

@@ -10,6 +10,9 @@ from costmodels import SCHEDULES, moments_in_flight, most_in_flight, schedule_or
 from planner.strategy_search.decomposition.pieces import Chain
 from planner.strategy_search.request.space import Configuration, Counts
 
+_ROUNDING = 1e-9
+"""Of a capacity: sums in another order differ by less."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
@@ -46,7 +49,15 @@ class Setting:
         """Inner blocks of a rank about which most is to be proved: all that it may hold, or some more than it holds on
         average."""
         share = math.ceil(chain.block_ranges.blocks / self.ranks)
-        return share if self.ranks == 1 or self.chunks > 1 else min(chain.block_ranges.blocks, share + share // 4 + 1)
+        if self.ranks == 1 or self.chunks > 1:
+            return share
+        return int(min(chain.block_ranges.blocks, share + share // 4 + 1, max(1, self.holds(chain))))
+
+    def holds(self, chain: Chain) -> float:
+        """Inner blocks for which a rank has memory at most, by what stays of them; no limit where nothing says so."""
+        if self.ranks == 1 or self.chunks > 1 or not chain.least_fixed:
+            return math.inf
+        return max(0, math.floor(self.capacity / chain.least_fixed * (1 + _ROUNDING)))
 
     def flights(self, rank: int) -> float:
         """Micro-batches in flight of a rank, on average over its chunks."""

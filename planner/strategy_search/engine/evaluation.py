@@ -17,6 +17,7 @@ is chosen in `planner.strategy_search.engine.next_price`.
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -40,8 +41,8 @@ from planner.strategy_search.solvers.elimination.order import EXACT
 
 Array = NDArray[np.float64]
 
-ROUNDS = 16
-"""Prices of memory tried for one configuration, at most; four are the rule."""
+ROUNDS = 24
+"""Prices of memory tried for one configuration, at most; four are the rule, up to twenty where memory is tight."""
 
 
 _SETTLED = 1e-3
@@ -94,8 +95,10 @@ class Evaluation:
         self.chain = self.pipeline_of_kinds.chain
         self.multipliers = [] if multipliers is None else multipliers
         if not self.multipliers:
+            roomiest = replace(setting, capacity=max(self.pipeline_of_kinds.capacities))
+            most, holds = roomiest.most(self.chain), roomiest.holds(self.chain)
             self.multipliers += [
-                Multipliers(one, setting.shared_weight, most=setting.most(self.chain), single=setting.ranks == 1)
+                Multipliers(one, setting.shared_weight, most=most, holds=holds, single=setting.ranks == 1)
                 for one in self.pipeline_of_kinds.chains
             ]
         self.block_ranges = self.chain.block_ranges

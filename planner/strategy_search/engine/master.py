@@ -9,8 +9,8 @@ A rank with n_k inner blocks of kind k runs columns j, x_j blocks in each, not w
           sum x_j (backward excess_j - backward uncovered_j / w) <= b             share of the backward pass
           sum x_j (reduction_j - c backward_j) - c b <= l                         share of the last backward pass
 
-The interior, what is there for a moment, is a maximum. It is no less than the average of the recomputed blocks with the
-least that an operator needs, nor than what the tail has of both: a row for each.
+The interior, what is there for a moment, is a maximum. It is no less than the average over as many blocks as a rank may
+hold with the least that an operator needs, nor than what the tail has of both: a row for each.
 
 Its dual values are where the bound by all that is known is highest (`lagrangian`), so the pieces are solved for them
 next. What they find is either a new column, or the proof that no bound is higher. If memory alone binds, the price is
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.strategy_search.decomposition.lagrangian import ENDS, Multipliers, State
+from planner.strategy_search.decomposition.lagrangian import Multipliers, State
 from planner.strategy_search.decomposition.mixture import Shares
 from planner.strategy_search.decomposition.pieces import Column, Passes
 from planner.strategy_search.decomposition.setting import Setting
@@ -53,11 +53,12 @@ class Master:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Group:
-    """Columns of which a rank takes so many, with micro-batches in flight."""
+    """Columns of which a rank takes so many, with micro-batches in flight; whether a share of their interior counts."""
 
     count: int
     flights: float
     columns: tuple[Column, ...]
+    shares: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +85,9 @@ def master_of(
     first, last, chain = rank == 0, rank == setting.ranks - 1, multipliers.chain
     flights, priced = setting.flights(rank), multipliers.priced
 
-    def group(count: int, flights: float, columns: Iterable[Column]) -> _Group:
-        return _Group(count=count, flights=flights, columns=tuple({c.amounts: c for c in columns}.values()))
+    def group(count: int, flights: float, columns: Iterable[Column], *, shares: bool = True) -> _Group:
+        distinct = tuple({c.amounts: c for c in columns}.values())
+        return _Group(count=count, flights=flights, columns=distinct, shares=shares)
 
     groups = [
         group(
@@ -94,15 +96,16 @@ def master_of(
         for kind, count in enumerate(counts)
     ]
     if first:
-        groups.append(group(1, flights, (c for one in priced for c in one.columns(one.head, state, chain))))
+        columns = (c for one in priced for c in one.columns(one.head, state, chain))
+        groups.append(group(1, flights, columns, shares=chain.interior_in_head))
     if last and chain.tail:
-        ending = min(flights, 1.0)
-        groups.append(group(1, ending, (c for one in priced for c in one.columns(one.tail, state, chain))))
+        columns = (c for one in priced for c in one.columns(one.tail, state, chain))
+        groups.append(group(1, min(flights, 1.0), columns, shares=chain.blocks_in_tail > 0))
     if at_once is None:
         memory = [
             _Memory(
                 capacity=setting.capacity - multipliers.least_transient(first, last),
-                interior=1 / (multipliers.most + ENDS),
+                interior=multipliers.interior,
             )
         ]
         if last and chain.tail:
@@ -147,22 +150,22 @@ def _solved(
 ) -> tuple[LinearSolution, list[list[tuple[Column, float]]]] | None:
     """The program, whose rows are those of memory, of what travels, and the numbers of columns; and how often each
     column of every group is taken. None where none fits."""
-    columns = [(number, group.flights, c) for number, group in enumerate(groups) for c in group.columns]
+    columns = [(number, group, c) for number, group in enumerate(groups) for c in group.columns]
     limits, weight, covers = len(memory) + _TRAVELS, multipliers.weight, multipliers.covers
     rows = np.zeros((limits + len(groups), _TRAVELS + len(columns)))
     costs = np.zeros(rows.shape[1])
     costs[:_TRAVELS] = weight, weight, 1.0
     rows[len(memory) : limits, :_TRAVELS] = -np.eye(_TRAVELS)
     rows[limits - 1, 1] = -_lengthens(multipliers)
-    for at, (number, flights, column) in enumerate(columns, _TRAVELS):
+    for at, (number, group, column) in enumerate(columns, _TRAVELS):
         a = column.amounts
         uncovered = a.uncovered_forward, a.uncovered_backward
         once = min(1.0, weight) * sum(uncovered)  # which messages that take longer than the work have in them
         costs[at] = weight * a.part + a.step - a.reduction + once
         there, back = (seconds * min(1.0, 1 / weight) if weight else 0.0 for seconds in uncovered)
         for row, own in enumerate(memory):
-            held = a.replay + a.transient if number == own.interior_of else own.interior * a.replay
-            rows[row, at] = (a.fixed + flights * a.live + held) / own.capacity
+            held = a.replay + a.transient if number == own.interior_of else own.interior * group.shares * a.replay
+            rows[row, at] = (a.fixed + group.flights * a.live + held) / own.capacity
         rows[len(memory) : limits, at] = (
             a.excess_forward - there,
             a.excess_backward - back,

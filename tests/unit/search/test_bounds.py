@@ -121,6 +121,27 @@ def test_no_plan_at_all_beats_the_bounds(model: str, ranks: int, chunks: int, mi
                     assert float(multipliers.bounds(setting)[state]) <= best * ALL, (price, flights, at_tail)
 
 
+def test_bounds_know_how_many_blocks_a_rank_has_memory_for() -> None:
+    """So the largest interior is averaged over no more of them, and where all ranks have too little nothing fits."""
+    case = make_case("llama-4", "cpu", Configuration(pipeline=2, mesh=(2,), micro_batches=4), 8)
+    chain, weight = case.chain, case.setting.weight
+    assert case.setting.holds(chain) > case.setting.most(chain) == 3
+    scarce = replace(case.setting, capacity=2.5 * chain.least_fixed)
+    assert scarce.holds(chain) == scarce.most(chain) == 2
+    assert math.isinf(replace(scarce, chunks=2).holds(chain))
+    found = []
+    for most in (2, 3):
+        multipliers = Multipliers(chain, weight, most=most, holds=most)
+        multipliers.solve_all([(0.0, 0.0, NEITHER), (1e-6, case.setting.flights(1), NEITHER)])
+        found.append(multipliers.bounds(replace(scarce, capacity=4 * chain.least_fixed)))
+    assert (found[0] >= found[1] * (1 - 1e-9)).all()
+    assert (found[0] > found[1]).any()
+    scarce = replace(scarce, capacity=1.5 * chain.least_fixed)
+    multipliers = Multipliers(chain, weight, most=scarce.most(chain), holds=scarce.holds(chain))
+    multipliers.begin(scarce)
+    assert np.isinf(multipliers.bounds(scarce)).all()
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("model", ["llama-4", "kinds-in-turn"])
 def test_bounds_of_some_states_are_those_of_all(model: str, ranks: int) -> None:
