@@ -133,9 +133,8 @@ def test_bounds_know_how_many_blocks_a_rank_has_memory_for() -> None:
     for most in (2, 3):
         multipliers = Multipliers(chain, weight, most=most, holds=most)
         multipliers.solve_all([(0.0, 0.0, NEITHER), (1e-6, case.setting.flights(1), NEITHER)])
-        found.append(multipliers.bounds(replace(scarce, capacity=4 * chain.least_fixed)))
-    assert (found[0] >= found[1] * (1 - 1e-9)).all()
-    assert (found[0] > found[1]).any()
+        found.append(multipliers.bounds(scarce))
+    assert (found[0] > 1.1 * found[1]).all()
     scarce = replace(scarce, capacity=1.5 * chain.least_fixed)
     multipliers = Multipliers(chain, weight, most=scarce.most(chain), holds=scarce.holds(chain))
     multipliers.begin(scarce)
