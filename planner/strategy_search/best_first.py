@@ -34,6 +34,7 @@ from planner.strategy_search.engine.regions import MANY, Regions
 from planner.strategy_search.engine.scheduling import WORTH, asks, reorders
 from planner.strategy_search.request.checks import runs_here
 from planner.strategy_search.request.constraints import NothingAgreesError
+from planner.strategy_search.request.offload import NOTHING
 from planner.strategy_search.request.refusals import no_configuration
 from planner.strategy_search.request.request import SearchRequest
 from planner.strategy_search.request.space import Configuration
@@ -100,6 +101,8 @@ class BestFirst:
         self.plain: dict[object, dict[int, Configuration]] = {}
         self.families: list[tuple[Configuration, ...]] = []
         self.finalists: Finalists | None = None  # of contenders that were made plans before the end
+        self.first: Ranked | None = None  # the plan of the best contender, once the others have longer sums
+        self.made_first = False  # or there was none
         self.ready: tuple[Ranked, ...] = ()  # the incumbent priced, where time is limited
         self.pricing = 0.0  # seconds that this took
         self.priced: tuple[Ranked, ...] = ()  # contenders that were made plans
@@ -188,9 +191,14 @@ class BestFirst:
             if self.cancelled():
                 return True
             check()
+            if self.queue[0][0] >= self.contenders.best:
+                self._make_first()
             bound, _, family, members, asked = heapq.heappop(self.queue)
             try:
-                if family is None and len(members) > 1:
+                if self._too_slow(members[0], bound):
+                    self.proved = min(self.proved, bound)
+                    self.cut_off += [(bound, one, family) for one in members]
+                elif family is None and len(members) > 1:
                     better = None if self.regions is None else self.regions.better(members, bound)
                     if better is None:
                         self._open_family(members, bound)
@@ -223,7 +231,11 @@ class BestFirst:
         whether it was stopped before its end (see `least_share`). Those that are bounded by what the best plan is
         compared with do not contend: other orders of turns than theirs are of whole stages."""
         self.interleaved.sort(key=lambda one: (one[0], _order(one[1])), reverse=True)
-        step, asked = self._step_of_best() if self.interleaved else math.inf, set[Configuration]()
+        step, asked = math.inf, set[Configuration]()
+        if self.interleaved:
+            self._make_first()
+        if self.first is not None:
+            step = self.first.bounded
         while self.interleaved:
             if self.cancelled():
                 return True
@@ -246,17 +258,22 @@ class BestFirst:
             self.interleaved.pop()
         return False
 
-    def _step_of_best(self) -> float:
-        """Seconds of the plan of the best contender, as a bound is compared with them; infinite where there is none,
-        where it does not fit, or where sums say less than that of other plans: their software hides a share."""
+    def _make_first(self) -> None:
+        """Make the best contender a plan, whose step others have to beat: none where it does not fit, or where sums say
+        less than that of other plans, as their software hides a share."""
         hides = self.request.cluster.software.hidden != Hidden()
-        decides = self.request.prune and self.request.top == 1 and not hides
-        if not self.contenders.found or not decides or seconds_left() < math.inf:
-            return math.inf
-        self.finalists = self._finalists(self.contenders.found[:1])
-        with contextlib.suppress(OverfullError, InfeasibleError, RequestError):
-            return self.finalists.plans(settle=False)[0].bounded
-        return math.inf
+        decides = self.request.prune and self.request.top == 1 and not hides and not self.made_first
+        if self.contenders.found and decides and seconds_left() == math.inf:
+            self.made_first = True
+            self.finalists = self._finalists(self.contenders.found[:1])
+            with contextlib.suppress(OverfullError, InfeasibleError, RequestError):
+                (self.first,) = self.finalists.plans(settle=False)
+
+    def _too_slow(self, configuration: Configuration, bound: float) -> bool:
+        """Whether what is proved of a configuration in one stage, whose operators come in order, says that its step is
+        no shorter than that of the plan of the best contender."""
+        in_order = configuration.pipeline == 1 and not asks(self.request.pinned) and self.request.offload == NOTHING
+        return in_order and self.first is not None and bound >= self.first.seconds
 
     def _search_on(self, finalists: Finalists, plans: tuple[Ranked, ...]) -> tuple[Ranked, ...]:
         """Where the best plans take longer than the sums by which others were left out, those others, too: first what
@@ -274,7 +291,7 @@ class BestFirst:
         if slowest <= self.contenders.cutoff:
             return plans
         self._tell("searching on")
-        self.contenders.step = slowest
+        self.contenders.step, self.first = slowest, self.first and plans[0]
         again = [(c, outcome) for c, outcome in self.contenders.left.items() if outcome.seconds < slowest]
         for c, outcome in again:
             self.contenders.add(self.engine.contender(c, outcome))
@@ -322,16 +339,21 @@ class BestFirst:
     def _evaluate_short_ones(self, slowest: float) -> None:
         """Evaluate pipelines with no more micro-batches than ranks, of which 1F1B holds as many as any order, as far as
         their bounds say that another order may take less than `slowest`; the most promising few."""
-        bounds = {c: bound for bound, _, _, members, _ in self.queue for c in members}
-        bounds.update({c: bound for bound, c, _ in self.cut_off})
-        short = [c for c in bounds if 1 < c.pipeline >= c.micro_batches and c.virtual_stages == 1]
-        left = {c: without_weight_gradients(c) for c in short}
-        promise = {c: max(bounds[c], self.engine.bound(c)) * left[c] for c in short}
-        for c in sorted(short, key=lambda c: (promise[c], _order(c)))[:_REORDERED]:
-            if promise[c] < slowest * (1 - WORTH) and c not in self.contenders.left:
+        known = [(bound, c, family) for bound, _, family, members, _ in self.queue for c in members]
+        short = [
+            (max(bound, self.engine.bound(c)), c, family)
+            for bound, c, family in (*known, *self.cut_off)
+            if 1 < c.pipeline >= c.micro_batches and c.virtual_stages == 1 and c not in self.contenders.left
+        ]
+        short.sort(key=lambda one: (one[0] * without_weight_gradients(one[1]), _order(one[1])))
+        for bound, c, family in short[:_REORDERED]:
+            cutoff = slowest * (1 - WORTH) / without_weight_gradients(c)
+            if bound < cutoff and family is not None:
+                bound = max(bound, family.priced_seconds(c, self._hint_for(family), cutoff))
+            if bound < cutoff:
                 with contextlib.suppress(NothingAgreesError):
-                    outcome = self.engine.evaluate(c, cutoff=slowest / left[c])
-                    self._take(c, outcome, max(bounds[c], outcome.bound))
+                    outcome = self.engine.evaluate(c, cutoff=cutoff)
+                    self._take(c, outcome, max(bound, outcome.bound))
 
     def _slowest(self, plans: tuple[Ranked, ...]) -> float:
         """Seconds of the slowest plan that was asked for."""

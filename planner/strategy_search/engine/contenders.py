@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from costmodels import SCHEDULES, least_step_time, step_time
 from planner.strategy_search.decomposition.heterogeneous_pipeline import HeterogeneousPipeline
+from planner.strategy_search.decomposition.pieces import Chain, Column
 from planner.strategy_search.decomposition.setting import Setting, setting_of
 from planner.strategy_search.engine.outcome import Outcome, RankFilling
 from planner.strategy_search.request.space import Configuration
@@ -61,17 +62,38 @@ class Contender:
 
     @property
     def promise(self) -> float:
-        """About what a step takes in an order with weight gradients apart: with as little of its bubble."""
-        work = self.least_step(any_order=True)
-        return work + max(0.0, self.objective - work) * _BUBBLE_LEFT
+        """About what a step takes in an order with weight gradients apart: with as little of its bubble, and nothing of
+        it under products; or in one that holds more, with transfers under work."""
+        work = self._work()
+        apart = work + max(0.0, self.objective - work) * _BUBBLE_LEFT
+        return max(apart, min(apart + self._beneath(), self.sum_with(self.outcome.ranks)))
 
     def least_step(self, *, any_order: bool = False) -> float:
-        """No step of what was found takes less; in `any_order` of turns none takes less than its ranks work."""
+        """No step of what was found takes less; in `any_order` of turns none takes less than its ranks work, and what
+        travels under products travels before or after them where weight gradients are apart."""
+        if not SCHEDULES[self.configuration.schedule].in_rows:  # which another order may beat
+            return self._work()
+        if any_order and (beneath := self._beneath()) == 0:
+            return self._work()
         setting = setting_of(self.configuration, math.inf)
-        parts, steps = self._least_sums(setting)
-        if any_order or not SCHEDULES[self.configuration.schedule].in_rows:  # which another order may beat
-            return max(setting.micro_batches * part + step for part, step in zip(parts, steps, strict=True))
-        return least_step_time(parts, steps, setting.micro_batches, setting.chunks)
+        in_rows = least_step_time(*self._least_sums(setting), setting.micro_batches, setting.chunks)
+        return min(in_rows, self._work() + beneath) if any_order else in_rows
+
+    def _work(self) -> float:
+        """Seconds that the busiest rank works in a step."""
+        setting = setting_of(self.configuration, math.inf)
+        sums = zip(*self._least_sums(setting), strict=True)
+        return max(setting.micro_batches * part + step for part, step in sums)
+
+    def _beneath(self) -> float:
+        """Seconds of a step that the blocks of every rank save by what travels under their products, or more."""
+        if self.configuration.virtual_stages > 1:
+            return 0.0
+        chain = self.pipeline_of_kinds.chain
+        columns = {id(column): column for rank in self.outcome.ranks for column in rank.inner}
+        saved = {at: _beneath(chain, column) for at, column in columns.items()}
+        least = min(math.fsum(saved[id(column)] for column in rank.inner) for rank in self.outcome.ranks)
+        return self.configuration.micro_batches * least
 
     @property
     def busy(self) -> float:
@@ -111,6 +133,16 @@ class Contender:
             parts.append(sum(a.part for a in amounts) + waits)
             steps.append(sum(a.step for a in amounts) - covered)
         return parts, steps
+
+
+def _beneath(chain: Chain, column: Column) -> float:
+    """Seconds that a block saves of a micro-batch by what travels under its products."""
+    chosen, alias, seconds = column.candidates, chain.alias, 0.0
+    for table in chain.tables.edges:
+        if table.beneath is not None and table.edge.kind in ("inside", "loop"):
+            made, read = (chosen.get(alias.get(at, at)) for at in (table.edge.producer, table.edge.consumer))
+            seconds += 0.0 if made is None or read is None else float(table.beneath[made, read])
+    return seconds
 
 
 class Contenders:

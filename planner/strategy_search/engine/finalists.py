@@ -162,6 +162,8 @@ class Finalists:
         """No plan of a contender takes less. What is proved of its configuration is about steps, too, where all
         operators come in order: in one stage, without turns, offload, or software that hides a share."""
         least, pinned = found.least_step(any_order=reorders(self.request.pinned)), self.request.pinned
+        if found.configuration.virtual_stages > 1:  # of which there is one order
+            least = max(least, found.sum_with(found.outcome.ranks))
         hides = self.request.cluster.software.hidden != Hidden()
         if found.configuration.pipeline > 1 or hides or asks(pinned) or self.request.offload != NOTHING:
             return least

@@ -84,7 +84,10 @@ class Room:
         """What is found for a contender that leaves so much room, as it was found: without buckets, say."""
         own = self.engine.source_of(found.outcome)
         engine, covering = self.sources.get(id(found), (found, own, 0.0))[1:]
-        outcome = engine.evaluate_as(found.outcome.gathers, found.configuration, room=room, covering=covering)
+        hint = (found.outcome.price, found.outcome.under)
+        outcome = engine.evaluate_as(
+            found.outcome.gathers, found.configuration, hint=hint, room=room, covering=covering
+        )
         again = replace(found, outcome=outcome, room=room)
         self.sources[id(again)] = (again, engine, covering)
         return again

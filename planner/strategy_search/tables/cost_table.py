@@ -78,9 +78,9 @@ class OperatorTable:
 class EdgeTable:
     """One edge: seconds forward and backward, bytes kept, and those of them that nobody but the consumer's block reads
     (`own`), (K_producer, K_consumer) each. `under` has seconds that are saved at once, and again, while the product
-    runs whose result the edge takes; None where there is none. `later` has those that are saved where an operand comes
-    again for products whose results are kept. In the backward pass the forward seconds count with `share_again` of what
-    they are."""
+    runs whose result the edge takes; None where there is none. `beneath` has all that is saved, forward and backward,
+    while any product runs. `later` has those that are saved where an operand comes again for products whose results are
+    kept. In the backward pass the forward seconds count with `share_again` of what they are."""
 
     edge: ValueEdge
     forward: Array
@@ -88,6 +88,7 @@ class EdgeTable:
     kept: Array
     own: Array
     under: tuple[Array, Array] | None = None
+    beneath: Array | None = None
     later: Later | None = None
     share_again: float = 1.0
 
@@ -454,11 +455,13 @@ class TableBuilder:
         takes = takes_result(template, table.edge)
         key = (id(table.forward), id(table.backward), id(table.kept), id(table.own), id(saved), takes)
         if key not in self._edges:
+            beneath = saved.forward + saved.backward
             travelling = replace(
                 table,
                 forward=table.forward - saved.forward,
                 backward=table.backward - saved.backward,
-                under=(saved.forward + saved.backward, saved.forward) if takes else None,
+                under=(beneath, saved.forward) if takes else None,
+                beneath=beneath,
                 later=saved.later,
             )
             self._edges[key] = ((table, saved), travelling)
@@ -674,6 +677,7 @@ def _scaled(table: EdgeTable, shares: tuple[float, float]) -> EdgeTable:
     there, back = shares
     if there == back == 1:
         return table
+    beneath = None if table.beneath is None else min(shares) * table.beneath
     under = None if table.under is None else (min(shares) * table.under[0], back * table.under[1])
     later = None if table.later is None else replace(table.later, seconds=back * table.later.seconds)
     return replace(
@@ -681,6 +685,7 @@ def _scaled(table: EdgeTable, shares: tuple[float, float]) -> EdgeTable:
         forward=there * table.forward,
         backward=back * table.backward,
         under=under,
+        beneath=beneath,
         later=later,
         share_again=back / there,
     )

@@ -1,9 +1,12 @@
 """What collectives save under products, in the tables of the search: not less than in a plan, and hardly more."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
+from planner.plan.prediction.predict import predict
+from planner.strategy_search.engine.families import all_configurations, engine_of
 from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.search import search
 from tests.long_lists import first
@@ -66,3 +69,22 @@ def test_an_operand_that_comes_again_saves_what_it_saved_at_first_unless_all_of_
     result = search(request_of(WIDE, cluster_of("h100-80gb", 8), 8, pinned=pinned, precision="bf16"))
     assert result.plans[0].seconds * (1 - 1e-9) >= result.bound_seconds
     assert result.gap < (0.001 if never == "matmul" else 0.01)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_an_order_with_weight_gradients_apart_has_nothing_under_products(schedule: str) -> None:
+    """So that it need not be tried where that would cost more than its bubble: no order takes less than is said, which
+    is more than what its ranks work in 1F1B."""
+    pinned = Pinned(pipeline=2, tensor=4, micro_batches=8, virtual_stages=1, schedule="1f1b")
+    cluster = cluster_of("h100-80gb", 8)
+    request = request_of(WIDE, cluster, 8, pinned=pinned, precision="bf16")
+    (ranked, *_), (engine, _) = search(request).plans, engine_of(request)
+    configuration = next(c for c in all_configurations(engine) if c == ranked.configuration)
+    found = engine.contender(configuration, engine.evaluate(configuration))
+    least = found.least_step(any_order=True)
+    assert ranked.plan.training.tensor_overlap
+    assert least > (ranked.seconds - ranked.bubble) * 1.01
+    overlap = ranked.plan.training.tensor_overlap if schedule == "1f1b" else ()
+    training = replace(ranked.plan.training, tensor_overlap=overlap)
+    other = replace(ranked.bound, plan=replace(ranked.plan, schedule=schedule, training=training))
+    assert predict(other, cluster).step_seconds >= least
