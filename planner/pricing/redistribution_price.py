@@ -33,9 +33,6 @@ composed the buckets, or all are in one: the least that it can take, as nobody k
 layouts are chosen. Starting the one bucket of a step is not in it."""
 
 
-_EMPTY: Bytes = 2.0**-40
-"""A message that takes what starting one takes."""
-
 _WEIGHTS = "bfloat16"
 """Dtype of weights where software counts a bucket in parameters: it trains in 16 bits."""
 
@@ -175,9 +172,9 @@ class RedistributionPricer:
     together, too: of a message of S bytes, t(S) seconds, a tensor of w of W bytes, of which m are sent, takes no less
     than
 
-        (w / W) t(0)  +  m (t(W) - t(0)) / W          t is concave, so that t(S) >= t(0) + S (t(W) - t(0)) / W
+        (w / W) t(m W / w)          t is concave, and S the sum of all m, so that t(S) >= the sum of these (Jensen)
 
-    its part of the time to start the message, and of the slope up to the longest. What is gathered or scattered is
+    its part of a message in which all tensors are cut as it is. What is gathered or scattered is
     `copied` once more where software does so, which nothing hides: the device does it. What is gathered has `width`
     times the bytes of the tensor.
     """
@@ -336,15 +333,17 @@ class RedistributionPricer:
 
     def _step_seconds(self, kind: str, axis: int, message: float, whole: float) -> float:
         if kind in COLLECTIVES or kind == "broadcast":
-            message = message * self.width if kind == "all_gather" else message
+            if kind == "all_gather":
+                message, whole = message * self.width, whole * self.width
             bucket = self.buckets[axis] if self.buckets else 0.0
-            sent, start = max(message, bucket), 0.0
-            if self.uncut and message < sent:
-                least = message_seconds(Message(kind=kind, axis=axis, nbytes=_EMPTY), self.mesh, self.cluster)
-                start = least * max(0.0, min(whole / bucket, 1.0) - message / sent)
+            sent = max(message, bucket)
+            share = message / sent if sent else 1.0
+            if self.uncut and 0 < message < sent:
+                share = min(max(whole / bucket, share), 1.0)
+                sent = message / share
             seconds = message_seconds(Message(kind=kind, axis=axis, nbytes=sent), self.mesh, self.cluster)
             copied = self._copy_seconds(message) if self.copied and kind in _COPIED else 0.0
-            return self.exposed * (start + seconds * (message / sent if sent else 1.0)) + copied
+            return self.exposed * seconds * share + copied
         if kind == "slice" or self.mesh.sizes[axis] == 1:
             return 0.0  # a view
         return self._copy_seconds(message)  # zero and pad write a tensor of the size held before
