@@ -127,7 +127,7 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
     stack = _of_its_time(row, _memory_of(row, stack, notes))
     stack = with_kernels(with_overlaps(stack, flags), flags, notes, row.date())
     if (stack.name.startswith("fsdp") or is_aleph_alpha(row)) and stack.loss == "whole":
-        stack = replace(stack, buffers=stack.buffers + _third_copy(row), composed_loss="pytorch")
+        stack = replace(stack, buffers=stack.buffers + _further_copies(row), composed_loss="pytorch")
     stack = _of_torchtitan(row, stack)
     if products_of(row) == "fp8" and stack.name.startswith("fsdp") and gathers_float8(flags):
         stack = replace(stack, gathers_narrow=True)
@@ -299,11 +299,14 @@ def _told(row: Row) -> str:
     return " ".join(row.text(column) for column in ("source", "stack", "other_flags", "notes")).lower()
 
 
-def _third_copy(row: Row) -> float:
+def _further_copies(row: Row) -> float:
     """Bytes of logits in fp32 beside the two that `loss` counts: the backward pass of PyTorch's own cross entropy holds
-    the softmax, the gradient that nll_loss_backward makes, and that which _log_softmax_backward_data makes of both."""
+    the softmax, the gradient that nll_loss_backward makes, and that which _log_softmax_backward_data makes of both.
+    Where tensor parallel devices share out the words, its loss_parallel adds the exponential of the softmax to such a
+    gradient, and has four at once (torch/distributed/tensor/parallel/loss.py: _nll_loss_and_log_softmax_backward)."""
     tokens = (row.integer("micro_batch") or 1) * (row.integer("seq_len") or 0) / (row.integer("cp") or 1)
-    return 4.0 * tokens * (row.integer("vocab") or 0) / (1 if is_aleph_alpha(row) else row.integer("tp") or 1)
+    tensor = 1 if is_aleph_alpha(row) else row.integer("tp") or 1
+    return (2 if tensor > 1 else 1) * 4.0 * tokens * (row.integer("vocab") or 0) / tensor
 
 
 def _flat_gradients(row: Row) -> float:

@@ -108,9 +108,13 @@ def test_the_loss_of_torchtitan_was_not_compiled_for_some_months(
 
 
 def test_the_loss_of_pytorch_holds_three_copies_of_the_logits(tmp_path: Path) -> None:
+    """And four where two tensor parallel devices share out the words."""
     sharded = {"zero_stage": "3", "seq_len": "512", "vocab": "50257", "micro_batch": "2"}
     eager, compiled = (machine(tmp_path, 3, 8, **sharded, compile=word)[0] for word in ("False", "True"))
-    assert eager.software.buffers == load_software("fsdp").buffers + 4 * 2 * 512 * 50257 / 2  # of two tensor ranks
+    alone = machine(tmp_path, 3, 8, **sharded, tp="1", dp="4", compile="False")[0]
+    logits = 4 * 2 * 512 * 50257
+    assert alone.software.buffers == load_software("fsdp").buffers + logits
+    assert eager.software.buffers == load_software("fsdp").buffers + 2 * logits / 2
     assert compiled.software.buffers == load_software("fsdp-compiled").buffers
     assert (eager.software.composed_loss, compiled.software.composed_loss) == ("pytorch", "")
 
