@@ -160,10 +160,18 @@ class Composition:
         )
         return found if found is not None and found.busy < busy * (1 - _QUICKER) else None
 
-    def master(self, state: State, rank: int, block_range: int, at_once: float | None = None) -> Master | None:
-        """What is best for a rank with a range of blocks by all that is known at a state (see `master_of`)."""
+    def master(
+        self,
+        state: State,
+        rank: int,
+        block_range: int,
+        at_once: float | None = None,
+        capacity: float | None = None,
+    ) -> Master | None:
+        """What is best for a rank with a range of blocks by all that is known at a state (see `master_of`), on its
+        devices, or where these may fill so many bytes."""
         kind, counts = self.pipeline_of_kinds.kinds[rank], self.block_ranges.counts[:, block_range].tolist()
-        setting = replace(self.setting, capacity=self.capacity(rank))
+        setting = replace(self.setting, capacity=self.capacity(rank) if capacity is None else capacity)
         return master_of(self.multipliers[kind], setting, state, rank, counts, at_once)
 
     def _run(self, rank: int, taken: Filling) -> tuple[Column, ...]:

@@ -107,12 +107,13 @@ class NextPrice:
         if self.shares:
             self.share = self.shares.pop(0)
             return Asked(kinds[order[0]], math.inf, setting.flights(order[0]))
-        return self._best(state, order[0], shares[order[0]])
+        first = order[0]  # nothing known may fit: then the price of what does where there is as much memory
+        return self._best(state, first, shares[first]) or self._best(state, first, shares[first], wanted[first])
 
-    def _best(self, state: State, rank: int, block_range: int) -> Asked | None:
+    def _best(self, state: State, rank: int, block_range: int, capacity: float | None = None) -> Asked | None:
         """The price and the shares at which the bound of a rank with a range of blocks is highest, by all that is
-        known; None where they have been tried, or nothing known fits."""
-        master = self.composition.master(state, rank, block_range)
+        known; None where they have been tried, or nothing known fits. `capacity`: in place of that of its devices."""
+        master = self.composition.master(state, rank, block_range, capacity=capacity)
         if master is None:
             return None
         (there, back, last), covering = master.under, self.composition.covering

@@ -176,6 +176,17 @@ def test_where_nothing_fits_nothing_is_bounded(model: str, ranks: int, chunks: i
     assert scarce.bound == math.inf
 
 
+def test_where_nothing_known_fits_a_price_is_tried_all_the_same() -> None:
+    """Else no more would be proved than where memory is free, unless that nothing fits can be proved, too."""
+    case = make_case("llama-4", "cpu", Configuration(pipeline=2, mesh=(2,), micro_batches=4), 8)
+    capacity = Evaluation(case.chain, replace(case.setting, capacity=1.0)).run().least
+    while Evaluation(case.chain, replace(case.setting, capacity=capacity)).run().ranks:
+        capacity *= 0.97
+    scarce = Evaluation(case.chain, replace(case.setting, capacity=capacity))
+    assert not scarce.run().ranks
+    assert any(0 < priced.price < math.inf for priced in scarce.multipliers[0].priced)
+
+
 def changed(case: Case, ranks: tuple[RankFilling, ...], draw: random.Random) -> tuple[RankFilling, ...]:
     """A few other choices, alike for equal blocks."""
 
