@@ -42,6 +42,19 @@ def gated_delta_rule(
 ) -> torch.Tensor:
     """What each step reads, B S H E, of a state that begins with zeros. `decay` is the logarithm of what is left of the
     state, B S H, or B S H D; with `normalised` queries and keys are brought to length 1."""
+    return composed(query_BSGD, key_BSGD, value_BSHE, decay, beta_BSH, normalised, chunk)
+
+
+def composed(
+    query_BSGD: torch.Tensor,
+    key_BSGD: torch.Tensor,
+    value_BSHE: torch.Tensor,
+    decay: torch.Tensor,
+    beta_BSH: torch.Tensor,
+    normalised: bool = False,
+    chunk: int = CHUNK,
+) -> torch.Tensor:
+    """The same, by PyTorch's operators."""
     return _delta_rule((query_BSGD, key_BSGD, value_BSHE, decay, beta_BSH), normalised, chunk)
 
 
@@ -62,6 +75,20 @@ def gated_delta_rule_backward(
     chunk: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of all five tensors: PyTorch differentiates the forward pass, which is computed once more."""
+    return composed_backward(gradient_BSHE, query_BSGD, key_BSGD, value_BSHE, decay, beta_BSH, normalised, chunk)
+
+
+def composed_backward(
+    gradient_BSHE: torch.Tensor,
+    query_BSGD: torch.Tensor,
+    key_BSGD: torch.Tensor,
+    value_BSHE: torch.Tensor,
+    decay: torch.Tensor,
+    beta_BSH: torch.Tensor,
+    normalised: bool,
+    chunk: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same, by PyTorch's operators."""
     with _differentiating():
         given = (query_BSGD, key_BSGD, value_BSHE, decay, beta_BSH)
         leaves = [tensor.detach().requires_grad_() for tensor in given]

@@ -10,7 +10,7 @@ it runs; in the backward pass from the node of autograd that runs, which was mar
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hardware_profiles import Flops
 from planner.errors import AuditError
+from planner.graph import delta_rule
 from planner.plan.prediction.charges import A_BLOCK, Phase
 from runtime.auditing.flops import FLOPS
 from runtime.executor.live_tensors import LiveTensors
@@ -51,6 +52,12 @@ _KINDS = {  # the c10d operator: kind, position of the tensor whose bytes count,
     "c10d.broadcast_.default": ("broadcast", 0, 1),
     "c10d.reduce_.default": ("reduce", 0, 1),
     "c10d.recv_.default": ("send_recv", 0, 1),
+}
+_COMPOSED: Mapping[
+    str, Callable[..., Any]
+] = {  # operators of ours that PyTorch composes of its own, what they are composed of
+    "planner.gated_delta_rule.default": delta_rule.composed,
+    "planner.gated_delta_rule_backward.default": delta_rule.composed_backward,
 }
 _UNCOUNTED = frozenset({"c10d.send.default", "c10d.barrier.default"})  # the receiver writes it down; nothing is sent
 
@@ -138,6 +145,9 @@ class Ledger(TorchDispatchMode, Observer):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(function)
+        if name in _COMPOSED:
+            with _Living(self.live):
+                _COMPOSED[name](*args, **(kwargs or {}))
         try:
             results = function(*args, **(kwargs or {}))
         except (DynamicOutputShapeException, DataDependentOutputException) as error:
@@ -165,3 +175,18 @@ class Ledger(TorchDispatchMode, Observer):
             nbytes = max(nbytes, args[0].nbytes)
         ranks = tuple(dist.get_process_group_ranks(dist.ProcessGroup.unbox(args[group])))
         self.sent[Sent(*self._now(), kind, ranks, nbytes)] += 1
+
+
+class _Living(TorchDispatchMode):
+    """Counts what lives while an operator is computed, and nothing else of it."""
+
+    def __init__(self, live: LiveTensors) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = live
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = function(*args, **(kwargs or {}))
+        for result in pytree.tree_leaves(results):
+            if isinstance(result, torch.Tensor):
+                self.live.add(result)
+        return results

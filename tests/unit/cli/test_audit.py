@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from planner.cli.main import app
 from runtime.auditing import audit as auditing
+from tests.distributed.language import CONFIGS
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +53,16 @@ def test_names_what_differs(plan_file: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["audit", str(tmp_path / "none.json")])
     assert done.exit_code == 2
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_what_lives_in_the_gated_delta_rule_is_counted(tmp_path: Path) -> None:
+    """It is an operator of our own, in whose backward pass more lives than it is made of; and no gradient of the zeros
+    that its values are written to is sent anywhere."""
+    plan, config = str(tmp_path / "plan.json"), str(CONFIGS / "kimi-linear")
+    options = ["--devices", "2", "--hardware", "cpu", "--tensor", "2", "--global-batch", "4"]
+    made = CliRunner().invoke(app, ["--model", config, *options, "-o", plan])
+    assert made.exit_code == 0, made.output
+    done = CliRunner().invoke(app, ["audit", plan, "--model", config])
+    assert done.exit_code == 0, done.output
