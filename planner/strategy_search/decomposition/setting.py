@@ -55,7 +55,7 @@ class Setting:
 
     def holds(self, chain: Chain) -> float:
         """Inner blocks for which a rank has memory at most, by what stays of them; no limit where nothing says so."""
-        if self.ranks == 1 or self.chunks > 1 or not chain.least_fixed:
+        if self.ranks == 1 or self.chunks > 1 or not chain.least_fixed or self.capacity == math.inf:
             return math.inf
         return max(0, math.floor(self.capacity / chain.least_fixed * (1 + _ROUNDING)))
 

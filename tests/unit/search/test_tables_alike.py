@@ -74,8 +74,11 @@ def test_edges_that_join_the_same_share_their_numbers(name: str) -> None:
     assert len({id(one.kept) for one in edges}) < len({id(one.kept) for one in others}) == len(others)
     for one, other in zip(edges, others, strict=True):
         assert one.edge == other.edge
-        for field in ("forward", "again", "backward", "kept", "own"):
+        for field in ("forward", "backward", "kept", "own"):
             assert np.array_equal(getattr(one, field), getattr(other, field))
+        assert (one.later is None) == (other.later is None)
+        if one.later and other.later:
+            assert np.array_equal(one.later.seconds, other.later.seconds)
         assert (one.under is None) == (other.under is None)
         if one.under and other.under:
             assert all(map(np.array_equal, one.under, other.under))
