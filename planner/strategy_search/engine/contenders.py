@@ -66,14 +66,14 @@ class Contender:
         it under products; or in one that holds more, with transfers under work."""
         work = self._work()
         apart = work + max(0.0, self.objective - work) * _BUBBLE_LEFT
-        return max(apart, min(apart + self._beneath(), self.sum_with(self.outcome.ranks)))
+        return max(apart, min(apart + self.beneath, self.sum_with(self.outcome.ranks)))
 
     def least_step(self, *, any_order: bool = False) -> float:
         """No step of what was found takes less; in `any_order` of turns none takes less than its ranks work, and what
         travels under products travels before or after them where weight gradients are apart."""
         if not SCHEDULES[self.configuration.schedule].in_rows:  # which another order may beat
             return self._work()
-        if any_order and (beneath := self._beneath()) == 0:
+        if any_order and (beneath := self.beneath) == 0:
             return self._work()
         setting = setting_of(self.configuration, math.inf)
         in_rows = least_step_time(*self._least_sums(setting), setting.micro_batches, setting.chunks)
@@ -85,8 +85,9 @@ class Contender:
         sums = zip(*self._least_sums(setting), strict=True)
         return max(setting.micro_batches * part + step for part, step in sums)
 
-    def _beneath(self) -> float:
-        """Seconds of a step that the blocks of every rank save by what travels under their products, or more."""
+    @property
+    def beneath(self) -> float:
+        """Seconds that a step takes longer, at least, where nothing travels under the products of blocks."""
         if self.configuration.virtual_stages > 1:
             return 0.0
         chain = self.pipeline_of_kinds.chain
@@ -136,10 +137,12 @@ class Contender:
 
 
 def _beneath(chain: Chain, column: Column) -> float:
-    """Seconds that a block saves of a micro-batch by what travels under its products."""
+    """Seconds that a block takes longer for a micro-batch, at least, where nothing travels under its products. A result
+    that a recomputed block keeps travels under none."""
     chosen, alias, seconds = column.candidates, chain.alias, 0.0
     for table in chain.tables.edges:
-        if table.beneath is not None and table.edge.kind in ("inside", "loop"):
+        kept = table.under is not None and table.edge.producer in column.kept
+        if table.beneath is not None and table.edge.kind in ("inside", "loop") and not kept:
             made, read = (chosen.get(alias.get(at, at)) for at in (table.edge.producer, table.edge.consumer))
             seconds += 0.0 if made is None or read is None else float(table.beneath[made, read])
     return seconds

@@ -7,7 +7,7 @@ import pytest
 
 from planner.plan.prediction.predict import predict
 from planner.strategy_search.engine.families import all_configurations, engine_of
-from planner.strategy_search.request.space import Pinned
+from planner.strategy_search.request.space import Pinned, Running
 from planner.strategy_search.search import search
 from tests.long_lists import first
 from tests.unit.search.cases import cluster_of, request_of
@@ -88,3 +88,21 @@ def test_an_order_with_weight_gradients_apart_has_nothing_under_products(schedul
     training = replace(ranked.plan.training, tensor_overlap=overlap)
     other = replace(ranked.bound, plan=replace(ranked.plan, schedule=schedule, training=training))
     assert predict(other, cluster).step_seconds >= least
+
+
+@pytest.mark.parametrize("recompute", ["selective", "none"])
+def test_no_rank_loses_less_without_overlap_than_is_said(recompute: Running) -> None:
+    """Results that recomputed blocks keep travel under no product."""
+    pinned = Pinned(
+        pipeline=2, tensor=4, micro_batches=8, virtual_stages=1, schedule="1f1b", recompute=recompute,
+        sequence_parallel=False,
+    )  # fmt: skip
+    cluster = cluster_of("h100-80gb", 8)
+    request = request_of(WIDE, cluster, 8, pinned=pinned, precision="bf16")
+    (ranked, *_), (engine, _) = search(request).plans, engine_of(request)
+    configuration = next(c for c in all_configurations(engine) if c == ranked.configuration)
+    found = engine.contender(configuration, engine.evaluate(configuration))
+    alone = replace(ranked.plan, training=replace(ranked.plan.training, tensor_overlap=()))
+    without, stages = predict(replace(ranked.bound, plan=alone), cluster).stages, ranked.plan.prediction.stages
+    lost = [one.micro_batch_seconds - other.micro_batch_seconds for one, other in zip(without, stages, strict=True)]
+    assert 0 < found.beneath <= 8 * min(lost) * (1 + 1e-9)
