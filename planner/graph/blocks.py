@@ -25,6 +25,8 @@ from planner.graph.operator_graph import Operator, OperatorGraph, TensorType, Va
 from planner.limits import check, checked
 
 IDENTITY = "planner.identity"
+SHARED = "/shared"
+"""What the name of an identity, and of its result, has behind that of the value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +237,7 @@ def share_values(graph: OperatorGraph, blocks: Blocks) -> tuple[OperatorGraph, B
         for place, name in enumerate(op.results):
             if name is not None and (blocks.template(index), place) in wanted:
                 operators.append(_identity(op, name, types))
-                names[name] = f"{name}/shared"
+                names[name] = name + SHARED
     starts.append(len(operators))
     updates = tuple((buffer, names.get(value, value)) for buffer, value in graph.updates)
     loss = names.get(graph.loss, graph.loss)
@@ -254,7 +256,7 @@ def _renamed(op: Operator, names: dict[str, str]) -> Operator:
 
 
 def _identity(op: Operator, name: str, types: dict[str, TensorType]) -> Operator:
-    result = f"{name}/shared"
+    result = name + SHARED
     types[result] = types[name]
     return Operator(name=result, op=IDENTITY, arguments=(ValueRef(name),), results=(result,), module=op.module)
 

@@ -13,7 +13,7 @@ from typing import TypeAlias, TypeVar, cast
 from hardware_profiles import Home
 from planner.errors import PlanFileError, StrategyError, unknown_name
 from planner.faults import said
-from planner.graph.blocks import Blocks, block_parameters, share_values
+from planner.graph.blocks import SHARED, Blocks, block_parameters, share_values
 from planner.graph.expert_load import EVEN, with_imbalance
 from planner.graph.forward_only import frozen, without_updates
 from planner.graph.fp8 import NO_FP8, Fp8, with_fp8
@@ -432,6 +432,8 @@ def _spread(
     for group in plan.groups:
         place = f"group '{group.name}'"
         for name, strategy in group.operators:
+            if name not in known and _was_shared(graph, name):
+                continue
             if name not in known:
                 raise PlanFileError(f"{place}: {unknown_name('operator', name, known)}")
             for twin in _twins(graph, blocks, group, known[name], place):
@@ -459,6 +461,13 @@ def _spread(
             "plan again"
         )
     return strategies, stored
+
+
+def _was_shared(graph: OperatorGraph, name: str) -> bool:
+    """Whether an older plan names the identity of a value that has none, as no gradient flows through it: that of zeros
+    in the shape of a tensor was thought to."""
+    value = name.removesuffix(SHARED)
+    return value != name and value in graph.producer and value not in graph.differentiable
 
 
 def _ranges(plan: Plan) -> str:
