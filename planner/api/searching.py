@@ -111,7 +111,7 @@ def trace(
         precision: "bf16", "fp16", "fp32" or "tf32", fp32 with matrix products in TF32.
         args, kwargs, batch: example inputs of a module, and how many samples they have.
         rule_cache: a folder that keeps rules that were found by trial.
-        graph_cache: a folder that keeps graphs of zoo models.
+        graph_cache: a folder that keeps traced graphs, of zoo models and of a config.json.
 
     Raises:
         ModelError: where the model cannot be found or traced.

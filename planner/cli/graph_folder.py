@@ -39,13 +39,12 @@ def is_kept(options: "Options") -> bool:
     plan file nothing is known."""
     from hardware_profiles import load_machine
     from planner.graph.fp8 import chosen
-    from planner.models.zoo import is_of_zoo
     from planner.plan.graph_cache import graph_key, graph_path
     from planner.plan.plan import PRECISIONS
     from planner.strategy_search.job import default_precision
 
     folder = graph_folder(options)
-    if folder is None or options.model is None or not is_of_zoo(options.reference):
+    if folder is None or options.model is None:
         return False
     asked, _ = chosen(options.precision, options.fp8, ())
     precision = asked or default_precision(load_machine(options.profile))

@@ -621,8 +621,8 @@ class Options:
         word(
             SEARCH,
             "FOLDER",
-            "Cache of traced graphs of zoo models; none keeps none. It is keyed by sources and versions."
-            " PLAN_GRAPH_CACHE=none does the same (where not given: ~/.cache/parallel-planner/graphs).",
+            "Cache of traced graphs, of zoo models and config.json; none keeps none. It is keyed by sources and"
+            " versions. PLAN_GRAPH_CACHE=none does the same (where not given: ~/.cache/parallel-planner/graphs).",
         ),
     ] = None
     certify: Annotated[

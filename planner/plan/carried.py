@@ -82,11 +82,13 @@ class _Graph(_Form):
 
 @dataclass(frozen=True, kw_only=True)
 class Carried:
-    """A graph as it was traced with `batch` samples, of sequences of so many tokens (None: there are none)."""
+    """A graph as it was traced with `batch` samples, of sequences of so many tokens (None: there are none), and why the
+    model computes with that batch alone, `only_batch` (None: with any, or nobody asked)."""
 
     graph: OperatorGraph
     batch: int
     sequence_length: int | None
+    only_batch: str | None = None
 
 
 def graph_text(graph: OperatorGraph, *, batch: int, sequence_length: int | None) -> str | None:

@@ -1,16 +1,18 @@
-"""Traced graphs of zoo models on disk, so that a model is traced once: tracing takes a third of planning.
+"""Traced graphs of models on disk, so that a model is traced once: tracing takes a third of planning, and more of a
+large model of Hugging Face, which is traced at two batches.
 
     FOLDER/graph-<digest of the key>.json      {"schema_version": 1, "key": {...}, "graph": text}
 
 The key is all that decides about a graph: the model with what is changed of it, dtype and sequence length, the sources
-of the zoo, of tracing and of this form, the build of PyTorch, and Python. The text is that of `planner.plan.carried`.
+of the zoo, of tracing and of this form, the build of PyTorch, and Python. Of a `config.json` it is what the file says,
+wherever it is, and names, sizes and times of the sources of transformers. The text is that of `planner.plan.carried`.
 
 A file is data: JSON of exactly these keys, read without following links, only up to a size, and only in a folder in
 which nobody but its owner writes; nothing in it is ever executed. One that is broken, of another key or form is traced
 anew and written over. So the cache costs nothing but space, and changes no result. Files are written whole or not at
 all; where they are more than `MOST` bytes together, those that were used least lately go.
 
-Graphs of other models are not kept: what a factory or a config makes depends on code that is not ours.
+Graphs of other models are not kept: what a factory makes depends on code that nobody can name.
 """
 
 import contextlib
@@ -20,7 +22,8 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +31,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hardware_profiles.foreign import ForeignTextError, decoded, parse_json
 from planner.errors import PlanFileError
-from planner.models.overrides import canonical_reference
+from planner.models.huggingface import is_config
+from planner.models.overrides import canonical_reference, split_reference
+from planner.models.zoo import is_of_zoo
 from planner.plan.carried import LONGEST, Carried, graph_text, own_graph
 from planner.plan.writing import write_atomically
 
@@ -38,6 +43,8 @@ MOST = 64 * 2**20
 
 _SOURCES = ("graph", "models", "plan/carried.py")
 """What makes a graph and its text, in the package `planner`."""
+_OF_CONFIGS = (*_SOURCES, "sharding")
+"""And what says with which batches a model computes."""
 _PATTERN = "graph-*.json"
 _LEFT = 3600.0
 """Seconds after which a file that a process began to write, and did not end, is nobody's."""
@@ -51,25 +58,35 @@ class _File(BaseModel):
     schema_version: Annotated[int, Field(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)]
     key: dict[str, str | int | None]
     graph: Annotated[str, Field(max_length=LONGEST)]
+    only_batch: str | None = None
 
 
 def graph_key(reference: str, *, dtype: str, sequence_length: int | None) -> GraphKey | None:
-    """All that the graph of a zoo model depends on; None where that cannot be told, as sources cannot be read."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
+    """All that the graph of a zoo model or of a `config.json` depends on; None for a model from elsewhere, and where
+    that cannot be told, as sources cannot be read."""
+    name, _ = split_reference(reference)
+    of_zoo = is_of_zoo(reference)
+    if ":" in name or not (of_zoo or is_config(name)):
         return None
+    canonical, config = canonical_reference(reference), dict[str, str]()
     try:
-        torch = (Path(found.origin).parent / "version.py").read_bytes()
-        sources = _digest_of_sources()
+        if not of_zoo:
+            path = Path(name, "config.json") if Path(name).is_dir() else Path(name)
+            said = hashlib.sha256(_content(path.resolve())).hexdigest()
+            config = {"config": said, "transformers": _state_of("transformers")}
+            canonical = canonical.removeprefix(name)
+        torch = hashlib.sha256((_folder_of("torch") / "version.py").read_bytes()).hexdigest()
+        sources = _digest_of_sources(_SOURCES if of_zoo else _OF_CONFIGS)
     except OSError:
         return None
     return {
-        "reference": canonical_reference(reference),
+        "reference": canonical,
         "dtype": dtype,
         "sequence_length": sequence_length,
         "sources": sources,
-        "torch": hashlib.sha256(torch).hexdigest(),
+        "torch": torch,
         "python": sys.version,
+        **config,
     }
 
 
@@ -87,7 +104,7 @@ def read_graph(folder: Path, key: GraphKey) -> Carried | None:
         file = _File.model_validate(parse_json(decoded(_content(path))))
         if file.key != key:
             return None
-        graph = own_graph(file.graph)
+        graph = replace(own_graph(file.graph), only_batch=file.only_batch)
         os.utime(path)
     except (OSError, ForeignTextError, ValidationError, PlanFileError):
         return None
@@ -105,7 +122,7 @@ def keep_graph(folder: Path, key: GraphKey, traced: Carried) -> str:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if fault := _fault_of(folder):
             return fault
-        file = _File(schema_version=SCHEMA_VERSION, key=dict(key), graph=text)
+        file = _File(schema_version=SCHEMA_VERSION, key=dict(key), graph=text, only_batch=traced.only_batch)
         write_atomically(graph_path(folder, key), file.model_dump_json(), private=True)
         _make_room(folder)
     except PlanFileError as error:
@@ -115,10 +132,30 @@ def keep_graph(folder: Path, key: GraphKey, traced: Carried) -> str:
     return ""
 
 
-def _digest_of_sources() -> str:
-    """Of all sources by their names and contents. Raises OSError."""
+def _folder_of(package: str) -> Path:
+    """Where a package is installed, which is not imported. Raises OSError where it is not."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        raise FileNotFoundError(f"{package} is not installed")
+    return Path(found.origin).parent
+
+
+def _state_of(package: str) -> str:
+    """The state of the sources of a package, by their names, sizes and times of change. Raises OSError."""
+    root, digest = _folder_of(package), hashlib.sha256()
+    for folder, inner, names in os.walk(root):
+        inner.sort()
+        for name in sorted(name for name in names if name.endswith(".py")):
+            path = os.path.join(folder, name)
+            found = os.stat(path)
+            digest.update(f"{os.path.relpath(path, root)} {found.st_size} {found.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _digest_of_sources(places: Sequence[str]) -> str:
+    """Of sources of ours by their names and contents. Raises OSError."""
     root, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
-    for place in _SOURCES:
+    for place in places:
         paths = [root / place] if place.endswith(".py") else sorted((root / place).rglob("*.py"))
         for path in paths:
             content = path.read_bytes()

@@ -172,24 +172,21 @@ def named_job(
 
     Args:
         trace: traces what is built.
-        graph_cache: a folder that keeps traced graphs of zoo models (`planner.plan.graph_cache`).
+        graph_cache: a folder that keeps traced graphs (`planner.plan.graph_cache`).
         rule_cache: see `discover`, which finds rules of operators that have none and says in `noted` what must be
             known of them.
 
     Raises ModelError where it cannot be built or traced, RuleError where an operator cannot get a rule.
     """
-    from planner.models.zoo import build_model, is_of_zoo
-
     precision = default_precision(cluster) if precision is None else _known(precision)
-    dtype, fault = PRECISIONS[precision], None
-    if is_of_zoo(name):
-        found = traced_of_zoo(name, trace, dtype, sequence_length, graph_cache)
-        graph = discover(found.graph, rule_cache, noted)
-    else:
-        built = build_model(name, dtype=dtype, sequence_length=sequence_length)
-        graph = discover(trace(built), rule_cache, noted)
-        found = Carried(graph=graph, batch=built.batch, sequence_length=built.sequence_length)
-        fault = batch_fault(graph, built.batch, lambda n: trace(_with_samples(built, n)))
+    with_rules: list[OperatorGraph] = []
+
+    def ruled(graph: OperatorGraph) -> OperatorGraph:
+        with_rules.append(discover(graph, rule_cache, noted))
+        return with_rules[-1]
+
+    found = traced_named(name, trace, PRECISIONS[precision], sequence_length, graph_cache, ruled)
+    graph = with_rules[0] if with_rules else ruled(found.graph)
     return Job(
         model=model_reference(graph, name=name, sequence_length=found.sequence_length, batch=found.batch),
         graph=graph,
@@ -198,20 +195,32 @@ def named_job(
         precision=precision,
         global_batch=default_global_batch(cluster.devices) if global_batch is None else global_batch,
         given_batch=global_batch is not None,
-        only_batch=fault,
+        only_batch=found.only_batch,
     )
 
 
-def traced_of_zoo(name: str, trace: Trace, dtype: str, sequence_length: int | None, cache: Path | None) -> Carried:
-    """The graph of a zoo model: one that is kept, or traced, and kept from then on."""
-    from planner.models.zoo import build_model
+def traced_named(
+    name: str,
+    trace: Trace,
+    dtype: str,
+    sequence_length: int | None,
+    cache: Path | None,
+    ruled: Callable[[OperatorGraph], OperatorGraph] | None = None,
+) -> Carried:
+    """The graph of a model that is named: one that is kept, or traced, and kept from then on where it can be. A model
+    that is not ours is traced at a second batch, too, where `ruled` gives its operators rules; else it is not kept."""
+    from planner.models.zoo import build_model, is_of_zoo
 
     key = None if cache is None else graph_key(name, dtype=dtype, sequence_length=sequence_length)
     kept = None if cache is None or key is None else read_graph(cache, key)
     if kept is not None:
         return kept
     built = build_model(name, dtype=dtype, sequence_length=sequence_length)
-    traced = Carried(graph=trace(built), batch=built.batch, sequence_length=built.sequence_length)
+    graph, fault = trace(built), None
+    if not is_of_zoo(name):
+        key = None if ruled is None else key
+        fault = ruled and batch_fault(ruled(graph), built.batch, lambda n: trace(_with_samples(built, n)))
+    traced = Carried(graph=graph, batch=built.batch, sequence_length=built.sequence_length, only_batch=fault)
     if cache is not None and key is not None and (why := keep_graph(cache, key, traced)):
         _LOG.info("the graph of %s is not kept: %s", name, why)
     return traced

@@ -228,7 +228,6 @@ GIVEN = {
     "from_config": ("planner.models.zoo",),
     "build_model": (
         "planner.api.plans",
-        "planner.cli.commands.explain",
         "planner.api.importing",
         "planner.cli.commands.import_operators",
         "planner.models.naming.of_model",
@@ -237,6 +236,7 @@ GIVEN = {
         "planner.plan.shrinking.shrink",  # a smaller one of what `buildable` allows
         "planner.strategy_search.job",
     ),
+    "traced_named": ("planner.cli.commands.explain", "planner.strategy_search.job"),  # of the zoo, or built by a person
     "naming_of": ("runtime.checkpoint.naming",),  # of `buildable`
     "build_planned": (
         "planner.api.plans",

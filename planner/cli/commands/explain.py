@@ -154,11 +154,10 @@ def _retracing(world: "World", model: "PlannedModel") -> "Callable[[int], Traced
     from planner.cli.graph_folder import cache_folder
     from planner.cli.tracing import traced
     from planner.errors import ModelError
-    from planner.models.zoo import build_model, is_of_zoo
-    from planner.plan.carried import Carried
+    from planner.models.zoo import is_of_zoo
     from planner.plan.outline import model_reference
     from planner.plan.plan import PRECISIONS
-    from planner.strategy_search.job import traced_of_zoo
+    from planner.strategy_search.job import traced_named
 
     def retrace(length: int) -> "Traced":
         reference = world.plan.model.reference if model.built is None else model.built.reference
@@ -167,11 +166,7 @@ def _retracing(world: "World", model: "PlannedModel") -> "Callable[[int], Traced
         if ":" in reference.partition("+")[0]:
             raise ModelError(f"the length of {reference} is that of its factory")
         dtype = PRECISIONS[world.plan.training.precision]
-        if is_of_zoo(reference):
-            found = traced_of_zoo(reference, traced, dtype, length, cache_folder(None))
-        else:
-            built = build_model(reference, dtype=dtype, sequence_length=length)
-            found = Carried(graph=traced(built), batch=built.batch, sequence_length=length)
+        found = traced_named(reference, traced, dtype, length, cache_folder(None))
         of_length = model_reference(found.graph, name=reference, sequence_length=length, batch=found.batch)
         return of_length, found.graph, found.batch
 

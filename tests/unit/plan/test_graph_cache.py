@@ -9,14 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from hardware_profiles import load_profile
 from planner.cli.graph_folder import VARIABLE, graph_folder, is_kept
 from planner.cli.options import Options
+from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
-from planner.models.zoo import build_model
+from planner.models.zoo import BuiltModel, build_model
 from planner.plan import graph_cache
 from planner.plan.carried import Carried
 from planner.plan.graph_cache import GraphKey, graph_key, graph_path, keep_graph, read_graph
 from planner.plan.plan import PRECISIONS
+from planner.strategy_search.job import Job, named_job
+from tests.distributed.language import CONFIGS
 
 MODEL = "llama-tiny"
 
@@ -184,3 +188,46 @@ def test_where_graphs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_of_the_graph_of_a_plan_file_nothing_is_known(tmp_path: Path) -> None:
     """`plan compare FILE --engines` has no --model."""
     assert not is_kept(Options(graph_cache=str(tmp_path)))
+
+
+def test_the_graph_of_a_config_is_kept_by_what_the_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it is: with a link, as in a cache of downloads. What the second trace has found is kept with it."""
+    content = (CONFIGS / "llama" / "config.json").read_text()
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+    (here / "config.json").write_text(content)
+    (there / "config.json").symlink_to(here / "config.json")
+    traces = []
+
+    def job(reference: str) -> Job:
+        def traced(model: BuiltModel) -> OperatorGraph:
+            traces.append(reference)
+            return trace(model.module, model.args, model.kwargs)
+
+        return named_job(reference, load_profile("cpu").with_devices(2), traced, graph_cache=tmp_path / "graphs")
+
+    first = job(str(here))
+    assert len(traces) == 2  # at two batches
+    again = job(str(there))
+    assert len(traces) == 2
+    assert again.graph.fingerprint() == first.graph.fingerprint()
+    assert (again.batch, again.only_batch) == (first.batch, first.only_batch) == (first.batch, None)
+    changed = job(f"{here}+num_hidden_layers=2")
+    assert len(traces) == 4
+    assert changed.graph.fingerprint() != first.graph.fingerprint()
+    (here / "config.json").write_text(content.replace('"hidden_act": "silu"', '"hidden_act": "gelu"'))
+    assert job(str(there)).graph.fingerprint() != first.graph.fingerprint()
+    monkeypatch.setattr(graph_cache, "_state_of", lambda package: "another version")
+    job(str(there))
+    assert len(traces) == 8
+
+
+def test_why_a_model_has_one_batch_is_kept(kept: Path, key: GraphKey, traced: Carried) -> None:
+    alone = replace(traced, only_batch="it multiplies by the number of samples")
+    assert keep_graph(kept.parent, key, alone) == ""
+    assert read_graph(kept.parent, key) == alone
+
+
+def test_what_a_factory_makes_has_no_key() -> None:
+    assert graph_key("package.module:factory", dtype="float32", sequence_length=None) is None
