@@ -132,9 +132,9 @@ class Room:
                     other = self.orders.reordered(other, cutoff)
             if other is not ranked:
                 every = self.overlapping.expected(ranked).seconds * (1 + WORTH)
-                overlapped, before = self.overlapping.overlapped(other), self.overlapping.overlapped(ranked).seconds
-                if self.maker.storable(overlapped) and (overlapped.seconds < every or overlapped.seconds < before):
-                    return other
+                seconds, before = self._seconds(other), self.overlapping.overlapped(ranked).seconds
+                if seconds < before or seconds < every:
+                    return other if seconds < self._seconds(ranked) else ranked
             return self._with_some_room(found, ranked, cutoff)
         return ranked
 

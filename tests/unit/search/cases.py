@@ -357,6 +357,7 @@ LARGE: Mapping[str, Model] = {
     "llama-tiny": large("llama-tiny", 4, "float32"),
     "llama8b": large("llama8b", 32),
     "llama70b-4-layers": large("llama70b", 4),
+    "llama70b-16-layers": large("llama70b", 16),
 }
 
 

@@ -7,6 +7,8 @@ import pytest
 
 from planner.plan.prediction.predict import predict
 from planner.strategy_search.engine.families import all_configurations, engine_of
+from planner.strategy_search.engine.finalists import Finalists
+from planner.strategy_search.engine.plan_maker import PlanMaker
 from planner.strategy_search.request.space import Pinned, Running
 from planner.strategy_search.search import search
 from tests.long_lists import first
@@ -106,3 +108,22 @@ def test_no_rank_loses_less_without_overlap_than_is_said(recompute: Running) -> 
     without, stages = predict(replace(ranked.bound, plan=alone), cluster).stages, ranked.plan.prediction.stages
     lost = [one.micro_batch_seconds - other.micro_batch_seconds for one, other in zip(without, stages, strict=True)]
     assert 0 < found.beneath <= 8 * min(lost) * (1 + 1e-9)
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_room_is_left_for_overlaps_where_that_is_faster() -> None:
+    """Not where the plan with the overlaps that fit without it takes less."""
+    pinned = Pinned(pipeline=1, mesh=(16, 4), micro_batches=16)
+    request = request_of(
+        "llama70b-16-layers", cluster_of("h100-80gb", 64), 256, pinned=pinned, precision="bf16", memory_limit=20 * 2**30
+    )
+    result, (engine, prepared) = search(request), engine_of(request)
+    (configuration,) = (c for c in all_configurations(engine) if c == result.plans[0].configuration)
+    found = engine.contender(configuration, engine.evaluate(configuration))
+    maker = PlanMaker(
+        request=request, engine=engine, prepared=prepared, bound=0.0, limits=result.limits, covered=True
+    )  # fmt: skip
+    as_found = Finalists(maker=maker, found=[found]).plain(found)
+    assert as_found is not None
+    assert result.plans[0].seconds <= as_found.seconds
