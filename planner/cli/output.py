@@ -51,8 +51,9 @@ def answer_content(answer: Answer) -> dict[str, Any]:
     return content
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _finite(value: float | None) -> float | None:
+    """Degrees are None where every operator splits as it likes, seconds and bytes infinite where none are known."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def plan_content(plan: "Plan", found: "Roles", prediction: "Prediction") -> dict[str, Any]:

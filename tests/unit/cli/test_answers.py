@@ -78,7 +78,7 @@ def record_of(plan: Plan) -> MeasuredRun:
 TINY_COST = ("--model", "llama-tiny", "--tokens", "1B", "--price", "0.1")
 
 CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("plan", (*TINY, "--top", "2", "--explain", "-o", "c.json")),
+    ("plan", (*TINY, "--top", "2", "--explain", "--context-by", "auto", "-o", "c.json")),
     ("plan estimate", ("estimate", *TINY, "--tensor", "2", "--certify")),
     ("plan estimate PLAN", ("estimate", "a.json")),
     ("plan manual", ("manual", "a.json")),
