@@ -255,7 +255,11 @@ class RedistributionPricer:
             prices = [self._price(s.kind, s.axis, s.fraction * tensor.nbytes, float(tensor.nbytes)) for s in steps]
             self._routes[key] = PricedRoute(
                 seconds=math.fsum(prices),
-                sent=math.fsum(price for price, step in zip(prices, steps, strict=True) if step.kind in COLLECTIVES),
+                sent=math.fsum(
+                    price - self._copies(step.kind, step.fraction * tensor.nbytes)
+                    for price, step in zip(prices, steps, strict=True)
+                    if step.kind in COLLECTIVES
+                ),
                 messages=tuple(
                     Message(kind=step.kind, axis=step.axis, nbytes=step.fraction * tensor.nbytes)
                     for step in steps
@@ -307,13 +311,11 @@ class RedistributionPricer:
         larger, which = np.ones(1), np.zeros(asked.sends.shape, dtype=np.intp)
         if padding is not None:
             larger, which = np.unique(np.where(sends[taken].sum(axis=0) == 1, padding, 1.0), return_inverse=True)
-        price = np.array(
-            [
-                [*[self._price(kind, axis, fraction * nbytes * more, nbytes) for kind, axis, fraction in moves], 0.0]
-                for more in larger.tolist()
-            ]
-        )
+        sizes = [[(kind, axis, fraction * nbytes * more) for kind, axis, fraction in moves] for more in larger.tolist()]
+        price = np.array([[*[self._price(*one, nbytes) for one in row], 0.0] for row in sizes])
         sent = price * np.array([*[kind in COLLECTIVES for kind, _, _ in moves], False])
+        if self.copied:
+            sent -= np.array([[*[self._copies(kind, message) for kind, _, message in row], 0.0] for row in sizes])
         for step in taken:
             seconds += price[which, step]
             first = np.where(first == 0.0, sent[which, step], first)
@@ -323,6 +325,10 @@ class RedistributionPricer:
         """Seconds of one message that is not hidden: its share, where it goes in a bucket. `whole`: the bytes of its
         tensor, where more than are sent."""
         return self._price(kind, axis, nbytes, nbytes if whole is None else whole)
+
+    def sent_seconds(self, kind: str, axis: int, nbytes: float) -> float:
+        """The same without the copies that are made beside it."""
+        return self.message_seconds(kind, axis, nbytes) - self._copies(kind, nbytes)
 
     def _price(self, kind: str, axis: int, message: float, whole: float) -> float:
         """Seconds of a step, given the bytes of its message, and of the whole tensor."""
@@ -342,11 +348,17 @@ class RedistributionPricer:
                 share = min(max(whole / bucket, share), 1.0)
                 sent = message / share
             seconds = message_seconds(Message(kind=kind, axis=axis, nbytes=sent), self.mesh, self.cluster)
-            copied = self._copy_seconds(message) if self.copied and kind in _COPIED else 0.0
-            return self.exposed * seconds * share + copied
+            return self.exposed * seconds * share + self._copied(kind, message)
         if kind == "slice" or self.mesh.sizes[axis] == 1:
             return 0.0  # a view
         return self._copy_seconds(message)  # zero and pad write a tensor of the size held before
+
+    def _copies(self, kind: str, message: float) -> float:
+        """What of the price of a message no message takes: copies of the tensor, which is `width` times as long."""
+        return self._copied(kind, message * self.width if kind == "all_gather" else message)
+
+    def _copied(self, kind: str, message: float) -> float:
+        return self._copy_seconds(message) if self.copied and kind in _COPIED else 0.0
 
     def _copy_seconds(self, nbytes: float) -> float:
         """Seconds of a copy, which reads and writes so many bytes."""

@@ -80,7 +80,7 @@ def _once_of(bound: BoundPlan, held: Collection[str], cluster: Cluster, pricers:
                 assert message.axis is not None, "gradients and weights stay within a stage"
                 whole = pricer.exposed * message_seconds(message, bound.plan.mesh, cluster)
                 own = [member.nbytes[number] for member in bucket.members]
-                taken = {one: pricer.message_seconds(message.kind, message.axis, one) for one in dict.fromkeys(own)}
+                taken = {one: pricer.sent_seconds(message.kind, message.axis, one) for one in dict.fromkeys(own)}
                 cost.add(part, message, whole - sum([taken[one] for one in own]))
                 travels += whole
             if part == "gradient reduction" and place < starts.early:
@@ -91,7 +91,7 @@ def _once_of(bound: BoundPlan, held: Collection[str], cluster: Cluster, pricers:
             assert message.axis is not None, "weights stay within a stage"
             whole = pricers.updated.exposed * message_seconds(message, bound.plan.mesh, cluster)
             alone = (weight_bytes(bound, name) for name in broadcast.names)
-            shares = (pricers.updated.message_seconds(message.kind, message.axis, nbytes) for nbytes in alone)
+            shares = (pricers.updated.sent_seconds(message.kind, message.axis, nbytes) for nbytes in alone)
             cost.add("weight gathering", message, whole - sum(shares))
     maxima = maxima_messages(bound, held)
     for message in (*norm_messages(bound), *trust_messages(bound, held), *scale_messages(bound, held), *maxima):

@@ -39,6 +39,13 @@ def turns_fault(request: SearchRequest) -> Fault | None:
             reason="is about our own runtime, on devices of one kind; other software hides what its profile says",
             hint=f"leave it out, or set software to {PYTORCH.name}",
         )
+    if request.update.by_block and not request.fp8.gathered and (own := request.cluster.software.name) != PYTORCH.name:
+        return Fault(
+            option="gathers",
+            value=request.update.gathers,
+            reason=f"is about our own runtime; {own} gathers as it does, and hides what its profile says",
+            hint=f"leave it out, or set software to {PYTORCH.name}",
+        )
     clash = None if schedule not in SCHEDULES else tensor_overlap_fault(asked, schedule, interleave, slices)
     if schedule in SCHEDULES:
         clash = clash or stale_fp8_fault(request.fp8, SCHEDULES[schedule], schedule)

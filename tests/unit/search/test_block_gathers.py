@@ -3,10 +3,11 @@
 import math
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from hardware_profiles import Cluster
+from hardware_profiles import Cluster, load_software
 from planner.errors import RequestError
 from planner.plan.binding.bind import bind
 from planner.plan.layout.segments import segments_by_stage
@@ -79,6 +80,27 @@ def test_the_pieces_and_the_judge_agree(
         assert same(math.fsum(value for _, value in prediction.time), prediction.step_seconds)
     assert min(beyond) >= 0, "a share is the least that a message can take"
     assert max(beyond) > 0
+
+
+@pytest.mark.parametrize(
+    ("zero", "buckets", "gathers"), [(3, "none", "block"), (3, "none", "ahead"), (1, 2**20, "each")]
+)
+def test_copies_beside_messages_take_as_long_whatever_goes_together(zero: int, buckets: Any, gathers: str) -> None:
+    """FSDP copies what it has gathered or will scatter: bytes of every weight, in however many messages they come."""
+    software = load_software("fsdp")
+    cluster = cluster_of("h100-80gb", 4).with_software(software)
+    bare = cluster.with_software(replace(software, copies_out=False))
+
+    def copies(own: Update) -> dict[str, float]:
+        plan = search(request_of("llama-4", cluster, 16, pinned=Pinned(data=4, zero=zero, micro_batches=1))).plan
+        bound = bind(replace(plan, training=replace(plan.training, update=own)), traced("llama-4"), BATCH)
+        with_copies, without = (dict(predict(bound, one).time) for one in (cluster, bare))
+        parts = ("parameter gathering", "gradient reduction of micro-batches", "gradient reduction", "weight gathering")
+        return {part: with_copies.get(part, 0.0) - without.get(part, 0.0) for part in parts}
+
+    alone = copies(Update(buckets="none"))
+    assert sum(alone.values()) > 0
+    assert copies(Update(buckets=buckets, gathers=gathers)) == pytest.approx(alone, rel=1e-9)
 
 
 @pytest.mark.cases(2, 2)
@@ -281,6 +303,14 @@ def test_auto_leaves_out_what_cannot_be() -> None:
     update = Update(buckets="none", gathers="auto")
     found = search(request_of("llama-4", cluster_of("cpu", 2), 16, pinned=Pinned(interleave=2), update=update)).plan
     assert (found.training.interleave, found.training.update.gathers) == (2, "each")
+
+
+@pytest.mark.parametrize("gathers", ["block", "ahead"])
+def test_other_software_gathers_as_it_does(gathers: str) -> None:
+    """A share of its gathers is hidden by its profile: hidden once more, a plan would be faster than the fastest."""
+    cluster = cluster_of("h100-80gb", 4).with_software(load_software("fsdp"))
+    with refused(RequestError, "gathers", gathers, "fsdp", "pytorch"):
+        search(request_of("llama-4", cluster, 16, update=Update(gathers=gathers)))
 
 
 def test_copies_take_their_weights_one_by_one() -> None:
