@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from planner.errors import InfeasibleError, LimitError, RequestError
-from planner.graph.kinds import find_blocks
 from planner.limits import reached
 from planner.sharding.update import AUTO_GATHERS
 from planner.strategy_search.around import Listener, Stop, exact, together, told
@@ -89,7 +88,7 @@ def _narrower(request: SearchRequest, result: SearchResult) -> Iterator[tuple[fl
     if pinned.tensor_overlap is None and may_overlap(pinned, request.cluster):
         yield OPEN, "without overlap", replace(request, pinned=replace(alike, tensor_overlap=1))
     if request.update.gathers == AUTO_GATHERS:
-        for way in ways_to_gather(request, find_blocks(request.graph).count):
+        for way in ways_to_gather(request, result.plans[0].bound.blocks.count):
             if found is not None and found.outcome.gathers == way:
                 continue  # so it was found
             update = replace(request.update, gathers=way)

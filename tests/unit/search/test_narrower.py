@@ -73,6 +73,13 @@ def test_a_limit_of_memory_that_the_last_search_reaches_is_told(slow: SearchResu
         assert with_narrower(request(), slow, told, lambda: False) == slow.cut_short()
 
 
+def test_a_plan_that_is_found_when_time_is_over_stays(slow: SearchResult) -> None:
+    """Whatever would have been tried, weights gathered otherwise first."""
+    asked, clock = replace(request(tensor_overlap=1), update=Update(gathers="auto")), itertools.count()
+    with limited(seconds=0.5, clock=lambda: float(next(clock))):
+        assert with_narrower(asked, opened(slow, 0.5), told, lambda: False) == opened(slow, 0.5).cut_short()
+
+
 def test_the_best_plan_stays_where_plans_that_wait_are_slower() -> None:
     free = search(request(tensor=8, sequence_parallel=True))
     assert free.plan.training.tensor_overlap
