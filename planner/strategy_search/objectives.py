@@ -5,12 +5,13 @@ cost     device-seconds of a step: the fastest plan on every number of devices t
 front    the fastest plan, then the fastest within a little less memory than that took, and so on
 """
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from costmodels import peak_memory
-from hardware_profiles import of_one_kind
+from hardware_profiles import Machine, TopologyError, of_one_kind
 from planner.errors import InfeasibleError, LimitError, PlannerError, RequestError
 from planner.limits import limited, reached, reading, seconds_after, seconds_left, sharing
 from planner.nearest import divisors
@@ -164,16 +165,16 @@ def least_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -
     """The plans of the least device-seconds, on all devices or on fewer; all of them first."""
     best: list[SearchResult] = []
     cost, late, quickest = math.inf, False, math.inf
-    numbers = divisors(request.cluster.devices)
-    for devices in reversed(numbers):
+    clusters = list(_parts(request.cluster))
+    for place, cluster in enumerate(clusters):
+        devices = cluster.devices
         began = reading()
         if best and seconds_left() + seconds_after() < quickest:
             late = True
             break
         try:
-            cluster = request.cluster.with_devices(devices)
             told = _named(on_progress, f"on {devices} devices")
-            with sharing(numbers.index(devices) + 1):
+            with sharing(len(clusters) - place):
                 result = best_plans(replace(request, cluster=cluster), told, cancelled, cost / devices)
         except PlannerError as error:  # too little memory, no division, or not legal on this machine
             if devices == request.cluster.devices and not isinstance(error, InfeasibleError):
@@ -191,6 +192,13 @@ def least_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -
     if not best:
         return best_plans(request, on_progress, cancelled)  # says what is missing
     return best[-1].cut_short() if late else best[-1]
+
+
+def _parts(cluster: Machine) -> Iterator[Machine]:
+    """The cluster with every number of devices that divides its own, all first; not those that fill no whole nodes."""
+    for devices in reversed(divisors(cluster.devices)):
+        with contextlib.suppress(TopologyError):
+            yield cluster.with_devices(devices)
 
 
 def front(

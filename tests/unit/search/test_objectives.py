@@ -12,6 +12,7 @@ from planner.nearest import divisors
 from planner.strategy_search.engine.families import Shared
 from planner.strategy_search.objectives import FRONT_STEP, PRECISION, front, least_cost, least_memory, plan_for
 from planner.strategy_search.request.request import Objective, SearchRequest
+from planner.strategy_search.request.space import Pinned
 from planner.strategy_search.result import Progress
 from planner.strategy_search.search import find_fitting, search
 from planner.strategy_search.tables.cost_table import TableBuilder
@@ -61,6 +62,16 @@ def test_no_number_of_devices_is_cheaper(model: str) -> None:
     for devices in divisors(4):
         other = search(replace(asked, cluster=asked.cluster.with_devices(devices))).plan
         assert cost <= other.prediction.step_seconds * devices * (1 + 1e-9)
+
+
+def test_numbers_of_devices_that_fill_no_whole_nodes_are_left_out() -> None:
+    """Of 24 devices in nodes of 8, 12 are one node and a half."""
+    asked = request_of("perceptron", cluster_of("h100-80gb", 24), 24, pinned=Pinned(pipeline=1, micro_batches=1))
+    on = dict[str, None]()
+    found = least_cost(asked, lambda progress: on.update({progress.phase: None}), never)
+    assert found.plan.cluster.devices in (24, 8, 6, 4, 3, 2, 1)
+    assert "on 12 devices" not in on
+    assert "on 8 devices" in on
 
 
 @pytest.mark.slow
