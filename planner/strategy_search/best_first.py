@@ -272,8 +272,10 @@ class BestFirst:
     def _too_slow(self, configuration: Configuration, bound: float) -> bool:
         """Whether what is proved of a configuration in one stage, whose operators come in order, says that its step is
         no shorter than that of the plan of the best contender."""
+        if self.first is None or self.first.plan.training.interleave > 1 or self.first.plan.slices > 1:
+            return False  # others may take turns as well
         in_order = configuration.pipeline == 1 and not asks(self.request.pinned) and self.request.offload == NOTHING
-        return in_order and self.first is not None and bound >= self.first.seconds
+        return in_order and bound >= self.first.seconds
 
     def _search_on(self, finalists: Finalists, plans: tuple[Ranked, ...]) -> tuple[Ranked, ...]:
         """Where the best plans take longer than the sums by which others were left out, those others, too: first what
